@@ -1,0 +1,85 @@
+"""Catch: a ball falls, a paddle should be under it. A small world, and the one to copy."""
+
+import dataclasses
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from actors.environments import environment
+
+
+class State(flax.struct.PyTreeNode):
+  """Where things are: [] int32 each. The paddle stays in the bottom row."""
+
+  ball_row: jax.Array
+  ball_column: jax.Array
+  paddle_column: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Catch(environment.Environment):
+  """The falling ball of bsuite: +1 for catching it, -1 for missing it, and the episode is over.
+
+  Actions are left, stay, right. The observation is the board, flattened row by row: 1 where the
+  ball or the paddle is. From the middle, every column is reached in time on the default board.
+  """
+
+  rows: int = 10
+  columns: int = 5
+
+  def __post_init__(self):
+    for field in ('rows', 'columns'):
+      if getattr(self, field) < 2:
+        raise ValueError(f'environment.{field}={getattr(self, field)}: at least 2 are needed')
+
+  @property
+  def observation_spec(self) -> specs.BoundedArray:
+    return specs.BoundedArray((self.rows * self.columns,), np.float32, 0.0, 1.0, 'board')
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(3, np.int32, 'left_stay_right')
+
+  @property
+  def max_steps(self) -> int:
+    return self.rows - 1
+
+  def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
+    state = State(
+      ball_row=jnp.zeros((), jnp.int32),
+      ball_column=jax.random.randint(key, (), 0, self.columns),
+      paddle_column=jnp.full((), self.columns // 2, jnp.int32),
+    )
+    return state, environment.restart(self._observe(state))
+
+  def step(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    del key  # The ball falls straight.
+    paddle_column = jnp.clip(state.paddle_column + action - 1, 0, self.columns - 1)
+    state = state.replace(ball_row=state.ball_row + 1, paddle_column=paddle_column)
+    landed = state.ball_row == self.rows - 1
+    caught = state.ball_column == state.paddle_column
+    reward = jnp.where(landed, jnp.where(caught, 1.0, -1.0), 0.0)
+    timestep = jax.lax.cond(
+      landed, environment.termination, environment.transition, reward, self._observe(state)
+    )
+    return state, timestep
+
+  def scripted_action(self, state: State) -> jax.Array:
+    return 1 + jnp.sign(state.ball_column - state.paddle_column)
+
+  def render(self, state: State) -> np.ndarray:
+    """White on black, 16 pixels a cell."""
+    board = np.asarray(self._observe(state)).reshape(self.rows, self.columns)
+    pixels = np.kron(board, np.full((16, 16), 255)).astype(np.uint8)
+    return np.stack([pixels] * 3, axis=-1)
+
+  def _observe(self, state: State) -> jax.Array:
+    board = jnp.zeros((self.rows, self.columns), jnp.float32)
+    board = board.at[state.ball_row, state.ball_column].set(1.0)
+    return board.at[self.rows - 1, state.paddle_column].set(1.0).reshape(-1)

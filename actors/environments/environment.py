@@ -1,0 +1,190 @@
+"""What a world is: `Environment`, the `TimeStep` it gives, and `check` of one against its specs."""
+
+import abc
+import functools
+from typing import Any, NamedTuple
+
+import chex
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+EnvState = Any  # a tree of arrays of fixed shapes, each world's own
+Observation = Any  # an array, or a tree of arrays
+
+
+class TimeStep(NamedTuple):
+  """What arrives from a world at one step, with dm_env's meanings.
+
+  Attributes:
+    step_type: [] int32, a value of `dm_env.StepType`.
+    reward: [] float32, earned by the action before; 0 at FIRST.
+    discount: [] float32, 0 where the episode terminated, else 1; so at LAST, 1 says cut off.
+    observation: an array or a tree of arrays, as `observation_spec` says.
+  """
+
+  step_type: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+  observation: Observation
+
+  def first(self) -> jax.Array:
+    return self.step_type == dm_env.StepType.FIRST.value
+
+  def last(self) -> jax.Array:
+    return self.step_type == dm_env.StepType.LAST.value
+
+
+def restart(observation: Observation) -> TimeStep:
+  """The first of an episode."""
+  return _timestep(dm_env.StepType.FIRST, 0.0, 1.0, observation)
+
+
+def transition(reward: chex.Numeric, observation: Observation) -> TimeStep:
+  """One in the middle of an episode."""
+  return _timestep(dm_env.StepType.MID, reward, 1.0, observation)
+
+
+def termination(reward: chex.Numeric, observation: Observation) -> TimeStep:
+  """The last, because the world came to an end: nothing can be earned after it."""
+  return _timestep(dm_env.StepType.LAST, reward, 0.0, observation)
+
+
+def truncation(reward: chex.Numeric, observation: Observation) -> TimeStep:
+  """The last, because time ran out: the world would have gone on."""
+  return _timestep(dm_env.StepType.LAST, reward, 1.0, observation)
+
+
+def _timestep(
+  step_type: dm_env.StepType, reward: chex.Numeric, discount: float, observation: Observation
+) -> TimeStep:
+  return TimeStep(
+    step_type=jnp.asarray(step_type.value, jnp.int32),
+    reward=jnp.asarray(reward, jnp.float32),
+    discount=jnp.asarray(discount, jnp.float32),
+    observation=observation,
+  )
+
+
+class Environment(abc.ABC):
+  """The rules of a world, as pure functions of one world's state.
+
+  `reset` and `step` are traced: they may be jitted, vmapped over worlds and scanned over time, and
+  all their arrays keep shape and dtype. A world draws chance only from the key it is given, keeps
+  none in its state, and holds nothing of its own that changes. It does not reset itself: a step
+  after LAST means nothing, and `wrappers.AutoReset` takes care of that.
+
+  An observation that is a dict may hold 'action_mask', [A] bool, True where an action is legal; an
+  illegal action may do whatever the world likes.
+  """
+
+  @property
+  @abc.abstractmethod
+  def observation_spec(self) -> Any:
+    """A tree, shaped like an observation, of `dm_env.specs.Array` or `BoundedArray`."""
+
+  @property
+  @abc.abstractmethod
+  def action_spec(self) -> specs.BoundedArray:
+    """`dm_env.specs.DiscreteArray` of int32 for A choices, else a `BoundedArray` of floats."""
+
+  @property
+  @abc.abstractmethod
+  def max_steps(self) -> int:
+    """The most steps an episode can take before it is LAST."""
+
+  @abc.abstractmethod
+  def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
+    """Begins an episode: its state, and a timestep that is FIRST."""
+
+  @abc.abstractmethod
+  def step(
+    self, key: chex.PRNGKey, state: EnvState, action: jax.Array
+  ) -> tuple[EnvState, TimeStep]:
+    """Plays one action, and returns what it led to."""
+
+  def scripted_action(self, state: EnvState) -> jax.Array | None:
+    """The action of a good policy that may look into the state; None if this world has none.
+
+    Whether it is None does not depend on the state, so it can be asked while tracing.
+    """
+    del state
+    return None
+
+  def render(self, state: EnvState) -> np.ndarray | None:
+    """One frame, [H, W, 3] uint8, not traced; None if this world shows none."""
+    del state
+    return None
+
+
+def check(environment: Environment) -> None:
+  """Refuses a world that contradicts itself, by tracing its shapes; no array is made.
+
+  Raises:
+    ValueError: naming the field where state or timestep change shape or dtype between reset and
+      step, or where they are not what the specs say.
+  """
+  if not isinstance(environment, Environment):
+    raise ValueError(f'{environment!r} is not an actors.environments.environment.Environment')
+  if not isinstance(environment.max_steps, int) or environment.max_steps < 1:
+    raise ValueError(f'max_steps={environment.max_steps!r}: a whole number of at least 1 is needed')
+  action_spec = environment.action_spec
+  if not isinstance(action_spec, specs.BoundedArray):
+    raise ValueError(f'action_spec={action_spec!r}: a DiscreteArray or a BoundedArray is needed')
+  is_discrete = isinstance(action_spec, specs.DiscreteArray)
+  if is_discrete and action_spec.dtype != np.int32:
+    raise ValueError(f'action_spec has dtype {action_spec.dtype}: discrete actions are int32')
+  for path, spec in jax.tree_util.tree_leaves_with_path(environment.observation_spec):
+    if not isinstance(spec, specs.Array):
+      field = f'observation_spec{jax.tree_util.keystr(path)}'
+      raise ValueError(f'{field}={spec!r}: a dm_env.specs.Array is needed')
+
+  key = jax.eval_shape(functools.partial(jax.random.key, 0))
+  action = _abstract(action_spec)
+  state, timestep = _abstract_pair('reset', jax.eval_shape(environment.reset, key))
+  next_state, next_timestep = _abstract_pair(
+    'step', jax.eval_shape(environment.step, key, state, action)
+  )
+  scalar: Any = functools.partial(jax.ShapeDtypeStruct, ())
+  expected = TimeStep(
+    step_type=scalar(np.int32),
+    reward=scalar(np.float32),
+    discount=scalar(np.float32),
+    observation=jax.tree.map(_abstract, environment.observation_spec),
+  )
+  _check_equal('timestep', expected, timestep, 'the specs say', 'reset gives')
+  _check_equal('timestep', expected, next_timestep, 'the specs say', 'step gives')
+  _check_equal('state', state, next_state, 'reset gives', 'step gives')
+
+  if is_discrete and isinstance(expected.observation, dict):
+    mask = expected.observation.get('action_mask')
+    legal = jax.ShapeDtypeStruct((action_spec.num_values,), bool)
+    if mask is not None:
+      _check_equal("observation_spec['action_mask']", legal, mask, 'needed is', 'the spec says')
+  scripted = jax.eval_shape(environment.scripted_action, state)
+  if scripted is not None:
+    _check_equal('scripted_action', action, scripted, 'action_spec says', 'it gives')
+
+
+def _abstract(spec: specs.Array) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+
+
+def _abstract_pair(function: str, result: Any) -> tuple[Any, TimeStep]:
+  if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
+    raise ValueError(f'{function} must return (state, TimeStep), not {result}')
+  return result
+
+
+def _check_equal(field: str, one: Any, other: Any, one_says: str, other_says: str) -> None:
+  describe = lambda leaf: f'{leaf.dtype}{list(leaf.shape)}'
+  ones, others = (
+    {jax.tree_util.keystr(path): describe(leaf) for path, leaf in leaves}
+    for leaves in map(jax.tree_util.tree_leaves_with_path, (one, other))
+  )
+  for path in ones | others:
+    left, right = ones.get(path, 'nothing'), others.get(path, 'nothing')
+    if left != right:
+      raise ValueError(f'{field}{path}: {one_says} {left}, {other_says} {right}')

@@ -1,0 +1,183 @@
+"""What is put around any world: auto-reset, random actions, and a scale for its returns."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from dm_env import specs
+
+from actors.environments.environment import Environment, EnvState, Observation, TimeStep
+
+
+class AutoResetState(NamedTuple):
+  """A world's state, and whether its episode is over.
+
+  Attributes:
+    env_state: the state of the world within.
+    is_over: [] bool, True after LAST.
+  """
+
+  env_state: EnvState
+  is_over: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoReset(Environment):
+  """Goes on for ever: the step after LAST ignores the action and returns FIRST of a new episode.
+
+  So the last observation of an episode is an ordinary row, and nothing travels beside it. Under
+  vmap both branches are computed at every step, so a world's reset should be as cheap as a step.
+  """
+
+  environment: Environment
+
+  @property
+  def observation_spec(self) -> Any:
+    return self.environment.observation_spec
+
+  @property
+  def action_spec(self) -> specs.BoundedArray:
+    return self.environment.action_spec
+
+  @property
+  def max_steps(self) -> int:
+    return self.environment.max_steps
+
+  def reset(self, key: chex.PRNGKey) -> tuple[AutoResetState, TimeStep]:
+    env_state, timestep = self.environment.reset(key)
+    return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
+
+  def step(
+    self, key: chex.PRNGKey, state: AutoResetState, action: jax.Array
+  ) -> tuple[AutoResetState, TimeStep]:
+    reset_key, step_key = jax.random.split(key)
+    env_state, timestep = jax.tree.map(
+      functools.partial(jnp.where, state.is_over),
+      self.environment.reset(reset_key),
+      self.environment.step(step_key, state.env_state, action),
+    )
+    return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
+
+  def scripted_action(self, state: AutoResetState) -> jax.Array | None:
+    return self.environment.scripted_action(state.env_state)
+
+  def render(self, state: AutoResetState) -> np.ndarray | None:
+    return self.environment.render(state.env_state)
+
+
+def random_action(
+  key: chex.PRNGKey, action_spec: specs.BoundedArray, observation: Observation
+) -> jax.Array:
+  """Draws uniformly among the legal actions, or between the bounds of continuous ones."""
+  if not isinstance(action_spec, specs.DiscreteArray):
+    low, high = action_spec.minimum, action_spec.maximum
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+      raise ValueError(f'action_spec={action_spec}: no action is uniform between infinite bounds')
+    return jax.random.uniform(key, action_spec.shape, action_spec.dtype, low, high)
+  if isinstance(observation, dict) and 'action_mask' in observation:
+    logits = jnp.where(observation['action_mask'], 0.0, -jnp.inf)
+    return jax.random.categorical(key, logits).astype(action_spec.dtype)
+  return jax.random.randint(key, (), 0, action_spec.num_values, action_spec.dtype)
+
+
+class ReferenceReturns(NamedTuple):
+  """Mean undiscounted episode returns that give a world its scale.
+
+  Attributes:
+    random: of uniformly random legal actions.
+    scripted: of the world's scripted policy.
+  """
+
+  random: float
+  scripted: float
+
+
+def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
+  """A return on the world's own scale: 0 is random play, 1 the scripted policy's.
+
+  score = (return − random) / (scripted − random)
+  """
+  return (return_ - reference.random) / (reference.scripted - reference.random)
+
+
+def reference_returns(
+  environment: Environment, *, num_episodes: int = 512, seed: int = 0
+) -> ReferenceReturns | None:
+  """Plays random and scripted episodes to their end, and averages their returns.
+
+  Args:
+    environment: with or without auto-reset.
+    num_episodes: episodes of each policy, played side by side in one compiled program.
+    seed: the same seed gives the same numbers.
+
+  Returns:
+    None if the world has no scripted policy, or one no better than random: then it has no scale.
+
+  Raises:
+    ValueError: an episode went on beyond `max_steps`.
+  """
+  key = jax.random.key(seed)
+  env_state, _ = jax.eval_shape(environment.reset, key)
+  if jax.eval_shape(environment.scripted_action, env_state) is None:
+    return None
+
+  def random_policy(key, env_state, observation):
+    del env_state
+    return random_action(key, environment.action_spec, observation)
+
+  def scripted_policy(key, env_state, observation):
+    del key, observation
+    return environment.scripted_action(env_state)
+
+  @jax.jit
+  def play(key):
+    random_key, scripted_key = jax.random.split(key)
+    return (
+      _episode_returns(random_key, environment, random_policy, num_episodes),
+      _episode_returns(scripted_key, environment, scripted_policy, num_episodes),
+    )
+
+  (random, random_is_over), (scripted, scripted_is_over) = play(key)
+  if not (random_is_over.all() and scripted_is_over.all()):
+    raise ValueError(f'environment.max_steps={environment.max_steps}: an episode took longer')
+  reference = ReferenceReturns(random=float(random.mean()), scripted=float(scripted.mean()))
+  if reference.scripted <= reference.random:
+    logging.warning('The scripted policy is no better than random: %s gives no scale.', reference)
+    return None
+  return reference
+
+
+def _episode_returns(
+  key: chex.PRNGKey,
+  environment: Environment,
+  policy: Callable[[chex.PRNGKey, EnvState, Observation], jax.Array],
+  num_episodes: int,
+) -> tuple[jax.Array, jax.Array]:
+  """[N] returns of the first episodes, and [N] bool, whether each came to its end."""
+  key, reset_key = jax.random.split(key)
+  env_state, timestep = jax.vmap(environment.reset)(jax.random.split(reset_key, num_episodes))
+
+  def is_playing(carry):
+    _, num_steps, _, _, _, is_over = carry
+    return (num_steps < environment.max_steps) & ~is_over.all()
+
+  def play(carry):
+    key, num_steps, env_state, observation, returns, is_over = carry
+    key, action_key, step_key = jax.random.split(key, 3)
+    action_keys = jax.random.split(action_key, num_episodes)
+    action = jax.vmap(policy)(action_keys, env_state, observation)
+    step_keys = jax.random.split(step_key, num_episodes)
+    env_state, timestep = jax.vmap(environment.step)(step_keys, env_state, action)
+    returns = returns + jnp.where(is_over, 0.0, timestep.reward)
+    is_over = is_over | timestep.last()
+    return key, num_steps + 1, env_state, timestep.observation, returns, is_over
+
+  carry = (key, 0, env_state, timestep.observation, jnp.zeros(num_episodes), timestep.last())
+  *_, returns, is_over = jax.lax.while_loop(is_playing, play, carry)
+  return returns, is_over

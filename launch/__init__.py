@@ -1,0 +1,1 @@
+"""Which process runs where, with which numbers."""

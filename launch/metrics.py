@@ -1,0 +1,195 @@
+"""Where numbers go: JSON lines always; TensorBoard and Weights & Biases when asked for."""
+
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from acme.utils.loggers import aggregators, base
+
+TAIL_BYTES = 1 << 16
+
+
+class JsonLines(base.Logger):
+  """Appends one JSON object per line, `time` first, for people and programs to read.
+
+  A line is one write to the file, so a kill leaves at most one truncated line, which the next
+  opening drops. Numbers without a JSON form, NaN and the infinities, become null.
+  """
+
+  def __init__(self, path: str | os.PathLike[str], *, resume: tuple[str, int] | None = None):
+    """Opens the file, or makes it and its folder.
+
+    Args:
+      path: of the file.
+      resume: a key and the step from which a run goes on. Rows beyond that step are dropped, since
+        the run will write them again; rows without the key stay.
+    """
+    self._path = pathlib.Path(path)
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    if self._path.exists():
+      _mend(self._path, resume)
+    self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+  def write(self, data: base.LoggingData) -> None:
+    row = {'time': time.time(), **plain(data)}
+    line = json.dumps(row, allow_nan=False).encode() + b'\n'
+    if os.write(self._file, line) < len(line):
+      raise OSError(f'{self._path} took only a part of a row: is the disk full?')
+
+  def close(self) -> None:
+    os.close(self._file)
+
+
+class TensorBoardLogger(base.Logger):
+  """Draws every number of a row as a curve, named as in the row.
+
+  Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`.
+  """
+
+  def __init__(self, directory: pathlib.Path, steps_key: str):
+    import tensorflow as tf  # here, since it takes seconds
+
+    self._scalar = tf.summary.scalar
+    self._writer = tf.summary.create_file_writer(str(directory), flush_millis=10_000)
+    self._steps_key = steps_key
+
+  def write(self, data: base.LoggingData) -> None:
+    with self._writer.as_default(step=data[self._steps_key]):
+      for key, value in data.items():
+        if isinstance(value, int | float) and key != self._steps_key:
+          self._scalar(key, value)
+
+  def close(self) -> None:
+    self._writer.close()
+
+
+class WandbLogger(base.Logger):
+  """Sends rows to Weights & Biases: one group per run, one of its runs per node."""
+
+  def __init__(self, run_directory: pathlib.Path, node_name: str, steps_key: str):
+    try:
+      import wandb
+    except ImportError as error:
+      raise ValueError(
+        'Weights & Biases was asked for, but the package is not installed. '
+        'Install the extra `wandb`: uv sync --extra wandb'
+      ) from error
+    id_file = run_directory / 'wandb' / f'{node_name}.id'
+    if not id_file.exists():
+      id_file.parent.mkdir(parents=True, exist_ok=True)
+      id_file.write_text(wandb.util.generate_id())
+    self._run = wandb.init(
+      project='hephaestus',
+      group=run_directory.resolve().name,
+      name=node_name,
+      id=id_file.read_text(),
+      resume='allow',
+      dir=str(run_directory),
+    )
+    # Its own step may not go back, as ours does after a restore.
+    self._run.define_metric('*', step_metric=steps_key)
+
+  def write(self, data: base.LoggingData) -> None:
+    self._run.log(dict(data))
+
+  def close(self) -> None:
+    self._run.finish()
+
+
+def make_logger(
+  run_directory: str | os.PathLike[str],
+  node_name: str,
+  *,
+  steps_key: str,
+  tensorboard: bool = False,
+  wandb: bool = False,
+  resume: tuple[str, int] | None = None,
+) -> base.Logger:
+  """A node's logger; its `write` is the `write_metrics` handed to the node.
+
+  Args:
+    run_directory: RUN; rows go to RUN/metrics/{node}.jsonl, curves to RUN/tensorboard/{node}/.
+    node_name: such as `learner` or `actor-0`.
+    steps_key: the key of every row that places it on the curves' horizontal axis.
+    tensorboard: whether to write TensorBoard's files; loads TensorFlow.
+    wandb: whether to send to Weights & Biases; needs the extra `wandb`.
+    resume: see `JsonLines`.
+  """
+  run_directory = pathlib.Path(run_directory)
+  to: list[base.Logger] = [
+    JsonLines(run_directory / 'metrics' / f'{node_name}.jsonl', resume=resume)
+  ]
+  if tensorboard:
+    to.append(TensorBoardLogger(run_directory / 'tensorboard' / node_name, steps_key))
+  if wandb:
+    to.append(WandbLogger(run_directory, node_name, steps_key))
+  return aggregators.Dispatcher(to, serialize_fn=plain)
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+  """All rows of a file that may still be written to; none where there is no file."""
+  try:
+    content = pathlib.Path(path).read_bytes()
+  except FileNotFoundError:
+    return []
+  return [json.loads(line) for line in _whole_lines(content)]
+
+
+def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+  """The newest row, found from the end of the file; None where there is none."""
+  path = pathlib.Path(path)
+  size = path.stat().st_size if path.exists() else 0
+  tail_bytes = TAIL_BYTES
+  while size:
+    start = max(size - tail_bytes, 0)
+    with open(path, 'rb') as file:
+      file.seek(start)
+      lines = _whole_lines(file.read(size - start))
+    if start:
+      lines = lines[1:]  # the first may have begun before
+    if lines:
+      return json.loads(lines[-1])
+    if not start:
+      break
+    tail_bytes *= 2
+  return None
+
+
+def plain(value: Any) -> Any:
+  """A tree of scalars and arrays, of NumPy or JAX, as what JSON knows."""
+  if isinstance(value, Mapping):
+    return {key: plain(entry) for key, entry in value.items()}
+  if isinstance(value, list | tuple):
+    return [plain(entry) for entry in value]
+  if isinstance(value, float):  # np.float64 is one, too
+    return float(value) if math.isfinite(value) else None
+  if value is None or isinstance(value, str | bool | int):
+    return value
+  array = np.asarray(value)
+  if array.dtype.kind not in 'biufSU':  # such as bfloat16, which NumPy does not know
+    array = array.astype(np.float64)
+  return plain(array.tolist())
+
+
+def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
+  """Drops a truncated last line, and what a run that resumes will write again."""
+  content = path.read_bytes()
+  lines = _whole_lines(content)
+  if resume is not None:
+    key, step = resume
+    lines = [line for line in lines if (json.loads(line).get(key) or 0) <= step]
+  mended = b''.join(lines)
+  if mended != content:
+    temporary = path.with_name(f'.{path.name}.tmp')
+    temporary.write_bytes(mended)
+    os.replace(temporary, path)
+
+
+def _whole_lines(content: bytes) -> list[bytes]:
+  """Lines that end: the last one of a file may be in the middle of being written."""
+  return [line for line in content.splitlines(keepends=True) if line.endswith(b'\n')]

@@ -1,0 +1,69 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from actors.environments import catch
+
+LEFT, STAY, RIGHT = range(3)
+
+
+def step(world, state, action):
+  return world.step(jax.random.key(0), state, jnp.int32(action))
+
+
+def state_of(ball_row, ball_column, paddle_column):
+  return catch.State(
+    ball_row=jnp.int32(ball_row),
+    ball_column=jnp.int32(ball_column),
+    paddle_column=jnp.int32(paddle_column),
+  )
+
+
+def test_the_board_shows_ball_and_paddle():
+  world = catch.Catch(rows=4, columns=3)
+  _, timestep = step(world, state_of(0, 2, 1), LEFT)
+  expected = [[0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]]
+  np.testing.assert_array_equal(timestep.observation.reshape(4, 3), expected)
+
+
+def test_the_paddle_starts_in_the_middle_and_the_ball_anywhere_on_top():
+  world = catch.Catch()
+  states, _ = jax.vmap(world.reset)(jax.random.split(jax.random.key(0), 64))
+  assert set(states.paddle_column.tolist()) == {2}
+  assert set(states.ball_row.tolist()) == {0}
+  assert set(states.ball_column.tolist()) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+  'paddle_column, action, landed_on', [(0, LEFT, 0), (4, RIGHT, 4), (2, STAY, 2)]
+)
+def test_the_paddle_stays_on_the_board(paddle_column, action, landed_on):
+  state, _ = step(catch.Catch(), state_of(0, 0, paddle_column), action)
+  assert state.paddle_column == landed_on
+
+
+@pytest.mark.parametrize('action, reward', [(LEFT, -1.0), (STAY, -1.0), (RIGHT, 1.0)])
+def test_the_last_row_decides(action, reward):
+  _, timestep = step(catch.Catch(), state_of(8, 3, 2), action)
+  assert timestep.last()
+  assert timestep.discount == 0.0
+  assert timestep.reward == reward
+
+
+def test_a_falling_ball_pays_nothing():
+  _, timestep = step(catch.Catch(), state_of(7, 2, 2), STAY)
+  assert not timestep.last()
+  assert timestep.discount == 1.0
+  assert timestep.reward == 0.0
+
+
+@pytest.mark.parametrize('ball_column, action', [(0, LEFT), (2, STAY), (4, RIGHT)])
+def test_the_script_follows_the_ball(ball_column, action):
+  assert catch.Catch().scripted_action(state_of(0, ball_column, 2)) == action
+
+
+def test_a_frame_shows_the_board():
+  frame = catch.Catch().render(state_of(0, 1, 3))
+  assert frame.shape == (160, 80, 3)
+  assert np.argwhere(frame[8::16, 8::16, 0]).tolist() == [[0, 1], [9, 3]]

@@ -1,0 +1,195 @@
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+import actors.environments
+from actors.environments import catch, environment
+
+MINE = """
+from actors.environments import catch
+
+class Mine(catch.Catch):
+  pass
+
+class Demanding(catch.Catch):
+  def __init__(self, difficulty):
+    del difficulty
+"""
+
+
+@pytest.fixture
+def my_world(tmp_path, monkeypatch):
+  """The name of a module on the import path that holds worlds of a user's own."""
+  (tmp_path / 'my_world.py').write_text(MINE)
+  (tmp_path / 'my_broken_world.py').write_text('import a_library_that_is_missing')
+  monkeypatch.syspath_prepend(tmp_path)
+  yield 'my_world'
+  sys.modules.pop('my_world', None)
+
+
+def test_a_name_and_options_make_a_world():
+  assert actors.environments.make('catch', rows=6) == catch.Catch(rows=6)
+
+
+def test_an_import_path_makes_a_world_of_the_users(my_world):
+  world = actors.environments.make(f'{my_world}:Mine', columns=7)
+  assert type(world).__name__ == 'Mine'
+  assert world.columns == 7
+
+
+@pytest.mark.parametrize(
+  'name, options, words',
+  [
+    ('grid_word', {}, ["environment.name='grid_word'", 'did you mean grid_world?', 'catch']),
+    ('zzz', {}, ["environment.name='zzz'", 'catch, grid_world']),
+    ('no_such_module:World', {}, ['no_such_module', 'PYTHONPATH']),
+    ('my_world:Mime', {}, ["environment.name='my_world:Mime'", 'did you mean Mine?']),
+    ('my_world:Demanding', {}, ['environment.difficulty', 'needs a value']),
+    ('catch', {'row': 3}, ['environment.row=3', 'did you mean rows?', 'columns, rows']),
+    ('catch', {'rows': 1}, ['environment.rows=1', 'at least 2']),
+    ('catch', {'rows': 'ten'}, ["environment.rows='ten'", 'whole number', '10']),
+    ('catch', {'rows': True}, ['environment.rows=True', 'whole number']),
+    ('grid_world', {'size': 0}, ['environment.size=0: a grid needs at least 2 cells a side']),
+    ('grid_world', {'size': 2, 'num_resources': 4}, ['environment.num_resources=4', '1 to 3']),
+    ('grid_world', {'num_resources': 0}, ['environment.num_resources=0', '1 to 255']),
+    ('grid_world', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
+  ],
+)
+def test_a_refusal_names_the_field_the_value_and_what_would_do(my_world, name, options, words):
+  del my_world
+  with pytest.raises(ValueError) as error:
+    actors.environments.make(name, **options)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_a_missing_library_of_the_users_world_is_not_called_an_unknown_world(my_world):
+  del my_world
+  with pytest.raises(ModuleNotFoundError, match='a_library_that_is_missing'):
+    actors.environments.make('my_broken_world:World')
+
+
+class Still(environment.Environment):
+  """A world that keeps every promise; those below break one each."""
+
+  action_spec = specs.DiscreteArray(2)
+  max_steps = 1
+
+  @property
+  def observation_spec(self):
+    return {'place': specs.Array((2,), np.float32)}
+
+  def reset(self, key):
+    del key
+    return {'count': jnp.zeros((), jnp.int32)}, environment.restart({'place': jnp.zeros(2)})
+
+  def step(self, key, state, action):
+    del key, action
+    return state, environment.termination(0.0, {'place': jnp.ones(2)})
+
+
+class Growing(Still):
+  def step(self, key, state, action):
+    _, timestep = super().step(key, state, action)
+    return {'count': jnp.stack([state['count'], state['count']])}, timestep
+
+
+class Softening(Still):
+  def step(self, key, state, action):
+    _, timestep = super().step(key, state, action)
+    return {'count': state['count'] * 0.5}, timestep
+
+
+class Forgetting(Still):
+  def step(self, key, state, action):
+    _, timestep = super().step(key, state, action)
+    return {}, timestep
+
+
+class Elsewhere(Still):
+  def step(self, key, state, action):
+    state, timestep = super().step(key, state, action)
+    return state, timestep._replace(observation={'place': jnp.zeros(3)})
+
+
+class Misdescribed(Still):
+  @property
+  def observation_spec(self):
+    return {'place': specs.Array((2,), np.uint8)}
+
+
+class ManyRewards(Still):
+  def step(self, key, state, action):
+    state, timestep = super().step(key, state, action)
+    return state, timestep._replace(reward=jnp.zeros(2))
+
+
+class ShortMask(Still):
+  @property
+  def observation_spec(self):
+    return {'action_mask': specs.Array((3,), bool)}
+
+  def reset(self, key):
+    state, timestep = super().reset(key)
+    return state, timestep._replace(observation={'action_mask': jnp.ones(3, bool)})
+
+  def step(self, key, state, action):
+    state, timestep = super().step(key, state, action)
+    return state, timestep._replace(observation={'action_mask': jnp.ones(3, bool)})
+
+
+class WideActions(Still):
+  action_spec = specs.DiscreteArray(2, np.int64)
+
+
+class Unlimited(Still):
+  max_steps = None
+
+
+class FloatScript(Still):
+  def scripted_action(self, state):
+    return state['count'] * 1.0
+
+
+def test_a_world_that_keeps_its_promises_passes():
+  environment.check(Still())
+
+
+@pytest.mark.parametrize(
+  'world, words',
+  [
+    (Growing, ["state['count']", 'int32[]', 'int32[2]']),
+    (Softening, ["state['count']", 'int32[]', 'float32[]']),
+    (Forgetting, ["state['count']", 'nothing']),
+    (Elsewhere, ["timestep.observation['place']", 'float32[2]', 'float32[3]']),
+    (Misdescribed, ["timestep.observation['place']", 'uint8[2]', 'float32[2]']),
+    (ManyRewards, ['timestep.reward', 'float32[]', 'float32[2]']),
+    (ShortMask, ['action_mask', 'bool[2]', 'bool[3]']),
+    (WideActions, ['action_spec', 'int64', 'int32']),
+    (Unlimited, ['max_steps=None']),
+    (FloatScript, ['scripted_action', 'int32[]', 'float32[]']),
+    (object, ['Environment']),
+  ],
+)
+def test_a_world_that_contradicts_itself_is_refused_by_field(world, words):
+  with pytest.raises(ValueError) as error:
+    environment.check(world())
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_making_a_world_claims_no_device():
+  code = "import actors.environments as e; [e.make(name) for name in e.WORLDS]; print('made')"
+  made = subprocess.run(
+    [sys.executable, '-c', code],
+    env={**os.environ, 'JAX_PLATFORMS': 'none_such'},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert made.stdout == 'made\n', made.stderr

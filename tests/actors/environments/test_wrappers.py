@@ -1,0 +1,132 @@
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from actors.environments import catch, environment, wrappers
+
+FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
+
+
+class Corridor(environment.Environment):
+  """Counts its steps and ends at the third; pays its action; only action 1 of 3 is legal."""
+
+  action_spec = specs.DiscreteArray(3)
+  max_steps = 3
+
+  @property
+  def observation_spec(self):
+    return {
+      'count': specs.BoundedArray((), np.float32, 0.0, 3.0),
+      'action_mask': specs.BoundedArray((3,), bool, False, True),
+    }
+
+  def reset(self, key):
+    del key
+    count = jnp.zeros((), jnp.float32)
+    return count, environment.restart(self._observe(count))
+
+  def step(self, key, state, action):
+    del key
+    count = state + 1
+    over = jax.lax.cond(
+      count == 3,
+      environment.termination,
+      environment.transition,
+      jnp.float32(action),
+      self._observe(count),
+    )
+    return count, over
+
+  def _observe(self, count):
+    return {'count': count, 'action_mask': jnp.array([False, True, False])}
+
+
+class ScriptedCorridor(Corridor):
+  def scripted_action(self, state):
+    del state
+    return jnp.int32(2)
+
+
+def test_the_last_observation_is_a_row_and_first_comes_next():
+  world = wrappers.AutoReset(Corridor())
+  reset_key, *step_keys = jax.random.split(jax.random.key(0), 6)
+  state, timestep = world.reset(reset_key)
+  rows = [timestep]
+  for step_key in step_keys:
+    state, timestep = world.step(step_key, state, jnp.int32(2))
+    rows.append(timestep)
+  assert [int(row.step_type) for row in rows] == [FIRST, MID, MID, LAST, FIRST, MID]
+  assert [float(row.observation['count']) for row in rows] == [0, 1, 2, 3, 0, 1]
+  assert [float(row.reward) for row in rows] == [0, 2, 2, 2, 0, 2]
+  assert [float(row.discount) for row in rows] == [1, 1, 1, 0, 1, 1]
+
+
+def test_a_new_episode_is_not_the_old_one_again():
+  world = wrappers.AutoReset(catch.Catch())
+  reset_key, step_key = jax.random.split(jax.random.key(0))
+  state, _ = world.reset(reset_key)
+  over = state._replace(is_over=jnp.array(True))
+  states, _ = jax.vmap(world.step, in_axes=(0, None, None))(
+    jax.random.split(step_key, 64), over, jnp.int32(0)
+  )
+  assert set(states.env_state.ball_column.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_catch_has_exact_references():
+  reference = wrappers.reference_returns(catch.Catch(), num_episodes=4096)
+  assert reference.scripted == 1.0
+  # Wherever the paddle wanders, one column in five is the ball's: 1/5 - 4/5.
+  # Returns of ±1 deviate by 0.8 there: four standard errors of the mean are 0.05.
+  assert reference.random == pytest.approx(-0.6, abs=0.05)
+
+
+def test_random_play_is_legal():
+  reference = wrappers.reference_returns(ScriptedCorridor(), num_episodes=64)
+  assert reference == wrappers.ReferenceReturns(random=3.0, scripted=6.0)
+
+
+def test_without_a_script_there_is_no_scale():
+  assert wrappers.reference_returns(Corridor()) is None
+
+
+def test_a_script_like_chance_gives_no_scale():
+  class Aimless(Corridor):
+    def scripted_action(self, state):
+      del state
+      return jnp.int32(1)
+
+  assert wrappers.reference_returns(Aimless()) is None
+
+
+def test_an_episode_beyond_its_limit_is_refused():
+  class Endless(ScriptedCorridor):
+    max_steps = 2
+
+  with pytest.raises(ValueError, match=r'environment\.max_steps=2'):
+    wrappers.reference_returns(Endless())
+
+
+def test_the_score_is_0_at_random_and_1_at_the_script():
+  reference = wrappers.ReferenceReturns(random=-1.0, scripted=3.0)
+  assert wrappers.normalised_score(-1.0, reference) == 0.0
+  assert wrappers.normalised_score(3.0, reference) == 1.0
+  assert wrappers.normalised_score(1.0, reference) == 0.5
+
+
+def test_continuous_random_actions_fill_their_bounds():
+  low, high = np.array([-1.0, 2.0]), np.array([1.0, 4.0])
+  spec = specs.BoundedArray((2,), np.float32, low, high)
+  draw = jax.vmap(lambda key: wrappers.random_action(key, spec, jnp.zeros(())))
+  actions = np.asarray(draw(jax.random.split(jax.random.key(0), 256)))
+  assert actions.dtype == np.float32
+  np.testing.assert_allclose(actions.min(axis=0), low, atol=0.1)
+  np.testing.assert_allclose(actions.max(axis=0), high, atol=0.1)
+
+
+def test_unbounded_random_actions_are_refused():
+  spec = specs.BoundedArray((), np.float32, -np.inf, np.inf)
+  with pytest.raises(ValueError, match='infinite bounds'):
+    wrappers.random_action(jax.random.key(0), spec, jnp.zeros(()))
