@@ -1,0 +1,216 @@
+"""The Evaluator node: full episodes with mode actions, scored between random and scripted play."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import imageio.v2 as imageio
+import jax
+import numpy as np
+from absl import logging
+
+from actors import actor, rollout
+from actors.environments import environment as environment_lib
+from actors.environments import wrappers
+from agents import agent as agent_lib
+from replay import parameters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluatorConfig:
+  """How often, and how many episodes.
+
+  Raises:
+    ValueError: a number that cannot work, named with its field.
+  """
+
+  period: float = 20.0  # seconds between the starts of two evaluations
+  num_episodes: int = 64
+  final_episodes: int = 256  # of the finished agent
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      if getattr(self, field.name) <= 0:
+        raise ValueError(
+          f'evaluator.{field.name}={getattr(self, field.name)!r}: must be positive'
+        )
+
+
+class Evaluation(NamedTuple):
+  """Means over episodes.
+
+  Attributes:
+    episode_return: undiscounted.
+    episode_length: steps.
+    normalised_score: 0 as random, 1 as scripted play; None in a world without a script.
+  """
+
+  episode_return: float
+  episode_length: float
+  normalised_score: float | None
+
+
+class Play:
+  """Plays whole episodes of one world with one agent, by the mode of its policy.
+
+  Args:
+    environment: the world, without auto-reset.
+    agent: whose acting parameters are given later.
+    num_worlds: episodes played side by side.
+  """
+
+  def __init__(
+    self, environment: environment_lib.Environment, agent: agent_lib.Agent, num_worlds: int
+  ):
+    self._environment = environment
+    self._agent = agent
+    self._num_worlds = num_worlds
+    # One row more than steps, and the first step of each world is the first of its episode.
+    self._unroll = rollout.make_unroll(
+      environment, agent, num_worlds=num_worlds, num_rows=environment.max_steps + 1, greedy=True
+    )
+    self._reference = wrappers.reference_returns(environment)
+
+  @property
+  def reference(self) -> wrappers.ReferenceReturns | None:
+    """Returns of random and of scripted play; None in a world without a script."""
+    return self._reference
+
+  def evaluate(self, params: Any, key: jax.Array, num_episodes: int) -> Evaluation:
+    """Plays at least `num_episodes`, each world's first episode only: short ones are not favoured."""
+    returns: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
+    zero = np.int32(0)
+    for round_key in jax.random.split(key, -(-num_episodes // self._num_worlds)):
+      init_key, unroll_key = jax.random.split(round_key)
+      state = self._unroll.init(init_key)
+      _, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
+      episodes = jax.device_get(episodes)
+      end = episodes.ended.argmax(axis=0)
+      world = np.arange(self._num_worlds)
+      returns.append(episodes.episode_return[end, world])
+      lengths.append(episodes.episode_length[end, world])
+    episode_return = float(np.concatenate(returns).mean())
+    score = None
+    if self._reference is not None:
+      score = float(wrappers.normalised_score(episode_return, self._reference))
+    return Evaluation(episode_return, float(np.concatenate(lengths).mean()), score)
+
+  def record(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
+    """The frames of one episode, each [H, W, 3] uint8; None where the world shows nothing."""
+    unroll = rollout.make_unroll(
+      self._environment, self._agent, num_worlds=1, num_rows=2, greedy=True
+    )
+    show = wrappers.AutoReset(self._environment).render
+    key, init_key = jax.random.split(key)
+    state = unroll.init(init_key)
+    frames = []
+    zero = np.int32(0)
+    for step_key in jax.random.split(key, self._environment.max_steps):
+      frame = show(jax.tree.map(lambda x: x[0], jax.device_get(state.env_state)))
+      if frame is None:
+        return None
+      frames.append(frame)
+      if bool(state.timestep.last()[0]):
+        break
+      state, _, _ = unroll.unroll(params, step_key, state, zero, zero)
+    return frames
+
+
+def write_video(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: int = 8) -> None:
+  """Writes frames as what the path's suffix says, .gif or .mp4.
+
+  Raises:
+    ValueError: another suffix.
+  """
+  if path.suffix not in ('.gif', '.mp4'):
+    raise ValueError(f'--video {path}: the name must end in .gif or .mp4')
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if path.suffix == '.gif':
+    imageio.mimsave(path, frames, format='GIF', duration=1000 / frames_per_second, loop=0)
+  else:
+    imageio.mimsave(path, frames, format='FFMPEG', fps=frames_per_second, macro_block_size=1)
+
+
+class Evaluator:
+  """Scores the newest parameters now and then, and the final ones for good.
+
+  Args:
+    play: the world and the agent.
+    source: of acting parameters.
+    logger: of this node's numbers.
+    should_stop: whether the node was asked to stop.
+    config: numbers of the node.
+    videos: folder for a film of the finished agent.
+    seed: of the run.
+    launch_id: of this launch; final parameters of an older one do not end this one.
+  """
+
+  def __init__(
+    self,
+    *,
+    play: Play,
+    source: parameters.Source,
+    logger: actor.Logger,
+    should_stop: Callable[[], bool],
+    config: EvaluatorConfig,
+    videos: pathlib.Path,
+    seed: int,
+    launch_id: int,
+  ):
+    self._launch_id = launch_id
+    self._play = play
+    self._source = source
+    self._logger = logger
+    self._should_stop = should_stop
+    self._config = config
+    self._videos = videos
+    self._seed = seed
+
+  def run(self) -> None:
+    """Evaluates until the learner's final parameters are scored, or the node is asked to stop."""
+    next_time = 0.0
+    snapshot = actor.wait_for_parameters(self._source, self._should_stop)
+    while snapshot is not None:
+      if self._final(snapshot) or time.monotonic() >= next_time:
+        next_time = time.monotonic() + self._config.period
+        self._score(snapshot)
+        if self._final(snapshot):
+          break
+      snapshot = self._newer(next_time)
+    self._logger.close()
+
+  def _final(self, snapshot: parameters.Snapshot) -> bool:
+    return snapshot.ended_launch == self._launch_id
+
+  def _newer(self, not_before: float) -> parameters.Snapshot | None:
+    """The newest snapshot once it is time, or at once when it is the last; None to stop."""
+    newest = None
+    while not self._should_stop():
+      newest = self._source.newest(timeout_seconds=1.0) or newest
+      if newest is not None and (self._final(newest) or time.monotonic() >= not_before):
+        return newest
+      time.sleep(0.2)
+    return None
+
+  def _score(self, snapshot: parameters.Snapshot) -> None:
+    key = jax.random.fold_in(jax.random.key(self._seed), snapshot.version)
+    play_key, video_key = jax.random.split(key)
+    episodes = self._config.final_episodes if self._final(snapshot) else self._config.num_episodes
+    params = jax.device_put(snapshot.params)
+    result = self._play.evaluate(params, play_key, episodes)
+    self._logger.write(
+      {
+        'environment_step': snapshot.environment_step,
+        'learner_step': snapshot.version,
+        'final': self._final(snapshot),
+        **result._asdict(),
+      }
+    )
+    logging.info('Version %d: %s', snapshot.version, result)
+    if self._final(snapshot):
+      frames = self._play.record(params, video_key)
+      if frames is not None:
+        write_video(frames, self._videos / f'{snapshot.version}.gif')

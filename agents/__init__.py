@@ -1,0 +1,1 @@
+"""What an agent is: networks, distributions, losses and policies, as pure functions."""

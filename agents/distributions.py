@@ -1,0 +1,271 @@
+"""Distributions over actions, latents and scalars, and the divergence between latents.
+
+All arithmetic on probabilities is float32, whatever the networks compute in.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agents import networks
+
+# Small enough that exp() of it is 0, large enough that sums of it stay finite.
+ILLEGAL = -1e9
+
+
+class MaskedCategorical(NamedTuple):
+  """A choice among the legal actions, a share of it uniform.
+
+  Attributes:
+    log_probs: [..., A] float32, normalised; about ILLEGAL where illegal.
+    mask: [..., A] bool, True is legal.
+  """
+
+  log_probs: chex.Array
+  mask: chex.Array
+
+  @classmethod
+  def from_logits(
+    cls, logits: chex.Array, mask: chex.Array | None = None, unimix: float = 0.0
+  ) -> 'MaskedCategorical':
+    """Normalises `logits` over the legal actions.
+
+    Args:
+      logits: [..., A]; infinities and NaN are tolerated (as the largest, smallest and 0).
+      mask: [..., A] bool; a row without any legal action is taken as if all were.
+      unimix: share of the probability spread evenly over the legal actions.
+    """
+    logits = jnp.nan_to_num(logits.astype(jnp.float32), posinf=1e8, neginf=-1e8).clip(-1e8, 1e8)
+    mask = jnp.ones(logits.shape, bool) if mask is None else jnp.broadcast_to(mask, logits.shape)
+    mask = mask | ~mask.any(-1, keepdims=True)
+    probs = jax.nn.softmax(jnp.where(mask, logits, ILLEGAL), axis=-1)
+    uniform = mask / mask.sum(-1, keepdims=True)
+    probs = (1 - unimix) * probs + unimix * uniform
+    # The inner `where` keeps the gradient of log away from 0.
+    log_probs = jnp.log(jnp.where(mask, jnp.maximum(probs, 1e-20), 1.0))
+    return cls(jnp.where(mask, log_probs, ILLEGAL), mask)
+
+  def sample(self, gumbel: chex.Array) -> chex.Array:
+    """[...] int32, by the Gumbel-max trick; `gumbel` is standard Gumbel noise [..., A]."""
+    return jnp.argmax(jnp.where(self.mask, self.log_probs + gumbel, -jnp.inf), axis=-1)
+
+  def mode(self) -> chex.Array:
+    """[...] int32."""
+    return jnp.argmax(self.log_probs, axis=-1)
+
+  def log_prob(self, action: chex.Array) -> chex.Array:
+    """[...] float32."""
+    return jnp.take_along_axis(self.log_probs, action[..., None], axis=-1)[..., 0]
+
+  def entropy(self) -> chex.Array:
+    """[...] float32, nats."""
+    log_probs = jnp.where(self.mask, self.log_probs, 0.0)
+    return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
+
+
+class TanhNormal(NamedTuple):
+  """A normal variable squashed by tanh, rescaled to the bounds of the action.
+
+  Attributes:
+    mean: [..., A] float32, before tanh.
+    scale: [..., A] float32, positive, before tanh.
+    low: [A] float32.
+    high: [A] float32.
+  """
+
+  mean: chex.Array
+  scale: chex.Array
+  low: chex.Array
+  high: chex.Array
+
+  @classmethod
+  def from_outputs(cls, outputs: chex.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
+    """From a network's [..., 2 A] outputs; the scale lies in (0.1, 1.1)."""
+    mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
+    # Softly bounded: beyond +-5 tanh is flat and no gradient would bring the mean back.
+    return cls(5 * jnp.tanh(mean / 5), jax.nn.sigmoid(scale) + 0.1, jnp.asarray(low), jnp.asarray(high))
+
+  def _scaled(self, raw: chex.Array) -> chex.Array:
+    return self.low + (jnp.tanh(raw) + 1) / 2 * (self.high - self.low)
+
+  def sample(self, normal: chex.Array) -> tuple[chex.Array, chex.Array]:
+    """An action [..., A] and its value before tanh [..., A]; `normal` is standard noise."""
+    raw = self.mean + self.scale * normal
+    return self._scaled(raw), raw
+
+  def mode(self) -> chex.Array:
+    """[..., A] the median, which tanh keeps."""
+    return self._scaled(self.mean)
+
+  def log_prob(self, raw: chex.Array) -> chex.Array:
+    """[...] float32, density of the action whose value before tanh is `raw` [..., A].
+
+    log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)): no arctanh of a clipped action.
+    """
+    normal = -0.5 * jnp.square((raw - self.mean) / self.scale) - jnp.log(self.scale)
+    normal = normal - 0.5 * np.log(2 * np.pi)
+    squash = 2 * (np.log(2) - raw - jax.nn.softplus(-2 * raw))
+    return jnp.sum(normal - squash - jnp.log((self.high - self.low) / 2), axis=-1)
+
+  def entropy(self) -> chex.Array:
+    """[...] float32, the entropy at the mode's slope: normal entropy plus log of tanh's derivative.
+
+    Exact for a small scale; a lower estimate otherwise, whose gradient keeps the scale open and
+    the mean away from the bounds.
+    """
+    normal = 0.5 * np.log(2 * np.pi * np.e) + jnp.log(self.scale)
+    squash = 2 * (np.log(2) - self.mean - jax.nn.softplus(-2 * self.mean))
+    return jnp.sum(normal + squash + jnp.log((self.high - self.low) / 2), axis=-1)
+
+
+class Gaussian(NamedTuple):
+  """A diagonal normal latent.
+
+  Attributes:
+    mean: [..., Z] float32.
+    variance: [..., Z] float32, positive.
+  """
+
+  mean: chex.Array
+  variance: chex.Array
+
+  @staticmethod
+  def num_outputs(size: int, classes: int) -> int:
+    """How many numbers of a network describe `size` latents."""
+    del classes
+    return 2 * size
+
+  @staticmethod
+  def size(size: int, classes: int) -> int:
+    """Width of a sample."""
+    del classes
+    return size
+
+  @classmethod
+  def from_outputs(cls, outputs: chex.Array, classes: int, unimix: float) -> 'Gaussian':
+    """From a network's [..., 2 Z] outputs; the standard deviation lies above 0.1."""
+    del classes, unimix
+    mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
+    # The shift makes an untrained standard deviation about 1.
+    return cls(mean, jnp.square(jax.nn.softplus(scale + 0.54) + 0.1))
+
+  @staticmethod
+  def noise(key: chex.PRNGKey, size: int, classes: int) -> chex.Array:
+    """Standard noise for one sample, [Z]."""
+    del classes
+    return jax.random.normal(key, (size,))
+
+  def sample(self, noise: chex.Array) -> chex.Array:
+    """[..., Z], reparameterised."""
+    return self.mean + jnp.sqrt(self.variance) * noise
+
+  def mode(self) -> chex.Array:
+    """[..., Z]."""
+    return self.mean
+
+  def moments(self) -> tuple[chex.Array, chex.Array]:
+    """Mean and variance of each coordinate, [..., F]; what disagreement is measured on."""
+    return self.mean, self.variance
+
+  def kl(self, other: 'Gaussian') -> chex.Array:
+    """[...] KL(self || other), nats."""
+    ratio = self.variance / other.variance
+    distance = jnp.square(self.mean - other.mean) / other.variance
+    return 0.5 * jnp.sum(ratio + distance - 1 - jnp.log(ratio), axis=-1)
+
+
+class Categorical(NamedTuple):
+  """Z independent choices among C classes; a sample is their one-hot vectors, joined.
+
+  Attributes:
+    log_probs: [..., Z, C] float32, normalised.
+  """
+
+  log_probs: chex.Array
+
+  @staticmethod
+  def num_outputs(size: int, classes: int) -> int:
+    """How many numbers of a network describe `size` latents."""
+    return size * classes
+
+  @staticmethod
+  def size(size: int, classes: int) -> int:
+    """Width of a sample."""
+    return size * classes
+
+  @classmethod
+  def from_outputs(cls, outputs: chex.Array, classes: int, unimix: float) -> 'Categorical':
+    """From a network's [..., Z C] outputs, `unimix` of the probability spread evenly."""
+    logits = outputs.astype(jnp.float32).reshape(*outputs.shape[:-1], -1, classes)
+    probs = (1 - unimix) * jax.nn.softmax(logits, axis=-1) + unimix / classes
+    return cls(jnp.log(probs))
+
+  @staticmethod
+  def noise(key: chex.PRNGKey, size: int, classes: int) -> chex.Array:
+    """Standard Gumbel noise for one sample, [Z C]."""
+    return jax.random.gumbel(key, (size * classes,))
+
+  def sample(self, noise: chex.Array) -> chex.Array:
+    """[..., Z C] one-hot, with the straight-through gradient of the probabilities."""
+    classes = self.log_probs.shape[-1]
+    choice = jnp.argmax(self.log_probs + noise.reshape(self.log_probs.shape), axis=-1)
+    probs = jnp.exp(self.log_probs)
+    one_hot = jax.nn.one_hot(choice, classes) + probs - jax.lax.stop_gradient(probs)
+    return one_hot.reshape(*one_hot.shape[:-2], -1)
+
+  def mode(self) -> chex.Array:
+    """[..., Z C] one-hot."""
+    one_hot = jax.nn.one_hot(jnp.argmax(self.log_probs, axis=-1), self.log_probs.shape[-1])
+    return one_hot.reshape(*one_hot.shape[:-2], -1)
+
+  def moments(self) -> tuple[chex.Array, chex.Array]:
+    """Mean and variance of each coordinate of the one-hot sample, [..., Z C]."""
+    probs = jnp.exp(self.log_probs)
+    probs = probs.reshape(*probs.shape[:-2], -1)
+    return probs, probs * (1 - probs)
+
+  def kl(self, other: 'Categorical') -> chex.Array:
+    """[...] KL(self || other), nats."""
+    ratio = self.log_probs - other.log_probs
+    return jnp.sum(jnp.exp(self.log_probs) * ratio, axis=(-2, -1))
+
+
+LATENTS = {'gaussian': Gaussian, 'categorical': Categorical}
+
+
+class TwoHot(NamedTuple):
+  """A scalar as probabilities of bins that are symexp-spaced, so fine near zero.
+
+  Hafner et al. (2023), "Mastering diverse domains through world models", equations 10 to 12.
+
+  Attributes:
+    log_probs: [..., bins] float32.
+    bins: [bins] float32, odd in number and antisymmetric around zero.
+  """
+
+  log_probs: chex.Array
+  bins: chex.Array
+
+  @classmethod
+  def from_logits(cls, logits: chex.Array, limit: float) -> 'TwoHot':
+    """From a network's [..., bins] logits; the bins reach from -symexp(limit) to symexp(limit)."""
+    positions = jnp.linspace(-limit, limit, logits.shape[-1], dtype=jnp.float32)
+    return cls(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), networks.symexp(positions))
+
+  def mean(self) -> chex.Array:
+    """[...] float32; the antisymmetric form makes equal probabilities give exactly 0."""
+    probs = jnp.exp(self.log_probs)
+    return 0.5 * jnp.sum((probs - probs[..., ::-1]) * self.bins, axis=-1)
+
+  def log_prob(self, target: chex.Array) -> chex.Array:
+    """[...] float32, log-likelihood of `target` shared between its two neighbouring bins."""
+    count = self.bins.shape[0]
+    target = jnp.clip(target, self.bins[0], self.bins[-1])
+    upper = jnp.clip(jnp.searchsorted(self.bins, target, side='right'), 1, count - 1)
+    low, high = self.bins[upper - 1], self.bins[upper]
+    share = (target - low) / (high - low)
+    take = lambda index: jnp.take_along_axis(self.log_probs, index[..., None], axis=-1)[..., 0]
+    return (1 - share) * take(upper - 1) + share * take(upper)

@@ -1,0 +1,244 @@
+"""Salience pooling, actor and critic, and their losses on dreams and on replayed rows.
+
+    score_i = MLP([f_i, novelty_i])      w = softmax(score)      context = sum_i w_i f_i
+    actor([f_t, context_t])              critic([f_t, context_t])
+
+The window of the last W features is pooled in acting, in dreams and in replay alike; rows before
+an episode's FIRST are left out.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+from dm_env import specs
+import jax
+import jax.numpy as jnp
+
+from agents import distributions, networks, returns
+from agents.dreamer import config as dreamer_config
+
+Tree = Any
+
+
+class Window(NamedTuple):
+  """The last W rows that salience pooling looks back on, oldest first.
+
+  Attributes:
+    features: [W, B, F] in the compute dtype.
+    scores: [W, B] float32.
+    episode: [W, B] int32; only rows of the newest row's episode count.
+  """
+
+  features: chex.Array
+  scores: chex.Array
+  episode: chex.Array
+
+
+class Rows(NamedTuple):
+  """Consecutive dreamt rows and the W - 1 before them, all that their losses read.
+
+  Attributes:
+    features: [W - 1 + R, B, F] in the compute dtype.
+    novelty: [W - 1 + R, B] float32.
+    episode: [W - 1 + R, B] int32.
+    choice: [R, B] int32 actions, or [R, B, A] float32 actions before tanh.
+    mask: [R, B, A] bool.
+  """
+
+  features: chex.Array
+  novelty: chex.Array
+  episode: chex.Array
+  choice: chex.Array
+  mask: chex.Array
+
+
+class Targets(NamedTuple):
+  """What the rows of a dream are taught.
+
+  Attributes:
+    return_: [R, B] float32.
+    advantage: [R, B] float32, divided by the spread of returns.
+    slow_value: [R, B] float32, of the slow critic.
+    weight: [R, B] float32, a row's share of the loss; 0 beyond the horizon.
+  """
+
+  return_: chex.Array
+  advantage: chex.Array
+  slow_value: chex.Array
+  weight: chex.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+  """Policy and value of one environment; every method is a pure function of `params`.
+
+  Attributes:
+    config: sizes and constants.
+    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+    feature_size: F, of the world model.
+    action_size: A, of the world model's encoded action.
+  """
+
+  config: dreamer_config.DreamerConfig
+  action_spec: specs.Array
+  feature_size: int
+  action_size: int
+
+  @property
+  def discrete(self) -> bool:
+    return isinstance(self.action_spec, specs.DiscreteArray)
+
+  def _modules(self) -> dict[str, networks.MLP]:
+    config = self.config
+    mlp = lambda layers, size, scale: networks.MLP(
+      config.hidden_size, layers, size, scale, dtype=jnp.dtype(config.compute_dtype)
+    )
+    outputs = self.action_size if self.discrete else 2 * self.action_size
+    return {
+      'salience': mlp(1, 1, 0.1),
+      'actor': mlp(config.policy_layers, outputs, 0.01),
+      'critic': mlp(config.policy_layers, config.num_bins, 0.0),
+    }
+
+  def init(self, key: chex.PRNGKey) -> Tree:
+    """Parameters, float32, of 'salience', 'actor' and 'critic'."""
+    modules = self._modules()
+    keys = jax.random.split(key, len(modules))
+    sizes = {'salience': self.feature_size + 1}
+    return {
+      name: module.init(key, jnp.zeros((1, sizes.get(name, 2 * self.feature_size))))['params']
+      for key, (name, module) in zip(keys, modules.items(), strict=True)
+    }
+
+  def _apply(self, params: Tree, name: str, inputs: chex.Array) -> chex.Array:
+    return self._modules()[name].apply({'params': params[name]}, inputs)
+
+  def scores(self, params: Tree, features: chex.Array, novelty: chex.Array) -> chex.Array:
+    """[..., F] features and [...] novelty to [...] float32 salience."""
+    novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
+    joined = jnp.concatenate([features, novelty], axis=-1)
+    return self._apply(params, 'salience', joined)[..., 0].astype(jnp.float32)
+
+  def pool(self, window: Window) -> chex.Array:
+    """[W, B, ...] to the context of the newest row, [B, F]."""
+    same = window.episode == window.episode[-1]
+    scores = jnp.where(same, window.scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
+    return jnp.einsum('wb,wbf->bf', weights, window.features)
+
+  def pool_rows(self, window: Window) -> chex.Array:
+    """[W - 1 + R, B, ...] to the context of each of the last R rows, [R, B, F].
+
+    Adds up W shifted slices, so no [R, W, B, F] array is ever made.
+    """
+    num_rows = window.scores.shape[0] - self.config.window + 1
+    slices = [
+      jax.tree.map(lambda x, i=i: x[i : i + num_rows], window) for i in range(self.config.window)
+    ]
+    episode = slices[-1].episode
+    scores = jnp.stack(
+      [jnp.where(rows.episode == episode, rows.scores, -jnp.inf) for rows in slices]
+    )
+    weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
+    return sum(weights[i][..., None] * rows.features for i, rows in enumerate(slices))
+
+  def policy(self, params: Tree, features: chex.Array, context: chex.Array, mask: chex.Array):
+    """The distribution over actions at [..., F] features with [..., F] context."""
+    outputs = self._apply(params, 'actor', jnp.concatenate([features, context], axis=-1))
+    if self.discrete:
+      return distributions.MaskedCategorical.from_logits(outputs, mask, self.config.unimix)
+    low, high = self.action_spec.minimum, self.action_spec.maximum
+    return distributions.TanhNormal.from_outputs(outputs, low, high)
+
+  def noise(self, key: chex.PRNGKey) -> chex.Array:
+    """Standard noise for one action, [A]."""
+    draw = jax.random.gumbel if self.discrete else jax.random.normal
+    return draw(key, (self.action_size,))
+
+  def sample(self, policy, noise: chex.Array) -> tuple[chex.Array, chex.Array]:
+    """An action, and the choice behind it whose likelihood is known (see `Rows.choice`)."""
+    sampled = policy.sample(noise)
+    return (sampled, sampled) if self.discrete else sampled
+
+  def value(self, params: Tree, features: chex.Array, context: chex.Array) -> distributions.TwoHot:
+    """The belief about the return from [..., F] features with [..., F] context."""
+    joined = jnp.concatenate([features, context], axis=-1)
+    return distributions.TwoHot.from_logits(
+      self._apply(params, 'critic', joined), self.config.bin_limit
+    )
+
+  def loss(
+    self, params: Tree, rows: Rows, targets: Targets
+  ) -> tuple[chex.Array, dict[str, chex.Array]]:
+    """Score-function loss of the actor and likelihood loss of the critic on dreamt rows.
+
+      actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
+      critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
+
+    Pooling, policy and value are computed here, inside what is differentiated, from the features,
+    actions and masks that the dream stored.
+
+    Args:
+      params: of salience, actor and critic.
+      rows: R rows of a dream.
+      targets: for these rows; the weights sum to 1 over the whole dream.
+
+    Returns:
+      The loss [] (a sum, so that parts of a dream add up), and metrics that add up likewise.
+    """
+    config = self.config
+    window = Window(rows.features, self.scores(params, rows.features, rows.novelty), rows.episode)
+    context = self.pool_rows(window)
+    features = rows.features[config.window - 1 :]
+    policy = self.policy(params, features, context, rows.mask)
+    entropy = policy.entropy()
+    log_prob = policy.log_prob(rows.choice)
+    actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
+    value = self.value(params, features, context)
+    critic = -value.log_prob(targets.return_)
+    critic -= config.slow_critic_scale * value.log_prob(targets.slow_value)
+    total = lambda x: jnp.sum(targets.weight * x)
+    metrics = {
+      'actor_loss': total(actor),
+      'critic_loss': total(critic),
+      'entropy': total(entropy),
+      'value': total(value.mean()),
+      'return': total(targets.return_),
+      'advantage_magnitude': total(jnp.abs(targets.advantage)),
+    }
+    return total(actor + critic), metrics
+
+  def replayed_value_loss(
+    self,
+    params: Tree,
+    slow_critic: Tree,
+    window: Window,
+    novelty: chex.Array,
+    reward: chex.Array,
+    discount: chex.Array,
+    last: chex.Array,
+  ) -> chex.Array:
+    """The critic's loss on what really happened, where no model can flatter it.
+
+    Args:
+      params: of salience and critic.
+      slow_critic: parameters of the slow critic.
+      window: [W - 1 + T, B, ...] replayed rows, W - 1 of no episode before them; its scores are
+        unread.
+      novelty: [W - 1 + T, B] float32.
+      reward: [T, B] float32, the task's and the drives'.
+      discount: [T, B] float32.
+      last: [T, B] bool, rows that end an episode: they lend a value and earn no loss.
+    """
+    config = self.config
+    window = window._replace(scores=self.scores(params, window.features, novelty))
+    context = self.pool_rows(window)
+    features = window.features[config.window - 1 :]
+    slow = self.value({'critic': slow_critic}, features, jax.lax.stop_gradient(context)).mean()
+    return_ = returns.lambda_returns(
+      reward, discount, slow, gamma=config.gamma, lambda_=config.lambda_, bootstrap_t=last
+    )
+    value = self.value(params, features[:-1], context[:-1])
+    loss = -value.log_prob(return_) - config.slow_critic_scale * value.log_prob(slow[:-1])
+    return jnp.mean(jnp.where(last[:-1], 0.0, loss))

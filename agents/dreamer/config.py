@@ -1,0 +1,103 @@
+"""DreamerConfig: the numbers of the world-model agent."""
+
+import dataclasses
+
+from agents import distributions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DreamerConfig:
+  """Sizes and constants of the agent; the defaults are the full model of a v4-8.
+
+  Raises:
+    ValueError: a number that cannot work, named with its field.
+  """
+
+  # World model.
+  deterministic_size: int = 1024
+  latent: str = 'gaussian'
+  stochastic_size: int = 32
+  classes: int = 32  # of each latent; read by the categorical latent only
+  hidden_size: int = 512
+  encoder_layers: int = 2
+  ensemble_size: int = 5
+  bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
+  free_nats: float = 1.0
+  dynamics_scale: float = 1.0
+  representation_scale: float = 0.1
+  num_bins: int = 255
+  bin_limit: float = 20.0  # largest reward or return: symexp(limit)
+
+  # Dreams.
+  horizon_max: int = 64
+  horizon_min: int = 8
+  dream_rows: int | None = None  # rows of each sequence to dream from; None: all of them
+  rows_per_chunk: int = 8  # dreamt rows whose gradient is taken at once
+
+  # Actor and critic.
+  policy_layers: int = 2
+  window: int = 16  # rows that salience pooling looks back on
+  gamma: float = 0.99
+  lambda_: float = 0.95
+  entropy_scale: float = 3e-4
+  unimix: float = 0.01
+  slow_critic_rate: float = 0.02
+  slow_critic_scale: float = 1.0
+  replayed_value_scale: float = 0.3
+  return_rate: float = 0.01
+  return_floor: float = 1.0  # smallest spread of returns that advantages are divided by
+  warm_up_updates: int = 200  # the world model alone learns until then
+
+  # Intrinsic motivation.
+  novelty: str = 'information_gain'
+  novelty_scale: float = 0.02  # weight beside the task's reward; novelty has mean 1 by its scale
+  competence_fast: float = 0.1
+  competence_slow: float = 0.005
+  boredom_threshold: float = 0.01
+  boredom_rise: float = 0.1
+  boredom_fall: float = 0.2
+
+  compute_dtype: str = 'bfloat16'
+
+  def __post_init__(self):
+    def check(fine: bool, name: str, remedy: str):
+      if not fine:
+        raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
+
+    latents = sorted(distributions.LATENTS)
+    check(self.latent in distributions.LATENTS, 'latent', f'choose one of {latents}')
+    check(
+      self.novelty in ('information_gain', 'clean'),
+      'novelty',
+      "choose 'information_gain' or 'clean'",
+    )
+    check(
+      self.compute_dtype in ('float32', 'bfloat16'),
+      'compute_dtype',
+      "choose 'float32' or 'bfloat16'",
+    )
+    for name in (
+      'deterministic_size', 'stochastic_size', 'classes', 'hidden_size', 'encoder_layers',
+      'ensemble_size', 'horizon_min', 'rows_per_chunk', 'policy_layers', 'window',
+    ):  # fmt: skip
+      check(getattr(self, name) >= 1, name, 'must be at least 1')
+    check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
+    check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
+    check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
+    check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')
+    check(0 <= self.unimix < 1, 'unimix', 'must lie in [0, 1)')
+    check(
+      self.horizon_max >= self.horizon_min,
+      'horizon_max',
+      f'must be at least agent.horizon_min={self.horizon_min}',
+    )
+    check(
+      self.horizon_max % self.rows_per_chunk == 0,
+      'rows_per_chunk',
+      f'must divide agent.horizon_max={self.horizon_max}',
+    )
+    check(
+      self.dream_rows is None or self.dream_rows >= 1,
+      'dream_rows',
+      'must be at least 1, or None for all rows',
+    )

@@ -1,0 +1,282 @@
+"""A rollout of imagined rows from posterior states, whose length is data and whose shape is not."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from agents import returns
+from agents.dreamer import actor_critic as ac
+from agents.dreamer import intrinsic, world_model
+
+Tree = Any
+
+
+class Start(NamedTuple):
+  """Where dreams begin.
+
+  Attributes:
+    latent: [B', ...] posterior states.
+    features: [W - 1, B', F] of the rows before them.
+    novelty: [W, B'] float32, of the rows before them and their own.
+    episode: [W, B'] int32, likewise.
+    weight: [B'] float32, 0 where an episode has ended and nothing can follow.
+    keys: [B'] one for each dream, so that a dream does not depend on its neighbours.
+  """
+
+  latent: world_model.Latent
+  features: chex.Array
+  novelty: chex.Array
+  episode: chex.Array
+  weight: chex.Array
+  keys: chex.PRNGKey
+
+
+class Dream(NamedTuple):
+  """H imagined rows behind each start; what lies beyond the horizon is zero and weighs nothing.
+
+  Attributes:
+    features: [W - 1 + H + 1, B', F]: the rows before, the start, and the imagined ones.
+    novelty: [W - 1 + H + 1, B'] float32.
+    episode: [W - 1 + H + 1, B'] int32.
+    choice: [H, B'] int32 actions, or [H, B', A] float32 actions before tanh.
+    mask: [H, B', A] bool.
+    reward: [H + 1, B'] float32, predicted, arriving at the row.
+    discount: [H + 1, B'] float32, predicted probability that the episode goes on.
+    value: [H + 1, B'] float32, of the slow critic.
+    weight: [B'] float32, of the start.
+    horizon: [] int32.
+  """
+
+  features: chex.Array
+  novelty: chex.Array
+  episode: chex.Array
+  choice: chex.Array
+  mask: chex.Array
+  reward: chex.Array
+  discount: chex.Array
+  value: chex.Array
+  weight: chex.Array
+  horizon: chex.Array
+
+
+def rollout(
+  model: world_model.WorldModel,
+  actor_critic: ac.ActorCritic,
+  params: Tree,
+  slow_critic: Tree,
+  start: Start,
+  horizon: chex.Array,
+) -> Dream:
+  """Imagines `horizon` rows, each dream along the prior of one member of its own.
+
+  The loop's trip count is `horizon`, so a short horizon really costs less, and nothing is
+  retraced. No gradient is meant to pass: the actor learns by score function from what is stored.
+
+  Args:
+    model: the world model.
+    actor_critic: the policy that dreams, and the critic that judges.
+    params: of 'world_model' and 'actor_critic'.
+    slow_critic: parameters of the slow critic.
+    start: B' states.
+    horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
+  """
+  config = model.config
+  window, num_rows = config.window, config.horizon_max
+  batch = start.weight.shape[0]
+  model_params, policy_params = params['world_model'], params['actor_critic']
+  novelty_of = intrinsic.NOVELTIES[config.novelty]
+  keys = jax.vmap(jax.random.split)(start.keys)
+  choose = lambda key: jax.random.randint(key, (), 0, config.ensemble_size)
+  member = jax.vmap(choose)(keys[:, 0])
+
+  latent = start.latent
+  features = latent.features
+  prefix = jnp.concatenate([start.features, features[None]])
+  after = lambda x, rows: jnp.concatenate([x, jnp.zeros((rows, *x.shape[1:]), x.dtype)])
+  row = lambda x: jnp.zeros((num_rows + 1, *x.shape), x.dtype).at[0].set(x)
+  buffers = {
+    'features': after(prefix, num_rows),
+    'novelty': after(start.novelty, num_rows),
+    'scores': after(actor_critic.scores(policy_params, prefix, start.novelty), num_rows),
+    'episode': jnp.concatenate([start.episode, jnp.tile(start.episode[-1], (num_rows, 1))]),
+  }
+
+  def context_at(buffers, t):
+    last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, window), buffers)
+    return actor_critic.pool(ac.Window(last['features'], last['scores'], last['episode']))
+
+  context = context_at(buffers, 0)
+  mask = model.action_mask(model_params, features)
+  judge = lambda features, context: actor_critic.value(
+    {'critic': slow_critic}, features, context
+  ).mean()
+  choice = jnp.zeros((batch,) if actor_critic.discrete else (batch, model.action_size),
+                     jnp.int32 if actor_critic.discrete else jnp.float32)  # fmt: skip
+  outputs = {
+    'choice': jnp.zeros((num_rows, *choice.shape), choice.dtype),
+    'mask': jnp.ones((num_rows, *mask.shape), bool),
+    'reward': jnp.zeros((num_rows + 1, batch), jnp.float32),
+    'discount': jnp.zeros((num_rows + 1, batch), jnp.float32),
+    'value': row(judge(features, context)),
+  }
+
+  def step(t, carry):
+    latent, context, mask, buffers, outputs = carry
+    noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys[:, 1])
+    policy = actor_critic.policy(policy_params, latent.features, context, mask)
+    action, choice = actor_critic.sample(policy, jax.vmap(actor_critic.noise)(noise_keys[:, 0]))
+
+    recurrent = world_model.Recurrent(latent, model.encode_action(action))
+    members = model.members(model_params, recurrent)
+    deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
+    priors = model.priors(model_params, members)
+    novelty = novelty_of(*priors.moments())
+    belief = jax.tree.map(lambda x: x[member, jnp.arange(batch)], priors)
+    stochastic = belief.sample(jax.vmap(model.noise)(noise_keys[:, 1]))
+    latent = world_model.Latent(deterministic, stochastic.astype(model.dtype))
+
+    features = latent.features
+    new = {
+      'features': features,
+      'novelty': novelty,
+      'scores': actor_critic.scores(policy_params, features, novelty),
+    }
+    put = jax.lax.dynamic_update_index_in_dim
+    buffers = buffers | {name: put(buffers[name], x, window + t, 0) for name, x in new.items()}
+    context = context_at(buffers, t + 1)
+    arrived = {
+      'reward': model.reward(model_params, features).mean(),
+      'discount': model.discount(model_params, features),
+      'value': judge(features, context),
+    }
+    decided = {'choice': choice, 'mask': mask}
+    outputs = {name: put(outputs[name], x, t, 0) for name, x in decided.items()} | {
+      name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()
+    }
+    return latent, context, model.action_mask(model_params, features), buffers, outputs
+
+  carry = (latent, context, mask, buffers, outputs)
+  *_, buffers, outputs = jax.lax.fori_loop(0, horizon, step, carry)
+  return Dream(
+    features=buffers['features'],
+    novelty=buffers['novelty'],
+    episode=buffers['episode'],
+    weight=start.weight,
+    horizon=horizon,
+    **outputs,
+  )
+
+
+def returns_and_weights(
+  dream: Dream, drive: chex.Array, *, gamma: float, lambda_: float
+) -> tuple[chex.Array, chex.Array]:
+  """What each dreamt row is worth, and how much it counts.
+
+  Args:
+    dream: of [H + 1, B'] rows.
+    drive: [H + 1, B'] float32, intrinsic reward arriving at each row.
+    gamma: discount factor.
+    lambda_: of the returns.
+
+  Returns:
+    Returns [H, B'], bootstrapped with the value at the horizon, and weights [H, B']: the start's
+    weight times the probability that the episode still runs, 0 from the horizon on.
+  """
+  num_rows = dream.choice.shape[0]
+  beyond = jnp.arange(num_rows + 1) >= dream.horizon
+  return_ = returns.lambda_returns(
+    dream.reward + drive,
+    dream.discount,
+    dream.value,
+    gamma=gamma,
+    lambda_=lambda_,
+    bootstrap_t=jnp.broadcast_to(beyond[:, None], dream.value.shape),
+  )
+  alive = jnp.cumprod(dream.discount.at[0].set(1.0)[:-1], axis=0)
+  weight = jnp.where(beyond[:-1, None], 0.0, alive * dream.weight)
+  return return_, weight
+
+
+def rows(dream: Dream, first: chex.Array, count: int, window: int) -> ac.Rows:
+  """`count` rows of a dream from row `first` on, with the `window` - 1 rows before them."""
+  cut = lambda x, size: jax.lax.dynamic_slice_in_dim(x, first, size)
+  return ac.Rows(
+    features=cut(dream.features, window - 1 + count),
+    novelty=cut(dream.novelty, window - 1 + count),
+    episode=cut(dream.episode, window - 1 + count),
+    choice=cut(dream.choice, count),
+    mask=cut(dream.mask, count),
+  )
+
+
+class Past(NamedTuple):
+  """Replayed rows as salience pooling wants them, W - 1 rows of no episode before the first.
+
+  Attributes:
+    features: [W - 1 + T, B, F] in the compute dtype.
+    novelty: [W - 1 + T, B] float32.
+    episode: [W - 1 + T, B] int32; -1 before the sequence.
+  """
+
+  features: chex.Array
+  novelty: chex.Array
+  episode: chex.Array
+
+
+def past(posterior: world_model.Posterior, novelty: chex.Array, window: int) -> Past:
+  """From [T, B] rows; what came before the sequence is not known, so it is left out."""
+  before = lambda x, fill: jnp.concatenate([jnp.full((window - 1, *x.shape[1:]), fill, x.dtype), x])
+  return Past(
+    features=before(posterior.latent.features, 0),
+    novelty=before(novelty, 0),
+    episode=before(jnp.cumsum(posterior.first, axis=0, dtype=jnp.int32), -1),
+  )
+
+
+def starts(
+  posterior: world_model.Posterior,
+  last: chex.Array,
+  novelty: chex.Array,
+  keys: chex.PRNGKey,
+  *,
+  num_rows: int | None,
+  window: int,
+) -> Start:
+  """Begins dreams at rows of real sequences.
+
+  Args:
+    posterior: of [T, B] rows.
+    last: [T, B] bool, rows that end an episode.
+    novelty: [T, B] float32.
+    keys: [B] one for each sequence.
+    num_rows: how many rows of each sequence, drawn without replacement; None for all.
+    window: W.
+
+  Returns:
+    B' = B x num_rows starts.
+  """
+  total, batch = last.shape
+  count = total if num_rows is None else min(num_rows, total)
+  keys = jax.vmap(jax.random.split)(keys)
+  if count == total:
+    row = jnp.broadcast_to(jnp.arange(total), (batch, total))
+  else:
+    row = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
+  row = row.T  # [count, B]
+  column = jnp.arange(batch)
+
+  rows = past(posterior, novelty, window)
+  offsets = jnp.arange(window)[:, None, None]
+  index = row + offsets  # [W, count, B], into the rows shifted by W - 1
+  merge = lambda x, lead: x.reshape(*x.shape[:lead], count * batch, *x.shape[lead + 2 :])
+  dream_keys = jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys[:, 1])
+  return Start(
+    latent=jax.tree.map(lambda x: merge(x[row, column], 0), posterior.latent),
+    features=merge(rows.features[index[:-1], column], 1),
+    novelty=merge(rows.novelty[index, column], 1),
+    episode=merge(rows.episode[index, column], 1),
+    weight=merge(1.0 - last[row, column].astype(jnp.float32), 0),
+    keys=merge(dream_keys, 0),
+  )

@@ -1,0 +1,133 @@
+"""Intrinsic motivation: novelty, competence on two timescales, boredom, and the horizon it asks for.
+
+Everything here is float32: a variance or a slow average in bfloat16 is noise taken for signal.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from agents.dreamer import config as dreamer_config
+
+
+class IntrinsicState(NamedTuple):
+  """What the agent remembers of its own novelty; equal on all replicas.
+
+  Attributes:
+    fast: [] float32, biased average of novelty over the last updates.
+    slow: [] float32, the same over many more.
+    boredom: [] float32 in [0, 1].
+    count: [] int32, updates seen.
+  """
+
+  fast: chex.Array
+  slow: chex.Array
+  boredom: chex.Array
+  count: chex.Array
+
+
+class Drives(NamedTuple):
+  """What intrinsic motivation asks for.
+
+  Attributes:
+    horizon: [] int32, rows to dream.
+    novelty_mean: [] float32, the slow average of novelty; what novelty is scaled by.
+    competence: [] float32, relative learning progress.
+    boredom: [] float32.
+  """
+
+  horizon: chex.Array
+  novelty_mean: chex.Array
+  competence: chex.Array
+  boredom: chex.Array
+
+
+def initial() -> IntrinsicState:
+  """Nothing seen yet."""
+  return IntrinsicState(
+    fast=jnp.zeros((), jnp.float32),
+    slow=jnp.zeros((), jnp.float32),
+    boredom=jnp.zeros((), jnp.float32),
+    count=jnp.zeros((), jnp.int32),
+  )
+
+
+def clean_novelty(means: chex.Array, variances: chex.Array) -> chex.Array:
+  """Disagreement between members beyond the noise they expect.
+
+    novelty = sum_F relu( Var_K[means] - Mean_K[variances] )
+
+  Args:
+    means: [K, ..., F] predicted means of the next latent.
+    variances: [K, ..., F] predicted variances, in units of means^2.
+
+  Returns:
+    [...] float32 novelty; zero where the members agree.
+  """
+  chex.assert_equal_shape([means, variances])
+  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
+  disagreement = jnp.var(means, axis=0)
+  noise = jnp.mean(variances, axis=0)
+  return jnp.sum(jax.nn.relu(disagreement - noise), axis=-1)
+
+
+def information_gain(means: chex.Array, variances: chex.Array) -> chex.Array:
+  """What seeing the next latent would tell about which member is right.
+
+    novelty = 1/2 sum_F log( 1 + Var_K[means] / Mean_K[variances] )
+
+  Positive whenever members disagree; noise that all of them expect divides out.
+
+  Args:
+    means: [K, ..., F] predicted means of the next latent.
+    variances: [K, ..., F] predicted variances, in units of means^2.
+
+  Returns:
+    [...] float32 novelty, nats.
+  """
+  chex.assert_equal_shape([means, variances])
+  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
+  noise = jnp.mean(variances, axis=0) + 1e-6
+  return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)
+
+
+NOVELTIES = {'clean': clean_novelty, 'information_gain': information_gain}
+
+
+def update(
+  state: IntrinsicState, novelty: chex.Array, config: dreamer_config.DreamerConfig
+) -> tuple[IntrinsicState, Drives]:
+  """Competence, boredom and horizon after one more batch.
+
+    C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^count  (as in Adam)
+    competence = relu( (C_slow - C_fast) / C_slow )
+    boredom <- clip( boredom + 0.1 if competence < threshold else boredom - 0.2, 0, 1)
+    horizon = round( H_max - boredom (H_max - H_min) )
+
+  Without the correction the fast average leads while both warm up, competence is 0 and boredom
+  saturates at once.
+
+  Args:
+    state: before the batch.
+    novelty: [] float32, mean of the batch, equal on all replicas.
+    config: rates, threshold and bounds.
+  """
+  novelty = novelty.astype(jnp.float32)
+  count = state.count + 1
+  fast = state.fast + config.competence_fast * (novelty - state.fast)
+  slow = state.slow + config.competence_slow * (novelty - state.slow)
+  # expm1 and log1p: 1 - (1 - 0.005)^1 loses digits in float32.
+  correct = lambda value, rate: value / -jnp.expm1(count * jnp.log1p(-jnp.float32(rate)))
+  corrected_fast = correct(fast, config.competence_fast)
+  corrected_slow = correct(slow, config.competence_slow)
+  competence = jax.nn.relu((corrected_slow - corrected_fast) / (corrected_slow + 1e-8))
+  change = jnp.where(
+    competence < config.boredom_threshold, config.boredom_rise, -config.boredom_fall
+  )
+  boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
+  horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
+  return IntrinsicState(fast, slow, boredom, count), Drives(
+    horizon.astype(jnp.int32), corrected_slow, competence, boredom
+  )

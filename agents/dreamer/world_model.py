@@ -1,0 +1,411 @@
+"""RSSM with an ensemble of transitions: shared encoder, posterior and heads, and its loss.
+
+    h_t^k = GRU_k(h_{t-1}, [z_{t-1}, a_{t-1}])      p_k(z_t | h_t^k)      h_t = mean_k h_t^k
+    q(z_t | h_t, encoder(o_t))                      decoder, reward, continue, mask on (h_t, z_t)
+
+Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K transition
+members in place of one. All members read the same state, so they predict in one latent space and
+their disagreement means something.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import chex
+import dm_env
+from dm_env import specs
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agents import distributions, experience, networks
+from agents.dreamer import config as dreamer_config
+
+Tree = Any
+FIRST = int(dm_env.StepType.FIRST)
+
+
+class Latent(NamedTuple):
+  """What the model believes about the world at one row.
+
+  Attributes:
+    deterministic: [..., H] in the compute dtype.
+    stochastic: [..., Z] in the compute dtype.
+  """
+
+  deterministic: chex.Array
+  stochastic: chex.Array
+
+  @property
+  def features(self) -> chex.Array:
+    """[..., H + Z], what every head reads."""
+    return jnp.concatenate(self, axis=-1)
+
+
+class Recurrent(NamedTuple):
+  """What the model carries from row to row: its belief, and the action chosen from it.
+
+  Attributes:
+    latent: of the row before.
+    action: [..., A] float32, the encoded action of the row before.
+  """
+
+  latent: Latent
+  action: chex.Array
+
+
+class Posterior(NamedTuple):
+  """A sequence as the model understood it.
+
+  Attributes:
+    latent: [T, B, ...].
+    moments: (means, variances) of the members' priors, each [K, T, B, F] float32.
+    first: [T, B] bool, rows that began an episode.
+  """
+
+  latent: Latent
+  moments: tuple[chex.Array, chex.Array]
+  first: chex.Array
+
+
+class NormalisedGRU(nn.Module):
+  """A GRU cell with one fused matrix over input and state, and a layer norm before its gates.
+
+  Attributes:
+    size: of the state.
+    dtype: of the computation.
+  """
+
+  size: int
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, state: chex.Array, inputs: chex.Array) -> chex.Array:
+    """[B, H] state and [B, F] inputs to the next [B, H] state."""
+    joined = jnp.concatenate([inputs, state], axis=-1).astype(self.dtype)
+    gates = nn.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
+    gates = nn.LayerNorm(dtype=self.dtype)(gates)
+    reset, candidate, update = jnp.split(gates, 3, axis=-1)
+    candidate = jnp.tanh(nn.sigmoid(reset) * candidate)
+    update = nn.sigmoid(update - 1)  # keeps the state by default
+    return update * candidate + (1 - update) * state.astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldModel:
+  """The world model of one environment; every method is a pure function of `params`.
+
+  Attributes:
+    config: sizes and constants.
+    observation_spec: tree of `dm_env.specs.Array`.
+    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+  """
+
+  config: dreamer_config.DreamerConfig
+  observation_spec: Any
+  action_spec: specs.Array
+
+  @property
+  def dtype(self):
+    return jnp.dtype(self.config.compute_dtype)
+
+  @property
+  def latent_type(self):
+    return distributions.LATENTS[self.config.latent]
+
+  @property
+  def latent_size(self) -> int:
+    return self.latent_type.size(self.config.stochastic_size, self.config.classes)
+
+  @property
+  def feature_size(self) -> int:
+    return self.config.deterministic_size + self.latent_size
+
+  @property
+  def action_size(self) -> int:
+    if isinstance(self.action_spec, specs.DiscreteArray):
+      return int(self.action_spec.num_values)
+    return math.prod(self.action_spec.shape)
+
+  @property
+  def has_mask(self) -> bool:
+    return networks.action_mask(self.observation_spec) is not None
+
+  def _mlp(self, output_size: int | None, num_layers: int = 1, output_scale: float = 1.0):
+    return networks.MLP(
+      self.config.hidden_size, num_layers, output_size, output_scale, dtype=self.dtype
+    )
+
+  def _modules(self) -> dict[str, nn.Module]:
+    config = self.config
+    observation_size = sum(
+      math.prod(leaf.shape)
+      for leaf in jax.tree.leaves(networks.without_mask(self.observation_spec))
+    )
+    belief = self.latent_type.num_outputs(config.stochastic_size, config.classes)
+    modules = {
+      'encoder': self._mlp(None, config.encoder_layers),
+      'posterior': self._mlp(belief),
+      'transition': NormalisedGRU(config.deterministic_size, self.dtype),
+      'prior': self._mlp(belief),
+      'decoder': self._mlp(observation_size, config.encoder_layers),
+      'reward': self._mlp(config.num_bins, output_scale=0.0),
+      'continue': self._mlp(1),
+    }
+    if self.has_mask:
+      modules['mask'] = self._mlp(self.action_size)
+    return modules
+
+  def init(self, key: chex.PRNGKey) -> Tree:
+    """Parameters, float32; those of 'transition' and 'prior' have a leading axis K."""
+    modules = self._modules()
+    keys = dict(zip(modules, jax.random.split(key, len(modules)), strict=True))
+    state = jnp.zeros((1, self.config.deterministic_size))
+    features = jnp.zeros((1, self.feature_size))
+    observation = jax.tree.map(
+      lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), self.observation_spec
+    )
+    embedded = jnp.zeros((1, self.config.hidden_size))
+    inputs = {
+      'encoder': (networks.flatten_observation(observation, self.observation_spec),),
+      'posterior': (jnp.concatenate([state, embedded], axis=-1),),
+      'transition': (state, jnp.zeros((1, self.latent_size + self.action_size))),
+      'prior': (state,),
+    }
+    params = {}
+    for name, module in modules.items():
+      init = lambda key, module=module, name=name: module.init(
+        key, *inputs.get(name, (features,))
+      )['params']
+      if name in ('transition', 'prior'):  # each member from a key of its own
+        params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
+      else:
+        params[name] = init(keys[name])
+    return params
+
+  def _apply(self, params: Tree, name: str, *inputs: chex.Array) -> chex.Array:
+    return self._modules()[name].apply({'params': params[name]}, *inputs)
+
+  def _belief(self, outputs: chex.Array):
+    return self.latent_type.from_outputs(outputs, self.config.classes, self.config.unimix)
+
+  def initial(self, batch: int) -> Recurrent:
+    """Zeros: what is carried into a FIRST row."""
+    return Recurrent(
+      latent=Latent(
+        deterministic=jnp.zeros((batch, self.config.deterministic_size), self.dtype),
+        stochastic=jnp.zeros((batch, self.latent_size), self.dtype),
+      ),
+      action=jnp.zeros((batch, self.action_size), jnp.float32),
+    )
+
+  def encode_action(self, action: chex.Array) -> chex.Array:
+    """[...] int32 to one-hot, or [..., A] float32 to [-1, 1]; always [..., A] float32."""
+    if isinstance(self.action_spec, specs.DiscreteArray):
+      return jax.nn.one_hot(action, self.action_size)
+    low, high = (np.broadcast_to(x, self.action_spec.shape) for x in
+                 (self.action_spec.minimum, self.action_spec.maximum))  # fmt: skip
+    return (2 * (action - low) / (high - low) - 1).astype(jnp.float32)
+
+  def embed(self, params: Tree, observation: Tree) -> chex.Array:
+    """[..., observation] to [..., hidden]."""
+    flat = networks.flatten_observation(observation, self.observation_spec)
+    return self._apply(params, 'encoder', flat)
+
+  def members(self, params: Tree, recurrent: Recurrent) -> chex.Array:
+    """[B, ...] to each member's next deterministic state, [K, B, H].
+
+    All members read the same inputs, so the K matrices are one wide matrix to the compiler.
+    """
+    latent, action = recurrent
+    inputs = jnp.concatenate([latent.stochastic, action.astype(self.dtype)], axis=-1)
+    step = lambda params: self._modules()['transition'].apply(
+      {'params': params}, latent.deterministic, inputs
+    )
+    return jax.vmap(step)(params['transition'])
+
+  def priors(self, params: Tree, members: chex.Array):
+    """[K, ..., H] to the members' beliefs about the next stochastic state, [K, ..., Z]."""
+    prior = lambda params, state: self._modules()['prior'].apply({'params': params}, state)
+    return self._belief(jax.vmap(prior)(params['prior'], members))
+
+  def posterior(self, params: Tree, deterministic: chex.Array, embedded: chex.Array):
+    """The belief about the stochastic state of a row that was seen, [..., Z]."""
+    joined = jnp.concatenate([deterministic, embedded], axis=-1)
+    return self._belief(self._apply(params, 'posterior', joined))
+
+  def clear(self, recurrent: Recurrent, first: chex.Array) -> Recurrent:
+    """Zeros where a row is FIRST: nothing of the last episode reaches into the next."""
+    keep = lambda x: jnp.where(first.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype)
+    return jax.tree.map(keep, recurrent)
+
+  def observe(
+    self, params: Tree, recurrent: Recurrent, embedded: chex.Array, first: chex.Array, noise
+  ) -> tuple[Latent, chex.Array, Any]:
+    """One row: [B, ...] to the latent, the members' states [K, B, H] and the posterior belief.
+
+    Args:
+      params: of the world model.
+      recurrent: carried from the row before.
+      embedded: [B, hidden] of the row's observation.
+      first: [B] bool.
+      noise: [B, Z] standard noise of the latent, or None for the mode.
+    """
+    members = self.members(params, self.clear(recurrent, first))
+    deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(self.dtype)
+    belief = self.posterior(params, deterministic, embedded)
+    stochastic = belief.mode() if noise is None else belief.sample(noise)
+    return Latent(deterministic, stochastic.astype(self.dtype)), members, belief
+
+  def noise(self, key: chex.PRNGKey) -> chex.Array:
+    """Standard noise for one latent, [Z]."""
+    return self.latent_type.noise(key, self.config.stochastic_size, self.config.classes)
+
+  def reward(self, params: Tree, features: chex.Array) -> distributions.TwoHot:
+    """[..., F] to a belief about the reward that arrived with this row."""
+    return distributions.TwoHot.from_logits(
+      self._apply(params, 'reward', features), self.config.bin_limit
+    )
+
+  def discount(self, params: Tree, features: chex.Array) -> chex.Array:
+    """[..., F] to [...] float32, the probability that the episode goes on."""
+    return jax.nn.sigmoid(self._apply(params, 'continue', features)[..., 0].astype(jnp.float32))
+
+  def action_mask(self, params: Tree, features: chex.Array) -> chex.Array:
+    """[..., F] to [..., A] bool, the actions believed legal; all of them in a world without mask."""
+    if not self.has_mask:
+      return jnp.ones((*features.shape[:-1], self.action_size), bool)
+    return self._apply(params, 'mask', features) > 0
+
+  def understand(
+    self, params: Tree, keys: chex.PRNGKey, sequence: experience.Sequence
+  ) -> tuple[Posterior, Any, Any]:
+    """Runs the model along real sequences.
+
+    Args:
+      params: of the world model.
+      keys: [B] one for each sequence, so that the result does not depend on how they are batched.
+      sequence: [T, B, ...], `initial_state` being a `Recurrent`.
+
+    Returns:
+      What was understood, the posterior beliefs [T, B, Z] and the members' priors [K, T, B, Z].
+    """
+    num_rows = sequence.reward.shape[0]
+    first = sequence.step_type == FIRST
+    embedded = self.embed(params, sequence.observation)
+    noise = jax.vmap(lambda key: jax.vmap(self.noise)(jax.random.split(key, num_rows)), out_axes=1)(
+      keys
+    )
+    action = self.encode_action(sequence.action)
+
+    def step(recurrent, row):
+      embedded, first, noise, action = row
+      latent, members, belief = self.observe(params, recurrent, embedded, first, noise)
+      return Recurrent(latent, action), (latent, members, belief)
+
+    initial = jax.tree.map(lambda x: x.astype(self.dtype), sequence.initial_state)
+    initial = initial._replace(action=sequence.initial_state.action)
+    _, (latent, members, belief) = jax.lax.scan(step, initial, (embedded, first, noise, action))
+    priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # hoisted out of the recurrence
+    return Posterior(latent, priors.moments(), first), belief, priors
+
+  def _reconstruction(self, decoded: chex.Array, flat: chex.Array) -> chex.Array:
+    """What each number of an observation costs, given symlog'd and as the decoder has it.
+
+    A number whose spec bounds it to [0, 1] is a probability: its cost is the divergence from the
+    decoder's. Squared symlog error tells a cell that is 1 from one that is 0 by 0.5 nat only, less
+    than it costs to remember it, and the model does not learn to. All others: squared error.
+    """
+    target = jnp.clip(networks.symexp(flat), 0.0, 1.0)
+    likelihood = target * decoded - jax.nn.softplus(decoded)
+    xlogx = lambda x: jax.scipy.special.xlogy(x, x)
+    divergence = xlogx(target) + xlogx(1 - target) - likelihood
+    return jnp.where(self._is_share(), divergence, jnp.square(decoded - flat))
+
+  def _is_share(self) -> np.ndarray:
+    """[F] bool, the numbers of a flattened observation that lie in [0, 1] by their spec."""
+    leaves = jax.tree.leaves(networks.without_mask(self.observation_spec))
+    bounded = lambda leaf: (
+      isinstance(leaf, specs.BoundedArray) and np.all(leaf.minimum == 0) and np.all(leaf.maximum == 1)
+    )
+    return np.concatenate([np.full(math.prod(leaf.shape), bounded(leaf)) for leaf in leaves])
+
+  def loss(
+    self, params: Tree, keys: chex.PRNGKey, sequence: experience.Sequence
+  ) -> tuple[chex.Array, tuple[Posterior, dict[str, chex.Array]]]:
+    """Negative evidence bound of real sequences, in float32.
+
+      reconstruction + reward + continue + mask
+        + mean_k m_k [ b_dyn max(free, KL(sg q || p_k)) + b_rep max(free, KL(q || sg p_k)) ]
+
+    with m_k the bootstrap mask of (member, sequence), drawn from the sequence's identity and so
+    the same whenever it is replayed. A FIRST row has no transition behind it, so its reward is
+    not learned.
+
+    Args:
+      params: of the world model.
+      keys: [B] one for each sequence.
+      sequence: [T, B, ...].
+
+    Returns:
+      The loss [], and (what was understood, metrics).
+    """
+    config = self.config
+    posterior, belief, priors = self.understand(params, keys, sequence)
+    features = posterior.latent.features
+
+    flat = networks.flatten_observation(sequence.observation, self.observation_spec)
+    decoded = self._apply(params, 'decoder', features).astype(jnp.float32)
+    reconstruction = jnp.sum(self._reconstruction(decoded, flat), axis=-1)
+    reward = -self.reward(params, features).log_prob(sequence.reward)
+    reward = jnp.where(posterior.first, 0.0, reward)
+    logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
+    goes_on = jax.nn.softplus(logits) - sequence.discount * logits
+    mask = jnp.zeros_like(reward)
+    if self.has_mask:
+      logits = self._apply(params, 'mask', features).astype(jnp.float32)
+      legal = networks.action_mask(sequence.observation).astype(jnp.float32)
+      mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
+
+    stop = jax.lax.stop_gradient
+    dynamics_kl = stop(belief).kl(priors)  # [K, T, B]
+    representation_kl = belief.kl(stop(priors))
+    learns = bootstrap_mask(sequence.identity, config.ensemble_size, config.bootstrap_share)
+    kl = jnp.mean(
+      learns[:, None]
+      * (
+        config.dynamics_scale * jnp.maximum(config.free_nats, dynamics_kl)
+        + config.representation_scale * jnp.maximum(config.free_nats, representation_kl)
+      ),
+      axis=0,
+    )
+    loss = jnp.mean(reconstruction + reward + goes_on + mask + kl)
+    predicted = self.reward(params, features).mean()
+    metrics = {
+      'loss': loss,
+      'reconstruction': reconstruction.mean(),
+      'reward': reward.mean(),
+      'reward_error': jnp.abs(jnp.where(posterior.first, 0.0, predicted - sequence.reward)).mean(),
+      'continue': goes_on.mean(),
+      'mask': mask.mean(),
+      'kl': dynamics_kl.mean(),
+      'kl_after_first': jnp.mean(dynamics_kl.mean(0), where=~posterior.first),
+    }
+    return loss, (stop(posterior), metrics)
+
+
+def bootstrap_mask(identity: chex.Array, num_members: int, share: float) -> chex.Array:
+  """Which members learn from which sequences.
+
+  Args:
+    identity: [B] uint32, a sequence's random identity.
+    num_members: K.
+    share: expected share of sequences that a member learns from.
+
+  Returns:
+    [K, B] float32; `1 / share` or 0, so that its mean is 1.
+  """
+  draw = lambda seed: jax.random.bernoulli(jax.random.key(seed), share, (num_members,))
+  return jax.vmap(draw, out_axes=1)(identity).astype(jnp.float32) / share

@@ -1,0 +1,87 @@
+"""Multi-layer perceptrons, and what flattens an observation tree for them."""
+
+from typing import Any
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+ACTION_MASK = 'action_mask'
+"""Where a discrete world keeps its mask, in an observation that is a dictionary; True is legal."""
+
+
+def symlog(x: chex.Array) -> chex.Array:
+  """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9."""
+  return jnp.sign(x) * jnp.log1p(jnp.abs(x))
+
+
+def symexp(x: chex.Array) -> chex.Array:
+  """The inverse of `symlog`."""
+  return jnp.sign(x) * jnp.expm1(jnp.abs(x))
+
+
+class MLP(nn.Module):
+  """Dense layers, each followed by a layer norm and SiLU, and a linear output.
+
+  Takes any leading axes, [..., F]. Matrices are multiplied in `dtype`; parameters are float32.
+
+  Attributes:
+    hidden_size: width of the hidden layers.
+    num_layers: how many hidden layers.
+    output_size: width of the output, or None to stop at the last hidden layer.
+    output_scale: initial scale of the output's kernel; 0 starts it at zero.
+    dtype: of the computation.
+  """
+
+  hidden_size: int
+  num_layers: int
+  output_size: int | None = None
+  output_scale: float = 1.0
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: chex.Array) -> chex.Array:
+    x = x.astype(self.dtype)
+    for _ in range(self.num_layers):
+      x = nn.Dense(self.hidden_size, use_bias=False, dtype=self.dtype)(x)
+      x = nn.silu(nn.LayerNorm(dtype=self.dtype)(x))
+    if self.output_size is None:
+      return x
+    kernel_init = nn.initializers.variance_scaling(
+      max(self.output_scale, 1e-10), 'fan_in', 'truncated_normal'
+    )
+    if not self.output_scale:
+      kernel_init = nn.initializers.zeros
+    return nn.Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(x)
+
+
+def without_mask(observation: Any) -> Any:
+  """The observation but for its action mask."""
+  if isinstance(observation, dict):
+    return {name: value for name, value in observation.items() if name != ACTION_MASK}
+  return observation
+
+
+def action_mask(observation: Any) -> chex.Array | None:
+  """[..., A] bool, the actions that are legal; None in a world where all always are."""
+  return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+
+
+def flatten_observation(observation: Any, spec: Any) -> chex.Array:
+  """Joins the leaves of an observation (its mask left out) into one symlog vector.
+
+  Args:
+    observation: tree of [..., *shape] arrays.
+    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own.
+
+  Returns:
+    [..., F] float32.
+  """
+  leaves = jax.tree.leaves(without_mask(observation))
+  shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
+  flat = [
+    leaf.reshape(*leaf.shape[: leaf.ndim - len(shape)], -1).astype(jnp.float32)
+    for leaf, shape in zip(leaves, shapes, strict=True)
+  ]
+  return symlog(jnp.concatenate(flat, axis=-1))

@@ -1,0 +1,104 @@
+"""The presets: which sizes for which machine, and how long for which world."""
+
+import pathlib
+from collections.abc import Callable
+
+from actors import actor, evaluator
+from agents.dreamer import config as dreamer_config
+from launch import config as launch_config
+from learner import config as learner_config
+from replay import tables
+
+LAPTOP_STEPS = {'catch': 45_000}
+"""Environment steps after which a world is learned on two cores; others get a million."""
+
+
+def laptop(environment: str) -> launch_config.ExperimentConfig:
+  """Two CPU cores: a small model, its dreams short, its experience replayed often."""
+  return launch_config.ExperimentConfig(
+    environment={'name': environment},
+    agent=dreamer_config.DreamerConfig(
+      deterministic_size=96,
+      hidden_size=128,
+      encoder_layers=1,
+      num_bins=127,
+      bin_limit=6.0,
+      horizon_max=12,
+      horizon_min=4,
+      dream_rows=16,
+      rows_per_chunk=4,
+      policy_layers=1,
+      window=8,
+      entropy_scale=3e-3,
+      compute_dtype='float32',
+    ),
+    replay=tables.ReplayConfig(
+      strata=(
+        tables.Stratum(name='frontier', max_size=512, share=0.5),
+        tables.Stratum(name='episodic', max_size=50_000, share=0.5),
+      ),
+      replay_ratio=32.0,
+      warm_up=32,
+    ),
+    learner=learner_config.LearnerConfig(
+      batch_size=16, model_learning_rate=6e-4, policy_learning_rate=3e-4
+    ),
+    actor=actor.ActorConfig(num_actors=1, num_worlds=16, sequence_length=32),
+    evaluator=evaluator.EvaluatorConfig(),
+    max_environment_steps=LAPTOP_STEPS.get(environment, 1_000_000),
+    accelerator=False,
+  )
+
+
+def gpu(environment: str) -> launch_config.ExperimentConfig:
+  """One GPU and its host's CPU cores: the full model, two actors."""
+  return launch_config.ExperimentConfig(
+    environment={'name': environment},
+    agent=dreamer_config.DreamerConfig(dream_rows=16),
+    replay=tables.ReplayConfig(
+      strata=(
+        tables.Stratum(name='frontier', max_size=2048, share=0.5),
+        tables.Stratum(name='episodic', max_size=100_000, share=0.5),
+      ),
+      warm_up=256,
+      max_in_flight=64,
+    ),
+    learner=learner_config.LearnerConfig(batch_size=256),
+    actor=actor.ActorConfig(num_actors=2, num_worlds=64, sequence_length=50),
+    evaluator=evaluator.EvaluatorConfig(),
+    max_environment_steps=10_000_000,
+  )
+
+
+def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
+  """The four chips of a v4-8 and CPU hosts: the full model, dreaming from every row."""
+  return launch_config.ExperimentConfig(
+    environment={'name': environment},
+    agent=dreamer_config.DreamerConfig(),
+    replay=tables.ReplayConfig(
+      strata=(
+        tables.Stratum(name='frontier', max_size=4096, share=0.5),
+        tables.Stratum(name='episodic', max_size=200_000, share=0.5),
+      ),
+      warm_up=512,
+      max_in_flight=128,
+    ),
+    learner=learner_config.LearnerConfig(batch_size=256),
+    actor=actor.ActorConfig(num_actors=8, num_worlds=64, sequence_length=50),
+    evaluator=evaluator.EvaluatorConfig(),
+    max_environment_steps=100_000_000,
+  )
+
+
+PRESETS: dict[str, Callable[[str], launch_config.ExperimentConfig]] = {
+  'laptop': laptop,
+  'gpu': gpu,
+  'tpu-v4-8': tpu_v4_8,
+}
+
+
+def default_preset() -> str:
+  """The preset of what this machine shows: found without waking the accelerator."""
+  if pathlib.Path('/dev/accel0').exists():
+    return 'tpu-v4-8'
+  return 'gpu' if pathlib.Path('/dev/nvidiactl').exists() else 'laptop'

@@ -1,0 +1,397 @@
+"""Everything on one machine: the program's nodes under the supervisor, and one live line."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import portpicker
+
+from launch import config as launch_config
+from launch import metrics, program, supervisor
+
+ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
+QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
+
+CACHE = pathlib.Path(os.environ.get('XDG_CACHE_HOME', '~/.cache')).expanduser() / 'hephaestus'
+
+COMMON = {
+  'TF_CPP_MIN_LOG_LEVEL': '3',
+  'GRPC_VERBOSITY': 'ERROR',
+  'PYTHONUNBUFFERED': '1',
+  'JAX_COMPILATION_CACHE_DIR': str(CACHE / 'jax'),
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+}
+# Reverb keeps what it frees without these; docs/design.md has the figures.
+FRUGAL = {
+  'MALLOC_ARENA_MAX': '2',
+  'MALLOC_TRIM_THRESHOLD_': '131072',
+  'MALLOC_MMAP_THRESHOLD_': '131072',
+}
+# Acting is many small steps: threads would only take turns on the learner's cores.
+ONE_THREAD = {'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false', 'OMP_NUM_THREADS': '1'}
+CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
+
+
+def open_run(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig
+) -> launch_config.ExperimentConfig:
+  """Makes or checks the folder of a run, and writes the config into it.
+
+  Raises:
+    ValueError: it cannot be written to, is something else's, or does not fit the config.
+  """
+  known = folder / CONFIG
+  try:
+    if known.exists():
+      differences = launch_config.conflicts(launch_config.load(known), config)
+      if differences:
+        raise ValueError(
+          f'--run {folder}: was made with another configuration. ' + '; '.join(differences)
+          + '. Give the old values or another folder'
+        )  # fmt: skip
+    elif folder.exists() and any(folder.iterdir()):
+      raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
+    for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
+      (folder / name).mkdir(parents=True, exist_ok=True)
+    launch_config.save(config, known)
+  except OSError as error:
+    raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
+  return config
+
+
+@contextlib.contextmanager
+def only_one(folder: pathlib.Path) -> Iterator[None]:
+  """Holds the folder, so that no second launcher works on it; ValueError if one does."""
+  with open(folder / LOCK, 'w') as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(
+        f'--run {folder}: is being trained already; stop that run or give another folder'
+      ) from None
+    yield
+
+
+def _port(config: launch_config.ExperimentConfig) -> int:
+  port = config.replay.port
+  if port is None:
+    return portpicker.pick_unused_port()
+  with socket.socket(socket.AF_INET6) as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind(('::', port))
+    except OSError as error:
+      raise ValueError(
+        f'replay.port={port}: cannot be used ({error.strerror}); give another, or null for a free one'
+      ) from None
+  return port
+
+
+def _environment(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
+  variables = dict(COMMON)
+  if name == program.LEARNER:
+    return variables | ({} if config.accelerator else CPU_ONLY)
+  variables |= CPU_ONLY | ONE_THREAD
+  return variables | FRUGAL if name == program.REPLAY else variables
+
+
+def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
+  """Runs everything until it is learned, interrupted or failed.
+
+  Args:
+    config: of the run.
+    folder: of the run, opened.
+
+  Returns:
+    The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
+    failed.
+  """
+  with only_one(folder):
+    address = f'127.0.0.1:{_port(config)}'
+    (folder / ADDRESS).write_text(address)
+    scratch = folder / 'nodes'
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    commands = program.commands(
+      program.make_program(config, folder.resolve(), launch_id=time.time_ns()), address, scratch
+    )
+    processes = [
+      supervisor.Process(name, command, _environment(name, config), folder / 'logs' / f'{name}.log')
+      for name, command in commands.items()
+    ]
+    actors = [name for name in commands if name.startswith(program.ACTOR)]
+    events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
+    progress = Progress(config, folder)
+    failed_late: list[str] = []
+
+    def on_event(event: supervisor.Event) -> None:
+      events.write(event._asdict())
+      if event.kind == 'restarting':
+        progress.say(
+          f'{event.name} ended with code {event.exit_code}; restart {event.restarts} '
+          f'in {event.delay_seconds:.1f} s'
+        )
+      if event.kind in ('exited', 'killed') and event.exit_code and event.name == program.LEARNER:
+        failed_late[:] = [event.name]
+      if event.kind == 'started' and event.name in failed_late:
+        failed_late.clear()
+
+    outcome = supervisor.Supervisor(
+      processes,
+      until=[program.LEARNER, program.EVALUATOR],
+      # Actors first, so that nothing is inserted behind the last checkpoints; replay last, because
+      # the learner has it save.
+      stop_order=[[*actors, program.EVALUATOR], [program.LEARNER], [program.REPLAY]],
+      grace_seconds=[3.0, 60.0, 2.0],
+      stop_seconds=75.0,
+      on_event=on_event,
+      on_tick=progress.tick,
+    ).run()
+    shutil.rmtree(scratch, ignore_errors=True)
+  progress.end()
+  if outcome.failed is not None:
+    print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')
+    print('\n'.join(f'  {line}' for line in outcome.last_lines))
+    print(f'all of it: {folder / "logs" / (outcome.failed + ".log")}')
+    return 1
+  if failed_late:
+    print(f'the learner did not save at the end; see {folder / "logs" / "learner.log"}')
+    return 1
+  if outcome.interrupted:
+    print(f'stopped; go on with: hephaestus train --run {folder}')
+    return 0
+  print(summary(folder))
+  return 0
+
+
+def summary(folder: pathlib.Path) -> str:
+  """The last line of a finished run."""
+  final = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
+  show = lambda value: f'{value:.3f}' if isinstance(value, float) else str(value)
+  names = ('environment_step', 'learner_step', 'episode_return', 'normalised_score')
+  return 'done: ' + ' '.join(f'{name}={show(final.get(name))}' for name in names)
+
+
+class Progress:
+  """One line on how far the run is, rewritten in a terminal, and repeated now and then elsewhere."""
+
+  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
+    """Shows nothing yet."""
+    self._config = config
+    self._folder = folder
+    self._live = sys.stdout.isatty()
+    self._start = time.monotonic()
+    self._first: tuple[float, int] | None = None
+    self._shown = 0.0
+
+  def tick(self) -> None:
+    """Shows the line when it is due."""
+    now = time.monotonic()
+    if self._live:
+      width = shutil.get_terminal_size().columns
+      sys.stdout.write('\r' + self.line()[: width - 1].ljust(width - 1))
+      sys.stdout.flush()
+    elif now - self._shown > QUIET_PERIOD:
+      self._shown = now
+      print(self.line(), flush=True)
+
+  def say(self, text: str) -> None:
+    """Shows a line that stays."""
+    self.end()
+    print(text, flush=True)
+
+  def end(self) -> None:
+    """Leaves the live line."""
+    if self._live:
+      sys.stdout.write('\r' + ' ' * (shutil.get_terminal_size().columns - 1) + '\r')
+      sys.stdout.flush()
+
+  def line(self) -> str:
+    """Steps, score, return, speed, ratio, staleness and the time left."""
+    learner = metrics.last(self._folder / 'metrics' / 'learner.jsonl')
+    evaluator = metrics.last(self._folder / 'metrics' / 'evaluator.jsonl') or {}
+    actor = metrics.last(self._folder / 'metrics' / 'actor-0.jsonl') or {}
+    elapsed = time.monotonic() - self._start
+    name = self._config.environment['name']
+    if learner is None or learner['time'] < time.time() - elapsed:
+      return f'{name}  {_clock(elapsed)}  starting: nodes import and compile, about half a minute'
+    # What an actor says may be newer than what the learner says.
+    step = max(learner['environment_step'], actor.get('environment_step') or 0)
+    total = self._config.max_environment_steps
+    if self._first is None:
+      self._first = (time.monotonic(), step)
+    began, first_step = self._first
+    rate = (step - first_step) / max(1e-9, time.monotonic() - began)
+    remaining = (total - step) / rate if rate > 0 else None
+    if self._config.max_minutes is not None:
+      by_time = 60 * self._config.max_minutes - (time.monotonic() - began)
+      remaining = by_time if remaining is None else min(remaining, by_time)
+    parts = [
+      f'{name}  {_clock(elapsed)}  {step:,}/{total:,} steps',
+      _labelled('score', evaluator.get('normalised_score')),
+      _labelled('return', evaluator.get('episode_return')),
+      f'{learner["replayed_steps_per_second"] / self._steps_per_update:.1f} updates/s',
+      f'ratio {learner["replay_ratio"]:.1f}',
+      f'staleness {max(0, learner["learner_step"] - actor.get("parameter_version", 0))}',
+      'ETA ' + (_clock(max(0.0, remaining)) if remaining is not None else '?'),
+    ]
+    return '  '.join(part for part in parts if part)
+
+  @property
+  def _steps_per_update(self) -> int:
+    return self._config.learner.batch_size * self._config.steps_per_sequence
+
+
+def _labelled(label: str, value: float | None) -> str:
+  return '' if value is None else f'{label} {value:.2f}'
+
+
+def _clock(seconds: float) -> str:
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'
+
+
+def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
+  """What replay holds and who waits for whom.
+
+  Args:
+    target: a run's folder, or HOST:PORT of a replay server (then the nodes' own numbers are None).
+    timeout_seconds: for the server to answer.
+
+  Raises:
+    ValueError: neither of the two.
+    ConnectionError: nothing answers.
+  """
+  from replay import inspector  # after the cheap checks: it takes seconds to import
+
+  folder = pathlib.Path(target)
+  config = None
+  if folder.is_dir():
+    if not (folder / CONFIG).exists():
+      raise ValueError(f'{target}: is not the folder of a run, it has no {CONFIG}')
+    config = launch_config.load(folder / CONFIG)
+    if not (folder / ADDRESS).exists():
+      raise ConnectionError(f'{target}: this run was never started')
+    address = (folder / ADDRESS).read_text()
+  elif ':' in target and target.rsplit(':', 1)[1].isdigit():
+    address = target
+  else:
+    raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
+  report = inspector.tables(address, config and config.replay, timeout_seconds)
+  report |= {
+    'address': address,
+    'parameter_version': None,
+    'environment_step': None,
+    'learner_starved_fraction': None,
+    'actors_throttled_fraction': None,
+    'staleness': {},
+  }
+  if config is None:
+    return report
+  stratum = config.replay.limiting_stratum.name
+  report['environment_step'] = report['tables'][stratum]['inserted'] * config.steps_per_sequence
+  learner = metrics.last(folder / 'metrics' / 'learner.jsonl')
+  actors = [
+    row
+    for path in sorted((folder / 'metrics').glob('actor-*.jsonl'))
+    if (row := metrics.last(path)) is not None
+  ]
+  if learner is not None:
+    report['learner_starved_fraction'] = learner['starved_fraction']
+  if actors:
+    versions = [row['parameter_version'] for row in actors]
+    report['parameter_version'] = max(versions)
+    throttled = [row['throttled_fraction'] for row in actors]
+    report['actors_throttled_fraction'] = sum(throttled) / len(throttled)
+    if learner is not None:
+      report['staleness'] = {
+        'newest_updates': max(0, learner['learner_step'] - max(versions)),
+        'oldest_updates': max(0, learner['learner_step'] - min(versions)),
+      }
+  return report
+
+
+def show(report: dict[str, Any]) -> None:
+  """Prints `inspect`'s report for people."""
+  import rich
+  import rich.table
+
+  view = rich.table.Table(title=report['address'], title_justify='left')
+  headings = ('table', 'size', 'capacity', 'inserted', 'sampled', 'unique')
+  for heading in headings:
+    view.add_column(heading, justify='left' if heading == 'table' else 'right')
+  for name, row in sorted(report['tables'].items()):
+    values = (row[key] for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled'))
+    view.add_row(name, *(f'{value:,}' for value in values))
+  rich.print(view)
+  ratio = report['replay_ratio']
+  configured = '?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}'
+  print(f'replay ratio       {ratio["achieved"]:.2f} (configured {configured})')
+  if report['environment_step'] is not None:
+    print(f'environment steps  {report["environment_step"]:,}')
+  starved, throttled = report['learner_starved_fraction'], report['actors_throttled_fraction']
+  if starved is not None and throttled is not None:
+    waits = 'the learner, for data' if starved > throttled else 'the actors, for the learner'
+    print(f'who waits          {waits}')
+    print(f'learner starved    {starved:.1%} of the time')
+    print(f'actors throttled   {throttled:.1%} of the time')
+  if report['parameter_version'] is not None:
+    print(f'parameters         version {report["parameter_version"]:,}')
+  if report['staleness']:
+    print(f'staleness          {report["staleness"]["oldest_updates"]:,} updates')
+
+
+def evaluate(
+  folder: pathlib.Path, episodes: int, video: pathlib.Path | None, seed: int
+) -> dict[str, Any]:
+  """Scores a run's newest checkpoint; may run beside training.
+
+  Args:
+    folder: of the run.
+    episodes: at least so many are played.
+    video: where to put a film of one episode, or None.
+    seed: of the worlds.
+
+  Raises:
+    ValueError: not a run, or nothing saved yet.
+  """
+  if not (folder / CONFIG).exists():
+    raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  import jax
+
+  from actors import evaluator
+  from learner import checkpoint, dreamer_update
+
+  config = launch_config.load(folder / CONFIG)
+  parts = program.make_parts(config)
+  update = dreamer_update.make_update(parts.dreamer, config.learner)
+  restored = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True).restore(
+    jax.eval_shape(update.init, jax.random.key(0))
+  )
+  if restored is None:
+    raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
+  params = parts.dreamer.agent.acting_params(restored.state.params)
+  play = evaluator.Play(parts.environment, parts.dreamer.agent, min(episodes, 64))
+  play_key, video_key = jax.random.split(jax.random.key(seed))
+  result = play.evaluate(params, play_key, episodes)
+  if video is not None:
+    frames = play.record(params, video_key)
+    if frames is None:
+      raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
+    evaluator.write_video(frames, video)
+  return {'learner_step': restored.step, **result._asdict()}
+
+
+def to_json(report: dict[str, Any]) -> str:
+  """One line of JSON."""
+  return json.dumps(metrics.plain(report))

@@ -1,0 +1,117 @@
+"""The `hephaestus` command and its subcommands."""
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+import warnings
+
+from absl import app
+from absl.flags import argparse_flags
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+  parser = argparse_flags.ArgumentParser(
+    prog='hephaestus',
+    description='World-model agents that train on more than one process.',
+    allow_abbrev=False,  # absl's own flags would make --run ambiguous
+  )
+  commands = parser.add_subparsers(dest='command', required=True)
+
+  train = commands.add_parser('train', allow_abbrev=False, help='train an agent; on an old folder, go on')
+  train.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
+  train.add_argument('--env', help='a world, or package.module:Class (default: catch)')
+  train.add_argument('--agent', default='dreamer', choices=['dreamer'])
+  train.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
+  train.add_argument('--steps', type=int, help='environment steps to collect in all')
+  train.add_argument('--seed', type=int, help='of everything random (default: 0)')
+  train.add_argument(
+    '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
+  )
+
+  evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score the newest checkpoint of a run')
+  evaluate.add_argument('run', type=pathlib.Path)
+  evaluate.add_argument('--episodes', type=int, default=256)
+  evaluate.add_argument('--video', type=pathlib.Path, help='film of one episode, .gif or .mp4')
+  evaluate.add_argument('--seed', type=int, default=0)
+  evaluate.add_argument('--json', action='store_true')
+
+  inspect = commands.add_parser('inspect', allow_abbrev=False, help='show the replay tables of a live run')
+  inspect.add_argument('target', metavar='RUN|HOST:PORT')
+  inspect.add_argument('--json', action='store_true')
+  return parser.parse_args(arguments[1:])
+
+
+def _train(arguments: argparse.Namespace) -> int:
+  from launch import config as launch_config
+  from launch import experiments, local
+
+  folder = arguments.run
+  saved = folder is not None and (folder / local.CONFIG).exists()
+  if saved and arguments.preset is None and arguments.env is None:
+    config = launch_config.load(folder / local.CONFIG)
+  else:
+    preset = arguments.preset or experiments.default_preset()
+    if preset not in experiments.PRESETS:
+      raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
+    config = experiments.PRESETS[preset](arguments.env or 'catch')
+  overrides = list(arguments.set)
+  if arguments.steps is not None:
+    overrides.append(f'max_environment_steps={arguments.steps}')
+  if arguments.seed is not None:
+    overrides.append(f'seed={arguments.seed}')
+  config = launch_config.override(config, overrides)
+  config.make_environment()  # refuses an unknown world or option before anything is written
+  if folder is None:
+    name = config.environment['name'].replace('/', '-').replace(':', '-')
+    folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  local.open_run(folder, config)
+  print(f'run folder: {folder}', flush=True)
+  return local.train(config, folder)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+  from launch import local
+
+  if arguments.episodes < 1:
+    raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
+  if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
+    raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
+  result = local.evaluate(arguments.run, arguments.episodes, arguments.video, arguments.seed)
+  if arguments.json:
+    print(local.to_json(result))
+  else:
+    for name, value in result.items():
+      print(f'{name:<18} {value}')
+  return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+  from launch import local
+
+  report = local.inspect(arguments.target)
+  print(local.to_json(report)) if arguments.json else local.show(report)
+  return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+  sys.path.insert(0, os.getcwd())  # where a user's own worlds are
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  # The launcher only starts programs; it never calls JAX in a forked copy of itself.
+  warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
+  commands = {'train': _train, 'evaluate': _evaluate, 'inspect': _inspect}
+  try:
+    return commands[arguments.command](arguments)
+  except (ValueError, ConnectionError) as error:
+    print(f'hephaestus {arguments.command}: {error}', file=sys.stderr)
+    return 2
+
+
+def main() -> None:
+  """Entry point of the console script; bad input ends with exit code 2 and one line."""
+  app.run(_run, flags_parser=_parse)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,250 @@
+"""make_program: the topology of a run; the one file that knows Launchpad's nodes.
+
+Every node is built in its own process, from the config and a client of replay. Actors and the
+learner only ever speak to replay, so any node may die and return.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+import jax
+import launchpad as lp
+import reverb
+from launchpad import address as lp_address
+from launchpad import context as lp_context
+
+from actors import actor, evaluator, rollout
+from agents.dreamer import agent as dreamer_agent
+from launch import config as launch_config
+from launch import metrics
+from learner import checkpoint, dreamer_update
+from learner import learner as learner_lib
+from replay import checkpoint as replay_checkpoint
+from replay import connection, parameters, reader, tables, writer
+
+TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
+REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What all nodes of a run agree on, computed from its config alone.
+
+  Attributes:
+    environment: the world.
+    dreamer: the agent.
+    unroll: of the actors.
+    params_schema: shapes and dtypes of acting parameters.
+    sequence_schema: shapes and dtypes of one Sequence.
+  """
+
+  environment: Any
+  dreamer: dreamer_agent.Dreamer
+  unroll: rollout.Unroll
+  params_schema: Any
+  sequence_schema: Any
+
+
+def make_parts(config: launch_config.ExperimentConfig) -> Parts:
+  """Builds them; makes no array."""
+  environment = config.make_environment()
+  dreamer = dreamer_agent.make_dreamer(
+    config.agent, environment.observation_spec, environment.action_spec
+  )
+  unroll = rollout.make_unroll(
+    environment,
+    dreamer.agent,
+    num_worlds=config.actor.num_worlds,
+    num_rows=config.actor.sequence_length,
+  )
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  params = jax.eval_shape(lambda key: dreamer.agent.acting_params(dreamer.agent.init_params(key)), key)
+  return Parts(environment, dreamer, unroll, params, rollout.sequence_schema(unroll, params))
+
+
+def environment_steps(config: launch_config.ExperimentConfig, address: str, name: str):
+  """A function that asks replay how many steps all actors have collected; None: no answer."""
+  link = connection.Connection(address, name, timeout_seconds=config.replay.timeout_seconds)
+  stratum = config.replay.limiting_stratum.name
+
+  def ask() -> int | None:
+    infos = link.info(1.0)
+    if infos is None or stratum not in infos:
+      return None
+    return infos[stratum].rate_limiter_info.insert_stats.completed * config.steps_per_sequence
+
+  return ask
+
+
+def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
+  """The tables of the replay node."""
+  parts = make_parts(config)
+  return tables.make_tables(
+    config.replay,
+    parts.sequence_schema,
+    batch_size=config.learner.batch_size,
+    insert_size=config.actor.num_worlds * config.actor.num_actors,
+  )
+
+
+def _make_logger(config: launch_config.ExperimentConfig, run: pathlib.Path, name: str, **options):
+  return metrics.make_logger(
+    run, name, tensorboard=config.tensorboard, wandb=config.wandb, **options
+  )
+
+
+def build_learner(
+  config: launch_config.ExperimentConfig, run: pathlib.Path, launch_id: int, client: reverb.Client
+) -> learner_lib.Learner:
+  """The learner node."""
+  parts = make_parts(config)
+  address = client.server_address
+  stop = lp.stop_event()
+  replay_folder = str(run / 'replay')
+  return learner_lib.Learner(
+    update=dreamer_update.make_update(parts.dreamer, config.learner),
+    acting_params=parts.dreamer.agent.acting_params,
+    config=config.learner,
+    reader=reader.Reader(
+      address,
+      config.replay.strata,
+      parts.sequence_schema,
+      batch_size=config.learner.batch_size,
+      max_in_flight=config.replay.max_in_flight,
+      timeout_seconds=config.replay.timeout_seconds,
+    ),
+    publisher=parameters.Publisher(address, parts.params_schema),
+    checkpointer=checkpoint.Checkpointer(run / 'checkpoints'),
+    save_replay=lambda: replay_checkpoint.save(client, replay_folder),
+    environment_step=environment_steps(config, address, LEARNER),
+    make_logger=lambda step: _make_logger(
+      config, run, LEARNER, steps_key='learner_step', resume=('learner_step', step)
+    ),
+    should_stop=stop.is_set,
+    max_environment_steps=config.max_environment_steps,
+    max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
+    steps_per_sequence=config.steps_per_sequence,
+    seed=config.seed,
+    launch_id=launch_id,
+  )
+
+
+def build_actor(
+  config: launch_config.ExperimentConfig, run: pathlib.Path, actor_id: int, client: reverb.Client
+) -> actor.Actor:
+  """One actor node."""
+  parts = make_parts(config)
+  name = f'{ACTOR}-{actor_id}'
+  address = client.server_address
+  stop = lp.stop_event()
+  return actor.Actor(
+    unroll=parts.unroll,
+    source=parameters.Source(address, parts.params_schema, name=name),
+    writer=writer.Writer(
+      address,
+      config.replay.strata,
+      parts.sequence_schema,
+      timeout_seconds=config.replay.timeout_seconds,
+    ),
+    logger=_make_logger(config, run, name, steps_key='environment_step'),
+    environment_step=environment_steps(config, address, name),
+    should_stop=stop.is_set,
+    config=config.actor,
+    actor_id=actor_id,
+    seed=config.seed,
+  )
+
+
+def build_evaluator(
+  config: launch_config.ExperimentConfig, run: pathlib.Path, launch_id: int, client: reverb.Client
+) -> evaluator.Evaluator:
+  """The evaluator node."""
+  parts = make_parts(config)
+  stop = lp.stop_event()
+  return evaluator.Evaluator(
+    play=evaluator.Play(parts.environment, parts.dreamer.agent, config.evaluator.num_episodes),
+    source=parameters.Source(client.server_address, parts.params_schema, name=EVALUATOR),
+    logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
+    should_stop=stop.is_set,
+    config=config.evaluator,
+    videos=run / 'videos',
+    seed=config.seed,
+    launch_id=launch_id,
+  )
+
+
+def make_program(
+  config: launch_config.ExperimentConfig, run: pathlib.Path, launch_id: int
+) -> lp.Program:
+  """The topology of one run.
+
+  Args:
+    config: of the run.
+    run: its folder.
+    launch_id: positive and different at every launch; tells this launch's end from an older one's.
+  """
+  program = lp.Program('hephaestus')
+  with program.group(REPLAY):
+    replay = program.add_node(
+      lp.ReverbNode(
+        functools.partial(build_tables, config),
+        functools.partial(replay_checkpoint.checkpointer, str(run / 'replay')),
+      )
+    )
+  with program.group(LEARNER):
+    program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, replay))
+  with program.group(ACTOR):
+    for actor_id in range(config.actor.num_actors):
+      program.add_node(lp.PyClassNode(build_actor, config, run, actor_id, replay))
+  with program.group(EVALUATOR):
+    program.add_node(lp.PyClassNode(build_evaluator, config, run, launch_id, replay))
+  return program
+
+
+class _StaticAddress(lp_address.AbstractAddressBuilder):
+  """An address that is known before anything runs."""
+
+  def __init__(self, address: str):
+    self._address = address
+
+  def build(self) -> str:
+    return self._address
+
+
+def commands(program: lp.Program, address: str, scratch: pathlib.Path) -> dict[str, list[str]]:
+  """The command that runs each node of a program, by the node's name.
+
+  Launchpad's own launcher would start them too, but neither restarts a node nor reports its end
+  (docs/design.md); so its nodes are bound here and their commands handed to our supervisor.
+
+  Args:
+    program: whose only listening node is replay.
+    address: HOST:PORT of replay.
+    scratch: folder for the pickled nodes, which must live as long as the run.
+  """
+  launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
+  for nodes in program.groups.values():
+    for node in nodes:
+      node._initialize_context(launch_type, launch_config=None)
+  for label, nodes in program.groups.items():
+    for node in nodes:
+      for handle in node.input_handles:
+        handle.connect(node, label)
+      for listening in node.addresses:
+        listening.bind(_StaticAddress(address))
+  result = {}
+  previous, tempfile.tempdir = tempfile.tempdir, str(scratch)
+  try:
+    for label, nodes in program.groups.items():
+      executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
+      for index, command in enumerate(executables):
+        name = f'{label}-{index}' if label == ACTOR else label
+        notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'
+        result[name] = [*map(os.fspath, command.command_as_list), notice]
+  finally:
+    tempfile.tempdir = previous
+  return result

@@ -1,0 +1,1 @@
+"""How parameters change: train states, updates, checkpoints and publishing."""

@@ -1,0 +1,168 @@
+"""Saves and restores one replica of a train state, checked and in the background, with Orbax."""
+
+import hashlib
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+
+Tree = Any
+STATE, DIGEST = 'state', 'digest'
+KEEP = 3
+
+
+class Restored(NamedTuple):
+  """What a checkpoint held.
+
+  Attributes:
+    state: the train state, one replica, host arrays and typed keys.
+    step: the learner step at which it was saved.
+  """
+
+  state: Tree
+  step: int
+
+
+def _is_key(leaf: Any) -> bool:
+  return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
+  """A flat dictionary of host arrays, of which keys are their `key_data`."""
+  flat, _ = jax.tree_util.tree_flatten_with_path(state)
+  return {
+    jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    for path, leaf in flat
+  }
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+  """A hash of names, shapes, dtypes and bytes: a flipped bit anywhere shows."""
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name])
+    digest.update(f'{name} {array.shape} {array.dtype};'.encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+class Checkpointer:
+  """The checkpoints of one run, newest last; each is complete or not there at all.
+
+  Orbax writes in the background and renames when done, so a killed process leaves the previous
+  checkpoint as the newest. A digest of the content is stored beside it, since a file system may
+  also lose what was once complete.
+  """
+
+  def __init__(self, directory: pathlib.Path, *, read_only: bool = False):
+    """Opens `directory`, and makes it unless `read_only`: then a run may be writing to it."""
+    self._read_only = read_only
+    options = (
+      ocp.CheckpointManagerOptions(read_only=True)
+      if read_only
+      else ocp.CheckpointManagerOptions(max_to_keep=KEEP, enable_async_checkpointing=True)
+    )
+    self._manager = ocp.CheckpointManager(
+      directory.resolve(),
+      options=options,
+      item_names=(STATE, DIGEST),
+    )
+    self._directory = directory.resolve()
+
+  def save(self, step: int, state: Tree) -> None:
+    """Begins to save one replica; returns once its arrays are copied.
+
+    Args:
+      step: the learner step.
+      state: of one replica.
+    """
+    if step == self._manager.latest_step():
+      return
+    arrays = _to_arrays(state)
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(arrays), digest=ocp.args.JsonSave({'sha256': _digest(arrays)})
+      ),
+    )
+
+  def wait(self) -> None:
+    """Returns when what was begun is on disk."""
+    self._manager.wait_until_finished()
+
+  def restore(self, like: Tree) -> Restored | None:
+    """The newest checkpoint that is whole; those that are not are set aside, and that is said.
+
+    Args:
+      like: a train state, or its shapes and dtypes.
+
+    Returns:
+      None where there is no checkpoint.
+
+    Raises:
+      ValueError: a whole checkpoint holds other arrays than `like`; says which.
+    """
+    for step in sorted(self._manager.all_steps(), reverse=True):
+      try:
+        arrays = self._read(step)
+      except Exception as error:  # whatever a broken file makes a reader raise
+        logging.warning(
+          'Checkpoint %s is broken (%s: %s); falling back to the one before.',
+          self._directory / str(step), type(error).__name__, str(error).split('\n')[0][:200],
+        )  # fmt: skip
+        if not self._read_only:
+          self._set_aside(step)
+        continue
+      return Restored(self._rebuild(arrays, like, step), step)
+    return None
+
+  def _read(self, step: int) -> dict[str, np.ndarray]:
+    content = self._manager.restore(
+      step,
+      args=ocp.args.Composite(state=ocp.args.StandardRestore(), digest=ocp.args.JsonRestore()),
+    )
+    arrays = {name: np.asarray(array) for name, array in content[STATE].items()}
+    if _digest(arrays) != content[DIGEST]['sha256']:
+      raise ValueError('its content does not match its digest')
+    return arrays
+
+  def _set_aside(self, step: int) -> None:
+    place = self._directory / str(step)
+    broken = self._directory.parent / 'broken_checkpoints'
+    broken.mkdir(exist_ok=True)
+    target = broken / str(step)
+    for attempt in range(1, 1000):
+      if not target.exists():
+        break
+      target = broken / f'{step}-{attempt}'
+    place.rename(target)
+    self._manager.reload()
+
+  def _rebuild(self, arrays: dict[str, np.ndarray], like: Tree, step: int) -> Tree:
+    flat, treedef = jax.tree_util.tree_flatten_with_path(like)
+    leaves = []
+    for path, leaf in flat:
+      name = jax.tree_util.keystr(path)
+      is_key = _is_key(leaf)
+      shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
+      if name not in arrays or arrays[name].shape != shape:
+        found = arrays[name].shape if name in arrays else 'nothing'
+        raise ValueError(
+          f'checkpoint {self._directory / str(step)}: {name} should be {shape} and is {found}; '
+          'it was saved with another configuration, choose another run folder'
+        )
+      leaves.append(jax.random.wrap_key_data(arrays[name]) if is_key else arrays[name])
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+  def close(self) -> None:
+    """Waits for what was begun."""
+    self._manager.close()
+
+
+def replica(state: Tree) -> Tree:
+  """One copy of a state that pmap holds D times, as host arrays (and typed keys)."""
+  first = jax.tree.map(lambda x: x[0], state)
+  return jax.tree.map(lambda x: x if _is_key(x) else np.asarray(x), first)

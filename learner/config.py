@@ -1,0 +1,43 @@
+"""LearnerConfig: the numbers of the learner's loop and of its optimizers."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+  """How fast and how often; the defaults are those of a v4-8.
+
+  Raises:
+    ValueError: a number that cannot work, named with its field.
+  """
+
+  batch_size: int = 256  # sequences, over all devices
+  model_learning_rate: float = 3e-4
+  policy_learning_rate: float = 1e-4
+  model_max_gradient: float = 100.0  # global norm
+  policy_max_gradient: float = 10.0
+  adam_epsilon: float = 1e-8
+  rate_warm_up: int = 100  # updates until the learning rates are reached
+  publish_period: int = 25  # updates
+  log_period: int = 100  # updates
+  checkpoint_period: float = 60.0  # seconds, of learner and replay alike
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value <= 0:
+        raise ValueError(f'learner.{field.name}={value!r}: must be positive')
+
+  def batch_per_device(self, num_devices: int) -> int:
+    """Sequences for each device.
+
+    Raises:
+      ValueError: the batch does not divide.
+    """
+    if self.batch_size % num_devices:
+      near = max(1, round(self.batch_size / num_devices)) * num_devices
+      raise ValueError(
+        f'learner.batch_size={self.batch_size}: does not divide over {num_devices} devices; '
+        f'{near} would'
+      )
+    return self.batch_size // num_devices

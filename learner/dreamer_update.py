@@ -1,0 +1,256 @@
+"""The dreamer's TrainState and one update, seen from one device.
+
+One XLA program: world model, novelty, dream, actor-critic, intrinsic state. Noise belongs to a
+sequence and its place in the global batch, so the update does not depend on how many devices
+share the batch.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import dm_env
+import jax
+import jax.numpy as jnp
+import optax
+
+from agents import experience
+from agents.dreamer import actor_critic as ac
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import dream, intrinsic
+from learner import config as learner_config
+
+Tree = Any
+Metrics = dict[str, chex.Array]
+DEVICES = 'devices'
+"""The name of the axis over devices, within and between hosts."""
+
+LAST = int(dm_env.StepType.LAST)
+
+
+class Spread(NamedTuple):
+  """A slow average of the 5 to 95 % range of returns.
+
+  Attributes:
+    value: [] float32, biased.
+    count: [] int32.
+  """
+
+  value: chex.Array
+  count: chex.Array
+
+
+class TrainState(NamedTuple):
+  """All that an update changes; equal on all replicas, so one of them is the whole checkpoint.
+
+  Attributes:
+    params: of 'world_model' and 'actor_critic', float32.
+    slow_critic: a slow copy of the critic's parameters.
+    model_opt_state: of the world model's optimizer.
+    policy_opt_state: of the actor-critic's.
+    intrinsic: novelty's averages and boredom.
+    spread: what advantages are divided by.
+    key: [] typed PRNG key.
+    step: [] int32, updates done.
+  """
+
+  params: Tree
+  slow_critic: Tree
+  model_opt_state: Tree
+  policy_opt_state: Tree
+  intrinsic: intrinsic.IntrinsicState
+  spread: Spread
+  key: chex.PRNGKey
+  step: chex.Array
+
+
+class Update(NamedTuple):
+  """How a TrainState begins and changes.
+
+  Attributes:
+    init: key -> TrainState of one replica.
+    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics); to be run
+      under an axis named DEVICES.
+  """
+
+  init: Callable[[chex.PRNGKey], TrainState]
+  update: Callable[[TrainState, experience.Sequence], tuple[TrainState, Metrics]]
+
+
+def make_optimizer(
+  rate: float, max_gradient: float, config: learner_config.LearnerConfig
+) -> optax.GradientTransformation:
+  """Adam with a linear warm-up, its gradient clipped by global norm."""
+  schedule = optax.linear_schedule(0.0, rate, config.rate_warm_up)
+  return optax.chain(
+    optax.clip_by_global_norm(max_gradient), optax.adam(schedule, eps=config.adam_epsilon)
+  )
+
+
+def make_update(
+  dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig
+) -> Update:
+  """Builds the update of one agent; choices of config are made here, not inside the trace."""
+  agent_config, model, policy = dreamer.config, dreamer.model, dreamer.actor_critic
+  novelty_of = intrinsic.NOVELTIES[agent_config.novelty]
+  window = agent_config.window
+  model_optimizer = make_optimizer(config.model_learning_rate, config.model_max_gradient, config)
+  policy_optimizer = make_optimizer(config.policy_learning_rate, config.policy_max_gradient, config)
+
+  def init(key: chex.PRNGKey) -> TrainState:
+    init_key, key = jax.random.split(key)
+    params = dreamer.agent.init_params(init_key)
+    return TrainState(
+      params=params,
+      # A copy: the state is donated, and no buffer may be donated twice.
+      slow_critic=jax.tree.map(jnp.copy, params['actor_critic']['critic']),
+      model_opt_state=model_optimizer.init(params['world_model']),
+      policy_opt_state=policy_optimizer.init(params['actor_critic']),
+      intrinsic=intrinsic.initial(),
+      spread=Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)),
+      key=key,
+      step=jnp.zeros((), jnp.int32),
+    )
+
+  def improve_world_model(state: TrainState, keys: chex.PRNGKey, sequence: experience.Sequence):
+    gradient = jax.value_and_grad(model.loss, has_aux=True)
+    (_, (posterior, metrics)), grads = gradient(state.params['world_model'], keys, sequence)
+    grads = jax.lax.pmean(grads, DEVICES)
+    updates, opt_state = model_optimizer.update(grads, state.model_opt_state)
+    params = optax.apply_updates(state.params['world_model'], updates)
+    metrics['gradient_norm'] = optax.global_norm(grads)
+    state = state._replace(
+      params=state.params | {'world_model': params}, model_opt_state=opt_state
+    )
+    return state, posterior, metrics
+
+  def measure_spread(spread: Spread, return_: chex.Array, awake: chex.Array):
+    """The spread of the returns of all devices' starts, and what to divide advantages by."""
+    everyone = jax.lax.all_gather(return_, DEVICES)
+    low, high = jnp.percentile(everyone, jnp.array([5.0, 95.0]))
+    value = spread.value + agent_config.return_rate * (high - low - spread.value)
+    moved = Spread(value, spread.count + 1)
+    spread = jax.tree.map(lambda new, old: jnp.where(awake, new, old), moved, spread)
+    correction = 1 - (1 - agent_config.return_rate) ** jnp.maximum(spread.count, 1)
+    return spread, jnp.maximum(agent_config.return_floor, spread.value / correction)
+
+  def improve_actor_critic(
+    state: TrainState,
+    dreamt: dream.Dream,
+    replayed: dream.Past,
+    sequence: experience.Sequence,
+    novelty_mean: chex.Array,
+  ):
+    drive = lambda novelty: agent_config.novelty_scale * novelty / (novelty_mean + 1e-8)
+    return_, weight = dream.returns_and_weights(
+      dreamt,
+      drive(dreamt.novelty[window - 1 :]),
+      gamma=agent_config.gamma,
+      lambda_=agent_config.lambda_,
+    )
+    awake = dreamt.horizon > 0
+    spread, scale = measure_spread(state.spread, return_[0], awake)
+    total = jax.lax.pmean(weight.sum(), DEVICES)
+    targets = ac.Targets(
+      return_=return_,
+      advantage=(return_ - dreamt.value[:-1]) / scale,
+      slow_value=dreamt.value[:-1],
+      weight=weight / jnp.maximum(total, 1e-8),
+    )
+    params = state.params['actor_critic']
+    count = agent_config.rows_per_chunk
+
+    def add_chunk(chunk, carry):
+      """Adds the gradient of one chunk of rows; chunks beyond the horizon are never visited."""
+      first = chunk * count
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
+      rows = dream.rows(dreamt, first, count, window)
+      (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
+        params, rows, jax.tree.map(cut, targets)
+      )
+      return jax.tree.map(jnp.add, carry, (grads, metrics))
+
+    rows = dream.rows(dreamt, 0, count, window)
+    first_targets = jax.tree.map(lambda x: x[:count], targets)
+    empty = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(jax.grad(policy.loss, has_aux=True), params, rows, first_targets),
+    )
+    num_chunks = (dreamt.horizon + count - 1) // count
+    grads, metrics = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
+
+    last = sequence.step_type == LAST
+    reward = sequence.reward + drive(replayed.novelty[window - 1 :])
+    replayed_window = ac.Window(replayed.features, replayed.novelty, replayed.episode)
+
+    def replayed_loss(params):
+      return agent_config.replayed_value_scale * policy.replayed_value_loss(
+        params, state.slow_critic, replayed_window, replayed.novelty, reward,
+        sequence.discount, last,
+      )  # fmt: skip
+
+    metrics['replayed_value_loss'], replayed_grads = jax.value_and_grad(replayed_loss)(params)
+    grads = jax.lax.pmean(jax.tree.map(jnp.add, grads, replayed_grads), DEVICES)
+    updates, opt_state = policy_optimizer.update(grads, state.policy_opt_state)
+    params = optax.apply_updates(params, updates)
+    slow_critic = optax.incremental_update(
+      params['critic'], state.slow_critic, agent_config.slow_critic_rate
+    )
+    metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
+    state = state._replace(
+      params=state.params | {'actor_critic': params},
+      slow_critic=slow_critic,
+      policy_opt_state=opt_state,
+      spread=spread,
+    )
+    return state, metrics
+
+  def update(
+    state: TrainState, sequence: experience.Sequence
+  ) -> tuple[TrainState, Metrics]:
+    """One update, seen from one device; gradients are averaged over DEVICES."""
+    sequence = experience.time_major(sequence)
+    batch = sequence.identity.shape[0]
+    key, shared_key = jax.random.split(state.key)
+    place = jax.lax.axis_index(DEVICES) * batch + jnp.arange(batch)
+    sequence_keys = jax.vmap(lambda place: jax.random.fold_in(shared_key, place))(place)
+    keys = jax.vmap(jax.random.split)(sequence_keys)
+    state, posterior, model_metrics = improve_world_model(state, keys[:, 0], sequence)
+
+    novelty = novelty_of(*posterior.moments)
+    intrinsic_state, drives = intrinsic.update(
+      state.intrinsic, jax.lax.pmean(novelty.mean(), DEVICES), agent_config
+    )
+    # The actor sleeps until the model is worth dreaming in: a dream of no rows costs nothing.
+    horizon = jnp.where(state.step < agent_config.warm_up_updates, 0, drives.horizon)
+    last = sequence.step_type == LAST
+    start = dream.starts(
+      posterior, last, novelty, keys[:, 1], num_rows=agent_config.dream_rows, window=window
+    )
+    dreamt = dream.rollout(model, policy, state.params, state.slow_critic, start, horizon)
+    replayed = dream.past(posterior, novelty, window)
+    state, policy_metrics = improve_actor_critic(
+      state, dreamt, replayed, sequence, drives.novelty_mean
+    )
+
+    clean = intrinsic.clean_novelty(*posterior.moments)
+    imagined = jnp.maximum(horizon, 1)
+    within = jnp.where(jnp.arange(agent_config.horizon_max + 1)[:, None] < imagined, 1.0, 0.0)
+    dream_mean = lambda x: jnp.sum(within * x) / (imagined * x.shape[1])
+    metrics = {
+      **{f'world_model/{name}': value for name, value in model_metrics.items()},
+      **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
+      'intrinsic/novelty': novelty.mean(),
+      'intrinsic/clean_novelty': clean.mean(),
+      'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
+      'intrinsic/competence': drives.competence,
+      'intrinsic/boredom': drives.boredom,
+      'dream/horizon': horizon.astype(jnp.float32),
+      'dream/reward': dream_mean(dreamt.reward),
+      'dream/value': dream_mean(dreamt.value),
+      'dream/novelty': dream_mean(dreamt.novelty[window - 1 :]),
+    }
+    state = state._replace(key=key, intrinsic=intrinsic_state, step=state.step + 1)
+    return state, jax.lax.pmean(metrics, DEVICES)
+
+  return Update(init, update)

@@ -1,0 +1,334 @@
+"""The Learner node: next batch, pmapped update; publish, save and report now and then."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from learner import checkpoint as checkpoint_lib
+from learner import config as learner_config
+from learner import dreamer_update
+from replay import parameters
+from replay import reader as reader_lib
+
+Tree = Any
+
+
+class Logger(Protocol):
+  """Where numbers go."""
+
+  def write(self, values: dict[str, Any]) -> None:
+    """Takes one row."""
+
+  def close(self) -> None:
+    """Writes what is left."""
+
+
+class Learner:
+  """Trains on what replay holds until enough has been collected, and can stop at any update.
+
+  Args:
+    update: how the train state begins and changes.
+    acting_params: train state's params -> what actors need of them.
+    config: of the loop.
+    reader: gives batches of host arrays, [B, T, ...].
+    publisher: takes snapshots of acting parameters.
+    checkpointer: of the train state.
+    save_replay: has replay write its checkpoint; may raise RuntimeError when replay is down.
+    environment_step: steps collected so far by all actors, None while replay does not answer.
+    make_logger: learner step of the restored state -> where this node's numbers go.
+    should_stop: whether the node was asked to stop.
+    max_environment_steps: ends the run.
+    max_seconds: ends it as well, counted from the first update of this process; None: never.
+    steps_per_sequence: transitions that a replayed sequence counts for, T - 1.
+    seed: of the first train state.
+    launch_id: goes out with the final parameters, so that nobody takes an older end for this one.
+    devices: local devices; None for all.
+  """
+
+  def __init__(
+    self,
+    *,
+    update: dreamer_update.Update,
+    acting_params: Callable[[Tree], Tree],
+    config: learner_config.LearnerConfig,
+    reader: reader_lib.Reader,
+    publisher: parameters.Publisher,
+    checkpointer: checkpoint_lib.Checkpointer,
+    save_replay: Callable[[], None],
+    environment_step: Callable[[], int | None],
+    make_logger: Callable[[int], Logger],
+    should_stop: Callable[[], bool],
+    max_environment_steps: int,
+    steps_per_sequence: int,
+    seed: int,
+    launch_id: int,
+    max_seconds: float | None = None,
+    devices: list[jax.Device] | None = None,
+  ):
+    self._config = config
+    self._reader = reader
+    self._publisher = publisher
+    self._checkpointer = checkpointer
+    self._save_replay = save_replay
+    self._ask_environment_step = environment_step
+    self._make_logger = make_logger
+    self._should_stop = should_stop
+    self._max_environment_steps = max_environment_steps
+    self._max_seconds = max_seconds
+    self._launch_id = launch_id
+    self._first_update: float | None = None
+    self._steps_per_batch = config.batch_size * steps_per_sequence
+    self._devices = devices or jax.local_devices()
+    self._batch_per_device = config.batch_per_device(len(self._devices))
+
+    # Red line: one trace for the whole run. A second one raises.
+    self._update = jax.pmap(
+      chex.assert_max_traces(update.update, n=1),
+      axis_name=dreamer_update.DEVICES,
+      donate_argnums=0,
+      devices=self._devices,
+    )
+    # A copy of one replica: the state itself is donated to the next update.
+    self._snapshot = jax.jit(lambda state: jax.tree.map(lambda x: jnp.copy(x[0]), state))
+    self._acting = jax.jit(
+      lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
+    )
+    like = jax.eval_shape(update.init, jax.random.key(seed))
+    restored = checkpointer.restore(like)
+    if restored is None:
+      state = jax.jit(update.init)(jax.random.key(seed))
+      self._step = 0
+      logging.info('Learner begins with seed %d.', seed)
+    else:
+      state, self._step = restored
+      logging.info('Learner resumes at step %d.', self._step)
+    self._state = jax.device_put_replicated(state, self._devices)
+    self._environment_step = 0
+
+  def run(self) -> None:
+    """Trains until the run is over or the node is asked to stop; saves before it returns."""
+    logger = self._make_logger(self._step)
+    prefetch = _Prefetch(self._reader, self._devices, self._batch_per_device)
+    background = _Background()
+    config = self._config
+    window = _Window(self._step)
+    pending: list[dict[str, jax.Array]] = []
+    saved = polled = time.monotonic()
+    self._poll()
+    self._publish(final=False)
+    try:
+      while not self._should_stop() and not self._finished:
+        waited = time.monotonic()
+        batch = prefetch.get(timeout_seconds=0.2)
+        # Whoever waits while the device is still busy starves nobody.
+        idle = not pending or pending[-1]['world_model/loss'].is_ready()
+        window.starved += (time.monotonic() - waited) if idle else 0.0
+        if time.monotonic() - polled > 0.5:
+          self._poll()
+          polled = time.monotonic()
+        if batch is None:
+          continue
+        if pending:
+          jax.block_until_ready(pending[-1])  # one update in flight, so batches are drawn in time
+        self._state, metrics = self._update(self._state, batch)
+        self._first_update = self._first_update or time.monotonic()
+        self._step += 1
+        pending.append(metrics)
+        if self._step % config.publish_period == 0:
+          self._publish_in(background)
+        if self._step % config.log_period == 0:
+          values = _mean(pending)
+          pending.clear()
+          logger.write(self._report(window) | values)
+          _check_finite(values, self._step)
+          window = _Window(self._step)
+        if time.monotonic() - saved > config.checkpoint_period:
+          saved = time.monotonic()
+          self._save_state()
+          background.submit(self._try_save_replay)
+    finally:
+      prefetch.close()
+      background.close()
+    finished = self._finished
+    self._save_state()
+    self._publish(final=finished)
+    self._try_save_replay()
+    self._checkpointer.wait()
+    logger.close()
+    logging.info('Learner %s at step %d.', 'finished' if finished else 'stopped', self._step)
+
+  @property
+  def _finished(self) -> bool:
+    if self._max_seconds is not None and self._first_update is not None:
+      if time.monotonic() - self._first_update > self._max_seconds:
+        return True
+    return self._environment_step >= self._max_environment_steps
+
+  def _poll(self) -> None:
+    environment_step = self._ask_environment_step()
+    if environment_step is not None:
+      self._environment_step = environment_step
+
+  def _report(self, window: '_Window') -> dict[str, float]:
+    elapsed = time.monotonic() - window.start
+    replayed = self._step * self._steps_per_batch
+    return {
+      'learner_step': self._step,
+      'environment_step': self._environment_step,
+      'replay_ratio': replayed / max(1, self._environment_step),
+      'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
+      'starved_fraction': min(1.0, window.starved / elapsed),
+    }
+
+  def _make_snapshot(self, params: Tree, final: bool) -> parameters.Snapshot:
+    return parameters.Snapshot(
+      version=self._step,
+      environment_step=self._environment_step,
+      ended_launch=self._launch_id if final else 0,
+      params=params,
+    )
+
+  def _publish(self, *, final: bool) -> None:
+    params = jax.device_get(self._acting(self._state.params))
+    self._publisher.publish(self._make_snapshot(params, final))
+
+  def _publish_in(self, background: '_Background') -> None:
+    """Publishes without the loop waiting for the device or the server."""
+    snapshot = self._make_snapshot(self._acting(self._state.params), final=False)
+    send = lambda: self._publisher.publish(
+      snapshot._replace(params=jax.device_get(snapshot.params))
+    )
+    background.submit(send)
+
+  def _save_state(self) -> None:
+    self._checkpointer.save(self._step, self._snapshot(self._state))
+
+  def _try_save_replay(self) -> None:
+    try:
+      self._save_replay()
+    except (RuntimeError, OSError) as error:
+      logging.warning('Replay was not saved: %s', error)
+
+
+class _Window:
+  """What is measured between two reports.
+
+  Attributes:
+    step: learner step at its start.
+    start: seconds, monotonic.
+    starved: seconds waited for a batch while the device had nothing to do.
+  """
+
+  def __init__(self, step: int):
+    self.step = step
+    self.start = time.monotonic()
+    self.starved = 0.0
+
+
+class _Prefetch:
+  """Puts the next batch on the devices while they work on the last one."""
+
+  def __init__(self, reader: reader_lib.Reader, devices: list[jax.Device], per_device: int):
+    self._reader = reader
+    self._devices = devices
+    self._per_device = per_device
+    self._queue: queue.Queue[Tree] = queue.Queue(maxsize=1)
+    self._closed = threading.Event()
+    self._failure: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, name='prefetch', daemon=True)
+    self._thread.start()
+
+  def get(self, timeout_seconds: float) -> Tree | None:
+    """The next batch, [D, B, T, ...]; None when there is none in time."""
+    try:
+      return self._queue.get(timeout=timeout_seconds)
+    except queue.Empty:
+      if self._failure is not None:
+        raise self._failure from None
+      return None
+
+  def close(self) -> None:
+    self._closed.set()
+    self._thread.join(timeout=2.0)
+
+  def _run(self) -> None:
+    try:
+      while not self._closed.is_set():
+        batch = self._reader.get(timeout_seconds=0.2)
+        if batch is None:
+          continue
+        size = self._per_device
+        shards = [
+          jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size], batch)
+          for i in range(len(self._devices))
+        ]
+        placed = jax.device_put_sharded(shards, self._devices)
+        while not self._closed.is_set():
+          try:
+            self._queue.put(placed, timeout=0.2)
+            break
+          except queue.Full:
+            continue
+    except BaseException as error:  # handed to whoever reads
+      self._failure = error
+
+
+class _Background:
+  """Runs slow calls one after another in a thread; of waiting ones only the newest stays."""
+
+  def __init__(self):
+    self._waiting: dict[str, Callable[[], Any]] = {}
+    self._changed = threading.Condition()
+    self._closed = False
+    self._thread = threading.Thread(target=self._run, name='background', daemon=True)
+    self._thread.start()
+
+  def submit(self, call: Callable[[], Any]) -> None:
+    """Queues a call; one of the same name that has not begun is dropped."""
+    with self._changed:
+      self._waiting[getattr(call, '__qualname__', repr(call))] = call
+      self._changed.notify()
+
+  def close(self) -> None:
+    """Waits for the running call, and drops the waiting ones."""
+    with self._changed:
+      self._closed = True
+      self._waiting.clear()
+      self._changed.notify()
+    self._thread.join(timeout=60.0)
+
+  def _run(self) -> None:
+    while True:
+      with self._changed:
+        self._changed.wait_for(lambda: self._waiting or self._closed)
+        if self._closed:
+          return
+        call = self._waiting.pop(next(iter(self._waiting)))
+      try:
+        call()
+      except Exception:
+        logging.exception('In the background:')
+
+
+def _mean(pending: list[dict[str, jax.Array]]) -> dict[str, float]:
+  """Means over updates; every replica holds the same numbers, so the first is read."""
+  rows = jax.device_get([jax.tree.map(lambda x: x[0], row) for row in pending])
+  return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def _check_finite(values: dict[str, float], step: int) -> None:
+  broken = [name for name, value in values.items() if not np.isfinite(value)]
+  if broken:
+    raise FloatingPointError(
+      f'learner step {step}: {", ".join(broken)} not finite; the run goes back to its last '
+      'checkpoint. If it happens again, lower learner.model_learning_rate or '
+      'learner.policy_learning_rate'
+    )
