@@ -75,7 +75,7 @@ class ExperimentConfig:
 # What may change between two runs on one folder; all else would not fit what the folder holds.
 FREE = (
   'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
-  'replay.port', 'replay.timeout_seconds', 'replay.checkpoint_period',
+  'replay.port', 'replay.timeout_seconds',
   'learner.publish_period', 'learner.log_period', 'learner.checkpoint_period',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip

@@ -128,6 +128,7 @@ def build_learner(
     max_environment_steps=config.max_environment_steps,
     max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
     steps_per_sequence=config.steps_per_sequence,
+    warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
     seed=config.seed,
     launch_id=launch_id,
   )

@@ -48,6 +48,7 @@ class Learner:
     max_environment_steps: ends the run.
     max_seconds: ends it as well, counted from the first update of this process; None: never.
     steps_per_sequence: transitions that a replayed sequence counts for, T - 1.
+    warm_up_steps: collected before the first batch, and so left out of the replay ratio.
     seed: of the first train state.
     launch_id: goes out with the final parameters, so that nobody takes an older end for this one.
     devices: local devices; None for all.
@@ -68,6 +69,7 @@ class Learner:
     should_stop: Callable[[], bool],
     max_environment_steps: int,
     steps_per_sequence: int,
+    warm_up_steps: int,
     seed: int,
     launch_id: int,
     max_seconds: float | None = None,
@@ -84,6 +86,7 @@ class Learner:
     self._max_environment_steps = max_environment_steps
     self._max_seconds = max_seconds
     self._launch_id = launch_id
+    self._warm_up_steps = warm_up_steps
     self._first_update: float | None = None
     self._steps_per_batch = config.batch_size * steps_per_sequence
     self._devices = devices or jax.local_devices()
@@ -183,7 +186,7 @@ class Learner:
     return {
       'learner_step': self._step,
       'environment_step': self._environment_step,
-      'replay_ratio': replayed / max(1, self._environment_step),
+      'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
       'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
       'starved_fraction': min(1.0, window.starved / elapsed),
     }

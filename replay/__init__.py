@@ -1,0 +1,1 @@
+"""How experience is kept: strata, writing, reading, inspecting."""

@@ -1,0 +1,133 @@
+"""How a tree of arrays lies in Reverb's flat columns: names, dtypes on the wire, and the way back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+
+class Columns:
+  """The columns of a schema, one per leaf, in the order of the tree's leaves.
+
+  A leaf whose dtype NumPy does not know by itself, such as bfloat16, travels as unsigned integers
+  of its width, bit for bit.
+
+  Attributes:
+    names: one per leaf, such as '0003_observation/grid'; numbered, because Reverb sorts columns.
+    paths: the same without the number, for people.
+    shapes: of one element, without leading axes.
+    dtypes: as in the schema.
+    wire_dtypes: as Reverb sees them.
+    nbytes: of one element, over all columns.
+    digest: [32] uint8, SHA-256 of paths, shapes and dtypes.
+  """
+
+  def __init__(self, schema: Any):
+    """Lays out a schema.
+
+    Args:
+      schema: a tree whose leaves have `shape` and `dtype`, such as jax.ShapeDtypeStruct.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(schema)
+    self._treedef: Any = treedef
+    if not leaves:
+      raise ValueError('replay schema: no leaves were given; give a tree of jax.ShapeDtypeStruct')
+    self.paths = tuple(jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves)
+    self.names = tuple(f'{index:04d}_{path}' for index, path in enumerate(self.paths))
+    self.shapes = tuple(tuple(leaf.shape) for _, leaf in leaves)
+    for path, (_, leaf) in zip(self.paths, leaves, strict=True):
+      if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise ValueError(
+          f'replay schema: {path} has dtype {leaf.dtype}, which cannot be stored; '
+          'store jax.random.key_data of it'
+        )
+    self.dtypes = tuple(np.dtype(leaf.dtype) for _, leaf in leaves)
+    self.wire_dtypes = tuple(_wire_dtype(dtype) for dtype in self.dtypes)
+    self.nbytes = sum(
+      int(np.prod(shape)) * dtype.itemsize
+      for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+    )
+    text = '\n'.join(
+      f'{path} {shape} {dtype.name}'
+      for path, shape, dtype in zip(self.paths, self.shapes, self.dtypes, strict=True)
+    )
+    self.digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+
+  def flatten(self, values: Any, *, batched: bool) -> list[np.ndarray]:
+    """The tree's leaves as they travel.
+
+    Args:
+      values: a tree like the schema.
+      batched: whether each leaf has one leading axis [N], equal in all.
+
+    Raises:
+      ValueError: naming the first leaf that is not as the schema says.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten(values)
+    if treedef != self._treedef:
+      raise ValueError(f'replay: a tree of {treedef} was given, the schema is {self._treedef}')
+    arrays = [np.asarray(leaf, order='C') for leaf in leaves]
+    if batched and not arrays[0].ndim:
+      raise ValueError(f'replay: {self.paths[0]} is a scalar; give it a leading axis [N]')
+    leading = arrays[0].shape[:1] if batched else ()
+    for path, shape, dtype, array in zip(self.paths, self.shapes, self.dtypes, arrays, strict=True):
+      if array.shape != leading + shape or array.dtype != dtype:
+        raise ValueError(
+          f'replay: {path} is {array.dtype.name}{list(array.shape)}, '
+          f'the schema says {dtype.name}{list(leading + shape)}'
+        )
+    return [array.view(wire) for array, wire in zip(arrays, self.wire_dtypes, strict=True)]
+
+  def unflatten(self, arrays: Sequence[np.ndarray]) -> Any:
+    """The tree of what `flatten` gave, with any leading axes; the arrays are viewed, not copied."""
+    leaves = [array.view(dtype) for array, dtype in zip(arrays, self.dtypes, strict=True)]
+    return jax.tree_util.tree_unflatten(self._treedef, leaves)
+
+  def mismatch(self, arrays: Sequence[np.ndarray]) -> str:
+    """What is wrong with columns [1, ...] that came from a server; empty when nothing is."""
+    if len(arrays) != len(self.names):
+      return f'{len(arrays)} columns, the schema has {len(self.names)}'
+    for path, shape, dtype, array in zip(
+      self.paths, self.shapes, self.wire_dtypes, arrays, strict=True
+    ):
+      if array.shape != (1, *shape) or array.dtype != dtype:
+        return (
+          f'{path} is {array.dtype.name}{list(array.shape)}, '
+          f'the schema says {dtype.name}{[1, *shape]}'
+        )
+    return ''
+
+  def signature(self) -> dict[str, tf.TensorSpec]:
+    """What a Reverb table should expect: each column with an axis of one step."""
+    return {
+      name: tf.TensorSpec((1, *shape), dtype, name)
+      for name, shape, dtype in zip(self.names, self.shapes, self.wire_dtypes, strict=True)
+    }
+
+  def check_signature(self, table: str, signature: Mapping[str, tf.TensorSpec] | None) -> None:
+    """Refuses a table that stores another schema.
+
+    Raises:
+      ValueError: naming what differs.
+    """
+    if signature is None:
+      return
+    expected = self.signature()
+    for name in sorted(expected.keys() | signature.keys()):
+      ours, theirs = expected.get(name), signature.get(name)
+      if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise ValueError(
+          f'replay: table {table!r} stores {theirs or "nothing"} where the schema says '
+          f'{ours or "nothing"}; a changed world or agent needs an empty replay directory'
+        )
+
+
+def _wire_dtype(dtype: np.dtype) -> np.dtype:
+  if dtype.isbuiltin == 1 and dtype.kind in 'biufc':
+    return dtype
+  return np.dtype(f'u{dtype.itemsize}')

@@ -1,0 +1,255 @@
+"""Stratum, ReplayConfig, and the Reverb tables and server they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import reverb
+from absl import logging
+
+from replay import checkpoint
+from replay import columns as columns_lib
+
+PARAMS = 'params'  # the table of acting parameters
+LEAST_SAMPLES_PER_INSERT = 0.05  # below it, a limiter's slack is thousands of sequences
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stratum:
+  """One view of the experience: the newest `max_size` sequences, drawn uniformly.
+
+  Attributes:
+    name: the table's name.
+    max_size: sequences it holds; the oldest leaves first.
+    share: of a batch, in (0, 1].
+    read_once: a queue instead, each sequence read once and in order, as on-policy learning wants.
+  """
+
+  name: str
+  max_size: int
+  share: float
+  read_once: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+  """How experience is kept."""
+
+  strata: tuple[Stratum, ...] = (
+    Stratum(name='frontier', max_size=512, share=0.5),
+    Stratum(name='episodic', max_size=100_000, share=0.5),
+  )
+  replay_ratio: float = 32.0  # environment steps replayed per step collected, after warm-up
+  warm_up: int = 32  # sequences stored before the first batch
+  max_in_flight: int = 8  # sequences a reader holds ahead, per stratum; they count as sampled
+  port: int | None = None  # None: a free one
+  timeout_seconds: float = 5.0  # silence after which the server counts as down
+
+  def __post_init__(self):
+    names = [stratum.name for stratum in self.strata]
+    if not names:
+      _refuse('strata', self.strata, 'give at least one Stratum')
+    if len(set(names)) < len(names):
+      _refuse('strata', names, 'give each stratum a name of its own')
+    for stratum in self.strata:
+      if not stratum.name or stratum.name == PARAMS:
+        _refuse('strata', names, f'use any other name; {PARAMS!r} holds the parameters')
+      if stratum.max_size < 1:
+        _refuse(f'strata.{stratum.name}.max_size', stratum.max_size, 'store at least 1 sequence')
+      if not 0.0 < stratum.share <= 1.0:
+        _refuse(f'strata.{stratum.name}.share', stratum.share, 'use more than 0 and at most 1')
+    shares = [stratum.share for stratum in self.strata]
+    if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+      _refuse('strata.share', shares, f'make the shares sum to 1, not {sum(shares):g}')
+    if not self.replay_ratio > 0.0 or math.isinf(self.replay_ratio):
+      _refuse('replay_ratio', self.replay_ratio, 'use a number above 0')
+    smallest = min(stratum.max_size for stratum in self.strata)
+    if self.warm_up < 1:
+      _refuse('warm_up', self.warm_up, 'wait for at least 1 sequence')
+    if self.warm_up > smallest:
+      _refuse(
+        'warm_up', self.warm_up, f'use at most {smallest}: the smallest stratum never holds more'
+      )
+    if any(stratum.read_once for stratum in self.strata):
+      if len(self.strata) > 1:
+        _refuse('strata', names, 'a stratum that is read once must be the only one')
+      if self.replay_ratio != 1.0:
+        _refuse('replay_ratio', self.replay_ratio, 'use 1 with a stratum that is read once')
+    least = LEAST_SAMPLES_PER_INSERT / self.limiting_stratum.share
+    if self.replay_ratio < least:
+      _refuse(
+        'replay_ratio', self.replay_ratio,
+        f'use at least {least:g}: {self.limiting_stratum.name!r} gives '
+        f'{self.limiting_stratum.share:g} of a batch',
+      )  # fmt: skip
+    if self.max_in_flight < 1:
+      _refuse('max_in_flight', self.max_in_flight, 'use at least 1')
+    if not self.timeout_seconds >= 1.0:
+      _refuse('timeout_seconds', self.timeout_seconds, 'use at least 1 second')
+    if self.port is not None and not 1 <= self.port <= 65535:
+      _refuse('port', self.port, 'use 1 to 65535, or None for a free one')
+
+  @property
+  def limiting_stratum(self) -> Stratum:
+    """The one whose limiter holds the replay ratio: the largest, and the last among equals.
+
+    Two limited tables deadlock as soon as their shares differ: one waits for inserts, the other
+    for samples.
+    """
+    return max(reversed(self.strata), key=lambda stratum: stratum.max_size)
+
+
+def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
+  """Refuses what cannot work together with the numbers of other rooms.
+
+  Args:
+    config: of this room.
+    batch_size: sequences of a batch, over all devices.
+    insert_size: sequences an actor writes at once.
+
+  Raises:
+    ValueError: naming what was given and what would do.
+  """
+  if batch_size < 1:
+    raise ValueError(f'batch_size={batch_size}: use at least 1 sequence')
+  if insert_size < 1:
+    raise ValueError(f'insert_size={insert_size}: write at least 1 sequence at once')
+  for stratum in config.strata:
+    if batch_counts(config.strata, batch_size)[stratum.name] == 0:
+      _refuse(
+        f'strata.{stratum.name}.share', stratum.share,
+        f'a batch of {batch_size} has no row for it; use a share or a batch of at least one row',
+      )  # fmt: skip
+
+
+def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]:
+  """Rows of a batch per stratum, by largest remainder; the first stratum wins a tie."""
+  quotas = [stratum.share * batch_size for stratum in strata]
+  counts = [math.floor(quota + 1e-9) for quota in quotas]
+  by_remainder = sorted(range(len(strata)), key=lambda i: round(counts[i] - quotas[i], 9))
+  for i in by_remainder[: batch_size - sum(counts)]:
+    counts[i] += 1
+  return {stratum.name: count for stratum, count in zip(strata, counts, strict=True)}
+
+
+def row_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
+  """The stratum of each row: spread evenly, so that equal contiguous slices hold the mixture too.
+
+  Row j of a stratum's c rows stands at (j + 1/2) / c of the batch.
+  """
+  places = [
+    ((row + 0.5) / count, index)
+    for index, count in enumerate(batch_counts(strata, batch_size).values())
+    for row in range(count)
+  ]
+  return [index for _, index in sorted(places)]
+
+
+def make_tables(
+  config: ReplayConfig, schema: Any, *, batch_size: int, insert_size: int
+) -> list[reverb.Table]:
+  """One table per stratum, and the one of parameters.
+
+  Only the limiting stratum is limited. It counts its own samples, so
+
+    samples_per_insert = replay_ratio · rows of a batch from it / batch_size
+
+  and may be ahead or behind by one insert of an actor, one batch, and what is in flight.
+
+  Args:
+    config: of this room.
+    schema: tree of jax.ShapeDtypeStruct of one sequence, [T, ...] or any other shape.
+    batch_size: sequences of a batch, over all devices.
+    insert_size: sequences an actor writes at once.
+  """
+  check(config, batch_size, insert_size)
+  signature = columns_lib.Columns(schema).signature()
+  tables = []
+  for stratum in config.strata:
+    if stratum.read_once:
+      tables.append(
+        reverb.Table.queue(stratum.name, max_size=stratum.max_size, signature=signature)
+      )
+      continue
+    if stratum == config.limiting_stratum:
+      rows = batch_counts(config.strata, batch_size)[stratum.name]
+      samples_per_insert = config.replay_ratio * rows / batch_size
+      limiter = reverb.rate_limiters.SampleToInsertRatio(
+        samples_per_insert=samples_per_insert,
+        min_size_to_sample=config.warm_up,
+        error_buffer=max(1.0, samples_per_insert * insert_size + rows + config.max_in_flight),
+      )
+    else:
+      limiter = reverb.rate_limiters.MinSize(min(config.warm_up, stratum.max_size))
+    tables.append(
+      reverb.Table(
+        name=stratum.name,
+        sampler=reverb.selectors.Uniform(),
+        remover=reverb.selectors.Fifo(),
+        max_size=stratum.max_size,
+        rate_limiter=limiter,
+        signature=signature,
+      )
+    )
+  tables.append(
+    reverb.Table(
+      name=PARAMS,
+      sampler=reverb.selectors.Lifo(),
+      remover=reverb.selectors.Fifo(),
+      max_size=1,
+      rate_limiter=reverb.rate_limiters.MinSize(1),
+    )
+  )
+  return tables
+
+
+def make_server(
+  tables: list[reverb.Table], *, port: int | None = None, directory: str | None = None
+) -> reverb.Server:
+  """Starts a server, with what the newest sound checkpoint under `directory` holds.
+
+  Args:
+    tables: from `make_tables`.
+    port: None for a free one.
+    directory: of this server's checkpoints alone; None keeps none.
+  """
+  wanted = {table.name: table.info for table in tables}
+  checkpointer = None if directory is None else checkpoint.checkpointer(directory)
+  server = reverb.Server(tables, port=port, checkpointer=checkpointer)
+  for name, line in changed_settings(wanted, server.localhost_client().server_info()):
+    logging.warning(
+      'replay: table %r was restored with %s; use an empty directory to change it', name, line
+    )
+  return server
+
+
+def changed_settings(
+  wanted: dict[str, reverb.reverb_types.TableInfo],
+  running: dict[str, reverb.reverb_types.TableInfo],
+) -> list[tuple[str, str]]:
+  """Settings that differ from the wanted ones: Reverb takes them from the checkpoint.
+
+  Returns:
+    (table, 'setting=running, not wanted') each.
+  """
+  changes = []
+  for name, info in wanted.items():
+    pairs = [('max_size', info.max_size, running[name].max_size)]
+    for setting in ('samples_per_insert', 'min_size_to_sample', 'min_diff', 'max_diff'):
+      pairs.append(
+        (
+          setting,
+          getattr(info.rate_limiter_info, setting),
+          getattr(running[name].rate_limiter_info, setting),
+        )
+      )
+    changes += [
+      (name, f'{setting}={now:g}, not {asked:g}') for setting, asked, now in pairs if asked != now
+    ]
+  return changes
+
+
+def _refuse(field: str, value: Any, remedy: str) -> None:
+  raise ValueError(f'replay.{field}={value!r}: {remedy}')

@@ -1,0 +1,168 @@
+"""An unroll: rows aligned as style says, nothing lost at the seam, one trace, no key used twice."""
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from actors import environments, rollout
+from actors.environments import wrappers
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+
+NUM_WORLDS, NUM_ROWS = 3, 7
+FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+TINY = dreamer_config.DreamerConfig(
+  deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
+  num_bins=11, horizon_max=4, horizon_min=2, rows_per_chunk=2, policy_layers=1, window=3,
+  compute_dtype='float32',
+)  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def parts():
+  environment = environments.make('catch', rows=4, columns=3)
+  agent = dreamer_agent.make_dreamer(
+    TINY, environment.observation_spec, environment.action_spec
+  ).agent
+  unroll = rollout.make_unroll(environment, agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS)
+  params = agent.acting_params(agent.init_params(jax.random.key(0)))
+  return environment, agent, unroll, params
+
+
+def play(unroll, params, count):
+  key = jax.random.key(1)
+  state = unroll.init(jax.random.key(2))
+  result = []
+  for _ in range(count):
+    key, unroll_key = jax.random.split(key)
+    state, sequence, episodes = unroll.unroll(
+      params, unroll_key, state, np.int32(5), np.int32(9)
+    )
+    result.append((jax.device_get(sequence), jax.device_get(episodes)))
+  return result
+
+
+def test_adjacent_sequences_share_one_row(parts):
+  _, _, unroll, params = parts
+  (before, _), (after, _) = play(unroll, params, 2)
+  np.testing.assert_array_equal(before.observation[:, -1], after.observation[:, 0])
+  np.testing.assert_array_equal(before.reward[:, -1], after.reward[:, 0])
+  np.testing.assert_array_equal(before.step_type[:, -1], after.step_type[:, 0])
+
+
+def test_each_row_follows_from_the_action_of_the_row_before(parts):
+  environment, _, unroll, params = parts
+  width = environment.columns
+  moves = 0
+  for sequence, _ in play(unroll, params, 3):
+    paddle = sequence.observation.reshape(NUM_WORLDS, NUM_ROWS, -1, width)[:, :, -1].argmax(-1)
+    for world in range(NUM_WORLDS):
+      for t in range(NUM_ROWS - 1):
+        # At LAST the ball lies in the paddle's row too; FIRST begins anew.
+        if {sequence.step_type[world, t], sequence.step_type[world, t + 1]} & {FIRST, LAST}:
+          continue
+        expected = np.clip(paddle[world, t] + sequence.action[world, t] - 1, 0, width - 1)
+        assert paddle[world, t + 1] == expected
+        moves += 1
+  assert moves > 5
+
+
+def test_a_last_row_is_followed_by_first_and_keeps_its_reward(parts):
+  _, _, unroll, params = parts
+  step_type, reward, discount = (
+    np.concatenate([getattr(sequence, name)[:, :-1] for sequence, _ in play(unroll, params, 6)], 1)
+    for name in ('step_type', 'reward', 'discount')
+  )
+  last = step_type == LAST
+  assert last.any()
+  assert (np.abs(reward[last]) == 1).all() and (reward[~last] == 0).all()
+  assert (discount[last] == 0).all() and (discount[~last] == 1).all()
+  np.testing.assert_array_equal(step_type[:, 1:] == FIRST, last[:, :-1])
+
+
+def test_episodes_report_what_the_rows_say(parts):
+  environment, _, unroll, params = parts
+  for sequence, episodes in play(unroll, params, 4):
+    ended = sequence.step_type[:, 1:].T == LAST
+    np.testing.assert_array_equal(episodes.ended, ended)
+    np.testing.assert_array_equal(episodes.episode_return[ended], sequence.reward[:, 1:].T[ended])
+    assert (episodes.episode_length[ended] == environment.max_steps).all()
+
+
+def test_the_stored_state_is_the_one_before_the_first_row(parts):
+  _, agent, unroll, params = parts
+  state = unroll.init(jax.random.key(2))
+  fresh = jax.device_get(agent.stored_state(state.policy_state))
+  state, first, _ = unroll.unroll(params, jax.random.key(3), state, np.int32(0), np.int32(0))
+  carried = jax.device_get(agent.stored_state(state.policy_state))
+  _, second, _ = unroll.unroll(params, jax.random.key(4), state, np.int32(0), np.int32(0))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(first.initial_state), fresh)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(second.initial_state), carried)
+  assert np.abs(carried.latent.deterministic).max() > 0
+
+
+def test_sequences_are_stamped(parts):
+  _, _, unroll, params = parts
+  (first, _), (second, _) = play(unroll, params, 2)
+  assert (first.version == 5).all() and (first.actor_id == 9).all()
+  assert len({*first.identity.tolist(), *second.identity.tolist()}) == 2 * NUM_WORLDS
+
+
+def test_the_schema_is_that_of_a_stored_sequence(parts):
+  _, agent, unroll, params = parts
+  schema = rollout.sequence_schema(unroll, jax.eval_shape(lambda: params))
+  stored = jax.tree.map(lambda x: x[0], play(unroll, params, 1)[0][0])
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), schema) == jax.tree.map(
+    lambda x: (x.shape, x.dtype), stored
+  )
+
+
+def test_a_run_traces_the_unroll_once(parts):
+  _, agent, _, params = parts
+  traces = 0
+
+  def act(*arguments, **options):
+    nonlocal traces
+    traces += 1
+    return agent.act(*arguments, **options)
+
+  environment = environments.make('catch', rows=4, columns=3)
+  unroll = rollout.make_unroll(
+    environment, agent._replace(act=act), num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+  )
+  play(unroll, params, 1)
+  after_one = traces
+  play(unroll, jax.tree.map(lambda x: jnp.copy(x) + 1, params), 3)
+  assert traces == after_one
+
+
+@pytest.mark.parametrize('world', ['catch', 'grid_world'])
+def test_no_key_is_used_twice(world):
+  options = {'size': 4, 'num_resources': 3} if world == 'grid_world' else {}
+  environment = environments.make(world, **options)
+  agent = dreamer_agent.make_dreamer(
+    TINY, environment.observation_spec, environment.action_spec
+  ).agent
+  unroll = rollout.make_unroll(environment, agent, num_worlds=2, num_rows=3)
+  with jax.debug_key_reuse(True):
+    params = agent.acting_params(agent.init_params(jax.random.key(0)))
+    state = unroll.init(jax.random.key(1))
+    unroll.unroll(params, jax.random.key(2), state, np.int32(0), np.int32(0))
+
+
+def test_greedy_play_reaches_the_end_of_every_episode():
+  environment = environments.make('catch', rows=4, columns=3)
+  agent = dreamer_agent.make_dreamer(
+    TINY, environment.observation_spec, environment.action_spec
+  ).agent
+  unroll = rollout.make_unroll(
+    environment, agent, num_worlds=4, num_rows=environment.max_steps + 1, greedy=True
+  )
+  params = agent.acting_params(agent.init_params(jax.random.key(0)))
+  _, _, episodes = unroll.unroll(
+    params, jax.random.key(1), unroll.init(jax.random.key(2)), np.int32(0), np.int32(0)
+  )
+  assert np.asarray(episodes.ended).any(axis=0).all()
+  assert wrappers.reference_returns(environment).scripted == 1.0

@@ -1,0 +1,86 @@
+"""A real server for the tests of replay, and waits that end."""
+
+import os
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from replay import tables
+
+
+class Step(NamedTuple):
+  identity: Any
+  noise: Any
+
+
+@pytest.fixture(scope='session')
+def schema():
+  """A sequence that says which one it is: {'rows': Step([4], [4, 8]), 'identity': []}."""
+  return {
+    'rows': Step(jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((4, 8), np.float32)),
+    'identity': jax.ShapeDtypeStruct((), np.int32),
+  }
+
+
+@pytest.fixture(scope='session')
+def make_sequences():
+  """Sequences `start` to `stop` of that schema, [N, ...]."""
+
+  def make(start, stop):
+    identity = np.arange(start, stop, dtype=np.int32)
+    noise = np.random.default_rng(start).normal(size=(stop - start, 4, 8)).astype(np.float32)
+    return {'rows': Step(np.repeat(identity[:, None], 4, 1), noise), 'identity': identity}
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def wait_until():
+  """Polls until something is true; fails when it does not become so in time."""
+
+  def wait(predicate, seconds):
+    end = time.monotonic() + seconds
+    while not predicate():
+      assert time.monotonic() < end, f'not true within {seconds} s'
+      time.sleep(0.01)
+
+  return wait
+
+
+@pytest.fixture
+def serve(schema):
+  """Starts servers in this process, whose limiters leave 10,000 inserts of slack by default."""
+  servers = []
+
+  def start(config, *, batch_size=16, insert_size=10_000, schema=schema, **options):
+    server = tables.make_server(
+      tables.make_tables(config, schema, batch_size=batch_size, insert_size=insert_size), **options
+    )
+    servers.append(server)
+    return server, f'localhost:{server.port}'
+
+  yield start
+  for server in servers:
+    server.stop()
+
+
+@pytest.fixture
+def unlimited():
+  """A config for such a server: nobody is held back within a test."""
+
+  def make(frontier=64, episodic=1000, share=0.5, **options):
+    return tables.ReplayConfig(
+      strata=(
+        tables.Stratum(name='frontier', max_size=frontier, share=share),
+        tables.Stratum(name='episodic', max_size=episodic, share=1 - share),
+      ),
+      **{'replay_ratio': 1.0, 'warm_up': 1, **options},
+    )
+
+  return make

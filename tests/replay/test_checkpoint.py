@@ -1,0 +1,105 @@
+import os
+
+import pytest
+import reverb
+
+from replay import checkpoint, tables, writer
+
+
+@pytest.fixture
+def saved(serve, tmp_path, unlimited, schema, make_sequences):
+  """A directory with two checkpoints, of 10 and of 20 sequences."""
+  directory, config = str(tmp_path / 'replay'), unlimited()
+  server, address = serve(config, directory=directory)
+  entry = writer.Writer(address, config.strata, schema)
+  paths = []
+  for start in (0, 10):
+    entry.write(make_sequences(start, start + 10), lambda: False)
+    paths.append(checkpoint.save(reverb.Client(address), directory))
+  entry.close()
+  server.stop()
+  return directory, paths
+
+
+@pytest.fixture
+def size_after_restart(serve, unlimited):
+  def restart(directory):
+    server, _ = serve(unlimited(), directory=directory)
+    return server.localhost_client().server_info()['episodic'].current_size
+
+  return restart
+
+
+def test_the_newest_checkpoint_is_restored(saved, size_after_restart):
+  directory, paths = saved
+  assert checkpoint.prepare(directory) == paths[1]
+  assert size_after_restart(directory) == 20
+
+
+@pytest.mark.parametrize('file', ['chunks.tfrecord', 'items.tfrecord', 'tables.tfrecord'])
+@pytest.mark.parametrize('harm', ['truncate', 'flip', 'remove', 'append'])
+def test_a_broken_checkpoint_gives_way_to_the_one_before(saved, file, harm, caplog):
+  directory, paths = saved
+  path = os.path.join(paths[1], file)
+  size = os.path.getsize(path)
+  if harm == 'remove':
+    for place in ('newest', 'kept'):
+      os.remove(os.path.join(directory, place, os.path.basename(paths[1]), file))
+  else:
+    with open(path, 'r+b') as stream:
+      if harm == 'truncate':
+        stream.truncate(size - 1)
+      elif harm == 'append':
+        stream.seek(size)
+        stream.write(b'rest')
+      else:
+        stream.seek(size // 2)
+        byte = stream.read(1)[0]
+        stream.seek(size // 2)
+        stream.write(bytes([byte ^ 0x10]))
+  assert checkpoint.prepare(directory) == os.path.join(
+    directory, 'newest', os.path.basename(paths[0])
+  )
+  assert file in caplog.text and 'set aside' in caplog.text and 'going back' in caplog.text
+  corrupt = os.listdir(os.path.join(directory, 'corrupt'))
+  assert corrupt == [f'{os.path.basename(paths[1])}.corrupt']
+
+
+def test_the_one_before_is_served_and_saving_goes_on(saved, size_after_restart, serve, unlimited):
+  directory, paths = saved
+  with open(os.path.join(paths[1], 'chunks.tfrecord'), 'r+b') as stream:
+    stream.truncate(100)
+  assert size_after_restart(directory) == 10
+
+
+def test_a_lost_folder_of_reverb_is_replaced_by_the_kept_one(saved):
+  directory, paths = saved
+  os.remove(os.path.join(paths[1], 'chunks.tfrecord'))  # the kept link stands
+  assert checkpoint.prepare(directory) == paths[1]
+  assert checkpoint.prepare(directory) == paths[1]
+
+
+def test_an_unfinished_checkpoint_is_no_fault(saved, caplog):
+  directory, paths = saved
+  unfinished = os.path.join(directory, 'newest', '2999-01-01T00:00:00+00:00')
+  os.makedirs(unfinished)
+  assert checkpoint.prepare(directory) == paths[1]
+  assert not os.path.exists(unfinished) and 'broken' not in caplog.text
+
+
+def test_nothing_whole_starts_empty_and_says_so(saved, size_after_restart, caplog):
+  directory, paths = saved
+  for path in paths:
+    kept = os.path.join(directory, 'kept', os.path.basename(path), 'items.tfrecord')
+    with open(kept, 'r+b') as stream:
+      stream.truncate(5)
+  assert checkpoint.prepare(directory) is None
+  assert 'starting empty' in caplog.text
+  assert size_after_restart(directory) == 0
+
+
+def test_an_empty_server_can_be_saved(serve, tmp_path):
+  server, _ = serve(tables.ReplayConfig(), directory=str(tmp_path))
+  path = checkpoint.save(server.localhost_client(), str(tmp_path))
+  server.stop()
+  assert checkpoint.prepare(str(tmp_path)) == path

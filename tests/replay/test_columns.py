@@ -1,0 +1,57 @@
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from replay import columns
+
+SCHEMA = {'b': jax.ShapeDtypeStruct((3,), ml_dtypes.bfloat16), 'a': jax.ShapeDtypeStruct((), bool)}
+
+
+def test_a_tree_comes_back_and_bfloat16_travels_as_bits():
+  layout = columns.Columns(SCHEMA)
+  assert layout.paths == ('a', 'b')
+  tree = {'a': np.array(True), 'b': np.array([1.5, -0.0, np.nan], ml_dtypes.bfloat16)}
+  flat = layout.flatten(tree, batched=False)
+  assert [array.dtype for array in flat] == [np.bool_, np.uint16]
+  back = layout.unflatten(flat)
+  assert back['b'].dtype == ml_dtypes.bfloat16 and back['b'].tobytes() == tree['b'].tobytes()
+
+
+def test_names_sort_as_the_leaves_stand():
+  schema = [jax.ShapeDtypeStruct((), np.float32)] * 120
+  names = columns.Columns(schema).names
+  assert sorted(names) == list(names)
+
+
+@pytest.mark.parametrize(
+  'tree, words',
+  [
+    ({'a': np.zeros((2,), bool)}, 'schema'),
+    ({'a': np.zeros((2,), bool), 'b': np.zeros((2, 3), np.float32)}, r'b is float32\[2, 3\]'),
+    (
+      {'a': np.zeros((2,), bool), 'b': np.zeros((1, 3), ml_dtypes.bfloat16)},
+      r'b is bfloat16\[1, 3',
+    ),
+    ({'a': np.zeros((), bool), 'b': np.zeros((3,), ml_dtypes.bfloat16)}, 'a is a scalar'),
+  ],
+)
+def test_another_tree_is_refused_by_path(tree, words):
+  with pytest.raises(ValueError, match=words):
+    columns.Columns(SCHEMA).flatten(tree, batched=True)
+
+
+def test_the_digest_tells_paths_shapes_and_dtypes_apart():
+  leaf = jax.ShapeDtypeStruct((2,), np.float32)
+  schemas = [
+    {'a': leaf},
+    {'b': leaf},
+    {'a': jax.ShapeDtypeStruct((3,), np.float32)},
+    {'a': jax.ShapeDtypeStruct((2,), np.int32)},
+  ]
+  assert len({columns.Columns(schema).digest.tobytes() for schema in schemas}) == 4
+
+
+def test_a_typed_key_is_refused_with_a_remedy():
+  with pytest.raises(ValueError, match='key_data'):
+    columns.Columns({'key': jax.eval_shape(lambda: jax.random.key(0))})

@@ -1,0 +1,146 @@
+import collections
+import os
+
+import chex
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import reverb
+
+from replay import checkpoint, reader, tables, writer
+
+
+def never():
+  return False
+
+
+def read(address, config, schema, batches, **options):
+  source = reader.Reader(address, config.strata, schema, **{'batch_size': 16, **options})
+  try:
+    got = [source.get(20.0) for _ in range(batches)]
+  finally:
+    source.close()
+  assert all(batch is not None for batch in got)
+  return got
+
+
+@pytest.mark.parametrize('share', [0.25, 0.5])
+def test_every_batch_has_the_shares_and_the_frontier_is_the_newest(
+  share, serve, unlimited, schema, make_sequences
+):
+  # Of 200 sequences the frontier keeps the last 20 and the other stratum the first: made so by
+  # filling it before, through a writer of that stratum alone.
+  config = unlimited(frontier=20, episodic=1000, share=share)
+  frontier, episodic = config.strata
+  _, address = serve(config)
+  for strata, start, stop in (((episodic,), 0, 100), ((frontier,), 100, 200)):
+    entry = writer.Writer(address, strata, schema)
+    entry.write(make_sequences(start, stop), never)
+    assert entry.sequences_written == 100
+    entry.close()
+  seen: collections.Counter[int] = collections.Counter()
+  for batch in read(address, config, schema, 30):
+    from_frontier = batch['identity'] >= 100
+    assert from_frontier.sum() == 16 * share
+    np.testing.assert_array_equal(from_frontier.reshape(4, 4).sum(1), np.full(4, 4 * share))
+    assert (batch['identity'][from_frontier] >= 180).all()
+    seen.update(batch['identity'].tolist())
+  assert len([identity for identity in seen if identity < 100]) > 60
+
+
+def test_what_went_in_comes_out(serve, unlimited):
+  dtypes = [bool, np.uint8, np.int8, np.uint16, np.int64, np.uint32, np.float16, np.float64]
+  values = {
+    'plain': {
+      np.dtype(dtype).name: np.arange(24).reshape(2, 3, 4).astype(dtype) for dtype in dtypes
+    },
+    'half': np.random.default_rng(0).normal(size=(2, 5)).astype(ml_dtypes.bfloat16),
+    'scalar': np.array([7, 9], np.int32),
+    'empty': np.zeros((2, 0, 3), np.float32),
+    'odd': (np.array([[np.nan, np.inf], [-0.0, 1e-45]], np.float32),),
+  }
+  schema = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), values)
+  config = unlimited()
+  _, address = serve(config, schema=schema)
+  entry = writer.Writer(address, config.strata, schema)
+  entry.write(values, never)
+  seen = set()
+  for batch in read(address, config, schema, 2):
+    chex.assert_trees_all_equal_structs(batch, values)
+    for row, scalar in enumerate(batch['scalar'].tolist()):
+      index = [7, 9].index(scalar)
+      seen.add(index)
+      for out, into in zip(
+        jax.tree_util.tree_leaves(batch), jax.tree_util.tree_leaves(values), strict=True
+      ):
+        assert out.dtype == into.dtype
+        assert out[row].shape == into[index].shape and out[row].tobytes() == into[index].tobytes()
+  assert seen == {0, 1}
+
+
+def test_two_strata_store_the_data_once(serve, tmp_path, unlimited, make_sequences):
+  schema = {'noise': jax.ShapeDtypeStruct((2000,), np.float32)}
+  noise = {'noise': np.random.default_rng(0).normal(size=(50, 2000)).astype(np.float32)}
+  both = unlimited()
+  one = tables.ReplayConfig(strata=(tables.Stratum(name='episodic', max_size=1000, share=1.0),))
+  sizes = []
+  for config in (one, both):
+    directory = str(tmp_path / str(len(config.strata)))
+    server, address = serve(config, schema=schema, directory=directory)
+    writer.Writer(address, config.strata, schema).write(noise, never)
+    path = checkpoint.save(reverb.Client(address), directory)
+    sizes.append(os.path.getsize(os.path.join(path, 'chunks.tfrecord')))
+    server.stop()
+  assert sizes[0] == pytest.approx(noise['noise'].nbytes, rel=0.2)
+  assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+
+
+def test_a_batch_is_not_overwritten_by_later_ones(serve, unlimited, schema, make_sequences):
+  config = unlimited()
+  _, address = serve(config)
+  writer.Writer(address, config.strata, schema).write(make_sequences(0, 40), never)
+  batches = read(address, config, schema, 20)
+  for batch in batches:
+    np.testing.assert_array_equal(
+      batch['rows'].identity, np.repeat(batch['identity'][:, None], 4, 1)
+    )
+  addresses = {batch['rows'].noise.__array_interface__['data'][0] for batch in batches}
+  assert len(addresses) == len(batches)
+
+
+def test_an_empty_table_starves_the_reader_and_closing_does_not_hang(serve, unlimited, schema):
+  config = unlimited()
+  _, address = serve(config)
+  source = reader.Reader(address, config.strata, schema, batch_size=4)
+  assert source.get(0.2) is None
+  assert 0.2 <= source.starved_seconds < 1.0
+  assert source.server_alive
+  source.close()
+  assert list(source) == []
+
+
+def test_another_schema_is_refused_on_both_ways(serve, unlimited, schema):
+  config = unlimited()
+  _, address = serve(config)
+  other = {'identity': jax.ShapeDtypeStruct((2,), np.int32)}
+  with pytest.raises(ValueError, match='empty replay directory'):
+    writer.Writer(address, config.strata, other).write(
+      {'identity': np.zeros((1, 2), np.int32)}, never
+    )
+  source = reader.Reader(address, config.strata, other, batch_size=4)
+  for _ in range(2):
+    with pytest.raises(ValueError, match='empty replay directory'):
+      source.get(10.0)
+  source.close()
+
+
+def test_a_queue_gives_each_sequence_once_and_in_order(serve, schema, make_sequences):
+  config = tables.ReplayConfig(
+    strata=(tables.Stratum(name='on_policy', max_size=64, share=1.0, read_once=True),),
+    replay_ratio=1.0,
+  )
+  _, address = serve(config)
+  writer.Writer(address, config.strata, schema).write(make_sequences(0, 64), never)
+  identities = np.concatenate([b['identity'] for b in read(address, config, schema, 4)])
+  np.testing.assert_array_equal(identities, np.arange(64))
