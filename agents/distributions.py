@@ -113,8 +113,8 @@ class TanhNormal(NamedTuple):
   def entropy(self) -> chex.Array:
     """[...] float32, the entropy at the mode's slope: normal entropy plus log of tanh's derivative.
 
-    Exact for a small scale; a lower estimate otherwise, whose gradient keeps the scale open and
-    the mean away from the bounds.
+    Exact for a small scale; an upper estimate otherwise (log tanh' is concave), whose gradient
+    keeps the scale open and the mean away from the bounds.
     """
     normal = 0.5 * np.log(2 * np.pi * np.e) + jnp.log(self.scale)
     squash = 2 * (np.log(2) - self.mean - jax.nn.softplus(-2 * self.mean))
@@ -201,7 +201,7 @@ class Categorical(NamedTuple):
     """From a network's [..., Z C] outputs, `unimix` of the probability spread evenly."""
     logits = outputs.astype(jnp.float32).reshape(*outputs.shape[:-1], -1, classes)
     probs = (1 - unimix) * jax.nn.softmax(logits, axis=-1) + unimix / classes
-    return cls(jnp.log(probs))
+    return cls(jnp.log(jnp.maximum(probs, 1e-20)))  # without unimix a softmax may underflow
 
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> chex.Array:

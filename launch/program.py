@@ -4,11 +4,14 @@ Every node is built in its own process, from the config and a client of replay. 
 learner only ever speak to replay, so any node may die and return.
 """
 
+import atexit
 import dataclasses
 import functools
 import os
 import pathlib
+import signal
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,6 +69,16 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   return Parts(environment, dreamer, unroll, params, rollout.sequence_schema(unroll, params))
 
 
+def _stop_signal() -> Callable[[], bool]:
+  """Whether this node was asked to stop; to be called in its main thread.
+
+  Launchpad rings an alarm every second from SIGTERM on, which would kill a node that is on its way
+  out once Python no longer listens, and make its orderly end look like a crash.
+  """
+  atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
+  return lp.stop_event().is_set
+
+
 def environment_steps(config: launch_config.ExperimentConfig, address: str, name: str):
   """A function that asks replay how many steps all actors have collected; None: no answer."""
   link = connection.Connection(address, name, timeout_seconds=config.replay.timeout_seconds)
@@ -82,6 +95,7 @@ def environment_steps(config: launch_config.ExperimentConfig, address: str, name
 
 def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
   """The tables of the replay node."""
+  _stop_signal()
   parts = make_parts(config)
   return tables.make_tables(
     config.replay,
@@ -103,7 +117,6 @@ def build_learner(
   """The learner node."""
   parts = make_parts(config)
   address = client.server_address
-  stop = lp.stop_event()
   replay_folder = str(run / 'replay')
   return learner_lib.Learner(
     update=dreamer_update.make_update(parts.dreamer, config.learner),
@@ -124,7 +137,7 @@ def build_learner(
     make_logger=lambda step: _make_logger(
       config, run, LEARNER, steps_key='learner_step', resume=('learner_step', step)
     ),
-    should_stop=stop.is_set,
+    should_stop=_stop_signal(),
     max_environment_steps=config.max_environment_steps,
     max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
     steps_per_sequence=config.steps_per_sequence,
@@ -141,7 +154,6 @@ def build_actor(
   parts = make_parts(config)
   name = f'{ACTOR}-{actor_id}'
   address = client.server_address
-  stop = lp.stop_event()
   return actor.Actor(
     unroll=parts.unroll,
     source=parameters.Source(address, parts.params_schema, name=name),
@@ -153,7 +165,7 @@ def build_actor(
     ),
     logger=_make_logger(config, run, name, steps_key='environment_step'),
     environment_step=environment_steps(config, address, name),
-    should_stop=stop.is_set,
+    should_stop=_stop_signal(),
     config=config.actor,
     actor_id=actor_id,
     seed=config.seed,
@@ -165,12 +177,11 @@ def build_evaluator(
 ) -> evaluator.Evaluator:
   """The evaluator node."""
   parts = make_parts(config)
-  stop = lp.stop_event()
   return evaluator.Evaluator(
     play=evaluator.Play(parts.environment, parts.dreamer.agent, config.evaluator.num_episodes),
     source=parameters.Source(client.server_address, parts.params_schema, name=EVALUATOR),
     logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
-    should_stop=stop.is_set,
+    should_stop=_stop_signal(),
     config=config.evaluator,
     videos=run / 'videos',
     seed=config.seed,

@@ -81,7 +81,7 @@ def make_optimizer(
   rate: float, max_gradient: float, config: learner_config.LearnerConfig
 ) -> optax.GradientTransformation:
   """Adam with a linear warm-up, its gradient clipped by global norm."""
-  schedule = optax.linear_schedule(0.0, rate, config.rate_warm_up)
+  schedule = optax.linear_schedule(rate / config.rate_warm_up, rate, config.rate_warm_up)
   return optax.chain(
     optax.clip_by_global_norm(max_gradient), optax.adam(schedule, eps=config.adam_epsilon)
   )

@@ -89,7 +89,7 @@ def rollout(
   novelty_of = intrinsic.NOVELTIES[config.novelty]
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, config.ensemble_size)
-  member = jax.vmap(choose)(keys[:, 0])
+  member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
 
   latent = start.latent
   features = latent.features
@@ -124,7 +124,7 @@ def rollout(
 
   def step(t, carry):
     latent, context, mask, buffers, outputs = carry
-    noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(keys[:, 1])
+    noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(step_keys)
     policy = actor_critic.policy(policy_params, latent.features, context, mask)
     action, choice = actor_critic.sample(policy, jax.vmap(actor_critic.noise)(noise_keys[:, 0]))
 
@@ -271,12 +271,14 @@ def starts(
   offsets = jnp.arange(window)[:, None, None]
   index = row + offsets  # [W, count, B], into the rows shifted by W - 1
   merge = lambda x, lead: x.reshape(*x.shape[:lead], count * batch, *x.shape[lead + 2 :])
-  dream_keys = jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys[:, 1])
+  dream_keys = jax.vmap(jax.random.fold_in)(
+    jnp.tile(keys[:, 1], count), jnp.repeat(jnp.arange(count), batch)
+  )
   return Start(
     latent=jax.tree.map(lambda x: merge(x[row, column], 0), posterior.latent),
     features=merge(rows.features[index[:-1], column], 1),
     novelty=merge(rows.novelty[index, column], 1),
     episode=merge(rows.episode[index, column], 1),
     weight=merge(1.0 - last[row, column].astype(jnp.float32), 0),
-    keys=merge(dream_keys, 0),
+    keys=dream_keys,
   )

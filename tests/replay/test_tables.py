@@ -32,7 +32,6 @@ EPISODIC = Stratum(name='episodic', max_size=1000, share=0.5)
     ({'warm_up': 0}, 'replay.warm_up=0'),
     ({'warm_up': 513}, 'replay.warm_up=513: use at most 512'),
     ({'max_in_flight': 0}, 'replay.max_in_flight=0'),
-    ({'checkpoint_period': 0.0}, 'replay.checkpoint_period=0.0'),
     ({'timeout_seconds': 0.1}, 'replay.timeout_seconds=0.1'),
     ({'port': 70000}, 'replay.port=70000'),
   ],

@@ -1,0 +1,155 @@
+"""Three tiny worlds, and the agents, parameters and sequences that live in them."""
+
+import functools
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import experience, networks
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+from agents.dreamer import world_model
+
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+
+WORLDS = {
+  'plain': (specs.Array((5,), np.float32), specs.DiscreteArray(3)),
+  'masked': (
+    {
+      'board': specs.BoundedArray((2, 2), np.float32, 0, 1),
+      'purse': specs.Array((), np.int32),
+      'action_mask': specs.BoundedArray((4,), bool, False, True),
+    },
+    specs.DiscreteArray(4),
+  ),
+  'continuous': (
+    specs.Array((5,), np.float32),
+    specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
+  ),
+}
+
+# Three streams, [T, B]: one episode terminates at row 3, one is cut off at row 2, and the last
+# stream begins and ends in the middle of an episode.
+STEP_TYPE = np.array(
+  [
+    [FIRST, MID, MID],
+    [MID, MID, MID],
+    [MID, LAST, MID],
+    [LAST, FIRST, MID],
+    [FIRST, MID, MID],
+    [MID, MID, MID],
+  ],
+  np.int32,
+)
+DISCOUNT = np.ones(STEP_TYPE.shape, np.float32)
+DISCOUNT[3, 0] = 0.0
+
+
+@pytest.fixture(scope='session')
+def make_dreamer():
+  """(world, **changes of the config) -> Dreamer, the same for the same question."""
+
+  @functools.cache
+  def make(world='masked', **changes):
+    tiny = {
+      'deterministic_size': 8, 'stochastic_size': 4, 'classes': 3, 'hidden_size': 16,
+      'encoder_layers': 1, 'ensemble_size': 3, 'free_nats': 0.0, 'num_bins': 21,
+      'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'rows_per_chunk': 2,
+      'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32',
+    }  # fmt: skip
+    config = dreamer_config.DreamerConfig(**tiny | changes)
+    return dreamer_agent.make_dreamer(config, *WORLDS[world])
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def make_params():
+  """Parameters as after some learning: no output is exactly zero, as those of fresh heads are."""
+
+  def make(dreamer, seed=0, scale=0.2):
+    init_key, noise_key = jax.random.split(jax.random.key(seed))
+    leaves, tree = jax.tree.flatten(jax.jit(dreamer.agent.init_params)(init_key))
+    keys = jax.random.split(noise_key, len(leaves))
+    shaken = [
+      x + scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(tree, shaken)
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def make_observation():
+  """(dreamer, generator, leading axes) -> random observations; some action is always legal."""
+
+  def make(dreamer, rng, *axes):
+    spec = dreamer.model.observation_spec
+
+    def draw(spec):
+      x = rng.uniform(size=(*axes, *spec.shape))
+      return (x < 0.5) if spec.dtype == bool else (x if spec.shape else 9 * x).astype(spec.dtype)
+
+    observation = jax.tree.map(draw, spec)
+    if networks.action_mask(spec) is not None:
+      observation[networks.ACTION_MASK][..., 1] = True
+    return observation
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def make_sequence(make_observation):
+  """(dreamer) -> a Sequence [T, B, ...] along the streams above, with a state before it."""
+
+  def make(dreamer, seed=0):
+    rng = np.random.default_rng(seed)
+    model = dreamer.model
+    num_rows, batch = STEP_TYPE.shape
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    if dreamer.actor_critic.discrete:
+      action = np.ones((num_rows, batch), np.int32)
+      if not model.has_mask:
+        action = rng.integers(0, model.action_size, (num_rows, batch), np.int32)
+    else:
+      action = rng.uniform(
+        model.action_spec.minimum, model.action_spec.maximum, (num_rows, batch, 2)
+      ).astype(np.float32)
+    initial = model.initial(batch)
+    sequence = experience.Sequence(
+      observation=make_observation(dreamer, rng, num_rows, batch),
+      action=action,
+      reward=np.where(STEP_TYPE == FIRST, 0, rng.normal(size=STEP_TYPE.shape)).astype(np.float32),
+      discount=DISCOUNT,
+      step_type=STEP_TYPE,
+      extras={},
+      initial_state=jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), initial),
+      identity=np.array([2, 7, 9], np.uint32),
+      version=np.zeros(batch, np.int32),
+      actor_id=np.zeros(batch, np.int32),
+    )
+    return jax.tree.map(jnp.asarray, sequence)
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def understand():
+  """(model, params, keys, sequence) -> Posterior; compiled once for each model."""
+
+  @functools.cache
+  def compiled(model_id):
+    model = models[model_id]
+    return jax.jit(lambda params, keys, sequence: model.understand(params, keys, sequence)[0])
+
+  models: dict[int, world_model.WorldModel] = {}
+
+  def run(model, params, keys, sequence):
+    models[id(model)] = model
+    return compiled(id(model))(params, keys, sequence)
+
+  return run

@@ -1,0 +1,39 @@
+"""A config that cannot work is refused by the name of its field."""
+
+import dataclasses
+
+import pytest
+
+from agents.dreamer import config as dreamer_config
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'),
+  [
+    ('latent', 'laplace'),
+    ('novelty', 'none'),
+    ('compute_dtype', 'float16'),
+    ('ensemble_size', 0),
+    ('window', 0),
+    ('num_bins', 40),
+    ('num_bins', 1),
+    ('bootstrap_share', 0.0),
+    ('gamma', 1.5),
+    ('lambda_', -0.1),
+    ('unimix', 1.0),
+    ('horizon_min', 65),
+    ('rows_per_chunk', 7),
+    ('dream_rows', 0),
+  ],
+)
+def test_an_impossible_value_is_refused_by_name(name, value):
+  # A horizon_min above horizon_max is told of horizon_max.
+  refused = 'horizon_max' if name == 'horizon_min' else name
+  with pytest.raises(ValueError, match=rf'agent\.{refused}='):
+    dreamer_config.DreamerConfig(**{name: value})
+
+
+def test_a_config_is_frozen():
+  config = dreamer_config.DreamerConfig()
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    config.gamma = 0.5

@@ -1,0 +1,152 @@
+"""Intrinsic motivation: what counts as new, and how long to dream about it."""
+
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from agents.dreamer import config as dreamer_config
+from agents.dreamer import intrinsic
+
+CONFIG = dreamer_config.DreamerConfig(horizon_max=64, horizon_min=8)
+update = jax.jit(functools.partial(intrinsic.update, config=CONFIG))
+
+
+def run(novelties):
+  """The state after each batch's novelty, and the drives, stacked."""
+  def step(state, novelty):
+    state, drives = update(state, novelty)
+    return state, (state, drives)
+
+  _, (states, drives) = jax.lax.scan(step, intrinsic.initial(), jnp.asarray(novelties, jnp.float32))
+  return states, drives
+
+
+@pytest.mark.parametrize('name', sorted(intrinsic.NOVELTIES))
+def test_identical_members_have_no_novelty(name):
+  means = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (6, 4)), (5, 6, 4))
+  novelty = intrinsic.NOVELTIES[name](means, jnp.full(means.shape, 0.3))
+  np.testing.assert_allclose(novelty, np.zeros(6), atol=1e-5)
+
+
+@pytest.mark.parametrize('name', sorted(intrinsic.NOVELTIES))
+def test_one_member_has_no_novelty(name):
+  novelty = intrinsic.NOVELTIES[name](jnp.ones((1, 6, 4)), jnp.ones((1, 6, 4)))
+  np.testing.assert_array_equal(novelty, np.zeros(6))
+
+
+def test_clean_novelty_by_hand():
+  # Two coordinates: variance of the means 4 and 1, expected noise (1 + 3) / 2 and (5 + 1) / 2.
+  means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
+  np.testing.assert_allclose(intrinsic.clean_novelty(means, variances), (4 - 2) + 0)
+
+
+def test_information_gain_by_hand():
+  means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
+  expected = 0.5 * (np.log(1 + 4 / 2) + np.log(1 + 1 / 3))
+  np.testing.assert_allclose(intrinsic.information_gain(means, variances), expected, rtol=1e-5)
+
+
+def test_information_gain_sees_the_disagreement_that_noise_hides_from_clean_novelty():
+  means = 0.1 * jax.random.normal(jax.random.key(0), (5, 6, 4))
+  variances = jnp.ones(means.shape)
+  np.testing.assert_array_equal(intrinsic.clean_novelty(means, variances), np.zeros(6))
+  assert (intrinsic.information_gain(means, variances) > 1e-3).all()
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(st.integers(0, 2**32 - 1), st.floats(1.0, 100.0))
+def test_information_gain_does_not_depend_on_the_scale_of_the_latent(seed, scale):
+  rng = np.random.default_rng(seed)
+  means = jnp.asarray(rng.normal(size=(3, 2, 4)), jnp.float32)
+  variances = jnp.asarray(rng.uniform(0.5, 2, size=(3, 2, 4)), jnp.float32)
+  np.testing.assert_allclose(
+    intrinsic.information_gain(scale * means, scale**2 * variances),
+    intrinsic.information_gain(means, variances),
+    rtol=1e-3,
+  )
+
+
+@pytest.mark.parametrize('name', sorted(intrinsic.NOVELTIES))
+def test_novelty_is_float32_arithmetic_whatever_comes_in(name):
+  # 1000 and 1004 differ in bfloat16; their squares, deviations and variance would not survive it.
+  means = jnp.array([[1000.0], [1004.0], [1008.0]], jnp.bfloat16)
+  variances = jnp.array([[1.0], [1.0], [1.0]], jnp.bfloat16)
+  novelty = intrinsic.NOVELTIES[name](means, variances)
+  assert novelty.dtype == jnp.float32
+  exact = np.var([1000.0, 1004.0, 1008.0])
+  expected = exact - 1 if name == 'clean' else 0.5 * np.log1p(exact)
+  np.testing.assert_allclose(novelty, expected, rtol=1e-5)
+
+
+def test_many_equal_bfloat16_updates_do_not_drift():
+  _, drives = run(np.full(2000, jnp.bfloat16(0.7), np.float32))
+  assert drives.novelty_mean.dtype == jnp.float32
+  np.testing.assert_allclose(drives.novelty_mean, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
+
+
+def test_constant_novelty_shows_no_competence_from_the_first_update_on():
+  _, drives = run(np.full(300, 3.0))
+  np.testing.assert_allclose(drives.novelty_mean, 3.0, rtol=1e-4)
+  np.testing.assert_allclose(drives.competence, 0.0, atol=1e-4)
+  np.testing.assert_allclose(drives.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
+
+
+def test_both_averages_agree_after_the_first_update():
+  # Uncorrected, the fast one would be twenty times the slow one.
+  state, drives = update(intrinsic.initial(), jnp.float32(5.0))
+  np.testing.assert_allclose(drives.novelty_mean, 5.0, rtol=1e-5)
+  np.testing.assert_allclose(drives.competence, 0.0, atol=1e-6)
+  np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
+  assert int(state.count) == 1
+
+
+def test_falling_novelty_is_competence_and_does_not_bore_while_averages_warm_up():
+  _, drives = run(0.95 ** np.arange(100))
+  assert (drives.competence[1:] > 0).all()
+  assert (drives.competence[10:] > CONFIG.boredom_threshold).all()
+  assert drives.boredom.max() < 0.65
+  assert (drives.boredom[10:] == 0).all()
+  assert (drives.horizon[10:] == CONFIG.horizon_max).all()
+
+
+def test_rising_novelty_is_no_competence():
+  _, drives = run(1.05 ** np.arange(50))
+  np.testing.assert_allclose(drives.competence, np.zeros(50), atol=1e-6)
+  assert drives.boredom[-1] == 1
+
+
+def test_competence_by_hand():
+  _, drives = run([2.0, 1.0])
+  fast = (0.9 * 0.1 * 2 + 0.1 * 1) / (1 - 0.9**2)
+  slow = (0.995 * 0.005 * 2 + 0.005 * 1) / (1 - 0.995**2)
+  np.testing.assert_allclose(drives.competence[1], (slow - fast) / slow, rtol=1e-3)
+  np.testing.assert_allclose(drives.novelty_mean[1], slow, rtol=1e-4)
+
+
+def test_boredom_falls_twice_as_fast_as_it_rises():
+  _, drives = run([*np.full(10, 1.0), 0.5, 0.5])
+  np.testing.assert_allclose(drives.boredom[9:], [1.0, 0.8, 0.6], rtol=1e-5)
+
+
+def test_the_horizon_goes_from_longest_to_shortest_as_boredom_rises():
+  _, drives = run(np.full(30, 1.0))
+  assert drives.horizon.dtype == jnp.int32
+  np.testing.assert_array_equal(drives.horizon[:3], [58, 53, 47])  # 64 - 5.6, - 11.2, - 16.8
+  assert (np.diff(drives.horizon) <= 0).all()
+  assert drives.horizon[-1] == CONFIG.horizon_min
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(st.lists(st.floats(0, 1e4, width=32), min_size=8, max_size=8))
+def test_drives_keep_their_bounds(novelties):
+  _, drives = run(novelties)
+  assert all(np.isfinite(x).all() for x in drives)
+  assert (drives.boredom >= 0).all() and (drives.boredom <= 1).all()
+  assert (drives.competence >= 0).all() and (drives.competence <= 1.001).all()
+  assert (drives.horizon >= CONFIG.horizon_min).all()
+  assert (drives.horizon <= CONFIG.horizon_max).all()

@@ -1,0 +1,108 @@
+"""Networks: what they compute in, which axes they take, and what they make of an observation."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+from hypothesis import strategies as st
+
+from agents import networks
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4))
+def test_symexp_inverts_symlog(values):
+  x = jnp.asarray(values, jnp.float32)
+  np.testing.assert_allclose(networks.symexp(networks.symlog(x)), x, rtol=1e-5, atol=1e-30)
+  np.testing.assert_array_equal(networks.symlog(-x), -networks.symlog(x))
+
+
+def test_symlog_by_hand():
+  np.testing.assert_allclose(networks.symlog(jnp.array([0.0, np.e - 1, 1 - np.e])), [0, 1, -1])
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_an_mlp_computes_in_its_dtype_on_float32_parameters(dtype):
+  mlp = networks.MLP(8, 2, 3, dtype=jnp.dtype(dtype))
+  x = jnp.ones((2, 5), jnp.float32)
+  variables = mlp.init(jax.random.key(0), x)
+  assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
+  assert mlp.apply(variables, x).dtype == dtype
+
+
+def test_an_mlp_takes_any_leading_axes():
+  mlp = networks.MLP(8, 1, 3)
+  x = jax.random.normal(jax.random.key(0), (2, 3, 5))
+  variables = mlp.init(jax.random.key(1), x[0, 0])
+  rows = mlp.apply(variables, x.reshape(6, 5))
+  np.testing.assert_allclose(mlp.apply(variables, x), rows.reshape(2, 3, 3), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(mlp.apply(variables, x[0, 0]), rows[0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_mlp_without_output_ends_at_its_last_hidden_layer():
+  mlp = networks.MLP(8, 2)
+  x = jnp.ones((2, 5))
+  params = mlp.init(jax.random.key(0), x)['params']
+  assert mlp.apply({'params': params}, x).shape == (2, 8)
+  assert sorted(params) == ['Dense_0', 'Dense_1', 'LayerNorm_0', 'LayerNorm_1']
+
+
+def test_output_scale_zero_starts_at_zero_and_others_do_not():
+  x = jax.random.normal(jax.random.key(0), (4, 5))
+  largest = []
+  for scale in (0.0, 0.01, 1.0):
+    mlp = networks.MLP(64, 1, 16, output_scale=scale)
+    output = mlp.apply(mlp.init(jax.random.key(1), x), x)
+    largest.append(float(jnp.abs(output).max()))
+  assert largest[0] == 0
+  assert 0 < largest[1] < largest[2] / 5
+
+
+SPEC = {
+  'action_mask': specs.BoundedArray((3,), bool, False, True),
+  'self': {'position': specs.Array((2,), np.int32), 'alive': specs.Array((), bool)},
+  'map': specs.Array((2, 2), np.float32),
+}
+
+
+def observe(*axes):
+  position = np.broadcast_to(np.array([5, -6], np.int32), (*axes, 2))
+  grid = np.broadcast_to(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), (*axes, 2, 2))
+  return {
+    'self': {'position': position, 'alive': np.ones(axes, bool)},
+    'map': grid,
+    'action_mask': np.ones((*axes, 3), bool),
+  }
+
+
+@pytest.mark.parametrize('axes', [(), (4,), (4, 5)])
+def test_an_observation_is_joined_leaf_by_leaf_whatever_axes_lead(axes):
+  flat = networks.flatten_observation(jax.tree.map(jnp.asarray, observe(*axes)), SPEC)
+  assert flat.shape == (*axes, 7) and flat.dtype == jnp.float32
+  # Leaves in the order of their names: map, self/alive, self/position; no mask.
+  expected = networks.symlog(jnp.array([1, 2, 3, 4, 1, 5, -6.0]))
+  np.testing.assert_allclose(flat, np.broadcast_to(expected, flat.shape))
+
+
+def test_rows_of_an_observation_stay_apart():
+  spec = {'a': specs.Array((2,), np.float32), 'b': specs.Array((), np.float32)}
+  observation = {'a': jnp.arange(6.0).reshape(3, 2), 'b': 10 * jnp.arange(3.0)}
+  expected = networks.symlog(jnp.array([[0, 1, 0], [2, 3, 10], [4, 5, 20.0]]))
+  np.testing.assert_allclose(networks.flatten_observation(observation, spec), expected)
+
+
+def test_an_observation_may_be_a_bare_array():
+  spec = specs.Array((2, 3), np.uint8)
+  observation = jnp.full((4, 2, 3), 255, jnp.uint8)
+  flat = networks.flatten_observation(observation, spec)
+  np.testing.assert_allclose(flat, np.full((4, 6), np.log(256.0)), rtol=1e-6)
+  assert networks.action_mask(observation) is None
+
+
+def test_the_mask_is_found_and_left_out():
+  observation = observe(2)
+  assert networks.action_mask(observation) is observation['action_mask']
+  assert sorted(networks.without_mask(observation)) == ['map', 'self']
+  assert 'action_mask' in observation

@@ -1,0 +1,188 @@
+"""One update: every part learns, devices agree, nothing depends on how many they are."""
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import experience
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+from agents.dreamer import world_model
+from learner import config as learner_config
+from learner import dreamer_update
+
+NUM_ROWS, BATCH = 6, 8
+TINY = dict(
+  deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=3,
+  num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, rows_per_chunk=2, policy_layers=1,
+  window=3, dream_rows=4, warm_up_updates=0, compute_dtype='float32',
+)  # fmt: skip
+RATES = learner_config.LearnerConfig(
+  batch_size=BATCH, rate_warm_up=1, model_learning_rate=3e-3, policy_learning_rate=1e-3
+)
+
+
+def make_dreamer(**changes):
+  config = dreamer_config.DreamerConfig(**(TINY | changes))
+  observation_spec = specs.BoundedArray((5,), np.float32, 0, 1)
+  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+
+
+def make_batch(dreamer, seed=0, batch=BATCH):
+  random = np.random.default_rng(seed)
+  step_type = np.full((batch, NUM_ROWS), dm_env.StepType.MID, np.int32)
+  step_type[::2, 0] = dm_env.StepType.FIRST
+  step_type[::3, 3] = dm_env.StepType.LAST
+  step_type[::3, 4] = dm_env.StepType.FIRST
+  latent = dreamer.model.initial(batch)
+  return experience.Sequence(
+    observation=random.uniform(size=(batch, NUM_ROWS, 5)).astype(np.float32),
+    action=random.integers(0, 3, (batch, NUM_ROWS)).astype(np.int32),
+    reward=random.normal(size=(batch, NUM_ROWS)).astype(np.float32),
+    discount=np.where(step_type == dm_env.StepType.LAST, 0.0, 1.0).astype(np.float32),
+    step_type=step_type,
+    extras={'log_prob': np.zeros((batch, NUM_ROWS), np.float32)},
+    initial_state=jax.device_get(latent),
+    identity=random.integers(0, 2**32, batch, dtype=np.uint32),
+    version=np.zeros(batch, np.int32),
+    actor_id=np.zeros(batch, np.int32),
+  )
+
+
+class Trainer:
+  """The update on the first D devices."""
+
+  def __init__(self, dreamer, num_devices, rates=RATES):
+    self.devices = jax.local_devices()[:num_devices]
+    self.traces = 0
+    self._init = dreamer_update.make_update(dreamer, rates)
+
+    def update(state, sequence):
+      self.traces += 1
+      return self._init.update(state, sequence)
+
+    self._update = jax.pmap(update, axis_name=dreamer_update.DEVICES, devices=self.devices)
+    self.begin()
+
+  def begin(self):
+    """A fresh state; what was compiled stays."""
+    state = self._init.init(jax.random.key(0))
+    self.state = jax.device_put_replicated(state, self.devices)
+    return self
+
+  def step(self, batch):
+    shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
+    self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
+    return {name: float(value[0]) for name, value in metrics.items()}
+
+  def arrays(self, device=0):
+    """One replica as host arrays."""
+    plain = self.state._replace(key=jax.random.key_data(self.state.key))
+    return jax.tree.map(lambda x: np.asarray(x[device]), plain)
+
+
+@pytest.fixture(scope='module')
+def dreamer():
+  return make_dreamer()
+
+
+@pytest.fixture(scope='module')
+def one_device(dreamer):
+  return Trainer(dreamer, 1)
+
+
+@pytest.fixture(scope='module')
+def eight_devices(dreamer):
+  return Trainer(dreamer, 8)
+
+
+def test_every_module_is_moved_by_one_update(dreamer, one_device):
+  before = one_device.begin().arrays()
+  metrics = one_device.step(make_batch(dreamer))
+  after = one_device.arrays()
+  assert metrics['dream/horizon'] >= 2
+  for room in ('world_model', 'actor_critic'):
+    for module, params in before.params[room].items():
+      moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, after.params[room][module])
+      assert max(jax.tree.leaves(moved)) > 1e-5, f'{room}/{module} did not learn'
+
+
+def test_replicas_stay_bitwise_equal_on_eight_devices(dreamer, eight_devices):
+  eight_devices.begin()
+  for seed in range(3):
+    eight_devices.step(make_batch(dreamer, seed))
+  first = eight_devices.arrays(0)
+  for device in range(1, 8):
+    jax.tree.map(np.testing.assert_array_equal, first, eight_devices.arrays(device))
+
+
+def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
+  expected = one_device.begin().step(make_batch(dreamer))
+  found = eight_devices.begin().step(make_batch(dreamer))
+  for name, value in expected.items():
+    assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
+  # Adam's moments are sums of gradients; its first steps would only show their signs.
+  moments = lambda trainer: jax.tree.leaves(
+    (trainer.arrays().model_opt_state, trainer.arrays().policy_opt_state)
+  )
+  for one, eight in zip(moments(one_device), moments(eight_devices), strict=True):
+    np.testing.assert_allclose(eight, one, rtol=1e-2, atol=1e-6)
+
+
+def test_tiny_data_is_learned(dreamer, one_device):
+  one_device.begin()
+  batch = make_batch(dreamer)
+  losses = [one_device.step(batch) for _ in range(300)]
+  for name in ('reward', 'continue', 'reconstruction', 'loss'):
+    first, last = (losses[i][f'world_model/{name}'] for i in (0, -1))
+    assert last < 0.8 * first, name
+
+
+def test_many_updates_are_one_trace(dreamer, one_device):
+  one_device.begin()
+  for seed in range(3):
+    one_device.step(make_batch(dreamer, seed))
+  assert one_device.traces == 1
+
+
+def test_boredom_shortens_the_dream_without_a_second_trace():
+  dreamer = make_dreamer(boredom_threshold=10.0, boredom_rise=0.5, warm_up_updates=2)
+  trainer = Trainer(dreamer, 1)
+  actor = lambda: trainer.arrays().params['actor_critic']['actor']
+  before, horizons, slept = actor(), [], []
+  for seed in range(4):
+    horizons.append(trainer.step(make_batch(dreamer, seed))['dream/horizon'])
+    after = actor()
+    slept.append(all(jax.tree.leaves(jax.tree.map(np.array_equal, before, after))))
+    before = after
+  # The actor sleeps until the model is warm; boredom rises all the while.
+  assert slept == [True, True, False, False]
+  assert horizons == [0, 0, 2, 2]
+  assert trainer.traces == 1
+
+
+def test_no_key_is_used_twice(dreamer):
+  made = dreamer_update.make_update(dreamer, RATES)
+  batch = jax.tree.map(lambda x: x[None], make_batch(dreamer))
+  with jax.debug_key_reuse(True):
+    state = jax.jit(made.init)(jax.random.key(0))
+    update = jax.jit(jax.vmap(made.update, axis_name=dreamer_update.DEVICES))
+    update(jax.tree.map(lambda x: x[None], state), batch)
+
+
+def test_bfloat16_reaches_neither_losses_nor_state():
+  dreamer = make_dreamer(compute_dtype='bfloat16')
+  update = dreamer_update.make_update(dreamer, RATES)
+  state = jax.eval_shape(update.init, jax.random.key(0))
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), make_batch(dreamer))
+  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+  new_state, metrics = jax.eval_shape(
+    jax.vmap(update.update, axis_name=dreamer_update.DEVICES), jax.tree.map(add_axis, state), batch
+  )
+  floats = [x.dtype for x in jax.tree.leaves((new_state, metrics))
+            if jnp.issubdtype(x.dtype, jnp.floating)]  # fmt: skip
+  assert set(floats) == {jnp.dtype('float32')}
+  assert isinstance(batch.initial_state, world_model.Recurrent)
