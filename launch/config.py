@@ -164,8 +164,9 @@ def load(path: pathlib.Path) -> ExperimentConfig:
   """
   try:
     return _from_tree(OmegaConf.to_container(OmegaConf.load(path)))
-  except (TypeError, KeyError, AttributeError, omegaconf_errors.OmegaConfBaseException) as error:
-    raise ValueError(f'{path}: not a configuration of this version ({error})') from None
+  except Exception as error:  # whatever a broken or foreign file makes a reader raise
+    first_line = str(error).split('\n')[0]
+    raise ValueError(f'{path}: is no configuration of this version ({first_line})') from None
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pathlib
 import sys
 import time
 import warnings
+from typing import Any
 
 from absl import app
 from absl.flags import argparse_flags
@@ -43,7 +44,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   return parser.parse_args(arguments[1:])
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def make_config(arguments: argparse.Namespace) -> Any:
+  """The config that `train`'s arguments ask for: a preset's, or that of the folder to go on with.
+
+  Raises:
+    ValueError: naming what cannot be.
+  """
   from launch import config as launch_config
   from launch import experiments, local
 
@@ -63,6 +69,14 @@ def _train(arguments: argparse.Namespace) -> int:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
   config.make_environment()  # refuses an unknown world or option before anything is written
+  return config
+
+
+def _train(arguments: argparse.Namespace) -> int:
+  from launch import local
+
+  config = make_config(arguments)
+  folder = arguments.run
   if folder is None:
     name = config.environment['name'].replace('/', '-').replace(':', '-')
     folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'

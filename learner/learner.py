@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,9 +91,8 @@ class Learner:
     self._devices = devices or jax.local_devices()
     self._batch_per_device = config.batch_per_device(len(self._devices))
 
-    # Red line: one trace for the whole run. A second one raises.
     self._update = jax.pmap(
-      chex.assert_max_traces(update.update, n=1),
+      _traced_once(update.update),
       axis_name=dreamer_update.DEVICES,
       donate_argnums=0,
       devices=self._devices,
@@ -319,6 +317,23 @@ class _Background:
         call()
       except Exception:
         logging.exception('In the background:')
+
+
+def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+  """The red line of static shapes: tracing a second time, and so compiling anew, raises.
+
+  (chex.assert_max_traces counts by source line, over all learners of a process.)
+  """
+  traces = 0
+
+  def traced(*arguments):
+    nonlocal traces
+    traces += 1
+    if traces > 1:
+      raise RuntimeError('The update was traced twice: a batch or the state changed its shape.')
+    return function(*arguments)
+
+  return traced
 
 
 def _mean(pending: list[dict[str, jax.Array]]) -> dict[str, float]:

@@ -96,11 +96,9 @@ def make_dreamer(
 
     mask = networks.action_mask(timestep.observation)
     chances = policy.policy(params['actor_critic'], latent.features, context, mask)
-    action, choice = policy.sample(
-      chances, jax.vmap(policy.noise)(jax.random.split(action_key, num_worlds))
-    )
-    if greedy:
-      action = chances.mode()
+    noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_worlds))
+    # Without noise a sample is the mode, and its likelihood that of what is played.
+    action, choice = policy.sample(chances, jnp.zeros_like(noise) if greedy else noise)
     recurrent = world_model.Recurrent(latent, model.encode_action(action))
     return (
       PolicyState(recurrent, features, past_novelty, episode),

@@ -12,7 +12,6 @@ from dm_env import specs
 from agents import experience, networks
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
-from agents.dreamer import world_model
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -49,6 +48,15 @@ DISCOUNT = np.ones(STEP_TYPE.shape, np.float32)
 DISCOUNT[3, 0] = 0.0
 
 
+@pytest.fixture(scope='module', autouse=True)
+def little_optimization():
+  """These programs run once on tiny arrays: their time is the compiler's."""
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
 @pytest.fixture(scope='session')
 def make_dreamer():
   """(world, **changes of the config) -> Dreamer, the same for the same question."""
@@ -69,16 +77,32 @@ def make_dreamer():
 
 @pytest.fixture(scope='session')
 def make_params():
-  """Parameters as after some learning: no output is exactly zero, as those of fresh heads are."""
+  """Parameters as after some learning: no bias or output is zero, as those of fresh ones are."""
 
-  def make(dreamer, seed=0, scale=0.2):
-    init_key, noise_key = jax.random.split(jax.random.key(seed))
-    leaves, tree = jax.tree.flatten(jax.jit(dreamer.agent.init_params)(init_key))
-    keys = jax.random.split(noise_key, len(leaves))
-    shaken = [
-      x + scale * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(tree, shaken)
+  def make(dreamer, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+      x = rng.normal(size=leaf.shape)
+      if path[-1].key == 'kernel':
+        return jnp.asarray(x / np.sqrt(leaf.shape[-2]), jnp.float32)
+      return jnp.asarray(0.2 * x + (path[-1].key == 'scale'), jnp.float32)
+
+    shapes = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def fresh_params():
+  """(dreamer) -> parameters as they begin."""
+  made = {}
+
+  def make(dreamer):
+    if id(dreamer) not in made:
+      made[id(dreamer)] = jax.jit(dreamer.agent.init_params)(jax.random.key(0))
+    return made[id(dreamer)]
 
   return make
 
@@ -128,7 +152,7 @@ def make_sequence(make_observation):
       step_type=STEP_TYPE,
       extras={},
       initial_state=jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), initial),
-      identity=np.array([2, 7, 9], np.uint32),
+      identity=np.array([1, 4, 3], np.uint32),  # every member learns from some
       version=np.zeros(batch, np.int32),
       actor_id=np.zeros(batch, np.int32),
     )
@@ -140,16 +164,12 @@ def make_sequence(make_observation):
 @pytest.fixture(scope='session')
 def understand():
   """(model, params, keys, sequence) -> Posterior; compiled once for each model."""
-
-  @functools.cache
-  def compiled(model_id):
-    model = models[model_id]
-    return jax.jit(lambda params, keys, sequence: model.understand(params, keys, sequence)[0])
-
-  models: dict[int, world_model.WorldModel] = {}
+  compiled = {}
 
   def run(model, params, keys, sequence):
-    models[id(model)] = model
-    return compiled(id(model))(params, keys, sequence)
+    if id(model) not in compiled:
+      function = lambda *arguments: model.understand(*arguments)[0]
+      compiled[id(model)] = jax.jit(function)
+    return compiled[id(model)](params, keys, sequence)
 
   return run

@@ -55,14 +55,18 @@ def test_legal_actions_share_all_probability(logits, mask, dtype, mixed):
     assert (probs[legal] >= 0.01 / legal.sum() * 0.999).all()
 
 
+@jax.jit
+@jax.grad
+def gradient_of_a_choice(logits, mask, action):
+  chances = masked(logits, mask, 0.01)
+  return chances.log_prob(jnp.asarray(action)) + chances.entropy()
+
+
 @few_examples
 @hypothesis.given(any_logits, any_mask, st.integers(0, ACTIONS - 1))
 def test_gradients_of_a_masked_choice_are_finite(logits, mask, action):
-  def objective(logits):
-    chances = masked(logits, jnp.array(mask), 0.01)
-    return chances.log_prob(jnp.array(action)) + chances.entropy()
-
-  assert np.isfinite(jax.jit(jax.grad(objective))(jnp.array(logits, jnp.float32))).all()
+  gradient = gradient_of_a_choice(jnp.array(logits, jnp.float32), jnp.array(mask), action)
+  assert np.isfinite(gradient).all()
 
 
 def test_probabilities_by_hand():
@@ -286,9 +290,7 @@ def test_a_categorical_sample_passes_the_gradient_of_its_probabilities_straight_
 
 def test_unimix_keeps_every_class_possible():
   belief = distributions.Categorical.from_outputs(jnp.array([1e4, 0, 0, 0.0]), 2, 0.02)
-  np.testing.assert_allclose(
-    jnp.exp(belief.log_probs), [[0.99, 0.01], [0.5, 0.5]], rtol=1e-5
-  )
+  np.testing.assert_allclose(jnp.exp(belief.log_probs), [[0.99, 0.01], [0.5, 0.5]], rtol=1e-5)
 
 
 def test_certain_categoricals_without_unimix_have_a_finite_divergence():

@@ -25,9 +25,11 @@ def test_time_major_swaps_rows_and_leaves_what_has_no_time():
   for name in sequence._fields:
     axes = (0, 1) if name in without_time else (1, 0)
     jax.tree.map(
-      lambda x, y, axes=axes: np.testing.assert_array_equal(np.moveaxis(x, (0, 1), axes), y)
-      if x.ndim > 1
-      else np.testing.assert_array_equal(x, y),
+      lambda x, y, axes=axes: (
+        np.testing.assert_array_equal(np.moveaxis(x, (0, 1), axes), y)
+        if x.ndim > 1
+        else np.testing.assert_array_equal(x, y)
+      ),
       getattr(sequence, name),
       getattr(result, name),
     )

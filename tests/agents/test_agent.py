@@ -1,0 +1,299 @@
+"""The dreamer acts as it trains: the same latents, windows and likelihoods, in any world."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from agents import distributions
+from agents.dreamer import actor_critic as ac
+from agents.dreamer import dream, intrinsic, world_model
+
+FIRST, MID = 0, 1
+NUM_WORLDS, WINDOW = 3, 3
+ALL_WORLDS = ['plain', 'masked', 'continuous']
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+  """What `act` reads of a timestep."""
+
+  step_type: jax.Array
+  observation: object
+
+
+jax.tree_util.register_dataclass(Arrival, ['step_type', 'observation'], [])
+
+
+@pytest.fixture(scope='module')
+def act():
+  """(dreamer, params, key, policy state, arrival, greedy) -> as `Agent.act`, compiled once each."""
+  compiled = {}
+
+  def run(dreamer, params, key, state, arrival, greedy=False):
+    if id(dreamer) not in compiled:
+      compiled[id(dreamer)] = jax.jit(dreamer.agent.act, static_argnames='greedy')
+    return compiled[id(dreamer)](params, key, state, arrival, greedy=greedy)
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def arrive(make_observation):
+  """(dreamer, step type, seed) -> an Arrival of N worlds."""
+
+  def make(dreamer, step_type=FIRST, seed=0):
+    observation = make_observation(dreamer, np.random.default_rng(seed), NUM_WORLDS)
+    step_type = jnp.broadcast_to(jnp.int32(step_type), NUM_WORLDS)
+    return Arrival(step_type, jax.tree.map(jnp.asarray, observation))
+
+  return make
+
+
+@pytest.fixture(scope='module')
+def episode(make_dreamer, make_params, make_sequence, act):
+  """(world, greedy) -> the streams of conftest, all begun by FIRST, as acting went through them."""
+
+  def play(world, greedy):
+    dreamer = make_dreamer(world)
+    params, sequence = make_params(dreamer), make_sequence(dreamer)
+    sequence = sequence._replace(step_type=sequence.step_type.at[0].set(FIRST))
+    acting, state = dreamer.agent.acting_params(params), dreamer.agent.initial_policy_state(3)
+    states, decisions = [state], []
+    for t in range(6):
+      arrival = Arrival(
+        sequence.step_type[t], jax.tree.map(lambda x, t=t: x[t], sequence.observation)
+      )
+      state, decision = act(dreamer, acting, jax.random.key(t), state, arrival, greedy)
+      states.append(state)
+      decisions.append(decision)
+    stack = lambda *rows: jnp.stack(rows)
+    decisions = jax.tree.map(stack, *decisions)
+    sequence = sequence._replace(action=decisions.action)
+    return dreamer, params, sequence, jax.tree.map(stack, *states), decisions
+
+  return play
+
+
+@pytest.mark.parametrize('world', ALL_WORLDS)
+def test_it_acts_on_its_acting_params_in_any_world(make_dreamer, make_params, act, arrive, world):
+  dreamer = make_dreamer(world)
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state, decision = act(
+    dreamer, acting, jax.random.key(0), dreamer.agent.initial_policy_state(3), arrive(dreamer)
+  )
+  spec = dreamer.model.action_spec
+  assert decision.action.shape == (NUM_WORLDS, *spec.shape)
+  assert decision.action.dtype == spec.dtype
+  for action in np.asarray(decision.action):
+    spec.validate(action)
+  assert decision.extras['log_prob'].shape == (NUM_WORLDS,)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, decision)))
+
+
+def test_what_does_not_act_does_not_travel(make_dreamer, make_params):
+  dreamer = make_dreamer('masked')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  assert sorted(acting['world_model']) == ['encoder', 'posterior', 'prior', 'transition']
+  assert sorted(acting['actor_critic']) == ['actor', 'salience']
+
+
+@pytest.mark.parametrize('world', ALL_WORLDS)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_policy_state_keeps_its_shape_and_type(make_dreamer, world, dtype, arrive):
+  """Or it could not be carried through a scan."""
+  dreamer = make_dreamer(world, compute_dtype=dtype)
+  agent = dreamer.agent
+
+  def step(key):
+    params = agent.acting_params(agent.init_params(key))
+    state = agent.initial_policy_state(NUM_WORLDS)
+    return state, agent.act(params, jax.random.key(1), state, arrive(dreamer), greedy=False)[0]
+
+  before, after = jax.eval_shape(step, jax.random.key(0))
+  assert jax.tree.structure(before) == jax.tree.structure(after)
+  assert jax.tree.leaves(before) == jax.tree.leaves(after)
+
+
+def test_an_illegal_action_is_never_played(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('masked')
+  params = make_params(dreamer)
+  # All its preference is for action 3, which is legal in no world.
+  output = params['actor_critic']['actor']['Dense_1']
+  output['bias'] = jnp.array([0.0, 0, 0, 1e6])
+  acting, arrival = dreamer.agent.acting_params(params), arrive(dreamer)
+  legal = np.array(
+    [[True, True, False, False], [False, True, True, False], [False, True] + 2 * [False]]
+  )
+  arrival = dataclasses.replace(
+    arrival, observation=arrival.observation | {'action_mask': jnp.asarray(legal)}
+  )
+  state = dreamer.agent.initial_policy_state(3)
+  for seed in range(20):
+    for greedy in (False, True):
+      _, decision = act(dreamer, acting, jax.random.key(seed), state, arrival, greedy)
+      assert legal[np.arange(3), decision.action].all()
+      np.testing.assert_allclose(decision.extras['log_prob'][2], 0, atol=1e-5)
+
+
+@pytest.mark.parametrize('world', ['masked', 'continuous'])
+def test_greed_leaves_nothing_to_chance(make_dreamer, make_params, act, arrive, world):
+  dreamer = make_dreamer(world)
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  fresh, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
+  play = lambda seed, greedy: act(dreamer, acting, jax.random.key(seed), fresh, arrival, greedy)
+  jax.tree.map(np.testing.assert_array_equal, play(0, True), play(1, True))
+  features = {play(seed, False)[0].features[-1].tobytes() for seed in range(4)}
+  assert len(features) == 4
+  actions = {np.asarray(play(seed, False)[1].action).tobytes() for seed in range(8)}
+  assert len(actions) > 1
+
+
+def test_a_first_row_clears_the_policy_state(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('plain')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state = fresh = dreamer.agent.initial_policy_state(NUM_WORLDS)
+  for t in range(4):
+    arrival = arrive(dreamer, MID if t else FIRST, seed=t)
+    state, _ = act(dreamer, acting, jax.random.key(t), state, arrival)
+  key, first, mid = jax.random.key(9), arrive(dreamer, FIRST, 9), arrive(dreamer, MID, 9)
+  from_fresh, expected = act(dreamer, acting, key, fresh, first)
+  from_old, decision = act(dreamer, acting, key, state, first)
+  jax.tree.map(np.testing.assert_array_equal, decision, expected)
+  jax.tree.map(np.testing.assert_array_equal, from_old.recurrent, from_fresh.recurrent)
+  assert (from_old.episode[-1] != from_old.episode[:-1]).all()
+  # Another row of the same episode would have remembered.
+  from_mid, remembered = act(dreamer, acting, key, state, mid)
+  assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
+  assert (from_mid.features[-1] != from_fresh.features[-1]).any(-1).all()
+
+
+def test_worlds_side_by_side_are_strangers(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('plain')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state, key = dreamer.agent.initial_policy_state(NUM_WORLDS), jax.random.key(0)
+  one, other = arrive(dreamer, seed=0), arrive(dreamer, seed=1)
+  mixed = jax.tree.map(lambda x, y: x.at[1:].set(y[1:]), one, other)
+  (_, expected), (_, decision) = (act(dreamer, acting, key, state, x) for x in (one, mixed))
+  np.testing.assert_array_equal(decision.extras['log_prob'][0], expected.extras['log_prob'][0])
+  assert (decision.extras['log_prob'][1:] != expected.extras['log_prob'][1:]).all()
+
+
+@pytest.mark.parametrize(
+  ('world', 'greedy'), [('masked', True), ('masked', False), ('continuous', True)]
+)
+def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
+  """The likelihood that acting reports is the one training computes over whole sequences."""
+  dreamer, params, sequence, states, decisions = episode(world, greedy)
+  policy = dreamer.actor_critic
+  features, novelty = states.features[1:, -1], states.novelty[1:, -1]
+  first = sequence.step_type == FIRST
+  size = dreamer.config.deterministic_size
+  latent = world_model.Latent(features[..., :size], features[..., size:])
+  past = dream.past(world_model.Posterior(latent, (), first), novelty, WINDOW)
+
+  @jax.jit
+  def train(params):
+    scores = policy.scores(params, past.features, past.novelty)
+    context = policy.pool_rows(ac.Window(past.features, scores, past.episode))
+    mask = sequence.observation['action_mask'] if world == 'masked' else None
+    chances = policy.policy(params, features, context, mask)
+    choice = chances.mean if world == 'continuous' else decisions.action
+    own = policy.policy(params, features, features, mask)
+    return chances.log_prob(choice), chances.mode(), own.log_prob(choice)
+
+  log_prob, mode, without_context = train(params['actor_critic'])
+  np.testing.assert_allclose(decisions.extras['log_prob'], log_prob, rtol=1e-3, atol=1e-4)
+  assert np.abs(without_context - log_prob).max() > 0.01
+  if greedy:
+    np.testing.assert_allclose(decisions.action, mode, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('world', ['masked', 'continuous'])
+@pytest.mark.parametrize('begin', [0, 2])
+def test_training_understands_what_acting_understood(episode, world, begin):
+  """From the state stored before any row, also within an episode, without noise in either."""
+
+  @dataclasses.dataclass(frozen=True)
+  class Quiet(world_model.WorldModel):
+    def noise(self, key):
+      return jnp.zeros_like(super().noise(key))
+
+  dreamer, params, sequence, states, _ = episode(world, True)
+  model = dreamer.model
+  quiet = Quiet(model.config, model.observation_spec, model.action_spec)
+  cut = lambda tree: jax.tree.map(lambda x: x[begin:], tree)
+  stored = dreamer.agent.stored_state(jax.tree.map(lambda x: x[begin], states))
+  sequence = sequence._replace(
+    observation=cut(sequence.observation),
+    action=sequence.action[begin:],
+    reward=sequence.reward[begin:],
+    step_type=sequence.step_type[begin:],
+    initial_state=stored,
+  )
+  keys = jax.random.split(jax.random.key(0), 3)
+  posterior, *_ = jax.jit(quiet.understand)(params['world_model'], keys, sequence)
+  acted = states.features[1 + begin :, -1]
+  np.testing.assert_allclose(posterior.latent.features, acted, rtol=1e-3, atol=1e-4)
+  novelty = intrinsic.information_gain(*posterior.moments)
+  np.testing.assert_allclose(novelty, states.novelty[1 + begin :, -1], rtol=1e-2, atol=1e-3)
+
+
+def test_fresh_params_are_float32_and_depend_on_the_key(make_dreamer, fresh_params):
+  dreamer = make_dreamer('masked')
+  params = fresh_params(dreamer)
+  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+  other = jax.jit(dreamer.agent.init_params)(jax.random.key(1))
+  kernel = lambda params: params['world_model']['encoder']['Dense_0']['kernel']
+  assert (kernel(params) != kernel(other)).any()
+  assert (kernel(params) == kernel(jax.jit(dreamer.agent.init_params)(jax.random.key(0)))).all()
+
+
+# Keys.
+
+
+def test_the_reuse_of_a_key_would_be_noticed():
+  def reuse(key):
+    return jax.random.normal(key) + jax.random.uniform(key)
+
+  with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
+    jax.jit(reuse)(jax.random.key(0))
+
+
+def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
+  dreamer = make_dreamer('masked')
+  model, policy, agent = dreamer.model, dreamer.actor_critic, dreamer.agent
+  params, sequence = make_params(dreamer), make_sequence(dreamer)
+  with jax.debug_key_reuse(True):
+    jax.jit(agent.init_params)(jax.random.key(0))
+    acting, state = agent.acting_params(params), agent.initial_policy_state(NUM_WORLDS)
+    act = jax.jit(lambda key: agent.act(acting, key, state, arrive(dreamer), greedy=False))
+    act(jax.random.key(1))
+
+    @jax.jit
+    def learn(model_keys, dream_keys):
+      _, (posterior, _) = model.loss(params['world_model'], model_keys, sequence)
+      novelty = intrinsic.information_gain(*posterior.moments)
+      start = dream.starts(
+        posterior, sequence.step_type == 2, novelty, dream_keys, num_rows=2, window=WINDOW
+      )
+      critic = params['actor_critic']['critic']
+      return dream.rollout(model, policy, params, critic, start, jnp.int32(2)).value
+
+    keys = jax.random.split(jax.random.key(2), 6)
+    learn(keys[:3], keys[3:])
+
+
+def test_other_latents_and_novelties_act_too(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('masked', latent='categorical', novelty='clean')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state = dreamer.agent.initial_policy_state(3)
+  state, decision = act(dreamer, acting, jax.random.key(0), state, arrive(dreamer), True)
+  stochastic = state.recurrent.latent.stochastic
+  np.testing.assert_allclose(stochastic.reshape(3, 4, 3).sum(-1), np.ones((3, 4)), rtol=1e-6)
+  assert np.isfinite(decision.extras['log_prob']).all()
+  assert isinstance(dreamer.model.action_spec, specs.DiscreteArray)
+  assert dreamer.model.latent_type is distributions.Categorical

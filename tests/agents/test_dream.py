@@ -1,0 +1,503 @@
+"""Dreams: where they begin, that they follow the model and the policy, and where they end."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents.dreamer import actor_critic as ac
+from agents.dreamer import dream, intrinsic, world_model
+
+WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
+NUM_ROWS, BATCH = 6, 3
+KEYS = jax.random.split(jax.random.key(5), BATCH)
+DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
+starts = jax.jit(dream.starts, static_argnames=('num_rows', 'window'))
+
+
+@pytest.fixture(scope='module')
+def dreamer(make_dreamer):
+  return make_dreamer('masked')
+
+
+@pytest.fixture(scope='module')
+def params(dreamer, make_params):
+  return make_params(dreamer)
+
+
+@pytest.fixture(scope='module')
+def slow_critic(dreamer, make_params):
+  return make_params(dreamer, seed=1)['actor_critic']['critic']
+
+
+@pytest.fixture(scope='module')
+def sequence(dreamer, make_sequence):
+  return make_sequence(dreamer)
+
+
+@pytest.fixture(scope='module')
+def last(sequence):
+  return sequence.step_type == 2
+
+
+@pytest.fixture(scope='module')
+def posterior(dreamer, params, sequence, understand):
+  return understand(dreamer.model, params['world_model'], KEYS, sequence)
+
+
+@pytest.fixture(scope='module')
+def start(posterior, last):
+  novelty = intrinsic.information_gain(*posterior.moments)
+  return starts(posterior, last, novelty, DREAM_KEYS, num_rows=None, window=WINDOW)
+
+
+class Counted:
+  """A compiled rollout that counts its traces."""
+
+  def __init__(self, dreamer):
+    self.traces = 0
+
+    def rollout(params, slow_critic, start, horizon):
+      self.traces += 1
+      return dream.rollout(dreamer.model, dreamer.actor_critic, params, slow_critic, start, horizon)
+
+    self._rollout = jax.jit(rollout)
+
+  def __call__(self, params, slow_critic, start, horizon):
+    return self._rollout(params, slow_critic, start, jnp.int32(horizon))
+
+
+@pytest.fixture(scope='module')
+def rollout(dreamer):
+  return Counted(dreamer)
+
+
+@pytest.fixture(scope='module')
+def dreamt(rollout, params, slow_critic, start):
+  return rollout(params, slow_critic, start, 4)
+
+
+def latent_at(dreamer, dreamt, row):
+  """The latents at one row of a dream; row 0 is the start."""
+  features = dreamt.features[WINDOW - 1 + row]
+  size = dreamer.config.deterministic_size
+  return world_model.Latent(features[:, :size], features[:, size:])
+
+
+# Where dreams begin.
+
+
+def numbered_posterior(num_rows=NUM_ROWS, batch=BATCH):
+  """Every feature says which row of which sequence it comes from: 100 b + t, for t from 1."""
+  number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_rows + 1)[:, None]
+  first = jnp.zeros((num_rows, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
+  latent = world_model.Latent(number[..., None], -number[..., None])
+  return world_model.Posterior(latent, (), first), number
+
+
+@pytest.mark.parametrize('count', [None, 2])
+def test_a_start_brings_the_rows_before_it(count):
+  posterior, number = numbered_posterior()
+  last = jnp.zeros(number.shape, bool).at[2, 1].set(True)
+  start = starts(posterior, last, number / 2, DREAM_KEYS, num_rows=count, window=WINDOW)
+  total = BATCH * min(count or NUM_ROWS, NUM_ROWS)
+  assert start.weight.shape == start.keys.shape == (total,)
+  seen = set()
+  for i in range(total):
+    stream, row = divmod(int(start.latent.deterministic[i, 0]), 100)
+    row -= 1
+    seen.add((stream, row))
+    assert start.latent.stochastic[i, 0] == -number[row, stream]
+    assert start.weight[i] == (0.0 if (stream, row) == (1, 2) else 1.0)
+    for w in range(WINDOW):
+      before = row - (WINDOW - 1) + w
+      expected = number[before, stream] if before >= 0 else 0.0
+      assert start.novelty[w, i] == expected / 2
+      if w < WINDOW - 1:
+        np.testing.assert_array_equal(start.features[w, i], [expected, -expected])
+      same_episode = before >= 0 and not (stream == 1 and before < 3 <= row)
+      assert (start.episode[w, i] == start.episode[-1, i]) == same_episode
+  assert len(seen) == total  # drawn without replacement
+
+
+def test_a_drawn_subset_differs_between_keys_and_not_between_neighbours():
+  posterior, number = numbered_posterior()
+  last = jnp.zeros(number.shape, bool)
+  draw = lambda keys: np.asarray(
+    starts(posterior, last, number, keys, num_rows=2, window=WINDOW).latent.deterministic
+  ).reshape(2, BATCH)
+  draws = {tuple(draw(jax.random.split(jax.random.key(seed), BATCH))[:, 0]) for seed in range(8)}
+  assert len(draws) > 2
+  others = jnp.concatenate([DREAM_KEYS[:1], jax.random.split(jax.random.key(1), BATCH - 1)])
+  np.testing.assert_array_equal(draw(DREAM_KEYS)[:, 0], draw(others)[:, 0])
+
+
+def test_a_window_of_one_row_brings_nothing_before_it():
+  posterior, number = numbered_posterior()
+  last = jnp.zeros(number.shape, bool)
+  start = starts(posterior, last, number, DREAM_KEYS, num_rows=None, window=1)
+  assert start.features.shape == (0, 18, 2) and start.novelty.shape == (1, 18)
+
+
+def test_the_past_of_a_sequence_is_left_out_of_its_first_window():
+  posterior, number = numbered_posterior()
+  past = dream.past(posterior, number, WINDOW)
+  np.testing.assert_array_equal(
+    past.episode[:, :2].T, [[-1, -1, 1, 1, 1, 1, 1, 1], [-1, -1, 0, 0, 0, 1, 1, 1]]
+  )
+  np.testing.assert_array_equal(past.features[WINDOW - 1 :, :, 0], number)
+  np.testing.assert_array_equal(past.novelty[WINDOW - 1 :], number)
+
+
+# What a dream follows.
+
+
+def test_a_dream_begins_at_its_start(dreamt, start):
+  np.testing.assert_array_equal(dreamt.features[: WINDOW - 1], start.features)
+  np.testing.assert_array_equal(dreamt.features[WINDOW - 1], start.latent.features)
+  np.testing.assert_array_equal(dreamt.novelty[:WINDOW], start.novelty)
+  np.testing.assert_array_equal(dreamt.episode[:WINDOW], start.episode)
+  assert (dreamt.episode[WINDOW:] == start.episode[-1]).all()
+
+
+def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dreamt):
+  model, world = dreamer.model, params['world_model']
+
+  @jax.jit
+  def next_row(latent, choice):
+    members = model.members(world, world_model.Recurrent(latent, model.encode_action(choice)))
+    return members.mean(0), intrinsic.information_gain(*model.priors(world, members).moments())
+
+  for t in range(4):
+    deterministic, novelty = next_row(latent_at(dreamer, dreamt, t), dreamt.choice[t])
+    expected = latent_at(dreamer, dreamt, t + 1).deterministic
+    np.testing.assert_allclose(deterministic, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(novelty, dreamt.novelty[WINDOW + t], rtol=1e-3, atol=1e-5)
+  other = next_row(latent_at(dreamer, dreamt, 0), (dreamt.choice[0] + 1) % 4)[0]
+  assert np.abs(other - latent_at(dreamer, dreamt, 1).deterministic).max() > 1e-3
+
+
+def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_critic, dreamt):
+  model, policy = dreamer.model, dreamer.actor_critic
+  features = dreamt.features[WINDOW - 1 :]
+  rows = slice(1, 5)
+
+  @jax.jit
+  def predict(params):
+    scores = policy.scores(params['actor_critic'], dreamt.features, dreamt.novelty)
+    context = policy.pool_rows(ac.Window(dreamt.features, scores, dreamt.episode))
+    return (
+      model.reward(params['world_model'], features).mean(),
+      model.discount(params['world_model'], features),
+      policy.value({'critic': slow_critic}, features, context).mean(),
+      model.action_mask(params['world_model'], features),
+    )
+
+  reward, discount, value, mask = predict(params)
+  close = {'rtol': 1e-3, 'atol': 1e-4}
+  np.testing.assert_allclose(dreamt.reward[rows], reward[rows], **close)
+  np.testing.assert_allclose(dreamt.discount[rows], discount[rows], **close)
+  np.testing.assert_allclose(dreamt.value[:5], value[:5], **close)
+  np.testing.assert_array_equal(dreamt.mask[:4], mask[:4])
+  assert np.ptp(np.asarray(value[:5])) > 0.1  # not all the same, or nothing would be shown
+
+
+def test_only_actions_believed_legal_are_dreamt(dreamt):
+  chosen = np.take_along_axis(np.asarray(dreamt.mask), np.asarray(dreamt.choice)[..., None], -1)
+  nothing_legal = ~np.asarray(dreamt.mask).any(-1)
+  assert (chosen[:4, :, 0] | nothing_legal[:4]).all()
+  assert not np.asarray(dreamt.mask)[:4].all()  # some were believed illegal
+
+
+def test_choices_are_the_policys_at_their_own_row(dreamer, params, slow_critic, start, rollout):
+  """A policy that has made up its mind chooses its mode, given features, context and mask."""
+  policy = dreamer.actor_critic
+  sure = jax.tree.map(lambda x: x, params)
+  output = sure['actor_critic']['actor']['Dense_1']
+  sure['actor_critic']['actor']['Dense_1'] = jax.tree.map(lambda x: 1000 * x, output)
+  dreamt = rollout(sure, slow_critic, start, 4)
+  rows = dream.rows(dreamt, 0, 4, WINDOW)
+
+  @jax.jit
+  def modes(params, rows):
+    scores = policy.scores(params, rows.features, rows.novelty)
+    context = policy.pool_rows(ac.Window(rows.features, scores, rows.episode))
+    return policy.policy(params, rows.features[WINDOW - 1 :], context, rows.mask).mode()
+
+  expected = modes(sure['actor_critic'], rows)
+  # One per cent of all choices is still drawn at random.
+  assert (dreamt.choice[:4] == expected).mean() > 0.9
+  assert len(np.unique(expected)) > 1
+
+
+def test_a_dream_follows_one_member_and_dreams_follow_all(
+  dreamer, params, slow_critic, start, rollout
+):
+  """Member k believes that the next stochastic state is 100 k: who is believed shows."""
+  size = dreamer.config.stochastic_size
+  output = params['world_model']['prior']['Dense_1']
+  bias = jnp.zeros_like(output['bias']).at[:, :size].set(100.0 * jnp.arange(NUM_MEMBERS)[:, None])
+  prior = params['world_model']['prior'] | {
+    'Dense_1': {'kernel': jnp.zeros_like(output['kernel']), 'bias': bias}
+  }
+  changed = params | {'world_model': params['world_model'] | {'prior': prior}}
+  dreamt = rollout(changed, slow_critic, start, 4)
+  followed = np.rint(np.asarray(dreamt.features[WINDOW : WINDOW + 4, :, -size:]) / 100)
+  assert (followed == followed[:1, :, :1]).all()
+  assert set(followed[0, :, 0]) == set(range(NUM_MEMBERS))
+
+
+def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, rollout, dreamt):
+  column = 7
+  moved = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1) if x.ndim == 1 else x, start.keys)
+  others = start._replace(
+    latent=jax.tree.map(lambda x: x + 1, start.latent),
+    features=start.features - 1,
+    novelty=start.novelty * 2,
+    keys=moved,
+  )
+
+  def put(other, own, axis):
+    index = (slice(None),) * axis + (column,)
+    return other.at[index].set(own[index])
+
+  mixed = others._replace(
+    latent=jax.tree.map(lambda other, own: put(other, own, 0), others.latent, start.latent),
+    features=put(others.features, start.features, 1),
+    novelty=put(others.novelty, start.novelty, 1),
+    keys=put(others.keys, start.keys, 0),
+  )
+  result = rollout(params, slow_critic, mixed, 4)
+  for name in ('features', 'novelty', 'choice', 'reward', 'discount', 'value'):
+    got, expected = (np.asarray(getattr(x, name)) for x in (result, dreamt))
+    np.testing.assert_array_equal(got[:, column], expected[:, column])
+  assert (np.asarray(result.features)[WINDOW + 1] != np.asarray(dreamt.features)[WINDOW + 1])[
+    np.arange(18) != column
+  ].any(-1).all()  # fmt: skip
+
+
+def test_a_dream_alone_is_the_dream_in_a_batch(params, slow_critic, start, rollout, dreamt):
+  alone = dream.Start(
+    latent=jax.tree.map(lambda x: x[7:8], start.latent),
+    features=start.features[:, 7:8],
+    novelty=start.novelty[:, 7:8],
+    episode=start.episode[:, 7:8],
+    weight=start.weight[7:8],
+    keys=start.keys[7:8],
+  )
+  result = rollout(params, slow_critic, alone, 4)
+  np.testing.assert_array_equal(result.choice[:, 0], dreamt.choice[:, 7])
+  for name in ('features', 'novelty', 'reward', 'discount', 'value'):
+    got, expected = (getattr(x, name) for x in (result, dreamt))
+    np.testing.assert_allclose(got[:, 0], expected[:, 7], rtol=1e-3, atol=1e-4)
+
+
+def test_two_dreams_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
+  same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), start.latent)
+  dreamt = rollout(params, slow_critic, start._replace(latent=same), 4)
+  assert len(np.unique(np.asarray(dreamt.features)[WINDOW, :, -1])) == 18
+
+
+# Where a dream ends.
+
+
+def test_a_longer_dream_continues_a_shorter_one(params, slow_critic, start, rollout, dreamt):
+  longer = rollout(params, slow_critic, start, HORIZON_MAX)
+  np.testing.assert_array_equal(longer.choice[:4], dreamt.choice[:4])
+  np.testing.assert_array_equal(longer.features[: WINDOW + 4], dreamt.features[: WINDOW + 4])
+  np.testing.assert_array_equal(longer.reward[:5], dreamt.reward[:5])
+  assert (longer.features[-1] != 0).all()
+
+
+def test_nothing_is_dreamt_beyond_the_horizon(dreamt):
+  for name in ('reward', 'discount', 'value'):
+    rows = np.asarray(getattr(dreamt, name))
+    assert rows.shape == (HORIZON_MAX + 1, 18)
+    assert (rows[5:] == 0).all() and (rows[1:5] != 0).all()
+  for name in ('features', 'novelty'):
+    rows = np.asarray(getattr(dreamt, name))
+    assert (rows[WINDOW + 4 :] == 0).all() and (rows[WINDOW : WINDOW + 4] != 0).all()
+
+
+def test_no_horizon_is_traced_again(params, slow_critic, start, rollout):
+  rollout(params, slow_critic, start, 2)
+  traces = rollout.traces
+  horizons = [rollout(params, slow_critic, start, h).horizon for h in range(HORIZON_MAX + 1)]
+  assert horizons == list(range(HORIZON_MAX + 1))
+  assert rollout.traces == traces
+
+
+def test_as_many_rows_are_computed_as_the_horizon_says(dreamer, params, slow_critic, start):
+  steps = []
+
+  @dataclasses.dataclass(frozen=True)
+  class Counting(world_model.WorldModel):
+    def members(self, params, recurrent):
+      jax.debug.callback(steps.append, jnp.int32(1))
+      return super().members(params, recurrent)
+
+  config, model = dreamer.config, dreamer.model
+  counting = Counting(config, model.observation_spec, model.action_spec)
+  rollout = Counted(dreamer._replace(model=counting))
+  for horizon in (5, 2, 0):
+    steps.clear()
+    jax.block_until_ready(rollout(params, slow_critic, start, horizon))
+    jax.effects_barrier()
+    assert len(steps) == horizon
+
+
+# What a dream is worth.
+
+
+def made_dream(horizon, *, reward=0.0, discount=1.0, value=0.0, weight=(1.0, 1.0)):
+  """A dream of two columns, every row alike."""
+  rows = lambda x: jnp.full((HORIZON_MAX + 1, 2), x, jnp.float32)
+  return dream.Dream(
+    features=(), novelty=(), episode=(), mask=(),
+    choice=jnp.zeros((HORIZON_MAX, 2), jnp.int32),
+    reward=rows(reward), discount=rows(discount), value=rows(value),
+    weight=jnp.array(weight), horizon=jnp.int32(horizon),
+  )  # fmt: skip
+
+
+def worth(dreamt, drive=0.0, *, gamma=0.5, lambda_=1.0):
+  drive = jnp.broadcast_to(jnp.float32(drive), dreamt.value.shape)
+  return dream.returns_and_weights(dreamt, drive, gamma=gamma, lambda_=lambda_)
+
+
+@pytest.mark.parametrize('horizon', [1, 3, HORIZON_MAX])
+def test_returns_end_with_the_value_at_the_horizon(horizon):
+  dreamt = made_dream(horizon)
+  dreamt = dreamt._replace(value=dreamt.value.at[horizon].set(8.0))
+  return_, weight = worth(dreamt)
+  expected = 8.0 * 0.5 ** np.arange(horizon, 0, -1)
+  np.testing.assert_allclose(return_[:horizon], np.repeat(expected[:, None], 2, 1))
+  np.testing.assert_array_equal(weight.sum(0), [horizon, horizon])
+
+
+def test_rewards_and_drives_arrive_at_the_row_after_the_choice():
+  dreamt = made_dream(3)
+  dreamt = dreamt._replace(reward=dreamt.reward.at[2].set(4.0))
+  drive = jnp.zeros_like(dreamt.reward).at[1].set(10.0)
+  return_, _ = worth(dreamt, drive)
+  np.testing.assert_allclose(return_[:3, 0], [10 + 0.5 * 4, 4, 0])
+
+
+def test_rows_beyond_the_horizon_weigh_nothing_and_change_nothing(dreamt):
+  noise = jnp.where(jnp.arange(HORIZON_MAX + 1)[:, None] > 4, jnp.nan, 0.0)
+  garbage = dreamt._replace(
+    reward=dreamt.reward + noise, discount=dreamt.discount + noise, value=dreamt.value + noise
+  )
+  return_, weight = worth(dreamt)
+  same_return, same_weight = worth(garbage, noise)
+  np.testing.assert_array_equal(weight[4:], np.zeros((2, 18)))
+  np.testing.assert_array_equal(same_weight, weight)
+  np.testing.assert_array_equal(same_return[:4], return_[:4])
+
+
+def test_a_row_weighs_as_much_as_the_episode_is_likely_to_reach_it():
+  dreamt = made_dream(4, discount=0.5, weight=(1.0, 0.0))
+  # What the start's own row predicted of itself does not matter.
+  dreamt = dreamt._replace(discount=dreamt.discount.at[0].set(0.0))
+  _, weight = worth(dreamt)
+  np.testing.assert_allclose(weight[:, 0], [1, 0.5, 0.25, 0.125, 0, 0])
+  np.testing.assert_array_equal(weight[:, 1], np.zeros(HORIZON_MAX))
+
+
+def test_a_dream_from_the_end_of_an_episode_weighs_nothing(dreamt, last):
+  _, weight = worth(dreamt)
+  ended = np.asarray(last).reshape(-1)
+  assert ended.sum() == 2
+  np.testing.assert_array_equal(weight[:, ended], np.zeros((HORIZON_MAX, 2)))
+  assert (weight[:4, ~ended] > 0).all()
+
+
+def test_a_dream_of_no_rows_weighs_nothing(params, slow_critic, start, rollout):
+  return_, weight = worth(rollout(params, slow_critic, start, 0))
+  np.testing.assert_array_equal(weight, np.zeros((HORIZON_MAX, 18)))
+  assert np.isfinite(return_).all()
+
+
+# What is learned from a dream.
+
+
+@pytest.fixture(scope='module')
+def policy_gradient(dreamer):
+  return jax.jit(jax.value_and_grad(dreamer.actor_critic.loss, has_aux=True))
+
+
+def targets_of(dreamt, rows=slice(None)):
+  return_, weight = worth(dreamt, gamma=0.99, lambda_=0.95)
+  targets = ac.Targets(return_, return_ - dreamt.value[:-1], dreamt.value[:-1], weight)
+  return jax.tree.map(lambda x: x[rows], targets)
+
+
+@pytest.mark.parametrize('trained', [False, True])
+def test_salience_actor_and_critic_learn_from_a_dream(
+  dreamer, params, fresh_params, slow_critic, start, rollout, policy_gradient, trained
+):
+  params = params if trained else fresh_params(dreamer)
+  dreamt = rollout(params, slow_critic, start, 4)
+  rows = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW)
+  (loss, _), grads = policy_gradient(params['actor_critic'], rows, targets_of(dreamt))
+  assert np.isfinite(loss)
+  for name in ('salience', 'actor', 'critic'):
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name]))
+    assert largest > 1e-4, name
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
+
+
+def test_the_parts_of_a_dream_add_up_to_the_whole(params, dreamt, policy_gradient):
+  """Chunks of rows, each with the window before it, give the loss of all rows at once."""
+  policy_params, targets = params['actor_critic'], targets_of(dreamt)
+  whole = policy_gradient(policy_params, dream.rows(dreamt, 0, HORIZON_MAX, WINDOW), targets)
+  parts = [
+    policy_gradient(
+      policy_params,
+      dream.rows(dreamt, first, 2, WINDOW),
+      targets_of(dreamt, slice(first, first + 2)),
+    )
+    for first in range(0, HORIZON_MAX, 2)
+  ]
+  summed = jax.tree.map(lambda *x: sum(x), *parts)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), summed, whole)
+
+
+def test_rows_beyond_the_horizon_teach_nothing(params, dreamt, policy_gradient):
+  rows, targets = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW), targets_of(dreamt)
+  changed = rows._replace(
+    features=rows.features.at[WINDOW + 4 :].set(9.0),
+    choice=rows.choice.at[4:].set(3),
+  )
+  results = [policy_gradient(params['actor_critic'], x, targets) for x in (rows, changed)]
+  jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_a_continuous_world_is_dreamt_and_learned_from(
+  make_dreamer, make_params, make_sequence, understand
+):
+  dreamer = make_dreamer('continuous')
+  model, policy = dreamer.model, dreamer.actor_critic
+  params, sequence = make_params(dreamer), make_sequence(dreamer)
+  posterior = understand(model, params['world_model'], KEYS, sequence)
+  novelty = intrinsic.information_gain(*posterior.moments)
+  last = sequence.step_type == 2
+  start = starts(posterior, last, novelty, DREAM_KEYS, num_rows=2, window=WINDOW)
+
+  @jax.jit
+  def learn(params):
+    dreamt = dream.rollout(
+      model, policy, params, params['actor_critic']['critic'], start, jnp.int32(3)
+    )
+    rows = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW)
+    return dreamt, jax.grad(policy.loss, has_aux=True)(
+      params['actor_critic'], rows, targets_of(dreamt)
+    )[0]  # fmt: skip
+
+  dreamt, grads = learn(params)
+  assert dreamt.mask.all() and (dreamt.features[WINDOW : WINDOW + 3] != 0).all()
+  assert dreamt.choice.shape == (HORIZON_MAX, 6, 2) and dreamt.choice.dtype == jnp.float32
+  for name in ('salience', 'actor', 'critic'):
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

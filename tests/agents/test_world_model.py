@@ -1,0 +1,396 @@
+"""The world model: what it reads, what it forgets, and what its loss teaches to whom."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from agents import networks
+from agents.dreamer import intrinsic, world_model
+
+NUM_MEMBERS = 3
+KEYS = jax.random.split(jax.random.key(5), 3)
+
+
+@pytest.fixture(scope='module')
+def dreamer(make_dreamer):
+  return make_dreamer('masked')
+
+
+@pytest.fixture(scope='module')
+def model(dreamer):
+  return dreamer.model
+
+
+@pytest.fixture(scope='module')
+def params(dreamer, make_params):
+  return make_params(dreamer)['world_model']
+
+
+@pytest.fixture(scope='module')
+def fresh(dreamer, fresh_params):
+  return fresh_params(dreamer)['world_model']
+
+
+@pytest.fixture(scope='module')
+def sequence(dreamer, make_sequence):
+  return make_sequence(dreamer)
+
+
+@pytest.fixture(scope='module')
+def latents(model, params, understand):
+  """A sequence to its latents, as one array [T, B, F]."""
+
+  def run(sequence, keys=KEYS):
+    return np.asarray(understand(model, params, keys, sequence).latent.features)
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def loss_and_grads(model):
+  """(params, keys, sequence) -> ((loss, (posterior, metrics)), grads)."""
+  return jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+
+
+def disturbed(tree, rows, columns=slice(None)):
+  """The same tree [T, B, ...], other numbers in some rows."""
+
+  def disturb(x):
+    changed = ~x if x.dtype == bool else x + 1
+    return x.at[rows, columns].set(changed[rows, columns])
+
+  return jax.tree.map(disturb, tree)
+
+
+def size(tree):
+  return sum(float(jnp.abs(leaf).sum()) for leaf in jax.tree.leaves(tree))
+
+
+# What the model is when it begins.
+
+
+def test_members_begin_apart(fresh):
+  for name in ('transition', 'prior'):
+    for layer, leaves in fresh[name].items():
+      assert all(leaf.shape[0] == NUM_MEMBERS for leaf in leaves.values())
+      if 'kernel' in leaves:
+        kernels = np.asarray(leaves['kernel'])
+        for k in range(1, NUM_MEMBERS):
+          assert np.abs(kernels[k] - kernels[0]).mean() > 0.01, (name, layer)
+
+
+def test_members_that_begin_apart_disagree_and_copies_of_one_do_not(
+  model, fresh, sequence, understand
+):
+  copied = fresh | {
+    name: jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh[name])
+    for name in ('transition', 'prior')
+  }
+  novelty = lambda params: np.asarray(
+    intrinsic.information_gain(*understand(model, params, KEYS, sequence).moments)
+  )
+  # Behind a FIRST row lies nothing yet that fresh members could take differently.
+  first = np.asarray(sequence.step_type == world_model.FIRST)
+  assert (novelty(fresh)[~first] > 1e-3).all()
+  np.testing.assert_allclose(novelty(copied), 0, atol=1e-5)
+
+
+def test_parameters_are_float32_and_only_members_are_stacked(model):
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
+  assert sorted(params) == [
+    'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'reward', 'transition',
+  ]  # fmt: skip
+  assert params['posterior']['Dense_0']['kernel'].shape == (8 + 16, 16)
+  assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
+
+
+def test_a_world_without_mask_has_no_mask_head_and_all_actions_are_legal(make_dreamer):
+  model = make_dreamer('plain').model
+  assert 'mask' not in jax.eval_shape(model.init, jax.random.key(0))
+  mask = model.action_mask({}, jnp.zeros((2, 3, model.feature_size)))
+  assert mask.shape == (2, 3, 3) and mask.all()
+
+
+def test_fresh_heads_predict_no_reward_and_are_unsure_of_the_end(model, fresh):
+  features = jax.random.normal(jax.random.key(1), (4, model.feature_size))
+  np.testing.assert_array_equal(model.reward(fresh, features).mean(), np.zeros(4))
+  discount = model.discount(fresh, features)
+  assert (discount > 0.02).all() and (discount < 0.98).all()
+
+
+def test_actions_are_encoded_as_one_hot_or_between_minus_one_and_one(make_dreamer):
+  discrete, continuous = (make_dreamer(world).model for world in ('plain', 'continuous'))
+  np.testing.assert_array_equal(discrete.encode_action(jnp.array([2, 0])), [[0.0, 0, 1], [1, 0, 0]])
+  action = jnp.array([[-1.0, 0.0], [1.0, 4.0], [0.0, 1.0]])  # bounds [-1, 1] and [0, 4]
+  encoded = continuous.encode_action(action)
+  np.testing.assert_allclose(encoded, [[-1, -1], [1, 1], [0, -0.5]])
+  assert encoded.dtype == jnp.float32
+
+
+# What a row's latent depends on.
+
+
+def test_rows_from_a_first_row_on_know_nothing_of_the_rows_before(sequence, latents):
+  before = latents(sequence)
+  # FIRST rows: stream 0 has one at 0 and 4, stream 1 at 3, stream 2 none.
+  for stream, first in ((0, 4), (1, 3)):
+    rows = slice(0, first)
+    changed = sequence._replace(
+      observation=disturbed(sequence.observation, rows, stream),
+      action=sequence.action.at[rows, stream].set(2 - sequence.action[rows, stream]),
+      initial_state=jax.tree.map(lambda x: x.at[:2].set(jnp.nan), sequence.initial_state),
+    )
+    after = latents(changed)
+    np.testing.assert_array_equal(after[first:, stream], before[first:, stream])
+    assert (after[:first, stream] != before[:first, stream]).any(-1).all()
+
+
+def test_the_stored_state_is_read_where_a_sequence_begins_within_an_episode(sequence, latents):
+  before = latents(sequence)
+  for part in ('deterministic', 'stochastic', 'action'):
+    initial = sequence.initial_state
+    if part == 'action':
+      initial = initial._replace(action=initial.action + 1)
+    else:
+      latent = initial.latent._replace(**{part: getattr(initial.latent, part) + 1})
+      initial = initial._replace(latent=latent)
+    after = latents(sequence._replace(initial_state=initial))
+    changed = np.abs(after - before).max(-1) > 0
+    assert not changed[:, 0].any()  # begins with FIRST
+    assert changed[:3, 1].all() and not changed[3:, 1].any()
+    assert changed[:, 2].all()
+
+
+def test_a_row_knows_the_action_of_the_row_before_and_not_its_own(sequence, latents):
+  before = latents(sequence)
+  after = latents(sequence._replace(action=sequence.action.at[2, 2].set(3)))
+  changed = np.abs(after - before).max(-1) > 0
+  np.testing.assert_array_equal(changed[:, 2], [False, False, False, True, True, True])
+  assert not changed[:, :2].any()
+
+
+def test_a_row_knows_its_own_observation_and_none_that_follows(sequence, latents):
+  before = latents(sequence)
+  observation = disturbed(sequence.observation, 2, 2)
+  changed = np.abs(latents(sequence._replace(observation=observation)) - before).max(-1) > 0
+  np.testing.assert_array_equal(changed[:, 2], [False, False, True, True, True, True])
+
+
+def test_a_belief_does_not_depend_on_the_mask_reward_or_discount_of_its_row(sequence, latents):
+  before = latents(sequence)
+  observation = sequence.observation | {'action_mask': ~sequence.observation['action_mask']}
+  changed = sequence._replace(
+    observation=observation, reward=sequence.reward + 1, discount=1 - sequence.discount
+  )
+  np.testing.assert_array_equal(latents(changed), before)
+
+
+def test_a_sequence_does_not_depend_on_its_neighbours(sequence, latents):
+  before = latents(sequence)
+  changed = sequence._replace(
+    observation=disturbed(sequence.observation, slice(None), slice(1, None)),
+    initial_state=jax.tree.map(lambda x: x.at[1:].add(1), sequence.initial_state),
+  )
+  keys = jnp.concatenate([KEYS[:1], jax.random.split(jax.random.key(6))])
+  after = latents(changed, keys)
+  np.testing.assert_array_equal(after[:, 0], before[:, 0])
+  assert (np.abs(after[:, 1:] - before[:, 1:]).max(-1) > 0).all()
+
+
+def test_noise_is_fresh_for_each_row_and_each_sequence(sequence, latents):
+  same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1, :1], x.shape), sequence.observation)
+  every = sequence._replace(
+    observation=same,
+    action=jnp.ones_like(sequence.action),
+    step_type=jnp.zeros_like(sequence.step_type),  # all FIRST, so all rows believe the same
+  )
+  stochastic = latents(every)[..., 8:].reshape(18, 4)
+  distance = np.abs(stochastic[:, None] - stochastic[None]).max(-1)
+  assert (distance[~np.eye(18, dtype=bool)] > 1e-3).all()
+
+
+# What the loss teaches.
+
+
+def test_every_module_and_every_member_learns_from_the_start(fresh, sequence, loss_and_grads):
+  learns = world_model.bootstrap_mask(sequence.identity, NUM_MEMBERS, 0.8)
+  assert (learns.sum(1) > 0).all()
+  _, grads = loss_and_grads(fresh, KEYS, sequence)
+  for name in fresh:
+    assert size(grads[name]) > 1e-4, name
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
+  for name in ('transition', 'prior'):
+    for k in range(NUM_MEMBERS):
+      assert size(jax.tree.map(lambda x, k=k: x[k], grads[name])) > 1e-4, (name, k)
+
+
+def test_every_layer_learns_once_its_head_is_not_zero(params, sequence, loss_and_grads):
+  _, grads = loss_and_grads(params, KEYS, sequence)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+    assert float(jnp.abs(leaf).max()) > 0, jax.tree_util.keystr(path)
+
+
+def test_a_member_does_not_learn_from_a_sequence_outside_its_bootstrap(
+  params, sequence, loss_and_grads
+):
+  identity = np.arange(1000, dtype=np.uint32)
+  learns = np.asarray(world_model.bootstrap_mask(jnp.asarray(identity), NUM_MEMBERS, 0.8))
+  wanted = np.array([1.25, 0.0, 1.25], np.float32)
+  chosen = identity[(learns == wanted[:, None]).all(0)][0]
+  alone = sequence._replace(identity=jnp.full(3, chosen, jnp.uint32))
+  _, grads = loss_and_grads(params, KEYS, alone)
+  for k in range(NUM_MEMBERS):
+    learnt = size(jax.tree.map(lambda x, k=k: x[k], grads['prior']))
+    assert (learnt > 0) == (wanted[k] > 0)
+
+
+def test_the_reward_of_a_first_row_is_not_learned(params, sequence, loss_and_grads):
+  first = sequence.step_type == world_model.FIRST
+  loss = lambda where: loss_and_grads(
+    params, KEYS, sequence._replace(reward=sequence.reward + jnp.where(where, 2.0, 0.0))
+  )[0][0]
+  assert loss(first) == loss(jnp.zeros_like(first))
+  assert loss(~first) != loss(jnp.zeros_like(first))
+
+
+def test_what_ends_and_what_goes_on(params, sequence, loss_and_grads):
+  """Row 3 of stream 0 terminated, row 2 of stream 1 was cut off: only the first teaches an end."""
+
+  def push(discount):
+    """Gradient of the loss by the continue head's bias: positive teaches that it ends."""
+    _, grads = loss_and_grads(params, KEYS, sequence._replace(discount=discount))
+    return float(grads['continue']['Dense_1']['bias'][0])
+
+  goes_on = jnp.ones_like(sequence.discount)
+  assert push(goes_on) < 0 < push(0 * goes_on)
+  difference = push(sequence.discount) - push(goes_on)
+  np.testing.assert_allclose(difference, 1 / goes_on.size, rtol=1e-3)
+
+
+def test_divergence_is_weighed_by_bootstrap_and_balance(make_dreamer, make_params, make_sequence):
+  """With every sequence in every bootstrap, what is not a head's is 1.1 times the divergence."""
+  dreamer = make_dreamer('masked', bootstrap_share=1.0)
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  loss, (_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
+  heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue', 'mask'))
+  np.testing.assert_allclose(loss - heads, 1.1 * metrics['kl'], rtol=1e-4)
+
+
+def test_a_divergence_below_the_free_nats_costs_as_if_it_were_as_large(
+  make_dreamer, make_params, make_sequence
+):
+  """So no gradient comes of it."""
+  dreamer = make_dreamer('masked', bootstrap_share=1.0, free_nats=200.0)
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  loss, (_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
+  heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue', 'mask'))
+  assert 0 < metrics['kl'] < 100
+  np.testing.assert_allclose(loss - heads, 1.1 * 200, rtol=1e-4)
+
+
+def test_a_decoder_that_is_right_costs_nothing_and_one_that_is_wrong_what_it_should(
+  model, params, sequence
+):
+  """Shares of [0, 1] cost their divergence, other numbers the square of the symlog error."""
+  board = jnp.broadcast_to(jnp.array([[0.0, 1.0], [0.5, 1.0]]), (6, 3, 2, 2))
+  sequence = sequence._replace(
+    observation=sequence.observation | {'board': board, 'purse': jnp.full((6, 3), 7)}
+  )
+  loss = jax.jit(model.loss)
+
+  def cost(decoded):
+    decoder = jax.tree.map(jnp.zeros_like, params['decoder'])
+    decoder['Dense_1']['bias'] = jnp.array(decoded)
+    _, (_, metrics) = loss(params | {'decoder': decoder}, KEYS, sequence)
+    return float(metrics['reconstruction'])
+
+  np.testing.assert_allclose(cost([-30.0, 30, 0, 30, np.log(8)]), 0, atol=1e-5)
+  np.testing.assert_allclose(cost([-30.0, 30, 0, 30, np.log(8) + 2]), 4, rtol=1e-5)
+  np.testing.assert_allclose(cost([0.0, 30, 0, 30, np.log(8)]), np.log(2), rtol=1e-5)
+  np.testing.assert_allclose(
+    cost([-30.0, 30, 0, -5, np.log(8)]), 5 + np.log1p(np.exp(-5)), rtol=1e-5
+  )
+
+
+def test_the_mask_head_learns_the_mask_of_its_row(model, params, sequence, loss_and_grads):
+  """Descent on the mask head's bias makes legal more likely where all is legal, less where none."""
+  bias = lambda legal: loss_and_grads(
+    params,
+    KEYS,
+    sequence._replace(
+      observation=sequence.observation
+      | {networks.ACTION_MASK: jnp.full(sequence.observation[networks.ACTION_MASK].shape, legal)}
+    ),
+  )[1]['mask']['Dense_1']['bias']
+  assert (bias(True) < 0).all() and (bias(False) > 0).all()
+
+
+# Bootstrap.
+
+
+def test_a_bootstrap_is_decided_by_identity_alone():
+  identity = jnp.array([5, 9, 5, 2**32 - 1], jnp.uint32)
+  mask = world_model.bootstrap_mask(identity, 4, 0.5)
+  assert mask.shape == (4, 4)
+  np.testing.assert_array_equal(mask[:, 0], mask[:, 2])
+  np.testing.assert_array_equal(mask[:, 1:2], world_model.bootstrap_mask(identity[1:2], 4, 0.5))
+
+
+def test_a_bootstrap_leaves_a_share_to_each_member_and_its_mean_is_one():
+  mask = np.asarray(world_model.bootstrap_mask(jnp.arange(4000, dtype=jnp.uint32), 5, 0.8))
+  np.testing.assert_allclose(np.unique(mask), [0, 1.25])
+  np.testing.assert_allclose(mask.mean(1), np.ones(5), atol=0.04)  # five standard deviations
+  for k in range(1, 5):  # independent members agree on 0.68 of all sequences
+    np.testing.assert_allclose((mask[k] == mask[0]).mean(), 0.68, atol=0.04)
+
+
+def test_a_bootstrap_of_everything_masks_nothing():
+  mask = world_model.bootstrap_mask(jnp.arange(100, dtype=jnp.uint32), 5, 1.0)
+  np.testing.assert_array_equal(mask, np.ones((5, 100)))
+
+
+# Precision, and the other latent.
+
+
+def test_bfloat16_computes_small_and_judges_in_float32(make_dreamer, make_params, make_sequence):
+  dreamer = make_dreamer('masked', compute_dtype='bfloat16')
+  model, params = dreamer.model, make_params(dreamer)['world_model']
+  sequence = make_sequence(dreamer)
+  gradient = jax.value_and_grad(model.loss, has_aux=True)
+  (loss, (posterior, metrics)), grads = jax.eval_shape(gradient, params, KEYS, sequence)
+  assert {leaf.dtype for leaf in posterior.latent} == {jnp.dtype('bfloat16')}
+  float32 = (params, loss, metrics, grads, posterior.moments)
+  assert {leaf.dtype for leaf in jax.tree.leaves(float32)} == {jnp.dtype('float32')}
+  heads = lambda features: (model.reward(params, features).mean(), model.discount(params, features))
+  features = jax.ShapeDtypeStruct((2, model.feature_size), jnp.bfloat16)
+  assert {head.dtype for head in jax.eval_shape(heads, features)} == {jnp.dtype('float32')}
+
+
+def test_categorical_latents_in_bfloat16_learn_in_every_module(
+  make_dreamer, make_params, make_sequence
+):
+  dreamer = make_dreamer('masked', latent='categorical', compute_dtype='bfloat16')
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  gradient = jax.jit(jax.value_and_grad(dreamer.model.loss, has_aux=True))
+  (loss, _), grads = gradient(params, KEYS, sequence)
+  assert np.isfinite(loss)
+  for name in params:
+    assert size(grads[name]) > 1e-4, name
+
+
+def test_moments_are_those_of_each_members_prior(model, params, sequence, understand):
+  posterior = understand(model, params, KEYS, sequence)
+  means, variances = posterior.moments
+  assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4)
+  # Row 3 of stream 2, again, from the row before it.
+  latent = jax.tree.map(lambda x: x[2], posterior.latent)
+  recurrent = world_model.Recurrent(latent, model.encode_action(sequence.action[2]))
+  members = jax.jit(model.members)(params, recurrent)
+  assert members.shape == (NUM_MEMBERS, 3, 8)
+  priors = jax.jit(model.priors)(params, members)
+  np.testing.assert_allclose(priors.mean[:, 2], means[:, 3, 2], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(priors.variance[:, 2], variances[:, 3, 2], rtol=1e-4, atol=1e-5)
+  deterministic = posterior.latent.deterministic[3, 2]
+  np.testing.assert_allclose(members[:, 2].mean(0), deterministic, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,95 @@
+"""Configs: what is given is taken, and what cannot work is refused by name."""
+
+import pytest
+
+from launch import config, experiments
+
+
+@pytest.fixture
+def laptop():
+  return experiments.laptop('catch')
+
+
+@pytest.mark.parametrize('preset', experiments.PRESETS)
+def test_every_preset_survives_its_file(preset, tmp_path):
+  made = experiments.PRESETS[preset]('catch')
+  config.save(made, tmp_path / 'config.yaml')
+  assert config.load(tmp_path / 'config.yaml') == made
+
+
+def test_values_are_replaced_by_path(laptop):
+  changed = config.override(
+    laptop,
+    ['agent.ensemble_size=3', 'environment.rows=7', 'replay.strata[0].max_size=64',
+     'max_minutes=2.5', 'agent.dream_rows=null', 'learner.model_learning_rate=1e-3'],
+  )  # fmt: skip
+  assert changed.agent.ensemble_size == 3
+  assert changed.environment == {'name': 'catch', 'rows': 7}
+  assert changed.replay.strata[0].max_size == 64
+  assert changed.replay.strata[1] == laptop.replay.strata[1]
+  assert changed.max_minutes == 2.5
+  assert changed.agent.dream_rows is None
+  assert changed.learner.model_learning_rate == 1e-3
+  assert changed.make_environment().max_steps == 6
+
+
+@pytest.mark.parametrize(
+  ('assignment', 'words'),
+  [
+    ('agent.hiden_size=3', r'agent.hiden_size=3: unknown key; did you mean agent.hidden_size'),
+    ('nonsense=3', r'nonsense=3: unknown key'),
+    ('replay.strata[7].share=1', r'replay.strata\[7\].share=1: '),
+    ('agent.hidden_size=wide', r"agent.hidden_size=wide: Value 'wide' of type 'str'"),
+    ('learner.batch_size=1.5', r'learner.batch_size=1.5: '),
+    ('learner.batch_size', r'write it as key=value'),
+    ('learner.batch_size=0', r'learner.batch_size=0: must be positive'),
+    ('learner.batch_size=1', r'replay.strata.episodic.share=0.5: a batch of 1'),
+    ('replay.strata[0].share=0.7', r'replay.strata.share=\[0.7, 0.5\]: make the shares sum to 1'),
+    ('replay.warm_up=4000', r'replay.warm_up=4000: use at most 512'),
+    ('replay.replay_ratio=0', r'replay.replay_ratio=0'),
+    ('actor.sequence_length=5000', r'actor.sequence_length=5000: must be at most 1024'),
+    ('actor.sequence_length=8', r'agent.dream_rows=16: must be at most actor.sequence_length=8'),
+    ('actor.num_worlds=0', r'actor.num_worlds=0: must be at least 1'),
+    ('agent.latent=cubic', r"agent.latent='cubic': choose one of"),
+    ('agent.horizon_min=99', r'agent.horizon_max=12: must be at least agent.horizon_min=99'),
+    ('evaluator.period=0', r'evaluator.period=0'),
+    ('max_environment_steps=0', r'max_environment_steps=0: must be at least 1'),
+    ('max_minutes=-1', r'max_minutes=-1'),
+  ],
+)
+def test_what_cannot_work_is_refused_by_name(laptop, assignment, words):
+  with pytest.raises(ValueError, match=words):
+    config.override(laptop, [assignment])
+
+
+@pytest.mark.parametrize(
+  ('assignment', 'words'),
+  [
+    ('environment.name=cach', "environment.name='cach': no such world; did you mean catch"),
+    ('environment.size=3', 'environment.size'),
+    ('environment.rows=0', 'environment.rows=0'),
+  ],
+)
+def test_a_world_that_cannot_be_is_refused_by_name(laptop, assignment, words):
+  with pytest.raises(ValueError, match=words):
+    config.override(laptop, [assignment]).make_environment()
+
+
+def test_only_what_does_not_touch_the_folder_may_change(laptop):
+  longer = config.override(laptop, ['max_environment_steps=7', 'evaluator.num_episodes=3',
+                                    'actor.num_actors=2', 'replay.port=4000'])  # fmt: skip
+  assert config.conflicts(laptop, longer) == []
+  other = config.override(laptop, ['agent.window=4', 'replay.strata[0].max_size=64', 'seed=1'])
+  assert config.conflicts(laptop, other) == [
+    'agent.window: the folder has 8, you gave 4',
+    'replay.strata[0].max_size: the folder has 512, you gave 64',
+    'seed: the folder has 0, you gave 1',
+  ]
+
+
+def test_a_file_that_is_no_config_is_refused(tmp_path):
+  path = tmp_path / 'config.yaml'
+  for content in ('agent: 3', 'seed: 1', '- a', 'a: {b: ['):
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r'config.yaml'):
+      config.load(path)

@@ -1,0 +1,133 @@
+"""The command line: bad input gets one line that names it, exit code 2, and nothing on disk."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from launch import config, experiments, local, main
+
+HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return tmp_path / 'run'
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--env', 'cach'], "environment.name='cach': no such world; did you mean catch"),
+    (['--preset', 'laptp'], '--preset laptp: choose one of laptop, gpu, tpu-v4-8'),
+    (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),
+    (['--set', 'learner.batch_size=1'], 'a batch of 1 has no row for it'),
+    (['--set', 'replay.warm_up=4000'], 'replay.warm_up=4000: use at most 512'),
+    (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
+    (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
+  ],
+)
+def test_bad_input_is_named_and_leaves_nothing_behind(folder, capsys, arguments, words):
+  assert run('train', '--run', folder, *arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.count('\n') == 1
+  assert not folder.exists()
+
+
+@pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly'], ['train', '--agent', 'ppo2']])
+def test_unknown_words_end_with_code_two(arguments, capsys):
+  with pytest.raises(SystemExit) as ended:
+    run(*arguments)
+  assert ended.value.code == 2
+  assert 'Traceback' not in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_left_alone(folder, capsys):
+  folder.mkdir()
+  (folder / 'thesis.tex').write_text('precious')
+  assert run('train', '--run', folder) == 2
+  assert 'is not empty and has no config.yaml' in capsys.readouterr().err
+  assert [path.name for path in folder.iterdir()] == ['thesis.tex']
+
+
+def test_another_configuration_is_refused_with_the_keys_that_differ(folder, capsys):
+  local.open_run(folder, experiments.laptop('catch'))
+  before = (folder / 'config.yaml').read_text()
+  assert run('train', '--run', folder, '--set', 'agent.window=4') == 2
+  message = capsys.readouterr().err
+  assert 'agent.window: the folder has 8, you gave 4' in message
+  assert (folder / 'config.yaml').read_text() == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
+  blocking = tmp_path / 'file'
+  blocking.write_text('')
+  assert run('train', '--run', blocking / 'run') == 2
+  assert f'--run {blocking / "run"}: cannot be written to' in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(folder, capsys):
+  local.open_run(folder, experiments.laptop('catch'))
+  with local.only_one(folder):
+    assert run('train', '--run', folder) == 2
+  assert 'is being trained already' in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named(folder, capsys):
+  with socket.socket(socket.AF_INET6) as taken:
+    taken.bind(('::', 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    assert run('train', '--run', folder, '--set', f'replay.port={port}') == 2
+  assert f'replay.port={port}: cannot be used' in capsys.readouterr().err
+
+
+def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    dead = f'127.0.0.1:{probe.getsockname()[1]}'
+  assert run('inspect', dead) == 2
+  assert f'no replay server answered at {dead}' in capsys.readouterr().err
+  assert run('inspect', tmp_path) == 2
+  assert 'is not the folder of a run' in capsys.readouterr().err
+  assert run('inspect', tmp_path / 'gone') == 2
+  assert 'neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
+  local.open_run(folder, experiments.laptop('catch'))
+  assert run('inspect', folder) == 2
+  assert 'was never started' in capsys.readouterr().err
+
+
+def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
+  assert run('evaluate', tmp_path) == 2
+  assert 'is not the folder of a run' in capsys.readouterr().err
+  local.open_run(folder, experiments.laptop('catch'))
+  assert run('evaluate', folder) == 2
+  assert 'nothing has been saved yet' in capsys.readouterr().err
+  assert run('evaluate', folder, '--video', 'film.avi') == 2
+  assert 'must end in .gif or .mp4' in capsys.readouterr().err
+
+
+def test_the_command_itself_ends_with_code_two_and_one_line(folder):
+  result = subprocess.run(
+    [HEPHAESTUS, 'train', '--run', folder, '--set', 'agent.window=0'],
+    capture_output=True, text=True, timeout=120, env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )  # fmt: skip
+  assert result.returncode == 2
+  assert result.stderr == 'hephaestus train: agent.window=0: must be at least 1\n'
+  assert not folder.exists()
+
+
+def test_an_old_run_goes_on_with_its_own_configuration(folder):
+  made = config.override(experiments.laptop('catch'), ['agent.window=4', 'seed=7'])
+  local.open_run(folder, made)
+  arguments = main._parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
+  found = main.make_config(arguments)
+  assert found == config.override(made, ['max_environment_steps=9'])

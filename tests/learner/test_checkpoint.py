@@ -1,0 +1,103 @@
+"""Checkpoints: what was saved comes back, and what is broken is set aside for the one before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner import checkpoint
+
+
+def make_state(value):
+  return {
+    'params': {'kernel': jnp.full((4, 3), value, jnp.float32), 'count': jnp.int32(value)},
+    'key': jax.random.fold_in(jax.random.key(0), int(value)),
+  }
+
+
+def like():
+  return jax.eval_shape(lambda: make_state(0))
+
+
+def assert_equal(state, expected):
+  plain = lambda tree: {**tree, 'key': jax.random.key_data(tree['key'])}
+  jax.tree.map(np.testing.assert_array_equal, plain(state), plain(expected))
+
+
+def save(folder, *steps):
+  saver = checkpoint.Checkpointer(folder)
+  for step in steps:
+    saver.save(step, make_state(step))
+  saver.wait()
+  saver.close()
+
+
+def files_of(folder, step):
+  return sorted(
+    (path for path in (folder / str(step) / 'state').rglob('*') if path.is_file()),
+    key=lambda path: -path.stat().st_size,
+  )
+
+
+def test_an_empty_folder_holds_nothing(tmp_path):
+  assert checkpoint.Checkpointer(tmp_path).restore(like()) is None
+
+
+def test_the_newest_comes_back_with_its_key(tmp_path):
+  save(tmp_path, 3, 8)
+  restored = checkpoint.Checkpointer(tmp_path).restore(like())
+  assert restored.step == 8
+  assert_equal(restored.state, make_state(8))
+  jax.random.bits(restored.state['key'])
+
+
+def test_few_are_kept(tmp_path):
+  save(tmp_path, *range(1, 8))
+  kept = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+  assert kept == [5, 6, 7]
+
+
+@pytest.mark.parametrize('damage', ['truncate', 'flip', 'remove'])
+def test_a_broken_one_gives_way_to_the_one_before(tmp_path, damage, caplog):
+  folder = tmp_path / 'checkpoints'
+  save(folder, 3, 8)
+  for path in files_of(folder, 8):
+    content = bytearray(path.read_bytes())
+    if damage == 'remove':
+      path.unlink()
+    elif damage == 'truncate':
+      path.write_bytes(content[: len(content) // 2])
+    elif len(content) > 64:
+      content[len(content) // 2] ^= 0xFF
+      path.write_bytes(content)
+  restored = checkpoint.Checkpointer(folder).restore(like())
+  assert restored.step == 3
+  assert_equal(restored.state, make_state(3))
+  assert 'falling back' in caplog.text
+  assert (tmp_path / 'broken_checkpoints' / '8').exists()
+  save(folder, 9)
+  assert checkpoint.Checkpointer(folder).restore(like()).step == 9
+
+
+def test_a_save_that_was_cut_off_is_no_checkpoint(tmp_path):
+  save(tmp_path, 3)
+  unfinished = tmp_path / '8.orbax-checkpoint-tmp'
+  unfinished.mkdir()
+  (unfinished / 'state').write_bytes(b'half')
+  assert checkpoint.Checkpointer(tmp_path).restore(like()).step == 3
+
+
+def test_another_configuration_is_refused_by_name(tmp_path):
+  save(tmp_path, 3)
+  other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((5, 3))}})
+  with pytest.raises(ValueError, match=r"kernel.*should be \(5, 3\) and is \(4, 3\)"):
+    checkpoint.Checkpointer(tmp_path).restore(other)
+
+
+def test_reading_beside_a_run_changes_nothing(tmp_path):
+  save(tmp_path, 3, 8)
+  for path in files_of(tmp_path, 8):
+    path.write_bytes(b'')
+  before = sorted(str(path) for path in tmp_path.rglob('*'))
+  assert checkpoint.Checkpointer(tmp_path, read_only=True).restore(like()).step == 3
+  assert sorted(str(path) for path in tmp_path.rglob('*')) == before

@@ -1,0 +1,238 @@
+"""The learner on a real replay server: it stops anywhere, and goes on from there."""
+
+import json
+import pathlib
+import threading
+
+import jax
+import numpy as np
+import portpicker
+import pytest
+import reverb
+
+from actors import actor, environments, rollout
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+from launch import metrics
+from learner import checkpoint, dreamer_update, learner
+from learner import config as learner_config
+from replay import checkpoint as replay_checkpoint
+from replay import connection, parameters, reader, tables, writer
+
+NUM_WORLDS, NUM_ROWS, BATCH = 4, 6, 8
+REPLAY = tables.ReplayConfig(
+  strata=(
+    tables.Stratum(name='frontier', max_size=16, share=0.5),
+    tables.Stratum(name='episodic', max_size=1000, share=0.5),
+  ),
+  replay_ratio=16.0,
+  warm_up=4,
+  max_in_flight=1,
+)
+LEARNER = learner_config.LearnerConfig(batch_size=BATCH, publish_period=2, log_period=5)
+
+
+class Run:
+  """Replay, one actor in a thread, and learners that come and go, on one folder."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self.environment = environments.make('catch', rows=4, columns=3)
+    self.dreamer = dreamer_agent.make_dreamer(
+      dreamer_config.DreamerConfig(
+        deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
+        num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, rows_per_chunk=2, window=2,
+        policy_layers=1, dream_rows=2, warm_up_updates=3, compute_dtype='float32',
+      ),
+      self.environment.observation_spec,
+      self.environment.action_spec,
+    )  # fmt: skip
+    self.unroll = rollout.make_unroll(
+      self.environment, self.dreamer.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+    )
+    agent = self.dreamer.agent
+    self.params_schema = jax.eval_shape(
+      lambda: agent.acting_params(agent.init_params(jax.random.key(0)))
+    )
+    self.schema = rollout.sequence_schema(self.unroll, self.params_schema)
+    self.port = portpicker.pick_unused_port()
+    self.address = f'127.0.0.1:{self.port}'
+    self.server = None
+    self.start_server()
+
+  def start_server(self):
+    made = tables.make_tables(REPLAY, self.schema, batch_size=BATCH, insert_size=NUM_WORLDS)
+    self.server = tables.make_server(made, port=self.port, directory=str(self.folder / 'replay'))
+
+  def stop_server(self):
+    self.server.stop()
+    self.server = None
+
+  def counts(self):
+    infos = connection.Connection(self.address, 'test').info()
+    return {
+      name: (info.current_size, info.rate_limiter_info.insert_stats.completed)
+      for name, info in infos.items()
+      if name != tables.PARAMS
+    }
+
+  def inserted(self):
+    infos = connection.Connection(self.address, 'test').info()
+    return None if infos is None else infos['episodic'].rate_limiter_info.insert_stats.completed
+
+  def make_learner(self, should_stop, max_environment_steps=10**9):
+    client = reverb.Client(self.address)
+    return learner.Learner(
+      update=dreamer_update.make_update(self.dreamer, LEARNER),
+      acting_params=self.dreamer.agent.acting_params,
+      config=LEARNER,
+      reader=reader.Reader(
+        self.address, REPLAY.strata, self.schema, batch_size=BATCH, max_in_flight=1, prefetch=1
+      ),
+      publisher=parameters.Publisher(self.address, self.params_schema),
+      checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
+      save_replay=lambda: replay_checkpoint.save(client, str(self.folder / 'replay')),
+      environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
+      make_logger=lambda step: metrics.make_logger(
+        self.folder, 'learner', steps_key='learner_step', resume=('learner_step', step)
+      ),
+      should_stop=should_stop,
+      max_environment_steps=max_environment_steps,
+      steps_per_sequence=NUM_ROWS - 1,
+      warm_up_steps=REPLAY.warm_up * (NUM_ROWS - 1),
+      seed=3,
+      launch_id=1,
+      devices=jax.local_devices()[:1],
+    )
+
+  def act(self):
+    """Starts an actor; returns what stops it."""
+    stop = threading.Event()
+    node = actor.Actor(
+      unroll=self.unroll,
+      source=parameters.Source(self.address, self.params_schema),
+      writer=writer.Writer(self.address, REPLAY.strata, self.schema),
+      logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
+      environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
+      should_stop=stop.is_set,
+      config=actor.ActorConfig(
+        num_worlds=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01
+      ),
+      actor_id=0,
+      seed=3,
+    )
+    thread = threading.Thread(target=node.run)
+    thread.start()
+
+    def end():
+      stop.set()
+      thread.join(timeout=60)
+      assert not thread.is_alive()
+
+    return end
+
+
+def rows_of(folder, name='learner'):
+  return [json.loads(line) for line in (folder / 'metrics' / f'{name}.jsonl').open()]
+
+
+def saved_state(run):
+  made = dreamer_update.make_update(run.dreamer, LEARNER)
+  like = jax.eval_shape(made.init, jax.random.key(0))
+  return checkpoint.Checkpointer(run.folder / 'checkpoints', read_only=True).restore(like)
+
+
+def plain(state):
+  return jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
+
+
+def train(run, num_updates):
+  """A learner that was asked to stop once it had done so many updates of its own."""
+  node = None
+  start = None
+
+  def should_stop():
+    return node is not None and node._step >= start + num_updates
+
+  node = run.make_learner(should_stop)
+  start = node._step
+  begun = plain(checkpoint.replica(node._state))
+  node.run()
+  return node, begun
+
+
+def test_interrupted_anywhere_it_goes_on_from_there(tmp_path):
+  run = Run(tmp_path)
+  end_actor = run.act()
+  first, _ = train(run, num_updates=13)
+  end_actor()
+  live = plain(checkpoint.replica(first._state))
+  saved = saved_state(run)
+  assert saved.step == first._step == 13
+  jax.tree.map(np.testing.assert_array_equal, plain(saved.state), live)
+  assert int(saved.state.step) == saved.step
+
+  # The actors stop before the learner saves, in a run; here they stopped after: save again.
+  replay_checkpoint.save(reverb.Client(run.address), str(tmp_path / 'replay'))
+  before = run.counts()
+  run.stop_server()
+  run.start_server()
+  assert run.counts() == before
+
+  end_actor = run.act()
+  second, begun = train(run, num_updates=9)
+  end_actor()
+  jax.tree.map(np.testing.assert_array_equal, begun, live)
+  assert second._step == 22
+  assert run.inserted() >= before['episodic'][1]
+  steps = [row['learner_step'] for row in rows_of(tmp_path)]
+  assert steps == list(range(5, second._step + 1, 5))
+  run.stop_server()
+
+
+def test_killed_between_checkpoints_it_repeats_no_step_in_the_metrics(tmp_path):
+  run = Run(tmp_path)
+  end_actor = run.act()
+  first, _ = train(run, num_updates=8)
+  # What a killed learner leaves: rows behind its last checkpoint, the last one cut off.
+  with (tmp_path / 'metrics' / 'learner.jsonl').open('a') as file:
+    for step in (10, 15, 20):
+      file.write(json.dumps({'time': 0.0, 'learner_step': step}) + '\n')
+    file.write('{"time": 0.0, "learner_st')
+  second, _ = train(run, num_updates=9)
+  end_actor()
+  assert (first._step, second._step) == (8, 17)
+  assert [row['learner_step'] for row in rows_of(tmp_path)] == [5, 10, 15]
+  run.stop_server()
+
+
+def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path):
+  run = Run(tmp_path)
+  end_actor = run.act()
+  node = run.make_learner(lambda: False, max_environment_steps=400)
+  node.run()
+  end_actor()
+  snapshot = parameters.Source(run.address, run.params_schema).newest()
+  assert snapshot.ended_launch == 1
+  assert snapshot.version == node._step
+  assert snapshot.environment_step >= 400
+  acting = run.dreamer.agent.acting_params(checkpoint.replica(node._state).params)
+  jax.tree.map(np.testing.assert_array_equal, snapshot.params, acting)
+  rows = rows_of(tmp_path)
+  assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',
+          'world_model/loss', 'intrinsic/boredom', 'dream/horizon'} <= set(rows[-1])  # fmt: skip
+  # Actors took up what was learned while it was learned.
+  versions = [row['parameter_version'] for row in rows_of(tmp_path, 'actor-0')]
+  assert versions == sorted(versions) and len(set(versions)) > 1
+  run.stop_server()
+
+
+def test_a_loss_that_is_not_finite_ends_the_node_by_name():
+  with pytest.raises(FloatingPointError, match='world_model/loss not finite'):
+    learner._check_finite({'world_model/loss': float('nan'), 'dream/horizon': 3.0}, 7)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+  config = learner_config.LearnerConfig(batch_size=30)
+  with pytest.raises(ValueError, match=r'learner.batch_size=30: does not divide over 8 devices; 32'):
+    config.batch_per_device(8)
