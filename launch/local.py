@@ -152,6 +152,9 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       stop_order=[[*actors, program.EVALUATOR], [program.LEARNER], [program.REPLAY]],
       grace_seconds=[3.0, 60.0, 2.0],
       stop_seconds=75.0,
+      # A node takes ten seconds to start: whoever fails three times in a row will go on failing.
+      max_fast_failures=3,
+      healthy_seconds=30.0,
       on_event=on_event,
       on_tick=progress.tick,
     ).run()

@@ -63,7 +63,9 @@ class Checkpointer:
     options = (
       ocp.CheckpointManagerOptions(read_only=True)
       if read_only
-      else ocp.CheckpointManagerOptions(max_to_keep=KEEP, enable_async_checkpointing=True)
+      else ocp.CheckpointManagerOptions(
+        max_to_keep=KEEP, enable_async_checkpointing=True, cleanup_tmp_directories=True
+      )
     )
     self._manager = ocp.CheckpointManager(
       directory.resolve(),

@@ -1,0 +1,198 @@
+"""The whole program as real processes: it learns on through kills, stops, resumes and ends."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from launch import local, metrics
+
+HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+TINY = (
+  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
+  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
+  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
+  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_worlds=4',
+  'learner.batch_size=8', 'learner.log_period=10', 'learner.publish_period=5',
+  'learner.checkpoint_period=3', 'actor.log_period=0.5', 'evaluator.period=3',
+  'evaluator.num_episodes=8', 'evaluator.final_episodes=8', 'tensorboard=false',
+  'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
+)  # fmt: skip
+PATIENCE = 150  # seconds; a node needs ten to start alone and more beside others
+
+
+class Launch:
+  """`hephaestus train` on one folder."""
+
+  def __init__(self, folder, *arguments):
+    self.folder = folder
+    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    self.output = (folder.parent / 'output.txt').open('a+')
+    self.process = subprocess.Popen(
+      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--set', *TINY, *arguments],
+      stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
+    )  # fmt: skip
+
+  def wait_for(self, predicate, what):
+    """Polls until `predicate` holds; fails with the run's own words when it does not."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+      if predicate():
+        return
+      assert self.process.poll() is None, f'ended while waiting for {what}: {self.words()}'
+      time.sleep(0.2)
+    pytest.fail(f'waited in vain for {what}: {self.words()}')
+
+  def end(self):
+    """The exit code, once it has ended by itself."""
+    try:
+      return self.process.wait(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+      pytest.fail(f'does not end: {self.words()}')
+
+  def words(self):
+    logs = [f'{log.name}:\n{log.read_text()[-2000:]}' for log in (self.folder / 'logs').glob('*')]
+    return '\n'.join([(self.folder.parent / 'output.txt').read_text(), *logs])
+
+  def rows(self, node):
+    return metrics.read(self.folder / 'metrics' / f'{node}.jsonl')
+
+  def step(self, node='learner', key='learner_step'):
+    row = metrics.last(self.folder / 'metrics' / f'{node}.jsonl')
+    return -1 if row is None or row[key] is None else row[key]
+
+  def pid(self, node):
+    started = [row for row in self.rows('events')
+               if row['name'] == node and row['kind'] == 'started']  # fmt: skip
+    return started[-1]['pid'] if started else None
+
+  def kill(self, node):
+    """Kills a node and waits until another has taken its place; returns the old metrics' end."""
+    before = self.pid(node)
+    os.kill(before, signal.SIGKILL)
+    self.wait_for(lambda: self.pid(node) != before, f'another {node}')
+
+
+def living(folder):
+  """The processes of a run: all of them name its folder, or are the guard of its launcher."""
+  found = []
+  for process in psutil.process_iter(['cmdline', 'status']):
+    command = ' '.join(process.info['cmdline'] or [])
+    if str(folder) in command and process.info['status'] != psutil.STATUS_ZOMBIE:
+      found.append(command)
+  return found
+
+
+def wait_until(predicate):
+  deadline = time.monotonic() + PATIENCE
+  while not predicate() and time.monotonic() < deadline:
+    time.sleep(0.1)
+  return predicate()
+
+
+@pytest.fixture
+def folder(tmp_path):
+  yield tmp_path / 'run'
+  for process in psutil.process_iter(['cmdline']):
+    if str(tmp_path / 'run') in ' '.join(process.info['cmdline'] or []):
+      process.kill()
+
+
+@pytest.mark.timeout(900)
+def test_a_run_survives_kills_stops_resumes_and_ends(folder):
+  run = Launch(folder, 'max_environment_steps=100000000')
+
+  # Actors hold a second version of the parameters: the circle is closed.
+  run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
+  run.wait_for(lambda: run.step('evaluator') >= 0, 'an evaluation')
+  run.wait_for(lambda: any((folder / 'replay' / 'kept').glob('*')), 'a checkpoint of replay')
+
+  report = json.loads(
+    subprocess.run(
+      [HEPHAESTUS, 'inspect', folder, '--json'],
+      capture_output=True, text=True, timeout=PATIENCE, check=True,
+    ).stdout
+  )  # fmt: skip
+  assert report['tables']['episodic']['size'] >= 8
+  assert report['tables']['params']['size'] == 1
+  assert report['parameter_version'] > 0
+  assert report['replay_ratio']['configured'] == 16
+  assert report['learner_starved_fraction'] is not None
+
+  run.kill('evaluator')
+  run.kill('actor-0')
+  acted = run.step('actor-0', 'environment_step')
+  run.wait_for(lambda: run.step('actor-0', 'environment_step') > acted + 50, 'acting again')
+
+  run.kill('learner')
+  learned = run.step()
+  run.wait_for(lambda: run.step() > learned + 20, 'learning again')
+  resumed = [line for line in (folder / 'logs' / 'learner.log').read_text().splitlines()
+             if 'Learner resumes at step' in line]  # fmt: skip
+  assert int(resumed[-1].rsplit(' ', 1)[1].rstrip('.')) > 0
+
+  saved = local.inspect(str(folder))['tables']['episodic']['inserted']
+  run.kill('replay')
+  learned = run.step()
+  run.wait_for(lambda: run.step() > learned + 20, 'learning after replay came back')
+  # What it held at its last checkpoint, of some seconds ago, is back; nothing began anew.
+  assert local.inspect(str(folder))['tables']['episodic']['inserted'] > 0.5 * saved
+
+  os.kill(run.process.pid, signal.SIGINT)
+  assert run.end() == 0, run.words()
+  assert 'stopped; go on with: hephaestus train --run' in run.words()
+  assert living(folder) == []
+  stopped_at = run.step()
+  checkpointed = max(
+    int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()
+  )
+  assert checkpointed >= stopped_at
+
+  collected = run.rows('learner')[-1]['environment_step']
+  goal = collected + 400
+  again = Launch(folder, f'max_environment_steps={goal}')
+  assert again.end() == 0, again.words()
+  assert living(folder) == []
+  steps = [row['learner_step'] for row in again.rows('learner')]
+  assert steps == list(range(10, steps[-1] + 1, 10)), 'a step is missing or there twice'
+  assert steps[-1] > checkpointed
+  final = again.rows('evaluator')[-1]
+  assert final['final'] and final['environment_step'] >= goal
+  assert f'normalised_score={final["normalised_score"]:.3f}' in again.words()
+  assert list((folder / 'videos').glob('*.gif'))
+
+  result = subprocess.run(
+    [HEPHAESTUS, 'evaluate', folder, '--episodes', '8', '--json', '--video', folder / 'film.gif'],
+    capture_output=True, text=True, timeout=PATIENCE, check=True,
+  )  # fmt: skip
+  assert json.loads(result.stdout)['learner_step'] == final['learner_step']
+  assert (folder / 'film.gif').stat().st_size > 0
+
+
+@pytest.mark.timeout(300)
+def test_nothing_outlives_a_killed_launcher(folder):
+  run = Launch(folder, 'max_environment_steps=100000000')
+  run.wait_for(lambda: len(living(folder)) >= 5, 'all nodes')
+  os.kill(run.process.pid, signal.SIGKILL)
+  run.process.wait()
+  assert wait_until(lambda: living(folder) == []), living(folder)
+
+
+@pytest.mark.timeout(600)
+def test_a_node_that_fails_again_and_again_ends_the_run(folder):
+  run = Launch(folder, 'max_environment_steps=100000000')
+  run.wait_for(lambda: run.pid('learner') is not None, 'the learner')
+  # A file where the learner needs a folder: whatever it tries, it cannot save.
+  run.wait_for(lambda: (folder / 'checkpoints').exists(), 'the folder')
+  (folder / 'checkpoints').rmdir()
+  (folder / 'checkpoints').write_text('')
+  assert run.end() == 1, run.words()
+  assert 'learner failed again and again' in run.words()
+  assert 'checkpoints' in (folder.parent / 'output.txt').read_text()
+  assert living(folder) == []
