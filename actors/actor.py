@@ -146,7 +146,7 @@ class _Window:
 
   def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
     self._steps += config.num_worlds * (config.sequence_length - 1)
-    self._returns.append(episodes.episode_return[episodes.ended])
+    self._returns.append(np.asarray(episodes.episode_return)[np.asarray(episodes.ended)])
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
     elapsed = time.monotonic() - self.start

@@ -33,9 +33,7 @@ class EvaluatorConfig:
   def __post_init__(self):
     for field in dataclasses.fields(self):
       if getattr(self, field.name) <= 0:
-        raise ValueError(
-          f'evaluator.{field.name}={getattr(self, field.name)!r}: must be positive'
-        )
+        raise ValueError(f'evaluator.{field.name}={getattr(self, field.name)!r}: must be positive')
 
 
 class Evaluation(NamedTuple):
@@ -128,10 +126,11 @@ def write_video(frames: list[np.ndarray], path: pathlib.Path, frames_per_second:
   if path.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--video {path}: the name must end in .gif or .mp4')
   path.parent.mkdir(parents=True, exist_ok=True)
+  images: list[Any] = list(frames)
   if path.suffix == '.gif':
-    imageio.mimsave(path, frames, format='GIF', duration=1000 / frames_per_second, loop=0)
+    imageio.mimsave(str(path), images, duration=1000 / frames_per_second, loop=0)
   else:
-    imageio.mimsave(path, frames, format='FFMPEG', fps=frames_per_second, macro_block_size=1)
+    imageio.mimsave(str(path), images, fps=frames_per_second, macro_block_size=1)
 
 
 class Evaluator:

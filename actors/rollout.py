@@ -29,8 +29,8 @@ class UnrollState(NamedTuple):
   env_state: Tree
   timestep: environment_lib.TimeStep
   policy_state: Tree
-  episode_return: chex.Array
-  episode_length: chex.Array
+  episode_return: jax.Array
+  episode_length: jax.Array
 
 
 class Episodes(NamedTuple):
@@ -42,9 +42,9 @@ class Episodes(NamedTuple):
     episode_length: [T - 1, N] int32, steps, read where `ended`.
   """
 
-  ended: chex.Array
-  episode_return: chex.Array
-  episode_length: chex.Array
+  ended: jax.Array
+  episode_return: jax.Array
+  episode_length: jax.Array
 
 
 class Unroll(NamedTuple):

@@ -24,12 +24,12 @@ class MaskedCategorical(NamedTuple):
     mask: [..., A] bool, True is legal.
   """
 
-  log_probs: chex.Array
-  mask: chex.Array
+  log_probs: jax.Array
+  mask: jax.Array
 
   @classmethod
   def from_logits(
-    cls, logits: chex.Array, mask: chex.Array | None = None, unimix: float = 0.0
+    cls, logits: jax.Array, mask: jax.Array | None = None, unimix: float = 0.0
   ) -> 'MaskedCategorical':
     """Normalises `logits` over the legal actions.
 
@@ -48,19 +48,19 @@ class MaskedCategorical(NamedTuple):
     log_probs = jnp.log(jnp.where(mask, jnp.maximum(probs, 1e-20), 1.0))
     return cls(jnp.where(mask, log_probs, ILLEGAL), mask)
 
-  def sample(self, gumbel: chex.Array) -> chex.Array:
+  def sample(self, gumbel: jax.Array) -> jax.Array:
     """[...] int32, by the Gumbel-max trick; `gumbel` is standard Gumbel noise [..., A]."""
     return jnp.argmax(jnp.where(self.mask, self.log_probs + gumbel, -jnp.inf), axis=-1)
 
-  def mode(self) -> chex.Array:
+  def mode(self) -> jax.Array:
     """[...] int32."""
     return jnp.argmax(self.log_probs, axis=-1)
 
-  def log_prob(self, action: chex.Array) -> chex.Array:
+  def log_prob(self, action: jax.Array) -> jax.Array:
     """[...] float32."""
     return jnp.take_along_axis(self.log_probs, action[..., None], axis=-1)[..., 0]
 
-  def entropy(self) -> chex.Array:
+  def entropy(self) -> jax.Array:
     """[...] float32, nats."""
     log_probs = jnp.where(self.mask, self.log_probs, 0.0)
     return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
@@ -76,31 +76,33 @@ class TanhNormal(NamedTuple):
     high: [A] float32.
   """
 
-  mean: chex.Array
-  scale: chex.Array
-  low: chex.Array
-  high: chex.Array
+  mean: jax.Array
+  scale: jax.Array
+  low: jax.Array
+  high: jax.Array
 
   @classmethod
-  def from_outputs(cls, outputs: chex.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
+  def from_outputs(cls, outputs: jax.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
     """From a network's [..., 2 A] outputs; the scale lies in (0.1, 1.1)."""
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     # Softly bounded: beyond +-5 tanh is flat and no gradient would bring the mean back.
-    return cls(5 * jnp.tanh(mean / 5), jax.nn.sigmoid(scale) + 0.1, jnp.asarray(low), jnp.asarray(high))
+    return cls(
+      5 * jnp.tanh(mean / 5), jax.nn.sigmoid(scale) + 0.1, jnp.asarray(low), jnp.asarray(high)
+    )
 
-  def _scaled(self, raw: chex.Array) -> chex.Array:
+  def _scaled(self, raw: jax.Array) -> jax.Array:
     return self.low + (jnp.tanh(raw) + 1) / 2 * (self.high - self.low)
 
-  def sample(self, normal: chex.Array) -> tuple[chex.Array, chex.Array]:
+  def sample(self, normal: jax.Array) -> tuple[jax.Array, jax.Array]:
     """An action [..., A] and its value before tanh [..., A]; `normal` is standard noise."""
     raw = self.mean + self.scale * normal
     return self._scaled(raw), raw
 
-  def mode(self) -> chex.Array:
+  def mode(self) -> jax.Array:
     """[..., A] the median, which tanh keeps."""
     return self._scaled(self.mean)
 
-  def log_prob(self, raw: chex.Array) -> chex.Array:
+  def log_prob(self, raw: jax.Array) -> jax.Array:
     """[...] float32, density of the action whose value before tanh is `raw` [..., A].
 
     log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)): no arctanh of a clipped action.
@@ -110,7 +112,7 @@ class TanhNormal(NamedTuple):
     squash = 2 * (np.log(2) - raw - jax.nn.softplus(-2 * raw))
     return jnp.sum(normal - squash - jnp.log((self.high - self.low) / 2), axis=-1)
 
-  def entropy(self) -> chex.Array:
+  def entropy(self) -> jax.Array:
     """[...] float32, the entropy at the mode's slope: normal entropy plus log of tanh's derivative.
 
     Exact for a small scale; an upper estimate otherwise (log tanh' is concave), whose gradient
@@ -129,8 +131,8 @@ class Gaussian(NamedTuple):
     variance: [..., Z] float32, positive.
   """
 
-  mean: chex.Array
-  variance: chex.Array
+  mean: jax.Array
+  variance: jax.Array
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
@@ -145,7 +147,7 @@ class Gaussian(NamedTuple):
     return size
 
   @classmethod
-  def from_outputs(cls, outputs: chex.Array, classes: int, unimix: float) -> 'Gaussian':
+  def from_outputs(cls, outputs: jax.Array, classes: int, unimix: float) -> 'Gaussian':
     """From a network's [..., 2 Z] outputs; the standard deviation lies above 0.1."""
     del classes, unimix
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
@@ -153,24 +155,24 @@ class Gaussian(NamedTuple):
     return cls(mean, jnp.square(jax.nn.softplus(scale + 0.54) + 0.1))
 
   @staticmethod
-  def noise(key: chex.PRNGKey, size: int, classes: int) -> chex.Array:
+  def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
     """Standard noise for one sample, [Z]."""
     del classes
     return jax.random.normal(key, (size,))
 
-  def sample(self, noise: chex.Array) -> chex.Array:
+  def sample(self, noise: jax.Array) -> jax.Array:
     """[..., Z], reparameterised."""
     return self.mean + jnp.sqrt(self.variance) * noise
 
-  def mode(self) -> chex.Array:
+  def mode(self) -> jax.Array:
     """[..., Z]."""
     return self.mean
 
-  def moments(self) -> tuple[chex.Array, chex.Array]:
+  def moments(self) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of each coordinate, [..., F]; what disagreement is measured on."""
     return self.mean, self.variance
 
-  def kl(self, other: 'Gaussian') -> chex.Array:
+  def kl(self, other: 'Gaussian') -> jax.Array:
     """[...] KL(self || other), nats."""
     ratio = self.variance / other.variance
     distance = jnp.square(self.mean - other.mean) / other.variance
@@ -184,7 +186,7 @@ class Categorical(NamedTuple):
     log_probs: [..., Z, C] float32, normalised.
   """
 
-  log_probs: chex.Array
+  log_probs: jax.Array
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
@@ -197,18 +199,18 @@ class Categorical(NamedTuple):
     return size * classes
 
   @classmethod
-  def from_outputs(cls, outputs: chex.Array, classes: int, unimix: float) -> 'Categorical':
+  def from_outputs(cls, outputs: jax.Array, classes: int, unimix: float) -> 'Categorical':
     """From a network's [..., Z C] outputs, `unimix` of the probability spread evenly."""
     logits = outputs.astype(jnp.float32).reshape(*outputs.shape[:-1], -1, classes)
     probs = (1 - unimix) * jax.nn.softmax(logits, axis=-1) + unimix / classes
     return cls(jnp.log(jnp.maximum(probs, 1e-20)))  # without unimix a softmax may underflow
 
   @staticmethod
-  def noise(key: chex.PRNGKey, size: int, classes: int) -> chex.Array:
+  def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
     """Standard Gumbel noise for one sample, [Z C]."""
     return jax.random.gumbel(key, (size * classes,))
 
-  def sample(self, noise: chex.Array) -> chex.Array:
+  def sample(self, noise: jax.Array) -> jax.Array:
     """[..., Z C] one-hot, with the straight-through gradient of the probabilities."""
     classes = self.log_probs.shape[-1]
     choice = jnp.argmax(self.log_probs + noise.reshape(self.log_probs.shape), axis=-1)
@@ -216,18 +218,18 @@ class Categorical(NamedTuple):
     one_hot = jax.nn.one_hot(choice, classes) + probs - jax.lax.stop_gradient(probs)
     return one_hot.reshape(*one_hot.shape[:-2], -1)
 
-  def mode(self) -> chex.Array:
+  def mode(self) -> jax.Array:
     """[..., Z C] one-hot."""
     one_hot = jax.nn.one_hot(jnp.argmax(self.log_probs, axis=-1), self.log_probs.shape[-1])
     return one_hot.reshape(*one_hot.shape[:-2], -1)
 
-  def moments(self) -> tuple[chex.Array, chex.Array]:
+  def moments(self) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of each coordinate of the one-hot sample, [..., Z C]."""
     probs = jnp.exp(self.log_probs)
     probs = probs.reshape(*probs.shape[:-2], -1)
     return probs, probs * (1 - probs)
 
-  def kl(self, other: 'Categorical') -> chex.Array:
+  def kl(self, other: 'Categorical') -> jax.Array:
     """[...] KL(self || other), nats."""
     ratio = self.log_probs - other.log_probs
     return jnp.sum(jnp.exp(self.log_probs) * ratio, axis=(-2, -1))
@@ -246,21 +248,21 @@ class TwoHot(NamedTuple):
     bins: [bins] float32, odd in number and antisymmetric around zero.
   """
 
-  log_probs: chex.Array
-  bins: chex.Array
+  log_probs: jax.Array
+  bins: jax.Array
 
   @classmethod
-  def from_logits(cls, logits: chex.Array, limit: float) -> 'TwoHot':
+  def from_logits(cls, logits: jax.Array, limit: float) -> 'TwoHot':
     """From a network's [..., bins] logits; the bins reach from -symexp(limit) to symexp(limit)."""
     positions = jnp.linspace(-limit, limit, logits.shape[-1], dtype=jnp.float32)
     return cls(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), networks.symexp(positions))
 
-  def mean(self) -> chex.Array:
+  def mean(self) -> jax.Array:
     """[...] float32; the antisymmetric form makes equal probabilities give exactly 0."""
     probs = jnp.exp(self.log_probs)
     return 0.5 * jnp.sum((probs - probs[..., ::-1]) * self.bins, axis=-1)
 
-  def log_prob(self, target: chex.Array) -> chex.Array:
+  def log_prob(self, target: jax.Array) -> jax.Array:
     """[...] float32, log-likelihood of `target` shared between its two neighbouring bins."""
     count = self.bins.shape[0]
     target = jnp.clip(target, self.bins[0], self.bins[-1])

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -18,8 +17,8 @@ class Decision(NamedTuple):
     extras: what learning must know of the choice, such as the behaviour's `log_prob` [N].
   """
 
-  action: chex.Array
-  extras: dict[str, chex.Array]
+  action: jax.Array
+  extras: dict[str, jax.Array]
 
 
 class Sequence(NamedTuple):
@@ -43,15 +42,15 @@ class Sequence(NamedTuple):
   """
 
   observation: Tree
-  action: chex.Array
-  reward: chex.Array
-  discount: chex.Array
-  step_type: chex.Array
-  extras: dict[str, chex.Array]
+  action: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+  step_type: jax.Array
+  extras: dict[str, jax.Array]
   initial_state: Tree
-  identity: chex.Array
-  version: chex.Array
-  actor_id: chex.Array
+  identity: jax.Array
+  version: jax.Array
+  actor_id: jax.Array
 
 
 def time_major(sequence: Sequence) -> Sequence:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,12 +10,12 @@ ACTION_MASK = 'action_mask'
 """Where a discrete world keeps its mask, in an observation that is a dictionary; True is legal."""
 
 
-def symlog(x: chex.Array) -> chex.Array:
+def symlog(x: jax.Array) -> jax.Array:
   """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9."""
   return jnp.sign(x) * jnp.log1p(jnp.abs(x))
 
 
-def symexp(x: chex.Array) -> chex.Array:
+def symexp(x: jax.Array) -> jax.Array:
   """The inverse of `symlog`."""
   return jnp.sign(x) * jnp.expm1(jnp.abs(x))
 
@@ -41,19 +40,25 @@ class MLP(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, x: chex.Array) -> chex.Array:
+  def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
     for _ in range(self.num_layers):
       x = nn.Dense(self.hidden_size, use_bias=False, dtype=self.dtype)(x)
       x = nn.silu(nn.LayerNorm(dtype=self.dtype)(x))
     if self.output_size is None:
       return x
-    kernel_init = nn.initializers.variance_scaling(
-      max(self.output_scale, 1e-10), 'fan_in', 'truncated_normal'
-    )
-    if not self.output_scale:
-      kernel_init = nn.initializers.zeros
+    kernel_init: Any = nn.initializers.zeros
+    if self.output_scale:
+      kernel_init = nn.initializers.variance_scaling(
+        self.output_scale, 'fan_in', 'truncated_normal'
+      )
     return nn.Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(x)
+
+
+def apply(module: nn.Module, params: Any, *inputs: jax.Array) -> jax.Array:
+  """A module that keeps nothing, applied."""
+  outputs: Any = module.apply({'params': params}, *inputs)
+  return outputs
 
 
 def without_mask(observation: Any) -> Any:
@@ -63,12 +68,12 @@ def without_mask(observation: Any) -> Any:
   return observation
 
 
-def action_mask(observation: Any) -> chex.Array | None:
+def action_mask(observation: Any) -> jax.Array | None:
   """[..., A] bool, the actions that are legal; None in a world where all always are."""
   return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 
-def flatten_observation(observation: Any, spec: Any) -> chex.Array:
+def flatten_observation(observation: Any, spec: Any) -> jax.Array:
   """Joins the leaves of an observation (its mask left out) into one symlog vector.
 
   Args:

@@ -6,14 +6,14 @@ import jax.numpy as jnp
 
 
 def lambda_returns(
-  reward_t: chex.Array,
-  discount_t: chex.Array,
-  value_t: chex.Array,
+  reward_t: jax.Array,
+  discount_t: jax.Array,
+  value_t: jax.Array,
   *,
   gamma: float,
   lambda_: float,
-  bootstrap_t: chex.Array | None = None,
-) -> chex.Array:
+  bootstrap_t: jax.Array | None = None,
+) -> jax.Array:
   """The lambda-return of each row but the last.
 
     G_t = r_{t+1} + gamma d_{t+1} ( (1 - lambda) v_{t+1} + lambda G_{t+1} ),    G_T = v_T

@@ -104,17 +104,22 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
 
 
 def _assign(config: ExperimentConfig, key: str, value: Any) -> ExperimentConfig:
-  tree = OmegaConf.structured(config)
+  tree: Any = OmegaConf.structured(config)
   if '[' not in key:
     nested = OmegaConf.create()
     OmegaConf.update(nested, key, value)
-    return OmegaConf.to_object(OmegaConf.merge(tree, nested))
+    merged: Any = OmegaConf.to_object(OmegaConf.merge(tree, nested))
+    return merged
   # One element of a list, which merging could only replace as a whole.
-  plain = OmegaConf.create(OmegaConf.to_container(tree))
+  plain: Any = OmegaConf.create(_plain(tree))
   if OmegaConf.select(plain, key, default=_MISSING) is _MISSING:
     raise omegaconf_errors.ConfigKeyError(f"Key '{key}' not in it")
   OmegaConf.update(plain, key, value)
-  return _from_tree(OmegaConf.to_container(plain))
+  return _from_tree(_plain(plain))
+
+
+def _plain(tree: Any) -> Any:
+  return OmegaConf.to_container(tree)
 
 
 _MISSING = object()
@@ -123,7 +128,7 @@ _MISSING = object()
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
   first_line = str(error).split('\n')[0]
   if isinstance(error, omegaconf_errors.ConfigKeyError):
-    known = sorted(flatten(OmegaConf.to_container(OmegaConf.structured(config))))
+    known = sorted(flatten(_plain(OmegaConf.structured(config))))
     near = difflib.get_close_matches(key, known, n=3) or [
       name for name in known if name.rsplit('.', 1)[-1] == key.rsplit('.', 1)[-1]
     ]
@@ -163,7 +168,7 @@ def load(path: pathlib.Path) -> ExperimentConfig:
     ValueError: it is not one.
   """
   try:
-    return _from_tree(OmegaConf.to_container(OmegaConf.load(path)))
+    return _from_tree(_plain(OmegaConf.load(path)))
   except Exception as error:  # whatever a broken or foreign file makes a reader raise
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{path}: is no configuration of this version ({first_line})') from None
@@ -182,9 +187,7 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   """The keys in which a run may not differ from what its folder was made by, as 'key: old, new'."""
-  before, after = (
-    flatten(OmegaConf.to_container(OmegaConf.structured(config))) for config in (old, new)
-  )
+  before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
   free = lambda key: any(key == name or key.startswith(f'{name}.') for name in FREE)
   return [
     f'{key}: the folder has {before.get(key)!r}, you gave {after.get(key)!r}'

@@ -289,7 +289,7 @@ def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
     address = target
   else:
     raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
-  report = inspector.tables(address, config and config.replay, timeout_seconds)
+  report = inspector.tables(address, config.replay if config else None, timeout_seconds)
   report |= {
     'address': address,
     'parameter_version': None,

@@ -20,7 +20,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   commands = parser.add_subparsers(dest='command', required=True)
 
-  train = commands.add_parser('train', allow_abbrev=False, help='train an agent; on an old folder, go on')
+  train = commands.add_parser(
+    'train', allow_abbrev=False, help='train an agent; on an old folder, go on'
+  )
   train.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
   train.add_argument('--env', help='a world, or package.module:Class (default: catch)')
   train.add_argument('--agent', default='dreamer', choices=['dreamer'])
@@ -31,14 +33,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
 
-  evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score the newest checkpoint of a run')
+  evaluate = commands.add_parser(
+    'evaluate', allow_abbrev=False, help='score the newest checkpoint of a run'
+  )
   evaluate.add_argument('run', type=pathlib.Path)
   evaluate.add_argument('--episodes', type=int, default=256)
   evaluate.add_argument('--video', type=pathlib.Path, help='film of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
   evaluate.add_argument('--json', action='store_true')
 
-  inspect = commands.add_parser('inspect', allow_abbrev=False, help='show the replay tables of a live run')
+  inspect = commands.add_parser(
+    'inspect', allow_abbrev=False, help='show the replay tables of a live run'
+  )
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
   return parser.parse_args(arguments[1:])

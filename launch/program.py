@@ -65,7 +65,9 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
     num_rows=config.actor.sequence_length,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
-  params = jax.eval_shape(lambda key: dreamer.agent.acting_params(dreamer.agent.init_params(key)), key)
+  params = jax.eval_shape(
+    lambda key: dreamer.agent.acting_params(dreamer.agent.init_params(key)), key
+  )
   return Parts(environment, dreamer, unroll, params, rollout.sequence_schema(unroll, params))
 
 

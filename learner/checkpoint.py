@@ -5,6 +5,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
@@ -156,7 +157,7 @@ class Checkpointer:
           f'checkpoint {self._directory / str(step)}: {name} should be {shape} and is {found}; '
           'it was saved with another configuration, choose another run folder'
         )
-      leaves.append(jax.random.wrap_key_data(arrays[name]) if is_key else arrays[name])
+      leaves.append(jax.random.wrap_key_data(jnp.asarray(arrays[name])) if is_key else arrays[name])
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
   def close(self) -> None:

@@ -21,7 +21,7 @@ from agents.dreamer import dream, intrinsic
 from learner import config as learner_config
 
 Tree = Any
-Metrics = dict[str, chex.Array]
+Metrics = dict[str, jax.Array]
 DEVICES = 'devices'
 """The name of the axis over devices, within and between hosts."""
 
@@ -33,11 +33,11 @@ class Spread(NamedTuple):
 
   Attributes:
     value: [] float32, biased.
-    count: [] int32.
+    num_updates: [] int32.
   """
 
-  value: chex.Array
-  count: chex.Array
+  value: jax.Array
+  num_updates: jax.Array
 
 
 class TrainState(NamedTuple):
@@ -61,7 +61,7 @@ class TrainState(NamedTuple):
   intrinsic: intrinsic.IntrinsicState
   spread: Spread
   key: chex.PRNGKey
-  step: chex.Array
+  step: jax.Array
 
 
 class Update(NamedTuple):
@@ -87,9 +87,7 @@ def make_optimizer(
   )
 
 
-def make_update(
-  dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig
-) -> Update:
+def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig) -> Update:
   """Builds the update of one agent; choices of config are made here, not inside the trace."""
   agent_config, model, policy = dreamer.config, dreamer.model, dreamer.actor_critic
   novelty_of = intrinsic.NOVELTIES[agent_config.novelty]
@@ -112,26 +110,24 @@ def make_update(
       step=jnp.zeros((), jnp.int32),
     )
 
-  def improve_world_model(state: TrainState, keys: chex.PRNGKey, sequence: experience.Sequence):
+  def improve_world_model(state: TrainState, keys: jax.Array, sequence: experience.Sequence):
     gradient = jax.value_and_grad(model.loss, has_aux=True)
     (_, (posterior, metrics)), grads = gradient(state.params['world_model'], keys, sequence)
     grads = jax.lax.pmean(grads, DEVICES)
     updates, opt_state = model_optimizer.update(grads, state.model_opt_state)
     params = optax.apply_updates(state.params['world_model'], updates)
     metrics['gradient_norm'] = optax.global_norm(grads)
-    state = state._replace(
-      params=state.params | {'world_model': params}, model_opt_state=opt_state
-    )
+    state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 
-  def measure_spread(spread: Spread, return_: chex.Array, awake: chex.Array):
+  def measure_spread(spread: Spread, return_: jax.Array, awake: jax.Array):
     """The spread of the returns of all devices' starts, and what to divide advantages by."""
     everyone = jax.lax.all_gather(return_, DEVICES)
     low, high = jnp.percentile(everyone, jnp.array([5.0, 95.0]))
     value = spread.value + agent_config.return_rate * (high - low - spread.value)
-    moved = Spread(value, spread.count + 1)
+    moved = Spread(value, spread.num_updates + 1)
     spread = jax.tree.map(lambda new, old: jnp.where(awake, new, old), moved, spread)
-    correction = 1 - (1 - agent_config.return_rate) ** jnp.maximum(spread.count, 1)
+    correction = 1 - (1 - agent_config.return_rate) ** jnp.maximum(spread.num_updates, 1)
     return spread, jnp.maximum(agent_config.return_floor, spread.value / correction)
 
   def improve_actor_critic(
@@ -139,7 +135,7 @@ def make_update(
     dreamt: dream.Dream,
     replayed: dream.Past,
     sequence: experience.Sequence,
-    novelty_mean: chex.Array,
+    novelty_mean: jax.Array,
   ):
     drive = lambda novelty: agent_config.novelty_scale * novelty / (novelty_mean + 1e-8)
     return_, weight = dream.returns_and_weights(
@@ -205,9 +201,7 @@ def make_update(
     )
     return state, metrics
 
-  def update(
-    state: TrainState, sequence: experience.Sequence
-  ) -> tuple[TrainState, Metrics]:
+  def update(state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
     """One update, seen from one device; gradients are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
     batch = sequence.identity.shape[0]

@@ -62,7 +62,7 @@ class Learner:
     reader: reader_lib.Reader,
     publisher: parameters.Publisher,
     checkpointer: checkpoint_lib.Checkpointer,
-    save_replay: Callable[[], None],
+    save_replay: Callable[[], Any],
     environment_step: Callable[[], int | None],
     make_logger: Callable[[int], Logger],
     should_stop: Callable[[], bool],
@@ -130,7 +130,7 @@ class Learner:
         waited = time.monotonic()
         batch = prefetch.get(timeout_seconds=0.2)
         # Whoever waits while the device is still busy starves nobody.
-        idle = not pending or pending[-1]['world_model/loss'].is_ready()
+        idle = not pending or _is_ready(pending[-1])
         window.starved += (time.monotonic() - waited) if idle else 0.0
         if time.monotonic() - polled > 0.5:
           self._poll()
@@ -168,10 +168,12 @@ class Learner:
 
   @property
   def _finished(self) -> bool:
-    if self._max_seconds is not None and self._first_update is not None:
-      if time.monotonic() - self._first_update > self._max_seconds:
-        return True
-    return self._environment_step >= self._max_environment_steps
+    in_time = (
+      self._max_seconds is None
+      or self._first_update is None
+      or time.monotonic() - self._first_update <= self._max_seconds
+    )
+    return not in_time or self._environment_step >= self._max_environment_steps
 
   def _poll(self) -> None:
     environment_step = self._ask_environment_step()
@@ -266,12 +268,7 @@ class _Prefetch:
         batch = self._reader.get(timeout_seconds=0.2)
         if batch is None:
           continue
-        size = self._per_device
-        shards = [
-          jax.tree.map(lambda x, i=i: x[i * size : (i + 1) * size], batch)
-          for i in range(len(self._devices))
-        ]
-        placed = jax.device_put_sharded(shards, self._devices)
+        placed = jax.device_put_sharded(self._shards(batch), self._devices)
         while not self._closed.is_set():
           try:
             self._queue.put(placed, timeout=0.2)
@@ -280,6 +277,12 @@ class _Prefetch:
             continue
     except BaseException as error:  # handed to whoever reads
       self._failure = error
+
+  def _shards(self, batch: Tree) -> list[Tree]:
+    """Equal contiguous slices, each of which holds the mixture of strata."""
+    split = lambda x: x.reshape(len(self._devices), self._per_device, *x.shape[1:])
+    batch = jax.tree.map(split, batch)
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(len(self._devices))]
 
 
 class _Background:
@@ -317,6 +320,11 @@ class _Background:
         call()
       except Exception:
         logging.exception('In the background:')
+
+
+def _is_ready(metrics: Any) -> bool:
+  """Whether the update that gives these has ended."""
+  return metrics['world_model/loss'].is_ready()
 
 
 def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,9 +11,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import chex
-from dm_env import specs
 import jax
 import jax.numpy as jnp
+from dm_env import specs
 
 from agents import distributions, networks, returns
 from agents.dreamer import config as dreamer_config
@@ -30,9 +30,9 @@ class Window(NamedTuple):
     episode: [W, B] int32; only rows of the newest row's episode count.
   """
 
-  features: chex.Array
-  scores: chex.Array
-  episode: chex.Array
+  features: jax.Array
+  scores: jax.Array
+  episode: jax.Array
 
 
 class Rows(NamedTuple):
@@ -46,11 +46,11 @@ class Rows(NamedTuple):
     mask: [R, B, A] bool.
   """
 
-  features: chex.Array
-  novelty: chex.Array
-  episode: chex.Array
-  choice: chex.Array
-  mask: chex.Array
+  features: jax.Array
+  novelty: jax.Array
+  episode: jax.Array
+  choice: jax.Array
+  mask: jax.Array
 
 
 class Targets(NamedTuple):
@@ -63,10 +63,10 @@ class Targets(NamedTuple):
     weight: [R, B] float32, a row's share of the loss; 0 beyond the horizon.
   """
 
-  return_: chex.Array
-  advantage: chex.Array
-  slow_value: chex.Array
-  weight: chex.Array
+  return_: jax.Array
+  advantage: jax.Array
+  slow_value: jax.Array
+  weight: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,23 +111,23 @@ class ActorCritic:
       for key, (name, module) in zip(keys, modules.items(), strict=True)
     }
 
-  def _apply(self, params: Tree, name: str, inputs: chex.Array) -> chex.Array:
-    return self._modules()[name].apply({'params': params[name]}, inputs)
+  def _apply(self, params: Tree, name: str, inputs: jax.Array) -> jax.Array:
+    return networks.apply(self._modules()[name], params[name], inputs)
 
-  def scores(self, params: Tree, features: chex.Array, novelty: chex.Array) -> chex.Array:
+  def scores(self, params: Tree, features: jax.Array, novelty: jax.Array) -> jax.Array:
     """[..., F] features and [...] novelty to [...] float32 salience."""
     novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
     joined = jnp.concatenate([features, novelty], axis=-1)
     return self._apply(params, 'salience', joined)[..., 0].astype(jnp.float32)
 
-  def pool(self, window: Window) -> chex.Array:
+  def pool(self, window: Window) -> jax.Array:
     """[W, B, ...] to the context of the newest row, [B, F]."""
     same = window.episode == window.episode[-1]
     scores = jnp.where(same, window.scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
     return jnp.einsum('wb,wbf->bf', weights, window.features)
 
-  def pool_rows(self, window: Window) -> chex.Array:
+  def pool_rows(self, window: Window) -> jax.Array:
     """[W - 1 + R, B, ...] to the context of each of the last R rows, [R, B, F].
 
     Adds up W shifted slices, so no [R, W, B, F] array is ever made.
@@ -143,7 +143,7 @@ class ActorCritic:
     weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
     return sum(weights[i][..., None] * rows.features for i, rows in enumerate(slices))
 
-  def policy(self, params: Tree, features: chex.Array, context: chex.Array, mask: chex.Array):
+  def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., F] context."""
     outputs = self._apply(params, 'actor', jnp.concatenate([features, context], axis=-1))
     if self.discrete:
@@ -151,17 +151,17 @@ class ActorCritic:
     low, high = self.action_spec.minimum, self.action_spec.maximum
     return distributions.TanhNormal.from_outputs(outputs, low, high)
 
-  def noise(self, key: chex.PRNGKey) -> chex.Array:
+  def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Standard noise for one action, [A]."""
     draw = jax.random.gumbel if self.discrete else jax.random.normal
     return draw(key, (self.action_size,))
 
-  def sample(self, policy, noise: chex.Array) -> tuple[chex.Array, chex.Array]:
+  def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
     """An action, and the choice behind it whose likelihood is known (see `Rows.choice`)."""
     sampled = policy.sample(noise)
     return (sampled, sampled) if self.discrete else sampled
 
-  def value(self, params: Tree, features: chex.Array, context: chex.Array) -> distributions.TwoHot:
+  def value(self, params: Tree, features: jax.Array, context: jax.Array) -> distributions.TwoHot:
     """The belief about the return from [..., F] features with [..., F] context."""
     joined = jnp.concatenate([features, context], axis=-1)
     return distributions.TwoHot.from_logits(
@@ -170,7 +170,7 @@ class ActorCritic:
 
   def loss(
     self, params: Tree, rows: Rows, targets: Targets
-  ) -> tuple[chex.Array, dict[str, chex.Array]]:
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Score-function loss of the actor and likelihood loss of the critic on dreamt rows.
 
       actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
@@ -214,11 +214,11 @@ class ActorCritic:
     params: Tree,
     slow_critic: Tree,
     window: Window,
-    novelty: chex.Array,
-    reward: chex.Array,
-    discount: chex.Array,
-    last: chex.Array,
-  ) -> chex.Array:
+    novelty: jax.Array,
+    reward: jax.Array,
+    discount: jax.Array,
+    last: jax.Array,
+  ) -> jax.Array:
     """The critic's loss on what really happened, where no model can flatter it.
 
     Args:

@@ -25,9 +25,9 @@ class PolicyState(NamedTuple):
   """
 
   recurrent: world_model.Recurrent
-  features: chex.Array
-  novelty: chex.Array
-  episode: chex.Array
+  features: jax.Array
+  novelty: jax.Array
+  episode: jax.Array
 
 
 class Dreamer(NamedTuple):

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -26,11 +25,11 @@ class Start(NamedTuple):
   """
 
   latent: world_model.Latent
-  features: chex.Array
-  novelty: chex.Array
-  episode: chex.Array
-  weight: chex.Array
-  keys: chex.PRNGKey
+  features: jax.Array
+  novelty: jax.Array
+  episode: jax.Array
+  weight: jax.Array
+  keys: jax.Array
 
 
 class Dream(NamedTuple):
@@ -49,16 +48,16 @@ class Dream(NamedTuple):
     horizon: [] int32.
   """
 
-  features: chex.Array
-  novelty: chex.Array
-  episode: chex.Array
-  choice: chex.Array
-  mask: chex.Array
-  reward: chex.Array
-  discount: chex.Array
-  value: chex.Array
-  weight: chex.Array
-  horizon: chex.Array
+  features: jax.Array
+  novelty: jax.Array
+  episode: jax.Array
+  choice: jax.Array
+  mask: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+  value: jax.Array
+  weight: jax.Array
+  horizon: jax.Array
 
 
 def rollout(
@@ -67,7 +66,7 @@ def rollout(
   params: Tree,
   slow_critic: Tree,
   start: Start,
-  horizon: chex.Array,
+  horizon: jax.Array,
 ) -> Dream:
   """Imagines `horizon` rows, each dream along the prior of one member of its own.
 
@@ -170,8 +169,8 @@ def rollout(
 
 
 def returns_and_weights(
-  dream: Dream, drive: chex.Array, *, gamma: float, lambda_: float
-) -> tuple[chex.Array, chex.Array]:
+  dream: Dream, drive: jax.Array, *, gamma: float, lambda_: float
+) -> tuple[jax.Array, jax.Array]:
   """What each dreamt row is worth, and how much it counts.
 
   Args:
@@ -199,7 +198,7 @@ def returns_and_weights(
   return return_, weight
 
 
-def rows(dream: Dream, first: chex.Array, count: int, window: int) -> ac.Rows:
+def rows(dream: Dream, first: jax.Array | int, count: int, window: int) -> ac.Rows:
   """`count` rows of a dream from row `first` on, with the `window` - 1 rows before them."""
   cut = lambda x, size: jax.lax.dynamic_slice_in_dim(x, first, size)
   return ac.Rows(
@@ -220,12 +219,12 @@ class Past(NamedTuple):
     episode: [W - 1 + T, B] int32; -1 before the sequence.
   """
 
-  features: chex.Array
-  novelty: chex.Array
-  episode: chex.Array
+  features: jax.Array
+  novelty: jax.Array
+  episode: jax.Array
 
 
-def past(posterior: world_model.Posterior, novelty: chex.Array, window: int) -> Past:
+def past(posterior: world_model.Posterior, novelty: jax.Array, window: int) -> Past:
   """From [T, B] rows; what came before the sequence is not known, so it is left out."""
   before = lambda x, fill: jnp.concatenate([jnp.full((window - 1, *x.shape[1:]), fill, x.dtype), x])
   return Past(
@@ -237,9 +236,9 @@ def past(posterior: world_model.Posterior, novelty: chex.Array, window: int) -> 
 
 def starts(
   posterior: world_model.Posterior,
-  last: chex.Array,
-  novelty: chex.Array,
-  keys: chex.PRNGKey,
+  last: jax.Array,
+  novelty: jax.Array,
+  keys: jax.Array,
   *,
   num_rows: int | None,
   window: int,

@@ -19,13 +19,13 @@ class IntrinsicState(NamedTuple):
     fast: [] float32, biased average of novelty over the last updates.
     slow: [] float32, the same over many more.
     boredom: [] float32 in [0, 1].
-    count: [] int32, updates seen.
+    num_updates: [] int32, updates seen.
   """
 
-  fast: chex.Array
-  slow: chex.Array
-  boredom: chex.Array
-  count: chex.Array
+  fast: jax.Array
+  slow: jax.Array
+  boredom: jax.Array
+  num_updates: jax.Array
 
 
 class Drives(NamedTuple):
@@ -38,10 +38,10 @@ class Drives(NamedTuple):
     boredom: [] float32.
   """
 
-  horizon: chex.Array
-  novelty_mean: chex.Array
-  competence: chex.Array
-  boredom: chex.Array
+  horizon: jax.Array
+  novelty_mean: jax.Array
+  competence: jax.Array
+  boredom: jax.Array
 
 
 def initial() -> IntrinsicState:
@@ -50,11 +50,11 @@ def initial() -> IntrinsicState:
     fast=jnp.zeros((), jnp.float32),
     slow=jnp.zeros((), jnp.float32),
     boredom=jnp.zeros((), jnp.float32),
-    count=jnp.zeros((), jnp.int32),
+    num_updates=jnp.zeros((), jnp.int32),
   )
 
 
-def clean_novelty(means: chex.Array, variances: chex.Array) -> chex.Array:
+def clean_novelty(means: jax.Array, variances: jax.Array) -> jax.Array:
   """Disagreement between members beyond the noise they expect.
 
     novelty = sum_F relu( Var_K[means] - Mean_K[variances] )
@@ -73,7 +73,7 @@ def clean_novelty(means: chex.Array, variances: chex.Array) -> chex.Array:
   return jnp.sum(jax.nn.relu(disagreement - noise), axis=-1)
 
 
-def information_gain(means: chex.Array, variances: chex.Array) -> chex.Array:
+def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
   """What seeing the next latent would tell about which member is right.
 
     novelty = 1/2 sum_F log( 1 + Var_K[means] / Mean_K[variances] )
@@ -97,11 +97,11 @@ NOVELTIES = {'clean': clean_novelty, 'information_gain': information_gain}
 
 
 def update(
-  state: IntrinsicState, novelty: chex.Array, config: dreamer_config.DreamerConfig
+  state: IntrinsicState, novelty: jax.Array, config: dreamer_config.DreamerConfig
 ) -> tuple[IntrinsicState, Drives]:
   """Competence, boredom and horizon after one more batch.
 
-    C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^count  (as in Adam)
+    C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
     competence = relu( (C_slow - C_fast) / C_slow )
     boredom <- clip( boredom + 0.1 if competence < threshold else boredom - 0.2, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
@@ -115,11 +115,11 @@ def update(
     config: rates, threshold and bounds.
   """
   novelty = novelty.astype(jnp.float32)
-  count = state.count + 1
+  num_updates = state.num_updates + 1
   fast = state.fast + config.competence_fast * (novelty - state.fast)
   slow = state.slow + config.competence_slow * (novelty - state.slow)
   # expm1 and log1p: 1 - (1 - 0.005)^1 loses digits in float32.
-  correct = lambda value, rate: value / -jnp.expm1(count * jnp.log1p(-jnp.float32(rate)))
+  correct = lambda value, rate: value / -jnp.expm1(num_updates * jnp.log1p(-jnp.float32(rate)))
   corrected_fast = correct(fast, config.competence_fast)
   corrected_slow = correct(slow, config.competence_slow)
   competence = jax.nn.relu((corrected_slow - corrected_fast) / (corrected_slow + 1e-8))
@@ -128,6 +128,6 @@ def update(
   )
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
-  return IntrinsicState(fast, slow, boredom, count), Drives(
+  return IntrinsicState(fast, slow, boredom, num_updates), Drives(
     horizon.astype(jnp.int32), corrected_slow, competence, boredom
   )

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import chex
 import dm_env
-from dm_env import specs
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dm_env import specs
 
 from agents import distributions, experience, networks
 from agents.dreamer import config as dreamer_config
@@ -35,11 +35,11 @@ class Latent(NamedTuple):
     stochastic: [..., Z] in the compute dtype.
   """
 
-  deterministic: chex.Array
-  stochastic: chex.Array
+  deterministic: jax.Array
+  stochastic: jax.Array
 
   @property
-  def features(self) -> chex.Array:
+  def features(self) -> jax.Array:
     """[..., H + Z], what every head reads."""
     return jnp.concatenate(self, axis=-1)
 
@@ -53,7 +53,7 @@ class Recurrent(NamedTuple):
   """
 
   latent: Latent
-  action: chex.Array
+  action: jax.Array
 
 
 class Posterior(NamedTuple):
@@ -66,8 +66,8 @@ class Posterior(NamedTuple):
   """
 
   latent: Latent
-  moments: tuple[chex.Array, chex.Array]
-  first: chex.Array
+  moments: tuple[jax.Array, jax.Array]
+  first: jax.Array
 
 
 class NormalisedGRU(nn.Module):
@@ -82,7 +82,7 @@ class NormalisedGRU(nn.Module):
   dtype: Any
 
   @nn.compact
-  def __call__(self, state: chex.Array, inputs: chex.Array) -> chex.Array:
+  def __call__(self, state: jax.Array, inputs: jax.Array) -> jax.Array:
     """[B, H] state and [B, F] inputs to the next [B, H] state."""
     joined = jnp.concatenate([inputs, state], axis=-1).astype(self.dtype)
     gates = nn.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
@@ -176,19 +176,19 @@ class WorldModel:
     }
     params = {}
     for name, module in modules.items():
-      init = lambda key, module=module, name=name: module.init(
-        key, *inputs.get(name, (features,))
-      )['params']
+      init = lambda key, module=module, name=name: module.init(key, *inputs.get(name, (features,)))[
+        'params'
+      ]
       if name in ('transition', 'prior'):  # each member from a key of its own
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
     return params
 
-  def _apply(self, params: Tree, name: str, *inputs: chex.Array) -> chex.Array:
-    return self._modules()[name].apply({'params': params[name]}, *inputs)
+  def _apply(self, params: Tree, name: str, *inputs: jax.Array) -> jax.Array:
+    return networks.apply(self._modules()[name], params[name], *inputs)
 
-  def _belief(self, outputs: chex.Array):
+  def _belief(self, outputs: jax.Array):
     return self.latent_type.from_outputs(outputs, self.config.classes, self.config.unimix)
 
   def initial(self, batch: int) -> Recurrent:
@@ -201,7 +201,7 @@ class WorldModel:
       action=jnp.zeros((batch, self.action_size), jnp.float32),
     )
 
-  def encode_action(self, action: chex.Array) -> chex.Array:
+  def encode_action(self, action: jax.Array) -> jax.Array:
     """[...] int32 to one-hot, or [..., A] float32 to [-1, 1]; always [..., A] float32."""
     if isinstance(self.action_spec, specs.DiscreteArray):
       return jax.nn.one_hot(action, self.action_size)
@@ -209,41 +209,41 @@ class WorldModel:
                  (self.action_spec.minimum, self.action_spec.maximum))  # fmt: skip
     return (2 * (action - low) / (high - low) - 1).astype(jnp.float32)
 
-  def embed(self, params: Tree, observation: Tree) -> chex.Array:
+  def embed(self, params: Tree, observation: Tree) -> jax.Array:
     """[..., observation] to [..., hidden]."""
     flat = networks.flatten_observation(observation, self.observation_spec)
     return self._apply(params, 'encoder', flat)
 
-  def members(self, params: Tree, recurrent: Recurrent) -> chex.Array:
+  def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
     """[B, ...] to each member's next deterministic state, [K, B, H].
 
     All members read the same inputs, so the K matrices are one wide matrix to the compiler.
     """
     latent, action = recurrent
     inputs = jnp.concatenate([latent.stochastic, action.astype(self.dtype)], axis=-1)
-    step = lambda params: self._modules()['transition'].apply(
-      {'params': params}, latent.deterministic, inputs
+    step = lambda params: networks.apply(
+      self._modules()['transition'], params, latent.deterministic, inputs
     )
     return jax.vmap(step)(params['transition'])
 
-  def priors(self, params: Tree, members: chex.Array):
+  def priors(self, params: Tree, members: jax.Array):
     """[K, ..., H] to the members' beliefs about the next stochastic state, [K, ..., Z]."""
-    prior = lambda params, state: self._modules()['prior'].apply({'params': params}, state)
+    prior = lambda params, state: networks.apply(self._modules()['prior'], params, state)
     return self._belief(jax.vmap(prior)(params['prior'], members))
 
-  def posterior(self, params: Tree, deterministic: chex.Array, embedded: chex.Array):
+  def posterior(self, params: Tree, deterministic: jax.Array, embedded: jax.Array):
     """The belief about the stochastic state of a row that was seen, [..., Z]."""
     joined = jnp.concatenate([deterministic, embedded], axis=-1)
     return self._belief(self._apply(params, 'posterior', joined))
 
-  def clear(self, recurrent: Recurrent, first: chex.Array) -> Recurrent:
+  def clear(self, recurrent: Recurrent, first: jax.Array) -> Recurrent:
     """Zeros where a row is FIRST: nothing of the last episode reaches into the next."""
     keep = lambda x: jnp.where(first.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype)
     return jax.tree.map(keep, recurrent)
 
   def observe(
-    self, params: Tree, recurrent: Recurrent, embedded: chex.Array, first: chex.Array, noise
-  ) -> tuple[Latent, chex.Array, Any]:
+    self, params: Tree, recurrent: Recurrent, embedded: jax.Array, first: jax.Array, noise
+  ) -> tuple[Latent, jax.Array, Any]:
     """One row: [B, ...] to the latent, the members' states [K, B, H] and the posterior belief.
 
     Args:
@@ -259,28 +259,28 @@ class WorldModel:
     stochastic = belief.mode() if noise is None else belief.sample(noise)
     return Latent(deterministic, stochastic.astype(self.dtype)), members, belief
 
-  def noise(self, key: chex.PRNGKey) -> chex.Array:
+  def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Standard noise for one latent, [Z]."""
     return self.latent_type.noise(key, self.config.stochastic_size, self.config.classes)
 
-  def reward(self, params: Tree, features: chex.Array) -> distributions.TwoHot:
+  def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
     """[..., F] to a belief about the reward that arrived with this row."""
     return distributions.TwoHot.from_logits(
       self._apply(params, 'reward', features), self.config.bin_limit
     )
 
-  def discount(self, params: Tree, features: chex.Array) -> chex.Array:
+  def discount(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., F] to [...] float32, the probability that the episode goes on."""
     return jax.nn.sigmoid(self._apply(params, 'continue', features)[..., 0].astype(jnp.float32))
 
-  def action_mask(self, params: Tree, features: chex.Array) -> chex.Array:
+  def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., F] to [..., A] bool, the actions believed legal; all of them in a world without mask."""
     if not self.has_mask:
       return jnp.ones((*features.shape[:-1], self.action_size), bool)
     return self._apply(params, 'mask', features) > 0
 
   def understand(
-    self, params: Tree, keys: chex.PRNGKey, sequence: experience.Sequence
+    self, params: Tree, keys: jax.Array, sequence: experience.Sequence
   ) -> tuple[Posterior, Any, Any]:
     """Runs the model along real sequences.
 
@@ -311,7 +311,7 @@ class WorldModel:
     priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # hoisted out of the recurrence
     return Posterior(latent, priors.moments(), first), belief, priors
 
-  def _reconstruction(self, decoded: chex.Array, flat: chex.Array) -> chex.Array:
+  def _reconstruction(self, decoded: jax.Array, flat: jax.Array) -> jax.Array:
     """What each number of an observation costs, given symlog'd and as the decoder has it.
 
     A number whose spec bounds it to [0, 1] is a probability: its cost is the divergence from the
@@ -328,13 +328,15 @@ class WorldModel:
     """[F] bool, the numbers of a flattened observation that lie in [0, 1] by their spec."""
     leaves = jax.tree.leaves(networks.without_mask(self.observation_spec))
     bounded = lambda leaf: (
-      isinstance(leaf, specs.BoundedArray) and np.all(leaf.minimum == 0) and np.all(leaf.maximum == 1)
+      isinstance(leaf, specs.BoundedArray)
+      and np.all(leaf.minimum == 0)
+      and np.all(leaf.maximum == 1)
     )
     return np.concatenate([np.full(math.prod(leaf.shape), bounded(leaf)) for leaf in leaves])
 
   def loss(
-    self, params: Tree, keys: chex.PRNGKey, sequence: experience.Sequence
-  ) -> tuple[chex.Array, tuple[Posterior, dict[str, chex.Array]]]:
+    self, params: Tree, keys: jax.Array, sequence: experience.Sequence
+  ) -> tuple[jax.Array, tuple[Posterior, dict[str, jax.Array]]]:
     """Negative evidence bound of real sequences, in float32.
 
       reconstruction + reward + continue + mask
@@ -364,9 +366,10 @@ class WorldModel:
     logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
     goes_on = jax.nn.softplus(logits) - sequence.discount * logits
     mask = jnp.zeros_like(reward)
-    if self.has_mask:
+    legal_actions = networks.action_mask(sequence.observation)
+    if legal_actions is not None:
       logits = self._apply(params, 'mask', features).astype(jnp.float32)
-      legal = networks.action_mask(sequence.observation).astype(jnp.float32)
+      legal = legal_actions.astype(jnp.float32)
       mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
 
     stop = jax.lax.stop_gradient
@@ -396,7 +399,7 @@ class WorldModel:
     return loss, (stop(posterior), metrics)
 
 
-def bootstrap_mask(identity: chex.Array, num_members: int, share: float) -> chex.Array:
+def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
   """Which members learn from which sequences.
 
   Args:

@@ -37,9 +37,7 @@ def play(unroll, params, count):
   result = []
   for _ in range(count):
     key, unroll_key = jax.random.split(key)
-    state, sequence, episodes = unroll.unroll(
-      params, unroll_key, state, np.int32(5), np.int32(9)
-    )
+    state, sequence, episodes = unroll.unroll(params, unroll_key, state, np.int32(5), np.int32(9))
     result.append((jax.device_get(sequence), jax.device_get(episodes)))
   return result
 
@@ -111,7 +109,7 @@ def test_sequences_are_stamped(parts):
 
 
 def test_the_schema_is_that_of_a_stored_sequence(parts):
-  _, agent, unroll, params = parts
+  _, _, unroll, params = parts
   schema = rollout.sequence_schema(unroll, jax.eval_shape(lambda: params))
   stored = jax.tree.map(lambda x: x[0], play(unroll, params, 1)[0][0])
   assert jax.tree.map(lambda x: (x.shape, x.dtype), schema) == jax.tree.map(

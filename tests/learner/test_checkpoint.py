@@ -90,7 +90,7 @@ def test_a_save_that_was_cut_off_is_no_checkpoint(tmp_path):
 def test_another_configuration_is_refused_by_name(tmp_path):
   save(tmp_path, 3)
   other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((5, 3))}})
-  with pytest.raises(ValueError, match=r"kernel.*should be \(5, 3\) and is \(4, 3\)"):
+  with pytest.raises(ValueError, match=r'kernel.*should be \(5, 3\) and is \(4, 3\)'):
     checkpoint.Checkpointer(tmp_path).restore(other)
 
 

@@ -115,9 +115,7 @@ class Run:
       logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
       environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
       should_stop=stop.is_set,
-      config=actor.ActorConfig(
-        num_worlds=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01
-      ),
+      config=actor.ActorConfig(num_worlds=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
       actor_id=0,
       seed=3,
     )
@@ -234,5 +232,7 @@ def test_a_loss_that_is_not_finite_ends_the_node_by_name():
 
 def test_a_batch_that_does_not_divide_is_refused():
   config = learner_config.LearnerConfig(batch_size=30)
-  with pytest.raises(ValueError, match=r'learner.batch_size=30: does not divide over 8 devices; 32'):
+  with pytest.raises(
+    ValueError, match=r'learner.batch_size=30: does not divide over 8 devices; 32'
+  ):
     config.batch_per_device(8)
