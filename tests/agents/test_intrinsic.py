@@ -108,7 +108,7 @@ def test_both_averages_agree_after_the_first_update():
   np.testing.assert_allclose(drives.novelty_mean, 5.0, rtol=1e-5)
   np.testing.assert_allclose(drives.competence, 0.0, atol=1e-6)
   np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
-  assert int(state.count) == 1
+  assert int(state.num_updates) == 1
 
 
 def test_falling_novelty_is_competence_and_does_not_bore_while_averages_warm_up():
