@@ -3,11 +3,12 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
+from acme.utils.loggers import base as loggers
 
 from actors import rollout
 from replay import parameters
@@ -40,16 +41,6 @@ class ActorConfig:
       raise ValueError(f'actor.log_period={self.log_period!r}: must be positive seconds')
 
 
-class Logger(Protocol):
-  """Where numbers go."""
-
-  def write(self, values: dict[str, Any]) -> None:
-    """Takes one row."""
-
-  def close(self) -> None:
-    """Writes what is left."""
-
-
 class Actor:
   """Plays N worlds with the newest parameters, and writes what happened.
 
@@ -73,7 +64,7 @@ class Actor:
     unroll: rollout.Unroll,
     source: parameters.Source,
     writer: writer_lib.Writer,
-    logger: Logger,
+    logger: loggers.Logger,
     environment_step: Callable[[], int | None],
     should_stop: Callable[[], bool],
     config: ActorConfig,

@@ -10,6 +10,7 @@ import imageio.v2 as imageio
 import jax
 import numpy as np
 from absl import logging
+from acme.utils.loggers import base as loggers
 
 from actors import actor, rollout
 from actors.environments import environment as environment_lib
@@ -152,7 +153,7 @@ class Evaluator:
     *,
     play: Play,
     source: parameters.Source,
-    logger: actor.Logger,
+    logger: loggers.Logger,
     should_stop: Callable[[], bool],
     config: EvaluatorConfig,
     videos: pathlib.Path,

@@ -1,5 +1,6 @@
 """The presets: which sizes for which machine, and how long for which world."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 
@@ -9,13 +10,10 @@ from launch import config as launch_config
 from learner import config as learner_config
 from replay import tables
 
-LAPTOP_STEPS = {'catch': 45_000}
-"""Environment steps after which a world is learned on two cores; others get a million."""
-
 
 def laptop(environment: str) -> launch_config.ExperimentConfig:
   """Two CPU cores: a small model, its dreams short, its experience replayed often."""
-  return launch_config.ExperimentConfig(
+  config = launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=dreamer_config.DreamerConfig(
       deterministic_size=96,
@@ -45,8 +43,41 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     ),
     actor=actor.ActorConfig(num_actors=1, num_worlds=16, sequence_length=32),
     evaluator=evaluator.EvaluatorConfig(),
-    max_environment_steps=LAPTOP_STEPS.get(environment, 1_000_000),
+    max_environment_steps=45_000,
     accelerator=False,
+  )
+  return _laptop_grid_world(config) if environment == 'grid_world' else config
+
+
+def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
+  """Layouts are drawn anew in every episode: many must be seen, so each is replayed less often."""
+  return dataclasses.replace(
+    config,
+    agent=dataclasses.replace(
+      config.agent,
+      deterministic_size=128,
+      hidden_size=256,
+      encoder_layers=2,
+      input_levels=9,
+      latent='categorical',
+      stochastic_size=24,
+      classes=8,
+      dream_rows=4,
+      return_floor=0.3,
+    ),
+    replay=tables.ReplayConfig(
+      strata=(
+        tables.Stratum(name='frontier', max_size=2048, share=0.5),
+        tables.Stratum(name='episodic', max_size=20_000, share=0.5),
+      ),
+      replay_ratio=4.0,
+      warm_up=128,
+      max_in_flight=16,
+    ),
+    learner=dataclasses.replace(config.learner, batch_size=32),
+    actor=actor.ActorConfig(num_actors=1, num_worlds=32, sequence_length=16),
+    max_environment_steps=10_000_000,
+    max_minutes=60.0,
   )
 
 

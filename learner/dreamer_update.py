@@ -229,8 +229,9 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
 
     clean = intrinsic.clean_novelty(*posterior.moments)
     imagined = jnp.maximum(horizon, 1)
-    within = jnp.where(jnp.arange(agent_config.horizon_max + 1)[:, None] < imagined, 1.0, 0.0)
-    dream_mean = lambda x: jnp.sum(within * x) / (imagined * x.shape[1])
+    row = jnp.arange(agent_config.horizon_max + 1)[:, None]
+    within = (row >= 1) & (row <= horizon)  # row 0 was not dreamt
+    dream_mean = lambda x: jnp.sum(jnp.where(within, x, 0.0)) / (imagined * x.shape[1])
     metrics = {
       **{f'world_model/{name}': value for name, value in model_metrics.items()},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},

@@ -4,12 +4,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from acme.utils.loggers import base as loggers
 
 from learner import checkpoint as checkpoint_lib
 from learner import config as learner_config
@@ -18,16 +19,7 @@ from replay import parameters
 from replay import reader as reader_lib
 
 Tree = Any
-
-
-class Logger(Protocol):
-  """Where numbers go."""
-
-  def write(self, values: dict[str, Any]) -> None:
-    """Takes one row."""
-
-  def close(self) -> None:
-    """Writes what is left."""
+REPUBLISH_PERIOD = 5.0  # seconds without a batch
 
 
 class Learner:
@@ -64,7 +56,7 @@ class Learner:
     checkpointer: checkpoint_lib.Checkpointer,
     save_replay: Callable[[], Any],
     environment_step: Callable[[], int | None],
-    make_logger: Callable[[int], Logger],
+    make_logger: Callable[[int], loggers.Logger],
     should_stop: Callable[[], bool],
     max_environment_steps: int,
     steps_per_sequence: int,
@@ -122,9 +114,9 @@ class Learner:
     config = self._config
     window = _Window(self._step)
     pending: list[dict[str, jax.Array]] = []
-    saved = polled = time.monotonic()
+    saved = polled = published = time.monotonic()
     self._poll()
-    self._publish(final=False)
+    self._publish_surely(final=False)
     try:
       while not self._should_stop() and not self._finished:
         waited = time.monotonic()
@@ -136,11 +128,17 @@ class Learner:
           self._poll()
           polled = time.monotonic()
         if batch is None:
+          # Replay may have come back without parameters, and nobody acts without any.
+          if time.monotonic() - published > REPUBLISH_PERIOD:
+            published = time.monotonic()
+            self._publish_in(background)
           continue
         if pending:
           jax.block_until_ready(pending[-1])  # one update in flight, so batches are drawn in time
         self._state, metrics = self._update(self._state, batch)
-        self._first_update = self._first_update or time.monotonic()
+        if self._first_update is None:
+          self._first_update = time.monotonic()
+          window = _Window(self._step)  # what came before was starting up, not starving
         self._step += 1
         pending.append(metrics)
         if self._step % config.publish_period == 0:
@@ -160,7 +158,7 @@ class Learner:
       background.close()
     finished = self._finished
     self._save_state()
-    self._publish(final=finished)
+    self._publish_surely(final=finished)
     self._try_save_replay()
     self._checkpointer.wait()
     logger.close()
@@ -199,9 +197,14 @@ class Learner:
       params=params,
     )
 
-  def _publish(self, *, final: bool) -> None:
+  def _publish(self, *, final: bool) -> bool:
     params = jax.device_get(self._acting(self._state.params))
-    self._publisher.publish(self._make_snapshot(params, final))
+    return self._publisher.publish(self._make_snapshot(params, final))
+
+  def _publish_surely(self, *, final: bool) -> None:
+    """Publishes what others wait for, as often as it takes."""
+    while not self._publish(final=final) and not self._should_stop():
+      time.sleep(0.5)
 
   def _publish_in(self, background: '_Background') -> None:
     """Publishes without the loop waiting for the device or the server."""

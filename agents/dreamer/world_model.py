@@ -169,7 +169,7 @@ class WorldModel:
     )
     embedded = jnp.zeros((1, self.config.hidden_size))
     inputs = {
-      'encoder': (networks.flatten_observation(observation, self.observation_spec),),
+      'encoder': (self._inputs(observation),),
       'posterior': (jnp.concatenate([state, embedded], axis=-1),),
       'transition': (state, jnp.zeros((1, self.latent_size + self.action_size))),
       'prior': (state,),
@@ -211,8 +211,21 @@ class WorldModel:
 
   def embed(self, params: Tree, observation: Tree) -> jax.Array:
     """[..., observation] to [..., hidden]."""
+    return self._apply(params, 'encoder', self._inputs(observation))
+
+  def _inputs(self, observation: Tree) -> jax.Array:
+    """What the encoder reads: the flat observation, and its numbers in [0, 1] by levels.
+
+    A number between two levels is shared between them, as in two-hot. A network then sees at once
+    which of few values a number has, such as a coordinate of a small grid.
+    """
     flat = networks.flatten_observation(observation, self.observation_spec)
-    return self._apply(params, 'encoder', flat)
+    if not self.config.input_levels:
+      return flat
+    levels = jnp.linspace(0.0, 1.0, self.config.input_levels)
+    distance = jnp.abs(networks.symexp(flat[..., self._is_share()])[..., None] - levels)
+    shares = jax.nn.relu(1.0 - distance * (self.config.input_levels - 1))
+    return jnp.concatenate([flat, shares.reshape(*flat.shape[:-1], -1)], axis=-1)
 
   def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
     """[B, ...] to each member's next deterministic state, [K, B, H].

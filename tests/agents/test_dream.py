@@ -97,7 +97,7 @@ def numbered_posterior(num_rows=NUM_ROWS, batch=BATCH):
   return world_model.Posterior(latent, (), first), number
 
 
-@pytest.mark.parametrize('count', [None, 2])
+@pytest.mark.parametrize('count', [None, 5])
 def test_a_start_brings_the_rows_before_it(count):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool).at[2, 1].set(True)
@@ -244,9 +244,12 @@ def test_a_dream_follows_one_member_and_dreams_follow_all(
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   dreamt = rollout(changed, slow_critic, start, 4)
-  followed = np.rint(np.asarray(dreamt.features[WINDOW : WINDOW + 4, :, -size:]) / 100)
+  stochastic = np.asarray(dreamt.features[WINDOW : WINDOW + 4, :, -size:])
+  followed = np.rint(stochastic / 100)
   assert (followed == followed[:1, :, :1]).all()
   assert set(followed[0, :, 0]) == set(range(NUM_MEMBERS))
+  noise = stochastic - 100 * followed
+  assert len(np.unique(noise)) == noise.size  # fresh at every row of every dream
 
 
 def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, rollout, dreamt):
