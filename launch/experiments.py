@@ -64,6 +64,7 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       classes=8,
       dream_rows=4,
       return_floor=0.3,
+      novelty_scale=0.002,
     ),
     replay=tables.ReplayConfig(
       strata=(

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 
 from agents import networks
-from agents.dreamer import intrinsic, world_model
+from agents.dreamer import config, intrinsic, world_model
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -394,3 +395,14 @@ def test_moments_are_those_of_each_members_prior(model, params, sequence, unders
   np.testing.assert_allclose(priors.variance[:, 2], variances[:, 3, 2], rtol=1e-4, atol=1e-5)
   deterministic = posterior.latent.deterministic[3, 2]
   np.testing.assert_allclose(members[:, 2].mean(0), deterministic, rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_between_two_levels_is_shared_between_them():
+  spec = specs.BoundedArray((2,), np.float32, 0, 1)
+  tiny = config.DreamerConfig(
+    deterministic_size=4, hidden_size=8, stochastic_size=2, ensemble_size=2, input_levels=5
+  )
+  model = world_model.WorldModel(tiny, spec, specs.DiscreteArray(2))
+  inputs = model._inputs(jnp.array([[0.25, 0.875]], jnp.float32))
+  expected = [np.log1p(0.25), np.log1p(0.875), 0, 1, 0, 0, 0, 0, 0, 0, 0.5, 0.5]
+  np.testing.assert_allclose(inputs[0], expected, atol=1e-6)

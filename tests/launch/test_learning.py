@@ -1,0 +1,24 @@
+"""It learns: the main job from nothing to its score, as a person would run it."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_catch_is_learned(tmp_path, seed):
+  result = subprocess.run(
+    [HEPHAESTUS, 'train', '--preset', 'laptop', '--env', 'catch', '--seed', str(seed),
+     '--run', tmp_path / 'run'],
+    capture_output=True, text=True, timeout=1100,
+  )  # fmt: skip
+  assert result.returncode == 0, result.stderr
+  score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
+  assert float(score[1]) >= 0.9
