@@ -92,7 +92,7 @@ class ActorCritic:
   def _modules(self) -> dict[str, networks.MLP]:
     config = self.config
     mlp = lambda layers, size, scale: networks.MLP(
-      config.hidden_size, layers, size, scale, dtype=jnp.dtype(config.compute_dtype)
+      config.hidden_size, layers, size, scale, dtype=config.dtype
     )
     outputs = self.action_size if self.discrete else 2 * self.action_size
     return {

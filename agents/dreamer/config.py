@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from agents import distributions
 
 
@@ -105,3 +107,12 @@ class DreamerConfig:
       'dream_rows',
       'must be at least 1, or None for all rows',
     )
+
+  @property
+  def dtype(self):
+    """What the networks compute in.
+
+    Not looked up by its name: TensorFlow 2.8, once imported, answers to 'bfloat16' with a type of
+    its own that JAX does not know.
+    """
+    return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32

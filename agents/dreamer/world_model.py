@@ -109,7 +109,7 @@ class WorldModel:
 
   @property
   def dtype(self):
-    return jnp.dtype(self.config.compute_dtype)
+    return self.config.dtype
 
   @property
   def latent_type(self):

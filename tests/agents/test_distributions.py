@@ -32,7 +32,7 @@ def legal_among(mask):
 
 
 @few_examples
-@hypothesis.given(any_logits, any_mask, st.sampled_from(['float32', 'bfloat16']), st.booleans())
+@hypothesis.given(any_logits, any_mask, st.sampled_from([jnp.float32, jnp.bfloat16]), st.booleans())
 def test_an_illegal_action_is_never_chosen(logits, mask, dtype, mixed):
   chances = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
   gumbel = jax.random.gumbel(jax.random.key(0), (256, ACTIONS))
@@ -42,7 +42,7 @@ def test_an_illegal_action_is_never_chosen(logits, mask, dtype, mixed):
 
 
 @few_examples
-@hypothesis.given(any_logits, any_mask, st.sampled_from(['float32', 'bfloat16']), st.booleans())
+@hypothesis.given(any_logits, any_mask, st.sampled_from([jnp.float32, jnp.bfloat16]), st.booleans())
 def test_legal_actions_share_all_probability(logits, mask, dtype, mixed):
   chances = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
   legal = legal_among(mask)
@@ -161,7 +161,7 @@ def test_one_bound_for_all_axes_is_a_bound_for_each():
   np.testing.assert_allclose(one.entropy(), each.entropy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_wild_outputs_of_a_network_give_a_usable_squashed_policy(dtype):
   outputs = jnp.array([[1e30, -1e30, 1e30, -1e30]], dtype)
   chances = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
@@ -315,7 +315,7 @@ def two_hot(logits, limit=20.0):
   return distributions.TwoHot.from_logits(logits, limit)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(('bins', 'limit'), [(255, 20.0), (41, 6.0), (3, 1.0)])
 def test_equal_probabilities_are_exactly_zero(bins, limit, dtype):
   assert float(two_hot(jnp.zeros(bins, dtype), limit).mean()) == 0.0

@@ -23,9 +23,9 @@ def test_symlog_by_hand():
   np.testing.assert_allclose(networks.symlog(jnp.array([0.0, np.e - 1, 1 - np.e])), [0, 1, -1])
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_an_mlp_computes_in_its_dtype_on_float32_parameters(dtype):
-  mlp = networks.MLP(8, 2, 3, dtype=jnp.dtype(dtype))
+  mlp = networks.MLP(8, 2, 3, dtype=dtype)
   x = jnp.ones((2, 5), jnp.float32)
   variables = jax.eval_shape(mlp.init, jax.random.key(0), x)
   assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}

@@ -361,7 +361,7 @@ def test_bfloat16_computes_small_and_judges_in_float32(make_dreamer, make_params
   sequence = make_sequence(dreamer)
   gradient = jax.value_and_grad(model.loss, has_aux=True)
   (loss, (posterior, metrics)), grads = jax.eval_shape(gradient, params, KEYS, sequence)
-  assert {leaf.dtype for leaf in posterior.latent} == {jnp.dtype('bfloat16')}
+  assert {leaf.dtype for leaf in posterior.latent} == {jnp.dtype(jnp.bfloat16)}
   float32 = (params, loss, metrics, grads, posterior.moments)
   assert {leaf.dtype for leaf in jax.tree.leaves(float32)} == {jnp.dtype('float32')}
   heads = lambda features: (model.reward(params, features).mean(), model.discount(params, features))
