@@ -10,9 +10,10 @@ from launch import config, experiments, program
 from learner import dreamer_update
 
 
+@pytest.mark.parametrize('world', ['catch', 'grid_world'])
 @pytest.mark.parametrize('preset', experiments.PRESETS)
-def test_the_update_of_every_preset_can_be_built(preset):
-  made = config.override(experiments.PRESETS[preset]('catch'), ['agent.horizon_min=8'])
+def test_the_update_of_every_preset_can_be_built(preset, world):
+  made = config.override(experiments.PRESETS[preset](world), ['agent.horizon_min=8'])
   parts = program.make_parts(made)
   update = dreamer_update.make_update(parts.dreamer, made.learner)
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
