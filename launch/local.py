@@ -369,7 +369,6 @@ def evaluate(
   """
   if not (folder / CONFIG).exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   import jax
 
   from actors import evaluator

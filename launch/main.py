@@ -92,6 +92,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   from launch import local
 
   if arguments.episodes < 1:
@@ -116,7 +117,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  sys.path.insert(0, os.getcwd())  # where a user's own worlds are
+  sys.path.append(os.getcwd())  # where a user's own worlds are; last, lest its folders hide ours
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)

@@ -1,6 +1,7 @@
 """Saves and restores one replica of a train state, checked and in the background, with Orbax."""
 
 import hashlib
+import logging as levels
 import pathlib
 from typing import Any, NamedTuple
 
@@ -25,6 +26,11 @@ class Restored(NamedTuple):
 
   state: Tree
   step: int
+
+
+def _is_ours(record: Any) -> bool:
+  """False for Orbax's dozens of lines about each save, unless something went wrong."""
+  return 'orbax' not in record.pathname or record.levelno >= levels.ERROR
 
 
 def _is_key(leaf: Any) -> bool:
@@ -60,6 +66,7 @@ class Checkpointer:
 
   def __init__(self, directory: pathlib.Path, *, read_only: bool = False):
     """Opens `directory`, and makes it unless `read_only`: then a run may be writing to it."""
+    logging.get_absl_logger().addFilter(_is_ours)
     self._read_only = read_only
     options = (
       ocp.CheckpointManagerOptions(read_only=True)
