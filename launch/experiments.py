@@ -62,6 +62,8 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       dynamics_scale=0.1,  # at 1, no code for the layout is ever found: see docs/design.md
       dream_rows=4,
       return_floor=0.3,
+      entropy_scale=0.02,
+      warm_up_updates=1500,  # woken at 200, the actor collapsed on a model that knew nothing
       novelty_scale=0.002,
     ),
     replay=tables.ReplayConfig(
