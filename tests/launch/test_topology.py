@@ -73,7 +73,7 @@ class Launch:
     return started[-1]['pid'] if started else None
 
   def kill(self, node):
-    """Kills a node and waits until another has taken its place; returns the old metrics' end."""
+    """Kills a node and waits until another has taken its place."""
     before = self.pid(node)
     os.kill(before, signal.SIGKILL)
     self.wait_for(lambda: self.pid(node) != before, f'another {node}')
