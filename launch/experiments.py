@@ -57,26 +57,26 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       config.agent,
       deterministic_size=128,
       hidden_size=192,
-      encoder_layers=2,
-      input_levels=9,
+      levels=9,
       dynamics_scale=0.1,  # at 1, no code for the layout is ever found: see docs/design.md
-      dream_rows=4,
+      dream_rows=2,
       return_floor=0.3,
       entropy_scale=0.02,
-      warm_up_updates=1500,  # woken at 200, the actor collapsed on a model that knew nothing
+      warm_up_updates=500,
       novelty_scale=0.002,
     ),
     replay=tables.ReplayConfig(
       strata=(
-        tables.Stratum(name='frontier', max_size=2048, share=0.5),
-        tables.Stratum(name='episodic', max_size=20_000, share=0.5),
+        tables.Stratum(name='frontier', max_size=4096, share=0.5),
+        tables.Stratum(name='episodic', max_size=40_000, share=0.5),
       ),
       replay_ratio=4.0,
-      warm_up=128,
+      warm_up=256,
       max_in_flight=16,
     ),
-    learner=dataclasses.replace(config.learner, batch_size=32),
-    actor=actor.ActorConfig(num_actors=1, num_worlds=32, sequence_length=16),
+    # Short sequences of many worlds: a batch then shows twice as many layouts.
+    learner=dataclasses.replace(config.learner, batch_size=64, model_learning_rate=2e-3),
+    actor=actor.ActorConfig(num_actors=1, num_worlds=64, sequence_length=8),
     max_environment_steps=10_000_000,
     max_minutes=60.0,
   )

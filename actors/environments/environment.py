@@ -119,6 +119,28 @@ class Environment(abc.ABC):
     return None
 
 
+class MapSpec(specs.BoundedArray):
+  """A vector in [0, 1] whose first numbers are the cells of a map, row by row, and whose last two
+  are a place on it: row and column, over the index of the last row and of the last column.
+
+  A cell of 0 is empty. An agent may make use of this, or take it for any other vector.
+  """
+
+  def __init__(
+    self, shape: tuple[int], dtype: Any, map_shape: tuple[int, int], name: str | None = None
+  ):
+    """Args: `shape`, `dtype` and `name` as of any spec; `map_shape`: rows and columns."""
+    super().__init__(shape, dtype, minimum=0.0, maximum=1.0, name=name)
+    self._map_shape = map_shape
+
+  @property
+  def map_shape(self) -> tuple[int, int]:
+    return self._map_shape
+
+  def __reduce__(self):
+    return type(self), (self.shape, self.dtype, self.map_shape, self.name)
+
+
 def check(environment: Environment) -> None:
   """Refuses a world that contradicts itself, by tracing its shapes; no array is made.
 

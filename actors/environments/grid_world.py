@@ -87,9 +87,11 @@ class GridWorld(environment.Environment):
       raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
 
   @property
-  def observation_spec(self) -> specs.BoundedArray:
+  def observation_spec(self) -> environment.MapSpec:
     num_values = self.size**2 + NUM_TYPES + 2
-    return specs.BoundedArray((num_values,), np.float32, 0.0, 1.0, 'cells_inventory_position')
+    return environment.MapSpec(
+      (num_values,), np.float32, (self.size, self.size), 'cells_inventory_position'
+    )
 
   @property
   def action_spec(self) -> specs.DiscreteArray:

@@ -3,7 +3,7 @@
     score_i = MLP([f_i, novelty_i])      w = softmax(score)      context = sum_i w_i f_i
     actor([f_t, context_t])              critic([f_t, context_t])
 
-The window of the last W features is pooled in acting, in dreams and in replay alike; rows before
+In a world with a map, all three also read it as seen from the agent: see `sight`. The window of the last W features is pooled in acting, in dreams and in replay alike; rows before
 an episode's FIRST are left out.
 """
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from agents import distributions, networks, returns
+from agents import distributions, networks, returns, sight
 from agents.dreamer import config as dreamer_config
 
 Tree = Any
@@ -78,12 +78,14 @@ class ActorCritic:
     action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
     feature_size: F, of the world model.
     action_size: A, of the world model's encoded action.
+    sight: of the world model.
   """
 
   config: dreamer_config.DreamerConfig
   action_spec: specs.Array
   feature_size: int
   action_size: int
+  sight: sight.Sight
 
   @property
   def discrete(self) -> bool:
@@ -105,9 +107,10 @@ class ActorCritic:
     """Parameters, float32, of 'salience', 'actor' and 'critic'."""
     modules = self._modules()
     keys = jax.random.split(key, len(modules))
-    sizes = {'salience': self.feature_size + 1}
+    beside = {'salience': 1, 'actor': self.feature_size, 'critic': self.feature_size}
+    size = self.feature_size + self.sight.view_size
     return {
-      name: module.init(key, jnp.zeros((1, sizes.get(name, 2 * self.feature_size))))['params']
+      name: module.init(key, jnp.zeros((1, size + beside[name])))['params']
       for key, (name, module) in zip(keys, modules.items(), strict=True)
     }
 
@@ -117,8 +120,13 @@ class ActorCritic:
   def scores(self, params: Tree, features: jax.Array, novelty: jax.Array) -> jax.Array:
     """[..., F] features and [...] novelty to [...] float32 salience."""
     novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
-    joined = jnp.concatenate([features, novelty], axis=-1)
+    joined = self._join(features, novelty)
     return self._apply(params, 'salience', joined)[..., 0].astype(jnp.float32)
+
+  def _join(self, features: jax.Array, beside: jax.Array) -> jax.Array:
+    """What a network reads: features, the map in them as seen from the agent, and one thing more."""
+    seen = features[..., self.feature_size - self.sight.size :]
+    return jnp.concatenate([features, self.sight.view(seen), beside], axis=-1)
 
   def pool(self, window: Window) -> jax.Array:
     """[W, B, ...] to the context of the newest row, [B, F]."""
@@ -145,7 +153,7 @@ class ActorCritic:
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., F] context."""
-    outputs = self._apply(params, 'actor', jnp.concatenate([features, context], axis=-1))
+    outputs = self._apply(params, 'actor', self._join(features, context))
     if self.discrete:
       return distributions.MaskedCategorical.from_logits(outputs, mask, self.config.unimix)
     low, high = self.action_spec.minimum, self.action_spec.maximum
@@ -163,9 +171,8 @@ class ActorCritic:
 
   def value(self, params: Tree, features: jax.Array, context: jax.Array) -> distributions.TwoHot:
     """The belief about the return from [..., F] features with [..., F] context."""
-    joined = jnp.concatenate([features, context], axis=-1)
     return distributions.TwoHot.from_logits(
-      self._apply(params, 'critic', joined), self.config.bin_limit
+      self._apply(params, 'critic', self._join(features, context)), self.config.bin_limit
     )
 
   def loss(

@@ -51,7 +51,9 @@ def make_dreamer(
 ) -> Dreamer:
   """Builds the agent for one environment's specs."""
   model = world_model.WorldModel(config, observation_spec, action_spec)
-  policy = actor_critic.ActorCritic(config, action_spec, model.feature_size, model.action_size)
+  policy = actor_critic.ActorCritic(
+    config, action_spec, model.feature_size, model.action_size, model.sight
+  )
   novelty_of = intrinsic.NOVELTIES[config.novelty]
 
   def init_params(key: chex.PRNGKey) -> Tree:
@@ -80,9 +82,10 @@ def make_dreamer(
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == world_model.FIRST
     embedded = model.embed(params['world_model'], timestep.observation)
+    seen = model.look(timestep.observation)
     noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_worlds))
     latent, members, _ = model.observe(
-      params['world_model'], state.recurrent, embedded, first, None if greedy else noise
+      params['world_model'], state.recurrent, embedded, seen, first, None if greedy else noise
     )
     novelty = novelty_of(*model.priors(params['world_model'], members).moments())
 

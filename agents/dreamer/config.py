@@ -22,7 +22,7 @@ class DreamerConfig:
   classes: int = 32  # of each latent; read by the categorical latent only
   hidden_size: int = 512
   encoder_layers: int = 2
-  input_levels: int = 0  # that a number in [0, 1] is also shown as; 0: as a number only
+  levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: as a number only
   ensemble_size: int = 5
   bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
   free_nats: float = 1.0
@@ -85,9 +85,7 @@ class DreamerConfig:
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
-    check(
-      self.input_levels != 1 and self.input_levels >= 0, 'input_levels', 'must be 0, or at least 2'
-    )
+    check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')

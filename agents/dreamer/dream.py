@@ -107,7 +107,7 @@ def rollout(
     return actor_critic.pool(ac.Window(last['features'], last['scores'], last['episode']))
 
   context = context_at(buffers, 0)
-  mask = model.action_mask(model_params, features)
+  mask = model.action_mask(model_params, latent.belief)
   judge = lambda features, context: actor_critic.value(
     {'critic': slow_critic}, features, context
   ).mean()
@@ -128,13 +128,15 @@ def rollout(
     action, choice = actor_critic.sample(policy, jax.vmap(actor_critic.noise)(noise_keys[:, 0]))
 
     recurrent = world_model.Recurrent(latent, model.encode_action(action))
+    seen_before = latent.seen
     members = model.members(model_params, recurrent)
     deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
     priors = model.priors(model_params, members)
     novelty = novelty_of(*priors.moments())
     belief = jax.tree.map(lambda x: x[member, jnp.arange(batch)], priors)
     stochastic = belief.sample(jax.vmap(model.noise)(noise_keys[:, 1]))
-    latent = world_model.Latent(deterministic, stochastic.astype(model.dtype))
+    latent = world_model.Latent(deterministic, stochastic.astype(model.dtype), latent.seen)
+    latent = latent._replace(seen=model.imagine(model_params, latent.belief))
 
     features = latent.features
     new = {
@@ -146,15 +148,16 @@ def rollout(
     buffers = buffers | {name: put(buffers[name], x, window + t, 0) for name, x in new.items()}
     context = context_at(buffers, t + 1)
     arrived = {
-      'reward': model.reward(model_params, features).mean(),
-      'discount': model.discount(model_params, features),
+      'reward': model.reward(model_params, latent.belief, seen_before, recurrent.action).mean(),
+      'discount': model.discount(model_params, latent.belief),
       'value': judge(features, context),
     }
     decided = {'choice': choice, 'mask': mask}
     outputs = {name: put(outputs[name], x, t, 0) for name, x in decided.items()} | {
       name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()
     }
-    return latent, context, model.action_mask(model_params, features), buffers, outputs
+    mask = model.action_mask(model_params, latent.belief)
+    return latent, context, mask, buffers, outputs
 
   carry = (latent, context, mask, buffers, outputs)
   *_, buffers, outputs = jax.lax.fori_loop(0, horizon, step, carry)

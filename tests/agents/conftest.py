@@ -1,4 +1,4 @@
-"""Three tiny worlds, and the agents, parameters and sequences that live in them."""
+"""Four tiny worlds, and the agents, parameters and sequences that live in them."""
 
 import functools
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from actors.environments import environment
 from agents import experience, networks
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
@@ -29,6 +30,8 @@ WORLDS = {
     specs.Array((5,), np.float32),
     specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
   ),
+  # Six cells, a purse, and a place.
+  'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
 }
 
 # Three streams, [T, B]: one episode terminates at row 3, one is cut off at row 2, and the last
@@ -69,6 +72,8 @@ def make_dreamer():
       'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'rows_per_chunk': 2,
       'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32',
     }  # fmt: skip
+    if world == 'map':
+      tiny['levels'] = 5
     config = dreamer_config.DreamerConfig(**tiny | changes)
     return dreamer_agent.make_dreamer(config, *WORLDS[world])
 

@@ -183,7 +183,8 @@ def test_worlds_side_by_side_are_strangers(make_dreamer, make_params, act, arriv
 
 
 @pytest.mark.parametrize(
-  ('world', 'greedy'), [('masked', True), ('masked', False), ('continuous', True)]
+  ('world', 'greedy'),
+  [('masked', True), ('masked', False), ('continuous', True), ('map', True)],
 )
 def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
   """The likelihood that acting reports is the one training computes over whole sequences."""
@@ -192,7 +193,8 @@ def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
   features, novelty = states.features[1:, -1], states.novelty[1:, -1]
   first = sequence.step_type == FIRST
   size = dreamer.config.deterministic_size
-  latent = world_model.Latent(features[..., :size], features[..., size:])
+  seen = features.shape[-1] - dreamer.model.sight.size
+  latent = world_model.Latent(*jnp.split(features, [size, seen], axis=-1))
   past = dream.past(world_model.Posterior(latent, (), first), novelty, WINDOW)
 
   @jax.jit

@@ -83,7 +83,7 @@ def latent_at(dreamer, dreamt, row):
   """The latents at one row of a dream; row 0 is the start."""
   features = dreamt.features[WINDOW - 1 + row]
   size = dreamer.config.deterministic_size
-  return world_model.Latent(features[:, :size], features[:, size:])
+  return world_model.Latent(features[:, :size], features[:, size:], features[:, :0])
 
 
 # Where dreams begin.
@@ -93,7 +93,7 @@ def numbered_posterior(num_rows=NUM_ROWS, batch=BATCH):
   """Every feature says which row of which sequence it comes from: 100 b + t, for t from 1."""
   number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_rows + 1)[:, None]
   first = jnp.zeros((num_rows, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
-  latent = world_model.Latent(number[..., None], -number[..., None])
+  latent = world_model.Latent(number[..., None], -number[..., None], jnp.zeros((*number.shape, 0)))
   return world_model.Posterior(latent, (), first), number
 
 
@@ -189,7 +189,7 @@ def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_cr
     scores = policy.scores(params['actor_critic'], dreamt.features, dreamt.novelty)
     context = policy.pool_rows(ac.Window(dreamt.features, scores, dreamt.episode))
     return (
-      model.reward(params['world_model'], features).mean(),
+      model.reward(params['world_model'], features, features[..., :0], features[..., :0]).mean(),
       model.discount(params['world_model'], features),
       policy.value({'critic': slow_critic}, features, context).mean(),
       model.action_mask(params['world_model'], features),

@@ -116,7 +116,9 @@ def test_a_world_without_mask_has_no_mask_head_and_all_actions_are_legal(make_dr
 
 def test_fresh_heads_predict_no_reward_and_are_unsure_of_the_end(model, fresh):
   features = jax.random.normal(jax.random.key(1), (4, model.feature_size))
-  np.testing.assert_array_equal(model.reward(fresh, features).mean(), np.zeros(4))
+  nothing = features[:, :0]
+  reward = model.reward(fresh, features, nothing, nothing)
+  np.testing.assert_array_equal(reward.mean(), np.zeros(4))
   discount = model.discount(fresh, features)
   assert (discount > 0.02).all() and (discount < 0.98).all()
 
@@ -364,7 +366,10 @@ def test_bfloat16_computes_small_and_judges_in_float32(make_dreamer, make_params
   assert {leaf.dtype for leaf in posterior.latent} == {jnp.dtype(jnp.bfloat16)}
   float32 = (params, loss, metrics, grads, posterior.moments)
   assert {leaf.dtype for leaf in jax.tree.leaves(float32)} == {jnp.dtype('float32')}
-  heads = lambda features: (model.reward(params, features).mean(), model.discount(params, features))
+  heads = lambda features: (
+    model.reward(params, features, features[:, :0], features[:, :0]).mean(),
+    model.discount(params, features),
+  )
   features = jax.ShapeDtypeStruct((2, model.feature_size), jnp.bfloat16)
   assert {head.dtype for head in jax.eval_shape(heads, features)} == {jnp.dtype('float32')}
 
@@ -400,7 +405,7 @@ def test_moments_are_those_of_each_members_prior(model, params, sequence, unders
 def test_a_number_between_two_levels_is_shared_between_them():
   spec = specs.BoundedArray((2,), np.float32, 0, 1)
   tiny = config.DreamerConfig(
-    deterministic_size=4, hidden_size=8, stochastic_size=2, ensemble_size=2, input_levels=5
+    deterministic_size=4, hidden_size=8, stochastic_size=2, ensemble_size=2, levels=5
   )
   model = world_model.WorldModel(tiny, spec, specs.DiscreteArray(2))
   inputs = model._inputs(jnp.array([[0.25, 0.875]], jnp.float32))

@@ -1,4 +1,5 @@
 import functools
+import pickle
 
 import hypothesis
 import hypothesis.strategies as st
@@ -112,6 +113,13 @@ def test_the_observation_reads_cells_then_inventory_then_position():
   inventory = [0, 0, 1 / 3, 0, 0, 0, 0, 0]
   np.testing.assert_allclose(timestep.observation, cells + inventory + [1 / 2, 1 / 2], rtol=1e-6)
   assert grid_world.GridWorld().observation_spec.shape == (266,)
+
+
+def test_the_spec_tells_of_the_map_and_keeps_telling_when_copied():
+  spec = grid_world.GridWorld(size=8).observation_spec
+  for copy in (spec, pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
+    assert copy.map_shape == (8, 8) and copy.shape == (74,)
+    assert (copy.minimum == 0).all() and (copy.maximum == 1).all()
 
 
 def distinct_after_bfloat16(values):

@@ -1,0 +1,116 @@
+"""Sight: the map that a world shows, seen from where the agent stands on it.
+
+A flat network has to learn for every place of a map on its own what lies beside it. So where an
+observation says which of its numbers are a map and a place on it, these are carried beside the
+belief, real while awake and decoded while dreaming, and shown to policy, value and reward moved
+so that the agent stands in the middle.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Sight:
+  """How a map is carried and shown.
+
+  What is carried, `seen`, is [..., S]: the R x C cells row by row, then row and column of the
+  agent over R - 1 and C - 1, all in [0, 1]. Without a map S is 0, and so is all that is shown.
+
+  Attributes:
+    map_shape: (R, C), or (0, 0) without a map.
+    levels: that cells are told apart by; a cell below half a level is empty.
+  """
+
+  map_shape: tuple[int, int]
+  levels: int
+
+  @classmethod
+  def of(cls, observation_spec: Any, levels: int) -> 'Sight':
+    """What a world shows: a map if the spec of its observation has a `map_shape`.
+
+    Numbers are told apart by levels, so without levels no map is seen.
+    """
+    map_shape = getattr(observation_spec, 'map_shape', None)
+    return cls(map_shape if map_shape and levels else (0, 0), levels)
+
+  @property
+  def _num_cells(self) -> int:
+    return math.prod(self.map_shape)
+
+  @property
+  def size(self) -> int:
+    """S."""
+    return self._num_cells + 2 if self._num_cells else 0
+
+  @property
+  def view_size(self) -> int:
+    """V = 2 (2 R - 1) (2 C - 1)."""
+    return 2 * math.prod(2 * length - 1 for length in self.map_shape) if self.size else 0
+
+  @property
+  def glance_size(self) -> int:
+    """G = R + C + 1."""
+    return sum(self.map_shape) + 1 if self.size else 0
+
+  def pick(self, observation: jax.Array) -> jax.Array:
+    """[..., O] observed numbers, the map first and the place last, to [..., S]."""
+    if not self.size:
+      return observation[..., :0]
+    return jnp.concatenate([observation[..., : self._num_cells], observation[..., -2:]], axis=-1)
+
+  def view(self, seen: jax.Array) -> jax.Array:
+    """[..., S] to [..., V]: each cell's number, and whether it is empty, with the agent centred."""
+    if not self.size:
+      return seen
+    rows, columns = self.map_shape
+    cells, place = self._split(seen.reshape(-1, self.size))
+    shown = jnp.stack([cells, self._filled(cells)], axis=-1)
+    around = ((0, 0), (rows - 1, rows - 1), (columns - 1, columns - 1), (0, 0))
+    window = (2 * rows - 1, 2 * columns - 1, 2)
+    # Along a map with a margin, the window that begins at the agent's place is centred on it.
+    cut = lambda shown, place: jax.lax.dynamic_slice(shown, (*place, 0), window)
+    return jax.vmap(cut)(jnp.pad(shown, around), place).reshape(*seen.shape[:-1], self.view_size)
+
+  def glance(self, seen: jax.Array) -> jax.Array:
+    """[..., S] to [..., G]: row and column of the agent as one-hot, and whether its cell is filled.
+
+    The little of the view that decides what a step leads to.
+    """
+    if not self.size:
+      return seen
+    cells, place = self._split(seen)
+    row, column = (
+      jax.nn.one_hot(place[..., axis], length, dtype=seen.dtype)
+      for axis, length in enumerate(self.map_shape)
+    )
+    here = jnp.einsum('...rc,...r,...c->...', self._filled(cells), row, column)
+    return jnp.concatenate([row, column, here[..., None]], axis=-1)
+
+  def _split(self, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[..., S] to [..., R, C] cells and the place, [..., 2] int32."""
+    cells = seen[..., : self._num_cells].reshape(*seen.shape[:-1], *self.map_shape)
+    furthest = np.array(self.map_shape) - 1
+    place = jnp.round(seen[..., -2:].astype(jnp.float32) * furthest).astype(jnp.int32)
+    return cells, place
+
+  def _filled(self, cells: jax.Array) -> jax.Array:
+    return (cells > 0.5 / (self.levels - 1)).astype(cells.dtype)
+
+
+def most_likely(logits: jax.Array) -> jax.Array:
+  """[..., L] logits of L levels to the number in [0, 1] they most likely mean, [...] float32.
+
+  A number between two levels is two-hot, so its mean over the best level and those beside it. Not
+  the mean over all: between two far apart levels it would be a number that neither means.
+  """
+  levels = logits.shape[-1]
+  level = jnp.arange(levels)
+  near = jnp.abs(level - jnp.argmax(logits, axis=-1)[..., None]) <= 1
+  shares = jax.nn.softmax(jnp.where(near, logits.astype(jnp.float32), -jnp.inf), axis=-1)
+  return jnp.sum(shares * level, axis=-1) / (levels - 1)
