@@ -74,7 +74,8 @@ class Trainer:
     return self
 
   def step(self, batch):
-    shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
+    count = len(self.devices)
+    shard = lambda x: x.reshape(count, len(x) // count, *x.shape[1:])
     self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
     return {name: float(value[0]) for name, value in metrics.items()}
 

@@ -21,10 +21,14 @@ class Step(NamedTuple):
 
 @pytest.fixture(scope='session')
 def schema():
-  """A sequence that says which one it is: {'rows': Step([4], [4, 8]), 'identity': []}."""
+  """A sequence that says which one it is: {'rows': Step([4], [4, 8]), 'identity': [], 'seen': [0]}.
+
+  A leaf without elements is what an agent stores of a world that lacks something.
+  """
   return {
     'rows': Step(jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((4, 8), np.float32)),
     'identity': jax.ShapeDtypeStruct((), np.int32),
+    'seen': jax.ShapeDtypeStruct((0,), np.float32),
   }
 
 
@@ -35,7 +39,10 @@ def make_sequences():
   def make(start, stop):
     identity = np.arange(start, stop, dtype=np.int32)
     noise = np.random.default_rng(start).normal(size=(stop - start, 4, 8)).astype(np.float32)
-    return {'rows': Step(np.repeat(identity[:, None], 4, 1), noise), 'identity': identity}
+    seen = np.zeros((stop - start, 0), np.float32)
+    return {
+      'rows': Step(np.repeat(identity[:, None], 4, 1), noise), 'identity': identity, 'seen': seen
+    }  # fmt: skip
 
   return make
 
