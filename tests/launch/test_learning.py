@@ -12,13 +12,26 @@ HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize('seed', [0, 1, 2])
-def test_catch_is_learned(tmp_path, seed):
+@pytest.mark.parametrize(
+  ('world', 'options', 'seed', 'least'),
+  [
+    ('catch', (), 0, 0.9),
+    ('catch', (), 1, 0.9),
+    ('catch', (), 2, 0.9),
+    (
+      'grid_world',
+      ('--steps', '200000', '--set', 'environment.size=8', 'environment.num_resources=8'),
+      0,
+      0.6,
+    ),
+  ],
+)
+def test_a_world_is_learned(tmp_path, world, options, seed, least):
   result = subprocess.run(
-    [HEPHAESTUS, 'train', '--preset', 'laptop', '--env', 'catch', '--seed', str(seed),
-     '--run', tmp_path / 'run'],
+    [HEPHAESTUS, 'train', '--preset', 'laptop', '--env', world, '--seed', str(seed),
+     '--run', tmp_path / 'run', *options],
     capture_output=True, text=True, timeout=1100,
   )  # fmt: skip
   assert result.returncode == 0, result.stderr
   score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
-  assert float(score[1]) >= 0.9
+  assert float(score[1]) >= least
