@@ -55,13 +55,19 @@ class FusedState(NamedTuple):
 class Fused:
   """Unroll and update, several times over, as one program on some devices.
 
-  Compiled when it is made, so a second trace is impossible: other shapes are an error.
+  `compile` comes before `iterate`: what is compiled cannot be traced again, so other shapes are an
+  error.
 
   Args:
     update: of the agent.
     acting_params: params -> what acts.
     worlds: of each device.
     devices: that share the worlds.
+
+  Attributes:
+    steps_per_update: of all worlds.
+    devices: as given.
+    scale: of the update.
   """
 
   def __init__(
@@ -73,7 +79,8 @@ class Fused:
   ):
     self._update = update
     self._worlds = worlds
-    self._devices = devices
+    self.devices = devices
+    self.scale = update.scale
     self.steps_per_update = worlds.num_worlds * worlds.num_steps
 
     def iterate(state: FusedState) -> tuple[FusedState, dict[str, jax.Array]]:
@@ -104,20 +111,27 @@ class Fused:
       sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
       return jax.lax.fori_loop(0, count, body, (state, sums))
 
-    mapped = jax.pmap(call, axis_name=DEVICES, in_axes=(0, None), donate_argnums=0, devices=devices)
-    replicated = jax.eval_shape(self._spread, self.shapes())
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    self._call = mapped.lower(replicated, count).compile()
+    self._mapped = jax.pmap(
+      call, axis_name=DEVICES, in_axes=(0, None), donate_argnums=0, devices=devices
+    )
+    self._call: Any = None
     # A copy: the state itself is donated to the next call.
     self._gather = jax.jit(self._gathered)
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
     )
 
+  def compile(self) -> int:
+    """Compiles what `iterate` runs; says how many bytes it takes on each device."""
+    state = jax.eval_shape(self._spread, self.shapes())
+    self._call = self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    used = self._call.memory_analysis()
+    return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
+
   def init(self, key: chex.PRNGKey) -> FusedState:
     """A whole run's state at its beginning: one replica of what is equal, and all the worlds."""
     train_key, unroll_key, worlds_key = jax.random.split(key, 3)
-    worlds = jax.vmap(self._worlds.init)(jax.random.split(worlds_key, len(self._devices)))
+    worlds = jax.vmap(self._worlds.init)(jax.random.split(worlds_key, len(self.devices)))
     worlds = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), worlds)
     return FusedState(self._update.init(train_key), unroll_key, worlds)
 
@@ -126,7 +140,7 @@ class Fused:
     return jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0)))
 
   def _spread(self, state: FusedState) -> FusedState:
-    count = len(self._devices)
+    count = len(self.devices)
     copy = lambda x: jnp.broadcast_to(x, (count, *x.shape))
     share = lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:])
     return FusedState(
@@ -143,8 +157,8 @@ class Fused:
   def place(self, state: FusedState) -> FusedState:
     """A whole run's state, put on the devices."""
     state = jax.jit(self._spread)(state)
-    slices = [jax.tree.map(lambda x, i=i: x[i], state) for i in range(len(self._devices))]
-    return jax.device_put_sharded(slices, self._devices)
+    slices = [jax.tree.map(lambda x, i=i: x[i], state) for i in range(len(self.devices))]
+    return jax.device_put_sharded(slices, self.devices)
 
   def gather(self, state: FusedState) -> FusedState:
     """What `place` was given, as it has become: what a checkpoint holds."""
