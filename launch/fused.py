@@ -83,10 +83,9 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
     folder: of the run, opened.
 
   Returns:
-    The exit code, 0.
+    The exit code: 0 when learned or stopped, 1 when its numbers were no longer finite.
   """
-  _prepare_jax(config)
-  logging.set_verbosity(logging.WARNING)  # what nodes log goes to files, and here is the terminal
+  _prepare_process(config)
   environment, ppo = make_ppo(config)
   agent_config, learner_config = config.ppo()
   with local.only_one(folder), _interrupts() as stop:
@@ -140,9 +139,15 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       seed=config.seed,
       entropy_scale=agent_config.entropy_scale,
     )
-    finished = run.run()
-    for logger in (*loggers.values(), events):
-      logger.close()
+    try:
+      finished = run.run()
+    except FloatingPointError as error:
+      progress.end()
+      print(error, flush=True)
+      return 1
+    finally:
+      for logger in (*loggers.values(), events):
+        logger.close()
   progress.end()
   print(local.summary(folder) if finished else _farewell(folder), flush=True)
   return 0
@@ -164,8 +169,9 @@ def _describe(
   )
 
 
-def _prepare_jax(config: launch_config.ExperimentConfig) -> None:
+def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   """What other runs tell their nodes by the environment; here JAX is imported already."""
+  logging.set_verbosity(logging.WARNING)  # what nodes log goes to files, and here is the terminal
   for name, value in local.COMMON.items():
     os.environ.setdefault(name, value)
   if not config.accelerator:

@@ -251,17 +251,20 @@ class Run:
           began += time.monotonic() - (next_score - self._score_period)
         called = time.monotonic()
         count = max(1, int(SECONDS_PER_CALL / seconds_per_update))
-        count = min(count, self._config.log_period - pending, self._last_step - self._step)
+        # Rows end at multiples of the period, so those of a run that goes on are the same.
+        period = self._config.log_period
+        count = min(count, period - self._step % period, self._last_step - self._step)
         self._state, metrics = self._fused.iterate(self._state, count)
-        for name, value in jax.device_get(jax.tree.map(lambda x: x[0], metrics)).items():
+        values = jax.device_get(jax.tree.map(lambda x: x[0], metrics))
+        _check_finite(values, self._step)  # before anything of it is saved
+        for name, value in values.items():
           sums[name] += float(value)
         seconds_per_update = (time.monotonic() - called) / count
         self._step += count
         pending += count
-        if pending == self._config.log_period or self._step == self._last_step:
+        if self._step % period == 0 or self._step == self._last_step:
           row = self._row(sums, pending, time.monotonic() - began)
           logger.write(row)
-          _check_finite(row)
           self._advice.look(row)
           sums.clear()
           pending, began = 0, time.monotonic()
@@ -377,10 +380,10 @@ class Advice:
       self._say(text)
 
 
-def _check_finite(row: Mapping[str, Any]) -> None:
-  broken = [name for name, value in row.items() if value is not None and not np.isfinite(value)]
+def _check_finite(values: Mapping[str, Any], step: int) -> None:
+  broken = [name for name, value in values.items() if not np.isfinite(value)]
   if broken:
     raise FloatingPointError(
-      f'update {row["learner_step"]}: {", ".join(broken)} not finite; train again on the same '
-      'folder to go on from the last checkpoint, with a lower learner.learning_rate'
+      f'after update {step}: {", ".join(broken)} not finite, and nothing of it was saved; begin '
+      'again in another folder with a lower learner.learning_rate'
     )
