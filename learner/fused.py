@@ -183,7 +183,7 @@ class Run:
     score: (acting params, learner step, environment step, whether final) -> normalised score or
       None; called every `score_period` seconds, and at the end.
     score_period: seconds between the starts of two.
-    write_metrics: learner step to begin with -> where rows go.
+    make_logger: learner step to begin with -> where rows go.
     warn: where warnings go.
     tick: called now and then.
     should_stop: whether the run was asked to stop.
@@ -237,18 +237,18 @@ class Run:
     """Trains; saves before it returns whether it finished, and was not asked to stop."""
     logger = self._make_logger(self._step)
     sums: collections.defaultdict[str, float] = collections.defaultdict(float)
-    pending, began = 0, time.monotonic()
-    start = saved = began
-    next_score = began
+    pending = 0
+    start = began = saved = scored = time.monotonic()
+    scored -= self._score_period  # the first is due at once
     seconds_per_update = SECONDS_PER_CALL
     due = lambda: self._max_seconds is not None and time.monotonic() - start > self._max_seconds
     try:
       while self._step < self._last_step and not due() and not self._should_stop():
-        if time.monotonic() >= next_score:
-          next_score = time.monotonic() + self._score_period
+        if time.monotonic() - scored >= self._score_period:
+          scored = time.monotonic()
           self._advice.score = self._evaluate(final=False)
-          start += time.monotonic() - (next_score - self._score_period)  # not learning
-          began += time.monotonic() - (next_score - self._score_period)
+          lost = time.monotonic() - scored  # neither learning nor stepping
+          start, began = start + lost, began + lost
         called = time.monotonic()
         count = max(1, int(SECONDS_PER_CALL / seconds_per_update))
         # Rows end at multiples of the period, so those of a run that goes on are the same.
