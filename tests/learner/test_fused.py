@@ -3,10 +3,13 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 
 from actors import environments, rollout
+from actors.environments import environment
 from agents import masked_ppo
 from launch import metrics
 from learner import checkpoint, fused, ppo_update
@@ -19,13 +22,19 @@ CONFIG = learner_config.PPOLearnerConfig(
 
 
 def make_fused(
-  num_devices=1, num_worlds=NUM_WORLDS, *, num_updates=None, on_trace=lambda: None, **changes
+  num_devices=1,
+  num_worlds=NUM_WORLDS,
+  *,
+  num_updates=None,
+  on_trace=lambda: None,
+  world=None,
+  **changes,
 ):
-  environment = environments.make('catch', rows=4, columns=3)
+  world = world or environments.make('catch', rows=4, columns=3)
   ppo = masked_ppo.make_ppo(
     masked_ppo.PPOConfig(**{'hidden_size': 16, 'num_layers': 1} | changes),
-    environment.observation_spec,
-    environment.action_spec,
+    world.observation_spec,
+    world.action_spec,
   )
   scale = ppo_update.auto_scale(
     CONFIG, num_worlds=num_worlds, num_steps=NUM_STEPS, num_devices=num_devices,
@@ -33,7 +42,7 @@ def make_fused(
   )  # fmt: skip
   update = ppo_update.make_update(ppo, CONFIG, scale, num_updates=num_updates)
   unroll = rollout.make_unroll(
-    environment, ppo.agent, num_worlds=num_worlds // num_devices, num_rows=NUM_STEPS + 1
+    world, ppo.agent, num_worlds=num_worlds // num_devices, num_rows=NUM_STEPS + 1
   )
 
   def act(*arguments):
@@ -202,14 +211,56 @@ def test_a_run_ends_in_time(program, tmp_path):
   assert folder.scores[-1][2]
 
 
-def test_a_small_catch_is_learned():
-  made = make_fused(num_worlds=32, num_updates=60, gamma=0.9)
-  state, first = made.iterate(begin(made), 5)
-  state, _ = made.iterate(state, 50)
+class Puzzle(environment.Environment):
+  """Three steps with a number shown at the first or at each, and to be answered at the third."""
+
+  def __init__(self, *, shown_once, continuous):
+    self.shown_once = shown_once
+    self.action_spec = (
+      specs.BoundedArray((1,), np.float32, -2, 2) if continuous else specs.DiscreteArray(2)
+    )
+
+  observation_spec = specs.Array((1,), np.float32)
+  action_spec = None
+  max_steps = 3
+
+  def reset(self, key):
+    number = jax.random.bernoulli(key).astype(jnp.float32)
+    return (number, jnp.zeros((), jnp.int32)), environment.restart(2 * number[None] - 1)
+
+  def step(self, key, state, action):
+    number, count = state
+    right = 1.0 - jnp.abs(action.astype(jnp.float32).reshape(()) - number)
+    over = count == 2
+    observation = jnp.where(self.shown_once, 0.0, 2 * number[None] - 1)
+    timestep = jax.lax.cond(
+      over,
+      environment.termination,
+      environment.transition,
+      jnp.where(over, right, 0.0),
+      observation,
+    )
+    return (number, count + 1), timestep
+
+
+@pytest.mark.parametrize(
+  ('world', 'changes', 'before', 'after'),
+  [
+    ({'rows': 4, 'columns': 3}, {}, 0.6, 0.95),
+    ({'shown_once': False, 'continuous': True}, {}, 0.5, 0.75),
+    ({'shown_once': True, 'continuous': False}, {'recurrent_size': 8}, 0.7, 0.95),
+  ],
+  ids=['catch', 'continuous', 'memory'],
+)
+def test_small_worlds_are_learned(world, changes, before, after):
+  world = environments.make('catch', **world) if 'rows' in world else Puzzle(**world)
+  made = make_fused(num_worlds=32, world=world, gamma=0.9, **changes)
+  state, first = made.iterate(begin(made), 3)
+  state, _ = made.iterate(state, 70)
   state, last = made.iterate(state, 5)
   mean = lambda sums: float(sums['episode_return'][0] / sums['episodes'][0])
-  assert mean(first) < 0.6
-  assert mean(last) > 0.95
+  assert mean(first) < before
+  assert mean(last) > after
 
 
 # Advice.
