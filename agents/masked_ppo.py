@@ -35,7 +35,7 @@ class PPOConfig:
   num_layers: int = 2
   activation: str = 'silu'
   layer_norm: bool = True
-  input_levels: int = 0  # that a number in [0, 1] is also shown as; 0: as a number only
+  levels: int = 0  # that a number in [0, 1] is also shown as; 0: as a number only
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # actor and critic read one network, else each its own
   compute_dtype: str = 'float32'
@@ -57,9 +57,7 @@ class PPOConfig:
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     known = sorted(networks.ACTIVATIONS)
     check(self.activation in known, 'activation', f'choose one of {known}')
-    check(
-      self.input_levels != 1 and self.input_levels >= 0, 'input_levels', 'must be 0, or at least 2'
-    )
+    check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.recurrent_size >= 0, 'recurrent_size', 'must be 0 for no memory, or at least 1')
     check(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -172,7 +170,7 @@ class Network:
       int(np.prod(leaf.shape))
       for leaf in jax.tree.leaves(networks.without_mask(self.observation_spec))
     )
-    levels = config.input_levels * int(networks.unit_range(self.observation_spec).sum())
+    levels = config.levels * int(networks.unit_range(self.observation_spec).sum())
     sizes = {'encoder': flat + levels, 'gates': config.hidden_size}
     head = config.recurrent_size or config.hidden_size
 
@@ -210,7 +208,7 @@ class Network:
     Returns:
       The memory after the last row, [..., outputs] of the actor and [...] values, float32.
     """
-    inputs = networks.with_levels(inputs, self.observation_spec, self.config.input_levels)
+    inputs = networks.with_levels(inputs, self.observation_spec, self.config.levels)
     modules, features, after = self._modules(), {}, {}
     for name in dict.fromkeys(self._readers):
       x = networks.apply(modules[f'{name}_encoder'], params[f'{name}_encoder'], inputs)

@@ -134,7 +134,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(hidden_size=192, input_levels=9, entropy_scale=5e-3),
+    agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=5e-3),
     replay=_on_policy(256),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_worlds=256, sequence_length=33),

@@ -31,12 +31,12 @@ WORLDS = {
   ),
 }
 VARIANTS = {
-  'plain': dict(world='plain', input_levels=3),
+  'plain': dict(world='plain', levels=3),
   'masked': dict(world='masked'),
   'continuous': dict(world='continuous'),
   'separate': dict(world='masked', shared=False, activation='tanh', layer_norm=False),
   'memory': dict(world='masked', recurrent_size=6),
-  'separate memories': dict(world='plain', shared=False, recurrent_size=6, input_levels=3),
+  'separate memories': dict(world='plain', shared=False, recurrent_size=6, levels=3),
 }
 NUM_ROWS, BATCH = 6, 3
 
@@ -426,7 +426,7 @@ def test_bfloat16_stays_within_the_network():
   [
     ({'hidden_size': 0}, r'agent.hidden_size=0: must be at least 1'),
     ({'activation': 'gelu'}, r"agent.activation='gelu': choose one of"),
-    ({'input_levels': 1}, r'agent.input_levels=1'),
+    ({'levels': 1}, r'agent.levels=1'),
     ({'recurrent_size': -1}, r'agent.recurrent_size=-1'),
     ({'compute_dtype': 'float16'}, r"agent.compute_dtype='float16'"),
     ({'gamma': 0}, r'agent.gamma=0'),
