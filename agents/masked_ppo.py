@@ -16,7 +16,7 @@ import numpy as np
 from dm_env import specs
 
 from agents import agent as agent_lib
-from agents import distributions, experience, networks, returns
+from agents import distributions, experience, networks, returns, sight
 
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
@@ -35,7 +35,7 @@ class PPOConfig:
   num_layers: int = 2
   activation: str = 'silu'
   layer_norm: bool = True
-  levels: int = 0  # that a number in [0, 1] is also shown as; 0: as a number only
+  levels: int = 0  # that a number in [0, 1] is also read by, or a map seen by; 0: as a number only
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # actor and critic read one network, else each its own
   compute_dtype: str = 'float32'
@@ -166,12 +166,9 @@ class Network:
     """Parameters, float32, orthogonal."""
     config, modules = self.config, self._modules()
     keys = jax.random.split(key, len(modules))
-    flat = sum(
-      int(np.prod(leaf.shape))
-      for leaf in jax.tree.leaves(networks.without_mask(self.observation_spec))
-    )
-    levels = config.levels * int(networks.unit_range(self.observation_spec).sum())
-    sizes = {'encoder': flat + levels, 'gates': config.hidden_size}
+    zeros = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape)), self.observation_spec)
+    inputs = jax.eval_shape(lambda x: self._by_levels(self.flatten(x)), zeros)
+    sizes = {'encoder': inputs.shape[-1], 'gates': config.hidden_size}
     head = config.recurrent_size or config.hidden_size
 
     def init(key, name, module):
@@ -191,8 +188,27 @@ class Network:
     return {name: zeros for name in dict.fromkeys(self._readers)}
 
   def flatten(self, observation: Tree) -> jax.Array:
-    """[..., observation] to [..., F] float32, the mask left out."""
-    return networks.flatten_observation(observation, self.observation_spec)
+    """[..., observation] to [..., F] float32, the mask left out; with a map, also its view.
+
+    What the rows of a batch are turned into once, before they are read in each epoch.
+    """
+    flat = networks.flatten_observation(observation, self.observation_spec)
+    if not self._sight.size:
+      return flat
+    return jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1)
+
+  @property
+  def _sight(self) -> sight.Sight:
+    return sight.Sight.of(self.observation_spec, self.config.levels)
+
+  def _by_levels(self, inputs: jax.Array) -> jax.Array:
+    """What the encoder reads of [..., F]: levels for each row anew, since they are many numbers.
+
+    A map is seen from where the agent stands, which says more than the levels of its cells.
+    """
+    if self._sight.size:
+      return inputs
+    return networks.with_levels(inputs, self.observation_spec, self.config.levels)
 
   def apply(
     self, params: Tree, inputs: jax.Array, first: jax.Array, memory: dict[str, jax.Array]
@@ -208,7 +224,7 @@ class Network:
     Returns:
       The memory after the last row, [..., outputs] of the actor and [...] values, float32.
     """
-    inputs = networks.with_levels(inputs, self.observation_spec, self.config.levels)
+    inputs = self._by_levels(inputs)
     modules, features, after = self._modules(), {}, {}
     for name in dict.fromkeys(self._readers):
       x = networks.apply(modules[f'{name}_encoder'], params[f'{name}_encoder'], inputs)

@@ -139,7 +139,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_worlds=256, sequence_length=33),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
-    max_environment_steps=500_000 if environment == 'catch' else 5_000_000,
+    max_environment_steps=500_000 if environment == 'catch' else 2_000_000,
     accelerator=False,
   )
 

@@ -12,6 +12,7 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
+from actors.environments import environment
 from agents import distributions, experience, masked_ppo, networks, returns
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -29,12 +30,15 @@ WORLDS = {
     specs.Array((5,), np.float32),
     specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
   ),
+  # Six cells, a purse, and a place.
+  'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
 }
 VARIANTS = {
   'plain': dict(world='plain', levels=3),
   'masked': dict(world='masked'),
   'continuous': dict(world='continuous'),
   'separate': dict(world='masked', shared=False, activation='tanh', layer_norm=False),
+  'map': dict(world='map', levels=5),
   'memory': dict(world='masked', recurrent_size=6),
   'separate memories': dict(world='plain', shared=False, recurrent_size=6, levels=3),
 }
@@ -78,7 +82,9 @@ def compiled(ppo):
 def draw_observation(spec, rng, *axes):
   def draw(leaf):
     x = rng.uniform(size=(*axes, *leaf.shape))
-    return (x < 0.5) if leaf.dtype == bool else (3 * x).astype(leaf.dtype)
+    if leaf.dtype == bool:
+      return x < 0.5
+    return (x if isinstance(leaf, specs.BoundedArray) else 3 * x).astype(leaf.dtype)
 
   return jax.tree.map(draw, spec)
 
@@ -439,6 +445,16 @@ def test_bfloat16_stays_within_the_network():
 def test_what_cannot_work_is_refused_by_name(changes, words):
   with pytest.raises(ValueError, match=words):
     masked_ppo.PPOConfig(**changes)
+
+
+def test_a_map_is_read_from_where_the_agent_stands():
+  network = make('map', levels=5).network
+  here = np.array([[1, 0, 0, 0, 0, 0, 0.5, 0, 0]], np.float32)  # in the corner where the thing is
+  there = np.array([[0, 0, 0, 0, 0, 1, 0.5, 1, 1]], np.float32)
+  views = [network.flatten(x)[:, 9:] for x in (here, there)]
+  assert views[0].shape == (1, 2 * 3 * 5)
+  np.testing.assert_array_equal(*views)
+  assert make('map').network.flatten(here).shape == (1, 9)  # without levels it is a vector
 
 
 def test_levels_are_only_for_numbers_between_zero_and_one():
