@@ -1,4 +1,4 @@
-"""The Evaluator node: full episodes with mode actions, scored between random and scripted play."""
+"""The Evaluator node: full episodes, scored between random and scripted play."""
 
 import dataclasses
 import pathlib
@@ -30,11 +30,12 @@ class EvaluatorConfig:
   period: float = 20.0  # seconds between the starts of two evaluations
   num_episodes: int = 64
   final_episodes: int = 256  # of the finished agent
+  greedy: bool = True  # by the mode of the policy, else by chance, as PPO's policy is trained to be
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if getattr(self, field.name) <= 0:
-        raise ValueError(f'evaluator.{field.name}={getattr(self, field.name)!r}: must be positive')
+    for name in ('period', 'num_episodes', 'final_episodes'):
+      if getattr(self, name) <= 0:
+        raise ValueError(f'evaluator.{name}={getattr(self, name)!r}: must be positive')
 
 
 class Evaluation(NamedTuple):
@@ -52,23 +53,30 @@ class Evaluation(NamedTuple):
 
 
 class Play:
-  """Plays whole episodes of one world with one agent, by the mode of its policy.
+  """Plays whole episodes of one world with one agent.
 
   Args:
     environment: the world, without auto-reset.
     agent: whose acting parameters are given later.
     num_worlds: episodes played side by side.
+    greedy: by the mode of its policy, else by chance.
   """
 
   def __init__(
-    self, environment: environment_lib.Environment, agent: agent_lib.Agent, num_worlds: int
+    self,
+    environment: environment_lib.Environment,
+    agent: agent_lib.Agent,
+    num_worlds: int,
+    *,
+    greedy: bool = True,
   ):
+    self._greedy = greedy
     self._environment = environment
     self._agent = agent
     self._num_worlds = num_worlds
     # One row more than steps, and the first step of each world is the first of its episode.
     self._unroll = rollout.make_unroll(
-      environment, agent, num_worlds=num_worlds, num_rows=environment.max_steps + 1, greedy=True
+      environment, agent, num_worlds=num_worlds, num_rows=environment.max_steps + 1, greedy=greedy
     )
     self._reference = wrappers.reference_returns(environment)
 
@@ -100,7 +108,7 @@ class Play:
   def record(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
     """The frames of one episode, each [H, W, 3] uint8; None where the world shows nothing."""
     unroll = rollout.make_unroll(
-      self._environment, self._agent, num_worlds=1, num_rows=2, greedy=True
+      self._environment, self._agent, num_worlds=1, num_rows=2, greedy=self._greedy
     )
     show = wrappers.AutoReset(self._environment).render
     key, init_key = jax.random.split(key)
@@ -132,6 +140,37 @@ def write_video(frames: list[np.ndarray], path: pathlib.Path, frames_per_second:
     imageio.mimsave(str(path), images, duration=1000 / frames_per_second, loop=0)
   else:
     imageio.mimsave(str(path), images, fps=frames_per_second, macro_block_size=1)
+
+
+def score(
+  play: Play,
+  snapshot: parameters.Snapshot,
+  *,
+  final: bool,
+  config: EvaluatorConfig,
+  logger: loggers.Logger,
+  videos: pathlib.Path,
+  seed: int,
+) -> Evaluation:
+  """Scores one snapshot and writes that down; of the final one, also a film."""
+  key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
+  play_key, video_key = jax.random.split(key)
+  params = jax.device_put(snapshot.params)
+  result = play.evaluate(params, play_key, config.final_episodes if final else config.num_episodes)
+  logger.write(
+    {
+      'environment_step': snapshot.environment_step,
+      'learner_step': snapshot.version,
+      'final': final,
+      **result._asdict(),
+    }
+  )
+  logging.info('Version %d: %s', snapshot.version, result)
+  if final:
+    frames = play.record(params, video_key)
+    if frames is not None:
+      write_video(frames, videos / f'{snapshot.version}.gif')
+  return result
 
 
 class Evaluator:
@@ -196,21 +235,12 @@ class Evaluator:
     return None
 
   def _score(self, snapshot: parameters.Snapshot) -> None:
-    key = jax.random.fold_in(jax.random.key(self._seed), snapshot.version)
-    play_key, video_key = jax.random.split(key)
-    episodes = self._config.final_episodes if self._final(snapshot) else self._config.num_episodes
-    params = jax.device_put(snapshot.params)
-    result = self._play.evaluate(params, play_key, episodes)
-    self._logger.write(
-      {
-        'environment_step': snapshot.environment_step,
-        'learner_step': snapshot.version,
-        'final': self._final(snapshot),
-        **result._asdict(),
-      }
+    score(
+      self._play,
+      snapshot,
+      final=self._final(snapshot),
+      config=self._config,
+      logger=self._logger,
+      videos=self._videos,
+      seed=self._seed,
     )
-    logging.info('Version %d: %s', snapshot.version, result)
-    if self._final(snapshot):
-      frames = self._play.record(params, video_key)
-      if frames is not None:
-        write_video(frames, self._videos / f'{snapshot.version}.gif')

@@ -45,3 +45,36 @@ def lambda_returns(
   rows = jax.tree.map(lambda x: x[1:], (reward_t, discount_t, value_t, bootstrap_t))
   _, returns = jax.lax.scan(step, value_t[-1], rows, reverse=True)
   return returns
+
+
+def generalised_advantages(
+  reward_t: jax.Array,
+  discount_t: jax.Array,
+  value_t: jax.Array,
+  last_t: jax.Array,
+  *,
+  gamma: float,
+  lambda_: float,
+) -> tuple[jax.Array, jax.Array]:
+  """GAE of each row but the last, and the lambda-return that the value should be.
+
+    A_t = G_t - v_t = sum_k (gamma lambda)^k delta_{t+k},  delta_t = r_{t+1} + gamma d_{t+1} v_{t+1} - v_t
+
+  Schulman et al. (2016), equation 16; the sum ends with the row before LAST, whose value counts in
+  full where the episode was cut off (d = 1) and not at all where it terminated (d = 0).
+
+  Args:
+    reward_t: [T, ...] float32; row 0 is unread.
+    discount_t: [T, ...] float32; row 0 is unread.
+    value_t: [T, ...] float32.
+    last_t: [T, ...] bool, rows that end an episode; what is returned for them means nothing.
+    gamma: the agent's discount factor.
+    lambda_: 0 for the one-step error, 1 for the whole return.
+
+  Returns:
+    [T - 1, ...] advantages and [T - 1, ...] returns, float32.
+  """
+  return_ = lambda_returns(
+    reward_t, discount_t, value_t, gamma=gamma, lambda_=lambda_, bootstrap_t=last_t
+  )
+  return return_ - value_t[:-1], return_

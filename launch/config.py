@@ -3,15 +3,29 @@
 import dataclasses
 import difflib
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
 from actors import actor, environments, evaluator
+from agents import masked_ppo
 from agents.dreamer import config as dreamer_config
 from learner import config as learner_config
+from learner import ppo_update
 from replay import tables
+
+AGENTS: dict[str, tuple[type, type]] = {
+  'dreamer': (dreamer_config.DreamerConfig, learner_config.LearnerConfig),
+  'ppo': (masked_ppo.PPOConfig, learner_config.PPOLearnerConfig),
+}
+"""The agents by name: each one's own numbers, and those of what trains it."""
+
+if TYPE_CHECKING:
+  AgentConfig = dreamer_config.DreamerConfig | masked_ppo.PPOConfig
+  LearnerConfig = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
+else:
+  AgentConfig = LearnerConfig = Any  # OmegaConf knows no union of dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,9 +34,9 @@ class ExperimentConfig:
 
   Attributes:
     environment: `name`, and options of that world.
-    agent: the agent.
+    agent: the agent; its kind says which one it is.
     replay: how experience is kept.
-    learner: the learner's loop and optimizers.
+    learner: the learner's loop and optimizers, of the kind that the agent needs.
     actor: how experience is made.
     evaluator: how the agent is scored.
     seed: every key of the run comes from it.
@@ -34,9 +48,9 @@ class ExperimentConfig:
   """
 
   environment: dict[str, Any]
-  agent: dreamer_config.DreamerConfig
+  agent: AgentConfig
   replay: tables.ReplayConfig
-  learner: learner_config.LearnerConfig
+  learner: LearnerConfig
   actor: actor.ActorConfig
   evaluator: evaluator.EvaluatorConfig
   seed: int = 0
@@ -53,13 +67,51 @@ class ExperimentConfig:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
     if 'name' not in self.environment:
       raise ValueError('environment.name: is missing; give the name of a world')
-    tables.check(self.replay, self.learner.batch_size, self.actor.num_worlds)
-    rows = self.agent.dream_rows
+    self._check_ppo() if self.agent_name == 'ppo' else self._check_dreamer()
+
+  def _check_dreamer(self):
+    agent, learner = self.dreamer()
+    tables.check(self.replay, learner.batch_size, self.actor.num_worlds)
+    rows = agent.dream_rows
     if rows is not None and rows > self.actor.sequence_length:
       raise ValueError(
         f'agent.dream_rows={rows}: must be at most actor.sequence_length='
         f'{self.actor.sequence_length}'
       )
+
+  def _check_ppo(self):
+    agent, learner = self.ppo()
+    ppo_update.auto_scale(
+      learner,
+      num_worlds=self.actor.num_worlds,
+      num_steps=self.steps_per_sequence,
+      recurrent=bool(agent.recurrent_size),
+    )
+
+  @property
+  def agent_name(self) -> str:
+    """Which agent it is, as `--agent` says it."""
+    for name, kinds in AGENTS.items():
+      if isinstance(self.agent, kinds[0]) and isinstance(self.learner, kinds[1]):
+        return name
+    given = f'{type(self.agent).__name__} and {type(self.learner).__name__}'
+    raise ValueError(f'agent, learner: {given} do not belong together')
+
+  def dreamer(self) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
+    """Agent and learner of a dreamer's run; ValueError for another's."""
+    if isinstance(self.agent, dreamer_config.DreamerConfig) and isinstance(
+      self.learner, learner_config.LearnerConfig
+    ):
+      return self.agent, self.learner
+    raise ValueError(f'agent: this needs the dreamer, and is the run of {self.agent_name}')
+
+  def ppo(self) -> tuple[masked_ppo.PPOConfig, learner_config.PPOLearnerConfig]:
+    """Agent and learner of a run of PPO; ValueError for another's."""
+    if isinstance(self.agent, masked_ppo.PPOConfig) and isinstance(
+      self.learner, learner_config.PPOLearnerConfig
+    ):
+      return self.agent, self.learner
+    raise ValueError(f'agent: this needs PPO, and is the run of {self.agent_name}')
 
   @property
   def steps_per_sequence(self) -> int:
@@ -115,7 +167,7 @@ def _assign(config: ExperimentConfig, key: str, value: Any) -> ExperimentConfig:
   if OmegaConf.select(plain, key, default=_MISSING) is _MISSING:
     raise omegaconf_errors.ConfigKeyError(f"Key '{key}' not in it")
   OmegaConf.update(plain, key, value)
-  return _from_tree(_plain(plain))
+  return _from_tree(_plain(plain) | {AGENT: config.agent_name})
 
 
 def _plain(tree: Any) -> Any:
@@ -123,6 +175,7 @@ def _plain(tree: Any) -> Any:
 
 
 _MISSING = object()
+AGENT = 'agent_name'  # in config.yaml, beside the fields
 
 
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
@@ -139,13 +192,14 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
 
 def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   """A config from plain dictionaries; every key must be known, and every value must work."""
+  values = dict(content)
+  agent_kind, learner_kind = AGENTS[values.pop(AGENT, 'dreamer')]
   rooms = {
-    'agent': dreamer_config.DreamerConfig,
-    'learner': learner_config.LearnerConfig,
+    'agent': agent_kind,
+    'learner': learner_kind,
     'actor': actor.ActorConfig,
     'evaluator': evaluator.EvaluatorConfig,
   }
-  values = dict(content)
   for room, kind in rooms.items():
     values[room] = kind(**values[room])
   replay = dict(values['replay'])
@@ -157,7 +211,10 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 def save(config: ExperimentConfig, path: pathlib.Path) -> None:
   """Writes config.yaml."""
   temporary = path.with_suffix('.tmp')
-  temporary.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+  content = _plain(OmegaConf.structured(config))
+  if config.agent_name != 'dreamer':  # whose files say nothing of it: they were there first
+    content = {AGENT: config.agent_name} | content
+  temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
   temporary.replace(path)
 
 
@@ -187,6 +244,8 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   """The keys in which a run may not differ from what its folder was made by, as 'key: old, new'."""
+  if old.agent_name != new.agent_name:  # most keys would differ, and none of them says why
+    return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
   before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
   free = lambda key: any(key == name or key.startswith(f'{name}.') for name in FREE)
   return [

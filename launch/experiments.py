@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable
 
 from actors import actor, evaluator
+from agents import masked_ppo
 from agents.dreamer import config as dreamer_config
 from launch import config as launch_config
 from learner import config as learner_config
@@ -51,10 +52,11 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
 
 def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
   """Layouts are drawn anew in every episode: many must be seen, so each is replayed less often."""
+  agent, learner = config.dreamer()
   return dataclasses.replace(
     config,
     agent=dataclasses.replace(
-      config.agent,
+      agent,
       deterministic_size=128,
       hidden_size=192,
       levels=9,
@@ -75,7 +77,7 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       max_in_flight=16,
     ),
     # Short sequences of many worlds: a batch then shows twice as many layouts.
-    learner=dataclasses.replace(config.learner, batch_size=64, model_learning_rate=2e-3),
+    learner=dataclasses.replace(learner, batch_size=64, model_learning_rate=2e-3),
     actor=actor.ActorConfig(num_actors=1, num_worlds=64, sequence_length=8),
     max_environment_steps=10_000_000,
     max_minutes=60.0,
@@ -122,11 +124,56 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   )
 
 
-PRESETS: dict[str, Callable[[str], launch_config.ExperimentConfig]] = {
-  'laptop': laptop,
-  'gpu': gpu,
-  'tpu-v4-8': tpu_v4_8,
+def _on_policy(num_worlds: int) -> tables.ReplayConfig:
+  """One queue, each sequence read once; a fused run, which needs none, does not open it."""
+  queue = tables.Stratum(name='on_policy', max_size=2 * num_worlds, share=1.0, read_once=True)
+  return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
+
+
+def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
+  """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
+  return launch_config.ExperimentConfig(
+    environment={'name': environment},
+    agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=5e-3),
+    replay=_on_policy(256),
+    learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
+    actor=actor.ActorConfig(num_worlds=256, sequence_length=33),
+    evaluator=evaluator.EvaluatorConfig(greedy=False),
+    max_environment_steps=500_000 if environment == 'catch' else 2_000_000,
+    accelerator=False,
+  )
+
+
+def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
+  """PPO on one GPU: minibatches, epochs and rate follow the number of worlds."""
+  return launch_config.ExperimentConfig(
+    environment={'name': environment},
+    agent=masked_ppo.PPOConfig(),
+    replay=_on_policy(2048),
+    learner=learner_config.PPOLearnerConfig(),
+    actor=actor.ActorConfig(num_worlds=2048, sequence_length=129),
+    evaluator=evaluator.EvaluatorConfig(greedy=False),
+    max_environment_steps=100_000_000,
+  )
+
+
+def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
+  """PPO on the four chips of a v4-8."""
+  config = ppo_gpu(environment)
+  return dataclasses.replace(
+    config,
+    replay=_on_policy(4096),
+    actor=dataclasses.replace(config.actor, num_worlds=4096),
+  )
+
+
+Preset = Callable[[str], launch_config.ExperimentConfig]
+PRESETS: dict[str, Preset] = {'laptop': laptop, 'gpu': gpu, 'tpu-v4-8': tpu_v4_8}
+AGENTS: dict[str, dict[str, Preset]] = {
+  'dreamer': PRESETS,
+  'ppo': {'laptop': ppo_laptop, 'gpu': ppo_gpu, 'tpu-v4-8': ppo_tpu_v4_8},
 }
+"""The presets of each agent, by machine."""
 
 
 def default_preset() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import portpicker
 
+from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
 
@@ -190,6 +191,7 @@ class Progress:
     """Shows nothing yet."""
     self._config = config
     self._folder = folder
+    self._starting = 'nodes import and compile, about half a minute'
     self._live = sys.stdout.isatty()
     self._start = time.monotonic()
     self._first: tuple[float, int] | None = None
@@ -225,7 +227,7 @@ class Progress:
     elapsed = time.monotonic() - self._start
     name = self._config.environment['name']
     if learner is None or learner['time'] < time.time() - elapsed:
-      return f'{name}  {_clock(elapsed)}  starting: nodes import and compile, about half a minute'
+      return f'{name}  {_clock(elapsed)}  starting: {self._starting}'
     # What an actor says may be newer than what the learner says.
     step = max(learner['environment_step'], actor.get('environment_step') or 0)
     total = self._config.max_environment_steps
@@ -241,16 +243,19 @@ class Progress:
       f'{name}  {_clock(elapsed)}  {step:,}/{total:,} steps',
       _labelled('score', evaluator.get('normalised_score')),
       _labelled('return', evaluator.get('episode_return')),
-      f'{learner["replayed_steps_per_second"] / self._steps_per_update:.1f} updates/s',
-      f'ratio {learner["replay_ratio"]:.1f}',
-      f'staleness {max(0, learner["learner_step"] - actor.get("parameter_version", 0))}',
+      *self._details(learner, actor),
       'ETA ' + (_clock(max(0.0, remaining)) if remaining is not None else '?'),
     ]
     return '  '.join(part for part in parts if part)
 
-  @property
-  def _steps_per_update(self) -> int:
-    return self._config.learner.batch_size * self._config.steps_per_sequence
+  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
+    """What there is to say of learner and actor, besides how far they are."""
+    per_update = self._config.dreamer()[1].batch_size * self._config.steps_per_sequence
+    return [
+      f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
+      f'ratio {learner["replay_ratio"]:.1f}',
+      f'staleness {max(0, learner["learner_step"] - actor.get("parameter_version", 0))}',
+    ]
 
 
 def _labelled(label: str, value: float | None) -> str:
@@ -282,6 +287,8 @@ def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
     if not (folder / CONFIG).exists():
       raise ValueError(f'{target}: is not the folder of a run, it has no {CONFIG}')
     config = launch_config.load(folder / CONFIG)
+    if config.agent_name == 'ppo':
+      raise ValueError(f'{target}: environment and update are one program here, without a replay')
     if not (folder / ADDRESS).exists():
       raise ConnectionError(f'{target}: this run was never started')
     address = (folder / ADDRESS).read_text()
@@ -372,18 +379,24 @@ def evaluate(
   import jax
 
   from actors import evaluator
+  from launch import fused
   from learner import checkpoint, dreamer_update
 
   config = launch_config.load(folder / CONFIG)
-  parts = program.make_parts(config)
-  update = dreamer_update.make_update(parts.dreamer, config.learner)
-  restored = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True).restore(
-    jax.eval_shape(update.init, jax.random.key(0))
-  )
+  agent: agent_lib.Agent
+  if config.agent_name == 'ppo':
+    environment, agent, like = fused.saved(config)
+  else:
+    parts = program.make_parts(config)
+    environment, agent = parts.environment, parts.dreamer.agent
+    update = dreamer_update.make_update(parts.dreamer, config.dreamer()[1])
+    like = jax.eval_shape(update.init, jax.random.key(0))
+  restored = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True).restore(like)
   if restored is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
-  params = parts.dreamer.agent.acting_params(restored.state.params)
-  play = evaluator.Play(parts.environment, parts.dreamer.agent, min(episodes, 64))
+  train_state = restored.state.train if config.agent_name == 'ppo' else restored.state
+  params = agent.acting_params(train_state.params)
+  play = evaluator.Play(environment, agent, min(episodes, 64), greedy=config.evaluator.greedy)
   play_key, video_key = jax.random.split(jax.random.key(seed))
   result = play.evaluate(params, play_key, episodes)
   if video is not None:

@@ -25,7 +25,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   train.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
   train.add_argument('--env', help='a world, or package.module:Class (default: catch)')
-  train.add_argument('--agent', default='dreamer', choices=['dreamer'])
+  train.add_argument('--agent', choices=['dreamer', 'ppo'], help='default: dreamer')
+  train.add_argument(
+    '--fused',
+    action=argparse.BooleanOptionalAction,
+    help="world and update in one program on the learner's devices (the way of ppo)",
+  )
   train.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
   train.add_argument('--steps', type=int, help='environment steps to collect in all')
   train.add_argument('--seed', type=int, help='of everything random (default: 0)')
@@ -60,14 +65,23 @@ def make_config(arguments: argparse.Namespace) -> Any:
   from launch import experiments, local
 
   folder = arguments.run
-  saved = folder is not None and (folder / local.CONFIG).exists()
-  if saved and arguments.preset is None and arguments.env is None:
+  config: launch_config.ExperimentConfig | None = None
+  if folder is not None and (folder / local.CONFIG).exists():
     config = launch_config.load(folder / local.CONFIG)
-  else:
+    other_agent = arguments.agent not in (None, config.agent_name)
+    if arguments.preset is not None or arguments.env is not None or other_agent:
+      config = None  # what is asked for is compared with what is there
+  if config is None:
     preset = arguments.preset or experiments.default_preset()
     if preset not in experiments.PRESETS:
       raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
-    config = experiments.PRESETS[preset](arguments.env or 'catch')
+    config = experiments.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
+  if arguments.fused is not None and arguments.fused != (config.agent_name == 'ppo'):
+    raise ValueError(
+      '--fused: the dreamer learns from replay; leave it out, or add --agent ppo'
+      if arguments.fused
+      else '--no-fused: ppo runs as one program only; leave it out'
+    )
   overrides = list(arguments.set)
   if arguments.steps is not None:
     overrides.append(f'max_environment_steps={arguments.steps}')
@@ -88,6 +102,10 @@ def _train(arguments: argparse.Namespace) -> int:
     folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   local.open_run(folder, config)
   print(f'run folder: {folder}', flush=True)
+  if config.agent_name == 'ppo':
+    from launch import fused
+
+    return fused.train(config, folder)
   return local.train(config, folder)
 
 

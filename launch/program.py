@@ -55,8 +55,9 @@ class Parts:
 def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   """Builds them; makes no array."""
   environment = config.make_environment()
+  agent_config, _ = config.dreamer()
   dreamer = dreamer_agent.make_dreamer(
-    config.agent, environment.observation_spec, environment.action_spec
+    agent_config, environment.observation_spec, environment.action_spec
   )
   unroll = rollout.make_unroll(
     environment,
@@ -99,10 +100,11 @@ def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
   """The tables of the replay node."""
   _stop_signal()
   parts = make_parts(config)
+  _, learner = config.dreamer()
   return tables.make_tables(
     config.replay,
     parts.sequence_schema,
-    batch_size=config.learner.batch_size,
+    batch_size=learner.batch_size,
     insert_size=config.actor.num_worlds * config.actor.num_actors,
   )
 
@@ -118,17 +120,18 @@ def build_learner(
 ) -> learner_lib.Learner:
   """The learner node."""
   parts = make_parts(config)
+  _, learner = config.dreamer()
   address = client.server_address
   replay_folder = str(run / 'replay')
   return learner_lib.Learner(
-    update=dreamer_update.make_update(parts.dreamer, config.learner),
+    update=dreamer_update.make_update(parts.dreamer, learner),
     acting_params=parts.dreamer.agent.acting_params,
-    config=config.learner,
+    config=learner,
     reader=reader.Reader(
       address,
       config.replay.strata,
       parts.sequence_schema,
-      batch_size=config.learner.batch_size,
+      batch_size=learner.batch_size,
       max_in_flight=config.replay.max_in_flight,
       timeout_seconds=config.replay.timeout_seconds,
     ),
@@ -180,7 +183,12 @@ def build_evaluator(
   """The evaluator node."""
   parts = make_parts(config)
   return evaluator.Evaluator(
-    play=evaluator.Play(parts.environment, parts.dreamer.agent, config.evaluator.num_episodes),
+    play=evaluator.Play(
+      parts.environment,
+      parts.dreamer.agent,
+      config.evaluator.num_episodes,
+      greedy=config.evaluator.greedy,
+    ),
     source=parameters.Source(client.server_address, parts.params_schema, name=EVALUATOR),
     logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
     should_stop=_stop_signal(),

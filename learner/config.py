@@ -41,3 +41,28 @@ class LearnerConfig:
         f'{near} would'
       )
     return self.batch_size // num_devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOLearnerConfig:
+  """The learner's numbers for PPO. What is None follows from the number of worlds and steps.
+
+  Raises:
+    ValueError: a number that cannot work, named with its field.
+  """
+
+  num_minibatches: int | None = None  # of each epoch
+  num_epochs: int | None = None  # of each unroll
+  learning_rate: float | None = None
+  anneal: bool = True  # the learning rate, linearly to 0 at max_environment_steps
+  max_gradient: float = 0.5  # global norm
+  adam_epsilon: float = 1e-5
+  log_period: int = 8  # updates, each of one unroll
+  checkpoint_period: float = 60.0  # seconds
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value is not None and not isinstance(value, bool) and value <= 0:
+        remedy = ', or null to follow the number of worlds' if field.default is None else ''
+        raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')

@@ -161,7 +161,7 @@ class WorldModel:
 
   def _modules(self) -> dict[str, nn.Module]:
     config = self.config
-    is_share = self._is_share()
+    is_share = networks.unit_range(self.observation_spec)
     decoded_size = is_share.size + is_share.sum() * max(self.config.levels - 1, 0)
     belief = self.latent_type.num_outputs(config.stochastic_size, config.classes)
     modules = {
@@ -238,22 +238,9 @@ class WorldModel:
     return self._apply(params, 'encoder', self._inputs(observation))
 
   def _inputs(self, observation: Tree) -> jax.Array:
-    """What the encoder reads: the flat observation, and its numbers in [0, 1] by levels.
-
-    A number between two levels is shared between them, as in two-hot. A network then sees at once
-    which of few values a number has, such as a coordinate of a small grid.
-    """
+    """What the encoder reads: the flat observation, and its numbers in [0, 1] by levels."""
     flat = networks.flatten_observation(observation, self.observation_spec)
-    if not self.config.levels:
-      return flat
-    by_level = self._by_level(networks.symexp(flat[..., self._is_share()]))
-    return jnp.concatenate([flat, by_level.reshape(*flat.shape[:-1], -1)], axis=-1)
-
-  def _by_level(self, number: jax.Array) -> jax.Array:
-    """[...] in [0, 1] to [..., L], two-hot."""
-    levels = jnp.linspace(0.0, 1.0, self.config.levels)
-    distance = jnp.abs(number[..., None] - levels)
-    return jax.nn.relu(1.0 - distance * (self.config.levels - 1))
+    return networks.with_levels(flat, self.observation_spec, self.config.levels)
 
   def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
     """[B, ...] to each member's next deterministic state, [K, B, H].
@@ -408,30 +395,20 @@ class WorldModel:
     Returns:
       [...] float32, nats.
     """
-    is_share = self._is_share()
+    is_share = networks.unit_range(self.observation_spec)
     num_logits = int(is_share.sum()) * max(self.config.levels, 1)
     logits, others = decoded[..., :num_logits], decoded[..., num_logits:]
     error = jnp.square(others - flat[..., ~is_share])
     target = jnp.clip(networks.symexp(flat[..., is_share]), 0.0, 1.0)
     xlogx = lambda x: jax.scipy.special.xlogy(x, x)
     if self.config.levels:
-      by_level = self._by_level(target)
+      by_level = networks.by_level(target, self.config.levels)
       log_probs = jax.nn.log_softmax(logits.reshape(by_level.shape))
       divergence = jnp.sum(xlogx(by_level) - by_level * log_probs, axis=-1)
     else:
       likelihood = target * logits - jax.nn.softplus(logits)
       divergence = xlogx(target) + xlogx(1 - target) - likelihood
     return jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
-
-  def _is_share(self) -> np.ndarray:
-    """[F] bool, the numbers of a flattened observation that lie in [0, 1] by their spec."""
-    leaves = jax.tree.leaves(networks.without_mask(self.observation_spec))
-    bounded = lambda leaf: (
-      isinstance(leaf, specs.BoundedArray)
-      and np.all(leaf.minimum == 0)
-      and np.all(leaf.maximum == 1)
-    )
-    return np.concatenate([np.full(math.prod(leaf.shape), bounded(leaf)) for leaf in leaves])
 
   def loss(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence

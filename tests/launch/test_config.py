@@ -1,5 +1,7 @@
 """Configs: what is given is taken, and what cannot work is refused by name."""
 
+import dataclasses
+
 import pytest
 
 from launch import config, experiments
@@ -10,9 +12,11 @@ def laptop():
   return experiments.laptop('catch')
 
 
+@pytest.mark.parametrize('agent', experiments.AGENTS)
 @pytest.mark.parametrize('preset', experiments.PRESETS)
-def test_every_preset_survives_its_file(preset, tmp_path):
-  made = experiments.PRESETS[preset]('catch')
+def test_every_preset_survives_its_file(preset, agent, tmp_path):
+  made = experiments.AGENTS[agent][preset]('catch')
+  assert made.agent_name == agent
   config.save(made, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == made
 
@@ -85,6 +89,51 @@ def test_only_what_does_not_touch_the_folder_may_change(laptop):
     'replay.strata[0].max_size: the folder has 512, you gave 64',
     'seed: the folder has 0, you gave 1',
   ]
+
+
+def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
+  config.save(laptop, tmp_path / 'config.yaml')
+  assert 'agent_name' not in (tmp_path / 'config.yaml').read_text()
+
+
+@pytest.mark.parametrize(
+  ('assignment', 'words'),
+  [
+    ('agent.entropy_scal=3', r'unknown key; did you mean agent.entropy_scale'),
+    ('agent.dream_rows=3', r'agent.dream_rows=3: unknown key'),
+    ('agent.clip=2', r'agent.clip=2.0: must lie in \(0, 1\)'),
+    ('learner.batch_size=8', r'learner.batch_size=8: unknown key'),
+    ('learner.num_epochs=0', r'learner.num_epochs=0: must be positive, or null'),
+    ('learner.num_minibatches=3000', r'learner.num_minibatches=3000: does not divide 256 worlds'),
+    ('agent.hidden_size=wide', r"agent.hidden_size=wide: Value 'wide' of type 'str'"),
+  ],
+)
+def test_what_cannot_work_with_ppo_is_refused_by_name(assignment, words):
+  with pytest.raises(ValueError, match=words):
+    config.override(experiments.ppo_laptop('catch'), [assignment])
+
+
+def test_values_of_ppo_are_replaced_by_path():
+  changed = config.override(
+    experiments.ppo_laptop('catch'),
+    ['agent.value_clip=0.2', 'learner.num_epochs=null', 'replay.strata[0].max_size=64'],
+  )
+  assert changed.agent.value_clip == 0.2
+  assert changed.learner.num_epochs is None
+  assert changed.replay.strata[0].max_size == 64
+  assert changed.agent_name == 'ppo'
+
+
+def test_agent_and_learner_must_belong_together(laptop):
+  with pytest.raises(ValueError, match='do not belong together'):
+    dataclasses.replace(laptop, agent=experiments.ppo_laptop('catch').agent)
+  with pytest.raises(ValueError, match='this needs PPO, and is the run of dreamer'):
+    laptop.ppo()
+
+
+def test_another_agent_is_one_difference(laptop):
+  found = config.conflicts(laptop, experiments.ppo_laptop('catch'))
+  assert found == ['--agent: the folder has dreamer, you gave ppo']
 
 
 def test_a_file_that_is_no_config_is_refused(tmp_path):

@@ -11,6 +11,20 @@ HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_catch_is_learned_by_ppo(tmp_path, seed):
+  result = subprocess.run(
+    [HEPHAESTUS, 'train', '--agent', 'ppo', '--preset', 'laptop', '--seed', str(seed),
+     '--run', tmp_path / 'run'],
+    capture_output=True, text=True, timeout=280,
+  )  # fmt: skip
+  assert result.returncode == 0, result.stderr
+  score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
+  assert float(score[1]) >= 0.95
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
   ('world', 'options', 'seed', 'least'),

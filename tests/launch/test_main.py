@@ -32,6 +32,10 @@ def folder(tmp_path):
     (['--set', 'replay.warm_up=4000'], 'replay.warm_up=4000: use at most 512'),
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
+    (['--fused'], '--fused: the dreamer learns from replay'),
+    (['--agent', 'ppo', '--no-fused'], '--no-fused: ppo runs as one program only'),
+    (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
+    (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),
   ],
 )
 def test_bad_input_is_named_and_leaves_nothing_behind(folder, capsys, arguments, words):

@@ -1,0 +1,395 @@
+"""Masked PPO: its numbers, its network, a policy that keeps to the legal actions, and its loss.
+
+Schulman et al. (2017), "Proximal policy optimization algorithms". With a GRU between the encoder
+and the heads where one row does not tell enough (`recurrent_size`).
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+import dm_env
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from agents import agent as agent_lib
+from agents import distributions, experience, networks, returns, sight
+
+Tree = Any
+FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+  """Sizes and constants of the agent.
+
+  Raises:
+    ValueError: a number that cannot work, named with its field.
+  """
+
+  # Network.
+  hidden_size: int = 256
+  num_layers: int = 2
+  activation: str = 'silu'
+  layer_norm: bool = True
+  levels: int = 0  # that a number in [0, 1] is also read by, or a map seen by; 0: as a number only
+  recurrent_size: int = 0  # width of the GRU; 0: no memory
+  shared: bool = True  # actor and critic read one network, else each its own
+  compute_dtype: str = 'float32'
+
+  # Loss.
+  gamma: float = 0.99
+  lambda_: float = 0.95
+  clip: float = 0.2  # of the ratio of likelihoods, to either side of 1
+  value_clip: float | None = None  # how far a value may move from the old one; None: anywhere
+  value_scale: float = 0.5
+  entropy_scale: float = 0.01
+
+  def __post_init__(self):
+    def check(fine: bool, name: str, remedy: str):
+      if not fine:
+        raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
+
+    for name in ('hidden_size', 'num_layers'):
+      check(getattr(self, name) >= 1, name, 'must be at least 1')
+    known = sorted(networks.ACTIVATIONS)
+    check(self.activation in known, 'activation', f'choose one of {known}')
+    check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
+    check(self.recurrent_size >= 0, 'recurrent_size', 'must be 0 for no memory, or at least 1')
+    check(
+      self.compute_dtype in ('float32', 'bfloat16'),
+      'compute_dtype',
+      "choose 'float32' or 'bfloat16'",
+    )
+    check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
+    check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')
+    check(0 < self.clip < 1, 'clip', 'must lie in (0, 1)')
+    check(
+      self.value_clip is None or self.value_clip > 0,
+      'value_clip',
+      'must be positive, or null for no clipping',
+    )
+    for name in ('value_scale', 'entropy_scale'):
+      check(getattr(self, name) >= 0, name, 'must not be negative')
+
+  @property
+  def dtype(self):
+    """What the networks compute in; see DreamerConfig for why it is not looked up by name."""
+    return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
+
+
+class Rows(NamedTuple):
+  """What the loss reads, [R, ...] in any order; with a memory [T, B, ...], whole streams.
+
+  Attributes:
+    inputs: [..., F] float32, flattened observations.
+    mask: [..., A] bool, the legal actions; None in a world where all always are.
+    first: [...] bool, rows that begin an episode.
+    choice: [...] int32 actions, or [..., A] float32 actions before tanh.
+    log_prob: [...] float32, of the choice when it was made.
+    value: [...] float32, the critic's when the choice was made.
+    return_: [...] float32, what the value should have been.
+    advantage: [...] float32.
+    weight: [...] float32, 0 at LAST, whose action is unread; else 1, or its share of the loss.
+  """
+
+  inputs: jax.Array
+  mask: jax.Array | None
+  first: jax.Array
+  choice: jax.Array
+  log_prob: jax.Array
+  value: jax.Array
+  return_: jax.Array
+  advantage: jax.Array
+  weight: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """Policy and value of one environment; every method is a pure function of `params`.
+
+  Attributes:
+    config: sizes and constants.
+    observation_spec: tree of specs.
+    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+  """
+
+  config: PPOConfig
+  observation_spec: Tree
+  action_spec: specs.BoundedArray
+
+  def __post_init__(self):
+    if not self.discrete and len(self.action_spec.shape) != 1:
+      raise ValueError(f'action_spec={self.action_spec}: continuous actions need one axis')
+
+  @property
+  def discrete(self) -> bool:
+    return isinstance(self.action_spec, specs.DiscreteArray)
+
+  @property
+  def action_size(self) -> int:
+    """A, how many actions there are, or how many numbers one has."""
+    if isinstance(self.action_spec, specs.DiscreteArray):
+      return self.action_spec.num_values
+    return self.action_spec.shape[0]
+
+  @property
+  def _readers(self) -> tuple[str, str]:
+    """Whose torso the actor reads, and whose the critic."""
+    return ('shared', 'shared') if self.config.shared else ('actor', 'critic')
+
+  def _modules(self) -> dict[str, nn.Module]:
+    config = self.config
+    orthogonal = nn.initializers.orthogonal
+    dense = lambda size, scale: nn.Dense(size, dtype=config.dtype, kernel_init=orthogonal(scale))
+    modules: dict[str, nn.Module] = {}
+    for name in dict.fromkeys(self._readers):
+      modules[f'{name}_encoder'] = networks.MLP(
+        config.hidden_size,
+        config.num_layers,
+        dtype=config.dtype,
+        activation=config.activation,
+        layer_norm=config.layer_norm,
+        hidden_init=orthogonal(np.sqrt(2)),
+      )
+      if config.recurrent_size:
+        modules[f'{name}_gates'] = dense(3 * config.recurrent_size, 1.0)
+        modules[f'{name}_memory'] = dense(3 * config.recurrent_size, 1.0)
+    modules['actor'] = dense(self.action_size * (1 if self.discrete else 2), 0.01)
+    modules['critic'] = dense(1, 1.0)
+    return modules
+
+  def init(self, key: chex.PRNGKey) -> Tree:
+    """Parameters, float32, orthogonal."""
+    config, modules = self.config, self._modules()
+    keys = jax.random.split(key, len(modules))
+    zeros = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape)), self.observation_spec)
+    inputs = jax.eval_shape(lambda x: self._by_levels(self.flatten(x)), zeros)
+    sizes = {'encoder': inputs.shape[-1], 'gates': config.hidden_size}
+    head = config.recurrent_size or config.hidden_size
+
+    def init(key, name, module):
+      size = sizes.get(name.split('_')[-1], head)
+      return module.init(key, jnp.zeros((1, size)))['params']
+
+    return {
+      name: init(key, name, module)
+      for key, (name, module) in zip(keys, modules.items(), strict=True)
+    }
+
+  def initial_memory(self, num_worlds: int) -> dict[str, jax.Array]:
+    """[N, H] float32 for each network that remembers; empty without a memory."""
+    if not self.config.recurrent_size:
+      return {}
+    zeros = jnp.zeros((num_worlds, self.config.recurrent_size), jnp.float32)
+    return {name: zeros for name in dict.fromkeys(self._readers)}
+
+  def flatten(self, observation: Tree) -> jax.Array:
+    """[..., observation] to [..., F] float32, the mask left out; with a map, also its view.
+
+    What the rows of a batch are turned into once, before they are read in each epoch.
+    """
+    flat = networks.flatten_observation(observation, self.observation_spec)
+    if not self._sight.size:
+      return flat
+    return jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1)
+
+  @property
+  def _sight(self) -> sight.Sight:
+    return sight.Sight.of(self.observation_spec, self.config.levels)
+
+  def _by_levels(self, inputs: jax.Array) -> jax.Array:
+    """What the encoder reads of [..., F]: levels for each row anew, since they are many numbers.
+
+    A map is seen from where the agent stands, which says more than the levels of its cells.
+    """
+    if self._sight.size:
+      return inputs
+    return networks.with_levels(inputs, self.observation_spec, self.config.levels)
+
+  def apply(
+    self, params: Tree, inputs: jax.Array, first: jax.Array, memory: dict[str, jax.Array]
+  ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    """What the policy and the value are at some rows.
+
+    Args:
+      params: of this network.
+      inputs: [..., F] flattened observations; [T, B, F] with a memory.
+      first: [...] bool, rows before which the memory is cleared.
+      memory: of B streams, before the first row.
+
+    Returns:
+      The memory after the last row, [..., outputs] of the actor and [...] values, float32.
+    """
+    inputs = self._by_levels(inputs)
+    modules, features, after = self._modules(), {}, {}
+    for name in dict.fromkeys(self._readers):
+      x = networks.apply(modules[f'{name}_encoder'], params[f'{name}_encoder'], inputs)
+      if self.config.recurrent_size:
+        gates = networks.apply(modules[f'{name}_gates'], params[f'{name}_gates'], x)
+        after[name], x = self._remember(params[f'{name}_memory'], gates, first, memory[name])
+      features[name] = x
+    actor, critic = self._readers
+    outputs = networks.apply(modules['actor'], params['actor'], features[actor])
+    value = networks.apply(modules['critic'], params['critic'], features[critic])[..., 0]
+    return after, outputs.astype(jnp.float32), value.astype(jnp.float32)
+
+  def _remember(self, params: Tree, gates: jax.Array, first: jax.Array, memory: jax.Array):
+    """A GRU along [T, B, 3 H] gates, whose part of the inputs is one product over all rows.
+
+    Cho et al. (2014), with the reset behind the recurrent product as in cuDNN.
+    """
+    chex.assert_rank([gates, first], [3, 2])
+    product = nn.Dense(gates.shape[-1], dtype=self.config.dtype)
+
+    def step(memory, row):
+      gates, first = row
+      memory = jnp.where(first[:, None], 0.0, memory)
+      own = networks.apply(product, params, memory)
+      reset_x, update_x, new_x = jnp.split(gates.astype(jnp.float32), 3, axis=-1)
+      reset_h, update_h, new_h = jnp.split(own.astype(jnp.float32), 3, axis=-1)
+      update = jax.nn.sigmoid(update_x + update_h)
+      new = jnp.tanh(new_x + jax.nn.sigmoid(reset_x + reset_h) * new_h)
+      memory = (1 - update) * new + update * memory
+      return memory, memory
+
+    return jax.lax.scan(step, memory, (gates, first))
+
+  def policy(self, outputs: jax.Array, mask: jax.Array | None):
+    """The distribution over actions that the actor's [..., outputs] describe."""
+    if self.discrete:
+      return distributions.MaskedCategorical.from_logits(outputs, mask)
+    low, high = self.action_spec.minimum, self.action_spec.maximum
+    return distributions.TanhNormal.from_outputs(outputs, low, high)
+
+  def rows(self, params: Tree, sequence: experience.Sequence) -> Rows:
+    """All rows of a batch of sequences but their last, which lends its value, with their targets.
+
+    Args:
+      params: of this network, the same that acted.
+      sequence: [T, B, ...], its `extras` from `act`.
+
+    Returns:
+      Rows [T - 1, B, ...].
+    """
+    inputs, first = self.flatten(sequence.observation), sequence.step_type == FIRST
+    last = sequence.step_type == LAST
+    # The value of the last row, from which nobody has acted; a memory must be led there first.
+    begin = 0 if self.config.recurrent_size else -1
+    _, _, seen = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
+    value = jnp.concatenate([sequence.extras['value'][:-1], seen[-1:]])
+    advantage, return_ = returns.generalised_advantages(
+      sequence.reward,
+      sequence.discount,
+      value,
+      last,
+      gamma=self.config.gamma,
+      lambda_=self.config.lambda_,
+    )
+    mask = networks.action_mask(sequence.observation)
+    return Rows(
+      inputs=inputs[:-1],
+      mask=mask[:-1] if self.discrete and mask is not None else None,
+      first=first[:-1],
+      choice=(sequence.action if self.discrete else sequence.extras['raw_action'])[:-1],
+      log_prob=sequence.extras['log_prob'][:-1],
+      value=value[:-1],
+      return_=return_,
+      advantage=advantage,
+      weight=1.0 - last[:-1].astype(jnp.float32),
+    )
+
+  def loss(
+    self, params: Tree, rows: Rows, memory: dict[str, jax.Array]
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The clipped surrogate, the value's squared error, and a bonus for entropy.
+
+      actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o)
+      critic   1/2 (v - G)^2, or the larger of it and of the error of v kept within `value_clip`
+      KL       (rho - 1) - log rho, an estimate of KL(pi_old || pi) without bias and never negative
+
+    Schulman et al. (2017), equations 7 and 9; Schulman (2020), "Approximating KL divergence".
+
+    Args:
+      params: of this network.
+      rows: advantages normalised, weights summing to 1.
+      memory: before the first row, [B, H]; empty without.
+
+    Returns:
+      The loss [] and metrics, all of them sums over weighted rows.
+    """
+    config = self.config
+    _, outputs, value = self.apply(params, rows.inputs, rows.first, memory)
+    policy = self.policy(outputs, rows.mask)
+    log_ratio = policy.log_prob(rows.choice) - rows.log_prob
+    # At LAST rows nobody chose, so the ratio may be anything; infinity would survive a weight of 0.
+    log_ratio = jnp.where(rows.weight > 0, jnp.clip(log_ratio, -20.0, 20.0), 0.0)
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
+    actor = -jnp.minimum(ratio * rows.advantage, clipped * rows.advantage)
+    critic = jnp.square(value - rows.return_)
+    if config.value_clip is not None:
+      near = rows.value + jnp.clip(value - rows.value, -config.value_clip, config.value_clip)
+      critic = jnp.maximum(critic, jnp.square(near - rows.return_))
+    critic = 0.5 * critic
+    entropy = policy.entropy()
+    total = lambda x: jnp.sum(rows.weight * x)
+    metrics = {
+      'actor_loss': total(actor),
+      'critic_loss': total(critic),
+      'entropy': total(entropy),
+      'approx_kl': total(ratio - 1 - log_ratio),
+      'clip_fraction': total((jnp.abs(ratio - 1) > config.clip).astype(jnp.float32)),
+    }
+    loss = total(actor + config.value_scale * critic - config.entropy_scale * entropy)
+    return loss, metrics
+
+
+class PPO(NamedTuple):
+  """The parts of the agent, for those who train it.
+
+  Attributes:
+    config: its numbers.
+    network: policy, value and their loss.
+    agent: the same, for those who act with it.
+  """
+
+  config: PPOConfig
+  network: Network
+  agent: agent_lib.Agent
+
+
+def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO:
+  """Builds the agent for one environment's specs."""
+  network = Network(config, observation_spec, action_spec)
+
+  def act(
+    params: Tree, key: chex.PRNGKey, memory: dict[str, jax.Array], timestep: Any, *, greedy: bool
+  ) -> tuple[dict[str, jax.Array], experience.Decision]:
+    inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
+    memory, outputs, value = network.apply(params, inputs[None], first[None], memory)
+    mask = networks.action_mask(timestep.observation) if network.discrete else None
+    chances = network.policy(outputs[0], mask)
+    shape = (timestep.step_type.shape[0], network.action_size)
+    extras = {'value': value[0]}
+    if network.discrete:
+      action = chances.mode() if greedy else chances.sample(jax.random.gumbel(key, shape))
+      action = choice = action.astype(jnp.int32)
+    else:
+      # Without noise a sample is the mode, and its likelihood that of what is played.
+      noise = jnp.zeros(shape) if greedy else jax.random.normal(key, shape)
+      action, choice = chances.sample(noise)
+      extras['raw_action'] = choice
+    return memory, experience.Decision(action, extras | {'log_prob': chances.log_prob(choice)})
+
+  agent = agent_lib.Agent(
+    init_params=network.init,
+    acting_params=lambda params: params,  # `act` also says what the critic thought
+    initial_policy_state=network.initial_memory,
+    stored_state=lambda memory: memory,
+    act=act,
+  )
+  return PPO(config, network, agent)

@@ -1,0 +1,217 @@
+"""A fused run: world and update in one program of one process, with what `local` gives to others."""
+
+import os
+import pathlib
+import signal
+import threading
+from typing import Any
+
+import jax
+from absl import logging
+
+from actors import evaluator, rollout
+from actors.environments import environment as environment_lib
+from agents import agent as agent_lib
+from agents import masked_ppo
+from launch import config as launch_config
+from launch import local, metrics
+from learner import checkpoint, ppo_update
+from learner import fused as fused_lib
+from replay import parameters
+
+
+def make_ppo(
+  config: launch_config.ExperimentConfig,
+) -> tuple[environment_lib.Environment, masked_ppo.PPO]:
+  """The world and the agent of a run; makes no array."""
+  environment = config.make_environment()
+  agent_config, _ = config.ppo()
+  return environment, masked_ppo.make_ppo(
+    agent_config, environment.observation_spec, environment.action_spec
+  )
+
+
+def build(
+  config: launch_config.ExperimentConfig,
+  environment: environment_lib.Environment,
+  ppo: masked_ppo.PPO,
+  devices: list[jax.Device],
+) -> fused_lib.Fused:
+  """The program of a run, not yet compiled.
+
+  Raises:
+    ValueError: the worlds do not divide over the devices or minibatches.
+  """
+  agent_config, learner_config = config.ppo()
+  num_worlds, num_steps = config.actor.num_worlds, config.steps_per_sequence
+  scale = ppo_update.auto_scale(
+    learner_config,
+    num_worlds=num_worlds,
+    num_steps=num_steps,
+    num_devices=len(devices),
+    recurrent=bool(agent_config.recurrent_size),
+  )
+  unroll = rollout.make_unroll(
+    environment,
+    ppo.agent,
+    num_worlds=num_worlds // len(devices),
+    num_rows=config.actor.sequence_length,
+  )
+  update = ppo_update.make_update(
+    ppo,
+    learner_config,
+    scale,
+    num_updates=-(-config.max_environment_steps // (num_worlds * num_steps)),
+  )
+  worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_worlds, num_steps)
+  return fused_lib.Fused(update, ppo.agent.acting_params, worlds, devices)
+
+
+def saved(
+  config: launch_config.ExperimentConfig,
+) -> tuple[environment_lib.Environment, agent_lib.Agent, fused_lib.FusedState]:
+  """The world, the agent, and the shapes of what a run's checkpoints hold."""
+  environment, ppo = make_ppo(config)
+  return environment, ppo.agent, build(config, environment, ppo, jax.local_devices()[:1]).shapes()
+
+
+def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
+  """Runs until it is learned, interrupted or failed.
+
+  Args:
+    config: of the run.
+    folder: of the run, opened.
+
+  Returns:
+    The exit code: 0 when learned or stopped, 1 when its numbers were no longer finite.
+  """
+  _prepare_process(config)
+  environment, ppo = make_ppo(config)
+  agent_config, learner_config = config.ppo()
+  with local.only_one(folder), _interrupts() as stop:
+    progress = Progress(config, folder)
+    progress.tick()
+    fused = build(config, environment, ppo, jax.local_devices())
+    progress.say(_describe(config, fused, fused.compile()))
+    events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
+
+    def warn(text: str) -> None:
+      events.write({'kind': 'warning', 'text': text})
+      progress.say(f'warning: {text}')
+
+    play = evaluator.Play(
+      environment, ppo.agent, config.evaluator.num_episodes, greedy=config.evaluator.greedy
+    )
+    loggers: dict[str, Any] = {}
+
+    def make_logger(step: int) -> Any:
+      make = lambda name, key: metrics.make_logger(
+        folder, name, steps_key=key, tensorboard=config.tensorboard, wandb=config.wandb,
+        resume=('learner_step', step),
+      )  # fmt: skip
+      loggers['evaluator'] = make('evaluator', 'environment_step')
+      return make('learner', 'learner_step')
+
+    def score(params: Any, step: int, environment_step: int, final: bool) -> float | None:
+      result = evaluator.score(
+        play,
+        parameters.Snapshot(step, environment_step, ended_launch=0, params=params),
+        final=final,
+        config=config.evaluator,
+        logger=loggers['evaluator'],
+        videos=folder / 'videos',
+        seed=config.seed,
+      )
+      return result.normalised_score
+
+    run = fused_lib.Run(
+      fused=fused,
+      config=learner_config,
+      checkpointer=checkpoint.Checkpointer(folder / 'checkpoints'),
+      score=score,
+      score_period=config.evaluator.period,
+      make_logger=make_logger,
+      warn=warn,
+      tick=progress.tick,
+      should_stop=stop.is_set,
+      max_environment_steps=config.max_environment_steps,
+      max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
+      seed=config.seed,
+      entropy_scale=agent_config.entropy_scale,
+    )
+    try:
+      finished = run.run()
+    except FloatingPointError as error:
+      progress.end()
+      print(error, flush=True)
+      return 1
+    finally:
+      for logger in (*loggers.values(), events):
+        logger.close()
+  progress.end()
+  print(local.summary(folder) if finished else _farewell(folder), flush=True)
+  return 0
+
+
+def _farewell(folder: pathlib.Path) -> str:
+  return f'stopped; go on with: hephaestus train --run {folder}'
+
+
+def _describe(
+  config: launch_config.ExperimentConfig, fused: fused_lib.Fused, num_bytes: int
+) -> str:
+  scale, devices = fused.scale, fused.devices
+  return (
+    f'{config.actor.num_worlds:,} worlds x {config.steps_per_sequence} steps: '
+    f'{scale.num_minibatches} minibatches of {fused.steps_per_update // scale.num_minibatches:,}, '
+    f'{scale.num_epochs} epochs, learning rate {scale.learning_rate:.3g}; '
+    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB'
+  )
+
+
+def _prepare_process(config: launch_config.ExperimentConfig) -> None:
+  """What other runs tell their nodes by the environment; here JAX is imported already."""
+  logging.set_verbosity(logging.WARNING)  # what nodes log goes to files, and here is the terminal
+  for name, value in local.COMMON.items():
+    os.environ.setdefault(name, value)
+  if not config.accelerator:
+    jax.config.update('jax_platforms', 'cpu')
+  jax.config.update('jax_compilation_cache_dir', local.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+
+
+class _interrupts:  # noqa: N801  it reads as a function
+  """A flag that the first Ctrl-C or SIGTERM sets; the second ends the process as it always did."""
+
+  def __enter__(self) -> threading.Event:
+    stop = threading.Event()
+    self._before: dict[int, Any] = {}
+
+    def on_signal(number: int, frame: Any) -> None:
+      del frame
+      stop.set()
+      signal.signal(number, self._before[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+      self._before[number] = signal.signal(number, on_signal)
+    return stop
+
+  def __exit__(self, *error: Any) -> None:
+    for number, before in self._before.items():
+      signal.signal(number, before)
+
+
+class Progress(local.Progress):
+  """Says how fast it is where others say how stale."""
+
+  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
+    super().__init__(config, folder)
+    self._starting = 'compiling, some ten seconds'
+
+  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
+    del actor
+    names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
+    return [
+      f'{learner["steps_per_second"]:,.0f} steps/s',
+      *(f'{label} {learner[name]:.3f}' for name, label in names.items()),
+    ]

@@ -1,0 +1,467 @@
+"""Masked PPO: legal actions only, targets by hand, and gradients where and only where they belong."""
+
+import functools
+import types
+
+import dm_env
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+from hypothesis import strategies as st
+
+from actors.environments import environment
+from agents import distributions, experience, masked_ppo, networks, returns
+
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+WORLDS = {
+  'plain': (specs.BoundedArray((5,), np.float32, 0, 1), specs.DiscreteArray(3)),
+  'masked': (
+    {
+      'board': specs.BoundedArray((2, 2), np.float32, 0, 1),
+      'purse': specs.Array((), np.int32),
+      'action_mask': specs.BoundedArray((4,), bool, False, True),
+    },
+    specs.DiscreteArray(4),
+  ),
+  'continuous': (
+    specs.Array((5,), np.float32),
+    specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
+  ),
+  # Six cells, a purse, and a place.
+  'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
+}
+VARIANTS = {
+  'plain': dict(world='plain', levels=3),
+  'masked': dict(world='masked'),
+  'continuous': dict(world='continuous'),
+  'separate': dict(world='masked', shared=False, activation='tanh', layer_norm=False),
+  'map': dict(world='map', levels=5),
+  'memory': dict(world='masked', recurrent_size=6),
+  'separate memories': dict(world='plain', shared=False, recurrent_size=6, levels=3),
+}
+NUM_ROWS, BATCH = 6, 3
+
+
+@functools.cache
+def make(world='masked', **changes):
+  config = masked_ppo.PPOConfig(**{'hidden_size': 8, 'num_layers': 2} | changes)
+  return masked_ppo.make_ppo(config, *WORLDS[world])
+
+
+COMPILED = {}
+
+
+def compiled(ppo):
+  """(act, rows, loss with its gradient) of an agent, each one program."""
+  if id(ppo) not in COMPILED:
+    network = ppo.network
+    COMPILED[id(ppo)] = (
+      ppo,
+      types.SimpleNamespace(
+        act=jax.jit(
+          lambda params, key, memory, step_type, observation, greedy: ppo.agent.act(
+            params,
+            key,
+            memory,
+            types.SimpleNamespace(step_type=step_type, observation=observation),
+            greedy=greedy,
+          ),
+          static_argnums=5,
+        ),
+        init=jax.jit(ppo.agent.init_params),
+        rows=jax.jit(network.rows),
+        loss=jax.jit(jax.value_and_grad(network.loss, has_aux=True)),
+      ),
+    )
+  return COMPILED[id(ppo)][1]
+
+
+def draw_observation(spec, rng, *axes):
+  def draw(leaf):
+    x = rng.uniform(size=(*axes, *leaf.shape))
+    if leaf.dtype == bool:
+      return x < 0.5
+    return (x if isinstance(leaf, specs.BoundedArray) else 3 * x).astype(leaf.dtype)
+
+  return jax.tree.map(draw, spec)
+
+
+def act(ppo, params, *, seed=0, observation=None, greedy=False, memory=None, step_type=None):
+  """One row of the agent in BATCH worlds."""
+  rng = np.random.default_rng(seed)
+  if observation is None:
+    observation = draw_observation(ppo.network.observation_spec, rng, BATCH)
+  memory = ppo.agent.initial_policy_state(BATCH) if memory is None else memory
+  step_type = np.full(BATCH, MID, np.int32) if step_type is None else step_type
+  return compiled(ppo).act(params, jax.random.key(seed), memory, step_type, observation, greedy)
+
+
+def play(ppo, params, step_type, *, seed=0):
+  """A Sequence [T, B] that the agent made itself, along given step types [T, B]."""
+  rng = np.random.default_rng(seed)
+  observation = draw_observation(ppo.network.observation_spec, rng, *step_type.shape)
+  initial = memory = ppo.agent.initial_policy_state(step_type.shape[1])
+  decisions = []
+  for t, key in enumerate(jax.random.split(jax.random.key(seed), len(step_type))):
+    row = jax.tree.map(lambda x, t=t: x[t], observation)
+    memory, decision = compiled(ppo).act(params, key, memory, step_type[t], row, False)
+    decisions.append(decision)
+  decisions[-1] = jax.tree.map(jnp.zeros_like, decisions[-1])  # as an unroll leaves it
+  decision = jax.tree.map(lambda *rows: jnp.stack(rows), *decisions)
+  return experience.Sequence(
+    observation=jax.tree.map(jnp.asarray, observation),
+    action=decision.action,
+    reward=jnp.asarray(rng.normal(size=step_type.shape), jnp.float32),
+    discount=jnp.asarray(rng.choice([0.0, 1.0], size=step_type.shape), jnp.float32),
+    step_type=jnp.asarray(step_type),
+    extras=decision.extras,
+    initial_state=initial,
+    identity=jnp.zeros(step_type.shape[1], jnp.uint32),
+    version=jnp.zeros(step_type.shape[1], jnp.int32),
+    actor_id=jnp.zeros(step_type.shape[1], jnp.int32),
+  )
+
+
+STEP_TYPE = np.array(
+  [[FIRST, MID, MID], [MID, MID, LAST], [MID, LAST, FIRST], [LAST, FIRST, MID], [FIRST, MID, MID],
+   [MID, MID, MID]], np.int32,
+)  # fmt: skip
+
+
+def normalised(rows):
+  return rows._replace(weight=rows.weight / rows.weight.sum())
+
+
+@functools.cache
+def played(variant):
+  """(ppo, params, sequence) of a variant: parameters that are none of them zero."""
+  ppo = make(**VARIANTS[variant])
+  rng = np.random.default_rng(1)
+  shapes = jax.eval_shape(ppo.agent.init_params, jax.random.key(0))
+  params = jax.tree.map(lambda x: jnp.asarray(0.4 * rng.normal(size=x.shape), jnp.float32), shapes)
+  return ppo, params, play(ppo, params, STEP_TYPE)
+
+
+# Advantages.
+
+
+def plain_gae(reward, discount, value, last, gamma, lambda_):
+  """One stream, in plain Python, by the forward sum of equation 16; None where nothing is taught."""
+  result = []
+  for t in range(len(reward) - 1):
+    if last[t]:
+      result.append(None)
+      continue
+    total, factor, k = 0.0, 1.0, t
+    while True:
+      total += factor * (reward[k + 1] + gamma * discount[k + 1] * value[k + 1] - value[k])
+      factor *= gamma * lambda_ * discount[k + 1]
+      k += 1
+      if last[k] or k == len(reward) - 1:
+        break
+    result.append(total)
+  return result
+
+
+generalised_advantages = jax.jit(
+  returns.generalised_advantages, static_argnames=('gamma', 'lambda_')
+)
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.given(data=st.data(), gamma=st.sampled_from([0.5, 0.99, 1.0]))
+def test_advantages_are_those_of_plain_python_across_ends_of_episodes(data, gamma):
+  lambda_ = data.draw(st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+  rows = data.draw(st.lists(st.sampled_from(['mid', 'cut', 'end']), min_size=2, max_size=12))
+  rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+  last, first, discount = [], [], []
+  for row in rows:
+    begins = bool(last) and last[-1]  # the row after LAST is FIRST, whatever was drawn
+    first.append(begins)
+    last.append(row != 'mid' and not begins)
+    discount.append(0.0 if row == 'end' and not begins else 1.0)
+  reward = np.where(first, 0.0, rng.normal(size=len(rows)))
+  value = rng.normal(size=len(rows))
+  # One shape, so one program: a stream is followed by rows of another episode.
+  fill = lambda x, rest: np.concatenate([x, np.full(13 - len(x), rest)]).astype(np.float32)
+  bootstrap = np.concatenate([last[:-1], [True], np.ones(13 - len(rows))]).astype(bool)
+  advantage, return_ = generalised_advantages(
+    fill(reward, 1e6), fill(discount, 1), fill(value, 1e6), bootstrap, gamma=gamma, lambda_=lambda_
+  )
+  expected = plain_gae(reward, discount, value, last, gamma, lambda_)
+  for t, number in enumerate(expected):
+    if number is not None:
+      np.testing.assert_allclose(advantage[t], number, rtol=1e-4, atol=1e-4)
+      np.testing.assert_allclose(return_[t] - value[t], number, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(('discount', 'expected'), [(0.0, 3 - 7), (1.0, 3 + 0.5 * 100 - 7)])
+def test_an_episode_that_was_cut_off_lends_the_value_of_its_last_row(discount, expected):
+  column = lambda *values: jnp.asarray(values, jnp.float32)
+  advantage, _ = returns.generalised_advantages(
+    column(0, 3, 0, 1e6), column(1, discount, 1, 1), column(7, 100, 1e5, 1e5),
+    jnp.array([False, True, False, False]), gamma=0.5, lambda_=0.95,
+  )  # fmt: skip
+  np.testing.assert_allclose(advantage[0], expected)
+
+
+# Rows.
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_rows_hold_what_was_decided(variant):
+  ppo, params, sequence = played(variant)
+  rows = compiled(ppo).rows(params, sequence)
+  (_, metrics), _ = compiled(ppo).loss(params, normalised(rows), sequence.initial_state)
+  # The parameters that acted: every ratio is 1. With a memory, it was led through the same rows.
+  assert metrics['approx_kl'] == pytest.approx(0, abs=1e-6)
+  assert metrics['clip_fraction'] == 0
+  np.testing.assert_array_equal(rows.weight == 0, STEP_TYPE[:-1] == LAST)
+  np.testing.assert_allclose(rows.advantage, rows.return_ - rows.value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('variant', ['masked', 'memory'])
+def test_the_value_of_the_last_row_is_looked_up_where_nobody_acted(variant):
+  ppo, params, sequence = played(variant)
+  inputs = ppo.network.flatten(sequence.observation)
+  first = sequence.step_type == FIRST
+  _, _, value = ppo.network.apply(params, inputs, first, sequence.initial_state)
+  rows = compiled(ppo).rows(params, sequence)
+  expected = sequence.reward[-1] + ppo.config.gamma * sequence.discount[-1] * value[-1]
+  np.testing.assert_allclose(rows.return_[-1], expected, rtol=1e-5)
+
+
+def test_what_lies_in_a_last_row_and_behind_it_teaches_nothing():
+  ppo, params, sequence = played('masked')
+  gradient = jax.jit(
+    jax.grad(
+      lambda params, sequence: ppo.network.loss(
+        params, normalised(ppo.network.rows(played('masked')[1], sequence)), {}
+      )[0]
+    )
+  )
+  last = sequence.step_type == LAST
+  spoilt = sequence._replace(
+    action=jnp.where(last, 3 - sequence.action, sequence.action),
+    extras=sequence.extras | {'log_prob': jnp.where(last, -50.0, sequence.extras['log_prob'])},
+  )
+  jax.tree.map(np.testing.assert_array_equal, gradient(params, sequence), gradient(params, spoilt))
+
+
+def test_a_first_row_clears_the_memory():
+  ppo, params, _ = played('memory')
+  rng = np.random.default_rng(0)
+  memory = {'shared': jnp.asarray(rng.normal(size=(BATCH, 6)), jnp.float32)}
+  fresh, _ = act(ppo, params, memory=None, step_type=np.full(BATCH, FIRST, np.int32))
+  cleared, _ = act(ppo, params, memory=memory, step_type=np.full(BATCH, FIRST, np.int32))
+  kept, _ = act(ppo, params, memory=memory)
+  np.testing.assert_array_equal(fresh['shared'], cleared['shared'])
+  assert not np.allclose(fresh['shared'], kept['shared'])
+
+
+# Actions.
+
+EXTREMES = [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 3.39e38, 1e9, -1e9, 0.0, 1e-40]
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(data=st.data())
+def test_a_forbidden_action_is_never_chosen(data):
+  logits = data.draw(
+    st.lists(st.sampled_from(EXTREMES) | st.floats(-50, 50), min_size=5, max_size=5)
+  )
+  mask = data.draw(st.lists(st.booleans(), min_size=5, max_size=5))
+  dtype = data.draw(st.sampled_from([jnp.float32, jnp.bfloat16]))
+  seed = data.draw(st.integers(0, 2**31 - 1))
+  outputs = jnp.broadcast_to(jnp.asarray(logits, jnp.float32).astype(dtype), (64, 5))
+  sample, mode, log_prob, entropy = choose(outputs, jnp.asarray(mask), jax.random.key(seed))
+  legal = np.asarray(mask) if any(mask) else np.ones(5, bool)
+  assert legal[sample].all()
+  assert legal[mode].all()
+  assert np.isfinite(log_prob).all()
+  assert np.isfinite(entropy).all()
+  assert (entropy >= -1e-6).all() and (entropy <= np.log(5) + 1e-5).all()
+
+
+@jax.jit
+def choose(outputs, mask, key):
+  policy = distributions.MaskedCategorical.from_logits(outputs, mask)
+  sample = policy.sample(jax.random.gumbel(key, outputs.shape))
+  return sample, policy.mode(), policy.log_prob(sample), policy.entropy()
+
+
+def test_the_agent_keeps_to_its_mask_whatever_its_network_says():
+  ppo, params, _ = played('masked')
+  actor = jax.tree.map(jnp.zeros_like, params['actor']) | {'bias': jnp.array([np.inf, 1e38, 0, -1])}
+  observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(0), BATCH)
+  observation['action_mask'] = np.array([[0, 0, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]], bool)
+  for greedy in (True, False):
+    for seed in range(8):
+      _, decision = act(
+        ppo, params | {'actor': actor}, seed=seed, observation=observation, greedy=greedy
+      )
+      assert decision.action[0] == 3
+      assert decision.action[1] in (1, 2)
+      assert decision.action.dtype == jnp.int32
+
+
+def test_without_any_legal_action_all_are_equally_likely():
+  policy = distributions.MaskedCategorical.from_logits(jnp.zeros((1, 4)), jnp.zeros((1, 4), bool))
+  np.testing.assert_allclose(jnp.exp(policy.log_probs), 0.25, rtol=1e-6)
+  ppo, params, sequence = played('masked')
+  nothing = sequence.observation | {'action_mask': jnp.zeros((NUM_ROWS, BATCH, 4), bool)}
+  rows = normalised(compiled(ppo).rows(params, sequence._replace(observation=nothing)))
+  _, grads = compiled(ppo).loss(params, rows, {})
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_continuous_actions_lie_within_their_bounds_and_are_likely_as_said():
+  ppo, params, _ = played('continuous')
+  for seed in range(5):
+    _, decision = act(ppo, params, seed=seed)
+    action = np.asarray(decision.action)
+    assert ((action >= [-1, 0]) & (action <= [1, 4])).all()
+    assert decision.extras['raw_action'].shape == (BATCH, 2)
+    assert np.isfinite(decision.extras['log_prob']).all()
+
+
+def test_a_greedy_agent_needs_no_luck():
+  for variant in ('masked', 'continuous'):
+    ppo, params, _ = played(variant)
+    observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(5), BATCH)
+    one, other = (
+      act(ppo, params, seed=seed, observation=observation, greedy=True)[1].action for seed in (0, 1)
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+# Loss.
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_gradients_reach_every_parameter(variant):
+  ppo, params, sequence = played(variant)
+  rows = normalised(compiled(ppo).rows(params, sequence))
+  grads, _ = jax.jit(jax.grad(ppo.network.loss, has_aux=True))(params, rows, sequence.initial_state)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+    assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize(
+  ('ratio', 'advantage', 'flat'),
+  [
+    (1.5, 1.0, True),  # likely enough by now, and good: nothing more to gain
+    (1.5, -1.0, False),
+    (0.5, 1.0, False),
+    (0.5, -1.0, True),
+    (1.1, 1.0, False),
+    (0.9, -1.0, False),
+  ],
+)
+def test_the_surrogate_is_flat_where_it_is_clipped(ratio, advantage, flat):
+  ppo, params, sequence = played('masked')
+  only_actor = make('masked', entropy_scale=0.0, value_scale=0.0)
+  rows = compiled(ppo).rows(params, sequence)
+  rows = normalised(
+    rows._replace(
+      log_prob=rows.log_prob - jnp.log(ratio), advantage=jnp.full_like(rows.advantage, advantage)
+    )
+  )
+  (_, metrics), grads = compiled(only_actor).loss(params, rows, {})
+  largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+  assert (largest == 0) if flat else (largest > 1e-4)
+  assert metrics['clip_fraction'] == pytest.approx(float(abs(ratio - 1) > 0.2))
+  assert metrics['approx_kl'] == pytest.approx(ratio - 1 - np.log(ratio), rel=1e-3)
+  surrogate = min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+  assert metrics['actor_loss'] == pytest.approx(-surrogate, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('value_clip', 'old', 'target', 'flat'),
+  [
+    (None, -9.0, 9.0, False),
+    (0.5, -9.0, 9.0, True),  # far above the old value already: the clipped error is the larger
+    (0.5, -9.0, -30.0, False),
+  ],
+)
+def test_a_clipped_value_does_not_run_away_from_the_old_one(value_clip, old, target, flat):
+  ppo, params, sequence = played('masked')
+  only_critic = make('masked', entropy_scale=0.0, value_clip=value_clip)
+  rows = compiled(ppo).rows(params, sequence)
+  rows = normalised(
+    rows._replace(
+      value=jnp.full_like(rows.value, old),
+      return_=jnp.full_like(rows.value, target),
+      advantage=jnp.zeros_like(rows.value),
+    )
+  )
+  _, grads = compiled(only_critic).loss(params, rows, {})
+  largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+  assert (largest == 0) if flat else (largest > 1e-4)
+
+
+def test_kernels_begin_orthogonal_and_the_policy_even():
+  ppo = make('masked', hidden_size=16)
+  params = compiled(ppo).init(jax.random.key(0))
+  kernel = params['shared_encoder']['Dense_1']['kernel']
+  np.testing.assert_allclose(kernel.T @ kernel, 2 * np.eye(16), atol=1e-5)
+  _, decision = act(ppo, params, observation=None)
+  observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(0), BATCH)
+  even = -np.log(np.maximum(observation['action_mask'].sum(-1), 1))
+  even = np.where(observation['action_mask'].any(-1), even, -np.log(4))
+  np.testing.assert_allclose(decision.extras['log_prob'], even, atol=0.05)
+
+
+def test_bfloat16_stays_within_the_network():
+  ppo = make('masked', compute_dtype='bfloat16')
+  params = compiled(ppo).init(jax.random.key(0))
+  sequence = play(ppo, params, STEP_TYPE)
+  rows = normalised(compiled(ppo).rows(params, sequence))
+  (loss, metrics), grads = compiled(ppo).loss(params, rows, {})
+  floats = jax.tree.leaves(
+    (loss, metrics, grads, rows._replace(mask=None, first=None, choice=None))
+  )
+  assert {leaf.dtype for leaf in floats} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize(
+  ('changes', 'words'),
+  [
+    ({'hidden_size': 0}, r'agent.hidden_size=0: must be at least 1'),
+    ({'activation': 'gelu'}, r"agent.activation='gelu': choose one of"),
+    ({'levels': 1}, r'agent.levels=1'),
+    ({'recurrent_size': -1}, r'agent.recurrent_size=-1'),
+    ({'compute_dtype': 'float16'}, r"agent.compute_dtype='float16'"),
+    ({'gamma': 0}, r'agent.gamma=0'),
+    ({'lambda_': 1.5}, r'agent.lambda_=1.5'),
+    ({'clip': 1.0}, r'agent.clip=1.0'),
+    ({'value_clip': 0.0}, r'agent.value_clip=0.0'),
+    ({'entropy_scale': -1}, r'agent.entropy_scale=-1'),
+  ],
+)
+def test_what_cannot_work_is_refused_by_name(changes, words):
+  with pytest.raises(ValueError, match=words):
+    masked_ppo.PPOConfig(**changes)
+
+
+def test_a_map_is_read_from_where_the_agent_stands():
+  network = make('map', levels=5).network
+  here = np.array([[1, 0, 0, 0, 0, 0, 0.5, 0, 0]], np.float32)  # in the corner where the thing is
+  there = np.array([[0, 0, 0, 0, 0, 1, 0.5, 1, 1]], np.float32)
+  views = [network.flatten(x)[:, 9:] for x in (here, there)]
+  assert views[0].shape == (1, 2 * 3 * 5)
+  np.testing.assert_array_equal(*views)
+  assert make('map').network.flatten(here).shape == (1, 9)  # without levels it is a vector
+
+
+def test_levels_are_only_for_numbers_between_zero_and_one():
+  spec = {'board': specs.BoundedArray((2,), np.float32, 0, 1), 'purse': specs.Array((), np.int32)}
+  flat = networks.flatten_observation(
+    {'board': jnp.array([0.25, 1.0]), 'purse': jnp.array(7)}, spec
+  )
+  leveled = networks.with_levels(flat, spec, 3)
+  np.testing.assert_allclose(leveled[3:], [0.5, 0.5, 0, 0, 0, 1], atol=1e-6)
+  np.testing.assert_array_equal(leveled[:3], flat)

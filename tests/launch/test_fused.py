@@ -1,0 +1,119 @@
+"""PPO from the command: a run ends, is scored, goes on, and stops when asked, in one process."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from launch import config, experiments, fused, local, main
+
+ROOT = pathlib.Path(__file__).parents[2]
+TINY = [
+  'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
+  'actor.num_worlds=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
+  'learner.log_period=2', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
+  'tensorboard=false',
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module', autouse=True)
+def little_optimization():
+  """These programs run a few times on tiny arrays: their time is the compiler's."""
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+  """Trains a tiny PPO in this process, on one folder."""
+  monkeypatch.setattr(fused, '_prepare_process', lambda config: None)
+
+  def train(*arguments):
+    return run('train', '--run', tmp_path / 'run', *arguments)
+
+  return train
+
+
+def rows(folder, name):
+  return [json.loads(line) for line in (folder / 'metrics' / f'{name}.jsonl').open()]
+
+
+def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
+  folder = tmp_path / 'run'
+  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
+  assert train(*begin) == 0
+  out = capsys.readouterr().out
+  assert '16 worlds x 8 steps: 2 minibatches of 64, 3 epochs' in out
+  assert out.splitlines()[-1].startswith(
+    'done: environment_step=640 learner_step=5 episode_return='
+  )
+  assert list((folder / 'videos').glob('5.gif'))
+  assert config.load(folder / 'config.yaml').agent_name == 'ppo'
+
+  assert train('--steps', 900) == 0  # without a word on agent or world: the folder knows
+  assert 'learner_step=8' in capsys.readouterr().out.splitlines()[-1]
+  steps = [row['learner_step'] for row in rows(folder, 'learner')]
+  assert steps == [2, 4, 5, 6, 8]
+  scored = rows(folder, 'evaluator')
+  assert [row['learner_step'] for row in scored if row['final']] == [5, 8]
+  assert {'environment_step', 'episode_return', 'episode_length', 'normalised_score'} <= set(
+    scored[0]
+  )
+
+  assert run('evaluate', folder, '--episodes', 8, '--json') == 0
+  result = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert result['learner_step'] == 8
+  assert -1 <= result['episode_return'] <= 1
+
+  assert run('inspect', folder) == 2
+  assert 'without a replay' in capsys.readouterr().err
+  assert train('--agent', 'dreamer') == 2
+  assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
+  assert train('--set', 'agent.hidden_size=8') == 2
+  assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
+
+
+def test_evaluating_before_anything_is_saved_is_named(tmp_path, capsys):
+  local.open_run(tmp_path / 'run', config.override(experiments.ppo_laptop('catch'), TINY))
+  assert run('evaluate', tmp_path / 'run') == 2
+  assert 'nothing has been saved yet' in capsys.readouterr().err
+
+
+def test_numbers_that_are_no_longer_finite_end_the_run(train, capsys):
+  options = [*TINY, 'learner.learning_rate=1e30', 'learner.anneal=false', 'learner.num_epochs=4']
+  assert train('--agent', 'ppo', '--preset', 'laptop', '--steps', 5000, '--set', *options) == 1
+  assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+  folder = tmp_path / 'run'
+  process = subprocess.Popen(
+    [sys.executable, '-m', 'launch.main', 'train', '--agent', 'ppo', '--preset', 'laptop', '--run', folder,
+     '--steps', '1000000000', '--set', *TINY],
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    cwd=ROOT, env=os.environ | {'XLA_FLAGS': '', 'XDG_CACHE_HOME': str(tmp_path / 'cache')},
+  )  # fmt: skip
+  try:
+    while not (folder / 'metrics' / 'learner.jsonl').exists() or not rows(folder, 'learner'):
+      assert process.poll() is None, process.stderr.read()
+      time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+  finally:
+    process.kill()
+  assert process.returncode == 0, error
+  assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
+  assert 'Traceback' not in error
+  assert list((folder / 'checkpoints').iterdir())

@@ -1,0 +1,317 @@
+"""The fused run: one program whatever its trip count, a run that goes on bitwise, and its advice."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from actors import environments, rollout
+from actors.environments import environment
+from agents import masked_ppo
+from launch import metrics
+from learner import checkpoint, fused, ppo_update
+from learner import config as learner_config
+
+NUM_WORLDS, NUM_STEPS = 16, 8
+CONFIG = learner_config.PPOLearnerConfig(
+  num_minibatches=2, num_epochs=2, learning_rate=1e-2, log_period=2
+)
+
+
+def make_fused(
+  num_devices=1,
+  num_worlds=NUM_WORLDS,
+  *,
+  num_updates=None,
+  on_trace=lambda: None,
+  world=None,
+  **changes,
+):
+  world = world or environments.make('catch', rows=4, columns=3)
+  ppo = masked_ppo.make_ppo(
+    masked_ppo.PPOConfig(**{'hidden_size': 16, 'num_layers': 1} | changes),
+    world.observation_spec,
+    world.action_spec,
+  )
+  scale = ppo_update.auto_scale(
+    CONFIG, num_worlds=num_worlds, num_steps=NUM_STEPS, num_devices=num_devices,
+    recurrent=bool(ppo.config.recurrent_size),
+  )  # fmt: skip
+  update = ppo_update.make_update(ppo, CONFIG, scale, num_updates=num_updates)
+  unroll = rollout.make_unroll(
+    world, ppo.agent, num_worlds=num_worlds // num_devices, num_rows=NUM_STEPS + 1
+  )
+
+  def act(*arguments):
+    on_trace()
+    return unroll.unroll(*arguments)
+
+  worlds = fused.Worlds(unroll.init, act, num_worlds, NUM_STEPS)
+  made = fused.Fused(update, ppo.agent.acting_params, worlds, jax.local_devices()[:num_devices])
+  made.compile()
+  return made
+
+
+@pytest.fixture(scope='module', autouse=True)
+def little_optimization():
+  """These programs run a few times on tiny arrays: their time is the compiler's."""
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
+@pytest.fixture(scope='module')
+def program(little_optimization):
+  return make_fused(recurrent_size=4)
+
+
+@pytest.fixture(scope='module')
+def on_eight_devices(little_optimization):
+  return make_fused(8, recurrent_size=4)
+
+
+def begin(made, seed=0):
+  return made.place(jax.jit(made.init)(jax.random.key(seed)))
+
+
+def plain(state):
+  """A whole run's state as host arrays."""
+  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), state)
+
+
+def assert_equal(one, other):
+  jax.tree.map(np.testing.assert_array_equal, plain(one), plain(other))
+
+
+def test_many_updates_in_a_call_are_as_many_calls(program):
+  together, sums = program.iterate(begin(program), 3)
+  apart, total = begin(program), None
+  for _ in range(3):
+    apart, part = program.iterate(apart, 1)
+    total = part if total is None else jax.tree.map(np.add, total, part)
+  assert_equal(program.gather(together), program.gather(apart))
+  for name, value in sums.items():
+    np.testing.assert_allclose(value, total[name], rtol=1e-5, atol=1e-6)
+  # An episode takes 3 steps and the one that resets: 4 of each world's 24 steps are starts.
+  assert sums['episodes'][0] == NUM_WORLDS * 3 * NUM_STEPS / 4
+  assert sums['episode_length'][0] == 3 * sums['episodes'][0]
+
+
+def test_the_program_is_traced_when_it_is_compiled_and_never_again():
+  traces = []
+  made = make_fused(on_trace=lambda: traces.append(1))
+  before, state = len(traces), begin(made)
+  for count in (1, 2, 5):
+    state, _ = made.iterate(state, count)
+  assert len(traces) == before
+  with pytest.raises((TypeError, ValueError)):
+    made.iterate(jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 else x, state), 1)
+
+
+def test_eight_devices_share_the_worlds_and_stay_equal(on_eight_devices):
+  made = on_eight_devices
+  state, sums = made.iterate(begin(made), 3)
+  arrays = plain(state)
+  for device in range(1, 8):
+    same = lambda x, d=device: np.testing.assert_array_equal(x[0], x[d])
+    jax.tree.map(same, (arrays.train, arrays.key))
+  assert sums['episodes'][0] == NUM_WORLDS * 3 * NUM_STEPS / 4
+  balls = plain(made.gather(state)).worlds.env_state.env_state.ball_column
+  assert balls.shape == (NUM_WORLDS,)
+  assert len(set(balls)) > 1
+
+
+def test_a_state_that_was_gathered_can_be_placed_on_other_devices(program, on_eight_devices):
+  state, _ = program.iterate(begin(program), 1)
+  gathered = program.gather(state)
+  elsewhere = on_eight_devices.place(gathered)
+  assert_equal(gathered, on_eight_devices.gather(elsewhere))
+
+
+class Folder:
+  """Runs that come and go on one folder."""
+
+  def __init__(self, path, made, *, max_environment_steps, max_seconds=None):
+    self.path = path
+    self.scores, self.warnings, self.ticks = [], [], 0
+    self.stop_after = None
+    self.run = fused.Run(
+      fused=made,
+      config=CONFIG,
+      checkpointer=checkpoint.Checkpointer(path / 'checkpoints'),
+      score=self.score,
+      score_period=1e9,
+      make_logger=lambda step: metrics.make_logger(
+        path, 'learner', steps_key='learner_step', resume=('learner_step', step)
+      ),
+      warn=self.warnings.append,
+      tick=self.tick,
+      should_stop=lambda: self.stop_after is not None and self.ticks >= self.stop_after,
+      max_environment_steps=max_environment_steps,
+      max_seconds=max_seconds,
+      seed=5,
+      entropy_scale=0.01,
+    )
+
+  def score(self, params, step, environment_step, final):
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    self.scores.append((step, environment_step, final))
+
+  def tick(self):
+    self.ticks += 1
+
+  def rows(self):
+    return [json.loads(line) for line in (self.path / 'metrics' / 'learner.jsonl').open()]
+
+  def saved(self, made):
+    return checkpoint.Checkpointer(self.path / 'checkpoints', read_only=True).restore(made.shapes())
+
+
+def test_a_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
+  folder = Folder(tmp_path, program, max_environment_steps=5 * NUM_WORLDS * NUM_STEPS - 3)
+  assert folder.run.run()
+  rows = folder.rows()
+  assert [row['learner_step'] for row in rows] == [2, 4, 5]
+  assert rows[-1]['environment_step'] == 5 * NUM_WORLDS * NUM_STEPS
+  assert {'steps_per_second', 'episode_return', 'ppo/approx_kl', 'ppo/entropy'} <= set(rows[0])
+  assert rows[0]['episode_length'] == 3
+  assert folder.scores == [(0, 0, False), (5, 640, True)]
+  assert folder.saved(program).step == 5
+
+
+def test_a_run_that_was_stopped_goes_on_bitwise(program, tmp_path):
+  steps = 6 * NUM_WORLDS * NUM_STEPS
+  whole = Folder(tmp_path / 'whole', program, max_environment_steps=steps)
+  assert whole.run.run()
+  first = Folder(tmp_path / 'parts', program, max_environment_steps=steps)
+  first.stop_after = 1
+  assert not first.run.run()
+  stopped_at = first.saved(program).step
+  assert 0 < stopped_at < 6
+  assert first.scores == [(0, 0, False)]  # nobody who presses Ctrl-C waits for another
+  second = Folder(tmp_path / 'parts', program, max_environment_steps=steps)
+  assert second.run.run()
+  assert_equal(whole.saved(program).state, second.saved(program).state)
+  drop = ('time', 'steps_per_second')
+  numbers = lambda rows: {
+    row['learner_step']: {key: value for key, value in row.items() if key not in drop}
+    for row in rows
+  }
+  assert numbers(whole.rows())[6] == pytest.approx(numbers(second.rows())[6], rel=1e-5)
+
+
+def test_a_run_ends_in_time(program, tmp_path):
+  folder = Folder(tmp_path, program, max_environment_steps=10**12, max_seconds=1e-6)
+  assert folder.run.run()
+  assert folder.scores[-1][2]
+
+
+class Puzzle(environment.Environment):
+  """Three steps with a number shown at the first or at each, and to be answered at the third."""
+
+  def __init__(self, *, shown_once, continuous):
+    self.shown_once = shown_once
+    self.action_spec = (
+      specs.BoundedArray((1,), np.float32, -2, 2) if continuous else specs.DiscreteArray(2)
+    )
+
+  observation_spec = specs.Array((1,), np.float32)
+  action_spec = None
+  max_steps = 3
+
+  def reset(self, key):
+    number = jax.random.bernoulli(key).astype(jnp.float32)
+    return (number, jnp.zeros((), jnp.int32)), environment.restart(2 * number[None] - 1)
+
+  def step(self, key, state, action):
+    number, count = state
+    right = 1.0 - jnp.abs(action.astype(jnp.float32).reshape(()) - number)
+    over = count == 2
+    observation = jnp.where(self.shown_once, 0.0, 2 * number[None] - 1)
+    timestep = jax.lax.cond(
+      over,
+      environment.termination,
+      environment.transition,
+      jnp.where(over, right, 0.0),
+      observation,
+    )
+    return (number, count + 1), timestep
+
+
+@pytest.mark.parametrize(
+  ('world', 'changes', 'before', 'after'),
+  [
+    ({'rows': 4, 'columns': 3}, {}, 0.6, 0.95),
+    ({'shown_once': False, 'continuous': True}, {}, 0.5, 0.75),
+    ({'shown_once': True, 'continuous': False}, {'recurrent_size': 8}, 0.7, 0.95),
+  ],
+  ids=['catch', 'continuous', 'memory'],
+)
+def test_small_worlds_are_learned(world, changes, before, after):
+  world = environments.make('catch', **world) if 'rows' in world else Puzzle(**world)
+  made = make_fused(num_worlds=32, world=world, gamma=0.9, **changes)
+  state, first = made.iterate(begin(made), 3)
+  state, _ = made.iterate(state, 70)
+  state, last = made.iterate(state, 5)
+  mean = lambda sums: float(sums['episode_return'][0] / sums['episodes'][0])
+  assert mean(first) < before
+  assert mean(last) > after
+
+
+# Advice.
+
+
+def make_row(**changes):
+  return {
+    'learner_step': 1, 'episode_return': 0.0, 'episode_length': 10.0, 'ppo/approx_kl': 0.02,
+    'ppo/clip_fraction': 0.1, 'ppo/entropy': 1.0, 'ppo/learning_rate': 1e-3,
+  } | changes  # fmt: skip
+
+
+def advise(rows, score=None):
+  said = []
+  advice = fused.Advice(said.append, entropy_scale=0.01)
+  advice.score = score
+  for row in rows:
+    advice.look(row)
+  return said
+
+
+@pytest.mark.parametrize(
+  ('changes', 'words'),
+  [
+    (
+      {'ppo/approx_kl': 0.09},
+      ('KL 0.090 is above 0.08', 'lower learner.learning_rate (now 0.001)'),
+    ),
+    ({'ppo/clip_fraction': 0.4}, ('clip fraction 0.40 is above 0.35', 'learner.num_epochs')),
+    (
+      {'ppo/entropy': 0.04},
+      ('entropy collapsed from 1.00', 'larger agent.entropy_scale (now 0.01)'),
+    ),
+  ],
+)
+def test_a_remedy_is_named_once(changes, words):
+  said = advise([make_row(), *[make_row(**changes)] * 3])
+  assert len(said) == 1
+  assert all(word in said[0] for word in words)
+
+
+def test_a_good_run_hears_nothing():
+  rows = [make_row(**{'episode_return': 0.1 * i, 'episode_length': 10.0 + i}) for i in range(64)]
+  assert advise(rows) == []
+  assert advise([make_row(), make_row(**{'ppo/entropy': 0.01})], score=0.95) == []
+
+
+def test_longer_episodes_that_earn_no_more_are_called_oscillation():
+  noise = np.random.default_rng(0).normal(size=64)
+  rows = [make_row(episode_return=0.1 * noise[i], episode_length=10.0 + i) for i in range(64)]
+  (said,) = advise(rows)
+  assert 'episodes get longer while their return is flat' in said
+  assert 'raise agent.entropy_scale' in said
+  assert advise([row | {'episode_return': None} for row in rows]) == []

@@ -1,0 +1,336 @@
+"""PPO's update: every part learns, devices agree, and minibatches follow the number of worlds."""
+
+import dm_env
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+from hypothesis import strategies as st
+
+from agents import experience, masked_ppo
+from learner import config as learner_config
+from learner import ppo_update
+
+NUM_STEPS, BATCH = 6, 16
+LAST = int(dm_env.StepType.LAST)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def little_optimization():
+  """These programs run a few times on tiny arrays: their time is the compiler's."""
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)
+
+
+def make_ppo(**changes):
+  config = masked_ppo.PPOConfig(**{'hidden_size': 8, 'num_layers': 1} | changes)
+  observation_spec = {
+    'features': specs.BoundedArray((5,), np.float32, 0, 1),
+    'action_mask': specs.BoundedArray((3,), bool, False, True),
+  }
+  return masked_ppo.make_ppo(config, observation_spec, specs.DiscreteArray(3))
+
+
+def make_batch(ppo, seed=0, batch=BATCH):
+  """[B, T, ...]: some episodes end at row 3."""
+  random = np.random.default_rng(seed)
+  rows = (batch, NUM_STEPS + 1)
+  step_type = np.full(rows, dm_env.StepType.MID, np.int32)
+  step_type[::2, 0] = dm_env.StepType.FIRST
+  step_type[::3, 3] = LAST
+  step_type[::3, 4] = dm_env.StepType.FIRST
+  mask = random.uniform(size=(*rows, 3)) < 0.7
+  mask[..., 1] = True
+  return experience.Sequence(
+    observation={
+      'features': random.uniform(size=(*rows, 5)).astype(np.float32),
+      'action_mask': mask,
+    },
+    action=np.ones(rows, np.int32),
+    reward=random.normal(size=rows).astype(np.float32),
+    discount=np.where(step_type == LAST, random.integers(0, 2, rows), 1).astype(np.float32),
+    step_type=step_type,
+    extras={
+      'log_prob': -random.uniform(0.5, 1.5, size=rows).astype(np.float32),
+      'value': random.normal(size=rows).astype(np.float32),
+    },
+    initial_state=jax.tree.map(
+      lambda x: random.normal(size=x.shape).astype(np.float32),
+      ppo.agent.initial_policy_state(batch),
+    ),
+    identity=random.integers(0, 2**32, batch, dtype=np.uint32),
+    version=np.zeros(batch, np.int32),
+    actor_id=np.zeros(batch, np.int32),
+  )
+
+
+class Trainer:
+  """The update on the first D devices."""
+
+  def __init__(self, ppo, num_devices=1, num_updates=None, **changes):
+    self.ppo = ppo
+    self.devices = jax.local_devices()[:num_devices]
+    self.traces = 0
+    options = {'num_minibatches': 2, 'num_epochs': 3, 'learning_rate': 1e-2} | changes
+    config = learner_config.PPOLearnerConfig(**options)
+    scale = ppo_update.auto_scale(
+      config, num_worlds=BATCH, num_steps=NUM_STEPS, num_devices=num_devices,
+      recurrent=bool(ppo.config.recurrent_size),
+    )  # fmt: skip
+    self.made = ppo_update.make_update(ppo, config, scale, num_updates=num_updates)
+
+    def update(state, sequence):
+      self.traces += 1
+      return self.made.update(state, sequence)
+
+    self._update = jax.pmap(update, axis_name=ppo_update.DEVICES, devices=self.devices)
+    self.begin()
+
+  def begin(self):
+    state = self.made.init(jax.random.key(0))
+    self.state = jax.device_put_replicated(state, self.devices)
+    return self
+
+  def step(self, batch):
+    shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
+    self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
+    return {name: float(value[0]) for name, value in metrics.items()}
+
+  def arrays(self, device=0):
+    plain = self.state._replace(key=jax.random.key_data(self.state.key))
+    return jax.tree.map(lambda x: np.asarray(x[device]), plain)
+
+
+@pytest.fixture(scope='module')
+def ppo():
+  return make_ppo()
+
+
+@pytest.fixture(scope='module')
+def one_device(ppo):
+  return Trainer(ppo)
+
+
+def test_every_module_is_moved_by_one_update(ppo, one_device):
+  before = one_device.begin().arrays()
+  metrics = one_device.step(make_batch(ppo))
+  after = one_device.arrays()
+  for module, params in before.params.items():
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, after.params[module])
+    assert min(jax.tree.leaves(moved)) > 1e-5, f'{module} did not learn'
+  assert after.step == 1
+  assert all(np.isfinite(value) for value in metrics.values())
+  assert metrics['ppo/learning_rate'] == pytest.approx(1e-2)
+
+
+@pytest.mark.parametrize('memory', [0, 4])
+def test_eight_devices_take_the_step_of_one(memory):
+  ppo = make_ppo(recurrent_size=memory)
+  trainers = [Trainer(ppo, count, num_minibatches=2) for count in (1, 8)]
+  batch = make_batch(ppo)
+  expected, found = (trainer.step(batch) for trainer in trainers)
+  for name, value in expected.items():
+    assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
+  one, eight = (trainer.arrays() for trainer in trainers)
+  # Adam's moments are sums of gradients; its first steps would only show their signs.
+  for a, b in zip(jax.tree.leaves(one.opt_state), jax.tree.leaves(eight.opt_state), strict=True):
+    np.testing.assert_allclose(b, a, rtol=1e-2, atol=1e-5)
+  for device in range(1, 8):
+    jax.tree.map(np.testing.assert_array_equal, eight, trainers[1].arrays(device))
+
+
+def test_many_updates_are_one_trace(ppo, one_device):
+  one_device.begin()
+  for seed in range(3):
+    one_device.step(make_batch(ppo, seed))
+  assert one_device.traces == 1
+
+
+@pytest.mark.parametrize('memory', [0, 4])
+def test_no_key_is_used_twice(memory):
+  ppo = make_ppo(recurrent_size=memory)
+  made = Trainer(ppo).made
+  batch = jax.tree.map(lambda x: jnp.asarray(x)[None], make_batch(ppo))
+  with jax.debug_key_reuse(True):
+    state = jax.jit(made.init)(jax.random.key(0))
+    update = jax.jit(jax.vmap(made.update, axis_name=ppo_update.DEVICES))
+    update(jax.tree.map(lambda x: x[None], state), batch)
+
+
+def test_the_better_action_becomes_likelier(ppo):
+  trainer = Trainer(ppo, learning_rate=3e-3)
+  batch = make_batch(ppo)
+  action = np.random.default_rng(1).integers(0, 3, batch.action.shape).astype(np.int32)
+  everything = batch.observation | {'action_mask': np.ones((*action.shape, 3), bool)}
+  reward = np.zeros(action.shape, np.float32)
+  reward[:, 1:] = action[:, :-1] == 2  # earned by the action of the row before
+  network = ppo.network
+  apply = jax.jit(
+    lambda params, features: network.apply(
+      params, network.flatten({'features': features}), jnp.zeros(()), {}
+    )[1:]
+  )
+
+  def likelihood():
+    params = jax.tree.map(jnp.asarray, trainer.arrays().params)
+    outputs, value = apply(params, batch.observation['features'])
+    policy = network.policy(outputs, None)
+    return (
+      policy.log_prob(jnp.asarray(action)),
+      value,
+      float(jnp.exp(policy.log_probs[..., 2]).mean()),
+    )
+
+  before = likelihood()[2]
+  for _ in range(20):
+    log_prob, value, _ = likelihood()
+    trainer.step(
+      batch._replace(
+        observation=everything, action=action, reward=reward,
+        extras={'log_prob': np.asarray(log_prob), 'value': np.asarray(value)},
+      )
+    )  # fmt: skip
+  assert before < 0.4
+  assert likelihood()[2] > 0.6
+
+
+def test_the_rate_falls_to_zero_over_the_run(ppo):
+  trainer = Trainer(ppo, num_updates=4)
+  rates = [trainer.step(make_batch(ppo, seed))['ppo/learning_rate'] for seed in range(6)]
+  np.testing.assert_allclose(rates, [1e-2, 7.5e-3, 5e-3, 2.5e-3, 0, 0], rtol=1e-5, atol=1e-9)
+  before = trainer.arrays().params
+  trainer.step(make_batch(ppo))
+  jax.tree.map(np.testing.assert_array_equal, before, trainer.arrays().params)
+  constant = Trainer(ppo, num_updates=4, anneal=False)
+  assert [constant.step(make_batch(ppo))['ppo/learning_rate'] for _ in range(5)][-1] > 9e-3
+
+
+def test_a_critic_that_knows_explains_all():
+  rows = lambda value: masked_ppo.Rows(
+    *[None] * 5, jnp.asarray(value), jnp.array([1.0, 2, 3, 1e6]), None, jnp.array([1.0, 1, 1, 0])
+  )
+  explained = lambda value: jax.vmap(
+    lambda value: ppo_update.explained_variance(rows(value)), axis_name=ppo_update.DEVICES
+  )(jnp.asarray([value]))[0]
+  assert explained([1.0, 2, 3, 0]) == pytest.approx(1)
+  assert explained([5.0, 5, 5, 0]) == pytest.approx(0)
+  assert explained([3.0, 2, 1, 0]) == pytest.approx(1 - 4)
+
+
+# How many minibatches and epochs.
+
+AUTO = learner_config.PPOLearnerConfig()
+
+
+@pytest.mark.parametrize(
+  ('num_worlds', 'num_steps', 'expected'),
+  [
+    (256, 128, (4, 4, 2.5e-4)),
+    (512, 128, (8, 2, 2.5e-4)),
+    (1024, 128, (16, 2, 1.25e-4)),
+    (2048, 128, (32, 2, 6.25e-5)),
+    (4, 128, (4, 4, 2.5e-4)),
+    (64, 128, (4, 4, 2.5e-4)),
+    (4096, 16, (8, 2, 2.5e-4)),
+    (65536, 16, (128, 2, 1.5625e-5)),
+  ],
+)
+def test_minibatches_and_epochs_follow_the_number_of_worlds(num_worlds, num_steps, expected):
+  assert ppo_update.auto_scale(AUTO, num_worlds=num_worlds, num_steps=num_steps) == expected
+
+
+def test_numbers_set_by_hand_are_kept_and_the_rate_follows_them():
+  scale = lambda **changes: ppo_update.auto_scale(
+    learner_config.PPOLearnerConfig(**changes), num_worlds=2048, num_steps=128
+  )
+  assert scale(num_minibatches=16) == (16, 2, 1.25e-4)
+  assert scale(num_epochs=4) == (32, 4, 3.125e-5)
+  assert scale(learning_rate=1e-3) == (32, 2, 1e-3)
+  assert scale(num_minibatches=8, num_epochs=1, learning_rate=1.0) == (8, 1, 1.0)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+  local=st.integers(1, 300), num_steps=st.integers(1, 200), num_devices=st.sampled_from([1, 2, 8]),
+  recurrent=st.booleans(),
+)  # fmt: skip
+def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent):
+  scale = ppo_update.auto_scale(
+    AUTO, num_worlds=local * num_devices, num_steps=num_steps, num_devices=num_devices,
+    recurrent=recurrent,
+  )  # fmt: skip
+  block = ppo_update.worlds_per_block(scale.num_minibatches, num_steps, recurrent)
+  assert local % block == 0
+  assert (block if recurrent else block * num_steps) % scale.num_minibatches == 0
+  assert 2 <= scale.num_epochs <= 4
+  by_hand = learner_config.PPOLearnerConfig(
+    num_minibatches=scale.num_minibatches, num_epochs=scale.num_epochs
+  )
+  assert scale == ppo_update.auto_scale(
+    by_hand, num_worlds=local * num_devices, num_steps=num_steps, num_devices=num_devices,
+    recurrent=recurrent,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('changes', 'options', 'words'),
+  [
+    ({}, {'num_devices': 3}, r'actor.num_worlds=16: does not divide over 3 devices; 15 would'),
+    (
+      {'num_minibatches': 5},
+      {},
+      r'learner.num_minibatches=5: does not divide 16 worlds of 6 steps',
+    ),
+    ({'num_minibatches': 3}, {'recurrent': True}, r'into whole streams; (2|4) would'),
+    ({'num_minibatches': 32}, {'recurrent': True}, r'learner.num_minibatches=32.*16 would'),
+  ],
+)
+def test_what_does_not_divide_is_refused_by_name(changes, options, words):
+  config = learner_config.PPOLearnerConfig(**changes)
+  with pytest.raises(ValueError, match=words):
+    ppo_update.auto_scale(config, num_worlds=16, num_steps=6, **options)
+
+
+@pytest.mark.parametrize('name', ['num_minibatches', 'learning_rate', 'max_gradient', 'log_period'])
+def test_a_number_that_cannot_work_is_refused_by_name(name):
+  with pytest.raises(ValueError, match=f'learner.{name}=0: must be positive'):
+    learner_config.PPOLearnerConfig(**{name: 0})
+
+
+@pytest.mark.parametrize(('memory', 'minibatches'), [(0, 2), (0, 4), (0, 12), (4, 4)])
+def test_each_epoch_reads_every_row_once(memory, minibatches):
+  """Rows carry their number as their value; the loss is replaced by one that shows what it read."""
+  ppo = make_ppo(recurrent_size=memory)
+  read = []
+
+  class Spy:
+    def __getattr__(self, name):
+      return getattr(ppo.network, name)
+
+    def loss(self, params, rows, memory):
+      jax.debug.callback(lambda value: read.append(np.asarray(value).ravel()), rows.value)
+      return 0.0 * jax.tree.leaves(params)[0].sum(), {}
+
+  config = learner_config.PPOLearnerConfig(num_minibatches=minibatches, num_epochs=2)
+  scale = ppo_update.auto_scale(
+    config, num_worlds=BATCH, num_steps=NUM_STEPS, recurrent=bool(memory)
+  )
+  made = ppo_update.make_update(ppo._replace(network=Spy()), config, scale)
+  batch = make_batch(ppo)
+  number = np.arange(BATCH * (NUM_STEPS + 1), dtype=np.float32).reshape(BATCH, -1)
+  batch = batch._replace(extras=batch.extras | {'value': number})
+  add_axis = lambda x: jnp.asarray(x)[None]
+  state = made.init(jax.random.key(0))
+  jax.vmap(made.update, axis_name=ppo_update.DEVICES)(
+    jax.tree.map(add_axis, state), jax.tree.map(add_axis, batch)
+  )
+  jax.effects_barrier()
+  assert len(read) == 2 * minibatches
+  epochs = np.concatenate(read).reshape(2, -1)
+  for epoch in epochs:
+    np.testing.assert_array_equal(np.sort(epoch), np.sort(number[:, :-1].ravel()))
+  assert not np.array_equal(*epochs)
