@@ -1,4 +1,4 @@
-"""What is put around any world: auto-reset, random actions, and a scale for its returns."""
+"""What is put around any world: auto-reset, a time limit, random actions, a scale for returns."""
 
 import dataclasses
 import functools
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +69,58 @@ class AutoReset(Environment):
     return self.environment.scripted_action(state.env_state)
 
   def render(self, state: AutoResetState) -> np.ndarray | None:
+    return self.environment.render(state.env_state)
+
+
+class TimeLimitState(NamedTuple):
+  """A world's state, and how long its episode is.
+
+  Attributes:
+    env_state: the state of the world within.
+    step_count: [] int32, steps since the reset.
+  """
+
+  env_state: EnvState
+  step_count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeLimit(Environment):
+  """Cuts episodes off at `max_steps`: the step is LAST, and its discount stays what it was."""
+
+  environment: Environment
+  max_steps: int  # type: ignore[assignment]
+
+  def __post_init__(self):
+    if self.max_steps < 1:
+      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+
+  @property
+  def observation_spec(self) -> Any:
+    return self.environment.observation_spec
+
+  @property
+  def action_spec(self) -> specs.BoundedArray:
+    return self.environment.action_spec
+
+  def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
+    env_state, timestep = self.environment.reset(key)
+    return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
+
+  def step(
+    self, key: chex.PRNGKey, state: TimeLimitState, action: jax.Array
+  ) -> tuple[TimeLimitState, TimeStep]:
+    env_state, timestep = self.environment.step(key, state.env_state, action)
+    step_count = state.step_count + 1
+    is_last = timestep.last() | (step_count >= self.max_steps)
+    step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
+    timestep = timestep._replace(step_type=step_type)
+    return TimeLimitState(env_state=env_state, step_count=step_count), timestep
+
+  def scripted_action(self, state: TimeLimitState) -> jax.Array | None:
+    return self.environment.scripted_action(state.env_state)
+
+  def render(self, state: TimeLimitState) -> np.ndarray | None:
     return self.environment.render(state.env_state)
 
 
