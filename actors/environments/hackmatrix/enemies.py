@@ -64,12 +64,14 @@ def _hatch(state: State, plays: jax.Array) -> State:
   egg_of = jnp.where(hatches, state_lib.rank_among(hatches), state_lib.NUM_TRANSMISSIONS)
   taken, rank = state_lib.lowest_free(state.enemies.active, jnp.sum(hatches, axis=0, dtype=np.int32))
 
-  # One number holds a whole transmission, so that it is looked for once: 20 times 20 comparisons.
+  # One number holds a whole transmission, so that each slot looks for its own only once.
   eggs = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
   eggs = eggs | slots.from_scheduled << 9
-  egg = jnp.zeros_like(rank)
-  for i in range(state_lib.NUM_TRANSMISSIONS):
-    egg = jnp.where(egg_of[i] == rank, eggs[i], egg)
+  egg = state_lib.where_any(
+    jnp.any(hatches, axis=0),
+    lambda: jnp.sum(jnp.where(egg_of[:, None] == rank, eggs[:, None], 0), axis=0),
+    jnp.zeros_like(eggs),
+  )
   kind = egg >> 6 & 3
   hatched = Enemies(
     active=True,
@@ -138,21 +140,25 @@ def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
     & (state.task_interval > 0)
     & (state.turn >= state.next_task_turn)
   )
-  occupied = board.of_cell(state.row, state.col) | board.of_cells(state.has_unsiphoned_block)
-  for slots in (state.enemies, state.transmissions):
-    occupied = occupied | board.of_slots(slots.active, slots.row, slots.col)
-  row, col = board.draw(~occupied, bits)
-  sent = Transmissions(
-    active=True,
-    kind=(bits & 3).astype(np.int32),  # the draw of the cell leaves these bits alone
-    row=row,
-    col=col,
-    turns=SCHEDULED_TURNS,
-    from_siphon=False,
-    from_scheduled=True,
-  )
-  taken, _ = state_lib.lowest_free(state.transmissions.active, falls_due.astype(np.int32))
+
+  def send():
+    occupied = board.of_cell(state.row, state.col) | board.of_cells(state.has_unsiphoned_block)
+    for slots in (state.enemies, state.transmissions):
+      occupied = occupied | board.of_slots(slots.active, slots.row, slots.col)
+    row, col = board.draw(~occupied, bits)
+    sent = Transmissions(
+      active=True,
+      kind=(bits & 3).astype(np.int32),  # the draw of the cell leaves these bits alone
+      row=row,
+      col=col,
+      turns=SCHEDULED_TURNS,
+      from_siphon=False,
+      from_scheduled=True,
+    )
+    taken, _ = state_lib.lowest_free(state.transmissions.active, np.int32(1))
+    return state_lib.select(taken, sent, state.transmissions)
+
   return state.replace(
-    transmissions=state_lib.select(taken, sent, state.transmissions),
+    transmissions=state_lib.where_any(falls_due, send, state.transmissions),
     next_task_turn=jnp.where(falls_due, state.turn + state.task_interval, state.next_task_turn),
   )

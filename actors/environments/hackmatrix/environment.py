@@ -1,6 +1,7 @@
 """HackMatrix: `HackMatrix`, a turn-based game on 6 by 6 cells with 28 actions, and its step."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -135,6 +136,29 @@ def _assign(bits: jax.Array) -> _Bits:
   )
 
 
+def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Under vmap, calls a function of arrays with any trailing axes with the worlds' axis the last.
+
+  Then what is one number of each world is a row of them, as wide as there are worlds, and every
+  rule is arithmetic on whole rows. With the worlds' axis first, rows would be as short as a board.
+  """
+  batched = jax.custom_batching.custom_vmap(function)
+
+  @batched.def_vmap
+  def _(axis_size, in_batched, *args):
+    def move_last(x, is_batched):
+      if not is_batched:
+        x = jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+      return jnp.moveaxis(x, 0, -1)
+
+    outs = function(*jax.tree.map(move_last, args, tuple(in_batched)))
+    outs = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
+    return outs, jax.tree.map(lambda _: True, outs)
+
+  return batched
+
+
+@_worlds_last
 def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
   """All of a step, in the order of the rules, for any trailing axes of worlds."""
   before = state_lib.widen(state)
@@ -145,7 +169,10 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
 
   state = player.move(before, action)
   state = player.siphon(state, action, slot_bits)
-  state = programs.execute(state, action, slot_bits, chance.warp)
+  is_program = action >= state_lib.FIRST_PROGRAM
+  state = _where_any(
+    is_program, lambda state: programs.execute(state, action, slot_bits, chance.warp), state
+  )
   ends_turn = (action <= state_lib.SIPHON) | (action == Program.WAIT.action)
   state = state.replace(
     turn=state.turn + ends_turn, history_valid=action != Program.UNDO.action
@@ -156,7 +183,7 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
   may_leave = (action <= state_lib.RIGHT) | (action == Program.WARP.action)
   is_at_exit = (state.row == state.exit_row) & (state.col == state.exit_col)
   completed = may_leave & is_at_exit & (state.stage <= state_lib.LAST_STAGE)
-  state = state_lib.select(completed, stages.advance(state, chance.stage), state)
+  state = _where_any(completed, lambda state: stages.advance(state, chance.stage), state)
   won = state.stage > state_lib.LAST_STAGE
   reward = rewards.earn(before, action, state, died=died, completed=completed, won=won)
   return _Outcome(
@@ -166,6 +193,12 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
     codes=observation.encode(state),
     mask=_legal(state),
   )
+
+
+def _where_any(
+  condition: jax.Array, change: Callable[[State], State], state: State
+) -> State:
+  return state_lib.where_any(condition, lambda: change(state), state)
 
 
 def _legal(state: State) -> jax.Array:

@@ -79,7 +79,7 @@ _FIELDS = {
 }
 _NUM_WORDS = 4
 _CHANNELS = [_FIELDS[channel] for channel in range(NUM_CHANNELS)]
-_KINDS = (1 << state_lib.NUM_KINDS) - 1
+_SLOT_SHIFT = 24  # above all fields of the first word
 
 
 def encode(state: State) -> Codes:
@@ -88,16 +88,27 @@ def encode(state: State) -> Codes:
 
 
 def decode(codes: Codes) -> jax.Array:
-  """[1545] float32, the observation of one world."""
+  """[1545] float32, the observation of one world.
+
+  Cell by cell, in a loop: joined in one expression, XLA on a CPU would divide and branch at every
+  number to find out whose it is, which takes 15 times as long.
+  """
   word = np.array([field.word for field in _CHANNELS])
   shift = np.array([field.shift for field in _CHANNELS], np.uint32)
   mask = np.array([(1 << field.width) - 1 for field in _CHANNELS], np.uint32)
   divisor = np.array([field.divisor for field in _CHANNELS], np.float32)
-  held = jnp.zeros((), np.uint32)
-  for i in range(_NUM_WORDS):
-    held = jnp.where(word == i, codes.cells[i][:, None], held)
-  channels = ((held >> shift) & mask).astype(np.int32).astype(np.float32) / divisor
-  return jnp.concatenate([codes.features, channels.reshape(-1)])
+
+  def write_cell(cell, features):
+    words = jax.lax.dynamic_index_in_dim(codes.cells, cell, axis=1, keepdims=False)
+    held = words[0]
+    for i in range(1, _NUM_WORDS):
+      held = jnp.where(word == i, words[i], held)
+    channels = ((held >> shift) & mask).astype(np.int32).astype(np.float32) / divisor
+    start = len(codes.features) + NUM_CHANNELS * cell
+    return jax.lax.dynamic_update_slice(features, channels, (start,))
+
+  features = jnp.pad(codes.features, (0, SIZE * SIZE * NUM_CHANNELS))
+  return jax.lax.fori_loop(0, SIZE * SIZE, write_cell, features)
 
 
 def _features(state: State) -> jax.Array:
@@ -145,31 +156,50 @@ def _cells(state: State) -> jax.Array:
 def _entities(state: State) -> jax.Array:
   """[6, 6, ...] int32, the fields of visible enemies, and of transmissions, in their cells.
 
-  Of several in a cell the last counts, but that kinds add up.
+  Of several in a cell the highest slot counts, but that kinds add up.
   """
-  cells = state_lib.column(np.arange(SIZE * SIZE).reshape(SIZE, SIZE), state.row.ndim)
-  slots = state.enemies
-  is_visible = slots.active & (
-    (slots.kind != state_lib.CRYPTOG)
+  enemies, transmissions = state.enemies, state.transmissions
+  is_visible = enemies.active & (
+    (enemies.kind != state_lib.CRYPTOG)
     | state.show_active
-    | (slots.row == state.row)
-    | (slots.col == state.col)
+    | (enemies.row == state.row)
+    | (enemies.col == state.col)
   )
-  cell = jnp.where(is_visible, SIZE * slots.row + slots.col, -1)
-  code = (
-    (1 << slots.kind)
-    | (slots.stunned.astype(np.int32) << _FIELDS[ENEMY_STUNNED].shift)
-    | (slots.from_siphon.astype(np.int32) << _FIELDS[ENEMY_FROM_SIPHON].shift)
-    | (slots.hp << _FIELDS[ENEMY_HP].shift)
+  details = (
+    (enemies.stunned.astype(np.int32) << _FIELDS[ENEMY_STUNNED].shift)
+    | (enemies.from_siphon.astype(np.int32) << _FIELDS[ENEMY_FROM_SIPHON].shift)
+    | (enemies.hp << _FIELDS[ENEMY_HP].shift)
   )
-  seen = jnp.zeros_like(state.block_type)
-  for i in range(state_lib.NUM_ENEMIES):
-    seen = jnp.where(cells == cell[i], (seen & _KINDS) | code[i], seen)
+  turns = jnp.clip(transmissions.turns, 0, MAX_TURNS) << _FIELDS[TRANSMISSION_TURNS].shift
+  cell_of_enemy = jnp.where(is_visible, SIZE * enemies.row + enemies.col, -1)
+  cell_of_transmission = jnp.where(
+    transmissions.active, SIZE * transmissions.row + transmissions.col, -1
+  )
+  kinds = 1 << enemies.kind
 
-  slots = state.transmissions
-  cell = jnp.where(slots.active, SIZE * slots.row + slots.col, -1)
-  turns = jnp.clip(slots.turns, 0, MAX_TURNS)
-  countdown = jnp.zeros_like(state.block_type)
-  for i in range(state_lib.NUM_TRANSMISSIONS):
-    countdown = jnp.where(cells == cell[i], turns[i], countdown)
-  return seen | (countdown << _FIELDS[TRANSMISSION_TURNS].shift)
+  def look():
+    is_in_cell = _is_in_cell(cell_of_enemy)
+    seen = jnp.bitwise_or.reduce(jnp.where(is_in_cell, kinds[:, None, None], 0), axis=0)
+    return seen | _of_highest(details, is_in_cell)
+
+  nothing = jnp.zeros_like(state.block_type)
+  seen = state_lib.where_any(jnp.any(is_visible, axis=0), look, nothing)
+  coming = state_lib.where_any(
+    jnp.any(transmissions.active, axis=0),
+    lambda: _of_highest(turns, _is_in_cell(cell_of_transmission)),
+    nothing,
+  )
+  return seen | coming
+
+
+def _is_in_cell(cell: jax.Array) -> jax.Array:
+  """[20, 6, 6, ...] bool, from [20, ...] indices of cells."""
+  rows, cols = state_lib.column(np.indices((SIZE, SIZE), np.int32), cell.ndim - 1)
+  return cell[:, None, None] == SIZE * rows + cols
+
+
+def _of_highest(code: jax.Array, is_in_cell: jax.Array) -> jax.Array:
+  """[6, 6, ...] int32, the code of the highest slot in each cell, 0 where there is none."""
+  slot = state_lib.column(np.arange(1, len(code) + 1, dtype=np.int32), code.ndim - 1)
+  ordered = (slot << _SLOT_SHIFT) | code
+  return jnp.max(jnp.where(is_in_cell, ordered[:, None, None], 0), axis=0) & ((1 << _SLOT_SHIFT) - 1)

@@ -95,7 +95,9 @@ def earn(
   approached = _distance_to_exit(before, after)
   gained = after.credits - before.credits + after.energy - before.energy
   wasted = (action == Program.RESET.action) & (before.hp == state_lib.MAX_HP - 1)
-  missed = jnp.where(action == state_lib.SIPHON, missed_resources(before), 0)
+  missed = state_lib.where_any(
+    action == state_lib.SIPHON, lambda: missed_resources(before), jnp.zeros_like(before.row)
+  )
   zero = np.float32(0)
   return Reward(
     step_penalty=jnp.full_like(before.row, -STEP, np.float32),

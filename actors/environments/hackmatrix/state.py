@@ -1,6 +1,7 @@
 """What a game of HackMatrix is made of: its codes and sizes, and the immutable `State`."""
 
 import enum
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import flax.struct
@@ -60,7 +61,7 @@ NUM_KINDS = 4
 FULL_HP = np.array([2, 3, 2, 2], np.int32)  # by kind
 NO_BLOCK, DATA, PROGRAM, QUESTION = range(4)  # kinds of blocks
 
-Node = TypeVar('Node', bound=flax.struct.PyTreeNode)
+Tree = TypeVar('Tree')
 
 
 class Enemies(flax.struct.PyTreeNode):
@@ -273,9 +274,30 @@ def is_cell(row: jax.Array, col: jax.Array) -> jax.Array:
   return (rows == row) & (cols == col)
 
 
-def select(condition: jax.Array, one: Node, other: Node) -> Node:
+def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
   """The one where the condition holds, the other elsewhere, field by field."""
   return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+
+
+def where_any(
+  condition: jax.Array, change: Callable[[], Tree], otherwise: Tree
+) -> Tree:
+  """What a change makes of a world where the condition holds; nothing changes elsewhere.
+
+  It is computed only if the condition holds in any world. Even if it always does, that pays: the
+  rule is compiled for itself, and its inputs and outputs are kept. Otherwise XLA would compute them
+  again wherever they are used.
+
+  Args:
+    condition: [...] bool.
+    change: a function of nothing, that returns a tree of [..., ...] arrays.
+    otherwise: the tree where the condition does not hold.
+  """
+
+  def change_some():
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), change(), otherwise)
+
+  return jax.lax.cond(jnp.any(condition), change_some, lambda: otherwise)
 
 
 def lowest_free(active: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
