@@ -89,7 +89,7 @@ class TimeLimit(Environment):
   """Cuts episodes off at `max_steps`: the step is LAST, and its discount stays what it was."""
 
   environment: Environment
-  max_steps: int  # type: ignore[assignment]
+  max_steps: int = 1000
 
   def __post_init__(self):
     if self.max_steps < 1:

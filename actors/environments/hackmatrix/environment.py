@@ -16,6 +16,7 @@ from actors.environments.hackmatrix import (
   observation,
   player,
   programs,
+  rendering,
   rewards,
   stages,
 )
@@ -117,6 +118,17 @@ class HackMatrix(environment.Environment):
   def action_mask(self, state: State) -> jax.Array:
     """[28] bool, True where an action is legal; of a finished state, too."""
     return _legal(state_lib.widen(state))
+
+  def scripted_action(self, state: State) -> jax.Array:
+    """Towards the exit around what stands in the way, attacking what is in the line of the step.
+
+    Where there is no way it siphons if it can, for a siphoned block may be walked on.
+    """
+    return player.towards_exit(state_lib.widen(state), self.action_mask(state))
+
+  def render(self, state: State) -> np.ndarray:
+    """The board, the player's numbers and programs, as `rendering.frame` draws them."""
+    return rendering.frame(state)
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:

@@ -138,3 +138,25 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
     siphon_center=state.siphon_center | (found & state.is_player_cell),
     transmissions=state_lib.select(taken, released, slots),
   )
+
+
+def towards_exit(state: State, mask: jax.Array) -> jax.Array:
+  """[] int32, the legal move after which the way to the exit is shortest; of one world.
+
+  Args:
+    mask: [28] bool.
+  """
+  step_rows, step_cols = np.array([[1, -1, 0, 0], [0, 0, -1, 1]], np.int32)
+  rows, cols = state.row + step_rows, state.col + step_cols
+  goal = board.of_cell(state.exit_row, state.exit_col)
+  distance = board.walking_distance(
+    board.of_cells(state.has_unsiphoned_block), board.of_cell(rows, cols), goal
+  )
+  arrives = (rows == state.exit_row) & (cols == state.exit_col)
+  has_way = arrives | (distance > 0)
+  # Without a way, a move through a line of sight at least makes room.
+  length = jnp.where(has_way, distance, 2 * state_lib.SIZE**2)
+  moves = mask[: state_lib.SIPHON]
+  best = jnp.argmin(jnp.where(moves, length, 4 * state_lib.SIZE**2))
+  siphons = mask[state_lib.SIPHON] & ~jnp.any(moves & has_way)
+  return jnp.where(siphons, state_lib.SIPHON, best).astype(np.int32)
