@@ -127,15 +127,22 @@ class TimeLimit(Environment):
 def random_action(
   key: chex.PRNGKey, action_spec: specs.BoundedArray, observation: Observation
 ) -> jax.Array:
-  """Draws uniformly among the legal actions, or between the bounds of continuous ones."""
+  """Draws uniformly among the legal actions, or between the bounds of continuous ones.
+
+  Where no action is legal, it draws among all.
+  """
   if not isinstance(action_spec, specs.DiscreteArray):
     low, high = action_spec.minimum, action_spec.maximum
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
       raise ValueError(f'action_spec={action_spec}: no action is uniform between infinite bounds')
     return jax.random.uniform(key, action_spec.shape, action_spec.dtype, low, high)
   if isinstance(observation, dict) and 'action_mask' in observation:
-    logits = jnp.where(observation['action_mask'], 0.0, -jnp.inf)
-    return jax.random.categorical(key, logits).astype(action_spec.dtype)
+    mask = observation['action_mask']
+    is_legal = mask | ~mask.any()
+    # The index of the drawn one of the legal: how many actions have no more legal ones up to them.
+    up_to = np.tri(action_spec.num_values, dtype=np.float32) @ is_legal.astype(np.float32)
+    chosen = jax.random.randint(key, (), 0, is_legal.sum())
+    return jnp.sum(up_to <= chosen, dtype=action_spec.dtype)
   return jax.random.randint(key, (), 0, action_spec.num_values, action_spec.dtype)
 
 

@@ -50,9 +50,7 @@ def of_cell(row: chex.Numeric, col: chex.Numeric, included: chex.Numeric = True)
   bit = jnp.uint32(1) << _shift(row, col)
   is_low = jnp.asarray(row < _HALF_ROWS)
   zero = np.uint32(0)
-  return Board(
-    jnp.where(included & is_low, bit, zero), jnp.where(included & ~is_low, bit, zero)
-  )
+  return Board(jnp.where(included & is_low, bit, zero), jnp.where(included & ~is_low, bit, zero))
 
 
 def of_slots(active: jax.Array, row: jax.Array, col: jax.Array) -> Board:
@@ -112,9 +110,9 @@ def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
   return jnp.where(_meets(reached, goal), distance, 0)
 
 
-def below(bits: jax.Array, count: jax.Array) -> jax.Array:
+def below(bits: jax.Array, count: chex.Numeric) -> jax.Array:
   """[...] uint32 in 0 to count - 1, from the upper 24 of random bits; count is at most 255."""
-  return ((bits >> 8) * count.astype(np.uint32)) >> 24
+  return ((bits >> 8) * jnp.asarray(count, np.uint32)) >> 24
 
 
 def nth_bit(word: jax.Array, n: jax.Array) -> jax.Array:
@@ -156,12 +154,8 @@ def _neighbours(board: Board) -> Board:
   """The cells beside, above and below those of the set."""
   low, high = board
   last_row = np.uint32(((1 << SIZE) - 1) << (SIZE * (_HALF_ROWS - 1)))
-  up = Board(
-    (low & ~last_row) << SIZE, ((high & ~last_row) << SIZE) | (low >> (_HALF - SIZE))
-  )
-  down = Board(
-    (low >> SIZE) | ((high << (_HALF - SIZE)) & last_row), high >> SIZE
-  )
+  up = Board((low & ~last_row) << SIZE, ((high & ~last_row) << SIZE) | (low >> (_HALF - SIZE)))
+  down = Board((low >> SIZE) | ((high << (_HALF - SIZE)) & last_row), high >> SIZE)
   left = Board((low & ~_FIRST_COLUMN) >> 1, (high & ~_FIRST_COLUMN) >> 1)
   right = Board((low & ~_LAST_COLUMN) << 1, (high & ~_LAST_COLUMN) << 1)
   return up | down | left | right

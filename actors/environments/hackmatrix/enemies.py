@@ -1,5 +1,6 @@
 """What enemies do: they take damage, and have a turn of five phases after each turn of the player."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,9 @@ from actors.environments.hackmatrix.state import Enemies, State, Transmissions
 SCHEDULED_TURNS = 1
 
 
-def damage(enemies: Enemies, is_hit: jax.Array, amount: jax.Array, stuns: jax.Array = False) -> Enemies:
+def damage(
+  enemies: Enemies, is_hit: jax.Array, amount: jax.Array, stuns: chex.Numeric = False
+) -> Enemies:
   """Takes HP from active enemies; who has none left is gone, who has some may be stunned.
 
   Args:
@@ -62,7 +65,9 @@ def _hatch(state: State, plays: jax.Array) -> State:
   turns = slots.turns - plays
   hatches = slots.active & plays & (turns <= 0)
   egg_of = jnp.where(hatches, state_lib.rank_among(hatches), state_lib.NUM_TRANSMISSIONS)
-  taken, rank = state_lib.lowest_free(state.enemies.active, jnp.sum(hatches, axis=0, dtype=np.int32))
+  taken, rank = state_lib.lowest_free(
+    state.enemies.active, jnp.sum(hatches, axis=0, dtype=np.int32)
+  )
 
   # One number holds a whole transmission, so that each slot looks for its own only once.
   eggs = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
@@ -135,10 +140,7 @@ def _attack(state: State, plays: jax.Array) -> State:
 def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
   """When the time has come, sends one transmission to a cell where there is nothing."""
   falls_due = (
-    plays
-    & ~state.tasks_disabled
-    & (state.task_interval > 0)
-    & (state.turn >= state.next_task_turn)
+    plays & ~state.tasks_disabled & (state.task_interval > 0) & (state.turn >= state.next_task_turn)
   )
 
   def send():
@@ -155,7 +157,7 @@ def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
       from_siphon=False,
       from_scheduled=True,
     )
-    taken, _ = state_lib.lowest_free(state.transmissions.active, np.int32(1))
+    taken, _ = state_lib.lowest_free(state.transmissions.active, 1)
     return state_lib.select(taken, sent, state.transmissions)
 
   return state.replace(

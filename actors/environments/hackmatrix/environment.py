@@ -26,6 +26,9 @@ from actors.environments.hackmatrix.state import Program, State
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
 
+_BLOCK = 256  # worlds stepped at a time, whose states a core's cache holds
+
+
 class _Bits(NamedTuple):
   """How many random integers a step needs, and what for."""
 
@@ -80,13 +83,18 @@ class HackMatrix(environment.Environment):
   @property
   def max_steps(self) -> int:
     """As good as none."""
-    return np.iinfo(np.int32).max.item()
+    return int(np.iinfo(np.int32).max)
 
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     """The first stage is empty, so nothing is drawn."""
     del key
-    state = state_lib.initial()
-    return state, environment.restart(self.observe(state))
+    # What `observe` says of it, written down: auto-reset would compute it at every step.
+    features = np.zeros((observation.NUM_FEATURES,), np.float32)
+    features[observation.PLAYER_HP] = 1.0
+    features[observation.NUM_FEATURES - observation.NUM_CHANNELS + observation.EXIT] = 1.0
+    mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
+    seen = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
+    return state_lib.initial(), environment.restart(seen)
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -140,12 +148,11 @@ def _assign(bits: jax.Array) -> _Bits:
   """Random bits by their use; scalars where one integer is needed, [n, ...] where n are."""
   sizes, tree = jax.tree.flatten(_Bits())
   starts = np.cumsum([0, *sizes])
-  return tree.unflatten(
-    [
-      bits[start] if size == 1 else bits[start : start + size]
-      for start, size in zip(starts, sizes, strict=False)
-    ]
-  )
+  parts = [
+    bits[start] if size == 1 else bits[start : start + size]
+    for start, size in zip(starts, sizes, strict=False)
+  ]
+  return jax.tree.unflatten(tree, parts)
 
 
 def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,15 +163,23 @@ def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
   """
   batched = jax.custom_batching.custom_vmap(function)
 
+  def call(args):
+    outs = function(*jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), args))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
+
   @batched.def_vmap
   def _(axis_size, in_batched, *args):
-    def move_last(x, is_batched):
-      if not is_batched:
-        x = jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
-      return jnp.moveaxis(x, 0, -1)
+    def batch(x, is_batched):
+      return x if is_batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
 
-    outs = function(*jax.tree.map(move_last, args, tuple(in_batched)))
-    outs = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
+    args = jax.tree.map(batch, args, tuple(in_batched))
+    num_blocks, rest = divmod(axis_size, _BLOCK)
+    if num_blocks > 1 and not rest:
+      blocks = jax.tree.map(lambda x: x.reshape(num_blocks, _BLOCK, *x.shape[1:]), args)
+      outs = jax.lax.map(call, blocks)
+      outs = jax.tree.map(lambda x: x.reshape(axis_size, *x.shape[2:]), outs)
+    else:
+      outs = call(args)
     return outs, jax.tree.map(lambda _: True, outs)
 
   return batched
@@ -186,9 +201,7 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
     is_program, lambda state: programs.execute(state, action, slot_bits, chance.warp), state
   )
   ends_turn = (action <= state_lib.SIPHON) | (action == Program.WAIT.action)
-  state = state.replace(
-    turn=state.turn + ends_turn, history_valid=action != Program.UNDO.action
-  )
+  state = state.replace(turn=state.turn + ends_turn, history_valid=action != Program.UNDO.action)
   state = enemies.turn(state, ends_turn, chance.task)
   died = state.hp <= 0
 
@@ -207,9 +220,7 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
   )
 
 
-def _where_any(
-  condition: jax.Array, change: Callable[[State], State], state: State
-) -> State:
+def _where_any(condition: jax.Array, change: Callable[[State], State], state: State) -> State:
   return state_lib.where_any(condition, lambda: change(state), state)
 
 

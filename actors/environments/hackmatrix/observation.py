@@ -17,6 +17,8 @@ NUM_PLAYER = 10
 NUM_CHANNELS = 42
 NUM_FEATURES = NUM_PLAYER + state_lib.NUM_PROGRAMS + SIZE * SIZE * NUM_CHANNELS
 
+PLAYER_HP = 2  # among the player's numbers
+
 # The channels of a cell.
 ENEMY_KIND = 0  # four, one for each kind
 ENEMY_HP = 4
@@ -202,4 +204,6 @@ def _of_highest(code: jax.Array, is_in_cell: jax.Array) -> jax.Array:
   """[6, 6, ...] int32, the code of the highest slot in each cell, 0 where there is none."""
   slot = state_lib.column(np.arange(1, len(code) + 1, dtype=np.int32), code.ndim - 1)
   ordered = (slot << _SLOT_SHIFT) | code
-  return jnp.max(jnp.where(is_in_cell, ordered[:, None, None], 0), axis=0) & ((1 << _SLOT_SHIFT) - 1)
+  return jnp.max(jnp.where(is_in_cell, ordered[:, None, None], 0), axis=0) & (
+    (1 << _SLOT_SHIFT) - 1
+  )

@@ -34,7 +34,10 @@ def legal_moves(state: State) -> jax.Array:
   last = state_lib.SIZE - 1
   legal = []
   for seen, is_inside, (step_row, step_col) in zip(
-    in_sight, (row < last, row > 0, col > 0, col < last), ((1, 0), (-1, 0), (0, -1), (0, 1)), strict=True
+    in_sight,
+    (row < last, row > 0, col > 0, col < last),
+    ((1, 0), (-1, 0), (0, -1), (0, 1)),
+    strict=True,
   ):
     is_open = ~board.contains(blocks, row + step_row, col + step_col)
     legal.append(is_inside & (is_open | seen))
@@ -69,7 +72,9 @@ def move(state: State, action: jax.Array) -> State:
 
   row, col = state.row + step_row, state.col + step_col
   last = state_lib.SIZE - 1
-  walks = (action <= state_lib.RIGHT) & ~attacks & (row >= 0) & (row <= last) & (col >= 0) & (col <= last)
+  walks = (
+    (action <= state_lib.RIGHT) & ~attacks & (row >= 0) & (row <= last) & (col >= 0) & (col <= last)
+  )
   row, col = jnp.where(walks, row, state.row), jnp.where(walks, col, state.col)
   here = state_lib.is_cell(row, col) & walks
 

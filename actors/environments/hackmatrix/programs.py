@@ -42,9 +42,7 @@ def usable(state: State) -> jax.Array:
     Program.CRASH: is_surrounded,
     Program.WARP: any_enemy | any_transmission,
     Program.POLY: any_enemy,
-    Program.DEBUG: jnp.any(
-      slots.active & board.contains(blocks, slots.row, slots.col), axis=0
-    ),
+    Program.DEBUG: jnp.any(slots.active & board.contains(blocks, slots.row, slots.col), axis=0),
     Program.ROW: jnp.any(slots.active & (slots.row == state.row), axis=0),
     Program.COL: jnp.any(slots.active & (slots.col == state.col), axis=0),
     Program.UNDO: state.history_valid,
@@ -79,7 +77,9 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
     warp_bits: [...] uint32, random.
   """
   is_ = {program: action == program.action for program in Program}
-  programs = state_lib.column(np.arange(state_lib.NUM_PROGRAMS) + state_lib.FIRST_PROGRAM, action.ndim)
+  programs = state_lib.column(
+    np.arange(state_lib.NUM_PROGRAMS) + state_lib.FIRST_PROGRAM, action.ndim
+  )
   is_paid = (programs == action) & (programs != Program.UNDO.action)
 
   def price(table):
@@ -87,7 +87,7 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
 
   attack_upgrade = is_[Program.ATK_PLUS] & (state.attack_upgrades < state_lib.MAX_ATTACK_UPGRADES)
   reduced = is_[Program.REDUC] & state.has_unsiphoned_block
-  slots = state.transmissions
+  eggs = state.transmissions
   spent = state.replace(
     credits=state.credits - price(CREDITS),
     energy=state.energy - price(ENERGY) + EXCHANGED_ENERGY * is_[Program.EXCH],
@@ -102,7 +102,7 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
     ),
     attack_upgrades=state.attack_upgrades + attack_upgrade,
     block_spawn=jnp.where(reduced, jnp.maximum(state.block_spawn - 1, 0), state.block_spawn),
-    transmissions=slots.replace(turns=slots.turns + DELAY_TURNS * is_[Program.DELAY]),
+    transmissions=eggs.replace(turns=eggs.turns + DELAY_TURNS * is_[Program.DELAY]),
   )
   warped = _warp(spent, is_[Program.WARP], warp_bits)
   slots = _harm(warped, is_)

@@ -8,7 +8,7 @@ import numpy as np
 
 from actors.environments.hackmatrix import board
 from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import SIZE, Program, State
+from actors.environments.hackmatrix.state import Program, State
 
 STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # of completing stages 1 to 8
 STEP, SCORE, KILL, DATA_SIPHON, DISTANCE, HP = 0.01, 0.5, 0.3, 1.0, 0.05, 1.0
@@ -175,9 +175,7 @@ def missed_resources(state: State) -> jax.Array:
   for x in points:
     is_alike = is_alike & (x == at_player(x))
   more_credits, more_energy = credits - player_credits, energy - player_energy
-  is_better = (
-    is_alike & (more_credits >= 0) & (more_energy >= 0) & (more_credits + more_energy > 0)
-  )
+  is_better = is_alike & (more_credits >= 0) & (more_energy >= 0) & (more_credits + more_energy > 0)
   is_better = is_better & (state.data_siphons > 0)
   return jnp.max(jnp.where(is_better, more_credits, 0), axis=(0, 1)) + jnp.max(
     jnp.where(is_better, more_energy, 0), axis=(0, 1)

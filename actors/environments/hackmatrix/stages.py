@@ -4,7 +4,7 @@ Auto-reset and vmap compute this at every step of every world, so it must be che
 that are no corners are the bits of one integer, and sets of them are drawn bit by bit.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +36,14 @@ class Chance(NamedTuple):
     transmissions: [8, ...] uint32, where and of which kind.
   """
 
-  exit: jax.Array
-  num_blocks: jax.Array
-  blocks: jax.Array
-  cells: jax.Array
-  transmissions: jax.Array
+  exit: Any
+  num_blocks: Any
+  blocks: Any
+  cells: Any
+  transmissions: Any
 
 
-NUM_BITS = Chance(
+NUM_BITS = Chance(  # how many integers each needs
   exit=1, num_blocks=1, blocks=MAX_BLOCKS, cells=SIZE * SIZE, transmissions=state_lib.LAST_STAGE
 )
 

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,7 @@ NUM_KINDS = 4
 FULL_HP = np.array([2, 3, 2, 2], np.int32)  # by kind
 NO_BLOCK, DATA, PROGRAM, QUESTION = range(4)  # kinds of blocks
 
+Field = Any  # an array; in a state built by hand, a number will do
 Tree = TypeVar('Tree')
 
 
@@ -79,15 +81,15 @@ class Enemies(flax.struct.PyTreeNode):
     from_scheduled: [20] bool, came of a scheduled task; no rule asks for it.
   """
 
-  active: jax.Array
-  kind: jax.Array
-  row: jax.Array
-  col: jax.Array
-  hp: jax.Array
-  disabled_turns: jax.Array
-  stunned: jax.Array
-  from_siphon: jax.Array
-  from_scheduled: jax.Array
+  active: Field
+  kind: Field
+  row: Field
+  col: Field
+  hp: Field
+  disabled_turns: Field
+  stunned: Field
+  from_siphon: Field
+  from_scheduled: Field
 
 
 class Transmissions(flax.struct.PyTreeNode):
@@ -103,13 +105,13 @@ class Transmissions(flax.struct.PyTreeNode):
     from_scheduled: [20] bool.
   """
 
-  active: jax.Array
-  kind: jax.Array
-  row: jax.Array
-  col: jax.Array
-  turns: jax.Array
-  from_siphon: jax.Array
-  from_scheduled: jax.Array
+  active: Field
+  kind: Field
+  row: Field
+  col: Field
+  turns: Field
+  from_siphon: Field
+  from_scheduled: Field
 
 
 class State(flax.struct.PyTreeNode):
@@ -152,37 +154,37 @@ class State(flax.struct.PyTreeNode):
     history_valid: [] bool, whether UNDO is legal.
   """
 
-  row: jax.Array
-  col: jax.Array
-  hp: jax.Array
-  attack: jax.Array
-  credits: jax.Array
-  energy: jax.Array
-  data_siphons: jax.Array
-  score: jax.Array
-  exit_row: jax.Array
-  exit_col: jax.Array
-  block_type: jax.Array
-  block_points: jax.Array
-  block_program: jax.Array
-  block_spawn: jax.Array
-  block_siphoned: jax.Array
-  siphon_center: jax.Array
-  cell_credits: jax.Array
-  cell_energy: jax.Array
-  cell_data_siphon: jax.Array
+  row: Field
+  col: Field
+  hp: Field
+  attack: Field
+  credits: Field
+  energy: Field
+  data_siphons: Field
+  score: Field
+  exit_row: Field
+  exit_col: Field
+  block_type: Field
+  block_points: Field
+  block_program: Field
+  block_spawn: Field
+  block_siphoned: Field
+  siphon_center: Field
+  cell_credits: Field
+  cell_energy: Field
+  cell_data_siphon: Field
   enemies: Enemies
   transmissions: Transmissions
-  owned: jax.Array
-  stage: jax.Array
-  turn: jax.Array
-  show_active: jax.Array
-  tasks_disabled: jax.Array
-  step_active: jax.Array
-  attack_upgrades: jax.Array
-  next_task_turn: jax.Array
-  task_interval: jax.Array
-  history_valid: jax.Array
+  owned: Field
+  stage: Field
+  turn: Field
+  show_active: Field
+  tasks_disabled: Field
+  step_active: Field
+  attack_upgrades: Field
+  next_task_turn: Field
+  task_interval: Field
+  history_valid: Field
 
   @property
   def has_block(self) -> jax.Array:
@@ -276,12 +278,11 @@ def is_cell(row: jax.Array, col: jax.Array) -> jax.Array:
 
 def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
   """The one where the condition holds, the other elsewhere, field by field."""
-  return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
+  # What is the same array is left alone, lest XLA copy it.
+  return jax.tree.map(lambda x, y: x if x is y else jnp.where(condition, x, y), one, other)
 
 
-def where_any(
-  condition: jax.Array, change: Callable[[], Tree], otherwise: Tree
-) -> Tree:
+def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
   """What a change makes of a world where the condition holds; nothing changes elsewhere.
 
   It is computed only if the condition holds in any world. Even if it always does, that pays: the
@@ -295,12 +296,12 @@ def where_any(
   """
 
   def change_some():
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), change(), otherwise)
+    return select(condition, change(), otherwise)
 
   return jax.lax.cond(jnp.any(condition), change_some, lambda: otherwise)
 
 
-def lowest_free(active: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.Array]:
   """The slots that `count` newcomers take; those who find none are lost.
 
   Args:
@@ -316,7 +317,9 @@ def lowest_free(active: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def rank_among(mask: jax.Array) -> jax.Array:
   """[n, ...] int32, how many before each are True in the mask, [n, ...] with n <= 32."""
-  below = column((np.uint64(1) << np.arange(len(mask), dtype=np.uint64)) - np.uint64(1), mask.ndim - 1)
+  below = column(
+    (np.uint64(1) << np.arange(len(mask), dtype=np.uint64)) - np.uint64(1), mask.ndim - 1
+  )
   return jax.lax.population_count(pack(mask) & below.astype(np.uint32)).astype(np.int32)
 
 

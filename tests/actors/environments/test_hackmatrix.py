@@ -9,7 +9,7 @@ import pytest
 
 import actors.environments
 from actors.environments import hackmatrix, wrappers
-from actors.environments.hackmatrix import observation, rendering, stages
+from actors.environments.hackmatrix import board, observation, rendering, stages
 from actors.environments.hackmatrix import state as state_lib
 from actors.environments.hackmatrix.state import (
   DATA,
@@ -82,12 +82,17 @@ def channels(state):
 
 def enemies_of(state):
   slots = state.enemies
-  return [(int(slots.kind[i]), int(slots.row[i]), int(slots.col[i])) for i in np.flatnonzero(slots.active)]
+  return [
+    (int(slots.kind[i]), int(slots.row[i]), int(slots.col[i])) for i in np.flatnonzero(slots.active)
+  ]
 
 
 def transmissions_of(state):
   slots = state.transmissions
-  return [(int(slots.row[i]), int(slots.col[i]), int(slots.turns[i])) for i in np.flatnonzero(slots.active)]
+  return [
+    (int(slots.row[i]), int(slots.col[i]), int(slots.turns[i]))
+    for i in np.flatnonzero(slots.active)
+  ]
 
 
 def test_walking_away_costs_only_the_step():
@@ -229,24 +234,15 @@ def test_an_arrival_cancels_a_kill():
   assert reward == pytest.approx(-0.01)
 
 
-def new_exit_is_unreachable(state):
-  """Then the distance walked before is paid once more."""
-  return bool(rewards_distance(state) == 0)
-
-
-def rewards_distance(state):
-  from actors.environments.hackmatrix import board
-
+def shaping(state, distance_before):
+  """What a stage's end pays for distance: nothing, unless the new exit is unreachable."""
   place = lambda row, col: board.of_cell(jnp.int32(row), jnp.int32(col))
-  return board.walking_distance(
+  distance = board.walking_distance(
     board.of_cells(jnp.asarray(state.block_type != 0)),
     place(state.row, state.col),
     place(state.exit_row, state.exit_col),
   )
-
-
-def shaping(state, distance_before):
-  return 0.05 * distance_before * new_exit_is_unreachable(state)
+  return 0.05 * distance_before * (int(distance) == 0)
 
 
 def test_enemies_left_behind_count_as_kills():
@@ -265,9 +261,7 @@ def test_who_dies_on_arrival_is_paid_and_dead():
 
 
 def test_a_stage_completed_pays_in_all_its_parts():
-  state = game(
-    (5, 4), hp=2, credits=4, energy=6, cell_credits={(5, 5): 2}, cell_energy={(5, 5): 1}
-  )
+  state = game((5, 4), hp=2, credits=4, energy=6, cell_credits={(5, 5): 2}, cell_energy={(5, 5): 1})
   state, reward, _, done = play(state, RIGHT)
   assert not done and state.hp == 3
   assert reward == pytest.approx(1 - 0.01 + 1 + 0.15 + 0.13 + shaping(state, 1))
@@ -377,6 +371,11 @@ def test_step_holds_enemies_but_not_their_attacks_nor_transmissions():
 
 def test_a_mask_may_be_all_false():
   assert not mask(game(blocks=[(1, 0, DATA), (0, 1, DATA)])).any()
+
+
+def test_the_first_observation_is_that_of_the_first_state():
+  state, timestep = GAME.reset(KEY)
+  jax.tree.map(np.testing.assert_array_equal, timestep.observation, OBSERVE(state))
 
 
 def test_the_observations_layout():
@@ -502,8 +501,8 @@ def test_chance_of_poly_warp_siphon_and_scheduled_tasks_is_even():
   assert_uniform(np.delete(cells, [0, 6]))
 
 
-def check_invariants(state, timestep):
-  """Of [T, N] states and timesteps, what play can never break."""
+def check_invariants(before, action, state, timestep):
+  """What play can never break, of [T, N] states, actions, and the states and timesteps after."""
   in_range = lambda x, low, high: ((x >= low) & (x <= high)).all()
   for name, low, high in (
     ('row', 0, 5),
@@ -512,9 +511,6 @@ def check_invariants(state, timestep):
     ('attack', 1, 3),
     ('stage', 1, 9),
     ('attack_upgrades', 0, 2),
-    ('credits', 0, np.inf),
-    ('energy', 0, np.inf),
-    ('data_siphons', -1, np.inf),
     ('score', 0, np.inf),
     ('block_type', 0, 2),
     ('block_points', 0, 9),
@@ -523,29 +519,38 @@ def check_invariants(state, timestep):
     ('cell_credits', 0, 3),
     ('cell_energy', 0, 3),
   ):
-    if name in ('credits', 'energy', 'data_siphons'):
-      continue  # actions that are not legal, taken where none is, may make debts
     assert in_range(getattr(state, name), low, high), name
+  # Where nothing is legal, an action that is not may make debts.
+  was_legal = np.take_along_axis(mask_of(before), action[..., None], -1)[..., 0]
+  for name in ('credits', 'energy', 'data_siphons'):
+    spent = was_legal & (getattr(before, name) >= 0)
+    assert (getattr(state, name)[spent] >= 0).all(), name
   for slots in (state.enemies, state.transmissions):
     assert in_range(slots.row[slots.active], 0, 5) and in_range(slots.col[slots.active], 0, 5)
     assert in_range(slots.kind[slots.active], 0, 3)
   alive = state.enemies.active
   assert in_range(state.enemies.hp[alive], 1, 3)
-  assert not state.enemies.stunned[alive & (timestep.discount[..., None] > 2)].any()
   assert (state.enemies.disabled_turns[alive] == 0).all()
   assert (state.transmissions.turns[state.transmissions.active] >= 1).all()
-  corner = 2 * (state.exit_row == 5) + (state.exit_col == 5)
-  assert (np.isin(state.exit_row, (0, 5)) & np.isin(state.exit_col, (0, 5))).all(), corner
+  assert (np.isin(state.exit_row, (0, 5)) & np.isin(state.exit_col, (0, 5))).all()
   assert not (state.block_siphoned & (state.block_type == 0)).any()
   assert np.isfinite(timestep.reward).all()
   assert np.isfinite(timestep.observation['features']).all()
+  assert (mask_of(state) == timestep.observation['action_mask']).all()
   ended = timestep.last()
   assert ((timestep.discount == 0) == ended).all()
-  assert (ended[..., None] | (state.hp > 0)[..., None]).all()
+  assert (ended | (state.hp > 0)).all()
+
+
+MASKS = jax.jit(jax.vmap(jax.vmap(GAME.action_mask)))
+
+
+def mask_of(states):
+  return np.asarray(MASKS(states))
 
 
 def random_play(num_worlds, num_steps, seed):
-  """[T, N] states and timesteps, over many episodes."""
+  """[T, N] states, actions, and the states and timesteps after, over many episodes."""
   world = wrappers.AutoReset(GAME)
 
   @jax.jit
@@ -559,10 +564,9 @@ def random_play(num_worlds, num_steps, seed):
       choose = lambda key, seen: wrappers.random_action(key, world.action_spec, seen)
       action = jax.vmap(choose)(jax.random.split(action_key, num_worlds), seen)
       keys = jax.random.split(step_key, num_worlds)
-      state, timestep = jax.vmap(world.step)(keys, state, action)
-      mask = jax.vmap(GAME.action_mask)(state.env_state)
-      agrees = (mask == timestep.observation['action_mask']).all()
-      return (state, timestep.observation), (state.env_state, timestep, agrees)
+      next_state, timestep = jax.vmap(world.step)(keys, state, action)
+      row = state.env_state, action, next_state.env_state, timestep
+      return (next_state, timestep.observation), row
 
     keys = jax.random.split(key, num_steps)
     return jax.lax.scan(step, (state, timestep.observation), keys)[1]
@@ -571,9 +575,8 @@ def random_play(num_worlds, num_steps, seed):
 
 
 def test_random_play_keeps_the_invariants():
-  state, timestep, agrees = random_play(64, 128, seed=0)
-  assert agrees.all()
-  check_invariants(state, timestep)
+  before, action, state, timestep = random_play(64, 128, seed=0)
+  check_invariants(before, action, state, timestep)
   assert timestep.last().sum() > 10
   assert state.stage.max() >= 2
 

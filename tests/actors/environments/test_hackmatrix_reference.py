@@ -132,8 +132,7 @@ def mask(game):
   for direction, (dr, dc) in enumerate(STEPS):
     cell = game.row + dr, game.col + dc
     legal.append(
-      inside(cell)
-      and (not is_obstacle(game, cell) or target_in_line(game, direction) is not None)
+      inside(cell) and (not is_obstacle(game, cell) or target_in_line(game, direction) is not None)
     )
   legal.append(game.data_siphons > 0)
   for p, (credits, energy) in enumerate(COSTS):
@@ -604,7 +603,9 @@ def test_the_game_agrees_with_a_retelling_of_its_rules(functions, seed):
     assert done[n] == over == timesteps.last()[n], where
     assert parts.keys() == set(rewards.Reward._fields)
     for name, value in parts.items():
-      np.testing.assert_allclose(one(reward)._asdict()[name], value, 1e-5, 1e-6, err_msg=f'{where}: {name}')
+      np.testing.assert_allclose(
+        one(reward)._asdict()[name], value, 1e-5, 1e-6, err_msg=f'{where}: {name}'
+      )
     np.testing.assert_allclose(timesteps.reward[n], sum(parts.values()), 1e-5, 1e-5)
     np.testing.assert_allclose(timesteps.observation['features'][n], observe(after), 1e-6)
     assert timesteps.observation['action_mask'][n].tolist() == mask(after), where
