@@ -13,6 +13,7 @@ from actors.environments.environment import Environment, check
 WORLDS = {
   'catch': 'actors.environments.catch:Catch',
   'grid_world': 'actors.environments.grid_world:GridWorld',
+  'hackmatrix': 'actors.environments.hackmatrix:make',
 }
 
 

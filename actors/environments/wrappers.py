@@ -1,4 +1,4 @@
-"""What is put around any world: auto-reset, random actions, and a scale for its returns."""
+"""What is put around any world: auto-reset, a time limit, random actions, a scale for returns."""
 
 import dataclasses
 import functools
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,18 +72,77 @@ class AutoReset(Environment):
     return self.environment.render(state.env_state)
 
 
+class TimeLimitState(NamedTuple):
+  """A world's state, and how long its episode is.
+
+  Attributes:
+    env_state: the state of the world within.
+    step_count: [] int32, steps since the reset.
+  """
+
+  env_state: EnvState
+  step_count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeLimit(Environment):
+  """Cuts episodes off at `max_steps`: the step is LAST, and its discount stays what it was."""
+
+  environment: Environment
+  max_steps: int = 1000
+
+  def __post_init__(self):
+    if self.max_steps < 1:
+      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+
+  @property
+  def observation_spec(self) -> Any:
+    return self.environment.observation_spec
+
+  @property
+  def action_spec(self) -> specs.BoundedArray:
+    return self.environment.action_spec
+
+  def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
+    env_state, timestep = self.environment.reset(key)
+    return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
+
+  def step(
+    self, key: chex.PRNGKey, state: TimeLimitState, action: jax.Array
+  ) -> tuple[TimeLimitState, TimeStep]:
+    env_state, timestep = self.environment.step(key, state.env_state, action)
+    step_count = state.step_count + 1
+    is_last = timestep.last() | (step_count >= self.max_steps)
+    step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
+    timestep = timestep._replace(step_type=step_type)
+    return TimeLimitState(env_state=env_state, step_count=step_count), timestep
+
+  def scripted_action(self, state: TimeLimitState) -> jax.Array | None:
+    return self.environment.scripted_action(state.env_state)
+
+  def render(self, state: TimeLimitState) -> np.ndarray | None:
+    return self.environment.render(state.env_state)
+
+
 def random_action(
   key: chex.PRNGKey, action_spec: specs.BoundedArray, observation: Observation
 ) -> jax.Array:
-  """Draws uniformly among the legal actions, or between the bounds of continuous ones."""
+  """Draws uniformly among the legal actions, or between the bounds of continuous ones.
+
+  Where no action is legal, it draws among all.
+  """
   if not isinstance(action_spec, specs.DiscreteArray):
     low, high = action_spec.minimum, action_spec.maximum
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
       raise ValueError(f'action_spec={action_spec}: no action is uniform between infinite bounds')
     return jax.random.uniform(key, action_spec.shape, action_spec.dtype, low, high)
   if isinstance(observation, dict) and 'action_mask' in observation:
-    logits = jnp.where(observation['action_mask'], 0.0, -jnp.inf)
-    return jax.random.categorical(key, logits).astype(action_spec.dtype)
+    mask = observation['action_mask']
+    is_legal = mask | ~mask.any()
+    # The index of the drawn one of the legal: how many actions have no more legal ones up to them.
+    up_to = np.tri(action_spec.num_values, dtype=np.float32) @ is_legal.astype(np.float32)
+    chosen = jax.random.randint(key, (), 0, is_legal.sum())
+    return jnp.sum(up_to <= chosen, dtype=action_spec.dtype)
   return jax.random.randint(key, (), 0, action_spec.num_values, action_spec.dtype)
 
 

@@ -14,7 +14,10 @@ from actors.environments import wrappers
 
 NUM_STEPS = 200
 # Options that bring several episodes, and so LAST rows, into so few steps.
-SHORT = {'grid_world': {'size': 4, 'num_resources': 3, 'max_steps': 45}}
+SHORT = {
+  'grid_world': {'size': 4, 'num_resources': 3, 'max_steps': 45},
+  'hackmatrix': {'max_steps': 45},
+}
 FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
 
 

@@ -1,0 +1,166 @@
+"""What enemies do: they take damage, and have a turn of five phases after each turn of the player."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from actors.environments.hackmatrix import board
+from actors.environments.hackmatrix import state as state_lib
+from actors.environments.hackmatrix.state import Enemies, State, Transmissions
+
+SCHEDULED_TURNS = 1
+
+
+def damage(
+  enemies: Enemies, is_hit: jax.Array, amount: jax.Array, stuns: chex.Numeric = False
+) -> Enemies:
+  """Takes HP from active enemies; who has none left is gone, who has some may be stunned.
+
+  Args:
+    is_hit: [20, ...] bool.
+    amount: [...] int32.
+    stuns: [...] bool.
+  """
+  is_hit = is_hit & enemies.active
+  hp = jnp.where(is_hit, jnp.maximum(enemies.hp - amount, 0), enemies.hp)
+  survives = ~is_hit | (hp > 0)
+  return enemies.replace(
+    active=enemies.active & survives,
+    hp=hp,
+    stunned=enemies.stunned | (is_hit & survives & stuns),
+  )
+
+
+def full_hp(kind: jax.Array) -> jax.Array:
+  """By kind: a comparison, for a look-up is slow."""
+  daemon, other = state_lib.FULL_HP[state_lib.DAEMON], state_lib.FULL_HP[state_lib.VIRUS]
+  return jnp.where(kind == state_lib.DAEMON, daemon, other)
+
+
+def turn(state: State, plays: jax.Array, bits: jax.Array) -> State:
+  """Transmissions hatch, enemies move, enemies attack, a scheduled task falls due, stuns pass.
+
+  Args:
+    plays: [...] bool, where False nothing happens.
+    bits: [...] uint32, random.
+  """
+  state = _hatch(state, plays)
+  state = state.replace(enemies=_move(state, plays & ~state.step_active))
+  state = _attack(state, plays)
+  state = _schedule(state, plays, bits)
+  slots = state.enemies
+  return state.replace(
+    enemies=slots.replace(
+      stunned=slots.stunned & ~plays,
+      disabled_turns=jnp.maximum(slots.disabled_turns - plays, 0),
+    ),
+    step_active=state.step_active & ~plays,
+  )
+
+
+def _hatch(state: State, plays: jax.Array) -> State:
+  """Counts transmissions down; at 0, in the order of slots, each becomes an enemy where it is."""
+  slots = state.transmissions
+  turns = slots.turns - plays
+  hatches = slots.active & plays & (turns <= 0)
+  egg_of = jnp.where(hatches, state_lib.rank_among(hatches), state_lib.NUM_TRANSMISSIONS)
+  taken, rank = state_lib.lowest_free(
+    state.enemies.active, jnp.sum(hatches, axis=0, dtype=np.int32)
+  )
+
+  # One number holds a whole transmission, so that each slot looks for its own only once.
+  eggs = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
+  eggs = eggs | slots.from_scheduled << 9
+  egg = state_lib.where_any(
+    jnp.any(hatches, axis=0),
+    lambda: jnp.sum(jnp.where(egg_of[:, None] == rank, eggs[:, None], 0), axis=0),
+    jnp.zeros_like(eggs),
+  )
+  kind = egg >> 6 & 3
+  hatched = Enemies(
+    active=True,
+    kind=kind,
+    row=egg & 7,
+    col=egg >> 3 & 7,
+    hp=full_hp(kind),
+    disabled_turns=0,
+    stunned=False,
+    from_siphon=egg >> 8 & 1 != 0,
+    from_scheduled=egg >> 9 & 1 != 0,
+  )
+  return state.replace(
+    transmissions=slots.replace(active=slots.active & ~hatches, turns=turns),
+    enemies=state_lib.select(taken, hatched, state.enemies),
+  )
+
+
+def _move(state: State, plays: jax.Array) -> Enemies:
+  """Greedily towards the player, without a look at each other; a virus twice."""
+  slots = state.enemies
+  blocks = board.of_cells(state.has_unsiphoned_block)
+  moves = plays & slots.active & ~slots.stunned & (slots.disabled_turns <= 0)
+  row, col = slots.row, slots.col
+  for is_moving in (moves, moves & (slots.kind == state_lib.VIRUS)):
+    next_row, next_col = _approach(state, row, col, slots.kind == state_lib.GLITCH, blocks)
+    row, col = jnp.where(is_moving, next_row, row), jnp.where(is_moving, next_col, col)
+  return slots.replace(row=row, col=col)
+
+
+def _approach(
+  state: State, row: jax.Array, col: jax.Array, is_glitch: jax.Array, blocks: board.Board
+) -> tuple[jax.Array, jax.Array]:
+  """One step along the longer axis, rows if equal, though never onto the player.
+
+  Where that meets a block, whoever is no glitch shifts one along the other axis as well, whatever
+  is there: a block, or the player.
+  """
+  rows, cols = state.row - row, state.col - col
+  step_row, step_col = jnp.sign(rows), jnp.sign(cols)
+  by_row = jnp.abs(rows) >= jnp.abs(cols)
+  next_row = row + jnp.where(by_row, step_row, 0)
+  next_col = col + jnp.where(by_row, 0, step_col)
+  stays = (next_row == state.row) & (next_col == state.col)
+  next_row, next_col = jnp.where(stays, row, next_row), jnp.where(stays, col, next_col)
+  shifts = ~is_glitch & board.contains(blocks, next_row, next_col)
+  next_row = next_row + jnp.where(shifts & ~by_row, step_row, 0)
+  next_col = next_col + jnp.where(shifts & by_row, step_col, 0)
+  return next_row, next_col
+
+
+def _attack(state: State, plays: jax.Array) -> State:
+  """Each enemy beside the player takes 1 HP, unless stunned; one on the player's cell does not."""
+  slots = state.enemies
+  distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
+  attackers = slots.active & ~slots.stunned & (distance == 1)
+  hp = jnp.maximum(state.hp - jnp.sum(attackers, axis=0, dtype=np.int32), 0)
+  return state.replace(hp=jnp.where(plays, hp, state.hp))
+
+
+def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
+  """When the time has come, sends one transmission to a cell where there is nothing."""
+  falls_due = (
+    plays & ~state.tasks_disabled & (state.task_interval > 0) & (state.turn >= state.next_task_turn)
+  )
+
+  def send():
+    occupied = board.of_cell(state.row, state.col) | board.of_cells(state.has_unsiphoned_block)
+    for slots in (state.enemies, state.transmissions):
+      occupied = occupied | board.of_slots(slots.active, slots.row, slots.col)
+    row, col = board.draw(~occupied, bits)
+    sent = Transmissions(
+      active=True,
+      kind=(bits & 3).astype(np.int32),  # the draw of the cell leaves these bits alone
+      row=row,
+      col=col,
+      turns=SCHEDULED_TURNS,
+      from_siphon=False,
+      from_scheduled=True,
+    )
+    taken, _ = state_lib.lowest_free(state.transmissions.active, 1)
+    return state_lib.select(taken, sent, state.transmissions)
+
+  return state.replace(
+    transmissions=state_lib.where_any(falls_due, send, state.transmissions),
+    next_task_turn=jnp.where(falls_due, state.turn + state.task_interval, state.next_task_turn),
+  )

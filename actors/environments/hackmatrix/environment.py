@@ -1,0 +1,234 @@
+"""HackMatrix: `HackMatrix`, a turn-based game on 6 by 6 cells with 28 actions, and its step."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from actors.environments import environment
+from actors.environments.hackmatrix import (
+  enemies,
+  observation,
+  player,
+  programs,
+  rendering,
+  rewards,
+  stages,
+)
+from actors.environments.hackmatrix import state as state_lib
+from actors.environments.hackmatrix.state import Program, State
+
+ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
+
+
+_BLOCK = 256  # worlds stepped at a time, whose states a core's cache holds
+
+
+class _Bits(NamedTuple):
+  """How many random integers a step needs, and what for."""
+
+  warp: Any = 1
+  task: Any = 1
+  stage: stages.Chance = stages.NUM_BITS
+
+
+class _Outcome(NamedTuple):
+  """What a step led to.
+
+  Attributes:
+    state: the next.
+    reward: its parts.
+    done: [...] bool.
+    codes: of the observation.
+    mask: [28, ...] bool.
+  """
+
+  state: State
+  reward: rewards.Reward
+  done: jax.Array
+  codes: observation.Codes
+  mask: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HackMatrix(environment.Environment):
+  """Reach the exit of eight stages; enemies arrive all the while, programs help.
+
+  Actions are up, down, left, right, siphon, and the 23 of `Program`. The mask says which are legal;
+  `step` does not ask it. It may be all False. An episode ends with death or victory only, so
+  `wrappers.TimeLimit` is what cuts it off. The rules are in `player`, `programs`, `enemies`,
+  `stages` and `rewards`.
+
+  `State` is public: build one with `initial` and `.replace`, and ask `step`, `play`, `observe` and
+  `action_mask` about it. Its integers may be of any type.
+  """
+
+  @property
+  def observation_spec(self) -> dict[str, specs.Array]:
+    num_actions = state_lib.NUM_ACTIONS
+    return {
+      'features': specs.Array((observation.NUM_FEATURES,), np.float32, 'player_programs_cells'),
+      'action_mask': specs.BoundedArray((num_actions,), bool, False, True, 'action_mask'),
+    }
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(state_lib.NUM_ACTIONS, np.int32, 'move_siphon_program')
+
+  @property
+  def max_steps(self) -> int:
+    """As good as none."""
+    return int(np.iinfo(np.int32).max)
+
+  def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
+    """The first stage is empty, so nothing is drawn."""
+    del key
+    # What `observe` says of it, written down: auto-reset would compute it at every step.
+    features = np.zeros((observation.NUM_FEATURES,), np.float32)
+    features[observation.PLAYER_HP] = 1.0
+    features[observation.NUM_FEATURES - observation.NUM_CHANNELS + observation.EXIT] = 1.0
+    mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
+    seen = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
+    return state_lib.initial(), environment.restart(seen)
+
+  def step(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    outcome = _step(state, action, _draw(key))
+    timestep = environment.TimeStep(
+      step_type=jnp.where(outcome.done, 2, 1).astype(np.int32),
+      reward=outcome.reward.total(),
+      discount=jnp.where(outcome.done, 0.0, 1.0).astype(np.float32),
+      observation=_observation(outcome.codes, outcome.mask),
+    )
+    return outcome.state, timestep
+
+  def play(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, rewards.Reward, jax.Array]:
+    """As `step`, but returns the 15 parts of the reward, and [] bool, whether the episode ended."""
+    outcome = _step(state, action, _draw(key))
+    return outcome.state, outcome.reward, outcome.done
+
+  def observe(self, state: State) -> dict[str, jax.Array]:
+    """'features', [1545] float32: the player's 10 numbers, 23 programs, and 42 channels of each
+
+    cell, row by row, as `observation` numbers them; and 'action_mask', [28] bool.
+    """
+    state = state_lib.widen(state)
+    return _observation(observation.encode(state), _legal(state))
+
+  def action_mask(self, state: State) -> jax.Array:
+    """[28] bool, True where an action is legal; of a finished state, too."""
+    return _legal(state_lib.widen(state))
+
+  def scripted_action(self, state: State) -> jax.Array:
+    """Towards the exit around what stands in the way, attacking what is in the line of the step.
+
+    Where there is no way it siphons if it can, for a siphoned block may be walked on.
+    """
+    return player.towards_exit(state_lib.widen(state), self.action_mask(state))
+
+  def render(self, state: State) -> np.ndarray:
+    """The board, the player's numbers and programs, as `rendering.frame` draws them."""
+    return rendering.frame(state)
+
+
+def _draw(key: chex.PRNGKey) -> jax.Array:
+  """[58] uint32, all that a step may need, drawn at once."""
+  return jax.random.bits(key, (sum(jax.tree.leaves(_Bits())),), np.uint32)
+
+
+def _assign(bits: jax.Array) -> _Bits:
+  """Random bits by their use; scalars where one integer is needed, [n, ...] where n are."""
+  sizes, tree = jax.tree.flatten(_Bits())
+  starts = np.cumsum([0, *sizes])
+  parts = [
+    bits[start] if size == 1 else bits[start : start + size]
+    for start, size in zip(starts, sizes, strict=False)
+  ]
+  return jax.tree.unflatten(tree, parts)
+
+
+def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Under vmap, calls a function of arrays with any trailing axes with the worlds' axis the last.
+
+  Then what is one number of each world is a row of them, as wide as there are worlds, and every
+  rule is arithmetic on whole rows. With the worlds' axis first, rows would be as short as a board.
+  """
+  batched = jax.custom_batching.custom_vmap(function)
+
+  def call(args):
+    outs = function(*jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), args))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
+
+  @batched.def_vmap
+  def _(axis_size, in_batched, *args):
+    def batch(x, is_batched):
+      return x if is_batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+
+    args = jax.tree.map(batch, args, tuple(in_batched))
+    num_blocks, rest = divmod(axis_size, _BLOCK)
+    if num_blocks > 1 and not rest:
+      blocks = jax.tree.map(lambda x: x.reshape(num_blocks, _BLOCK, *x.shape[1:]), args)
+      outs = jax.lax.map(call, blocks)
+      outs = jax.tree.map(lambda x: x.reshape(axis_size, *x.shape[2:]), outs)
+    else:
+      outs = call(args)
+    return outs, jax.tree.map(lambda _: True, outs)
+
+  return batched
+
+
+@_worlds_last
+def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
+  """All of a step, in the order of the rules, for any trailing axes of worlds."""
+  before = state_lib.widen(state)
+  action = jnp.asarray(action, np.int32)
+  chance = _assign(bits)
+  # A siphon, POLY and a stage's end never meet in one step, so they share their bits.
+  slot_bits = chance.stage.cells[: state_lib.NUM_ENEMIES]
+
+  state = player.move(before, action)
+  state = player.siphon(state, action, slot_bits)
+  is_program = action >= state_lib.FIRST_PROGRAM
+  state = _where_any(
+    is_program, lambda state: programs.execute(state, action, slot_bits, chance.warp), state
+  )
+  ends_turn = (action <= state_lib.SIPHON) | (action == Program.WAIT.action)
+  state = state.replace(turn=state.turn + ends_turn, history_valid=action != Program.UNDO.action)
+  state = enemies.turn(state, ends_turn, chance.task)
+  died = state.hp <= 0
+
+  may_leave = (action <= state_lib.RIGHT) | (action == Program.WARP.action)
+  is_at_exit = (state.row == state.exit_row) & (state.col == state.exit_col)
+  completed = may_leave & is_at_exit & (state.stage <= state_lib.LAST_STAGE)
+  state = _where_any(completed, lambda state: stages.advance(state, chance.stage), state)
+  won = state.stage > state_lib.LAST_STAGE
+  reward = rewards.earn(before, action, state, died=died, completed=completed, won=won)
+  return _Outcome(
+    state=state_lib.narrow(state),
+    reward=reward,
+    done=died | won,
+    codes=observation.encode(state),
+    mask=_legal(state),
+  )
+
+
+def _where_any(condition: jax.Array, change: Callable[[State], State], state: State) -> State:
+  return state_lib.where_any(condition, lambda: change(state), state)
+
+
+def _legal(state: State) -> jax.Array:
+  """[28, ...] bool."""
+  siphon = (state.data_siphons > 0)[None]
+  return jnp.concatenate([player.legal_moves(state), siphon, programs.usable(state)])
+
+
+def _observation(codes: observation.Codes, mask: jax.Array) -> dict[str, jax.Array]:
+  return {'features': observation.decode(codes), 'action_mask': mask}

@@ -1,0 +1,209 @@
+"""What the agent sees: 10 numbers of the player, 23 of programs, and 42 of each cell, in one row.
+
+The cells of all worlds are most of what a step writes, so they are not written channel by channel:
+a few integers hold all of a cell, and every channel is a field of bits in one of them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from actors.environments.hackmatrix import state as state_lib
+from actors.environments.hackmatrix.state import SIZE, State
+
+NUM_PLAYER = 10
+NUM_CHANNELS = 42
+NUM_FEATURES = NUM_PLAYER + state_lib.NUM_PROGRAMS + SIZE * SIZE * NUM_CHANNELS
+
+PLAYER_HP = 2  # among the player's numbers
+
+# The channels of a cell.
+ENEMY_KIND = 0  # four, one for each kind
+ENEMY_HP = 4
+ENEMY_STUNNED = 5
+ENEMY_FROM_SIPHON = 6
+BLOCK_TYPE = 7  # three: data, program, question
+BLOCK_POINTS = 10
+BLOCK_SIPHONED = 11
+BLOCK_PROGRAM = 12  # 23, one for each program
+BLOCK_SPAWN = 35
+TRANSMISSION_TURNS = 36
+CELL_CREDITS = 37
+CELL_ENERGY = 38
+CELL_DATA_SIPHON = 39
+EXIT = 40
+SIPHON_CENTER = 41
+
+MAX_RESOURCES = 50.0  # credits and energy are seen up to here
+MAX_TURNS = 4  # of a transmission
+
+
+class Codes(NamedTuple):
+  """An observation before it is spread out.
+
+  Attributes:
+    features: [33, ...] float32, of the player and of programs.
+    cells: [4, 36, ...] uint32, whose fields of bits are the channels.
+  """
+
+  features: jax.Array
+  cells: jax.Array
+
+
+class _Field(NamedTuple):
+  """Where in a cell's integers a channel is, and what it is divided by."""
+
+  word: int
+  shift: int
+  width: int = 1
+  divisor: float = 1.0
+
+
+_HP_BITS, _TURN_BITS, _AMOUNT_BITS = 8, 3, 16
+_FIELDS = {
+  **{ENEMY_KIND + kind: _Field(0, kind) for kind in range(state_lib.NUM_KINDS)},
+  ENEMY_STUNNED: _Field(0, 4),
+  ENEMY_FROM_SIPHON: _Field(0, 5),
+  ENEMY_HP: _Field(0, 6, _HP_BITS, 3.0),
+  **{BLOCK_TYPE + kind: _Field(0, 14 + kind) for kind in range(3)},
+  BLOCK_SIPHONED: _Field(0, 17),
+  CELL_DATA_SIPHON: _Field(0, 18),
+  EXIT: _Field(0, 19),
+  SIPHON_CENTER: _Field(0, 20),
+  TRANSMISSION_TURNS: _Field(0, 21, _TURN_BITS, float(MAX_TURNS)),
+  **{BLOCK_PROGRAM + program: _Field(1, program) for program in range(state_lib.NUM_PROGRAMS)},
+  BLOCK_POINTS: _Field(2, 0, _AMOUNT_BITS, 9.0),
+  BLOCK_SPAWN: _Field(2, 16, _AMOUNT_BITS, 9.0),
+  CELL_CREDITS: _Field(3, 0, _AMOUNT_BITS, 3.0),
+  CELL_ENERGY: _Field(3, 16, _AMOUNT_BITS, 3.0),
+}
+_NUM_WORDS = 4
+_CHANNELS = [_FIELDS[channel] for channel in range(NUM_CHANNELS)]
+_SLOT_SHIFT = 24  # above all fields of the first word
+
+
+def encode(state: State) -> Codes:
+  """What is to be seen of a state, for any axes of worlds."""
+  return Codes(features=_features(state), cells=_cells(state))
+
+
+def decode(codes: Codes) -> jax.Array:
+  """[1545] float32, the observation of one world.
+
+  Cell by cell, in a loop: joined in one expression, XLA on a CPU would divide and branch at every
+  number to find out whose it is, which takes 15 times as long.
+  """
+  word = np.array([field.word for field in _CHANNELS])
+  shift = np.array([field.shift for field in _CHANNELS], np.uint32)
+  mask = np.array([(1 << field.width) - 1 for field in _CHANNELS], np.uint32)
+  divisor = np.array([field.divisor for field in _CHANNELS], np.float32)
+
+  def write_cell(cell, features):
+    words = jax.lax.dynamic_index_in_dim(codes.cells, cell, axis=1, keepdims=False)
+    held = words[0]
+    for i in range(1, _NUM_WORDS):
+      held = jnp.where(word == i, words[i], held)
+    channels = ((held >> shift) & mask).astype(np.int32).astype(np.float32) / divisor
+    start = len(codes.features) + NUM_CHANNELS * cell
+    return jax.lax.dynamic_update_slice(features, channels, (start,))
+
+  features = jnp.pad(codes.features, (0, SIZE * SIZE * NUM_CHANNELS))
+  return jax.lax.fori_loop(0, SIZE * SIZE, write_cell, features)
+
+
+def _features(state: State) -> jax.Array:
+  """[33, ...] float32, the player's 10 numbers and the 23 programs."""
+  last = SIZE - 1.0
+  player = [
+    state.row / last,
+    state.col / last,
+    state.hp / float(state_lib.MAX_HP),
+    jnp.minimum(state.credits / MAX_RESOURCES, 1.0),
+    jnp.minimum(state.energy / MAX_RESOURCES, 1.0),
+    (state.stage - 1) / (state_lib.LAST_STAGE - 1.0),
+    state.data_siphons / 10.0,
+    (state.attack - 1) / (state_lib.MAX_ATTACK - 1.0),
+    state.show_active.astype(np.float32),
+    state.tasks_disabled.astype(np.float32),
+  ]
+  return jnp.concatenate([jnp.stack(player), state.owned.astype(np.float32)])
+
+
+def _cells(state: State) -> jax.Array:
+  """[4, 36, ...] uint32, each cell's channels in the places that `_FIELDS` gives them."""
+  types = (state_lib.DATA, state_lib.PROGRAM, state_lib.QUESTION)
+  is_exit = state_lib.is_cell(state.exit_row, state.exit_col)
+  has_program = state.block_type >= state_lib.PROGRAM
+  flags = {
+    **{BLOCK_TYPE + i: state.block_type == kind for i, kind in enumerate(types)},
+    BLOCK_SIPHONED: state.block_siphoned,
+    CELL_DATA_SIPHON: state.cell_data_siphon,
+    EXIT: is_exit,
+    SIPHON_CENTER: state.siphon_center,
+  }
+  first = _entities(state)
+  for channel, flag in flags.items():
+    first = first | (flag.astype(np.int32) << _FIELDS[channel].shift)
+  words = [
+    first,
+    jnp.where(has_program, 1 << state.block_program, 0),
+    state.block_points | (state.block_spawn << _AMOUNT_BITS),
+    state.cell_credits | (state.cell_energy << _AMOUNT_BITS),
+  ]
+  return jnp.stack(words).reshape(_NUM_WORDS, SIZE * SIZE, *state.row.shape).astype(np.uint32)
+
+
+def _entities(state: State) -> jax.Array:
+  """[6, 6, ...] int32, the fields of visible enemies, and of transmissions, in their cells.
+
+  Of several in a cell the highest slot counts, but that kinds add up.
+  """
+  enemies, transmissions = state.enemies, state.transmissions
+  is_visible = enemies.active & (
+    (enemies.kind != state_lib.CRYPTOG)
+    | state.show_active
+    | (enemies.row == state.row)
+    | (enemies.col == state.col)
+  )
+  details = (
+    (enemies.stunned.astype(np.int32) << _FIELDS[ENEMY_STUNNED].shift)
+    | (enemies.from_siphon.astype(np.int32) << _FIELDS[ENEMY_FROM_SIPHON].shift)
+    | (enemies.hp << _FIELDS[ENEMY_HP].shift)
+  )
+  turns = jnp.clip(transmissions.turns, 0, MAX_TURNS) << _FIELDS[TRANSMISSION_TURNS].shift
+  cell_of_enemy = jnp.where(is_visible, SIZE * enemies.row + enemies.col, -1)
+  cell_of_transmission = jnp.where(
+    transmissions.active, SIZE * transmissions.row + transmissions.col, -1
+  )
+  kinds = 1 << enemies.kind
+
+  def look():
+    is_in_cell = _is_in_cell(cell_of_enemy)
+    seen = jnp.bitwise_or.reduce(jnp.where(is_in_cell, kinds[:, None, None], 0), axis=0)
+    return seen | _of_highest(details, is_in_cell)
+
+  nothing = jnp.zeros_like(state.block_type)
+  seen = state_lib.where_any(jnp.any(is_visible, axis=0), look, nothing)
+  coming = state_lib.where_any(
+    jnp.any(transmissions.active, axis=0),
+    lambda: _of_highest(turns, _is_in_cell(cell_of_transmission)),
+    nothing,
+  )
+  return seen | coming
+
+
+def _is_in_cell(cell: jax.Array) -> jax.Array:
+  """[20, 6, 6, ...] bool, from [20, ...] indices of cells."""
+  rows, cols = state_lib.column(np.indices((SIZE, SIZE), np.int32), cell.ndim - 1)
+  return cell[:, None, None] == SIZE * rows + cols
+
+
+def _of_highest(code: jax.Array, is_in_cell: jax.Array) -> jax.Array:
+  """[6, 6, ...] int32, the code of the highest slot in each cell, 0 where there is none."""
+  slot = state_lib.column(np.arange(1, len(code) + 1, dtype=np.int32), code.ndim - 1)
+  ordered = (slot << _SLOT_SHIFT) | code
+  return jnp.max(jnp.where(is_in_cell, ordered[:, None, None], 0), axis=0) & (
+    (1 << _SLOT_SHIFT) - 1
+  )

@@ -1,0 +1,214 @@
+"""The 15 parts of the reward: `Reward`, what of the state before is needed, and how it is earned."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from actors.environments.hackmatrix import board
+from actors.environments.hackmatrix import state as state_lib
+from actors.environments.hackmatrix.state import Program, State
+
+STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # of completing stages 1 to 8
+STEP, SCORE, KILL, DATA_SIPHON, DISTANCE, HP = 0.01, 0.5, 0.3, 1.0, 0.05, 1.0
+VICTORY, VICTORY_SCORE = 500.0, 100.0
+DEATH = 0.5  # of what the stages completed have paid
+SIPHON_DEATH = 10.0
+GAIN, HOLDING = 0.05, 0.01  # of a credit, and of an energy
+WASTE = 0.3
+SIPHON_QUALITY = 0.5 * 0.05
+
+
+class Reward(NamedTuple):
+  """What one step earned: [...] float32 each; the reward is their sum.
+
+  Attributes:
+    step_penalty: of every step.
+    stage_completion: of the stage completed.
+    score_gain: of the score's change.
+    kills: of enemies fewer than before, however they went.
+    data_siphon: of data siphons more than before.
+    distance_shaping: of steps to the exit fewer than before.
+    damage_penalty: of HP lost.
+    hp_recovery: of HP won.
+    victory: of completing the last stage, with the score.
+    death_penalty: of dying, by the stage reached.
+    siphon_death_penalty: of dying beside an enemy that a siphon released.
+    resource_gain: of credits and energy gained or paid.
+    resource_holding: of credits and energy at the end of a stage.
+    program_waste: of RESET for a single HP.
+    siphon_quality: of a siphon where another cell had offered more.
+  """
+
+  step_penalty: jax.Array
+  stage_completion: jax.Array
+  score_gain: jax.Array
+  kills: jax.Array
+  data_siphon: jax.Array
+  distance_shaping: jax.Array
+  damage_penalty: jax.Array
+  hp_recovery: jax.Array
+  victory: jax.Array
+  death_penalty: jax.Array
+  siphon_death_penalty: jax.Array
+  resource_gain: jax.Array
+  resource_holding: jax.Array
+  program_waste: jax.Array
+  siphon_quality: jax.Array
+
+  def total(self) -> jax.Array:
+    return sum(self[1:], start=self.step_penalty)
+
+
+def earn(
+  before: State,
+  action: jax.Array,
+  after: State,
+  *,
+  died: jax.Array,
+  completed: jax.Array,
+  won: jax.Array,
+) -> Reward:
+  """The reward of a step.
+
+  Args:
+    before: at its start.
+    action: [...] int32.
+    after: at its end; of the next stage, if one was completed.
+    died: [...] bool.
+    completed: [...] bool, whether a stage was.
+    won: [...] bool.
+  """
+  num_axes = action.ndim
+  stages = state_lib.column(np.arange(1, state_lib.LAST_STAGE + 1), num_axes)
+  stage_rewards = state_lib.column(STAGE_REWARDS, num_axes)
+
+  def stage_sum(is_counted):
+    return jnp.sum(jnp.where(is_counted, stage_rewards, 0), axis=0)
+
+  num_kills = _count(before.enemies.active) - _count(after.enemies.active)
+  slots = after.enemies
+  beside = jnp.abs(slots.row - after.row) + jnp.abs(slots.col - after.col) == 1
+  betrayed = jnp.any(slots.active & slots.from_siphon & beside, axis=0)
+  healed = after.hp - before.hp
+  approached = _distance_to_exit(before, after)
+  gained = after.credits - before.credits + after.energy - before.energy
+  wasted = (action == Program.RESET.action) & (before.hp == state_lib.MAX_HP - 1)
+  missed = state_lib.where_any(
+    action == state_lib.SIPHON, lambda: missed_resources(before), jnp.zeros_like(before.row)
+  )
+  zero = np.float32(0)
+  return Reward(
+    step_penalty=jnp.full_like(before.row, -STEP, np.float32),
+    stage_completion=jnp.where(completed, stage_sum(stages == before.stage), zero),
+    score_gain=_scale(SCORE, after.score - before.score),
+    kills=_scale(KILL, jnp.maximum(num_kills, 0)),
+    data_siphon=_scale(DATA_SIPHON, jnp.maximum(after.data_siphons - before.data_siphons, 0)),
+    distance_shaping=_scale(DISTANCE, jnp.maximum(approached, 0)),
+    damage_penalty=_scale(HP, jnp.minimum(healed, 0)),
+    hp_recovery=_scale(HP, jnp.maximum(healed, 0)),
+    victory=jnp.where(won, VICTORY + _scale(VICTORY_SCORE, after.score), zero),
+    death_penalty=jnp.where(died, -DEATH * stage_sum(stages < after.stage), zero),
+    siphon_death_penalty=jnp.where(died & betrayed, np.float32(-SIPHON_DEATH), zero),
+    resource_gain=_scale(GAIN, gained),
+    resource_holding=jnp.where(completed, _scale(HOLDING, after.credits + after.energy), zero),
+    program_waste=jnp.where(wasted, np.float32(-WASTE), zero),
+    siphon_quality=_scale(-SIPHON_QUALITY, missed),
+  )
+
+
+def missed_resources(state: State) -> jax.Array:
+  """[...] int32, the credits and energy that a siphon from a better cell would have had in reach.
+
+  What is in reach of a cell lies on it and its four neighbours, but for those already siphoned: the
+  credits and energy where no block is, the points of data blocks, and the programs of program
+  blocks that are not owned yet. Nothing is in reach of a cell that is itself a block. A cell is
+  better than the player's if it has the same points and programs in reach, and of credits and
+  energy no less, of one of them more. The credits and the energy missed may be of two such cells.
+
+  Returns:
+    Their sum; 0 without a data siphon.
+  """
+  num_axes = state.row.ndim
+  is_open, is_fresh = ~state.has_block, ~state.block_siphoned
+  lies = is_open & is_fresh
+  is_data = is_fresh & (state.block_type == state_lib.DATA)
+  programs = state_lib.column(np.arange(state_lib.NUM_PROGRAMS, dtype=np.uint32), num_axes)
+  one = np.uint32(1)
+  not_owned = jnp.sum(jnp.where(state.owned, 0, one << programs), axis=0, dtype=np.uint32)
+  is_program = is_fresh & (state.block_type == state_lib.PROGRAM)
+  program = jnp.where(
+    is_program, (one << state.block_program.astype(np.uint32)) & not_owned, np.uint32(0)
+  )
+
+  def cross(cells):
+    """What cells and their neighbours hold, five values."""
+    margin = [(1, 1), (1, 1)] + [(0, 0)] * num_axes
+    cells = jnp.pad(cells, margin)
+    middle = slice(1, -1)
+    return [
+      cells[middle, middle],
+      cells[2:, middle],
+      cells[:-2, middle],
+      cells[middle, :-2],
+      cells[middle, 2:],
+    ]
+
+  credits = jnp.where(is_open, sum(cross(jnp.where(lies, state.cell_credits, 0))), 0)
+  energy = jnp.where(is_open, sum(cross(jnp.where(lies, state.cell_energy, 0))), 0)
+  points = [
+    jnp.where(is_open, x, 0) for x in _sort(cross(jnp.where(is_data, state.block_points, 0)))
+  ]
+  found = jnp.zeros_like(program)
+  for x in cross(program):
+    found = found | x
+  found = jnp.where(is_open, found, 0)
+
+  here = state.is_player_cell
+
+  def at_player(cells):
+    return jnp.sum(jnp.where(here, cells, 0), axis=(0, 1), dtype=cells.dtype)
+
+  player_credits, player_energy = at_player(credits), at_player(energy)
+  is_alike = found == at_player(found)
+  for x in points:
+    is_alike = is_alike & (x == at_player(x))
+  more_credits, more_energy = credits - player_credits, energy - player_energy
+  is_better = is_alike & (more_credits >= 0) & (more_energy >= 0) & (more_credits + more_energy > 0)
+  is_better = is_better & (state.data_siphons > 0)
+  return jnp.max(jnp.where(is_better, more_credits, 0), axis=(0, 1)) + jnp.max(
+    jnp.where(is_better, more_energy, 0), axis=(0, 1)
+  )
+
+
+def _sort(values: list[jax.Array]) -> list[jax.Array]:
+  """Sorts five arrays, element by element, with the nine comparisons of a sorting network."""
+  values = list(values)
+  for i, j in ((0, 3), (1, 4), (0, 2), (1, 3), (0, 1), (2, 4), (1, 2), (3, 4), (2, 3)):
+    low, high = values[i], values[j]
+    values[i], values[j] = jnp.minimum(low, high), jnp.maximum(low, high)
+  return values
+
+
+def _distance_to_exit(before: State, after: State) -> jax.Array:
+  """[...] int32, by how many steps around blocks, siphoned or not, the exit has come nearer."""
+  boards = [
+    (
+      board.of_cells(state.has_block),
+      board.of_cell(state.row, state.col),
+      board.of_cell(state.exit_row, state.exit_col),
+    )
+    for state in (before, after)
+  ]
+  stacked = jax.tree.map(lambda *halves: jnp.stack(halves), *boards)
+  distance = board.walking_distance(*stacked)
+  return distance[0] - distance[1]
+
+
+def _count(active: jax.Array) -> jax.Array:
+  return jnp.sum(active, axis=0, dtype=np.int32)
+
+
+def _scale(factor: float, amount: jax.Array) -> jax.Array:
+  return np.float32(factor) * amount.astype(np.float32)

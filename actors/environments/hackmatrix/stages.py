@@ -1,0 +1,169 @@
+"""The next stage: an exit, blocks, things to pick up, and transmissions, all drawn anew.
+
+Auto-reset and vmap compute this at every step of every world, so it must be cheap. The 32 cells
+that are no corners are the bits of one integer, and sets of them are drawn bit by bit.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from actors.environments.hackmatrix import board
+from actors.environments.hackmatrix import state as state_lib
+from actors.environments.hackmatrix.state import SIZE, State
+
+MIN_BLOCKS, MAX_BLOCKS = 5, 11
+MAX_POINTS = 9  # of a data block, which releases as many transmissions
+PROGRAM_SPAWN = 2
+TRANSMISSION_TURNS = 1
+
+NUM_INNER = SIZE * SIZE - len(state_lib.CORNERS)  # cells that are no corners, in the grid's order
+_IS_CORNER = np.zeros((SIZE, SIZE), bool)
+_IS_CORNER[tuple(state_lib.CORNERS.T)] = True
+_INNER = np.where(_IS_CORNER, -1, np.cumsum(~_IS_CORNER).reshape(SIZE, SIZE) - 1)
+
+
+class Chance(NamedTuple):
+  """Random bits for one stage.
+
+  Attributes:
+    exit: [...] uint32.
+    num_blocks: [...] uint32.
+    blocks: [11, ...] uint32, where each block is.
+    cells: [36, ...] uint32, what each cell holds.
+    transmissions: [8, ...] uint32, where and of which kind.
+  """
+
+  exit: Any
+  num_blocks: Any
+  blocks: Any
+  cells: Any
+  transmissions: Any
+
+
+NUM_BITS = Chance(  # how many integers each needs
+  exit=1, num_blocks=1, blocks=MAX_BLOCKS, cells=SIZE * SIZE, transmissions=state_lib.LAST_STAGE
+)
+
+
+def advance(state: State, chance: Chance) -> State:
+  """The state at the start of the next stage; what is not named here the player keeps."""
+  num_axes = state.row.ndim
+  stage = state.stage + 1
+  is_player = state.is_player_cell
+  exit_row, exit_col = _draw_exit(state, chance.exit)
+  is_exit = state_lib.is_cell(exit_row, exit_col)
+  inner = state_lib.column(_INNER, num_axes)
+  blocks = _draw_blocks(chance)
+
+  def is_in(cells):
+    """[6, 6, ...] bool, of the bits of the inner cells."""
+    return (inner >= 0) & ((cells >> jnp.maximum(inner, 0).astype(np.uint32)) & 1 != 0)
+
+  is_block = is_in(blocks)
+  drawn = chance.cells.reshape(SIZE, SIZE, *chance.cells.shape[1:])
+  is_heads, amount = drawn & 1 != 0, drawn >> 1  # a coin, and a number for the rest
+  is_data, is_program = is_block & is_heads, is_block & ~is_heads
+  points = jnp.where(is_data, 1 + amount % MAX_POINTS, 0).astype(np.int32)
+  program = jnp.where(is_program, amount % state_lib.NUM_PROGRAMS, 0).astype(np.int32)
+  # In twentieths: 9 for one, 9 for two, 2 for three.
+  twentieth = amount % 20
+  resource = 1 + (twentieth >= 9).astype(np.int32) + (twentieth >= 18)
+  resource = jnp.where((inner >= 0) & ~is_block, resource, 0)
+
+  player = jnp.sum(
+    jnp.where(is_player & (inner >= 0), np.uint32(1) << jnp.maximum(inner, 0).astype(np.uint32), 0),
+    axis=(0, 1),
+    dtype=np.uint32,
+  )
+  return state.replace(
+    hp=jnp.minimum(state.hp + 1, state_lib.MAX_HP),
+    exit_row=exit_row,
+    exit_col=exit_col,
+    block_type=jnp.where(
+      is_data, state_lib.DATA, jnp.where(is_program, state_lib.PROGRAM, state_lib.NO_BLOCK)
+    ),
+    block_points=points,
+    block_program=program,
+    block_spawn=jnp.where(is_program, PROGRAM_SPAWN, points),
+    block_siphoned=jnp.zeros_like(state.block_siphoned),
+    siphon_center=jnp.zeros_like(state.siphon_center),
+    cell_credits=jnp.where(is_heads, resource, 0),
+    cell_energy=jnp.where(is_heads, 0, resource),
+    cell_data_siphon=state_lib.column(_IS_CORNER, num_axes) & ~is_player & ~is_exit,
+    enemies=jax.tree.map(jnp.zeros_like, state.enemies),
+    transmissions=_draw_transmissions(state, stage, ~(blocks | player), chance.transmissions),
+    stage=stage,
+    show_active=jnp.zeros_like(state.show_active),
+    step_active=jnp.zeros_like(state.step_active),
+    attack_upgrades=jnp.zeros_like(state.attack_upgrades),
+  )
+
+
+def _draw_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """A corner where the player is not."""
+  last = SIZE - 1
+  rows_edge = (state.row == 0) | (state.row == last)
+  is_cornered = rows_edge & ((state.col == 0) | (state.col == last))
+  corner = 2 * (state.row == last).astype(np.int32) + (state.col == last)
+  other = (bits % (len(state_lib.CORNERS) - 1)).astype(np.int32)
+  other = other + (other >= corner)
+  any_ = (bits % len(state_lib.CORNERS)).astype(np.int32)
+  index = jnp.where(is_cornered, other, any_)
+  return last * (index // 2), last * (index % 2)
+
+
+def _draw_blocks(chance: Chance) -> jax.Array:
+  """[...] uint32, the inner cells with blocks; every set of equal size is equally likely.
+
+  Floyd's algorithm (Bentley and Floyd, 1987): for each of the final n cells, draw one up to it, and
+  take the final one itself if that is taken.
+  """
+  num_choices = np.uint32(MAX_BLOCKS - MIN_BLOCKS + 1)
+  num_blocks = MIN_BLOCKS + board.below(chance.num_blocks, num_choices)
+  blocks = jnp.zeros_like(num_blocks)
+  for i in range(MAX_BLOCKS):
+    last = NUM_INNER + i - num_blocks
+    cell = np.uint32(1) << board.below(chance.blocks[i], last + 1)
+    cell = jnp.where(blocks & cell != 0, np.uint32(1) << last, cell)
+    blocks = jnp.where(i < num_blocks, blocks | cell, blocks)
+  return blocks
+
+
+def _draw_transmissions(
+  state: State, stage: jax.Array, free: jax.Array, bits: jax.Array
+) -> state_lib.Transmissions:
+  """As many as the stage's number, up to 8, each in a cell of its own.
+
+  Args:
+    free: [...] uint32, the inner cells that may be taken.
+    bits: [8, ...] uint32.
+  """
+  num_slots = state_lib.NUM_TRANSMISSIONS
+  cells = []
+  for i in range(state_lib.LAST_STAGE):
+    cell = board.nth_bit(free, board.below(bits[i], jax.lax.population_count(free)))
+    free = free & ~(np.uint32(1) << cell)
+    cells.append(cell.astype(np.int32))
+  # The corners that come before a cell in the grid's order: one, two or three.
+  cell = jnp.stack(cells)
+  cell = cell + 1 + (cell >= SIZE - 2) + (cell >= NUM_INNER - SIZE + 2)
+  slots = state_lib.column(np.arange(state_lib.LAST_STAGE), state.row.ndim)
+  used = slots < stage
+
+  def fill(values):
+    rest = jnp.zeros((num_slots - len(values), *values.shape[1:]), values.dtype)
+    return jnp.concatenate([jnp.where(used, values, 0), rest])
+
+  no = jnp.zeros_like(state.transmissions.from_siphon)
+  return state_lib.Transmissions(
+    active=fill(used.astype(np.int32)) != 0,
+    kind=fill((bits & 3).astype(np.int32)),
+    row=fill(cell // SIZE),
+    col=fill(cell % SIZE),
+    turns=fill(jnp.full_like(cell, TRANSMISSION_TURNS)),
+    from_siphon=no,
+    from_scheduled=no,
+  )

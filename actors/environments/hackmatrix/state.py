@@ -1,0 +1,329 @@
+"""What a game of HackMatrix is made of: its codes and sizes, and the immutable `State`."""
+
+import enum
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SIZE = 6  # cells a side; row 0 is at the bottom
+NUM_ENEMIES = 20  # slots, active or not
+NUM_TRANSMISSIONS = 20
+NUM_PROGRAMS = 23
+LAST_STAGE = 8  # completing it wins, and the stage is then 9
+MAX_HP = 3
+MAX_ATTACK = 3
+MAX_ATTACK_UPGRADES = 2  # uses of ATK+ in one stage
+TASK_INTERVAL = 12  # turns between scheduled tasks
+CORNERS = np.array([[0, 0], [0, SIZE - 1], [SIZE - 1, 0], [SIZE - 1, SIZE - 1]], np.int32)
+
+UP, DOWN, LEFT, RIGHT, SIPHON, FIRST_PROGRAM = range(6)
+NUM_ACTIONS = FIRST_PROGRAM + NUM_PROGRAMS
+
+
+class Program(enum.IntEnum):
+  """Indices into `State.owned`; the action that executes one is `FIRST_PROGRAM` more."""
+
+  PUSH = 0
+  PULL = 1
+  CRASH = 2
+  WARP = 3
+  POLY = 4
+  WAIT = 5
+  DEBUG = 6
+  ROW = 7
+  COL = 8
+  UNDO = 9
+  STEP = 10
+  SIPH_PLUS = 11
+  EXCH = 12
+  SHOW = 13
+  RESET = 14
+  CALM = 15
+  D_BOM = 16
+  DELAY = 17
+  ANTI_V = 18
+  SCORE = 19
+  REDUC = 20
+  ATK_PLUS = 21
+  HACK = 22
+
+  @property
+  def action(self) -> int:
+    return FIRST_PROGRAM + self.value
+
+
+VIRUS, DAEMON, GLITCH, CRYPTOG = range(4)  # kinds of enemies, and of what transmissions become
+NUM_KINDS = 4
+FULL_HP = np.array([2, 3, 2, 2], np.int32)  # by kind
+NO_BLOCK, DATA, PROGRAM, QUESTION = range(4)  # kinds of blocks
+
+Field = Any  # an array; in a state built by hand, a number will do
+Tree = TypeVar('Tree')
+
+
+class Enemies(flax.struct.PyTreeNode):
+  """The slots of enemies. A new one takes the lowest that is inactive; what it held is forgotten.
+
+  Attributes:
+    active: [20] bool; where False, the other fields mean nothing.
+    kind: [20] int8, VIRUS to CRYPTOG.
+    row: [20] int8.
+    col: [20] int8.
+    hp: [20] int8.
+    disabled_turns: [20] int8, enemy turns without moving; play never sets it.
+    stunned: [20] bool, neither moves nor attacks in the next enemy turn.
+    from_siphon: [20] bool, came of a siphon.
+    from_scheduled: [20] bool, came of a scheduled task; no rule asks for it.
+  """
+
+  active: Field
+  kind: Field
+  row: Field
+  col: Field
+  hp: Field
+  disabled_turns: Field
+  stunned: Field
+  from_siphon: Field
+  from_scheduled: Field
+
+
+class Transmissions(flax.struct.PyTreeNode):
+  """The slots of enemies to come, filled as those of `Enemies`.
+
+  Attributes:
+    active: [20] bool; where False, the other fields mean nothing.
+    kind: [20] int8, of the enemy it becomes.
+    row: [20] int8.
+    col: [20] int8.
+    turns: [20] int16, enemy turns until it becomes an enemy.
+    from_siphon: [20] bool.
+    from_scheduled: [20] bool.
+  """
+
+  active: Field
+  kind: Field
+  row: Field
+  col: Field
+  turns: Field
+  from_siphon: Field
+  from_scheduled: Field
+
+
+class State(flax.struct.PyTreeNode):
+  """One game. Cells are [row, column]; a scalar is int32 unless said otherwise.
+
+  The snapshot that UNDO restores is not here: it is taken at the start of every step, that of UNDO
+  included, so UNDO only gives back its own cost.
+
+  Attributes:
+    row: [] of the player.
+    col: [] of the player.
+    hp: [] 0 to 3; 0 is dead.
+    attack: [] 1 to 3, the damage of walking into an enemy's line.
+    credits: [] what programs cost.
+    energy: [] what programs cost, too.
+    data_siphons: [] how often a siphon may be used.
+    score: [].
+    exit_row: [].
+    exit_col: [].
+    block_type: [6, 6] int8, NO_BLOCK to QUESTION.
+    block_points: [6, 6] int16, what a data block adds to the score.
+    block_program: [6, 6] int8, the program that a program block gives.
+    block_spawn: [6, 6] int16, transmissions that a siphon releases.
+    block_siphoned: [6, 6] bool; a siphoned block stays, and may be walked on.
+    siphon_center: [6, 6] bool, the player stood there and siphoned a block.
+    cell_credits: [6, 6] int16, lying there to be picked up.
+    cell_energy: [6, 6] int16.
+    cell_data_siphon: [6, 6] bool.
+    enemies: see `Enemies`.
+    transmissions: see `Transmissions`.
+    owned: [23] bool, the programs of `Program`.
+    stage: [] 1 to 8; 9 is won.
+    turn: [] turns since the reset.
+    show_active: [] bool, cryptogs are visible until the stage ends.
+    tasks_disabled: [] bool, no more scheduled tasks in this episode.
+    step_active: [] bool, no enemy moves in the next enemy turn.
+    attack_upgrades: [] uses of ATK+ in this stage.
+    next_task_turn: [] the turn of the next scheduled task.
+    task_interval: [] turns from one scheduled task to the next; 0 is never.
+    history_valid: [] bool, whether UNDO is legal.
+  """
+
+  row: Field
+  col: Field
+  hp: Field
+  attack: Field
+  credits: Field
+  energy: Field
+  data_siphons: Field
+  score: Field
+  exit_row: Field
+  exit_col: Field
+  block_type: Field
+  block_points: Field
+  block_program: Field
+  block_spawn: Field
+  block_siphoned: Field
+  siphon_center: Field
+  cell_credits: Field
+  cell_energy: Field
+  cell_data_siphon: Field
+  enemies: Enemies
+  transmissions: Transmissions
+  owned: Field
+  stage: Field
+  turn: Field
+  show_active: Field
+  tasks_disabled: Field
+  step_active: Field
+  attack_upgrades: Field
+  next_task_turn: Field
+  task_interval: Field
+  history_valid: Field
+
+  @property
+  def has_block(self) -> jax.Array:
+    """[6, 6] bool, siphoned or not."""
+    return self.block_type != NO_BLOCK
+
+  @property
+  def has_unsiphoned_block(self) -> jax.Array:
+    """[6, 6] bool, what stands in the way."""
+    return self.has_block & ~self.block_siphoned
+
+  @property
+  def is_player_cell(self) -> jax.Array:
+    """[6, 6] bool, True in one cell."""
+    return is_cell(self.row, self.col)
+
+
+def _dtypes() -> State:
+  """The dtype of every field."""
+  slots = {name: np.int8 for name in ('kind', 'row', 'col', 'hp', 'disabled_turns')}
+  flags = {name: np.bool_ for name in ('active', 'stunned', 'from_siphon', 'from_scheduled')}
+  fields: dict[str, Any] = {name: np.int32 for name in State.__annotations__}
+  fields.update({name: np.int8 for name in ('block_type', 'block_program')})
+  fields.update(
+    {name: np.int16 for name in ('block_points', 'block_spawn', 'cell_credits', 'cell_energy')}
+  )
+  for name in ('block_siphoned', 'siphon_center', 'cell_data_siphon', 'owned', 'show_active'):
+    fields[name] = np.bool_
+  for name in ('tasks_disabled', 'step_active', 'history_valid'):
+    fields[name] = np.bool_
+  fields['enemies'] = Enemies(**slots, **flags)
+  fields['transmissions'] = Transmissions(
+    **{name: slots[name] for name in ('kind', 'row', 'col')},
+    **{name: flags[name] for name in ('active', 'from_siphon', 'from_scheduled')},
+    turns=np.int16,
+  )
+  return State(**fields)
+
+
+DTYPES = _dtypes()
+
+
+def initial() -> State:
+  """The state after a reset: the first stage, an empty board."""
+  slots = np.zeros((NUM_ENEMIES,))
+  fields: dict[str, Any] = {name: np.zeros(()) for name in State.__annotations__}
+  for name in fields:
+    if name.startswith(('block_', 'cell_', 'siphon_')):
+      fields[name] = np.zeros((SIZE, SIZE))
+  fields['enemies'] = Enemies(**{name: slots for name in Enemies.__annotations__})
+  fields['transmissions'] = Transmissions(**{name: slots for name in Transmissions.__annotations__})
+  return narrow(
+    State(**fields).replace(
+      hp=MAX_HP,
+      attack=1,
+      exit_row=SIZE - 1,
+      exit_col=SIZE - 1,
+      owned=np.zeros((NUM_PROGRAMS,)),
+      stage=1,
+      next_task_turn=TASK_INTERVAL,
+      task_interval=TASK_INTERVAL,
+    )
+  )
+
+
+def widen(state: State) -> State:
+  """Integers as int32, in which the rules are reckoned; a state built by hand may hold any."""
+
+  def convert(dtype, x):
+    return jnp.asarray(x, np.bool_ if dtype == np.bool_ else np.int32)
+
+  return jax.tree.map(convert, DTYPES, state)
+
+
+def narrow(state: State) -> State:
+  """Every field as the dtype it is stored in."""
+  return jax.tree.map(lambda dtype, x: jnp.asarray(x).astype(dtype), DTYPES, state)
+
+
+def column(values: Any, num_axes: int) -> np.ndarray:
+  """[n, 1, ...] constants, to be broadcast over `num_axes` axes of worlds."""
+  values = np.asarray(values)
+  return values.reshape(values.shape + (1,) * num_axes)
+
+
+def is_cell(row: jax.Array, col: jax.Array) -> jax.Array:
+  """[6, 6, ...] bool, True in the cell of each world; as a mask, cheaper than an index."""
+  rows, cols = column(np.indices((SIZE, SIZE), np.int32), row.ndim)
+  return (rows == row) & (cols == col)
+
+
+def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
+  """The one where the condition holds, the other elsewhere, field by field."""
+  # What is the same array is left alone, lest XLA copy it.
+  return jax.tree.map(lambda x, y: x if x is y else jnp.where(condition, x, y), one, other)
+
+
+def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
+  """What a change makes of a world where the condition holds; nothing changes elsewhere.
+
+  It is computed only if the condition holds in any world. Even if it always does, that pays: the
+  rule is compiled for itself, and its inputs and outputs are kept. Otherwise XLA would compute them
+  again wherever they are used.
+
+  Args:
+    condition: [...] bool.
+    change: a function of nothing, that returns a tree of [..., ...] arrays.
+    otherwise: the tree where the condition does not hold.
+  """
+
+  def change_some():
+    return select(condition, change(), otherwise)
+
+  return jax.lax.cond(jnp.any(condition), change_some, lambda: otherwise)
+
+
+def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.Array]:
+  """The slots that `count` newcomers take; those who find none are lost.
+
+  Args:
+    active: [20, ...] bool.
+    count: [...] int32.
+
+  Returns:
+    [20, ...] bool, the slots taken, and [20, ...] int32, which newcomer takes it, from 0.
+  """
+  rank = rank_among(~active)
+  return ~active & (rank < count), rank
+
+
+def rank_among(mask: jax.Array) -> jax.Array:
+  """[n, ...] int32, how many before each are True in the mask, [n, ...] with n <= 32."""
+  below = column(
+    (np.uint64(1) << np.arange(len(mask), dtype=np.uint64)) - np.uint64(1), mask.ndim - 1
+  )
+  return jax.lax.population_count(pack(mask) & below.astype(np.uint32)).astype(np.int32)
+
+
+def pack(mask: jax.Array) -> jax.Array:
+  """[...] uint32, whose bit i is mask[i]; mask is [n, ...] bool with n <= 32."""
+  bits = column(np.uint32(1) << np.arange(len(mask), dtype=np.uint32), mask.ndim - 1)
+  return jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=0, dtype=np.uint32)

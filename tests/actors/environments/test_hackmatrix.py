@@ -1,0 +1,605 @@
+"""The rules of HackMatrix, by worked examples on states built by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import actors.environments
+from actors.environments import hackmatrix, wrappers
+from actors.environments.hackmatrix import board, observation, rendering, stages
+from actors.environments.hackmatrix import state as state_lib
+from actors.environments.hackmatrix.state import (
+  DATA,
+  DOWN,
+  LEFT,
+  PROGRAM,
+  QUESTION,
+  RIGHT,
+  SIPHON,
+  UP,
+  Program,
+)
+
+GAME = hackmatrix.HackMatrix()
+KEY = jax.random.key(0)
+PLAY = jax.jit(GAME.play)
+OBSERVE = jax.jit(GAME.observe)
+VIRUS, DAEMON, GLITCH, CRYPTOG = range(4)
+WAIT = Program.WAIT.action
+
+
+def game(position=(0, 0), *, enemies=(), transmissions=(), blocks=(), owned=(), **fields):
+  """A state of the first stage.
+
+  Args:
+    position: of the player.
+    enemies: (kind, row, col), and dicts of other fields behind them.
+    transmissions: (row, col, turns), and dicts.
+    blocks: (row, col, type), and dicts of points, program, spawn and siphoned.
+    owned: programs, or 'all'.
+    **fields: of the state; of a grid, a dict from cells to values.
+  """
+  state = jax.tree.map(np.array, hackmatrix.initial())
+  state = state.replace(row=position[0], col=position[1])
+  for i, (kind, row, col, *rest) in enumerate(enemies):
+    values = dict(kind=kind, row=row, col=col, hp=state_lib.FULL_HP[kind], active=True)
+    for name, value in (values | dict(*rest)).items():
+      getattr(state.enemies, name)[i] = value
+  for i, (row, col, turns, *rest) in enumerate(transmissions):
+    for name, value in (dict(row=row, col=col, turns=turns, active=True) | dict(*rest)).items():
+      getattr(state.transmissions, name)[i] = value
+  for row, col, kind, *rest in blocks:
+    for name, value in (dict(type=kind) | dict(*rest)).items():
+      getattr(state, f'block_{name}')[row, col] = value
+  for name, value in fields.items():
+    if isinstance(value, dict):
+      for cell, content in value.items():
+        getattr(state, name)[cell] = content
+      fields[name] = getattr(state, name)
+  programs = range(23) if owned == 'all' else owned
+  state.owned[list(programs)] = True
+  return state.replace(**fields)
+
+
+def play(state, *actions, key=KEY):
+  """The last state, the last reward's total, its parts, and whether it ended."""
+  for action in actions:
+    state, reward, done = PLAY(key, state_lib.narrow(state), jnp.int32(action))
+  return jax.device_get(state), float(reward.total()), reward, bool(done)
+
+
+def mask(state):
+  return np.asarray(OBSERVE(state_lib.narrow(state))['action_mask'])
+
+
+def channels(state):
+  features = np.asarray(OBSERVE(state_lib.narrow(state))['features'])
+  return features[33:].reshape(6, 6, 42)
+
+
+def enemies_of(state):
+  slots = state.enemies
+  return [
+    (int(slots.kind[i]), int(slots.row[i]), int(slots.col[i])) for i in np.flatnonzero(slots.active)
+  ]
+
+
+def transmissions_of(state):
+  slots = state.transmissions
+  return [
+    (int(slots.row[i]), int(slots.col[i]), int(slots.turns[i]))
+    for i in np.flatnonzero(slots.active)
+  ]
+
+
+def test_walking_away_costs_only_the_step():
+  assert play(game((3, 3)), LEFT)[1] == pytest.approx(-0.01)
+
+
+def test_walking_towards_the_exit_pays():
+  assert play(game(), UP)[1] == pytest.approx(0.04)
+
+
+def test_a_distant_enemy_is_attacked_from_where_one_stands():
+  state, reward, *_ = play(game((0, 3), enemies=[(VIRUS, 5, 3, {'hp': 1})]), UP)
+  assert (state.row, state.col, enemies_of(state)) == (0, 3, [])
+  assert reward == pytest.approx(0.29)
+
+
+def test_the_nearest_cell_in_the_line_is_attacked():
+  state, *_ = play(game((3, 3), transmissions=[(4, 3, 3)], enemies=[(DAEMON, 5, 3)]), UP)
+  assert transmissions_of(state) == []
+  assert enemies_of(state) == [(DAEMON, 4, 3)]
+  assert state.hp == 2
+
+
+def test_in_one_cell_the_enemy_is_attacked_before_the_transmission():
+  state, *_ = play(game((2, 3), transmissions=[(5, 3, 3)], enemies=[(DAEMON, 5, 3)]), UP)
+  assert state.enemies.hp[0] == 2
+  assert transmissions_of(state) == [(5, 3, 2)]
+
+
+def test_blocks_stop_a_walk_but_no_attack():
+  block = (3, 3, DATA)
+  attacked = game((2, 3), blocks=[block], enemies=[(DAEMON, 5, 3)])
+  assert mask(attacked)[UP]
+  assert play(attacked, UP)[0].enemies.hp[0] == 2
+  assert not mask(game((2, 3), blocks=[block]))[UP]
+
+
+def test_who_survives_an_attack_hits_back():
+  state, reward, *_ = play(game((3, 3), enemies=[(VIRUS, 4, 3)]), UP)
+  assert (state.enemies.hp[0], state.hp) == (1, 2)
+  assert reward == pytest.approx(-1.01)
+
+
+def test_a_stun_lasts_one_enemy_turn():
+  state = game((3, 3), enemies=[(VIRUS, 4, 3, {'stunned': True})])
+  state, *_ = play(state, WAIT)
+  assert (state.hp, state.enemies.stunned[0]) == (3, False)
+  assert play(state, WAIT)[0].hp == 2
+
+
+@pytest.mark.parametrize(
+  'position, enemy, blocks, moved',
+  [
+    pytest.param((0, 0), (VIRUS, 1, 0), [], (1, 0), id='a virus beside the player stays'),
+    pytest.param((0, 0), (VIRUS, 3, 3), [], (2, 2), id='rows come first when distances are equal'),
+    pytest.param((0, 0), (DAEMON, 3, 0), [(2, 0)], (2, 0), id='straight on it walks into a block'),
+    pytest.param((0, 0), (DAEMON, 3, 2), [(2, 2)], (2, 1), id='it shifts around a block'),
+    pytest.param((0, 0), (DAEMON, 3, 2), [(2, 2), (2, 1)], (2, 1), id='it shifts into a block'),
+    pytest.param((0, 0), (DAEMON, 2, 3), [(2, 2)], (1, 2), id='by columns it shifts a row'),
+    pytest.param((0, 0), (GLITCH, 3, 2), [(2, 2)], (2, 2), id='a glitch walks through blocks'),
+    pytest.param((2, 2), (DAEMON, 3, 3), [(2, 3)], (2, 2), id='it may shift onto the player'),
+  ],
+)
+def test_enemies_approach_greedily(position, enemy, blocks, moved):
+  state = game(position, enemies=[enemy], blocks=[(*cell, DATA) for cell in blocks])
+  state, *_ = play(state, WAIT)
+  assert enemies_of(state) == [(enemy[0], *moved)]
+  assert state.hp == (2 if abs(moved[0] - position[0]) + abs(moved[1] - position[1]) == 1 else 3)
+
+
+def test_an_enemy_on_the_players_cell_hits_once_the_player_walks_off():
+  state, *_ = play(game((2, 2), enemies=[(DAEMON, 3, 3)], blocks=[(2, 3, DATA)]), WAIT)
+  state, *_ = play(state, DOWN)
+  assert (state.row, state.hp) == (1, 2)
+
+
+def test_pull_brings_an_enemy_onto_the_player_where_it_cannot_hit():
+  state, *_ = play(game((3, 3), enemies=[(DAEMON, 4, 3)], energy=3), Program.PULL.action)
+  assert enemies_of(state) == [(DAEMON, 3, 3)]
+  assert play(state, WAIT)[0].hp == 3
+  state, *_ = play(state, UP)
+  assert (state.row, state.hp) == (4, 2)
+
+
+def test_push_moves_enemies_away_up_to_the_edge():
+  cells = [(4, 4), (5, 3), (1, 5), (3, 3)]
+  state = game((3, 3), enemies=[(DAEMON, *cell) for cell in cells], blocks=[(5, 5, DATA)])
+  state, *_ = play(state, Program.PUSH.action)
+  assert [enemy[1:] for enemy in enemies_of(state)] == [(5, 5), (5, 3), (0, 5), (3, 3)]
+
+
+def test_a_siphon_starts_a_clock():
+  block = (1, 0, PROGRAM, {'spawn': 2, 'program': 4})
+  state, *_ = play(game(data_siphons=1, blocks=[block]), SIPHON)
+  assert transmissions_of(state) == [(1, 0, 2)] * 2
+  assert (state.next_task_turn, state.data_siphons) == (17, 0)
+  assert state.owned[4] and state.block_siphoned[1, 0] and state.siphon_center[0, 0]
+  state, *_ = play(state, WAIT)
+  assert transmissions_of(state) == [(1, 0, 1)] * 2
+  state, *_ = play(state, WAIT)
+  assert [enemy[1:] for enemy in enemies_of(state)] == [(1, 0)] * 2
+  assert state.hp == 1
+  assert state.enemies.from_siphon[:2].all()
+
+
+def test_of_equal_blocks_the_earlier_direction_is_siphoned():
+  blocks = [(2, 3, DATA, {'points': 5}), (3, 4, DATA, {'points': 5})]
+  state, *_ = play(game((3, 3), data_siphons=1, blocks=blocks), SIPHON)
+  assert state.block_siphoned[2, 3] and not state.block_siphoned[3, 4]
+
+
+def test_a_program_is_siphoned_before_points():
+  blocks = [(2, 3, DATA, {'points': 9}), (3, 4, PROGRAM, {'spawn': 1})]
+  state, *_ = play(game((3, 3), data_siphons=1, blocks=blocks), SIPHON)
+  assert state.block_siphoned[3, 4] and not state.block_siphoned[2, 3]
+
+
+def test_a_siphon_releases_nine_at_most():
+  blocks = [(1, 0, DATA, {'points': 10, 'spawn': 10})]
+  state, reward, *_ = play(game(data_siphons=1, blocks=blocks), SIPHON)
+  assert state.score == 10
+  assert len(transmissions_of(state)) == 9
+  assert reward == pytest.approx(4.99)
+
+
+def test_a_block_worth_nothing_is_not_siphoned():
+  blocks = [(1, 0, DATA), (0, 1, QUESTION)]
+  state, *_ = play(game(data_siphons=1, blocks=blocks), SIPHON)
+  assert state.data_siphons == 0
+  assert not state.block_siphoned.any() and not state.siphon_center.any()
+  assert state.next_task_turn == 12
+
+
+def test_an_arrival_cancels_a_kill():
+  state = game((0, 3), enemies=[(VIRUS, 5, 3, {'hp': 1})], transmissions=[(5, 0, 1)])
+  state, reward, parts, _ = play(state, UP)
+  assert len(enemies_of(state)) == 1
+  assert parts.kills == 0
+  assert reward == pytest.approx(-0.01)
+
+
+def shaping(state, distance_before):
+  """What a stage's end pays for distance: nothing, unless the new exit is unreachable."""
+  place = lambda row, col: board.of_cell(jnp.int32(row), jnp.int32(col))
+  distance = board.walking_distance(
+    board.of_cells(jnp.asarray(state.block_type != 0)),
+    place(state.row, state.col),
+    place(state.exit_row, state.exit_col),
+  )
+  return 0.05 * distance_before * (int(distance) == 0)
+
+
+def test_enemies_left_behind_count_as_kills():
+  enemies = [(DAEMON, 0, 0), (DAEMON, 0, 1)]
+  state, reward, *_ = play(game((5, 4), stage=2, enemies=enemies), RIGHT)
+  assert (state.stage, enemies_of(state)) == (3, [])
+  assert reward == pytest.approx(2.0 + 0.6 - 0.01 + shaping(state, 1))
+
+
+def test_who_dies_on_arrival_is_paid_and_dead():
+  state = game((5, 4), stage=2, hp=1, enemies=[(DAEMON, 4, 5)])
+  state, reward, parts, done = play(state, RIGHT)
+  assert done and (state.hp, state.stage) == (1, 3)
+  assert parts.damage_penalty == parts.hp_recovery == 0
+  assert reward == pytest.approx(2.0 + 0.3 - 1.5 - 0.01 + shaping(state, 1))
+
+
+def test_a_stage_completed_pays_in_all_its_parts():
+  state = game((5, 4), hp=2, credits=4, energy=6, cell_credits={(5, 5): 2}, cell_energy={(5, 5): 1})
+  state, reward, _, done = play(state, RIGHT)
+  assert not done and state.hp == 3
+  assert reward == pytest.approx(1 - 0.01 + 1 + 0.15 + 0.13 + shaping(state, 1))
+
+
+def test_the_last_stage_wins():
+  state, reward, parts, done = play(game((5, 4), stage=8, score=10), RIGHT)
+  assert done and state.stage == 9
+  assert parts.victory == 1500
+  assert reward == pytest.approx(100 + 1500 - 0.01 + shaping(state, 1))
+
+
+def test_death_by_what_one_siphoned_is_worst():
+  state = game(stage=4, hp=1, energy=1, enemies=[(VIRUS, 1, 0, {'from_siphon': True})])
+  _, reward, _, done = play(state, WAIT)
+  assert done and reward == pytest.approx(-14.56)
+
+
+@pytest.mark.parametrize('hp, expected', [(2, 0.49), (1, 1.79)])
+def test_reset_is_a_waste_at_two_hp(hp, expected):
+  assert play(game(hp=hp, energy=4), Program.RESET.action)[1] == pytest.approx(expected)
+
+
+def test_a_siphon_that_had_a_better_cell_costs():
+  state = game(
+    (2, 1),
+    data_siphons=1,
+    blocks=[(2, 2, DATA, {'points': 5, 'spawn': 5})],
+    cell_credits={(2, 4): 10},
+    cell_energy={(2, 4): 3},
+  )
+  assert play(state, SIPHON)[1] == pytest.approx(2.5 - 0.325 - 0.01)
+
+
+def test_missed_credits_and_energy_may_lie_apart():
+  state = game(data_siphons=1, cell_credits={(2, 4): 3}, cell_energy={(4, 2): 2})
+  assert play(state, SIPHON)[2].siphon_quality == pytest.approx(-0.125)
+
+
+def test_walking_into_a_sealed_pocket_pays_the_distance():
+  blocks = [(0, 1, DATA, {'siphoned': True}), (1, 0, DATA)]
+  _, _, parts, _ = play(game((0, 1), blocks=blocks), LEFT)
+  assert parts.distance_shaping == pytest.approx(0.45)
+
+
+def test_a_scheduled_task_arrives_and_hatches_the_turn_after():
+  state, *_ = play(game(turn=11), WAIT)
+  assert (state.turn, state.next_task_turn) == (12, 24)
+  ((row, col, turns),) = transmissions_of(state)
+  assert turns == 1 and (row, col) != (0, 0)
+  state, *_ = play(state, WAIT)
+  assert transmissions_of(state) == [] and len(enemies_of(state)) == 1
+  assert state.enemies.from_scheduled[0]
+
+
+def test_undo_gives_back_only_its_cost():
+  state = game(credits=5, owned='all')
+  assert not mask(state)[Program.UNDO.action]
+  state, *_ = play(state, UP)
+  assert mask(state)[Program.UNDO.action]
+  state, reward, *_ = play(state, Program.UNDO.action)
+  assert (state.credits, state.row, state.turn) == (5, 1, 1)
+  assert reward == pytest.approx(-0.01)
+  assert not mask(state)[Program.UNDO.action]
+  assert mask(play(state, Program.SIPH_PLUS.action, UP)[0].replace(credits=1))[Program.UNDO.action]
+
+
+def test_d_bom_splashes_around_the_nearest_daemon():
+  enemies = [
+    (DAEMON, 5, 3),
+    (DAEMON, 3, 5),
+    (DAEMON, 5, 4),
+    (VIRUS, 5, 3),
+    (VIRUS, 4, 3, {'hp': 1}),
+    (VIRUS, 4, 4),
+  ]
+  state, _, parts, _ = play(game((3, 3), enemies=enemies), Program.D_BOM.action)
+  slots = state.enemies
+  assert slots.active[:6].tolist() == [False, True, True, True, False, True]
+  assert slots.hp[[1, 2, 3, 5]].tolist() == [3, 2, 2, 1]
+  assert slots.stunned[[1, 2, 3, 5]].tolist() == [False, True, False, True]
+  assert parts.kills == pytest.approx(0.6)
+
+
+def test_the_mask_of_an_empty_board_with_everything_affordable():
+  state = game((2, 2), hp=2, data_siphons=1, credits=50, energy=50, owned='all')
+  names = ('WAIT', 'STEP', 'SIPH_PLUS', 'EXCH', 'SHOW', 'RESET', 'CALM', 'SCORE', 'ATK_PLUS')
+  legal = {0, 1, 2, 3, 4, *(Program[name].action for name in names)}
+  assert set(np.flatnonzero(mask(state))) == legal
+
+
+def test_delay_is_seen_up_to_four_turns():
+  state, *_ = play(game(transmissions=[(4, 4, 2)]), Program.DELAY.action)
+  assert transmissions_of(state) == [(4, 4, 5)]
+  assert channels(state)[4, 4, observation.TRANSMISSION_TURNS] == 1.0
+
+
+def test_step_holds_enemies_but_not_their_attacks_nor_transmissions():
+  state = game((3, 3), enemies=[(DAEMON, 4, 3), (DAEMON, 5, 5)], transmissions=[(0, 0, 3)])
+  state, *_ = play(state, Program.STEP.action)
+  assert state.step_active
+  state, *_ = play(state, WAIT)
+  assert enemies_of(state) == [(DAEMON, 4, 3), (DAEMON, 5, 5)]
+  assert (state.hp, bool(state.step_active)) == (2, False)
+  assert transmissions_of(state) == [(0, 0, 2)]
+
+
+def test_a_mask_may_be_all_false():
+  assert not mask(game(blocks=[(1, 0, DATA), (0, 1, DATA)])).any()
+
+
+def test_the_first_observation_is_that_of_the_first_state():
+  state, timestep = GAME.reset(KEY)
+  jax.tree.map(np.testing.assert_array_equal, timestep.observation, OBSERVE(state))
+
+
+def test_the_observations_layout():
+  state = game(
+    (1, 2),
+    hp=2,
+    attack=3,
+    credits=25,
+    energy=100,
+    data_siphons=20,
+    stage=8,
+    show_active=False,
+    tasks_disabled=True,
+    owned=[Program.HACK],
+    enemies=[
+      (DAEMON, 4, 4, {'hp': 1, 'stunned': True}),
+      (VIRUS, 4, 4, {'hp': 2, 'from_siphon': True}),
+      (CRYPTOG, 0, 0),
+      (CRYPTOG, 1, 5),
+    ],
+    transmissions=[(3, 0, 1), (3, 0, 2)],
+    blocks=[
+      (2, 3, DATA, {'points': 18, 'spawn': 9, 'siphoned': True}),
+      (2, 4, PROGRAM, {'program': 22, 'spawn': 2}),
+    ],
+    cell_credits={(5, 0): 3},
+    cell_energy={(5, 1): 6},
+    cell_data_siphon={(0, 5): True},
+    siphon_center={(1, 3): True},
+  )
+  features = np.asarray(OBSERVE(state_lib.narrow(state))['features'])
+  expected = np.zeros(1545)
+  expected[:10] = 0.2, 0.4, 2 / 3, 0.5, 1, 1, 2, 1, 0, 1
+  expected[10 + 22] = 1
+  at = lambda row, col, channel: 33 + (6 * row + col) * 42 + channel
+  for row, col, channel, value in (
+    (4, 4, 0, 1),
+    (4, 4, 1, 1),
+    (4, 4, 4, 2 / 3),
+    (4, 4, 6, 1),
+    (1, 5, 3, 1),
+    (1, 5, 4, 2 / 3),
+    (2, 3, 7, 1),
+    (2, 3, 10, 2),
+    (2, 3, 11, 1),
+    (2, 3, 35, 1),
+    (2, 4, 8, 1),
+    (2, 4, 12 + 22, 1),
+    (2, 4, 35, 2 / 9),
+    (3, 0, 36, 0.5),
+    (5, 0, 37, 1),
+    (5, 1, 38, 2),
+    (0, 5, 39, 1),
+    (5, 5, 40, 1),
+    (1, 3, 41, 1),
+  ):
+    expected[at(row, col, channel)] = value
+  np.testing.assert_allclose(features, expected, rtol=1e-6)
+
+
+NUM_STAGES = 4096
+
+
+@pytest.fixture(scope='module')
+def arrivals():
+  """[N] first states of the fourth stage."""
+  state = state_lib.narrow(game((5, 4), stage=3))
+  keys = jax.random.split(jax.random.key(5), NUM_STAGES)
+  step = jax.jit(jax.vmap(lambda key: GAME.play(key, state, jnp.int32(RIGHT))[0]))
+  return jax.device_get(step(keys))
+
+
+def assert_uniform(counts):
+  """Within five standard deviations of what equal chances give."""
+  counts = np.asarray(counts)
+  mean = counts.sum() / counts.size
+  assert np.abs(counts - mean).max() < 5 * np.sqrt(mean), counts
+
+
+def test_stages_are_drawn_as_the_rules_say(arrivals):
+  inner = stages._INNER >= 0
+  blocks = arrivals.block_type != 0
+  assert_uniform(np.bincount(blocks.sum((1, 2)), minlength=12)[5:])
+  assert_uniform(blocks.sum(0)[inner])
+  assert_uniform([(arrivals.block_type == kind).sum() for kind in (DATA, PROGRAM)])
+  assert_uniform(np.bincount(arrivals.block_points[arrivals.block_type == DATA])[1:])
+  assert_uniform(np.bincount(arrivals.block_program[arrivals.block_type == PROGRAM], minlength=23))
+  amounts = np.bincount((arrivals.cell_credits + arrivals.cell_energy)[~blocks & inner])
+  np.testing.assert_allclose(amounts / amounts.sum(), [0, 0.45, 0.45, 0.1], atol=0.01)
+  assert_uniform([(arrivals.cell_credits > 0).sum(), (arrivals.cell_energy > 0).sum()])
+  exits = 2 * (arrivals.exit_row == 5) + (arrivals.exit_col == 5)
+  assert_uniform(np.bincount(exits, minlength=4)[:3])
+  slots = arrivals.transmissions
+  assert (slots.active == (np.arange(20) < 4)).all()
+  cell = 6 * slots.row + slots.col
+  for slot in range(4):
+    assert_uniform(np.bincount(cell[:, slot], minlength=36).reshape(6, 6)[inner])
+    assert_uniform(np.bincount(slots.kind[:, slot], minlength=4))
+
+
+def test_chance_of_poly_warp_siphon_and_scheduled_tasks_is_even():
+  keys = jax.random.split(jax.random.key(6), NUM_STAGES)
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def outcomes(keys, state, action):
+    return jax.vmap(lambda key: GAME.play(key, state, jnp.int32(action))[0])(keys)
+
+  state = game((2, 2), enemies=[(kind, 4, kind) for kind in range(4)], transmissions=[(0, 5, 3)])
+  kinds = outcomes(keys, state_lib.narrow(state), Program.POLY.action).enemies.kind
+  for kind in range(4):
+    counts = np.bincount(kinds[:, kind], minlength=4)
+    assert counts[kind] == 0
+    assert_uniform(np.delete(counts, kind))
+  warped = outcomes(keys, state_lib.narrow(state), Program.WARP.action)
+  assert_uniform(np.unique(6 * warped.row + warped.col, return_counts=True)[1])
+  blocks = [(1, 0, DATA, {'points': 3, 'spawn': 3})]
+  siphoned = outcomes(keys, state_lib.narrow(game(data_siphons=1, blocks=blocks)), SIPHON)
+  for slot in range(3):
+    assert_uniform(np.bincount(siphoned.transmissions.kind[:, slot], minlength=4))
+  scheduled = outcomes(keys, state_lib.narrow(game(turn=11, blocks=blocks)), WAIT).transmissions
+  cells = np.bincount(6 * scheduled.row[:, 0] + scheduled.col[:, 0], minlength=36)
+  assert cells[0] == cells[6] == 0
+  assert_uniform(np.delete(cells, [0, 6]))
+
+
+def check_invariants(before, action, state, timestep):
+  """What play can never break, of [T, N] states, actions, and the states and timesteps after."""
+  in_range = lambda x, low, high: ((x >= low) & (x <= high)).all()
+  for name, low, high in (
+    ('row', 0, 5),
+    ('col', 0, 5),
+    ('hp', 0, 3),
+    ('attack', 1, 3),
+    ('stage', 1, 9),
+    ('attack_upgrades', 0, 2),
+    ('score', 0, np.inf),
+    ('block_type', 0, 2),
+    ('block_points', 0, 9),
+    ('block_program', 0, 22),
+    ('block_spawn', 0, 9),
+    ('cell_credits', 0, 3),
+    ('cell_energy', 0, 3),
+  ):
+    assert in_range(getattr(state, name), low, high), name
+  # Where nothing is legal, an action that is not may make debts.
+  was_legal = np.take_along_axis(mask_of(before), action[..., None], -1)[..., 0]
+  for name in ('credits', 'energy', 'data_siphons'):
+    spent = was_legal & (getattr(before, name) >= 0)
+    assert (getattr(state, name)[spent] >= 0).all(), name
+  for slots in (state.enemies, state.transmissions):
+    assert in_range(slots.row[slots.active], 0, 5) and in_range(slots.col[slots.active], 0, 5)
+    assert in_range(slots.kind[slots.active], 0, 3)
+  alive = state.enemies.active
+  assert in_range(state.enemies.hp[alive], 1, 3)
+  assert (state.enemies.disabled_turns[alive] == 0).all()
+  assert (state.transmissions.turns[state.transmissions.active] >= 1).all()
+  assert (np.isin(state.exit_row, (0, 5)) & np.isin(state.exit_col, (0, 5))).all()
+  assert not (state.block_siphoned & (state.block_type == 0)).any()
+  assert np.isfinite(timestep.reward).all()
+  assert np.isfinite(timestep.observation['features']).all()
+  assert (mask_of(state) == timestep.observation['action_mask']).all()
+  ended = timestep.last()
+  assert ((timestep.discount == 0) == ended).all()
+  assert (ended | (state.hp > 0)).all()
+
+
+MASKS = jax.jit(jax.vmap(jax.vmap(GAME.action_mask)))
+
+
+def mask_of(states):
+  return np.asarray(MASKS(states))
+
+
+def random_play(num_worlds, num_steps, seed):
+  """[T, N] states, actions, and the states and timesteps after, over many episodes."""
+  world = wrappers.AutoReset(GAME)
+
+  @jax.jit
+  def run(key):
+    key, reset_key = jax.random.split(key)
+    state, timestep = jax.vmap(world.reset)(jax.random.split(reset_key, num_worlds))
+
+    def step(carry, key):
+      state, seen = carry
+      action_key, step_key = jax.random.split(key)
+      choose = lambda key, seen: wrappers.random_action(key, world.action_spec, seen)
+      action = jax.vmap(choose)(jax.random.split(action_key, num_worlds), seen)
+      keys = jax.random.split(step_key, num_worlds)
+      next_state, timestep = jax.vmap(world.step)(keys, state, action)
+      row = state.env_state, action, next_state.env_state, timestep
+      return (next_state, timestep.observation), row
+
+    keys = jax.random.split(key, num_steps)
+    return jax.lax.scan(step, (state, timestep.observation), keys)[1]
+
+  return jax.device_get(run(jax.random.key(seed)))
+
+
+def test_random_play_keeps_the_invariants():
+  before, action, state, timestep = random_play(64, 128, seed=0)
+  check_invariants(before, action, state, timestep)
+  assert timestep.last().sum() > 10
+  assert state.stage.max() >= 2
+
+
+def test_a_state_built_by_hand_may_hold_any_integers():
+  state = hackmatrix.initial().replace(row=2, credits=np.int64(3), hp=jnp.int8(1))
+  next_state, timestep = jax.jit(GAME.step)(KEY, state, UP)
+  assert jax.tree.map(lambda x: x.dtype, next_state) == jax.tree.map(np.dtype, state_lib.DTYPES)
+  assert next_state.row == 3 and timestep.reward.dtype == np.float32
+
+
+def test_the_limit_cuts_off_what_is_not_over():
+  world = actors.environments.make('hackmatrix', max_steps=2)
+  state, _ = world.reset(KEY)
+  step = jax.jit(world.step)
+  state, first = step(KEY, state, UP)
+  _, second = step(KEY, state, UP)
+  assert not first.last() and second.last() and second.discount == 1.0
+
+
+def test_a_frame_shows_the_policy():
+  state = game((1, 1), enemies=[(VIRUS, 4, 4)], transmissions=[(3, 3, 2)], blocks=[(2, 2, DATA)])
+  plain = GAME.render(state)
+  policy = rendering.frame(state, np.full((28,), 1 / 28))
+  assert plain.shape == policy.shape == (240, 336, 3) and plain.dtype == np.uint8
+  assert (plain != policy).any()
