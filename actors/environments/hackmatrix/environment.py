@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dm_env import specs
+from dm_env import StepType, specs
 
 from actors.environments import environment
 from actors.environments.hackmatrix import (
@@ -101,7 +101,7 @@ class HackMatrix(environment.Environment):
   ) -> tuple[State, environment.TimeStep]:
     outcome = _step(state, action, _draw(key))
     timestep = environment.TimeStep(
-      step_type=jnp.where(outcome.done, 2, 1).astype(np.int32),
+      step_type=jnp.where(outcome.done, StepType.LAST.value, StepType.MID.value).astype(np.int32),
       reward=outcome.reward.total(),
       discount=jnp.where(outcome.done, 0.0, 1.0).astype(np.float32),
       observation=_observation(outcome.codes, outcome.mask),
@@ -116,9 +116,11 @@ class HackMatrix(environment.Environment):
     return outcome.state, outcome.reward, outcome.done
 
   def observe(self, state: State) -> dict[str, jax.Array]:
-    """'features', [1545] float32: the player's 10 numbers, 23 programs, and 42 channels of each
+    """What the agent sees of a state.
 
-    cell, row by row, as `observation` numbers them; and 'action_mask', [28] bool.
+    Returns:
+      'features', [1545] float32: 10 numbers of the player, 23 of programs, and 42 of each cell, row
+      by row, as `observation` names them; and 'action_mask', [28] bool, as `action_mask`.
     """
     state = state_lib.widen(state)
     return _observation(observation.encode(state), _legal(state))
@@ -140,7 +142,7 @@ class HackMatrix(environment.Environment):
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:
-  """[58] uint32, all that a step may need, drawn at once."""
+  """[n] uint32, all that a step may need, drawn at once."""
   return jax.random.bits(key, (sum(jax.tree.leaves(_Bits())),), np.uint32)
 
 

@@ -1,7 +1,5 @@
 """The rules of HackMatrix, by worked examples on states built by hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -479,9 +477,9 @@ def test_stages_are_drawn_as_the_rules_say(arrivals):
 def test_chance_of_poly_warp_siphon_and_scheduled_tasks_is_even():
   keys = jax.random.split(jax.random.key(6), NUM_STAGES)
 
-  @functools.partial(jax.jit, static_argnums=2)
+  @jax.jit
   def outcomes(keys, state, action):
-    return jax.vmap(lambda key: GAME.play(key, state, jnp.int32(action))[0])(keys)
+    return jax.vmap(lambda key: GAME.play(key, state, action)[0])(keys)
 
   state = game((2, 2), enemies=[(kind, 4, kind) for kind in range(4)], transmissions=[(0, 5, 3)])
   kinds = outcomes(keys, state_lib.narrow(state), Program.POLY.action).enemies.kind
