@@ -141,7 +141,7 @@ def random_action(
     is_legal = mask | ~mask.any()
     # The index of the drawn one of the legal: how many actions have no more legal ones up to them.
     up_to = np.tri(action_spec.num_values, dtype=np.float32) @ is_legal.astype(np.float32)
-    chosen = jax.random.randint(key, (), 0, is_legal.sum())
+    chosen = jax.random.bits(key, (), np.uint32) % is_legal.sum(dtype=np.uint32)
     return jnp.sum(up_to <= chosen, dtype=action_spec.dtype)
   return jax.random.randint(key, (), 0, action_spec.num_values, action_spec.dtype)
 

@@ -26,7 +26,7 @@ from actors.environments.hackmatrix.state import Program, State
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
 
-_BLOCK = 256  # worlds stepped at a time, whose states a core's cache holds
+_BLOCK = 64  # worlds stepped at a time, few enough that a core's cache holds all between
 
 
 class _Bits(NamedTuple):

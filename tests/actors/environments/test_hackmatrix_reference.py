@@ -571,7 +571,7 @@ def draw_states(seed, num):
 
 
 GAME = hackmatrix.HackMatrix()
-NUM_STATES = 1000
+NUM_STATES = 1024  # several of the blocks that are stepped together
 
 
 @pytest.fixture(scope='module')
