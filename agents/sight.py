@@ -65,7 +65,7 @@ class Sight:
     return jnp.concatenate([observation[..., : self._num_cells], observation[..., -2:]], axis=-1)
 
   def view(self, seen: jax.Array) -> jax.Array:
-    """[..., S] to [..., V]: each cell's number, and whether it is empty, with the agent centred."""
+    """[..., S] to [..., V]: each cell's number, and 1 where it is filled, agent in the middle."""
     if not self.size:
       return seen
     rows, columns = self.map_shape

@@ -22,7 +22,7 @@ class DreamerConfig:
   classes: int = 32  # of each latent; read by the categorical latent only
   hidden_size: int = 512
   encoder_layers: int = 2
-  levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: as a number only
+  levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: a number, and no map is seen
   ensemble_size: int = 5
   bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
   free_nats: float = 1.0

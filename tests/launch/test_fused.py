@@ -106,9 +106,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     cwd=ROOT, env=os.environ | {'XLA_FLAGS': '', 'XDG_CACHE_HOME': str(tmp_path / 'cache')},
   )  # fmt: skip
   try:
+    end = time.monotonic() + 120
     while not (folder / 'metrics' / 'learner.jsonl').exists() or not rows(folder, 'learner'):
       assert process.poll() is None, process.stderr.read()
-      time.sleep(0.2)
+      assert time.monotonic() < end, 'nothing was learned within 120 s'
+      time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
   finally:
