@@ -35,12 +35,14 @@ class MaskedCategorical(NamedTuple):
 
     Args:
       logits: [..., A]; infinities and NaN are tolerated (as the largest, smallest and 0).
-      mask: [..., A] bool; a row without any legal action is taken as if all were.
+      mask: [..., A] bool; a row without any legal action is uniform over all of them, whatever its
+        logits: there is nothing to choose, so nothing to learn that a forbidden action may pay.
       unimix: share of the probability spread evenly over the legal actions.
     """
     logits = jnp.nan_to_num(logits.astype(jnp.float32), posinf=1e8, neginf=-1e8).clip(-1e8, 1e8)
     mask = jnp.ones(logits.shape, bool) if mask is None else jnp.broadcast_to(mask, logits.shape)
-    mask = mask | ~mask.any(-1, keepdims=True)
+    any_legal = mask.any(-1, keepdims=True)
+    logits, mask = jnp.where(any_legal, logits, 0.0), mask | ~any_legal
     probs = jax.nn.softmax(jnp.where(mask, logits, ILLEGAL), axis=-1)
     uniform = mask / mask.sum(-1, keepdims=True)
     probs = (1 - unimix) * probs + unimix * uniform

@@ -214,6 +214,8 @@ class ActorCritic:
       'return': total(targets.return_),
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }
+    if self.discrete:
+      metrics['nothing_legal'] = total(~rows.mask.any(-1))
     return total(actor + critic), metrics
 
   def replayed_value_loss(

@@ -84,6 +84,14 @@ def test_no_mask_means_all_legal():
   np.testing.assert_allclose(jnp.exp(chances.log_probs), np.full((2, 3), 1 / 3), rtol=1e-6)
 
 
+def test_where_nothing_is_legal_nothing_is_chosen_or_learned():
+  nothing = jnp.zeros(ACTIONS, bool)
+  logits = jnp.array([9.0, -9.0, 0.0, jnp.inf, jnp.nan])
+  probs = jnp.exp(masked(logits, nothing).log_probs)
+  np.testing.assert_allclose(probs, np.full(ACTIONS, 1 / ACTIONS), rtol=1e-6)
+  assert not np.any(gradient_of_a_choice(jnp.array([9.0, -9, 0, 1, 2]), nothing, 0))
+
+
 @pytest.mark.parametrize('num_legal', [1, 2, 5])
 def test_the_entropy_of_a_uniform_choice_is_log_n(num_legal):
   mask = jnp.arange(ACTIONS) < num_legal
