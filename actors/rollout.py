@@ -197,10 +197,12 @@ class _HostUnroll:
     self._act = jax.jit(act)
 
   def init(self, key: chex.PRNGKey) -> UnrollState:
+    if isinstance(key, jax.core.Tracer):
+      raise ValueError(host.REFUSAL)
     if not self._instances:
       self._instances = [self._environment.make() for _ in range(self._num_worlds)]
       logging.info(
-        '%d worlds are stepped outside the compiled program, by %d threads.',
+        '%d worlds are stepped outside the compiled program (threads: %d).',
         self._num_worlds, len(self._shares),
       )  # fmt: skip
     seeds = np.asarray(jax.random.bits(key, (self._num_worlds,), jnp.uint32)).tolist()

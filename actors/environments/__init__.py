@@ -49,7 +49,7 @@ def make(name: str, /, **options: Any) -> Environment:
   if slash and family_name in FAMILIES:
     environment = _family(family_name).make(world_name, **options)
   else:
-    constructor = _find(name)
+    constructor = _find(name, WORLDS.get(name, name))
     _check_options(name, constructor, options)
     environment = constructor(**options)
   try:
@@ -70,8 +70,7 @@ def _family(name: str) -> types.ModuleType:
     ) from error
 
 
-def _find(name: str) -> Callable[..., Environment]:
-  path = WORLDS.get(name, name)
+def _find(name: str, path: str) -> Callable[..., Any]:
   module_name, colon, attribute = path.partition(':')
   if not (module_name and colon and attribute):
     raise ValueError(
@@ -98,9 +97,7 @@ def _find(name: str) -> Callable[..., Environment]:
   return constructor
 
 
-def _check_options(
-  name: str, constructor: Callable[..., Environment], options: dict[str, Any]
-) -> None:
+def _check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
   parameters = inspect.signature(constructor).parameters
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
   for option, parameter in parameters.items():

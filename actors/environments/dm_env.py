@@ -26,7 +26,9 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
     ValueError: no such callable, an option it does not take, or a spec that cannot be used.
   """
   name = f'dm_env/{path}'
-  make_one = environments._find(path)
+  if ':' not in path:
+    raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
+  make_one = environments._find(name, path)
   environments._check_options(
     name, make_one, {'seed': 0} | options if _seeds(make_one) else options
   )

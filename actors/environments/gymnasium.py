@@ -34,14 +34,15 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     ValueError: no such world, an option it does not take, or a space that cannot be used.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
-  limit = {} if max_steps is None else {'max_episode_steps': max_steps}
+  limit = {} if max_steps is None else {'max_episode_steps': -1}  # ours then, not gymnasium's
   new = functools.partial(gymnasium.make, id, disable_env_checker=True, **limit, **options)
   try:
     env = new()
     # Gymnasium has to be told of frames before the first; drawing waits until one is asked for.
     if 'rgb_array' in env.metadata.get('render_modes', ()) and 'render_mode' not in options:
       new = functools.partial(new, render_mode='rgb_array')
-    max_steps = max_steps or (env.spec.max_episode_steps if env.spec else None)
+    if max_steps is None and env.spec is not None:
+      max_steps = env.spec.max_episode_steps
     if max_steps is None:
       raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
     _, info = env.reset(seed=0)
@@ -50,7 +51,7 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     return host.HostEnvironment(world, max_steps)
   except gymnasium_error.UnregisteredEnv as error:
     raise ValueError(f'{name}: no such world; {_nearest(id)}') from error
-  except (gymnasium_error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
+  except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: {first_line}') from error
 

@@ -17,8 +17,8 @@ from actors.environments.environment import Environment, Observation, TimeStep
 ACTION_MASK = 'action_mask'
 LONE = ''  # the name of an observation that is one array
 REFUSAL = (
-  'environment.name: this world is stepped outside the compiled program, by threads, and cannot be '
-  'compiled together with the update; use --no-fused'
+  'this world is stepped outside the compiled program, and cannot be compiled together with the '
+  'update; add --no-fused'
 )
 
 
@@ -76,9 +76,7 @@ class HostEnvironment(Environment):
       ValueError: naming the spec that no agent could make use of.
     """
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-      raise ValueError(
-        f'environment.max_steps={max_steps!r}: a whole number of at least 1 is needed'
-      )
+      raise ValueError(f'max_steps={max_steps!r}: a whole number of at least 1 is needed')
     self.make_world = make_world
     self._max_steps = max_steps
     world = make_world()
