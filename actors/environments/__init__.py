@@ -19,9 +19,9 @@ WORLDS = {
   'hackmatrix': 'actors.environments.hackmatrix:make',
 }
 
-# The worlds of other packages are known as FAMILY/NAME. The module of a family offers
-# `make(name, **options)`; it alone imports the package.
-FAMILIES = {
+# Worlds that are stepped on the host, known as FAMILY/NAME. The module of a family offers
+# `make(name, **options)`, which refuses what it does not know; it alone imports the package.
+HOST_FAMILIES = {
   'dm_env': 'actors.environments.dm_env',
   'gymnasium': 'actors.environments.gymnasium',
 }
@@ -33,7 +33,7 @@ def make(name: str, /, **options: Any) -> Environment:
   A world in JAX is checked by shapes alone, one that is stepped on the host by a reset and a step.
 
   Args:
-    name: a key of `WORLDS`, FAMILY/NAME for a world of a family of `FAMILIES`, or
+    name: a key of `WORLDS`, FAMILY/NAME for a world of `HOST_FAMILIES`, or
       'package.module:Class' for a world of the user's.
     **options: given to the world's constructor.
 
@@ -46,8 +46,8 @@ def make(name: str, /, **options: Any) -> Environment:
       would do.
   """
   family_name, slash, world_name = name.partition('/')
-  if slash and family_name in FAMILIES:
-    environment = _family(family_name).make(world_name, **options)
+  if slash and family_name in HOST_FAMILIES:
+    environment = _host_family(family_name).make(world_name, **options)
   else:
     constructor = _find(name, WORLDS.get(name, name))
     _check_options(name, constructor, options)
@@ -60,13 +60,13 @@ def make(name: str, /, **options: Any) -> Environment:
   return environment
 
 
-def _family(name: str) -> types.ModuleType:
+def _host_family(name: str) -> types.ModuleType:
   try:
-    return importlib.import_module(FAMILIES[name])
+    return importlib.import_module(HOST_FAMILIES[name])
   except ModuleNotFoundError as error:
     raise ValueError(
       f'environment.name: the worlds of {name} need the package {error.name!r}, which is not '
-      'installed; `uv sync --extra envs` installs it'
+      'installed; `uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
     ) from error
 
 

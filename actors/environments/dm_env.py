@@ -79,6 +79,9 @@ class _World(host.World):
     lowest = self._lowest(spec)
     return self._environment.step(np.asarray(action + (lowest or 0), spec.dtype))
 
+  def close(self) -> None:
+    self._environment.close()
+
   def _lowest(self, spec: Any) -> int | None:
     """The first of a range of integers, which is a choice as well; None if it is something else."""
     is_choice = (

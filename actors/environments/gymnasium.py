@@ -125,6 +125,9 @@ class _World(host.World):
       return None
     return frame
 
+  def close(self) -> None:
+    self._env.close()
+
   def _observe(self, observation: Any, info: dict[str, Any]) -> Any:
     if self._spaces is None:
       observation = _from_zero(self._env.observation_space, observation)

@@ -54,6 +54,10 @@ class World(abc.ABC):
     """One frame, [H, W, 3] uint8; None if this world shows none."""
     return None
 
+  def close(self) -> None:
+    """Gives back what it holds; nothing is asked of it any more."""
+    return
+
 
 class HostEnvironment(Environment):
   """A world of which `World`s are the instances: what they have in common, and how to make one.
@@ -82,6 +86,7 @@ class HostEnvironment(Environment):
     world = make_world()
     self._action_spec = _action_spec(world.action_spec)
     self.fields = _fields(world.observation_spec, self._action_spec)
+    world.close()
 
   @property
   def observation_spec(self) -> Any:
@@ -275,6 +280,7 @@ def check(environment: HostEnvironment) -> None:
   _check_timestep(environment, 'step', following)
   if following.first():
     raise ValueError('timestep.step_type: step gives FIRST, MID or LAST is needed')
+  world.close()
   for name in ('reward', 'discount'):
     value = np.asarray(getattr(following, name))
     if value.shape != () or value.dtype.kind not in 'biuf' or not np.isfinite(value):
