@@ -1,6 +1,7 @@
 """Worlds stepped on the host: their rows are those of a world in JAX, and slips are named."""
 
 import itertools
+import os
 import sys
 import types
 
@@ -267,8 +268,12 @@ def test_sequences_are_stamped(played):
   assert len(identities) == len(sequences) * NUM_WORLDS
 
 
-def test_the_key_decides_the_trajectory(environment, unroll, played):
+def test_the_key_decides_the_trajectory_and_not_the_threads(
+  environment, unroll, played, monkeypatch
+):
   again = play(unroll, count=4)
+  cores = len(os.sched_getaffinity(0))
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0} if cores > 1 else {0, 1})
   elsewhere = play(make_unroll(environment), count=4)
   other = play(unroll, seed=2, count=4)
   jax.tree.map(np.testing.assert_array_equal, again, played[:4])
