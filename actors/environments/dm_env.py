@@ -50,6 +50,12 @@ class _World(host.World):
     self._takes_seed = _seeds(make_one) and not is_seeded
     self._make_one = make_one
     self._environment = self._make(0)
+    given = self._environment.action_spec()
+    # A range of integers is a choice as well, whatever it begins with.
+    is_range = isinstance(given, specs.BoundedArray) and given.shape == ()
+    self._is_choice = is_range and given.dtype.kind in 'iu'
+    self._first_choice = int(given.minimum) if self._is_choice else 0
+    self._given_action = given
 
   def _make(self, seed: int) -> dm_env.Environment:
     environment = self._make_one(seed=seed) if self._takes_seed else self._make_one()
@@ -63,10 +69,9 @@ class _World(host.World):
 
   @property
   def action_spec(self) -> Any:
-    spec = self._environment.action_spec()
-    if self._lowest(spec) is None:
-      return spec
-    return specs.DiscreteArray(int(spec.maximum) - int(spec.minimum) + 1)
+    if not self._is_choice:
+      return self._given_action
+    return specs.DiscreteArray(int(self._given_action.maximum) - self._first_choice + 1)
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
     if seed is not None:
@@ -75,16 +80,7 @@ class _World(host.World):
     return self._environment.reset()
 
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    spec = self._environment.action_spec()
-    lowest = self._lowest(spec)
-    return self._environment.step(np.asarray(action + (lowest or 0), spec.dtype))
+    return self._environment.step(np.asarray(action + self._first_choice, self._given_action.dtype))
 
   def close(self) -> None:
     self._environment.close()
-
-  def _lowest(self, spec: Any) -> int | None:
-    """The first of a range of integers, which is a choice as well; None if it is something else."""
-    is_choice = (
-      isinstance(spec, specs.BoundedArray) and spec.shape == () and spec.dtype.kind in 'iu'
-    )
-    return int(spec.minimum) if is_choice else None

@@ -172,7 +172,7 @@ class Instance:
 class Field:
   """One array of an observation: what it is called, what it will be, and how it becomes that."""
 
-  def __init__(self, path: str, given: specs.Array, spec: specs.BoundedArray):
+  def __init__(self, path: str, given: specs.Array, spec: specs.Array):
     self.path = path
     self.spec = spec
     self._shape, self._dtype = given.shape, spec.dtype
