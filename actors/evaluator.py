@@ -14,9 +14,11 @@ from acme.utils.loggers import base as loggers
 
 from actors import actor, rollout
 from actors.environments import environment as environment_lib
-from actors.environments import wrappers
+from actors.environments import host, wrappers
 from agents import agent as agent_lib
 from replay import parameters
+
+HOST_ROWS = 65  # of a world that is stepped on the host: it need not play on once all have ended
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,12 @@ class Play:
     self._agent = agent
     self._num_worlds = num_worlds
     # One row more than steps, and the first step of each world is the first of its episode.
+    num_rows = environment.max_steps + 1
+    if isinstance(environment, host.HostEnvironment):
+      num_rows = min(num_rows, HOST_ROWS)
+    self._num_parts = -(-environment.max_steps // (num_rows - 1))
     self._unroll = rollout.make_unroll(
-      environment, agent, num_worlds=num_worlds, num_rows=environment.max_steps + 1, greedy=greedy
+      environment, agent, num_worlds=num_worlds, num_rows=num_rows, greedy=greedy
     )
     self._reference = wrappers.reference_returns(environment)
 
@@ -91,14 +97,20 @@ class Play:
     lengths: list[np.ndarray] = []
     zero = np.int32(0)
     for round_key in jax.random.split(key, -(-num_episodes // self._num_worlds)):
-      init_key, unroll_key = jax.random.split(round_key)
+      init_key, *unroll_keys = jax.random.split(round_key, 1 + self._num_parts)
       state = self._unroll.init(init_key)
-      _, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
-      episodes = jax.device_get(episodes)
-      end = episodes.ended.argmax(axis=0)
       world = np.arange(self._num_worlds)
-      returns.append(episodes.episode_return[end, world])
-      lengths.append(episodes.episode_length[end, world])
+      is_over = np.zeros(self._num_worlds, bool)
+      for unroll_key in unroll_keys:
+        state, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
+        episodes = jax.device_get(episodes)
+        ends = episodes.ended.any(axis=0) & ~is_over
+        end = episodes.ended.argmax(axis=0)[ends]
+        returns.append(episodes.episode_return[end, world[ends]])
+        lengths.append(episodes.episode_length[end, world[ends]])
+        is_over |= ends
+        if is_over.all():
+          break
     episode_return = float(np.concatenate(returns).mean())
     score = None
     if self._reference is not None:

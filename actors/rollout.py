@@ -1,14 +1,23 @@
-"""Unroll: T rows of N worlds and their policy, in one compiled program."""
+"""Unroll: T rows of N worlds and their policy, in one compiled program.
 
+Worlds that are no JAX program get the same rows: there only the policy is compiled, and threads
+step the worlds.
+"""
+
+import os
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
+from absl import logging
 
 from actors.environments import environment as environment_lib
-from actors.environments import wrappers
+from actors.environments import host, wrappers
 from agents import agent as agent_lib
 from agents import experience
 
@@ -48,16 +57,18 @@ class Episodes(NamedTuple):
 
 
 class Unroll(NamedTuple):
-  """Two compiled functions.
+  """How N worlds begin and go on.
 
   Attributes:
     init: key -> UnrollState, N fresh worlds.
     unroll: (acting params, key, UnrollState, version, actor_id) -> (UnrollState,
-      Sequence [N, T, ...], Episodes).
+      Sequence [N, T, ...], Episodes). The state it is given is used up.
+    shapes: acting params, or their shapes -> shapes and dtypes of that Sequence.
   """
 
   init: Callable[[chex.PRNGKey], UnrollState]
   unroll: Callable[..., tuple[UnrollState, experience.Sequence, Episodes]]
+  shapes: Callable[[Tree], experience.Sequence]
 
 
 def make_unroll(
@@ -75,11 +86,14 @@ def make_unroll(
 
   Args:
     environment: one world, without auto-reset.
-    agent: whose `act` is compiled together with the world's `step`.
+    agent: whose `act` is compiled, together with the step of a world in JAX.
     num_worlds: N.
     num_rows: T, at least 2.
     greedy: act by the mode.
   """
+  if isinstance(environment, host.HostEnvironment):
+    on_host = _HostUnroll(environment, agent, num_worlds, num_rows, greedy)
+    return Unroll(on_host.init, on_host.unroll, on_host.shapes)
   environment = wrappers.AutoReset(environment)
 
   def init(key: chex.PRNGKey) -> UnrollState:
@@ -135,18 +149,200 @@ def make_unroll(
     )
     return next_state, sequence, episodes
 
-  return Unroll(jax.jit(init), jax.jit(unroll, donate_argnums=2))
+  compiled = jax.jit(unroll, donate_argnums=2)
+
+  def shapes(params: Tree) -> experience.Sequence:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    _, sequence, _ = jax.eval_shape(compiled, params, key, jax.eval_shape(init, key), count, count)
+    return sequence
+
+  return Unroll(jax.jit(init), compiled, shapes)
+
+
+class _HostUnroll:
+  """The unroll of worlds that threads step; rows, seams and resets are those of `make_unroll`.
+
+  The N instances are made once, at the first `init`, and every `init` begins anew with them: the
+  states of an earlier one are then over. As `env_state` they are [N] objects.
+  """
+
+  def __init__(
+    self,
+    environment: host.HostEnvironment,
+    agent: agent_lib.Agent,
+    num_worlds: int,
+    num_rows: int,
+    greedy: bool,
+  ):
+    """Args: as of `make_unroll`."""
+    self._environment = environment
+    self._agent = agent
+    self._num_worlds = num_worlds
+    self._num_rows = num_rows
+    self._instances: list[host.Instance] = []
+    self._env_state: Any = None  # of the newest state
+    num_threads = min(num_worlds, len(os.sched_getaffinity(0)))
+    self._threads = futures.ThreadPoolExecutor(num_threads, thread_name_prefix='worlds')
+    self._shares = np.array_split(np.arange(num_worlds), num_threads)
+
+    def start(key: chex.PRNGKey):
+      identity_key, steps_key = jax.random.split(key)
+      return jax.random.bits(identity_key, (num_worlds,), jnp.uint32), steps_key
+
+    def act(params: Tree, key: chex.PRNGKey, row: jax.Array, policy_state: Tree, timestep: Tree):
+      return agent.act(params, jax.random.fold_in(key, row), policy_state, timestep, greedy=greedy)
+
+    self._start = jax.jit(start)
+    self._act = jax.jit(act)
+
+  def init(self, key: chex.PRNGKey) -> UnrollState:
+    if isinstance(key, jax.core.Tracer):
+      raise ValueError(host.REFUSAL)
+    if not self._instances:
+      self._instances = [self._environment.make() for _ in range(self._num_worlds)]
+      logging.info(
+        '%d worlds are stepped outside the compiled program (threads: %d).',
+        self._num_worlds, len(self._shares),
+      )  # fmt: skip
+    seeds = np.asarray(jax.random.bits(key, (self._num_worlds,), jnp.uint32)).tolist()
+    timestep = self._empty(self._num_worlds)
+    self._each_world(lambda n: _write(timestep, n, self._instances[n].reset(seeds[n])))
+    zeros: Any = np.zeros(self._num_worlds, np.float32)
+    return UnrollState(
+      env_state=self._hold(timestep),
+      timestep=timestep,
+      policy_state=self._agent.initial_policy_state(self._num_worlds),
+      episode_return=zeros,
+      episode_length=zeros.astype(np.int32),
+    )
+
+  def unroll(
+    self, params: Tree, key: chex.PRNGKey, state: UnrollState, version: Any, actor_id: Any
+  ) -> tuple[UnrollState, experience.Sequence, Episodes]:
+    if state.env_state is not self._env_state:
+      raise ValueError('state: its worlds have gone on without it; take the newest state')
+    num_worlds, num_rows = self._num_worlds, self._num_rows
+    identity, key = self._start(key)
+    policy_state = state.policy_state
+    rows = self._empty(num_worlds, num_rows)
+    _write(rows, np.s_[:, 0], state.timestep)
+    decisions: Any = None
+    for t in range(num_rows - 1):
+      timestep = jax.tree.map(lambda x, t=t: x[:, t], rows)
+      policy_state, decision = self._act(params, key, np.int32(t), policy_state, timestep)
+      decision = jax.device_get(decision)
+      if decisions is None:  # The last row's stays 0: its action is still to be chosen.
+        blank = lambda x: np.zeros((num_worlds, num_rows, *x.shape[1:]), x.dtype)
+        decisions = jax.tree.map(blank, decision)
+      _write(decisions, np.s_[:, t], decision)
+      self._step(rows, t + 1, decision.action)
+    newest = jax.tree.map(lambda x: x[:, -1].copy(), rows)
+    episodes = self._episodes(state, rows)
+    next_state = UnrollState(
+      env_state=self._hold(newest),
+      timestep=newest,
+      policy_state=policy_state,
+      episode_return=episodes.episode_return[-1],
+      episode_length=episodes.episode_length[-1],
+    )
+    each: Any = lambda value: np.full(num_worlds, value, np.int32)
+    sequence = experience.Sequence(
+      observation=rows.observation,
+      action=decisions.action,
+      reward=rows.reward,
+      discount=rows.discount,
+      step_type=rows.step_type,
+      extras=decisions.extras,
+      initial_state=self._agent.stored_state(state.policy_state),
+      identity=identity,
+      version=each(version),
+      actor_id=each(actor_id),
+    )
+    return next_state, sequence, episodes
+
+  def shapes(self, params: Tree) -> experience.Sequence:
+    shape: Any = lambda shape, dtype: jax.ShapeDtypeStruct((self._num_worlds, *shape), dtype)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    row = jax.ShapeDtypeStruct((), jnp.int32)
+    timestep = self._tree(shape)
+    policy_state = jax.eval_shape(lambda: self._agent.initial_policy_state(self._num_worlds))
+    _, decision = jax.eval_shape(self._act, params, key, row, policy_state, timestep)
+    in_time = lambda x: shape((self._num_rows, *x.shape[1:]), x.dtype)
+    timestep, decision = jax.tree.map(in_time, (timestep, decision))
+    return experience.Sequence(
+      observation=timestep.observation,
+      action=decision.action,
+      reward=timestep.reward,
+      discount=timestep.discount,
+      step_type=timestep.step_type,
+      extras=decision.extras,
+      initial_state=jax.eval_shape(self._agent.stored_state, policy_state),
+      identity=shape((), jnp.uint32),
+      version=shape((), jnp.int32),
+      actor_id=shape((), jnp.int32),
+    )
+
+  def _step(self, rows: environment_lib.TimeStep, t: int, action: np.ndarray) -> None:
+    """Plays [N] actions, and puts what arrives into row t."""
+    self._each_world(lambda n: _write(rows, (n, t), self._instances[n].step(action[n])))
+
+  def _hold(self, timestep: environment_lib.TimeStep) -> wrappers.AutoResetState:
+    """The instances, as the state that goes with what they gave last; any older one is over."""
+    instances = np.empty(self._num_worlds, object)
+    instances[:] = self._instances
+    self._env_state = wrappers.AutoResetState(env_state=instances, is_over=timestep.last())
+    return self._env_state
+
+  def _each_world(self, function: Callable[[int], None]) -> None:
+    """Calls it for every world, by the threads, and waits; raises what it raised."""
+
+    def run(share: np.ndarray) -> None:
+      for n in share:
+        function(n)
+
+    for _ in self._threads.map(run, self._shares):
+      pass
+
+  def _tree(self, new: Callable[[tuple[int, ...], Any], Any]) -> environment_lib.TimeStep:
+    """A timestep of leaves `new(shape, dtype)`."""
+    return environment_lib.TimeStep(
+      step_type=new((), np.int32),
+      reward=new((), np.float32),
+      discount=new((), np.float32),
+      observation=jax.tree.map(
+        lambda spec: new(spec.shape, spec.dtype), self._environment.observation_spec
+      ),
+    )
+
+  def _empty(self, *leading: int) -> environment_lib.TimeStep:
+    return self._tree(lambda shape, dtype: np.empty((*leading, *shape), dtype))
+
+  def _episodes(self, state: UnrollState, rows: environment_lib.TimeStep) -> Episodes:
+    shape = (self._num_rows - 1, self._num_worlds)
+    returns: Any = np.empty(shape, np.float32)
+    lengths: Any = np.empty(shape, np.int32)
+    step_type = np.swapaxes(rows.step_type, 0, 1)[1:]
+    reward = np.swapaxes(rows.reward, 0, 1)[1:]
+    episode_return: Any = state.episode_return
+    episode_length: Any = state.episode_length
+    for t, begins in enumerate(step_type == dm_env.StepType.FIRST):
+      returns[t] = episode_return = np.where(begins, 0, episode_return + reward[t])
+      lengths[t] = episode_length = np.where(begins, 0, episode_length + 1)
+    return Episodes(step_type == dm_env.StepType.LAST, returns, lengths)
+
+
+def _write(rows: Tree, where: Any, tree: Tree) -> None:
+  """Puts a tree of arrays into a place of larger ones."""
+  for leaf, value in zip(jax.tree.leaves(rows), jax.tree.leaves(tree), strict=True):
+    leaf[where] = value
 
 
 def sequence_schema(unroll: Unroll, params: Tree) -> experience.Sequence:
-  """Shapes and dtypes of one stored Sequence, computed and not written.
+  """Shapes and dtypes of one stored Sequence, computed and not written; no world is stepped.
 
   Args:
     unroll: whose sequences are asked about.
     params: acting parameters, or their shapes.
   """
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  state = jax.eval_shape(unroll.init, key)
-  count = jax.ShapeDtypeStruct((), jnp.int32)
-  _, sequence, _ = jax.eval_shape(unroll.unroll, params, key, state, count, count)
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(params))

@@ -14,6 +14,7 @@ from typing import Any
 
 import portpicker
 
+from actors.environments import host
 from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
@@ -131,6 +132,10 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
     actors = [name for name in commands if name.startswith(program.ACTOR)]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     progress = Progress(config, folder)
+    if isinstance(config.make_environment(), host.HostEnvironment):
+      progress.say(
+        'this world is stepped outside the compiled program, by threads: far slower than one in JAX'
+      )
     failed_late: list[str] = []
 
     def on_event(event: supervisor.Event) -> None:

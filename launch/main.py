@@ -24,7 +24,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     'train', allow_abbrev=False, help='train an agent; on an old folder, go on'
   )
   train.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
-  train.add_argument('--env', help='a world, or package.module:Class (default: catch)')
+  train.add_argument(
+    '--env',
+    help='a world, gymnasium/ID, dm_env/package.module:callable, or package.module:Class (default: catch)',
+  )
   train.add_argument('--agent', choices=['dreamer', 'ppo'], help='default: dreamer')
   train.add_argument(
     '--fused',
@@ -61,6 +64,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
   Raises:
     ValueError: naming what cannot be.
   """
+  from actors.environments import host
   from launch import config as launch_config
   from launch import experiments, local
 
@@ -88,7 +92,10 @@ def make_config(arguments: argparse.Namespace) -> Any:
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
-  config.make_environment()  # refuses an unknown world or option before anything is written
+  # Refuses an unknown world or option before anything is written.
+  environment = config.make_environment()
+  if config.agent_name == 'ppo' and isinstance(environment, host.HostEnvironment):
+    raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
   return config
 
 

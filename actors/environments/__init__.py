@@ -4,10 +4,13 @@ import difflib
 import importlib
 import inspect
 import numbers
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from actors.environments.environment import Environment, check
+from actors.environments import environment as environment_lib
+from actors.environments import host
+from actors.environments.environment import Environment
 
 # A new world is known by its name once it has a line here; importing waits until it is asked for.
 WORLDS = {
@@ -16,33 +19,58 @@ WORLDS = {
   'hackmatrix': 'actors.environments.hackmatrix:make',
 }
 
+# Worlds that are stepped on the host, known as FAMILY/NAME. The module of a family offers
+# `make(name, **options)`, which refuses what it does not know; it alone imports the package.
+HOST_FAMILIES = {
+  'dm_env': 'actors.environments.dm_env',
+  'gymnasium': 'actors.environments.gymnasium',
+}
+
 
 def make(name: str, /, **options: Any) -> Environment:
-  """Makes a world and checks, by shapes alone, that it keeps the promises of `Environment`.
+  """Makes a world and checks that it keeps its promises.
+
+  A world in JAX is checked by shapes alone, one that is stepped on the host by a reset and a step.
 
   Args:
-    name: a key of `WORLDS`, or 'package.module:Class' for a world of the user's.
+    name: a key of `WORLDS`, FAMILY/NAME for a world of `HOST_FAMILIES`, or
+      'package.module:Class' for a world of the user's.
     **options: given to the world's constructor.
 
   Returns:
     The world, without auto-reset.
 
   Raises:
-    ValueError: the name, an option or its value is not one that works, or the world contradicts
-      its own specs; the message names the field and says what would do.
+    ValueError: the name, an option or its value is not one that works, the family's package is not
+      installed, or the world contradicts its own specs; the message names the field and says what
+      would do.
   """
-  constructor = _find(name)
-  _check_options(name, constructor, options)
-  environment = constructor(**options)
+  family_name, slash, world_name = name.partition('/')
+  if slash and family_name in HOST_FAMILIES:
+    environment = _host_family(family_name).make(world_name, **options)
+  else:
+    constructor = _find(name, WORLDS.get(name, name))
+    _check_options(name, constructor, options)
+    environment = constructor(**options)
   try:
-    check(environment)
+    is_on_host = isinstance(environment, host.HostEnvironment)
+    host.check(environment) if is_on_host else environment_lib.check(environment)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return environment
 
 
-def _find(name: str) -> Callable[..., Environment]:
-  path = WORLDS.get(name, name)
+def _host_family(name: str) -> types.ModuleType:
+  try:
+    return importlib.import_module(HOST_FAMILIES[name])
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f'environment.name: the worlds of {name} need the package {error.name!r}, which is not '
+      'installed; `uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
+    ) from error
+
+
+def _find(name: str, path: str) -> Callable[..., Any]:
   module_name, colon, attribute = path.partition(':')
   if not (module_name and colon and attribute):
     raise ValueError(
@@ -69,9 +97,7 @@ def _find(name: str) -> Callable[..., Environment]:
   return constructor
 
 
-def _check_options(
-  name: str, constructor: Callable[..., Environment], options: dict[str, Any]
-) -> None:
+def _check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
   parameters = inspect.signature(constructor).parameters
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
   for option, parameter in parameters.items():

@@ -13,6 +13,7 @@ import numpy as np
 from absl import logging
 from dm_env import specs
 
+from actors.environments import host
 from actors.environments.environment import Environment, EnvState, Observation, TimeStep
 
 
@@ -178,10 +179,13 @@ def reference_returns(
 
   Returns:
     None if the world has no scripted policy, or one no better than random: then it has no scale.
+    Nor has a world that is stepped on the host.
 
   Raises:
     ValueError: an episode went on beyond `max_steps`.
   """
+  if isinstance(environment, host.HostEnvironment):
+    return None
   key = jax.random.key(seed)
   env_state, _ = jax.eval_shape(environment.reset, key)
   if jax.eval_shape(environment.scripted_action, env_state) is None:

@@ -46,6 +46,17 @@ def test_bad_input_is_named_and_leaves_nothing_behind(folder, capsys, arguments,
   assert not folder.exists()
 
 
+def test_a_world_on_the_host_cannot_be_compiled_with_ppo(folder, capsys):
+  pytest.importorskip('gymnasium')
+  arguments = ['--agent', 'ppo', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
+  assert run('train', '--run', folder, *arguments) == 2
+  message = capsys.readouterr().err
+  assert "environment.name='gymnasium/CartPole-v1': this world is stepped outside" in message
+  assert 'add --no-fused' in message
+  assert message.count('\n') == 1
+  assert not folder.exists()
+
+
 @pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly'], ['train', '--agent', 'ppo2']])
 def test_unknown_words_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:

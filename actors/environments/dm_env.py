@@ -1,0 +1,86 @@
+"""Worlds of dm_env's: `dm_env/package.module:callable`, a callable that returns one."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import dm_env
+import numpy as np
+from dm_env import specs
+
+from actors import environments
+from actors.environments import host
+
+
+def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnvironment:
+  """Makes a world that speaks dm_env; its step types and discounts stay as they are.
+
+  Args:
+    path: 'package.module:callable' that returns a `dm_env.Environment`. If it takes a `seed`, each
+      instance has its own, and a run can be repeated.
+    max_steps: an episode that is longer is cut off.
+    **options: given to the callable.
+
+  Raises:
+    ValueError: no such callable, an option it does not take, or a spec that cannot be used.
+  """
+  name = f'dm_env/{path}'
+  if ':' not in path:
+    raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
+  make_one = environments._find(name, path)
+  environments._check_options(
+    name, make_one, {'seed': 0} | options if _seeds(make_one) else options
+  )
+  try:
+    world = functools.partial(_World, functools.partial(make_one, **options), 'seed' in options)
+    return host.HostEnvironment(world, max_steps)
+  except ValueError as error:
+    raise ValueError(f'environment.name={name!r}: {error}') from error
+
+
+def _seeds(make_one: Callable[..., Any]) -> bool:
+  return 'seed' in inspect.signature(make_one).parameters
+
+
+class _World(host.World):
+  """One world of dm_env's, which knows no seeds: with another seed comes another instance."""
+
+  def __init__(self, make_one: Callable[..., dm_env.Environment], is_seeded: bool):
+    self._takes_seed = _seeds(make_one) and not is_seeded
+    self._make_one = make_one
+    self._environment = self._make(0)
+    given = self._environment.action_spec()
+    # A range of integers is a choice as well, whatever it begins with.
+    is_range = isinstance(given, specs.BoundedArray) and given.shape == ()
+    self._is_choice = is_range and given.dtype.kind in 'iu'
+    self._first_choice = int(given.minimum) if self._is_choice else 0
+    self._given_action = given
+
+  def _make(self, seed: int) -> dm_env.Environment:
+    environment = self._make_one(seed=seed) if self._takes_seed else self._make_one()
+    if not isinstance(environment, dm_env.Environment):
+      raise ValueError(f'gives {environment!r}, a dm_env.Environment is needed')
+    return environment
+
+  @property
+  def observation_spec(self) -> Any:
+    return self._environment.observation_spec()
+
+  @property
+  def action_spec(self) -> Any:
+    if not self._is_choice:
+      return self._given_action
+    return specs.DiscreteArray(int(self._given_action.maximum) - self._first_choice + 1)
+
+  def reset(self, seed: int | None) -> dm_env.TimeStep:
+    if seed is not None:
+      self._environment.close()
+      self._environment = self._make(seed)
+    return self._environment.reset()
+
+  def step(self, action: np.ndarray) -> dm_env.TimeStep:
+    return self._environment.step(np.asarray(action + self._first_choice, self._given_action.dtype))
+
+  def close(self) -> None:
+    self._environment.close()

@@ -1,0 +1,154 @@
+"""The worlds of gymnasium's registry: `gymnasium/CartPole-v1`."""
+
+import difflib
+import functools
+from typing import Any
+
+import dm_env
+import gymnasium
+import numpy as np
+from absl import logging
+from dm_env import specs
+from gymnasium import error as gymnasium_error
+from gymnasium import spaces
+
+from actors.environments import host
+
+OBSERVATION = 'observation'
+"""What an observation that is no dictionary is called beside its action mask."""
+
+
+def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
+  """Makes a world of gymnasium's.
+
+  Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete or a Box with
+  bounds. An `info['action_mask']` that reset gives is added to the observation. An episode that is
+  `terminated` ends with discount 0, one that is `truncated` with discount 1.
+
+  Args:
+    id: as `gymnasium.make` knows it, such as 'CartPole-v1' or 'package:Name-v0'.
+    max_steps: of an episode; None for what the registry says.
+    **options: given to the world's constructor.
+
+  Raises:
+    ValueError: no such world, an option it does not take, or a space that cannot be used.
+  """
+  name = f'environment.name={f"gymnasium/{id}"!r}'
+  limit = {} if max_steps is None else {'max_episode_steps': -1}  # ours then, not gymnasium's
+  new = functools.partial(gymnasium.make, id, disable_env_checker=True, **limit, **options)
+  try:
+    env = new()
+    # Gymnasium has to be told of frames before the first; drawing waits until one is asked for.
+    if 'rgb_array' in env.metadata.get('render_modes', ()) and 'render_mode' not in options:
+      new = functools.partial(new, render_mode='rgb_array')
+    if max_steps is None and env.spec is not None:
+      max_steps = env.spec.max_episode_steps
+    if max_steps is None:
+      raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
+    _, info = env.reset(seed=0)
+    env.close()
+    world = functools.partial(_World, new, host.ACTION_MASK in info)
+    return host.HostEnvironment(world, max_steps)
+  except gymnasium_error.UnregisteredEnv as error:
+    raise ValueError(f'{name}: no such world; {_nearest(id)}') from error
+  except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
+    first_line = str(error).split('\n')[0]
+    raise ValueError(f'{name}: {first_line}') from error
+
+
+def _nearest(id: str) -> str:
+  nearest = difflib.get_close_matches(id, gymnasium.registry)
+  if nearest:
+    return f'did you mean {" or ".join(nearest)}?'
+  return (
+    f'gymnasium knows {len(gymnasium.registry)} of them, and those that a package of your own '
+    "registers by 'gymnasium/package:Name-v0'"
+  )
+
+
+class _World(host.World):
+  """One world of gymnasium's."""
+
+  def __init__(self, new: Any, has_mask: bool):
+    self._env = new()
+    space = self._env.observation_space
+    self._spaces = space.spaces if isinstance(space, spaces.Dict) else None
+    # A mask among the observations is as good.
+    self._adds_mask = has_mask and host.ACTION_MASK not in (self._spaces or {})
+
+  @property
+  def observation_spec(self) -> Any:
+    if self._spaces is None:
+      spec: Any = _spec('observation_space', self._env.observation_space)
+      tree = {OBSERVATION: spec}
+    else:
+      tree = spec = {
+        name: _spec(f'observation_space[{name!r}]', space) for name, space in self._spaces.items()
+      }
+    if not self._adds_mask:
+      return spec
+    action_space = self._env.action_space
+    if not isinstance(action_space, spaces.Discrete):
+      raise ValueError(f"info['{host.ACTION_MASK}']: needs Discrete actions, not {action_space}")
+    return tree | {host.ACTION_MASK: specs.BoundedArray((int(action_space.n),), bool, False, True)}
+
+  @property
+  def action_spec(self) -> Any:
+    return _spec('action_space', self._env.action_space)
+
+  def reset(self, seed: int | None) -> dm_env.TimeStep:
+    observation, info = self._env.reset(seed=seed)
+    return dm_env.restart(self._observe(observation, info))
+
+  def step(self, action: np.ndarray) -> dm_env.TimeStep:
+    space = self._env.action_space
+    choice: Any
+    if isinstance(space, spaces.Discrete):
+      choice = int(action) + int(space.start)
+    else:
+      choice = np.clip(action, space.low, space.high).astype(space.dtype)
+    observation, reward, terminated, truncated, info = self._env.step(choice)
+    observation = self._observe(observation, info)
+    if terminated:
+      return dm_env.termination(reward, observation)
+    if truncated:
+      return dm_env.truncation(reward, observation)
+    return dm_env.transition(reward, observation)
+
+  def render(self) -> np.ndarray | None:
+    if self._env.render_mode != 'rgb_array':
+      return None
+    try:
+      frame: Any = self._env.render()
+    except Exception as error:  # whatever a library raises that finds no display or no driver
+      logging.warning('No frames of this world: %s', error)
+      return None
+    return frame
+
+  def close(self) -> None:
+    self._env.close()
+
+  def _observe(self, observation: Any, info: dict[str, Any]) -> Any:
+    if self._spaces is None:
+      observation = _from_zero(self._env.observation_space, observation)
+    else:
+      observation = {n: _from_zero(space, observation[n]) for n, space in self._spaces.items()}
+    if not self._adds_mask:
+      return observation
+    if host.ACTION_MASK not in info:
+      raise ValueError(f"info['{host.ACTION_MASK}']: reset gave one, so every step has to")
+    tree = {OBSERVATION: observation} if self._spaces is None else observation
+    return tree | {host.ACTION_MASK: info[host.ACTION_MASK]}
+
+
+def _from_zero(space: Any, value: Any) -> Any:
+  return value - space.start if isinstance(space, spaces.Discrete) else value
+
+
+def _spec(field: str, space: Any) -> specs.BoundedArray:
+  if isinstance(space, spaces.Discrete):
+    return specs.DiscreteArray(int(space.n))
+  if isinstance(space, spaces.Box):
+    return specs.BoundedArray(space.shape, space.dtype, space.low, space.high)
+  known = 'Discrete and Box' + (', or a flat Dict of these' if 'observation' in field else '')
+  raise ValueError(f'{field}={space}: is of a kind that no agent takes; known are {known}')

@@ -1,0 +1,511 @@
+"""Worlds stepped on the host: their rows are those of a world in JAX, and slips are named."""
+
+import itertools
+import os
+import sys
+import types
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from actors import environments, evaluator, rollout
+from actors.environments import host, wrappers
+from agents import agent as agent_lib
+from agents import experience
+
+NUM_WORLDS, NUM_ROWS, MAX_STEPS, LENGTH = 3, 6, 9, 4
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
+
+
+class Corridor(dm_env.Environment):
+  """Steps to the left or right, or none, over a hole at place 0, to the end at LENGTH.
+
+  The wind is drawn at every reset and does nothing but be seen.
+  """
+
+  num_steps = 0  # of all
+
+  def __init__(self, seed=0):
+    self._random = np.random.RandomState(seed)
+
+  def observation_spec(self):
+    return {
+      'place': specs.BoundedArray((1,), np.int64, 0, LENGTH),
+      'wind': specs.Array((), np.float64),
+      'action_mask': specs.Array((3,), bool),
+    }
+
+  def action_spec(self):
+    return specs.BoundedArray((), np.int64, -1, 1)
+
+  def reset(self):
+    self._place, self._wind = 1, self._random.uniform()
+    return dm_env.restart(self._observe())
+
+  def step(self, action):
+    Corridor.num_steps += 1
+    self._place += int(action)
+    end = self._place == LENGTH
+    return (dm_env.termination if end else dm_env.transition)(self._place, self._observe())
+
+  def _observe(self):
+    mask = np.array([self._place > 0, True, True])
+    return {'place': np.array([self._place]), 'wind': self._wind, 'action_mask': mask}
+
+
+def make_gymnasium():
+  """The same corridor as gymnasium has it: no mask among the observations, but beside them."""
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Walk(gymnasium.Env):
+    metadata = {'render_modes': ['rgb_array']}  # noqa: RUF012  as gymnasium wants it
+    action_space = gymnasium.spaces.Discrete(3, start=-1)
+    observation_space = gymnasium.spaces.Dict(
+      place=gymnasium.spaces.Box(0, LENGTH, (1,), np.int64),
+      wind=gymnasium.spaces.Box(0, 1, (), np.float64),
+    )
+
+    def __init__(self, render_mode=None):
+      self.render_mode = render_mode
+
+    def reset(self, seed=None, options=None):
+      super().reset(seed=seed)
+      self._place, self._wind = 1, self.np_random.uniform()
+      return self._observe()
+
+    def step(self, action):
+      self._place += action
+      end = self._place == LENGTH
+      observation, info = self._observe()
+      return observation, float(self._place), end, False, info
+
+    def render(self):
+      return np.full((2, LENGTH, 3), self._place, np.uint8)
+
+    def _observe(self):
+      mask = np.array([self._place > 0, 1, 1], np.int8)
+      observation = {'place': np.array([self._place]), 'wind': self._wind}
+      return observation, {'action_mask': mask}
+
+  if 'Walk-v0' not in gymnasium.registry:
+    gymnasium.register('Walk-v0', Walk, max_episode_steps=MAX_STEPS)
+  return environments.make('gymnasium/Walk-v0')
+
+
+def make_dm_env():
+  sys.modules['corridor'] = sys.modules[Corridor.__module__]
+  return environments.make('dm_env/corridor:Corridor', max_steps=MAX_STEPS)
+
+
+def make_agent(count_trace=lambda: None):
+  """Plays a legal action at random, or the last legal one; remembers how many rows it has seen."""
+
+  def act(params, key, policy_state, timestep, *, greedy):
+    count_trace()
+    mask = timestep.observation['action_mask']
+    logits = jnp.where(mask, params * jnp.arange(3.0), -jnp.inf)
+    action = jnp.argmax(logits, -1) if greedy else jax.random.categorical(key, logits)
+    action = action.astype(jnp.int32)
+    log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
+    seen = jnp.where(timestep.first(), 0, policy_state) + 1
+    return seen, experience.Decision(action, {'log_prob': log_prob})
+
+  return agent_lib.Agent(
+    init_params=lambda key: jnp.float32(0.1),
+    acting_params=lambda params: params,
+    initial_policy_state=lambda num_worlds: jnp.zeros(num_worlds, jnp.int32),
+    stored_state=lambda policy_state: policy_state,
+    act=act,
+  )
+
+
+PARAMS = jnp.float32(0.1)
+
+
+def make_unroll(environment, agent=None):
+  return rollout.make_unroll(
+    environment, agent or make_agent(), num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+  )
+
+
+def play(unroll, seed=1, count=16):
+  init_key, *keys = jax.random.split(jax.random.key(seed), count + 1)
+  state = unroll.init(init_key)
+  result = []
+  for key in keys:
+    state, sequence, episodes = unroll.unroll(PARAMS, key, state, np.int32(5), np.int32(9))
+    result.append((jax.device_get(sequence), jax.device_get(episodes)))
+  return result
+
+
+@pytest.fixture(scope='module', params=['dm_env', 'gymnasium'])
+def family(request):
+  return request.param
+
+
+@pytest.fixture(scope='module')
+def environment(family):
+  return make_dm_env() if family == 'dm_env' else make_gymnasium()
+
+
+@pytest.fixture(scope='module')
+def unroll(environment):
+  return make_unroll(environment)
+
+
+@pytest.fixture(scope='module')
+def played(unroll):
+  return play(unroll)
+
+
+@pytest.fixture(scope='module')
+def stream(played):
+  """[N, ...] rows of all sequences, each once."""
+  rows = [
+    jax.tree.map(
+      lambda x: x[:, :-1],
+      (
+        sequence.step_type,
+        sequence.reward,
+        sequence.discount,
+        sequence.observation,
+        sequence.action,
+      ),
+    )
+    for sequence, _ in played
+  ]
+  return jax.tree.map(lambda *xs: np.concatenate(xs, axis=1), *rows)
+
+
+def test_specs_are_of_the_dtypes_that_jax_has(environment, played):
+  assert environment.observation_spec['place'].dtype == np.int32
+  assert environment.observation_spec['wind'].dtype == np.float32
+  assert environment.observation_spec['action_mask'].dtype == bool
+  assert environment.action_spec == specs.DiscreteArray(3, np.int32)
+  for name, spec in environment.observation_spec.items():
+    rows = played[0][0].observation[name]
+    assert (rows.shape, rows.dtype) == ((NUM_WORLDS, NUM_ROWS, *spec.shape), spec.dtype)
+
+
+def test_episodes_run_from_first_to_last_and_begin_anew_in_the_next_row(stream):
+  step_type, *_ = stream
+  assert (step_type[:, 0] == FIRST).all()
+  last = step_type[:, :-1] == LAST
+  assert last.any(axis=1).all()
+  np.testing.assert_array_equal(step_type[:, 1:] == FIRST, last)
+
+
+def test_an_end_terminates_and_a_limit_cuts_off(stream):
+  step_type, _, discount, observation, _ = stream
+  last = step_type == LAST
+  at_end = observation['place'][..., 0] == LENGTH
+  np.testing.assert_array_equal(discount[last] == 0, at_end[last])
+  assert (discount[~last] == 1).all()
+  assert at_end[last].any() and not at_end[last].all()
+  for row in step_type:
+    ends = np.flatnonzero(row == LAST)
+    assert max(np.diff([-1, *ends])) == MAX_STEPS + 1
+
+
+def test_a_row_follows_from_the_action_before_and_the_last_observation_is_kept(stream):
+  step_type, reward, _, observation, action = stream
+  place = observation['place'][..., 0]
+  follows = step_type[:, 1:] != FIRST
+  np.testing.assert_array_equal(
+    place[:, 1:][follows], (place[:, :-1] + action[:, :-1] - 1)[follows]
+  )
+  np.testing.assert_array_equal(reward[:, 1:][follows], place[:, 1:][follows])
+  assert (reward[step_type == FIRST] == 0).all()
+  assert (place[step_type == FIRST] == 1).all()
+
+
+def test_actions_are_legal(stream):
+  step_type, _, _, observation, action = stream
+  legal = np.take_along_axis(observation['action_mask'], action[..., None], -1)[..., 0]
+  assert legal[step_type != LAST].all()
+  assert not observation['action_mask'].all()
+
+
+def test_adjacent_sequences_share_one_row(played):
+  for (before, _), (after, _) in itertools.pairwise(played):
+    for name in ('observation', 'reward', 'discount', 'step_type'):
+      jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x[:, -1], y[:, 0]),
+        getattr(before, name), getattr(after, name),
+      )  # fmt: skip
+
+
+def test_episodes_report_what_the_rows_say(stream, played):
+  step_type, reward, *_ = stream
+  ended, episode_return, episode_length = (
+    np.concatenate([getattr(episodes, name) for _, episodes in played]).T
+    for name in ('ended', 'episode_return', 'episode_length')
+  )
+  for n in range(NUM_WORLDS):
+    begin = 0
+    for end in np.flatnonzero(step_type[n] == LAST):
+      assert ended[n, end - 1]
+      assert episode_return[n, end - 1] == reward[n, begin : end + 1].sum()
+      assert episode_length[n, end - 1] == end - begin
+      begin = end + 1
+
+
+def test_the_stored_state_is_the_one_before_the_first_row(played):
+  assert (played[0][0].initial_state == 0).all()
+  since_first = lambda types: NUM_ROWS - 1 - np.flatnonzero(types[:-1] == FIRST).max(initial=0)
+  (before, _), (after, _) = played[:2]
+  np.testing.assert_array_equal(after.initial_state, [since_first(n) for n in before.step_type])
+
+
+def test_sequences_are_stamped(played):
+  sequences = [sequence for sequence, _ in played]
+  assert all((s.version == 5).all() and (s.actor_id == 9).all() for s in sequences)
+  identities = {identity for s in sequences for identity in s.identity.tolist()}
+  assert len(identities) == len(sequences) * NUM_WORLDS
+
+
+def test_the_key_decides_the_trajectory_and_not_the_threads(
+  environment, unroll, played, monkeypatch
+):
+  again = play(unroll, count=4)
+  cores = len(os.sched_getaffinity(0))
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0} if cores > 1 else {0, 1})
+  elsewhere = play(make_unroll(environment), count=4)
+  other = play(unroll, seed=2, count=4)
+  jax.tree.map(np.testing.assert_array_equal, again, played[:4])
+  jax.tree.map(np.testing.assert_array_equal, elsewhere, played[:4])
+  wind = lambda run: run[0][0].observation['wind'][:, 0]
+  assert len({*wind(other).tolist(), *wind(again).tolist()}) == 2 * NUM_WORLDS
+
+
+def test_a_run_traces_the_policy_once(environment):
+  traces = []
+  play(make_unroll(environment, make_agent(lambda: traces.append(1))), count=3)
+  assert len(traces) == 1
+
+
+def test_no_key_is_used_twice(environment):
+  with jax.debug_key_reuse(True):
+    play(make_unroll(environment), count=1)
+
+
+def test_the_schema_is_that_of_a_stored_sequence_and_no_world_is_stepped(environment, played):
+  before = Corridor.num_steps
+  schema = rollout.sequence_schema(make_unroll(environment), jax.eval_shape(lambda: PARAMS))
+  assert Corridor.num_steps == before
+  stored = jax.tree.map(lambda x: x[0], played[0][0])
+  abstract = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert abstract(schema) == abstract(stored)
+
+
+def test_a_state_whose_worlds_have_gone_on_is_refused(environment):
+  unroll = make_unroll(environment)
+  old = unroll.init(jax.random.key(0))
+  unroll.init(jax.random.key(0))
+  with pytest.raises(ValueError, match='newest state'):
+    unroll.unroll(PARAMS, jax.random.key(1), old, np.int32(0), np.int32(0))
+
+
+def test_what_needs_a_world_in_jax_refuses_this_one(environment):
+  with pytest.raises(ValueError, match='add --no-fused'):
+    jax.eval_shape(make_unroll(environment).init, jax.random.key(0))
+  with pytest.raises(ValueError, match='add --no-fused'):
+    environment.reset(jax.random.key(0))
+  assert wrappers.reference_returns(environment) is None
+
+
+def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch):
+  monkeypatch.setattr(evaluator, 'HOST_ROWS', 3)
+  best = evaluator.Play(environment, make_agent(), 4).evaluate(PARAMS, jax.random.key(0), 8)
+  # To the right at every step: 2, 3, 4.
+  assert best == evaluator.Evaluation(9.0, 3.0, None)
+  staying = evaluator.Play(environment, make_agent(), 4).evaluate(-PARAMS, jax.random.key(0), 4)
+  assert staying.episode_length == MAX_STEPS
+
+
+def test_a_film_has_a_frame_for_every_row_of_an_episode(environment, family):
+  frames = evaluator.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0))
+  shown = frames and [frame[0, 0, 0] for frame in frames]
+  assert shown == ([1, 2, 3, 4] if family == 'gymnasium' else None)
+
+
+def test_what_a_world_raises_ends_the_unroll():
+  class Breaking(Corridor):
+    def step(self, action):
+      if self._place == 2:
+        raise OSError('the game has crashed')
+      return super().step(action)
+
+  with pytest.raises(OSError, match='the game has crashed'):
+    play(make_unroll(wrap(Breaking)))
+
+
+class Thin(host.World):
+  """A world of dm_env's, as it is."""
+
+  action_spec = specs.DiscreteArray(3)
+
+  def __init__(self, inner):
+    self._inner = inner
+
+  @property
+  def observation_spec(self):
+    return self._inner.observation_spec()
+
+  def reset(self, seed):
+    return self._inner.reset()
+
+  def step(self, action):
+    return self._inner.step(int(action) - 1)
+
+
+def wrap(kind, **options):
+  return host.HostEnvironment(lambda: Thin(kind(**options)), MAX_STEPS)
+
+
+class Slipping(Corridor):
+  """Observes something else than its spec says, from the first step or from the reset."""
+
+  def __init__(self, at=FIRST, changes=(), **timestep):
+    super().__init__()
+    self._at, self._changes, self._timestep = at, dict(changes), timestep
+
+  def reset(self):
+    return self._slip(super().reset())
+
+  def step(self, action):
+    return self._slip(super().step(action))
+
+  def _slip(self, timestep):
+    if timestep.step_type < self._at:
+      return timestep
+    observation = {**timestep.observation, **self._changes}
+    observation = {name: value for name, value in observation.items() if value is not None}
+    return timestep._replace(observation=observation, **self._timestep)
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ({'changes': {'place': np.zeros(2, int)}}, ["observation['place']", '[1]', 'reset', '[2]']),
+    ({'changes': {'place': np.zeros(1)}}, ["observation['place']", 'int32', 'float64']),
+    ({'changes': {'wind': np.nan}, 'at': MID}, ["observation['wind']", 'step', 'not finite']),
+    ({'changes': {'wind': 1e300}}, ["observation['wind']", 'not finite']),
+    ({'changes': {'wind': None}}, ["observation['wind']", 'the spec has it, reset does not']),
+    ({'reward': np.zeros(2), 'at': MID}, ['timestep.reward', 'one finite number']),
+    ({'discount': np.inf, 'at': MID}, ['timestep.discount', 'one finite number']),
+    ({'step_type': dm_env.StepType.MID}, ['timestep.step_type', 'FIRST is needed']),
+  ],
+)
+def test_a_world_that_contradicts_its_specs_is_refused_by_field(options, words):
+  with pytest.raises(ValueError) as error, np.errstate(over='ignore'):
+    host.check(wrap(Slipping, **options))
+  for word in words:
+    assert word in str(error.value)
+
+
+class Described(Corridor):
+  def __init__(self, observation=None, action=None):
+    super().__init__()
+    self._spec, self._action_spec = observation, action
+
+  def observation_spec(self):
+    return self._spec or super().observation_spec()
+
+  def action_spec(self):
+    return self._action_spec or super().action_spec()
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    ({'observation': {'a': {'b': specs.Array((), float)}}}, ["observation_spec['a']", 'flat dict']),
+    ({'observation': specs.StringArray(())}, ['observation_spec=', 'array of numbers']),
+    ({'observation': {'action_mask': specs.Array((3,), bool)}}, ['observation_spec', 'is empty']),
+    (
+      {'observation': {'a': specs.Array((), float), 'action_mask': specs.Array((2,), bool)}},
+      ["observation_spec['action_mask']", '[2]', '[3]'],
+    ),
+    ({'action': specs.BoundedArray((2,), int, 0, 1)}, ['action_spec=', 'DiscreteArray']),
+    ({'action': specs.BoundedArray((2,), float, -np.inf, 1)}, ['action_spec=', 'finite bounds']),
+  ],
+)
+def test_a_spec_that_no_agent_could_use_is_refused(monkeypatch, options, words):
+  mine = types.ModuleType('mine')
+  mine.make = lambda: Described(**options)
+  monkeypatch.setitem(sys.modules, 'mine', mine)
+  with pytest.raises(ValueError) as error:
+    environments.make('dm_env/mine:make')
+  for word in ("environment.name='dm_env/mine:make'", *words):
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'name, options, words',
+  [
+    ('dm_env/corridor', {}, ['dm_env/package.module:callable']),
+    ('dm_env/no_such_module:make', {}, ["'dm_env/no_such_module:make'", 'PYTHONPATH']),
+    ('dm_env/corridor:Corridor', {'sed': 1}, ['environment.sed=1', 'did you mean seed?']),
+    ('dm_env/corridor:Corridor', {'max_steps': 0}, ['max_steps=0', 'at least 1']),
+    ('dm_env/os:getcwd', {}, ['a dm_env.Environment is needed']),
+    ('gymnasium/CartPol-v1', {}, ["'gymnasium/CartPol-v1'", 'did you mean CartPole-v1']),
+    ('gymnasium/zzz', {}, ["'gymnasium/zzz'", 'gymnasium/package:Name-v0']),
+    ('gymnasium/no_such_package:World-v0', {}, ["No module named 'no_such_package'"]),
+    ('gymnasium/CartPole-v1', {'gravty': 1}, ["'gymnasium/CartPole-v1'", 'gravty']),
+    ('gymnasium/CartPole-v1', {'max_steps': 0}, ['max_steps=0', 'at least 1']),
+    ('gymnasium/Blackjack-v1', {}, ['give environment.max_steps']),
+    ('gymnasium/Blackjack-v1', {'max_steps': 9}, ['observation_space=Tuple', 'flat Dict']),
+  ],
+)
+def test_a_refusal_names_what_was_asked_for_and_what_would_do(name, options, words):
+  make_dm_env()
+  if name.startswith('gymnasium'):
+    pytest.importorskip('gymnasium')
+  with pytest.raises(ValueError) as error:
+    environments.make(name, **options)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'gymnasium', None)
+  monkeypatch.delitem(sys.modules, 'actors.environments.gymnasium', raising=False)
+  with pytest.raises(ValueError, match=r"package 'gymnasium'.*uv sync --extra envs"):
+    environments.make('gymnasium/CartPole-v1')
+
+
+def test_spaces_of_gymnasium_become_specs():
+  gymnasium = pytest.importorskip('gymnasium')
+  spaces = gymnasium.spaces
+
+  class Steered(gymnasium.Env):
+    observation_space = spaces.Discrete(3, start=5)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float64)
+
+    def reset(self, seed=None, options=None):
+      return 6, {}
+
+    def step(self, action):
+      assert self.action_space.contains(action)
+      return 7, 1.0, False, action[0] > 0.5, {}
+
+  class Tuned(Steered):
+    action_space = spaces.MultiDiscrete([2, 2])
+
+  for name, kind in (('Steered-v0', Steered), ('Tuned-v0', Tuned)):
+    if name not in gymnasium.registry:
+      gymnasium.register(name, kind)
+  environment = environments.make('gymnasium/Steered-v0', max_steps=3)
+  assert environment.action_spec == specs.BoundedArray((1,), np.float32, [-1.0], [1.0])
+  world = environment.make()
+  np.testing.assert_array_equal(world.reset(0).observation, [0, 1, 0])
+  np.testing.assert_array_equal(world.step(np.zeros(1, np.float32)).observation, [0, 0, 1])
+  cut_off = world.step(np.full(1, 1.0000001, np.float32))
+  assert cut_off.last() and cut_off.discount == 1.0
+  assert world.step(np.zeros(1, np.float32)).first()
+  with pytest.raises(ValueError, match='action_space=MultiDiscrete'):
+    environments.make('gymnasium/Tuned-v0', max_steps=3)
