@@ -61,7 +61,7 @@ def build(
     ppo,
     learner_config,
     scale,
-    num_updates=-(-config.max_environment_steps // (num_worlds * num_steps)),
+    max_environment_steps=config.max_environment_steps,
   )
   worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_worlds, num_steps)
   return fused_lib.Fused(update, ppo.agent.acting_params, worlds, devices)
@@ -70,17 +70,21 @@ def build(
 def saved(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, agent_lib.Agent, fused_lib.FusedState]:
-  """The world, the agent, and the shapes of what a run's checkpoints hold."""
+  """The world, the agent, and the shapes of what a run's checkpoints hold, but for its worlds."""
   environment, ppo = make_ppo(config)
-  return environment, ppo.agent, build(config, environment, ppo, jax.local_devices()[:1]).shapes()
+  shapes = build(config, environment, ppo, jax.local_devices()[:1]).shapes()
+  return environment, ppo.agent, shapes._replace(worlds=None)
 
 
-def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
+def train(
+  config: launch_config.ExperimentConfig, folder: pathlib.Path, *, reset_moments: bool = False
+) -> int:
   """Runs until it is learned, interrupted or failed.
 
   Args:
     config: of the run.
     folder: of the run, opened.
+    reset_moments: whether the optimizer begins anew where the run goes on.
 
   Returns:
     The exit code: 0 when learned or stopped, 1 when its numbers were no longer finite.
@@ -138,6 +142,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
       seed=config.seed,
       entropy_scale=agent_config.entropy_scale,
+      reset_moments=reset_moments,
     )
     try:
       finished = run.run()

@@ -35,6 +35,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train.add_argument('--steps', type=int, help='environment steps to collect in all')
   train.add_argument('--seed', type=int, help='of everything random (default: 0)')
   train.add_argument(
+    '--reset-moments',
+    action='store_true',
+    help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
+  )
+  train.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
 
@@ -96,6 +101,8 @@ def make_config(arguments: argparse.Namespace) -> Any:
       if arguments.fused
       else '--no-fused: ppo runs as one program only; leave it out'
     )
+  if arguments.reset_moments and config.agent_name != 'ppo':
+    raise ValueError('--reset-moments: is for runs of ppo; leave it out')
   overrides = list(arguments.set)
   if arguments.steps is not None:
     overrides.append(f'max_environment_steps={arguments.steps}')
@@ -119,7 +126,7 @@ def _train(arguments: argparse.Namespace) -> int:
   if config.agent_name == 'ppo':
     from launch import fused
 
-    return fused.train(config, folder)
+    return fused.train(config, folder, reset_moments=arguments.reset_moments)
   return local.train(config, folder)
 
 

@@ -173,6 +173,13 @@ class Fused:
     return self._call(state, np.int32(count))
 
 
+_OTHER_WORLDS = (
+  'the saved worlds do not fit actor.num_worlds: all begin new episodes, with the parameters that '
+  'were learned'
+)
+_OLD_MOMENTS = "; Adam's moments are calibrated for the batches of before: add --reset-moments to begin them anew"
+
+
 class Run:
   """Trains until enough steps are taken, and can stop after any call.
 
@@ -191,6 +198,7 @@ class Run:
     max_seconds: ends it as well, counted from the first call of this process; None: never.
     seed: of the first state.
     entropy_scale: of the agent, to name in a warning.
+    reset_moments: whether the optimizer begins anew where the run goes on.
   """
 
   def __init__(
@@ -209,6 +217,7 @@ class Run:
     max_seconds: float | None,
     seed: int,
     entropy_scale: float,
+    reset_moments: bool = False,
   ):
     self._fused = fused
     self._config = config
@@ -219,19 +228,32 @@ class Run:
     self._tick = tick
     self._should_stop = should_stop
     self._max_seconds = max_seconds
-    self._last_step = -(-max_environment_steps // fused.steps_per_update)
     self._advice = Advice(warn, entropy_scale)
-    restored = checkpointer.restore(fused.shapes())
+    key, init = jax.random.key(seed), jax.jit(fused.init)
+    restored = checkpointer.restore(fused.shapes(), may_differ=('worlds',))
     if restored is None:
-      state, self._step = jax.jit(fused.init)(jax.random.key(seed)), 0
+      state, self._step = init(key), 0
     else:
       state, self._step = restored
       logging.info('The run goes on at update %d.', self._step)
+      if state.worlds is None or reset_moments:
+        anew = init(jax.random.fold_in(key, self._step))
+        if state.worlds is None:
+          state = state._replace(worlds=anew.worlds)
+          warn(_OTHER_WORLDS + ('' if reset_moments else _OLD_MOMENTS))
+        if reset_moments:
+          state = state._replace(train=state.train._replace(opt_state=anew.train.opt_state))
+    self._first_step = self._step
+    self._first_environment_step = ppo_update.environment_step(state.train)
+    missing = max(0, max_environment_steps - self._first_environment_step)
+    self._last_step = self._step + -(-missing // fused.steps_per_update)
     self._state = fused.place(state)
 
   @property
   def environment_step(self) -> int:
-    return self._step * self._fused.steps_per_update
+    """As the state has it, without asking the device."""
+    done = self._step - self._first_step
+    return self._first_environment_step + done * self._fused.steps_per_update
 
   def run(self) -> bool:
     """Trains; saves before it returns whether it finished, and was not asked to stop."""
@@ -252,8 +274,10 @@ class Run:
         called = time.monotonic()
         count = max(1, int(SECONDS_PER_CALL / seconds_per_update))
         # Rows end at multiples of the period, so those of a run that goes on are the same.
-        period = self._config.log_period
+        period, save_period = self._config.log_period, self._config.checkpoint_updates
         count = min(count, period - self._step % period, self._last_step - self._step)
+        if save_period is not None:
+          count = min(count, save_period - self._step % save_period)
         self._state, metrics = self._fused.iterate(self._state, count)
         values = jax.device_get(jax.tree.map(lambda x: x[0], metrics))
         _check_finite(values, self._step)  # before anything of it is saved
@@ -268,7 +292,8 @@ class Run:
           self._advice.look(row)
           sums.clear()
           pending, began = 0, time.monotonic()
-        if time.monotonic() - saved > self._config.checkpoint_period:
+        counted = save_period is not None and self._step % save_period == 0
+        if counted or time.monotonic() - saved > self._config.checkpoint_period:
           saved = time.monotonic()
           self._save()
         self._tick()

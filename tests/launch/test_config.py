@@ -91,6 +91,15 @@ def test_only_what_does_not_touch_the_folder_may_change(laptop):
   ]
 
 
+def test_only_ppo_may_change_its_number_of_worlds(laptop):
+  more = ['actor.num_worlds=32']
+  assert config.conflicts(laptop, config.override(laptop, more)) == [
+    'actor.num_worlds: the folder has 16, you gave 32'
+  ]
+  ppo = experiments.ppo_laptop('catch')
+  assert config.conflicts(ppo, config.override(ppo, more)) == []
+
+
 def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
   config.save(laptop, tmp_path / 'config.yaml')
   assert 'agent_name' not in (tmp_path / 'config.yaml').read_text()

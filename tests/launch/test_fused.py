@@ -77,6 +77,13 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert result['learner_step'] == 8
   assert -1 <= result['episode_return'] <= 1
 
+  wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_worlds=32']
+  assert train(*wider) == 0
+  out = capsys.readouterr().out
+  assert 'warning: the saved worlds do not fit actor.num_worlds' in out
+  assert 'environment_step=1280 learner_step=9' in out.splitlines()[-1]
+  assert config.load(folder / 'config.yaml').actor.num_worlds == 32
+
   assert run('inspect', folder) == 2
   assert 'without a replay' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
