@@ -52,6 +52,18 @@ class FusedState(NamedTuple):
   worlds: Tree
 
 
+class Memory(NamedTuple):
+  """Bytes that a run needs on each device, estimated.
+
+  Attributes:
+    state: parameters, the optimizer's moments, and the worlds.
+    batch: the most that one update holds besides.
+  """
+
+  state: int
+  batch: int
+
+
 class Fused:
   """Unroll and update, several times over, as one program on some devices.
 
@@ -78,6 +90,7 @@ class Fused:
     devices: list[jax.Device],
   ):
     self._update = update
+    self._acting_params = acting_params
     self._worlds = worlds
     self.devices = devices
     self.scale = update.scale
@@ -119,6 +132,27 @@ class Fused:
     self._gather = jax.jit(self._gathered)
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
+    )
+
+  def memory(self) -> Memory:
+    """An estimate by shapes alone, before anything is compiled.
+
+    An update holds the most where rows are made from sequences, of which there are two copies for a
+    moment; or else at a gradient, with rows, a minibatch, and half of the residuals, for the rest
+    is fused away. `compile` knows better: docs/design.md compares the two.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    train = jax.eval_shape(self._update.init, key)
+    worlds = jax.eval_shape(self._worlds.init, key)
+    acting = jax.eval_shape(self._acting_params, train.params)
+    _, sequence, _ = jax.eval_shape(self._worlds.unroll, acting, key, worlds, train.step, 0)
+    used = self._update.footprint(train.params, sequence)
+    return Memory(
+      state=ppo_update.num_bytes((train, worlds)),
+      batch=max(
+        ppo_update.num_bytes(sequence) + 2 * used.rows + used.forward,
+        used.rows + used.minibatch + used.residuals // 2,
+      ),
     )
 
   def compile(self) -> int:

@@ -145,6 +145,28 @@ def _advance(halves: jax.Array, count: int) -> jax.Array:
   return jnp.stack([low, halves[1] + (low < halves[0])])
 
 
+class Footprint(NamedTuple):
+  """Bytes of what an update holds on one device besides its state.
+
+  Attributes:
+    rows: of one batch.
+    minibatch: of those, at a time.
+    residuals: that the gradient of a minibatch would keep if no operation were fused with another.
+    forward: of a pass over all rows, that only a memory needs; 0 without.
+  """
+
+  rows: int
+  minibatch: int
+  residuals: int
+  forward: int
+
+
+def num_bytes(tree: Tree) -> int:
+  """Of all arrays of a tree, or of their shapes; keys are small, and not counted."""
+  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if not is_key(x))
+
+
 class Update(NamedTuple):
   """How a TrainState begins and changes.
 
@@ -152,11 +174,13 @@ class Update(NamedTuple):
     init: key -> TrainState of one replica.
     update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics); to be run
       under an axis named DEVICES.
+    footprint: (params, Sequence [B, T, ...]) -> Footprint, of their shapes.
     scale: minibatches, epochs and learning rate.
   """
 
   init: Callable[[chex.PRNGKey], TrainState]
   update: Callable[[TrainState, experience.Sequence], tuple[TrainState, Metrics]]
+  footprint: Callable[[Tree, experience.Sequence], Footprint]
   scale: Scale
 
 
@@ -281,7 +305,29 @@ def make_update(
     )
     return state, jax.lax.pmean(metrics, DEVICES)
 
-  return Update(init, update, scale)
+  def footprint(params: Tree, sequence: experience.Sequence) -> Footprint:
+    def split(params: Tree, sequence: experience.Sequence):
+      sequence = experience.time_major(sequence)
+      rows, memory = network.rows(params, sequence), sequence.initial_state
+      if recurrent:
+        part = lambda x: x[:, : x.shape[1] // num_minibatches]
+        return rows, (jax.tree.map(part, rows), jax.tree.map(lambda x: part(x[None])[0], memory))
+      part = lambda x: x.reshape(-1, *x.shape[2:])[: x.shape[0] * x.shape[1] // num_minibatches]
+      return rows, (jax.tree.map(part, rows), memory)
+
+    def residuals(params: Tree, minibatch: tuple[masked_ppo.Rows, Tree]):
+      return jax.vjp(lambda params: network.loss(params, *minibatch)[0], params)[1]
+
+    rows, minibatch = jax.eval_shape(split, params, sequence)
+    kept = num_bytes(jax.eval_shape(residuals, params, minibatch))
+    return Footprint(
+      rows=num_bytes(rows),
+      minibatch=num_bytes(minibatch),
+      residuals=kept,
+      forward=num_minibatches * kept // 6 if recurrent else 0,  # measured: see docs/design.md
+    )
+
+  return Update(init, update, footprint, scale)
 
 
 def explained_variance(rows: masked_ppo.Rows) -> jax.Array:

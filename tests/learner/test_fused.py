@@ -127,6 +127,15 @@ def test_eight_devices_share_the_worlds_and_stay_equal(on_eight_devices):
   assert len(set(balls)) > 1
 
 
+def test_memory_is_known_by_shapes_and_shared_by_devices(program, on_eight_devices):
+  whole, share = program.memory(), on_eight_devices.memory()
+  state = jax.eval_shape(program.init, jax.random.key(0))
+  assert whole.state == ppo_update.num_bytes((state.train, state.worlds))
+  parts = ppo_update.num_bytes(state.train.params), ppo_update.num_bytes(state.worlds)
+  assert whole.state == pytest.approx(3 * parts[0] + parts[1], rel=0.01)  # two moments
+  assert whole.batch == pytest.approx(8 * share.batch, rel=0.2)
+
+
 def test_a_state_that_was_gathered_can_be_placed_on_other_devices(program, on_eight_devices):
   state, _ = program.iterate(begin(program), 1)
   gathered = program.gather(state)
