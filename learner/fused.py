@@ -386,7 +386,8 @@ class Advice:
 
   def look(self, row: Mapping[str, Any]) -> None:
     """Judges one more row of metrics."""
-    self._rows.append(row)
+    if row['episode_return'] is not None:  # else no episode ended
+      self._rows.append(row)
     rate = f'learner.learning_rate (now {row["ppo/learning_rate"]:.2g})'
     if row['ppo/approx_kl'] > self.MOST_KL:
       self._once(
@@ -419,8 +420,8 @@ class Advice:
       )
 
   def _oscillates(self) -> bool:
-    """Whether the last WINDOW rows have longer episodes than those before, and return no more."""
-    rows = [row for row in self._rows if row['episode_return'] is not None]
+    """Whether the last WINDOW rows with episodes have longer ones than those before, for no more."""
+    rows = list(self._rows)
     if len(rows) < 2 * WINDOW:
       return False
     old, new = rows[:WINDOW], rows[WINDOW:]

@@ -376,3 +376,6 @@ def test_longer_episodes_that_earn_no_more_are_called_oscillation():
   assert 'episodes get longer while their return is flat' in said
   assert 'raise agent.entropy_scale' in said
   assert advise([row | {'episode_return': None} for row in rows]) == []
+  # Rows in which no episode ended are passed over.
+  silent = [make_row(episode_return=None, episode_length=None)]
+  assert len(advise([row for one in rows for row in (one, *silent)])) == 1
