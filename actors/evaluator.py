@@ -1,9 +1,11 @@
 """The Evaluator node: full episodes, scored between random and scripted play."""
 
 import dataclasses
+import functools
+import itertools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import imageio.v2 as imageio
@@ -11,6 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 from acme.utils.loggers import base as loggers
+from dm_env import specs
 
 from actors import actor, rollout
 from actors.environments import environment as environment_lib
@@ -54,6 +57,28 @@ class Evaluation(NamedTuple):
   normalised_score: float | None
 
 
+class Moment(NamedTuple):
+  """One step of an episode, as it is played.
+
+  Attributes:
+    step: 0 where it begins.
+    frame: [H, W, 3] uint8; None in a world that shows nothing.
+    action: that led here, [] int32 or [A] float32; None where it begins.
+    probability: that the policy gave it; None where it begins, and of continuous actions.
+    reward: for it.
+    episode_return: undiscounted, so far.
+    last: whether the episode ends here.
+  """
+
+  step: int
+  frame: np.ndarray | None
+  action: np.ndarray | None
+  probability: float | None
+  reward: float
+  episode_return: float
+  last: bool
+
+
 class Play:
   """Plays whole episodes of one world with one agent.
 
@@ -84,12 +109,11 @@ class Play:
     self._unroll = rollout.make_unroll(
       environment, agent, num_worlds=num_worlds, num_rows=num_rows, greedy=greedy
     )
-    self._reference = wrappers.reference_returns(environment)
 
-  @property
+  @functools.cached_property
   def reference(self) -> wrappers.ReferenceReturns | None:
     """Returns of random and of scripted play; None in a world without a script."""
-    return self._reference
+    return wrappers.reference_returns(self._environment)
 
   def evaluate(self, params: Any, key: jax.Array, num_episodes: int) -> Evaluation:
     """Plays at least `num_episodes`, each world's first episode only: short ones are not favoured."""
@@ -113,39 +137,63 @@ class Play:
           break
     episode_return = float(np.concatenate(returns).mean())
     score = None
-    if self._reference is not None:
-      score = float(wrappers.normalised_score(episode_return, self._reference))
+    if self.reference is not None:
+      score = float(wrappers.normalised_score(episode_return, self.reference))
     return Evaluation(episode_return, float(np.concatenate(lengths).mean()), score)
+
+  @functools.cached_property
+  def _one_world(self) -> rollout.Unroll:
+    return rollout.make_unroll(
+      self._environment, self._agent, num_worlds=1, num_rows=2, greedy=self._greedy
+    )
+
+  def moments(self, params: Any, key: jax.Array) -> Iterator[Moment]:
+    """One episode, played as far as it is asked for."""
+    show = wrappers.AutoReset(self._environment).render
+    discrete = isinstance(self._environment.action_spec, specs.DiscreteArray)
+    key, init_key = jax.random.split(key)
+    state = self._one_world.init(init_key)
+    action = probability = None
+    zero = np.int32(0)
+    for step in itertools.count():
+      first = lambda tree: jax.tree.map(lambda x: x[0], jax.device_get(tree))
+      timestep = first(state.timestep)
+      yield Moment(
+        step=step,
+        frame=show(first(state.env_state)),
+        action=action,
+        probability=probability,
+        reward=float(timestep.reward),
+        episode_return=float(state.episode_return[0]),
+        last=bool(timestep.last()),
+      )
+      if timestep.last():
+        return
+      step_key = jax.random.fold_in(key, step)
+      state, sequence, _ = self._one_world.unroll(params, step_key, state, zero, zero)
+      row = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras['log_prob'])))
+      action, probability = row[0], float(np.exp(row[1])) if discrete else None
 
   def record(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
     """The frames of one episode, each [H, W, 3] uint8; None where the world shows nothing."""
-    unroll = rollout.make_unroll(
-      self._environment, self._agent, num_worlds=1, num_rows=2, greedy=self._greedy
-    )
-    show = wrappers.AutoReset(self._environment).render
-    key, init_key = jax.random.split(key)
-    state = unroll.init(init_key)
     frames = []
-    zero = np.int32(0)
-    for step_key in jax.random.split(key, self._environment.max_steps):
-      frame = show(jax.tree.map(lambda x: x[0], jax.device_get(state.env_state)))
-      if frame is None:
+    for moment in self.moments(params, key):
+      if moment.frame is None:
         return None
-      frames.append(frame)
-      if bool(state.timestep.last()[0]):
-        break
-      state, _, _ = unroll.unroll(params, step_key, state, zero, zero)
+      frames.append(moment.frame)
     return frames
 
 
-def write_video(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: int = 8) -> None:
+def write_video(
+  frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float = 8.0
+) -> None:
   """Writes frames as what the path's suffix says, .gif or .mp4.
 
   Raises:
     ValueError: another suffix.
   """
   if path.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'--video {path}: the name must end in .gif or .mp4')
+    raise ValueError(f'{path}: the name of a film must end in .gif or .mp4')
   path.parent.mkdir(parents=True, exist_ok=True)
   images: list[Any] = list(frames)
   if path.suffix == '.gif':

@@ -128,9 +128,12 @@ class ExperimentConfig:
 FREE = (
   'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
   'replay.port', 'replay.timeout_seconds',
-  'learner.publish_period', 'learner.log_period', 'learner.checkpoint_period',
+  'learner.publish_period', 'learner.log_period',
+  'learner.checkpoint_period', 'learner.checkpoint_updates',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip
+# What PPO finds in no checkpoint, or can begin anew.
+FREE_OF_PPO = ('actor.num_worlds',)
 
 
 def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConfig:
@@ -247,7 +250,8 @@ def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   if old.agent_name != new.agent_name:  # most keys would differ, and none of them says why
     return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
   before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
-  free = lambda key: any(key == name or key.startswith(f'{name}.') for name in FREE)
+  names = FREE + (FREE_OF_PPO if new.agent_name == 'ppo' else ())
+  free = lambda key: any(key == name or key.startswith(f'{name}.') for name in names)
   return [
     f'{key}: the folder has {before.get(key)!r}, you gave {after.get(key)!r}'
     for key in sorted(before | after)

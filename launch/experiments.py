@@ -2,7 +2,10 @@
 
 import dataclasses
 import pathlib
+import subprocess
 from collections.abc import Callable
+
+import psutil
 
 from actors import actor, evaluator
 from agents import masked_ppo
@@ -124,6 +127,34 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   )
 
 
+# Prints the MiB of each, one a line.
+GPU_MEMORY = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits')
+
+
+def gpu_gibibytes() -> float | None:
+  """Memory of the smallest GPU, asked of the driver so that none is woken; None if it is silent."""
+  try:
+    said = subprocess.run(
+      GPU_MEMORY, capture_output=True, text=True, timeout=10.0, check=True
+    ).stdout
+    return min(float(line) for line in said.split('\n') if line.strip()) / 1024
+  except (OSError, subprocess.SubprocessError, ValueError):
+    return None
+
+
+def _worlds_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
+  """As many worlds as usual, or half of them for each halving of the memory that those need.
+
+  Args:
+    gibibytes: that there are; None where unknown.
+    usual: number of worlds.
+    needed: GiB, for the usual number to have room in the largest world.
+  """
+  while gibibytes is not None and gibibytes < needed and usual > 32:
+    usual, needed = usual // 2, needed / 2
+  return usual
+
+
 def _on_policy(num_worlds: int) -> tables.ReplayConfig:
   """One queue, each sequence read once; a fused run, which needs none, does not open it."""
   queue = tables.Stratum(name='on_policy', max_size=2 * num_worlds, share=1.0, read_once=True)
@@ -132,12 +163,14 @@ def _on_policy(num_worlds: int) -> tables.ReplayConfig:
 
 def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
+  memory = psutil.virtual_memory().total / 2**30
+  num_worlds = _worlds_for(memory, usual=256, needed=2.0)
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=5e-3),
-    replay=_on_policy(256),
+    replay=_on_policy(num_worlds),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
-    actor=actor.ActorConfig(num_worlds=256, sequence_length=33),
+    actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=33),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=500_000 if environment == 'catch' else 2_000_000,
     accelerator=False,
@@ -145,26 +178,28 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
 
 
 def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on one GPU: minibatches, epochs and rate follow the number of worlds."""
+  """PPO on one GPU: minibatches, epochs and rate follow the number of worlds, and these its memory.
+
+  2,048 worlds of `hackmatrix` need about 5 GiB as `Fused.memory` estimates; others may need more.
+  """
+  return _ppo_at_large(environment, _worlds_for(gpu_gibibytes(), usual=2048, needed=12.0))
+
+
+def _ppo_at_large(environment: str, num_worlds: int) -> launch_config.ExperimentConfig:
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=masked_ppo.PPOConfig(),
-    replay=_on_policy(2048),
+    replay=_on_policy(num_worlds),
     learner=learner_config.PPOLearnerConfig(),
-    actor=actor.ActorConfig(num_worlds=2048, sequence_length=129),
+    actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=129),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=100_000_000,
   )
 
 
 def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on the four chips of a v4-8."""
-  config = ppo_gpu(environment)
-  return dataclasses.replace(
-    config,
-    replay=_on_policy(4096),
-    actor=dataclasses.replace(config.actor, num_worlds=4096),
-  )
+  """PPO on the four chips of a v4-8, each of which has 32 GiB and a quarter of the worlds."""
+  return _ppo_at_large(environment, 4096)
 
 
 Preset = Callable[[str], launch_config.ExperimentConfig]

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import jax
+import psutil
 from absl import logging
 
 from actors import evaluator, rollout
@@ -61,7 +62,7 @@ def build(
     ppo,
     learner_config,
     scale,
-    num_updates=-(-config.max_environment_steps // (num_worlds * num_steps)),
+    max_environment_steps=config.max_environment_steps,
   )
   worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_worlds, num_steps)
   return fused_lib.Fused(update, ppo.agent.acting_params, worlds, devices)
@@ -70,17 +71,57 @@ def build(
 def saved(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, agent_lib.Agent, fused_lib.FusedState]:
-  """The world, the agent, and the shapes of what a run's checkpoints hold."""
+  """The world, the agent, and the shapes of what a run's checkpoints hold, but for its worlds."""
   environment, ppo = make_ppo(config)
-  return environment, ppo.agent, build(config, environment, ppo, jax.local_devices()[:1]).shapes()
+  shapes = build(config, environment, ppo, jax.local_devices()[:1]).shapes()
+  return environment, ppo.agent, shapes._replace(worlds=None)
 
 
-def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
+def check_memory(
+  memory: fused_lib.Memory, available: int | None, *, num_worlds: int, num_devices: int
+) -> str | None:
+  """What to say before a program is compiled that may not fit; None if it should.
+
+  Args:
+    memory: that is needed on each device, estimated.
+    available: bytes of each device; None where unknown.
+    num_worlds: on all devices together.
+    num_devices: that share them.
+
+  Raises:
+    ValueError: even if it needs a third less than estimated, it is too much.
+  """
+  needed = memory.state + memory.batch
+  if available is None or needed < 0.9 * available:
+    return None
+  # All but the parameters grows with the worlds, so this is rather too few than too many.
+  share = max(1, int(num_worlds / num_devices * 0.9 * available / needed))
+  fits = num_devices * 2 ** (share.bit_length() - 1)
+  text = (
+    f'actor.num_worlds={num_worlds}: needs about {needed / 2**30:.1f} GiB on each device, where '
+    f'{available / 2**30:.1f} GiB are available; {fits} would fit'
+  )
+  if needed > 1.5 * available:
+    raise ValueError(text)
+  return text
+
+
+def _available_bytes(devices: list[jax.Device]) -> int | None:
+  """Of each device; those of a CPU share what the machine has."""
+  if devices[0].platform == 'cpu':
+    return psutil.virtual_memory().available // len(devices)
+  return (devices[0].memory_stats() or {}).get('bytes_limit')
+
+
+def train(
+  config: launch_config.ExperimentConfig, folder: pathlib.Path, *, reset_moments: bool = False
+) -> int:
   """Runs until it is learned, interrupted or failed.
 
   Args:
     config: of the run.
     folder: of the run, opened.
+    reset_moments: whether the optimizer begins anew where the run goes on.
 
   Returns:
     The exit code: 0 when learned or stopped, 1 when its numbers were no longer finite.
@@ -92,13 +133,26 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
     progress = Progress(config, folder)
     progress.tick()
     fused = build(config, environment, ppo, jax.local_devices())
-    progress.say(_describe(config, fused, fused.compile()))
+    memory = fused.memory()
+    progress.say(
+      f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and worlds, '
+      f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients'
+    )
+    scarce = check_memory(
+      memory,
+      _available_bytes(fused.devices),
+      num_worlds=config.actor.num_worlds,
+      num_devices=len(fused.devices),
+    )
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
 
     def warn(text: str) -> None:
       events.write({'kind': 'warning', 'text': text})
       progress.say(f'warning: {text}')
 
+    if scarce is not None:
+      warn(scarce)
+    progress.say(_describe(config, fused, fused.compile()))
     play = evaluator.Play(
       environment, ppo.agent, config.evaluator.num_episodes, greedy=config.evaluator.greedy
     )
@@ -138,6 +192,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
       seed=config.seed,
       entropy_scale=agent_config.entropy_scale,
+      reset_moments=reset_moments,
     )
     try:
       finished = run.run()
@@ -165,7 +220,7 @@ def _describe(
     f'{config.actor.num_worlds:,} worlds x {config.steps_per_sequence} steps: '
     f'{scale.num_minibatches} minibatches of {fused.steps_per_update // scale.num_minibatches:,}, '
     f'{scale.num_epochs} epochs, learning rate {scale.learning_rate:.3g}; '
-    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB'
+    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB compiled'
   )
 
 

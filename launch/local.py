@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import portpicker
 
@@ -365,16 +365,29 @@ def show(report: dict[str, Any]) -> None:
     print(f'staleness          {report["staleness"]["oldest_updates"]:,} updates')
 
 
-def evaluate(
-  folder: pathlib.Path, episodes: int, video: pathlib.Path | None, seed: int
-) -> dict[str, Any]:
-  """Scores a run's newest checkpoint; may run beside training.
+class Saved(NamedTuple):
+  """What a run's newest checkpoint acts by.
+
+  Attributes:
+    config: of the run.
+    environment: its world.
+    agent: whose parameters they are.
+    params: that act.
+    step: the learner step at which they were saved.
+  """
+
+  config: launch_config.ExperimentConfig
+  environment: Any
+  agent: agent_lib.Agent
+  params: Any
+  step: int
+
+
+def newest(folder: pathlib.Path) -> Saved:
+  """A run's newest checkpoint; the run may be going on.
 
   Args:
     folder: of the run.
-    episodes: at least so many are played.
-    video: where to put a film of one episode, or None.
-    seed: of the worlds.
 
   Raises:
     ValueError: not a run, or nothing saved yet.
@@ -383,7 +396,6 @@ def evaluate(
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
   import jax
 
-  from actors import evaluator
   from launch import fused
   from learner import checkpoint, dreamer_update
 
@@ -401,15 +413,40 @@ def evaluate(
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
   train_state = restored.state.train if config.agent_name == 'ppo' else restored.state
   params = agent.acting_params(train_state.params)
-  play = evaluator.Play(environment, agent, min(episodes, 64), greedy=config.evaluator.greedy)
+  return Saved(config, environment, agent, params, restored.step)
+
+
+def evaluate(
+  folder: pathlib.Path, episodes: int, video: pathlib.Path | None, seed: int
+) -> dict[str, Any]:
+  """Scores a run's newest checkpoint; may run beside training.
+
+  Args:
+    folder: of the run.
+    episodes: at least so many are played.
+    video: where to put a film of one episode, or None.
+    seed: of the worlds.
+
+  Raises:
+    ValueError: not a run, or nothing saved yet.
+  """
+  saved = newest(folder)
+  import jax
+
+  from actors import evaluator
+
+  config = saved.config
+  play = evaluator.Play(
+    saved.environment, saved.agent, min(episodes, 64), greedy=config.evaluator.greedy
+  )
   play_key, video_key = jax.random.split(jax.random.key(seed))
-  result = play.evaluate(params, play_key, episodes)
+  result = play.evaluate(saved.params, play_key, episodes)
   if video is not None:
-    frames = play.record(params, video_key)
+    frames = play.record(saved.params, video_key)
     if frames is None:
       raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
     evaluator.write_video(frames, video)
-  return {'learner_step': restored.step, **result._asdict()}
+  return {'learner_step': saved.step, **result._asdict()}
 
 
 def to_json(report: dict[str, Any]) -> str:

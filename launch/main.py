@@ -38,6 +38,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train.add_argument('--steps', type=int, help='environment steps to collect in all')
   train.add_argument('--seed', type=int, help='of everything random (default: 0)')
   train.add_argument(
+    '--reset-moments',
+    action='store_true',
+    help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
+  )
+  train.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
 
@@ -49,6 +54,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   evaluate.add_argument('--video', type=pathlib.Path, help='film of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
   evaluate.add_argument('--json', action='store_true')
+
+  watch = commands.add_parser(
+    'watch', allow_abbrev=False, help='see the newest checkpoint of a run play'
+  )
+  watch.add_argument('run', type=pathlib.Path)
+  watch.add_argument('--seed', type=int, default=0)
+  watch.add_argument('--fps', type=float, default=8.0, help='frames in a second')
+  watch.add_argument('--episodes', type=int, default=1)
+  watch.add_argument('--output', type=pathlib.Path, help='a film instead, .gif or .mp4')
+  watch.add_argument(
+    '--greedy',
+    action=argparse.BooleanOptionalAction,
+    help='by the mode of the policy, or by chance (default: as the run is evaluated)',
+  )
 
   inspect = commands.add_parser(
     'inspect', allow_abbrev=False, help='show the replay tables of a live run'
@@ -86,6 +105,8 @@ def make_config(arguments: argparse.Namespace) -> Any:
       if arguments.fused
       else '--no-fused: ppo runs as one program only; leave it out'
     )
+  if arguments.reset_moments and config.agent_name != 'ppo':
+    raise ValueError('--reset-moments: is for runs of ppo; leave it out')
   overrides = list(arguments.set)
   if arguments.steps is not None:
     overrides.append(f'max_environment_steps={arguments.steps}')
@@ -112,7 +133,7 @@ def _train(arguments: argparse.Namespace) -> int:
   if config.agent_name == 'ppo':
     from launch import fused
 
-    return fused.train(config, folder)
+    return fused.train(config, folder, reset_moments=arguments.reset_moments)
   return local.train(config, folder)
 
 
@@ -133,6 +154,30 @@ def _evaluate(arguments: argparse.Namespace) -> int:
   return 0
 
 
+def _watch(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  if arguments.episodes < 1:
+    raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
+  if not arguments.fps > 0:
+    raise ValueError(f'--fps {arguments.fps}: must be positive')
+  if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):
+    raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
+  try:
+    from launch import watch
+
+    watch.watch(
+      arguments.run,
+      seed=arguments.seed,
+      episodes=arguments.episodes,
+      frames_per_second=arguments.fps,
+      greedy=arguments.greedy,
+      output=arguments.output,
+    )
+  except KeyboardInterrupt:  # before anything was played
+    print('stopped')
+  return 0
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
   from launch import local
 
@@ -146,7 +191,7 @@ def _run(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
-  commands = {'train': _train, 'evaluate': _evaluate, 'inspect': _inspect}
+  commands = {'train': _train, 'evaluate': _evaluate, 'watch': _watch, 'inspect': _inspect}
   try:
     return commands[arguments.command](arguments)
   except (ValueError, ConnectionError) as error:

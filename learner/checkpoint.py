@@ -46,6 +46,28 @@ def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
   }
 
 
+def _misfits(arrays: dict[str, np.ndarray], like: Tree) -> dict[str, tuple[Any, Any]]:
+  """The leaves of `like` that `arrays` lacks or has in another shape: what is needed, and found."""
+  flat, _ = jax.tree_util.tree_flatten_with_path(like)
+  misfits = {}
+  for path, leaf in flat:
+    name = jax.tree_util.keystr(path)
+    shape = jax.eval_shape(jax.random.key_data, leaf).shape if _is_key(leaf) else leaf.shape
+    found = arrays[name].shape if name in arrays else 'nothing'
+    if shape != found:
+      misfits[name] = (shape, found)
+  return misfits
+
+
+def _rebuild(arrays: dict[str, np.ndarray], like: Tree) -> Tree:
+  flat, treedef = jax.tree_util.tree_flatten_with_path(like)
+  leaves = []
+  for path, leaf in flat:
+    array = arrays[jax.tree_util.keystr(path)]
+    leaves.append(jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array)
+  return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
 def _digest(arrays: dict[str, np.ndarray]) -> str:
   """A hash of names, shapes, dtypes and bytes: a flipped bit anywhere shows."""
   digest = hashlib.sha256()
@@ -103,11 +125,12 @@ class Checkpointer:
     """Returns when what was begun is on disk."""
     self._manager.wait_until_finished()
 
-  def restore(self, like: Tree) -> Restored | None:
+  def restore(self, like: Tree, *, may_differ: tuple[str, ...] = ()) -> Restored | None:
     """The newest checkpoint that is whole; those that are not are set aside, and that is said.
 
     Args:
       like: a train state, or its shapes and dtypes.
+      may_differ: fields of it that are None in what is returned, where the checkpoint's do not fit.
 
     Returns:
       None where there is no checkpoint.
@@ -126,7 +149,17 @@ class Checkpointer:
         if not self._read_only:
           self._set_aside(step)
         continue
-      return Restored(self._rebuild(arrays, like, step), step)
+      for field in may_differ:
+        if any(name.startswith(f'.{field}') for name in _misfits(arrays, like)):
+          like = like._replace(**{field: None})
+      misfits = _misfits(arrays, like)
+      if misfits:
+        name, (needed, found) = next(iter(misfits.items()))
+        raise ValueError(
+          f'checkpoint {self._directory / str(step)}: {name} should be {needed} and is {found}; '
+          'it was saved with another configuration, choose another run folder'
+        )
+      return Restored(_rebuild(arrays, like), step)
     return None
 
   def _read(self, step: int) -> dict[str, np.ndarray]:
@@ -150,22 +183,6 @@ class Checkpointer:
       target = broken / f'{step}-{attempt}'
     place.rename(target)
     self._manager.reload()
-
-  def _rebuild(self, arrays: dict[str, np.ndarray], like: Tree, step: int) -> Tree:
-    flat, treedef = jax.tree_util.tree_flatten_with_path(like)
-    leaves = []
-    for path, leaf in flat:
-      name = jax.tree_util.keystr(path)
-      is_key = _is_key(leaf)
-      shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
-      if name not in arrays or arrays[name].shape != shape:
-        found = arrays[name].shape if name in arrays else 'nothing'
-        raise ValueError(
-          f'checkpoint {self._directory / str(step)}: {name} should be {shape} and is {found}; '
-          'it was saved with another configuration, choose another run folder'
-        )
-      leaves.append(jax.random.wrap_key_data(jnp.asarray(arrays[name])) if is_key else arrays[name])
-    return jax.tree_util.tree_unflatten(treedef, leaves)
 
   def close(self) -> None:
     """Waits for what was begun."""

@@ -21,12 +21,14 @@ class LearnerConfig:
   publish_period: int = 25  # updates
   log_period: int = 100  # updates
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
+  checkpoint_updates: int | None = None  # also saves whenever so many are done
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if value <= 0:
-        raise ValueError(f'learner.{field.name}={value!r}: must be positive')
+      if value is not None and value <= 0:
+        remedy = ', or null' if field.default is None else ''
+        raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')
 
   def batch_per_device(self, num_devices: int) -> int:
     """Sequences for each device.
@@ -45,7 +47,9 @@ class LearnerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOLearnerConfig:
-  """The learner's numbers for PPO. What is None follows from the number of worlds and steps.
+  """The learner's numbers for PPO.
+
+  Minibatches, epochs and rate that are None follow from the number of worlds and steps.
 
   Raises:
     ValueError: a number that cannot work, named with its field.
@@ -58,11 +62,12 @@ class PPOLearnerConfig:
   max_gradient: float = 0.5  # global norm
   adam_epsilon: float = 1e-5
   log_period: int = 8  # updates, each of one unroll
-  checkpoint_period: float = 60.0  # seconds
+  checkpoint_period: float = 600.0  # seconds
+  checkpoint_updates: int | None = None  # also saves whenever so many are done
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
       if value is not None and not isinstance(value, bool) and value <= 0:
-        remedy = ', or null to follow the number of worlds' if field.default is None else ''
+        remedy = ', or null' if field.default is None else ''
         raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')

@@ -52,6 +52,18 @@ class FusedState(NamedTuple):
   worlds: Tree
 
 
+class Memory(NamedTuple):
+  """Bytes that a run needs on each device, estimated.
+
+  Attributes:
+    state: parameters, the optimizer's moments, and the worlds.
+    batch: the most that one update holds besides.
+  """
+
+  state: int
+  batch: int
+
+
 class Fused:
   """Unroll and update, several times over, as one program on some devices.
 
@@ -78,6 +90,7 @@ class Fused:
     devices: list[jax.Device],
   ):
     self._update = update
+    self._acting_params = acting_params
     self._worlds = worlds
     self.devices = devices
     self.scale = update.scale
@@ -119,6 +132,27 @@ class Fused:
     self._gather = jax.jit(self._gathered)
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
+    )
+
+  def memory(self) -> Memory:
+    """An estimate by shapes alone, before anything is compiled.
+
+    An update holds the most where rows are made from sequences, of which there are two copies for a
+    moment; or else at a gradient, with rows, a minibatch, and half of the residuals, for the rest
+    is fused away. `compile` knows better: docs/design.md compares the two.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    train = jax.eval_shape(self._update.init, key)
+    worlds = jax.eval_shape(self._worlds.init, key)
+    acting = jax.eval_shape(self._acting_params, train.params)
+    _, sequence, _ = jax.eval_shape(self._worlds.unroll, acting, key, worlds, train.step, 0)
+    used = self._update.footprint(train.params, sequence)
+    return Memory(
+      state=ppo_update.num_bytes((train, worlds)),
+      batch=max(
+        ppo_update.num_bytes(sequence) + 2 * used.rows + used.forward,
+        used.rows + used.minibatch + used.residuals // 2,
+      ),
     )
 
   def compile(self) -> int:
@@ -173,6 +207,13 @@ class Fused:
     return self._call(state, np.int32(count))
 
 
+_OTHER_WORLDS = (
+  'the saved worlds do not fit actor.num_worlds: all begin new episodes, with the parameters that '
+  'were learned'
+)
+_OLD_MOMENTS = "; Adam's moments are calibrated for the batches of before: add --reset-moments to begin them anew"
+
+
 class Run:
   """Trains until enough steps are taken, and can stop after any call.
 
@@ -191,6 +232,7 @@ class Run:
     max_seconds: ends it as well, counted from the first call of this process; None: never.
     seed: of the first state.
     entropy_scale: of the agent, to name in a warning.
+    reset_moments: whether the optimizer begins anew where the run goes on.
   """
 
   def __init__(
@@ -209,6 +251,7 @@ class Run:
     max_seconds: float | None,
     seed: int,
     entropy_scale: float,
+    reset_moments: bool = False,
   ):
     self._fused = fused
     self._config = config
@@ -219,19 +262,32 @@ class Run:
     self._tick = tick
     self._should_stop = should_stop
     self._max_seconds = max_seconds
-    self._last_step = -(-max_environment_steps // fused.steps_per_update)
     self._advice = Advice(warn, entropy_scale)
-    restored = checkpointer.restore(fused.shapes())
+    key, init = jax.random.key(seed), jax.jit(fused.init)
+    restored = checkpointer.restore(fused.shapes(), may_differ=('worlds',))
     if restored is None:
-      state, self._step = jax.jit(fused.init)(jax.random.key(seed)), 0
+      state, self._step = init(key), 0
     else:
       state, self._step = restored
       logging.info('The run goes on at update %d.', self._step)
+      if state.worlds is None or reset_moments:
+        anew = init(jax.random.fold_in(key, self._step))
+        if state.worlds is None:
+          state = state._replace(worlds=anew.worlds)
+          warn(_OTHER_WORLDS + ('' if reset_moments else _OLD_MOMENTS))
+        if reset_moments:
+          state = state._replace(train=state.train._replace(opt_state=anew.train.opt_state))
+    self._first_step = self._step
+    self._first_environment_step = ppo_update.environment_step(state.train)
+    missing = max(0, max_environment_steps - self._first_environment_step)
+    self._last_step = self._step + -(-missing // fused.steps_per_update)
     self._state = fused.place(state)
 
   @property
   def environment_step(self) -> int:
-    return self._step * self._fused.steps_per_update
+    """As the state has it, without asking the device."""
+    done = self._step - self._first_step
+    return self._first_environment_step + done * self._fused.steps_per_update
 
   def run(self) -> bool:
     """Trains; saves before it returns whether it finished, and was not asked to stop."""
@@ -252,8 +308,10 @@ class Run:
         called = time.monotonic()
         count = max(1, int(SECONDS_PER_CALL / seconds_per_update))
         # Rows end at multiples of the period, so those of a run that goes on are the same.
-        period = self._config.log_period
+        period, save_period = self._config.log_period, self._config.checkpoint_updates
         count = min(count, period - self._step % period, self._last_step - self._step)
+        if save_period is not None:
+          count = min(count, save_period - self._step % save_period)
         self._state, metrics = self._fused.iterate(self._state, count)
         values = jax.device_get(jax.tree.map(lambda x: x[0], metrics))
         _check_finite(values, self._step)  # before anything of it is saved
@@ -268,7 +326,8 @@ class Run:
           self._advice.look(row)
           sums.clear()
           pending, began = 0, time.monotonic()
-        if time.monotonic() - saved > self._config.checkpoint_period:
+        counted = save_period is not None and self._step % save_period == 0
+        if counted or time.monotonic() - saved > self._config.checkpoint_period:
           saved = time.monotonic()
           self._save()
         self._tick()
@@ -327,7 +386,8 @@ class Advice:
 
   def look(self, row: Mapping[str, Any]) -> None:
     """Judges one more row of metrics."""
-    self._rows.append(row)
+    if row['episode_return'] is not None:  # else no episode ended
+      self._rows.append(row)
     rate = f'learner.learning_rate (now {row["ppo/learning_rate"]:.2g})'
     if row['ppo/approx_kl'] > self.MOST_KL:
       self._once(
@@ -360,8 +420,8 @@ class Advice:
       )
 
   def _oscillates(self) -> bool:
-    """Whether the last WINDOW rows have longer episodes than those before, and return no more."""
-    rows = [row for row in self._rows if row['episode_return'] is not None]
+    """Whether the last WINDOW rows with episodes have longer ones than those before, for no more."""
+    rows = list(self._rows)
     if len(rows) < 2 * WINDOW:
       return False
     old, new = rows[:WINDOW], rows[WINDOW:]

@@ -149,7 +149,8 @@ class Learner:
           logger.write(self._report(window) | values)
           _check_finite(values, self._step)
           window = _Window(self._step)
-        if time.monotonic() - saved > config.checkpoint_period:
+        counted = config.checkpoint_updates and self._step % config.checkpoint_updates == 0
+        if counted or time.monotonic() - saved > config.checkpoint_period:
           saved = time.monotonic()
           self._save_state()
           background.submit(self._try_save_replay)

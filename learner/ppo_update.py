@@ -123,12 +123,48 @@ class TrainState(NamedTuple):
     opt_state: of its optimizer.
     key: [] typed PRNG key.
     step: [] int32, updates done, each of one unroll.
+    environment_step: [2] uint32, steps learned from by all devices, the low and the high half.
   """
 
   params: Tree
   opt_state: Tree
   key: chex.PRNGKey
   step: jax.Array
+  environment_step: jax.Array
+
+
+def environment_step(state: TrainState) -> int:
+  """Steps that one replica has learned from."""
+  low, high = (int(half) for half in jax.device_get(state.environment_step))
+  return (high << 32) + low
+
+
+def _advance(halves: jax.Array, count: int) -> jax.Array:
+  """[2] uint32 and a number below 2**32; 32 bits alone are full within an hour on a fast machine."""
+  low = halves[0] + jnp.uint32(count)
+  return jnp.stack([low, halves[1] + (low < halves[0])])
+
+
+class Footprint(NamedTuple):
+  """Bytes of what an update holds on one device besides its state.
+
+  Attributes:
+    rows: of one batch.
+    minibatch: of those, at a time.
+    residuals: that the gradient of a minibatch would keep if no operation were fused with another.
+    forward: of a pass over all rows, that only a memory needs; 0 without.
+  """
+
+  rows: int
+  minibatch: int
+  residuals: int
+  forward: int
+
+
+def num_bytes(tree: Tree) -> int:
+  """Of all arrays of a tree, or of their shapes; keys are small, and not counted."""
+  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if not is_key(x))
 
 
 class Update(NamedTuple):
@@ -138,11 +174,13 @@ class Update(NamedTuple):
     init: key -> TrainState of one replica.
     update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics); to be run
       under an axis named DEVICES.
+    footprint: (params, Sequence [B, T, ...]) -> Footprint, of their shapes.
     scale: minibatches, epochs and learning rate.
   """
 
   init: Callable[[chex.PRNGKey], TrainState]
   update: Callable[[TrainState, experience.Sequence], tuple[TrainState, Metrics]]
+  footprint: Callable[[Tree, experience.Sequence], Footprint]
   scale: Scale
 
 
@@ -151,7 +189,7 @@ def make_update(
   config: learner_config.PPOLearnerConfig,
   scale: Scale,
   *,
-  num_updates: int | None = None,
+  max_environment_steps: int | None = None,
 ) -> Update:
   """Builds the update of one agent.
 
@@ -159,24 +197,36 @@ def make_update(
     ppo: the agent.
     config: of the optimizer.
     scale: minibatches, epochs and rate.
-    num_updates: after which an annealed rate is 0; None to keep it.
+    max_environment_steps: at which an annealed rate is 0; None to keep it.
   """
   network = ppo.network
   recurrent = bool(ppo.config.recurrent_size)
-  num_minibatches, num_epochs, rate = scale
-  schedule: Any = rate
-  if config.anneal and num_updates is not None:
-    # By whole updates: all gradient steps of one unroll have the same rate.
-    per_update = num_minibatches * num_epochs
-    schedule = lambda count: rate * jnp.maximum(0.0, 1.0 - (count // per_update) / num_updates)
+  num_minibatches, num_epochs, full_rate = scale
   optimizer = optax.chain(
-    optax.clip_by_global_norm(config.max_gradient), optax.adam(schedule, eps=config.adam_epsilon)
+    optax.clip_by_global_norm(config.max_gradient), optax.scale_by_adam(eps=config.adam_epsilon)
   )
+
+  def learning_rate(state: TrainState) -> jax.Array:
+    """By environment steps and not by updates, of which other numbers of worlds make others.
+
+    All gradient steps of one unroll have the same.
+    """
+    rate = jnp.float32(full_rate)
+    if not config.anneal or max_environment_steps is None:
+      return rate
+    low, high = state.environment_step.astype(jnp.float32)
+    return rate * jnp.maximum(0.0, 1.0 - (low + 2.0**32 * high) / max_environment_steps)
 
   def init(key: chex.PRNGKey) -> TrainState:
     init_key, key = jax.random.split(key)
     params = ppo.agent.init_params(init_key)
-    return TrainState(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
+    return TrainState(
+      params=params,
+      opt_state=optimizer.init(params),
+      key=key,
+      step=jnp.zeros((), jnp.int32),
+      environment_step=jnp.zeros(2, jnp.uint32),
+    )
 
   def shuffle(key: chex.PRNGKey, num_worlds: int, num_steps: int) -> jax.Array:
     """[E M, R] int32, places in a batch of this device: of streams, or of world-major rows."""
@@ -211,6 +261,7 @@ def make_update(
     """One update, seen from one device; gradients are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(state.key)
+    rate = learning_rate(state)
     batch = network.rows(state.params, sequence)
     num_steps, num_worlds = batch.weight.shape
     order = shuffle(shuffle_key, num_worlds, num_steps)
@@ -228,6 +279,7 @@ def make_update(
       )
       grads = jax.lax.pmean(grads, DEVICES)
       updates, opt_state = optimizer.update(grads, opt_state, params)
+      updates = jax.tree.map(lambda x: -rate * x, updates)
       metrics['gradient_norm'] = optax.global_norm(grads)
       return (optax.apply_updates(params, updates), opt_state), metrics
 
@@ -237,17 +289,45 @@ def make_update(
       'ppo/explained_variance': explained_variance(batch),
       'ppo/value': jnp.mean(batch.value),
       'ppo/return': jnp.mean(batch.return_),
-      'ppo/learning_rate': jnp.asarray(
-        schedule(state.step * len(order)) if callable(schedule) else schedule, jnp.float32
-      ),
+      'ppo/learning_rate': rate,
     }
     if batch.mask is not None:
       nothing_legal = ~batch.mask.any(-1) & (batch.weight > 0)
       metrics['ppo/nothing_legal'] = jnp.mean(nothing_legal.astype(jnp.float32))
-    state = TrainState(params, opt_state, key, state.step + 1)
+    state = TrainState(
+      params=params,
+      opt_state=opt_state,
+      key=key,
+      step=state.step + 1,
+      environment_step=_advance(
+        state.environment_step, num_steps * num_worlds * jax.lax.axis_size(DEVICES)
+      ),
+    )
     return state, jax.lax.pmean(metrics, DEVICES)
 
-  return Update(init, update, scale)
+  def footprint(params: Tree, sequence: experience.Sequence) -> Footprint:
+    def split(params: Tree, sequence: experience.Sequence):
+      sequence = experience.time_major(sequence)
+      rows, memory = network.rows(params, sequence), sequence.initial_state
+      if recurrent:
+        part = lambda x: x[:, : x.shape[1] // num_minibatches]
+        return rows, (jax.tree.map(part, rows), jax.tree.map(lambda x: part(x[None])[0], memory))
+      part = lambda x: x.reshape(-1, *x.shape[2:])[: x.shape[0] * x.shape[1] // num_minibatches]
+      return rows, (jax.tree.map(part, rows), memory)
+
+    def residuals(params: Tree, minibatch: tuple[masked_ppo.Rows, Tree]):
+      return jax.vjp(lambda params: network.loss(params, *minibatch)[0], params)[1]
+
+    rows, minibatch = jax.eval_shape(split, params, sequence)
+    kept = num_bytes(jax.eval_shape(residuals, params, minibatch))
+    return Footprint(
+      rows=num_bytes(rows),
+      minibatch=num_bytes(minibatch),
+      residuals=kept,
+      forward=num_minibatches * kept // 6 if recurrent else 0,  # measured: see docs/design.md
+    )
+
+  return Update(init, update, footprint, scale)
 
 
 def explained_variance(rows: masked_ppo.Rows) -> jax.Array:

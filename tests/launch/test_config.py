@@ -91,6 +91,15 @@ def test_only_what_does_not_touch_the_folder_may_change(laptop):
   ]
 
 
+def test_only_ppo_may_change_its_number_of_worlds(laptop):
+  more = ['actor.num_worlds=32']
+  assert config.conflicts(laptop, config.override(laptop, more)) == [
+    'actor.num_worlds: the folder has 16, you gave 32'
+  ]
+  ppo = experiments.ppo_laptop('catch')
+  assert config.conflicts(ppo, config.override(ppo, more)) == []
+
+
 def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
   config.save(laptop, tmp_path / 'config.yaml')
   assert 'agent_name' not in (tmp_path / 'config.yaml').read_text()
@@ -142,3 +151,28 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=r'config.yaml'):
       config.load(path)
+
+
+@pytest.mark.parametrize(
+  ('said', 'worlds'),
+  [
+    ('81559\n', 2048),
+    ('24576\n24576\n', 2048),
+    ('81559\n8192\n', 1024),
+    ('4096\n', 512),
+    ('[N/A]\n', 2048),
+    ('', 2048),
+  ],
+)
+def test_the_worlds_of_ppo_follow_the_memory_of_the_gpu(monkeypatch, said, worlds):
+  monkeypatch.setattr(experiments, 'GPU_MEMORY', ('printf', said))
+  made = experiments.ppo_gpu('catch')
+  assert made.actor.num_worlds == worlds
+  assert made.replay.strata[0].max_size == 2 * worlds
+
+
+@pytest.mark.parametrize('command', ['no-such-command', 'false'])
+def test_a_machine_without_a_driver_has_the_usual_worlds(monkeypatch, command):
+  monkeypatch.setattr(experiments, 'GPU_MEMORY', (command,))
+  assert experiments.gpu_gibibytes() is None
+  assert experiments.ppo_gpu('catch').actor.num_worlds == 2048

@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from launch import config, experiments, fused, local, main
+from learner import fused as fused_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = [
@@ -56,6 +57,7 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert train(*begin) == 0
   out = capsys.readouterr().out
   assert '16 worlds x 8 steps: 2 minibatches of 64, 3 epochs' in out
+  assert out.index('estimated on each device') < out.index('16 worlds x 8 steps')
   assert out.splitlines()[-1].startswith(
     'done: environment_step=640 learner_step=5 episode_return='
   )
@@ -77,12 +79,35 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert result['learner_step'] == 8
   assert -1 <= result['episode_return'] <= 1
 
+  wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_worlds=32']
+  assert train(*wider) == 0
+  out = capsys.readouterr().out
+  assert 'warning: the saved worlds do not fit actor.num_worlds' in out
+  assert 'environment_step=1280 learner_step=9' in out.splitlines()[-1]
+  assert config.load(folder / 'config.yaml').actor.num_worlds == 32
+
   assert run('inspect', folder) == 2
   assert 'without a replay' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
+
+
+def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
+  check = lambda gib, available: fused.check_memory(
+    fused_lib.Memory(2**27, int(gib * 2**30)),
+    None if available is None else int(available * 2**30),
+    num_worlds=2048,
+    num_devices=2,
+  )
+  assert check(4, 8) is None
+  assert check(40, None) is None
+  assert check(8, 8).startswith('actor.num_worlds=2048: needs about 8.1 GiB on each device')
+  with pytest.raises(ValueError, match=r'where 4.0 GiB are available; 256 would fit'):
+    check(16, 4)
+  with pytest.raises(ValueError, match=r'; 2 would fit'):
+    check(16, 1e-3)
 
 
 def test_evaluating_before_anything_is_saved_is_named(tmp_path, capsys):

@@ -34,6 +34,7 @@ def folder(tmp_path):
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--fused'], '--fused: the dreamer learns from replay'),
     (['--agent', 'ppo', '--no-fused'], '--no-fused: ppo runs as one program only'),
+    (['--reset-moments'], '--reset-moments: is for runs of ppo'),
     (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),
   ],

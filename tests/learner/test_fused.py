@@ -1,5 +1,6 @@
 """The fused run: one program whatever its trip count, a run that goes on bitwise, and its advice."""
 
+import dataclasses
 import json
 
 import jax
@@ -16,6 +17,7 @@ from learner import checkpoint, fused, ppo_update
 from learner import config as learner_config
 
 NUM_WORLDS, NUM_STEPS = 16, 8
+END = 10**6  # where the rate is 0
 CONFIG = learner_config.PPOLearnerConfig(
   num_minibatches=2, num_epochs=2, learning_rate=1e-2, log_period=2
 )
@@ -25,7 +27,6 @@ def make_fused(
   num_devices=1,
   num_worlds=NUM_WORLDS,
   *,
-  num_updates=None,
   on_trace=lambda: None,
   world=None,
   **changes,
@@ -40,7 +41,7 @@ def make_fused(
     CONFIG, num_worlds=num_worlds, num_steps=NUM_STEPS, num_devices=num_devices,
     recurrent=bool(ppo.config.recurrent_size),
   )  # fmt: skip
-  update = ppo_update.make_update(ppo, CONFIG, scale, num_updates=num_updates)
+  update = ppo_update.make_update(ppo, CONFIG, scale, max_environment_steps=END)
   unroll = rollout.make_unroll(
     world, ppo.agent, num_worlds=num_worlds // num_devices, num_rows=NUM_STEPS + 1
   )
@@ -126,6 +127,15 @@ def test_eight_devices_share_the_worlds_and_stay_equal(on_eight_devices):
   assert len(set(balls)) > 1
 
 
+def test_memory_is_known_by_shapes_and_shared_by_devices(program, on_eight_devices):
+  whole, share = program.memory(), on_eight_devices.memory()
+  state = jax.eval_shape(program.init, jax.random.key(0))
+  assert whole.state == ppo_update.num_bytes((state.train, state.worlds))
+  parts = ppo_update.num_bytes(state.train.params), ppo_update.num_bytes(state.worlds)
+  assert whole.state == pytest.approx(3 * parts[0] + parts[1], rel=0.01)  # two moments
+  assert whole.batch == pytest.approx(8 * share.batch, rel=0.2)
+
+
 def test_a_state_that_was_gathered_can_be_placed_on_other_devices(program, on_eight_devices):
   state, _ = program.iterate(begin(program), 1)
   gathered = program.gather(state)
@@ -136,13 +146,15 @@ def test_a_state_that_was_gathered_can_be_placed_on_other_devices(program, on_ei
 class Folder:
   """Runs that come and go on one folder."""
 
-  def __init__(self, path, made, *, max_environment_steps, max_seconds=None):
+  def __init__(
+    self, path, made, *, max_environment_steps, max_seconds=None, reset_moments=False, **changes
+  ):
     self.path = path
     self.scores, self.warnings, self.ticks = [], [], 0
     self.stop_after = None
     self.run = fused.Run(
       fused=made,
-      config=CONFIG,
+      config=dataclasses.replace(CONFIG, **changes),
       checkpointer=checkpoint.Checkpointer(path / 'checkpoints'),
       score=self.score,
       score_period=1e9,
@@ -156,6 +168,7 @@ class Folder:
       max_seconds=max_seconds,
       seed=5,
       entropy_scale=0.01,
+      reset_moments=reset_moments,
     )
 
   def score(self, params, step, environment_step, final):
@@ -203,6 +216,54 @@ def test_a_run_that_was_stopped_goes_on_bitwise(program, tmp_path):
     for row in rows
   }
   assert numbers(whole.rows())[6] == pytest.approx(numbers(second.rows())[6], rel=1e-5)
+
+
+def test_a_run_goes_on_with_another_number_of_worlds(program, tmp_path):
+  steps = NUM_WORLDS * NUM_STEPS
+  first = Folder(tmp_path, program, max_environment_steps=3 * steps)
+  assert first.run.run()
+  before = first.saved(program).state.train
+  assert first.warnings == []
+
+  wider = make_fused(num_worlds=2 * NUM_WORLDS, recurrent_size=4)
+  anew = Folder(tmp_path, wider, max_environment_steps=7 * steps, reset_moments=True)
+  moments = lambda folder: folder.run._state.train.opt_state
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(moments(anew)))
+  assert all('moments' not in text for text in anew.warnings)
+
+  second = Folder(tmp_path, wider, max_environment_steps=7 * steps - 1)
+  (warning,) = second.warnings
+  assert 'all begin new episodes' in warning
+  assert "Adam's moments are calibrated" in warning and '--reset-moments' in warning
+  begun = wider.gather(second.run._state)
+  assert_equal(begun.train, before)
+  assert (np.asarray(begun.worlds.episode_length) == 0).all()
+  assert second.run.run()
+  rows = second.rows()
+  assert [row['environment_step'] for row in rows] == [2 * steps, 3 * steps, 5 * steps, 7 * steps]
+  rates = [CONFIG.learning_rate * (1 - begin * steps / END) for begin in (0.5, 2, 3, 5)]
+  assert [row['ppo/learning_rate'] for row in rows] == pytest.approx(rates, rel=1e-6)
+  saved = second.saved(wider)
+  assert saved.step == 5
+  assert ppo_update.environment_step(saved.state.train) == 7 * steps
+
+
+@pytest.mark.parametrize(
+  ('changes', 'saved'),
+  [({}, [5]), ({'checkpoint_updates': 2}, [2, 4, 5]), ({'checkpoint_updates': 3}, [3, 5])],
+)
+def test_a_run_is_saved_after_so_many_updates_and_at_its_end(program, tmp_path, changes, saved):
+  folder = Folder(tmp_path, program, max_environment_steps=5 * NUM_WORLDS * NUM_STEPS, **changes)
+  assert folder.run.run()
+  assert sorted(int(path.name) for path in (tmp_path / 'checkpoints').iterdir()) == saved
+
+
+def test_a_run_is_saved_when_it_is_time(program, tmp_path):
+  folder = Folder(
+    tmp_path, program, max_environment_steps=5 * NUM_WORLDS * NUM_STEPS, checkpoint_period=1e-9
+  )
+  assert folder.run.run()
+  assert len(list((tmp_path / 'checkpoints').iterdir())) == 3  # one a call, and few are kept
 
 
 def test_a_run_ends_in_time(program, tmp_path):
@@ -315,3 +376,6 @@ def test_longer_episodes_that_earn_no_more_are_called_oscillation():
   assert 'episodes get longer while their return is flat' in said
   assert 'raise agent.entropy_scale' in said
   assert advise([row | {'episode_return': None} for row in rows]) == []
+  # Rows in which no episode ended are passed over.
+  silent = [make_row(episode_return=None, episode_length=None)]
+  assert len(advise([row for one in rows for row in (one, *silent)])) == 1

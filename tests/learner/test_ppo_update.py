@@ -71,7 +71,7 @@ def make_batch(ppo, seed=0, batch=BATCH):
 class Trainer:
   """The update on the first D devices."""
 
-  def __init__(self, ppo, num_devices=1, num_updates=None, **changes):
+  def __init__(self, ppo, num_devices=1, max_environment_steps=None, **changes):
     self.ppo = ppo
     self.devices = jax.local_devices()[:num_devices]
     self.traces = 0
@@ -81,7 +81,9 @@ class Trainer:
       config, num_worlds=BATCH, num_steps=NUM_STEPS, num_devices=num_devices,
       recurrent=bool(ppo.config.recurrent_size),
     )  # fmt: skip
-    self.made = ppo_update.make_update(ppo, config, scale, num_updates=num_updates)
+    self.made = ppo_update.make_update(
+      ppo, config, scale, max_environment_steps=max_environment_steps
+    )
 
     def update(state, sequence):
       self.traces += 1
@@ -199,14 +201,25 @@ def test_the_better_action_becomes_likelier(ppo):
 
 
 def test_the_rate_falls_to_zero_over_the_run(ppo):
-  trainer = Trainer(ppo, num_updates=4)
+  end = 4 * BATCH * NUM_STEPS
+  trainer = Trainer(ppo, max_environment_steps=end)
   rates = [trainer.step(make_batch(ppo, seed))['ppo/learning_rate'] for seed in range(6)]
   np.testing.assert_allclose(rates, [1e-2, 7.5e-3, 5e-3, 2.5e-3, 0, 0], rtol=1e-5, atol=1e-9)
   before = trainer.arrays().params
   trainer.step(make_batch(ppo))
   jax.tree.map(np.testing.assert_array_equal, before, trainer.arrays().params)
-  constant = Trainer(ppo, num_updates=4, anneal=False)
+  constant = Trainer(ppo, max_environment_steps=end, anneal=False)
   assert [constant.step(make_batch(ppo))['ppo/learning_rate'] for _ in range(5)][-1] > 9e-3
+
+
+def test_environment_steps_are_counted_beyond_32_bits(ppo, one_device):
+  state = one_device.begin().state
+  assert ppo_update.environment_step(jax.tree.map(lambda x: x[0], state)) == 0
+  full = jnp.array([[2**32 - 1, 2]], jnp.uint32)
+  one_device.state = state._replace(environment_step=full)
+  one_device.step(make_batch(ppo))
+  steps = ppo_update.environment_step(jax.tree.map(lambda x: x[0], one_device.state))
+  assert steps == 3 * 2**32 - 1 + BATCH * NUM_STEPS
 
 
 def test_a_critic_that_knows_explains_all():
