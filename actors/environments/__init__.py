@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 import numbers
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,24 +17,41 @@ WORLDS = {
   'hackmatrix': 'actors.environments.hackmatrix:make',
 }
 
+LISTING = '`hephaestus environments` lists them'
+
+# The worlds of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
+# `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
+FAMILIES = {
+  'gymnax': 'actors.environments.gymnax',
+}
+
 
 def make(name: str, /, **options: Any) -> Environment:
   """Makes a world and checks, by shapes alone, that it keeps the promises of `Environment`.
 
   Args:
-    name: a key of `WORLDS`, or 'package.module:Class' for a world of the user's.
+    name: a key of `WORLDS`, FAMILY/NAME for a world of a family of `FAMILIES`, or
+      'package.module:Class' for a world of the user's.
     **options: given to the world's constructor.
 
   Returns:
     The world, without auto-reset.
 
   Raises:
-    ValueError: the name, an option or its value is not one that works, or the world contradicts
-      its own specs; the message names the field and says what would do.
+    ValueError: the name, an option or its value is not one that works, the family's package is not
+      installed, or the world contradicts its own specs; the message names the field and says what
+      would do.
   """
-  constructor = _find(name)
-  _check_options(name, constructor, options)
-  environment = constructor(**options)
+  family_name, slash, world_name = name.partition('/')
+  if slash:
+    known = family_options(name)
+    for option, value in options.items():
+      _check_option(name, option, value, known)
+    environment = family(family_name).make(world_name, **options)
+  else:
+    constructor = _find(name)
+    _check_options(name, constructor, options)
+    environment = constructor(**options)
   try:
     check(environment)
   except ValueError as error:
@@ -41,12 +59,48 @@ def make(name: str, /, **options: Any) -> Environment:
   return environment
 
 
+def family(name: str) -> types.ModuleType:
+  """The module of a family of worlds.
+
+  Args:
+    name: a key of `FAMILIES`.
+
+  Raises:
+    ValueError: there is no such family, or its package is not installed.
+  """
+  if name not in FAMILIES:
+    raise ValueError(f'no such family of worlds: {name!r}; {_choices(name, FAMILIES)}')
+  try:
+    return importlib.import_module(FAMILIES[name])
+  except ModuleNotFoundError as error:
+    raise ValueError(
+      f'the worlds of {name} need the package {error.name!r}, which is not installed; '
+      '`uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
+    ) from error
+
+
+def family_options(name: str) -> dict[str, Any]:
+  """The options of a family's world, FAMILY/NAME, and their defaults; ValueError as of `make`."""
+  family_name, _, world_name = name.partition('/')
+  try:
+    module = family(family_name)
+  except ValueError as error:
+    raise ValueError(f'environment.name={name!r}: {error}') from error
+  names = module.names()
+  if world_name not in names:
+    raise ValueError(
+      f'environment.name={name!r}: {family_name} has no world {world_name!r}; '
+      f'{_nearest(world_name, names)}{LISTING}'
+    )
+  return module.options(world_name)
+
+
 def _find(name: str) -> Callable[..., Environment]:
   path = WORLDS.get(name, name)
   module_name, colon, attribute = path.partition(':')
   if not (module_name and colon and attribute):
     raise ValueError(
-      f'environment.name={name!r}: no such world; {_choices(name, WORLDS)}; '
+      f'environment.name={name!r}: no such world; {_choices(name, WORLDS)}; {LISTING}; '
       "a world of your own is named by its import path, 'package.module:Class'"
     )
   try:
@@ -78,24 +132,35 @@ def _check_options(
     is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     if is_named and parameter.default is parameter.empty and option not in options:
       raise ValueError(f'environment.{option}: {name} needs a value for it')
+  known = {option: parameter.default for option, parameter in parameters.items()}
   for option, value in options.items():
-    if option not in parameters:
-      if takes_any:
-        continue
-      raise ValueError(
-        f'environment.{option}={value!r}: {name} has no such option; {_choices(option, parameters)}'
-      )
-    default = parameters[option].default
-    if type(default) is int and (
-      isinstance(value, bool) or not isinstance(value, numbers.Integral)
-    ):
-      raise ValueError(
-        f'environment.{option}={value!r}: a whole number is needed, such as {default}'
-      )
+    if option in known or not takes_any:
+      _check_option(name, option, value, known)
+
+
+def _check_option(name: str, option: str, value: Any, known: dict[str, Any]) -> None:
+  """Refuses what is unknown, and what is not of the kind of its default."""
+  if option not in known:
+    raise ValueError(
+      f'environment.{option}={value!r}: {name} has no such option; {_choices(option, known)}'
+    )
+  default = known[option]
+  is_flag = isinstance(value, bool)
+  if type(default) is int and (is_flag or not isinstance(value, numbers.Integral)):
+    raise ValueError(f'environment.{option}={value!r}: a whole number is needed, such as {default}')
+  if type(default) is float and (is_flag or not isinstance(value, numbers.Real)):
+    raise ValueError(f'environment.{option}={value!r}: a number is needed, such as {default}')
+  if type(default) is bool and not is_flag:
+    raise ValueError(f'environment.{option}={value!r}: true or false is needed')
 
 
 def _choices(given: str, known: Iterable[str]) -> str:
   known = sorted(known)
-  nearest = difflib.get_close_matches(given, known)
-  did_you_mean = f'did you mean {" or ".join(nearest)}? ' if nearest else ''
-  return f'{did_you_mean}known are: {", ".join(known) or "none"}'
+  return f'{_nearest(given, known)}known are: {", ".join(known) or "none"}'
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+  by_lower = {name.lower(): name for name in known}
+  nearest = difflib.get_close_matches(given.lower(), by_lower)
+  names = ' or '.join(by_lower[name] for name in nearest)
+  return f'did you mean {names}? ' if names else ''
