@@ -1,9 +1,11 @@
 """Worlds: `make` builds one by its name, or by the import path of a world of the user's own."""
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import numbers
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -22,7 +24,10 @@ LISTING = '`hephaestus environments` lists them'
 # The worlds of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
 # `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
 FAMILIES = {
+  'brax': 'actors.environments.brax',
+  'craftax': 'actors.environments.craftax',
   'gymnax': 'actors.environments.gymnax',
+  'jumanji': 'actors.environments.jumanji',
 }
 
 
@@ -71,7 +76,8 @@ def family(name: str) -> types.ModuleType:
   if name not in FAMILIES:
     raise ValueError(f'no such family of worlds: {name!r}; {_choices(name, FAMILIES)}')
   try:
-    return importlib.import_module(FAMILIES[name])
+    with contextlib.redirect_stdout(sys.stderr):  # some packages greet, and some lament
+      return importlib.import_module(FAMILIES[name])
   except ModuleNotFoundError as error:
     raise ValueError(
       f'the worlds of {name} need the package {error.name!r}, which is not installed; '
