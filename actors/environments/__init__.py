@@ -31,13 +31,13 @@ FAMILIES = {
 }
 
 
-def make(name: str, /, **options: Any) -> Environment:
+def make(name: str, /, **chosen: Any) -> Environment:
   """Makes a world and checks, by shapes alone, that it keeps the promises of `Environment`.
 
   Args:
     name: a key of `WORLDS`, FAMILY/NAME for a world of a family of `FAMILIES`, or
       'package.module:Class' for a world of the user's.
-    **options: given to the world's constructor.
+    **chosen: options, given to the world's constructor.
 
   Returns:
     The world, without auto-reset.
@@ -49,14 +49,14 @@ def make(name: str, /, **options: Any) -> Environment:
   """
   family_name, slash, world_name = name.partition('/')
   if slash:
-    known = family_options(name)
-    for option, value in options.items():
+    known = options(name)
+    for option, value in chosen.items():
       _check_option(name, option, value, known)
-    environment = family(family_name).make(world_name, **options)
+    environment = family(family_name).make(world_name, **chosen)
   else:
     constructor = _find(name)
-    _check_options(name, constructor, options)
-    environment = constructor(**options)
+    _check_options(name, constructor, chosen)
+    environment = constructor(**chosen)
   try:
     check(environment)
   except ValueError as error:
@@ -74,7 +74,7 @@ def family(name: str) -> types.ModuleType:
     ValueError: there is no such family, or its package is not installed.
   """
   if name not in FAMILIES:
-    raise ValueError(f'no such family of worlds: {name!r}; {_choices(name, FAMILIES)}')
+    raise ValueError(f'no such family of worlds: {name!r}; {_choices(name, FAMILIES)}; {LISTING}')
   try:
     with contextlib.redirect_stdout(sys.stderr):  # some packages greet, and some lament
       return importlib.import_module(FAMILIES[name])
@@ -85,9 +85,12 @@ def family(name: str) -> types.ModuleType:
     ) from error
 
 
-def family_options(name: str) -> dict[str, Any]:
-  """The options of a family's world, FAMILY/NAME, and their defaults; ValueError as of `make`."""
-  family_name, _, world_name = name.partition('/')
+def options(name: str) -> dict[str, Any]:
+  """The options of a world and their defaults, those that have one; ValueError as of `make`."""
+  family_name, slash, world_name = name.partition('/')
+  if not slash:
+    parameters = inspect.signature(_find(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
   try:
     module = family(family_name)
   except ValueError as error:

