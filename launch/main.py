@@ -111,7 +111,9 @@ def _check_environment(config: Any) -> None:
 
   if not config.accelerator or config.agent_name != 'ppo':
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
+  # Compiling is most of it, and the same at every start.
   jax.config.update('jax_compilation_cache_dir', local.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
   try:
     wrappers.check_values(environment, jax.random.key(config.seed))
