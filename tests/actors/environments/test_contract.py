@@ -190,6 +190,15 @@ def test_what_is_cut_off_is_not_terminated(world, environment, played):
     assert length == environment.max_steps or discount == TERMINATED
 
 
+def test_the_end_is_shown_before_the_world_begins_anew(played):
+  _, _, timesteps = played
+  seen = lambda timestep: [leaf.tobytes() for leaf in jax.tree.leaves(timestep.observation)]
+  first = [seen(timestep) for timestep in timesteps if timestep.first()]
+  for timestep in timesteps:
+    if timestep.last() and timestep.discount == TERMINATED:
+      assert seen(timestep) not in first
+
+
 def test_first_earns_nothing_and_only_last_may_discount(played):
   _, _, timesteps = played
   for timestep in timesteps:
