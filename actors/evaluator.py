@@ -21,7 +21,9 @@ from actors.environments import host, wrappers
 from agents import agent as agent_lib
 from replay import parameters
 
-HOST_ROWS = 65  # of a world that is stepped on the host: it need not play on once all have ended
+# Of one unroll: so its rows fit the memory, and nobody plays on once all episodes have ended.
+ROWS = 257
+HOST_ROWS = 65  # of a world that is stepped on the host, where a step is dear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,9 +104,8 @@ class Play:
     self._agent = agent
     self._num_worlds = num_worlds
     # One row more than steps, and the first step of each world is the first of its episode.
-    num_rows = environment.max_steps + 1
-    if isinstance(environment, host.HostEnvironment):
-      num_rows = min(num_rows, HOST_ROWS)
+    most = HOST_ROWS if isinstance(environment, host.HostEnvironment) else ROWS
+    num_rows = min(environment.max_steps + 1, most)
     self._num_parts = -(-environment.max_steps // (num_rows - 1))
     self._unroll = rollout.make_unroll(
       environment, agent, num_worlds=num_worlds, num_rows=num_rows, greedy=greedy

@@ -1,6 +1,7 @@
 """The `hephaestus` command and its subcommands."""
 
 import argparse
+import json
 import os
 import pathlib
 import sys
@@ -26,7 +27,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
   train.add_argument(
     '--env',
-    help='a world, gymnasium/ID, dm_env/package.module:callable, or package.module:Class (default: catch)',
+    help='a world of `hephaestus environments`, or package.module:Class (default: catch)',
   )
   train.add_argument('--agent', choices=['dreamer', 'ppo'], help='default: dreamer')
   train.add_argument(
@@ -69,6 +70,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help='by the mode of the policy, or by chance (default: as the run is evaluated)',
   )
 
+  environments = commands.add_parser(
+    'environments', allow_abbrev=False, help='list the worlds there are, or tell of one'
+  )
+  environments.add_argument(
+    'name', nargs='?', metavar='FAMILY|WORLD', help='such as gymnax or gymnax/CartPole-v1'
+  )
+  environments.add_argument('--json', action='store_true')
+
   inspect = commands.add_parser(
     'inspect', allow_abbrev=False, help='show the replay tables of a live run'
   )
@@ -83,7 +92,6 @@ def make_config(arguments: argparse.Namespace) -> Any:
   Raises:
     ValueError: naming what cannot be.
   """
-  from actors.environments import host
   from launch import config as launch_config
   from launch import experiments, local
 
@@ -113,17 +121,37 @@ def make_config(arguments: argparse.Namespace) -> Any:
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
-  # Refuses an unknown world or option before anything is written.
-  environment = config.make_environment()
-  if config.agent_name == 'ppo' and isinstance(environment, host.HostEnvironment):
-    raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
   return config
+
+
+def _check_environment(config: Any) -> None:
+  """Refuses a world that is unknown or cannot be learned from, before anything is written."""
+  import jax
+
+  from actors.environments import host, wrappers
+  from launch import local
+
+  if not config.accelerator or config.agent_name != 'ppo':
+    jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
+  # Compiling is most of it, and the same at every start.
+  jax.config.update('jax_compilation_cache_dir', local.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  environment = config.make_environment()
+  if isinstance(environment, host.HostEnvironment):  # making it has played a step
+    if config.agent_name == 'ppo':
+      raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
+    return
+  try:
+    wrappers.check_values(environment, jax.random.key(config.seed))
+  except ValueError as error:
+    raise ValueError(f'environment.name={config.environment["name"]!r}: {error}') from error
 
 
 def _train(arguments: argparse.Namespace) -> int:
   from launch import local
 
   config = make_config(arguments)
+  _check_environment(config)
   folder = arguments.run
   if folder is None:
     name = config.environment['name'].replace('/', '-').replace(':', '-')
@@ -178,6 +206,16 @@ def _watch(arguments: argparse.Namespace) -> int:
   return 0
 
 
+def _environments(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  warnings.simplefilter('ignore')  # of packages, on themselves
+  from launch import catalogue
+
+  report = catalogue.look_up(arguments.name)
+  print(json.dumps(report)) if arguments.json else catalogue.show(report)
+  return 0
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
   from launch import local
 
@@ -191,7 +229,13 @@ def _run(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
-  commands = {'train': _train, 'evaluate': _evaluate, 'watch': _watch, 'inspect': _inspect}
+  commands = {
+    'train': _train,
+    'evaluate': _evaluate,
+    'watch': _watch,
+    'environments': _environments,
+    'inspect': _inspect,
+  }
   try:
     return commands[arguments.command](arguments)
   except (ValueError, ConnectionError) as error:

@@ -1,9 +1,11 @@
 """Worlds: `make` builds one by its name, or by the import path of a world of the user's own."""
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import numbers
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,23 +21,34 @@ WORLDS = {
   'hackmatrix': 'actors.environments.hackmatrix:make',
 }
 
-# Worlds that are stepped on the host, known as FAMILY/NAME. The module of a family offers
-# `make(name, **options)`, which refuses what it does not know; it alone imports the package.
+LISTING = '`hephaestus environments` lists them'
+
+# The worlds of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
+# `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
+FAMILIES = {
+  'brax': 'actors.environments.brax',
+  'craftax': 'actors.environments.craftax',
+  'gymnax': 'actors.environments.gymnax',
+  'jumanji': 'actors.environments.jumanji',
+}
+
+# Worlds that are stepped on the host, FAMILY/NAME too. What there is, only their packages know: the
+# module of such a family offers `make(name, **options)`, which refuses what it does not know.
 HOST_FAMILIES = {
   'dm_env': 'actors.environments.dm_env',
   'gymnasium': 'actors.environments.gymnasium',
 }
 
 
-def make(name: str, /, **options: Any) -> Environment:
+def make(name: str, /, **chosen: Any) -> Environment:
   """Makes a world and checks that it keeps its promises.
 
   A world in JAX is checked by shapes alone, one that is stepped on the host by a reset and a step.
 
   Args:
-    name: a key of `WORLDS`, FAMILY/NAME for a world of `HOST_FAMILIES`, or
+    name: a key of `WORLDS`, FAMILY/NAME for a world of `FAMILIES` or `HOST_FAMILIES`, or
       'package.module:Class' for a world of the user's.
-    **options: given to the world's constructor.
+    **chosen: options, given to the world's constructor.
 
   Returns:
     The world, without auto-reset.
@@ -46,12 +59,17 @@ def make(name: str, /, **options: Any) -> Environment:
       would do.
   """
   family_name, slash, world_name = name.partition('/')
-  if slash and family_name in HOST_FAMILIES:
-    environment = _host_family(family_name).make(world_name, **options)
+  if family_name in HOST_FAMILIES and slash:
+    environment = _family(name).make(world_name, **chosen)
+  elif slash:
+    known = options(name)
+    for option, value in chosen.items():
+      _check_option(name, option, value, known)
+    environment = _family(name).make(world_name, **chosen)
   else:
     constructor = _find(name, WORLDS.get(name, name))
-    _check_options(name, constructor, options)
-    environment = constructor(**options)
+    _check_options(name, constructor, chosen)
+    environment = constructor(**chosen)
   try:
     is_on_host = isinstance(environment, host.HostEnvironment)
     host.check(environment) if is_on_host else environment_lib.check(environment)
@@ -60,21 +78,58 @@ def make(name: str, /, **options: Any) -> Environment:
   return environment
 
 
-def _host_family(name: str) -> types.ModuleType:
+def family(name: str) -> types.ModuleType:
+  """The module of a family of worlds.
+
+  Args:
+    name: a key of `FAMILIES` or `HOST_FAMILIES`.
+
+  Raises:
+    ValueError: there is no such family, or its package is not installed.
+  """
+  families = FAMILIES | HOST_FAMILIES
+  if name not in families:
+    raise ValueError(f'no such family of worlds: {name!r}; {_choices(name, families)}; {LISTING}')
   try:
-    return importlib.import_module(HOST_FAMILIES[name])
+    with contextlib.redirect_stdout(sys.stderr):  # some packages greet, and some lament
+      return importlib.import_module(families[name])
   except ModuleNotFoundError as error:
     raise ValueError(
-      f'environment.name: the worlds of {name} need the package {error.name!r}, which is not '
-      'installed; `uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
+      f'the worlds of {name} need the package {error.name!r}, which is not installed; '
+      '`uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
     ) from error
+
+
+def _family(world: str) -> types.ModuleType:
+  try:
+    return family(world.partition('/')[0])
+  except ValueError as error:
+    raise ValueError(f'environment.name={world!r}: {error}') from error
+
+
+def options(name: str) -> dict[str, Any]:
+  """The options of a world and their defaults, those that have one; ValueError as of `make`."""
+  family_name, slash, world_name = name.partition('/')
+  if not slash:
+    parameters = inspect.signature(_find(name, WORLDS.get(name, name))).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+  module = _family(name)
+  if family_name in HOST_FAMILIES:
+    return {}
+  names = module.names()
+  if world_name not in names:
+    raise ValueError(
+      f'environment.name={name!r}: {family_name} has no world {world_name!r}; '
+      f'{_nearest(world_name, names)}{LISTING}'
+    )
+  return module.options(world_name)
 
 
 def _find(name: str, path: str) -> Callable[..., Any]:
   module_name, colon, attribute = path.partition(':')
   if not (module_name and colon and attribute):
     raise ValueError(
-      f'environment.name={name!r}: no such world; {_choices(name, WORLDS)}; '
+      f'environment.name={name!r}: no such world; {_choices(name, WORLDS)}; {LISTING}; '
       "a world of your own is named by its import path, 'package.module:Class'"
     )
   try:
@@ -104,24 +159,35 @@ def _check_options(name: str, constructor: Callable[..., Any], options: dict[str
     is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     if is_named and parameter.default is parameter.empty and option not in options:
       raise ValueError(f'environment.{option}: {name} needs a value for it')
+  known = {option: parameter.default for option, parameter in parameters.items()}
   for option, value in options.items():
-    if option not in parameters:
-      if takes_any:
-        continue
-      raise ValueError(
-        f'environment.{option}={value!r}: {name} has no such option; {_choices(option, parameters)}'
-      )
-    default = parameters[option].default
-    if type(default) is int and (
-      isinstance(value, bool) or not isinstance(value, numbers.Integral)
-    ):
-      raise ValueError(
-        f'environment.{option}={value!r}: a whole number is needed, such as {default}'
-      )
+    if option in known or not takes_any:
+      _check_option(name, option, value, known)
+
+
+def _check_option(name: str, option: str, value: Any, known: dict[str, Any]) -> None:
+  """Refuses what is unknown, and what is not of the kind of its default."""
+  if option not in known:
+    raise ValueError(
+      f'environment.{option}={value!r}: {name} has no such option; {_choices(option, known)}'
+    )
+  default = known[option]
+  is_flag = isinstance(value, bool)
+  if type(default) is int and (is_flag or not isinstance(value, numbers.Integral)):
+    raise ValueError(f'environment.{option}={value!r}: a whole number is needed, such as {default}')
+  if type(default) is float and (is_flag or not isinstance(value, numbers.Real)):
+    raise ValueError(f'environment.{option}={value!r}: a number is needed, such as {default}')
+  if type(default) is bool and not is_flag:
+    raise ValueError(f'environment.{option}={value!r}: true or false is needed')
 
 
 def _choices(given: str, known: Iterable[str]) -> str:
   known = sorted(known)
-  nearest = difflib.get_close_matches(given, known)
-  did_you_mean = f'did you mean {" or ".join(nearest)}? ' if nearest else ''
-  return f'{did_you_mean}known are: {", ".join(known) or "none"}'
+  return f'{_nearest(given, known)}known are: {", ".join(known) or "none"}'
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+  by_lower = {name.lower(): name for name in known}
+  nearest = difflib.get_close_matches(given.lower(), by_lower)
+  names = ' or '.join(by_lower[name] for name in nearest)
+  return f'did you mean {names}? ' if names else ''

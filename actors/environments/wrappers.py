@@ -1,4 +1,4 @@
-"""What is put around any world: auto-reset, a time limit, random actions, a scale for returns."""
+"""What any world may need: auto-reset, a time limit, random actions, a scale, a trial of its numbers."""
 
 import dataclasses
 import functools
@@ -145,6 +145,53 @@ def random_action(
     chosen = jax.random.bits(key, (), np.uint32) % is_legal.sum(dtype=np.uint32)
     return jnp.sum(up_to <= chosen, dtype=action_spec.dtype)
   return jax.random.randint(key, (), 0, action_spec.num_values, action_spec.dtype)
+
+
+def check_values(
+  environment: Environment, key: chex.PRNGKey, *, num_worlds: int = 4, num_steps: int = 64
+) -> None:
+  """Refuses a world whose numbers nothing can be learned from, by playing a little at random.
+
+  Args:
+    environment: without auto-reset.
+    key: of the play.
+    num_worlds: played side by side, in one compiled program.
+    num_steps: of each; episodes that end go on with the next.
+
+  Raises:
+    ValueError: naming the field that was not finite, or the discount that left [0, 1].
+  """
+  world = AutoReset(environment)
+
+  def is_fine(timestep: TimeStep) -> dict[str, jax.Array]:
+    finite = {
+      f'observation{jax.tree_util.keystr(path)}': jnp.isfinite(leaf).all()
+      for path, leaf in jax.tree_util.tree_leaves_with_path(timestep.observation)
+    }
+    in_range = (timestep.discount >= 0.0) & (timestep.discount <= 1.0)
+    return {**finite, 'reward': jnp.isfinite(timestep.reward), 'discount': in_range}
+
+  def step(carry, key):
+    state, observation = carry
+    action_key, step_key = jax.random.split(key)
+    action = random_action(action_key, world.action_spec, observation)
+    state, timestep = world.step(step_key, state, action)
+    return (state, timestep.observation), is_fine(timestep)
+
+  @jax.jit
+  @jax.vmap
+  def play(key):
+    reset_key, steps_key = jax.random.split(key)
+    state, first = world.reset(reset_key)
+    step_keys = jax.random.split(steps_key, num_steps)
+    _, are_fine = jax.lax.scan(step, (state, first.observation), step_keys)
+    return is_fine(first), are_fine
+
+  first, later = jax.device_get(play(jax.random.split(key, num_worlds)))
+  for field in first:
+    if not (first[field].all() and later[field].all()):
+      needed = 'within [0, 1]' if field == 'discount' else 'finite'
+      raise ValueError(f'timestep.{field}: is not always {needed} when the world is played')
 
 
 class ReferenceReturns(NamedTuple):

@@ -58,6 +58,24 @@ def test_a_world_on_the_host_cannot_be_compiled_with_ppo(folder, capsys):
   assert not folder.exists()
 
 
+def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
+  folder, capsys, tmp_path, monkeypatch
+):
+  (tmp_path / 'unlearnable.py').write_text(
+    'from actors.environments import catch\n'
+    'class World(catch.Catch):\n'
+    '  def step(self, key, state, action):\n'
+    '    state, timestep = super().step(key, state, action)\n'
+    '    return state, timestep._replace(reward=timestep.reward / 0.0)\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  assert run('train', '--run', folder, '--env', 'unlearnable:World') == 2
+  message = capsys.readouterr().err
+  assert "environment.name='unlearnable:World': timestep.reward: is not always finite" in message
+  assert message.count('\n') == 1
+  assert not folder.exists()
+
+
 @pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly'], ['train', '--agent', 'ppo2']])
 def test_unknown_words_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:

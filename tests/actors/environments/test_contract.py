@@ -1,7 +1,10 @@
-"""What every registered world promises; a new one is held to it by its line in WORLDS."""
+"""What every world promises: all of ours, and of each family one of every kind."""
 
+import dataclasses
 import functools
 import itertools
+import pathlib
+import re
 
 import dm_env
 import jax
@@ -13,24 +16,84 @@ import actors.environments
 from actors.environments import wrappers
 
 NUM_STEPS = 200
-# Options that bring several episodes, and so LAST rows, into so few steps.
-SHORT = {
-  'grid_world': {'size': 4, 'num_resources': 3, 'max_steps': 45},
-  'hackmatrix': {'max_steps': 45},
-}
 FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
+TERMINATED, CUT_OFF = 0.0, 1.0  # the discount at LAST
 
 
-@pytest.fixture(params=sorted(actors.environments.WORLDS), scope='module')
-def environment(request):
-  world = actors.environments.make(request.param, **SHORT.get(request.param, {}))
-  return wrappers.AutoReset(world)
+@dataclasses.dataclass(frozen=True)
+class World:
+  """A world under test.
+
+  Attributes:
+    name: as `make` takes it.
+    options: that bring several episodes, and so LAST rows, into so few steps.
+    ends: all the ways in which these end.
+    package: it needs, if not one of ours.
+  """
+
+  name: str
+  options: dict = dataclasses.field(default_factory=dict)
+  ends: tuple = (TERMINATED,)
+  package: str | None = None
+
+
+BOTH = (TERMINATED, CUT_OFF)
+WORLDS = [
+  World('example:make', {'max_steps': 10}, BOTH),  # of docs/environments.md
+  World('catch'),
+  World('grid_world', {'size': 4, 'num_resources': 3, 'max_steps': 45}, (CUT_OFF,)),
+  World('hackmatrix', {'max_steps': 18}, BOTH),
+  World('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),
+  World('gymnax/Breakout-MinAtar', {'max_steps': 14}, BOTH, 'gymnax'),
+  World('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),
+  World('jumanji/Tetris-v0', {'num_rows': 5, 'num_cols': 5, 'max_steps': 6}, BOTH, 'jumanji'),
+  World('brax/inverted_pendulum', {'backend': 'positional', 'max_steps': 16}, BOTH, 'brax'),
+  World('craftax/Craftax-Classic-Symbolic-v1', {'max_steps': 30}, (CUT_OFF,), 'craftax'),
+]
+SLOW = ('brax', 'craftax')  # to compile
+
+
+@pytest.fixture(
+  params=[
+    pytest.param(world, id=world.name, marks=[pytest.mark.slow] if world.package in SLOW else [])
+    for world in WORLDS
+  ],
+  scope='module',
+)
+def world(request):
+  if request.param.package is not None:
+    pytest.importorskip(request.param.package, reason='of the extra envs')
+  return request.param
+
+
+@pytest.fixture(scope='module')
+def example(tmp_path_factory):
+  """The world that the page on environments shows, as a module on the import path."""
+  page = pathlib.Path(__file__).parents[3] / 'docs' / 'environments.md'
+  (code,) = re.findall(r'^```python\n(.*?)^```$', page.read_text(), re.DOTALL | re.MULTILINE)
+  assert code.count('\n') <= 40
+  folder = tmp_path_factory.mktemp('example')
+  (folder / 'example.py').write_text(code)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(folder)
+    yield
+
+
+@pytest.fixture(scope='module')
+def environment(world, example):
+  del example
+  return wrappers.AutoReset(actors.environments.make(world.name, **world.options))
 
 
 def random_step(environment, key, state, observation):
   action_key, step_key = jax.random.split(key)
   action = wrappers.random_action(action_key, environment.action_spec, observation)
   return environment.step(step_key, state, action)
+
+
+def play_keys(seed):
+  reset_key, steps_key = jax.random.split(jax.random.key(seed))
+  return reset_key, jax.random.split(steps_key, NUM_STEPS)
 
 
 @pytest.fixture(scope='module')
@@ -44,13 +107,30 @@ def played(environment):
     num_traces += 1
     return random_step(environment, key, state, observation)
 
-  reset_key, *step_keys = jax.random.split(jax.random.key(1), NUM_STEPS + 1)
+  reset_key, step_keys = play_keys(seed=1)
   rows = [jax.jit(environment.reset)(reset_key)]
   for step_key in step_keys:
     state, timestep = rows[-1]
     rows.append(step(step_key, state, timestep.observation))
-  states, timesteps = zip(*rows, strict=True)
+  states, timesteps = zip(*jax.device_get(rows), strict=True)
   return num_traces, states, timesteps
+
+
+@pytest.fixture(scope='module')
+def together(environment):
+  """[N, T] timesteps of worlds side by side, of which the first and the last have the same key."""
+
+  def play(seed):
+    def step(carry, key):
+      state, timestep = random_step(environment, key, *carry)
+      return (state, timestep.observation), timestep
+
+    reset_key, step_keys = play_keys(seed)
+    state, first = environment.reset(reset_key)
+    _, timesteps = jax.lax.scan(step, (state, first.observation), step_keys)
+    return jax.tree.map(lambda one, rest: jnp.concatenate([one[None], rest]), first, timesteps)
+
+  return jax.device_get(jax.jit(jax.vmap(play))(jnp.array([1, 2, 1])))
 
 
 def abstract(tree):
@@ -93,8 +173,30 @@ def test_episodes_run_from_first_to_last(environment, played):
   follows = {FIRST: {MID, LAST}, MID: {MID, LAST}, LAST: {FIRST}}
   for step_type, next_step_type in itertools.pairwise(step_types):
     assert next_step_type in follows[step_type]
-  ends = [t for t, step_type in enumerate(step_types) if step_type == LAST]
-  assert max(np.diff([-1, *ends])) <= environment.max_steps + 1
+  assert max(episode_lengths(timesteps)) <= environment.max_steps
+
+
+def episode_lengths(timesteps):
+  """Steps of each whole episode."""
+  ends = [t for t, timestep in enumerate(timesteps) if timestep.last()]
+  return np.diff([-1, *ends]) - 1
+
+
+def test_what_is_cut_off_is_not_terminated(world, environment, played):
+  _, _, timesteps = played
+  discounts = [float(timestep.discount) for timestep in timesteps if timestep.last()]
+  assert set(discounts) == set(world.ends)
+  for length, discount in zip(episode_lengths(timesteps), discounts, strict=True):
+    assert length == environment.max_steps or discount == TERMINATED
+
+
+def test_the_end_is_shown_before_the_world_begins_anew(played):
+  _, _, timesteps = played
+  seen = lambda timestep: [leaf.tobytes() for leaf in jax.tree.leaves(timestep.observation)]
+  first = [seen(timestep) for timestep in timesteps if timestep.first()]
+  for timestep in timesteps:
+    if timestep.last() and timestep.discount == TERMINATED:
+      assert seen(timestep) not in first
 
 
 def test_first_earns_nothing_and_only_last_may_discount(played):
@@ -107,39 +209,33 @@ def test_first_earns_nothing_and_only_last_may_discount(played):
     assert timestep.discount in (0.0, 1.0)
 
 
-def unroll(environment, seed):
-  """[T] timesteps of random play in one world."""
-
-  def step(carry, _):
-    key, state, observation = carry
-    key, step_key = jax.random.split(key)
-    state, timestep = random_step(environment, step_key, state, observation)
-    return (key, state, timestep.observation), timestep
-
-  key, reset_key = jax.random.split(jax.random.key(seed))
-  state, timestep = environment.reset(reset_key)
-  _, timesteps = jax.lax.scan(step, (key, state, timestep.observation), length=50)
-  return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), timestep, timesteps)
+def test_many_worlds_are_each_what_one_would_be(played, together):
+  _, _, timesteps = played
+  alone = jax.tree.map(lambda *rows: np.stack(rows), *timesteps)
+  one = jax.tree.map(lambda leaf: leaf[0], together)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, alone)
 
 
-def test_many_worlds_are_each_what_one_would_be(environment):
-  seeds = jnp.arange(3)
-  play = functools.partial(unroll, environment)
-  together = jax.jit(jax.vmap(play))(seeds)
-  alone = jax.jit(play)
-  for n in range(3):
-    one, many = alone(seeds[n]), jax.tree.map(lambda x, n=n: x[n], together)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), many, one)
-
-
-def test_the_key_decides_the_trajectory(environment):
-  play = jax.jit(functools.partial(unroll, environment))
-  one, same, other = (jax.tree.leaves(play(seed)) for seed in (3, 3, 4))
+def test_the_key_decides_the_trajectory(together):
+  one, other, same = ([leaf[n] for leaf in jax.tree.leaves(together)] for n in range(3))
   assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
   assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_the_script_beats_chance(environment):
+def test_legal_actions_are_there_to_choose_from(environment, played):
+  _, _, timesteps = played
+  observation = timesteps[0].observation
+  if not (isinstance(observation, dict) and 'action_mask' in observation):
+    pytest.skip('every action is legal here')
+  masks = np.stack([t.observation['action_mask'] for t in timesteps if not t.last()])
+  assert masks.shape[1:] == (environment.action_spec.num_values,)
+  assert masks.any(-1).all()
+  assert not masks.all()
+
+
+def test_the_script_beats_chance(world, environment):
+  if world.name not in actors.environments.WORLDS:
+    pytest.skip('only our own worlds have a script')
   reference = wrappers.reference_returns(environment, num_episodes=64)
   assert reference is not None
   assert reference.scripted > reference.random

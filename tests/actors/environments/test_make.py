@@ -2,13 +2,15 @@ import os
 import subprocess
 import sys
 
+import dm_env
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
 
 import actors.environments
-from actors.environments import catch, environment
+from actors.environments import catch, environment, wrappers
 
 MINE = """
 from actors.environments import catch
@@ -57,6 +59,7 @@ def test_an_import_path_makes_a_world_of_the_users(my_world):
     ('grid_world', {'size': 0}, ['environment.size=0: a grid needs at least 2 cells a side']),
     ('grid_world', {'size': 2, 'num_resources': 4}, ['environment.num_resources=4', '1 to 3']),
     ('grid_world', {'num_resources': 0}, ['environment.num_resources=0', '1 to 255']),
+    ('gymnaxx/CartPole-v1', {}, ["'gymnaxx/CartPole-v1'", 'did you mean gymnax?', 'environments`']),
     ('grid_world', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
   ],
 )
@@ -72,6 +75,35 @@ def test_a_missing_library_of_the_users_world_is_not_called_an_unknown_world(my_
   del my_world
   with pytest.raises(ModuleNotFoundError, match='a_library_that_is_missing'):
     actors.environments.make('my_broken_world:World')
+
+
+def test_a_family_refuses_an_unknown_world_or_option_by_name():
+  pytest.importorskip('gymnax', reason='of the extra envs')
+  for name, options, words in (
+    ('gymnax/Cartpole-v1', {}, ['did you mean CartPole-v1?', '`hephaestus environments`']),
+    ('gymnax/CartPole-v1', {'gravty': 1.0}, ['environment.gravty=1.0', 'did you mean gravity?']),
+    ('gymnax/CartPole-v1', {'gravity': 'low'}, ["environment.gravity='low'", 'a number']),
+    ('gymnax/CartPole-v1', {'max_steps': 2.5}, ['environment.max_steps=2.5', 'whole number']),
+    ('gymnax/CartPole-v1', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
+  ):
+    with pytest.raises(ValueError) as error:
+      actors.environments.make(name, **options)
+    for word in words:
+      assert word in str(error.value)
+
+
+def test_worlds_for_several_agents_are_refused_by_name():
+  pytest.importorskip('jumanji', reason='of the extra envs')
+  with pytest.raises(ValueError, match=r'jumanji/Cleaner-v0.*several agents'):
+    actors.environments.make('jumanji/Cleaner-v0')
+
+
+def test_a_family_whose_package_is_missing_says_what_installs_it(monkeypatch):
+  module = actors.environments.FAMILIES['gymnax']
+  monkeypatch.delitem(sys.modules, module, raising=False)
+  monkeypatch.setitem(sys.modules, 'gymnax', None)  # what Python takes for: not there
+  with pytest.raises(ValueError, match=r"need the package 'gymnax'.*uv sync --extra envs"):
+    actors.environments.make('gymnax/CartPole-v1')
 
 
 class Still(environment.Environment):
@@ -181,6 +213,48 @@ def test_a_world_that_contradicts_itself_is_refused_by_field(world, words):
     environment.check(world())
   for word in words:
     assert word in str(error.value)
+
+
+class Played(Still):
+  """Still, but what it observes, earns or discounts goes wrong in the course of an episode."""
+
+  max_steps = 5
+
+  def __init__(self, **wrong):
+    self.wrong = wrong
+
+  def step(self, key, state, action):
+    del key, action
+    state = {'count': state['count'] + 1}
+    timestep = environment.transition(0.0, {'place': jnp.ones(2)})
+    worse = timestep._replace(**jax.tree.map(jnp.asarray, self.wrong))
+    timestep = jax.tree.map(lambda a, b: jnp.where(state['count'] == 3, b, a), timestep, worse)
+    is_last = state['count'] == self.max_steps
+    step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
+    return state, timestep._replace(step_type=step_type)
+
+
+@pytest.mark.parametrize(
+  'wrong, words',
+  [
+    (
+      {'observation': {'place': np.float32([0, np.nan])}},
+      "observation['place']: is not always fin",
+    ),
+    ({'reward': np.float32(np.inf)}, 'reward: is not always finite'),
+    ({'discount': np.float32(1.5)}, 'discount: is not always within [0, 1]'),
+  ],
+)
+def test_a_world_that_cannot_be_learned_from_is_refused_by_field(wrong, words):
+  world = Played(**wrong)
+  environment.check(world)
+  with pytest.raises(ValueError) as error:
+    wrappers.check_values(world, jax.random.key(0), num_worlds=2, num_steps=8)
+  assert words in str(error.value)
+
+
+def test_a_world_that_can_be_learned_from_is_not_refused():
+  wrappers.check_values(Played(), jax.random.key(0), num_worlds=2, num_steps=8)
 
 
 def test_making_a_world_claims_no_device():

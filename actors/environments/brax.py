@@ -1,0 +1,58 @@
+"""The worlds of brax, in which joints are to be moved, as `brax/NAME`."""
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+import numpy as np
+from brax import envs
+from dm_env import specs
+
+from actors.environments import adapter, wrappers
+
+BACKENDS = ('generalized', 'mjx', 'positional', 'spring')
+
+
+def names() -> list[str]:
+  """Of all registered worlds."""
+  return [name for name in envs._envs if name != 'fast']  # which is for tests of brax
+
+
+def options(name: str) -> dict[str, Any]:
+  """A world's options and their defaults: those of its class, and `max_steps`."""
+  parameters = inspect.signature(envs._envs[name]).parameters
+  known = {key: p.default for key, p in parameters.items()}
+  scalars = {key: value for key, value in known.items() if isinstance(value, (int, float, str))}
+  return {'max_steps': 1000, **scalars}
+
+
+def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit:
+  """A world of brax, without its wrappers: they would reset it, and end it when time runs out.
+
+  Raises:
+    ValueError: there is no such backend.
+  """
+  backend = options.get('backend', BACKENDS[0])
+  if backend not in BACKENDS:
+    raise ValueError(f'environment.backend={backend!r}: choose one of {", ".join(BACKENDS)}')
+  world = envs.get_environment(name, **options)
+
+  def begin(key):
+    state = world.reset(key)
+    return state, state.obs
+
+  def advance(key, state, action):
+    del key  # Chance is in the reset alone, and no state holds a key.
+    state = world.step(state, action)
+    return state, state.obs, state.reward, state.done > 0
+
+  key = jax.eval_shape(functools.partial(jax.random.key, 0))
+  observation = jax.eval_shape(begin, key)[1]
+  unlimited = adapter.Adapter(
+    begin=begin,
+    advance=advance,
+    observation_spec=specs.Array(observation.shape, observation.dtype, 'joints'),
+    action_spec=specs.BoundedArray((world.action_size,), np.float32, -1.0, 1.0, 'actuators'),
+  )
+  return wrappers.TimeLimit(unlimited, max_steps)

@@ -1,0 +1,90 @@
+"""Craftax, and Craftax-Classic, seen as symbols or as pixels, as `craftax/NAME`."""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from craftax import craftax_env
+from dm_env import specs
+
+from actors.environments import adapter, wrappers
+
+NAMES = (
+  'Craftax-Classic-Pixels-v1',
+  'Craftax-Classic-Symbolic-v1',
+  'Craftax-Pixels-v1',
+  'Craftax-Symbolic-v1',
+)
+PIXELS_PER_BLOCK = 16  # of a frame
+
+
+def names() -> list[str]:
+  """Of the four worlds."""
+  return list(NAMES)
+
+
+def options(name: str) -> dict[str, Any]:
+  """A world's options and their defaults: its numbers, and `max_steps`."""
+  values = dataclasses.asdict(_construct(name).default_params)
+  max_steps = values.pop('max_timesteps')
+  return {
+    'max_steps': max_steps,
+    **{k: v for k, v in values.items() if isinstance(v, (int, float))},
+  }
+
+
+def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
+  """A world of craftax that does not reset itself; its time runs out without terminating it."""
+  world = _construct(name)
+  params = world.default_params.replace(**options)
+  max_steps = params.max_timesteps if max_steps is None else max_steps
+  params = params.replace(max_timesteps=int(np.iinfo(np.int32).max))
+
+  # Each step there leaves a fresh key in the state, for the noise of its picture alone: once the
+  # picture is there, the state need not hold it.
+  def begin(key):
+    observation, state = world.reset_env(key, params)
+    return state.replace(state_rng=None), observation
+
+  def advance(key, state, action):
+    observation, state, reward, is_over, _ = world.step_env(key, state, action, params)
+    return state.replace(state_rng=None), observation, reward, is_over
+
+  key = jax.eval_shape(functools.partial(jax.random.key, 0))
+  like = jax.eval_shape(begin, key)[1]
+  observation_spec: specs.Array = specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'seen')
+  if name == 'Craftax-Symbolic-v1':
+    observation_spec = specs.Array(like.shape, like.dtype, 'seen')  # what is learned exceeds 1
+  unlimited = adapter.Adapter(
+    begin=begin,
+    advance=advance,
+    observation_spec=observation_spec,
+    action_spec=specs.DiscreteArray(world.num_actions, np.int32),
+    frame=functools.partial(_frame, 'Classic' in name),
+  )
+  return wrappers.TimeLimit(unlimited, max_steps)
+
+
+def _construct(name: str) -> Any:
+  with contextlib.redirect_stdout(sys.stderr):  # it tells of its textures
+    return craftax_env.make_craftax_env_from_name(name, auto_reset=False)
+
+
+def _frame(is_classic: bool, state: Any) -> np.ndarray:
+  pixels = _renderer(is_classic)(state.replace(state_rng=jax.random.key(0)))
+  return np.asarray(pixels).clip(0, 255).astype(np.uint8)
+
+
+@functools.cache
+def _renderer(is_classic: bool) -> Callable[[Any], jax.Array]:
+  if is_classic:
+    from craftax.craftax_classic import renderer
+  else:
+    from craftax.craftax import renderer
+  with contextlib.redirect_stdout(sys.stderr):
+    return jax.jit(renderer.make_craftax_pixel_renderer(PIXELS_PER_BLOCK))

@@ -1,0 +1,110 @@
+"""The worlds of gymnax: classic control, bsuite, MinAtar and a few more, as `gymnax/NAME`."""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+from gymnax.environments import spaces
+
+from actors.environments import adapter, wrappers
+
+TIME = 'max_steps_in_episode'  # as gymnax calls it
+
+
+def names() -> list[str]:
+  """Of all registered worlds."""
+  return list(gymnax.registered_envs)
+
+
+def options(name: str) -> dict[str, Any]:
+  """A world's options and their defaults: what its class takes, its parameters, `max_steps`."""
+  world, params = _construct(name, {})
+  values = _constructor_options(world) | dataclasses.asdict(params)
+  return {'max_steps': int(values.pop(TIME)), **values}
+
+
+def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
+  """A world of gymnax; its own limit of time is one of ours, and so cuts off without terminating.
+
+  Where an observation is one of n numbers, it is one-hot here.
+
+  Raises:
+    ValueError: its actions or observations are of a kind that is not known here.
+  """
+  taken = _constructor_options(_construct(name, {})[0])
+  world, params = _construct(name, {key: options.pop(key) for key in taken if key in options})
+  limit = getattr(params, TIME)
+  max_steps = int(limit) if max_steps is None else max_steps
+  # Gymnax says apart what ended and what was cut off, so its limit is only what some worlds show.
+  params = params.replace(**options, **{TIME: type(limit)(max_steps)})
+  space = world.observation_space(params)
+  is_unit = _is_unit(space)
+
+  def observe(observation):
+    if isinstance(space, spaces.Discrete):
+      return jax.nn.one_hot(observation, space.n)
+    # Rounding leaves [0, 1] now and then.
+    return jnp.clip(observation, 0.0, 1.0) if is_unit else observation
+
+  def begin(key):
+    observation, state = world.reset_env(key, params)
+    return state, observe(observation)
+
+  def advance(key, state, action):
+    observation, state, reward, is_terminated, _ = world.step_env(key, state, action, params)
+    return state, observe(observation), reward, is_terminated
+
+  key = jax.eval_shape(functools.partial(jax.random.key, 0))
+  unlimited = adapter.Adapter(
+    begin=begin,
+    advance=advance,
+    observation_spec=_observation_spec(name, space, jax.eval_shape(begin, key)[1]),
+    action_spec=_action_spec(name, world.action_space(params)),
+  )
+  return wrappers.TimeLimit(unlimited, max_steps)
+
+
+def _construct(name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
+  try:
+    return gymnax.make(name, **arguments)
+  except OSError as error:
+    raise ValueError(
+      f"environment.name='gymnax/{name}': its data could not be fetched ({error})"
+    ) from error
+
+
+def _constructor_options(world: Any) -> dict[str, Any]:
+  parameters = inspect.signature(type(world)).parameters
+  kinds = (bool, int, float, str)
+  return {key: p.default for key, p in parameters.items() if isinstance(p.default, kinds)}
+
+
+def _is_unit(space: Any) -> bool:
+  if not isinstance(space, spaces.Box):
+    return False
+  return bool(np.all(np.asarray(space.low) == 0) and np.all(np.asarray(space.high) == 1))
+
+
+def _observation_spec(name: str, space: Any, like: jax.ShapeDtypeStruct) -> specs.Array:
+  if isinstance(space, spaces.Discrete):
+    return specs.BoundedArray((space.n,), np.float32, 0.0, 1.0, 'one_hot')
+  if not isinstance(space, spaces.Box):
+    raise ValueError(f"environment.name='gymnax/{name}': cannot read the observations of {space}")
+  if _is_unit(space):
+    return specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0)
+  return specs.Array(like.shape, like.dtype)  # its other bounds are not always kept
+
+
+def _action_spec(name: str, space: Any) -> specs.BoundedArray:
+  if isinstance(space, spaces.Discrete):
+    return specs.DiscreteArray(space.n, np.int32)
+  if not isinstance(space, spaces.Box):
+    raise ValueError(f"environment.name='gymnax/{name}': cannot play the actions of {space}")
+  low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+  return specs.BoundedArray(space.shape, np.float32, low, high)

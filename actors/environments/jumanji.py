@@ -1,0 +1,128 @@
+"""The worlds of jumanji in which one agent chooses among few actions, as `jumanji/NAME`."""
+
+import functools
+import inspect
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jumanji
+import numpy as np
+from dm_env import specs
+
+from actors.environments import adapter, wrappers
+
+MAX_CHOICES = 4096
+NO_LIMIT = int(np.iinfo(np.int32).max)
+
+
+def names() -> list[str]:
+  """Of all registered worlds; some of them are for several agents, and refused by `make`."""
+  return sorted(jumanji.registered_environments())
+
+
+def options(name: str) -> dict[str, Any]:
+  """A world's options and their defaults: those numbers that its class takes, and `max_steps`."""
+  world = _construct(name)
+  parameters = inspect.signature(type(world)).parameters
+  known = {key: p.default for key, p in parameters.items() if isinstance(p.default, (int, float))}
+  known.pop('time_limit', None)
+  return {'max_steps': getattr(world, 'time_limit', 1000), **known}
+
+
+def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
+  """A world of jumanji, whose observation is a dictionary of the fields it has there.
+
+  Several discrete choices become one among all their combinations, and so does their mask. Jumanji
+  ends an episode with its time in the same way as with its goal, so it is given no end of time,
+  and ours cuts off.
+
+  Raises:
+    ValueError: its actions are those of several agents, or are too many.
+  """
+  world = _construct(name, **options)
+  if hasattr(world, 'time_limit'):
+    max_steps = world.time_limit if max_steps is None else max_steps
+    world = _construct(name, **options, time_limit=NO_LIMIT)
+  num_values = _num_values(name, world)
+
+  # A world there keeps a key in its state. Here the state has none, and a step is given its own.
+  def begin(key):
+    state, timestep = world.reset(key)
+    return _with_key(state, None), observe(timestep.observation)
+
+  def advance(key, state, action):
+    if world.action_spec.shape:
+      action = jnp.stack(jnp.unravel_index(action, num_values))
+    action = jnp.asarray(action, world.action_spec.dtype)
+    state, timestep = world.step(_with_key(state, key), action)
+    is_over = timestep.last() & (timestep.discount == 0)
+    return _with_key(state, None), observe(timestep.observation), timestep.reward, is_over
+
+  def observe(observation):
+    leaves = jax.tree_util.tree_leaves_with_path(observation)
+    fields = {jax.tree_util.keystr(path).lstrip('.'): leaf for path, leaf in leaves}
+    if 'action_mask' in fields:
+      fields['action_mask'] = fields['action_mask'].reshape(-1)
+    return fields
+
+  key = jax.eval_shape(functools.partial(jax.random.key, 0))
+  fields = jax.eval_shape(begin, key)[1]
+  unlimited = adapter.Adapter(
+    begin=begin,
+    advance=advance,
+    observation_spec={key: _spec(world, key, leaf) for key, leaf in fields.items()},
+    action_spec=specs.DiscreteArray(math.prod(num_values), np.int32),
+  )
+  return wrappers.TimeLimit(unlimited, 1000 if max_steps is None else max_steps)
+
+
+def _construct(name: str, **arguments: Any) -> Any:
+  try:
+    return jumanji.make(name, **arguments)
+  except OSError as error:
+    raise ValueError(
+      f"environment.name='jumanji/{name}': its data could not be fetched ({error})"
+    ) from error
+
+
+def _num_values(name: str, world: Any) -> tuple[int, ...]:
+  """How many choices each part of an action has."""
+  spec = world.action_spec
+  field = f"environment.name='jumanji/{name}'"
+  if world.reward_spec.shape:
+    raise ValueError(f'{field}: it is for several agents; choose a world for one')
+  if not hasattr(spec, 'num_values'):
+    raise ValueError(f'{field}: its actions, {spec}, are not discrete choices')
+  num_values = tuple(int(n) for n in np.ravel(spec.num_values))
+  if math.prod(num_values) > MAX_CHOICES:
+    raise ValueError(
+      f'{field}: its actions are {math.prod(num_values):,} combinations; at most {MAX_CHOICES:,} '
+      'can be played'
+    )
+  mask = getattr(world.observation_spec, 'action_mask', None)
+  if mask is not None and math.prod(mask.shape) != math.prod(num_values):
+    raise ValueError(
+      f'{field}: it is for several agents, with a mask {list(mask.shape)} for actions '
+      f'{list(num_values)}; choose a world for one'
+    )
+  return num_values
+
+
+def _with_key(state: Any, key: Any) -> Any:
+  return state._replace(key=key) if hasattr(state, '_replace') else state.replace(key=key)
+
+
+def _spec(world: Any, field: str, leaf: jax.ShapeDtypeStruct) -> specs.Array:
+  """Of a field, bounded only where it is in [0, 1]."""
+  given = functools.reduce(getattr, field.split('.'), world.observation_spec)
+  if leaf.dtype == bool or (
+    hasattr(given, 'minimum') and np.all(given.minimum == 0) and np.all(given.maximum == 1)
+  ):
+    return specs.BoundedArray(_shape(field, leaf), leaf.dtype, 0, 1, field)
+  return specs.Array(_shape(field, leaf), leaf.dtype, field)
+
+
+def _shape(field: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+  return leaf.shape if field != 'action_mask' else (math.prod(leaf.shape),)
