@@ -61,7 +61,7 @@ def build(
     ppo,
     learner_config,
     scale,
-    num_updates=-(-config.max_environment_steps // (num_worlds * num_steps)),
+    num_updates=config.num_updates,
   )
   worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_worlds, num_steps)
   return fused_lib.Fused(update, ppo.agent.acting_params, worlds, devices)
@@ -89,7 +89,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
   environment, ppo = make_ppo(config)
   agent_config, learner_config = config.ppo()
   with local.only_one(folder), _interrupts() as stop:
-    progress = Progress(config, folder)
+    progress = local.Progress(config, folder, starting='compiling, some ten seconds')
     progress.tick()
     fused = build(config, environment, ppo, jax.local_devices())
     progress.say(_describe(config, fused, fused.compile()))
@@ -199,19 +199,3 @@ class _interrupts:  # noqa: N801  it reads as a function
   def __exit__(self, *error: Any) -> None:
     for number, before in self._before.items():
       signal.signal(number, before)
-
-
-class Progress(local.Progress):
-  """Says how fast it is where others say how stale."""
-
-  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
-    super().__init__(config, folder)
-    self._starting = 'compiling, some ten seconds'
-
-  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
-    del actor
-    names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
-    return [
-      f'{learner["steps_per_second"]:,.0f} steps/s',
-      *(f'{label} {learner[name]:.3f}' for name, label in names.items()),
-    ]

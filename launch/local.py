@@ -187,11 +187,17 @@ def summary(folder: pathlib.Path) -> str:
 class Progress:
   """One line on how far the run is, rewritten in a terminal, and repeated now and then elsewhere."""
 
-  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
-    """Shows nothing yet."""
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    *,
+    starting: str = 'nodes import and compile, about half a minute',
+  ):
+    """Shows nothing yet; `starting` is shown until something is learned."""
     self._config = config
     self._folder = folder
-    self._starting = 'nodes import and compile, about half a minute'
+    self._starting = starting
     self._live = sys.stdout.isatty()
     self._start = time.monotonic()
     self._first: tuple[float, int] | None = None
@@ -250,6 +256,12 @@ class Progress:
 
   def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
     """What there is to say of learner and actor, besides how far they are."""
+    if self._config.agent_name == 'ppo':
+      names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
+      details = [f'{label} {learner[name]:.3f}' for name, label in names.items()]
+      if not self._config.fused:
+        details.append(f'staleness {learner["staleness"]:.1f}')
+      return [f'{learner["steps_per_second"]:,.0f} steps/s', *details]
     per_update = self._config.dreamer()[1].batch_size * self._config.steps_per_sequence
     return [
       f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
@@ -287,7 +299,7 @@ def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
     if not (folder / CONFIG).exists():
       raise ValueError(f'{target}: is not the folder of a run, it has no {CONFIG}')
     config = launch_config.load(folder / CONFIG)
-    if config.agent_name == 'ppo':
+    if config.fused:
       raise ValueError(f'{target}: environment and update are one program here, without a replay')
     if not (folder / ADDRESS).exists():
       raise ConnectionError(f'{target}: this run was never started')
@@ -310,6 +322,8 @@ def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
   stratum = config.replay.limiting_stratum.name
   report['environment_step'] = report['tables'][stratum]['inserted'] * config.steps_per_sequence
   learner = metrics.last(folder / 'metrics' / 'learner.jsonl')
+  if config.agent_name == 'ppo':  # whose queue forgets what was inserted into the one before
+    report['environment_step'] = 0 if learner is None else learner['environment_step']
   actors = [
     row
     for path in sorted((folder / 'metrics').glob('actor-*.jsonl'))
@@ -380,17 +394,17 @@ def evaluate(
 
   from actors import evaluator
   from launch import fused
-  from learner import checkpoint, dreamer_update
+  from learner import checkpoint, learner
 
   config = launch_config.load(folder / CONFIG)
   agent: agent_lib.Agent
-  if config.agent_name == 'ppo':
+  if config.fused:
     environment, agent, like = fused.saved(config)
   else:
     parts = program.make_parts(config)
-    environment, agent = parts.environment, parts.dreamer.agent
-    update = dreamer_update.make_update(parts.dreamer, config.dreamer()[1])
-    like = jax.eval_shape(update.init, jax.random.key(0))
+    environment, agent = parts.environment, parts.agent
+    update = program.make_update(config, parts, num_devices=1)
+    like = learner.saved_shapes(update, counted=config.agent_name == 'ppo')
   restored = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True).restore(like)
   if restored is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')

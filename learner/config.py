@@ -47,6 +47,9 @@ class LearnerConfig:
 class PPOLearnerConfig:
   """The learner's numbers for PPO. What is None follows from the number of worlds and steps.
 
+  A run is fused, one program of one process; or actors play in processes of their own, and each
+  update learns from as many sequences as all of them play in one unroll, whoever played them.
+
   Raises:
     ValueError: a number that cannot work, named with its field.
   """
@@ -59,6 +62,13 @@ class PPOLearnerConfig:
   adam_epsilon: float = 1e-5
   log_period: int = 8  # updates, each of one unroll
   checkpoint_period: float = 60.0  # seconds
+  fused: bool = True  # else with actors of their own, and a queue
+  max_staleness: int = 2  # updates; without `fused`, sequences of an older policy are discarded
+
+  @property
+  def publish_period(self) -> int:
+    """Updates between two publications: actors have to act as the learner would."""
+    return 1
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

@@ -33,7 +33,19 @@ def folder(tmp_path):
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--fused'], '--fused: the dreamer learns from replay'),
-    (['--agent', 'ppo', '--no-fused'], '--no-fused: ppo runs as one program only'),
+    (
+      ['--agent', 'ppo', '--no-fused', '--set', 'actor.num_worlds=512'],
+      'replay.strata.on_policy.max_size=256: use at least 512: a batch has so many sequences',
+    ),
+    (
+      ['--agent', 'ppo', '--no-fused', '--set', 'replay.strata[0].read_once=false'],
+      'replay.strata.on_policy.read_once=False: PPO learns from each sequence once; use true',
+    ),
+    (
+      ['--agent', 'ppo', '--set', 'actor.num_actors=2'],
+      'actor.num_actors=2: a fused run has no actors of its own; use 1, or add --no-fused',
+    ),
+    (['--agent', 'ppo', '--set', 'learner.max_staleness=0'], 'learner.max_staleness=0: must be'),
     (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),
   ],
