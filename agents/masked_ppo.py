@@ -269,7 +269,7 @@ class Network:
     """All rows of a batch of sequences but their last, which lends its value, with their targets.
 
     Args:
-      params: of this network, the same that acted.
+      params: of this network, those that acted or of a few updates later.
       sequence: [T, B, ...], its `extras` from `act`.
 
     Returns:
@@ -278,6 +278,8 @@ class Network:
     inputs, first = self.flatten(sequence.observation), sequence.step_type == FIRST
     last = sequence.step_type == LAST
     # The value of the last row, from which nobody has acted; a memory must be led there first.
+    # Rows acted upon keep the value that was seen then, be it of older parameters: a baseline is
+    # right as long as it does not know the action, and so nothing is evaluated twice.
     begin = 0 if self.config.recurrent_size else -1
     _, _, seen = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
     value = jnp.concatenate([sequence.extras['value'][:-1], seen[-1:]])

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import portpicker
@@ -17,6 +17,7 @@ import portpicker
 from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
+from learner import fused
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
@@ -131,6 +132,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
     actors = [name for name in commands if name.startswith(program.ACTOR)]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     progress = Progress(config, folder)
+    watch = None if config.agent_name != 'ppo' else Watch(config, folder, events, progress.say)
     failed_late: list[str] = []
 
     def on_event(event: supervisor.Event) -> None:
@@ -145,6 +147,11 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       if event.kind == 'started' and event.name in failed_late:
         failed_late.clear()
 
+    def on_tick() -> None:
+      progress.tick()
+      if watch is not None:
+        watch.tick()
+
     outcome = supervisor.Supervisor(
       processes,
       until=[program.LEARNER, program.EVALUATOR],
@@ -157,7 +164,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       max_fast_failures=3,
       healthy_seconds=30.0,
       on_event=on_event,
-      on_tick=progress.tick,
+      on_tick=on_tick,
     ).run()
     shutil.rmtree(scratch, ignore_errors=True)
   progress.end()
@@ -174,6 +181,39 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
     return 0
   print(summary(folder))
   return 0
+
+
+class Watch:
+  """Warns of runs of PPO that will not learn, by the rows that learner and actors write."""
+
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    events: metrics.JsonLines,
+    say: Callable[[str], None],
+  ):
+    """Says nothing yet; rows from before are not judged."""
+
+    def warn(text: str) -> None:
+      events.write({'kind': 'warning', 'name': program.LEARNER, 'text': text})
+      say(f'warning: {text}')
+
+    self._advice = fused.Advice(warn, config.ppo()[0].entropy_scale)
+    self._metrics = folder / 'metrics'
+    self._newest = time.time()
+
+  def tick(self) -> None:
+    """Judges the newest row, once."""
+    row = metrics.last(self._metrics / 'learner.jsonl')
+    if row is None or row['time'] <= self._newest:
+      return
+    self._newest = row['time']
+    played = metrics.last(self._metrics / 'actor-0.jsonl') or {}
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    self._advice.score = scored.get('normalised_score')
+    names = ('episode_return', 'episode_length')
+    self._advice.look(row | {name: played.get(name) for name in names})
 
 
 def summary(folder: pathlib.Path) -> str:
@@ -393,13 +433,13 @@ def evaluate(
   import jax
 
   from actors import evaluator
-  from launch import fused
+  from launch import fused as fused_run
   from learner import checkpoint, learner
 
   config = launch_config.load(folder / CONFIG)
   agent: agent_lib.Agent
   if config.fused:
-    environment, agent, like = fused.saved(config)
+    environment, agent, like = fused_run.saved(config)
   else:
     parts = program.make_parts(config)
     environment, agent = parts.environment, parts.agent
