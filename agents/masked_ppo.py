@@ -20,6 +20,7 @@ from agents import distributions, experience, networks, returns, sight
 
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+MOST_IMPORTANCE = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,8 @@ class Rows(NamedTuple):
     return_: [...] float32, what the value should have been.
     advantage: [...] float32.
     weight: [...] float32, 0 at LAST, whose action is unread; else 1, or its share of the loss.
+    importance: [...] float32, how much likelier the choice is to those around whom is clipped than
+      to those who acted; None where they are the same.
   """
 
   inputs: jax.Array
@@ -105,6 +108,7 @@ class Rows(NamedTuple):
   return_: jax.Array
   advantage: jax.Array
   weight: jax.Array
+  importance: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,12 +308,32 @@ class Network:
       weight=1.0 - last[:-1].astype(jnp.float32),
     )
 
+  def recentre(self, params: Tree, rows: Rows, memory: dict[str, jax.Array]) -> Rows:
+    """Rows that an older policy acted in, to be clipped around this one.
+
+      actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
+
+    Hilton et al. (2022), "Batch size-invariance for policy optimization", equation 5: clipped around
+    the policy that acted, each update would go only a part of its way, since those that came
+    between have gone theirs. An action that was rare weighs no more than MOST_IMPORTANCE.
+
+    Args:
+      params: of this network, near which the policy is to stay.
+      rows: [T, B, ...] of `rows`.
+      memory: before the first row, [B, H]; empty without.
+    """
+    _, outputs, _ = self.apply(params, rows.inputs, rows.first, memory)
+    log_prob = self.policy(outputs, rows.mask).log_prob(rows.choice)
+    ratio = jnp.exp(jnp.clip(log_prob - rows.log_prob, -20.0, np.log(MOST_IMPORTANCE)))
+    return rows._replace(log_prob=log_prob, importance=jnp.where(rows.weight > 0, ratio, 1.0))
+
   def loss(
     self, params: Tree, rows: Rows, memory: dict[str, jax.Array]
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped surrogate, the value's squared error, and a bonus for entropy.
 
-      actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o)
+      actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o),
+               weighted where `recentre` says so
       critic   1/2 (v - G)^2, or the larger of it and of the error of v kept within `value_clip`
       KL       (rho - 1) - log rho, an estimate of KL(pi_old || pi) without bias and never negative
 
@@ -332,6 +356,8 @@ class Network:
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
     actor = -jnp.minimum(ratio * rows.advantage, clipped * rows.advantage)
+    if rows.importance is not None:
+      actor = rows.importance * actor
     critic = jnp.square(value - rows.return_)
     if config.value_clip is not None:
       near = rows.value + jnp.clip(value - rows.value, -config.value_clip, config.value_clip)

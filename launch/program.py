@@ -93,7 +93,9 @@ def make_update(
     num_devices=num_devices,
     recurrent=bool(agent.recurrent_size),
   )
-  return ppo_update.make_update(parts.trained, learner, scale, num_updates=config.num_updates)
+  return ppo_update.make_update(
+    parts.trained, learner, scale, num_updates=config.num_updates, delayed=True
+  )
 
 
 def _stop_signal() -> Callable[[], bool]:

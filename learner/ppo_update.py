@@ -152,6 +152,7 @@ def make_update(
   scale: Scale,
   *,
   num_updates: int | None = None,
+  delayed: bool = False,
 ) -> Update:
   """Builds the update of one agent.
 
@@ -160,6 +161,7 @@ def make_update(
     config: of the optimizer.
     scale: minibatches, epochs and rate.
     num_updates: after which an annealed rate is 0; None to keep it.
+    delayed: whether those who acted may have had parameters of some updates ago.
   """
   network = ppo.network
   recurrent = bool(ppo.config.recurrent_size)
@@ -212,6 +214,8 @@ def make_update(
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(state.key)
     batch = network.rows(state.params, sequence)
+    if delayed:
+      batch = network.recentre(state.params, batch, sequence.initial_state)
     num_steps, num_worlds = batch.weight.shape
     order = shuffle(shuffle_key, num_worlds, num_steps)
     rows = batch
