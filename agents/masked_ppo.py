@@ -269,12 +269,21 @@ class Network:
     low, high = self.action_spec.minimum, self.action_spec.maximum
     return distributions.TanhNormal.from_outputs(outputs, low, high)
 
-  def rows(self, params: Tree, sequence: experience.Sequence) -> Rows:
+  def rows(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Rows:
     """All rows of a batch of sequences but their last, which lends its value, with their targets.
 
+    What older parameters did is clipped around the policy of `params`, and weighted:
+
+      actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
+
+    Hilton et al. (2022), "Batch size-invariance for policy optimization", section 2. Clipped around
+    the policy that acted, an update would go only what the updates in between have left of the way.
+    An action that used to be rare weighs no more than MOST_IMPORTANCE.
+
     Args:
-      params: of this network, those that acted or of a few updates later.
+      params: of this network, the same that acted unless `delayed`.
       sequence: [T, B, ...], its `extras` from `act`.
+      delayed: whether those who acted may have had the parameters of some updates ago.
 
     Returns:
       Rows [T - 1, B, ...].
@@ -282,11 +291,11 @@ class Network:
     inputs, first = self.flatten(sequence.observation), sequence.step_type == FIRST
     last = sequence.step_type == LAST
     # The value of the last row, from which nobody has acted; a memory must be led there first.
-    # Rows acted upon keep the value that was seen then, be it of older parameters: a baseline is
-    # right as long as it does not know the action, and so nothing is evaluated twice.
-    begin = 0 if self.config.recurrent_size else -1
-    _, _, seen = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
-    value = jnp.concatenate([sequence.extras['value'][:-1], seen[-1:]])
+    # Where others acted all values are looked up: theirs would lag behind what they are to become.
+    begin = 0 if self.config.recurrent_size or delayed else -1
+    _, outputs, value = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
+    if not delayed:
+      value = jnp.concatenate([sequence.extras['value'][:-1], value[-1:]])
     advantage, return_ = returns.generalised_advantages(
       sequence.reward,
       sequence.discount,
@@ -296,36 +305,25 @@ class Network:
       lambda_=self.config.lambda_,
     )
     mask = networks.action_mask(sequence.observation)
+    mask = mask[:-1] if self.discrete and mask is not None else None
+    choice = (sequence.action if self.discrete else sequence.extras['raw_action'])[:-1]
+    log_prob, importance = sequence.extras['log_prob'][:-1], None
+    if delayed:
+      near = self.policy(outputs[:-1], mask).log_prob(choice)
+      ratio = jnp.exp(jnp.clip(near - log_prob, -20.0, np.log(MOST_IMPORTANCE)))
+      log_prob, importance = near, jnp.where(last[:-1], 1.0, ratio)
     return Rows(
       inputs=inputs[:-1],
-      mask=mask[:-1] if self.discrete and mask is not None else None,
+      mask=mask,
       first=first[:-1],
-      choice=(sequence.action if self.discrete else sequence.extras['raw_action'])[:-1],
-      log_prob=sequence.extras['log_prob'][:-1],
+      choice=choice,
+      log_prob=log_prob,
       value=value[:-1],
       return_=return_,
       advantage=advantage,
       weight=1.0 - last[:-1].astype(jnp.float32),
+      importance=importance,
     )
-
-  def recentre(self, params: Tree, rows: Rows, memory: dict[str, jax.Array]) -> Rows:
-    """Rows that an older policy acted in, to be clipped around this one.
-
-      actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
-
-    Hilton et al. (2022), "Batch size-invariance for policy optimization", equation 5: clipped around
-    the policy that acted, each update would go only a part of its way, since those that came
-    between have gone theirs. An action that was rare weighs no more than MOST_IMPORTANCE.
-
-    Args:
-      params: of this network, near which the policy is to stay.
-      rows: [T, B, ...] of `rows`.
-      memory: before the first row, [B, H]; empty without.
-    """
-    _, outputs, _ = self.apply(params, rows.inputs, rows.first, memory)
-    log_prob = self.policy(outputs, rows.mask).log_prob(rows.choice)
-    ratio = jnp.exp(jnp.clip(log_prob - rows.log_prob, -20.0, np.log(MOST_IMPORTANCE)))
-    return rows._replace(log_prob=log_prob, importance=jnp.where(rows.weight > 0, ratio, 1.0))
 
   def loss(
     self, params: Tree, rows: Rows, memory: dict[str, jax.Array]
@@ -333,7 +331,7 @@ class Network:
     """The clipped surrogate, the value's squared error, and a bonus for entropy.
 
       actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o),
-               weighted where `recentre` says so
+               weighted where `rows` were delayed
       critic   1/2 (v - G)^2, or the larger of it and of the error of v kept within `value_clip`
       KL       (rho - 1) - log rho, an estimate of KL(pi_old || pi) without bias and never negative
 

@@ -12,7 +12,7 @@ from actors import actor, environments, evaluator
 from agents import masked_ppo
 from agents.dreamer import config as dreamer_config
 from learner import config as learner_config
-from learner import ppo_update
+from learner import on_policy, ppo_update
 from replay import tables
 
 AGENTS: dict[str, tuple[type, type]] = {
@@ -89,8 +89,15 @@ class ExperimentConfig:
     )
     if self.fused:
       return
-    tables.check(self.replay, self.batch_size, self.actor.num_worlds)
     stratum = self.replay.limiting_stratum
+    ahead = on_policy.sequences_in_flight(self.replay.max_in_flight, self.batch_size)
+    most = self.batch_size * learner.max_staleness - ahead - 1
+    if on_policy.updates_behind(stratum.max_size, ahead, self.batch_size) > learner.max_staleness:
+      raise ValueError(
+        f'replay.strata.{stratum.name}.max_size={stratum.max_size}: what is read would be older than '
+        f'learner.max_staleness={learner.max_staleness} updates; for batches of {self.batch_size} '
+        f'sequences use at most {most} ({max(1, self.batch_size // 2)} keeps it to one update)'
+      )
     if not stratum.read_once:
       raise ValueError(
         f'replay.strata.{stratum.name}.read_once=False: PPO learns from each sequence once; use true'

@@ -125,8 +125,8 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
 
 
 def _on_policy(num_worlds: int) -> tables.ReplayConfig:
-  """One queue of one batch, each sequence read once; a fused run, which needs none, opens none."""
-  queue = tables.Stratum(name='on_policy', max_size=num_worlds, share=1.0, read_once=True)
+  """A queue of half a batch, each sequence read once; a fused run, which needs none, opens none."""
+  queue = tables.Stratum(name='on_policy', max_size=num_worlds // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
 
 

@@ -155,8 +155,7 @@ def build_learner(
   if config.agent_name == 'ppo':
     save_replay = lambda: None  # what is in a queue will be too old
     intake = on_policy.Intake(config.ppo()[1].max_staleness)
-    # What is in flight makes the queue longer, and so what is read older: by less than a batch.
-    ahead = max(1, min(config.replay.max_in_flight, config.batch_size - 1))
+    ahead = on_policy.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
     reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
   return learner_lib.Learner(
     update=make_update(config, parts, num_devices=len(jax.local_devices())),

@@ -21,17 +21,15 @@ class State(NamedTuple):
 class Intake:
   """Declines what too old a policy did, and counts what came.
 
-  Actors act while the learner learns, so a sequence may come from the policy of some updates ago.
-  Within a bound PPO needs no correction for it: the ratio is taken to the log-probability stored by
-  the policy that acted, so the surrogate is right for that policy, and the clip leaves out what has
-  moved too far from it (Schulman et al., 2017, equation 7; that this policy need not be the newest:
-  Hilton et al., 2022, "Batch size-invariance for policy optimization"). Beyond the bound more and
-  more is clipped and teaches nothing, and it is discarded.
+  Actors act while the learner learns, so a sequence comes from the policy of some updates ago. Within
+  a bound that is corrected for (`agents.masked_ppo`, `rows`: clipped around the newest policy, as
+  Hilton et al., 2022, and weighted by what it makes of the old one); beyond it the weights say less
+  and less of the newest policy, and the sequence is discarded.
 
-  With a queue of one batch, read when it is due, nothing is older than 2 updates: of what was done
-  with the parameters of an update, one batch may lie in the queue and one in the actors' hands.
-  Only an actor that is slower than others falls further behind. Newer than the learner is what
-  was done before it went back to a checkpoint, and that is as good.
+  By itself nothing gets that old: an actor begins an unroll when the last one has left its hands,
+  so what it plays is one update old when it is read, and one more for each batch that fits into the
+  queue (`updates_behind`). Only an actor that is slower than others falls further behind. Newer than
+  the learner is what was done before it went back to a checkpoint, and that is as good.
 
   `keep` is called by the thread that reads, and only while the learner waits for a batch.
 
@@ -70,3 +68,13 @@ class Intake:
 
   def _begin_window(self) -> None:
     self._kept = self._discarded = self._staleness = 0
+
+
+def sequences_in_flight(max_in_flight: int, batch_size: int) -> int:
+  """Sequences that a reader may hold ahead: they make the queue longer, and so what is read older."""
+  return max(1, min(max_in_flight, batch_size // 8))
+
+
+def updates_behind(queue_size: int, in_flight: int, batch_size: int) -> int:
+  """How old what is read from a queue can be, with actors of one speed; all sizes in sequences."""
+  return 1 + (queue_size + in_flight) // batch_size

@@ -213,9 +213,7 @@ def make_update(
     """One update, seen from one device; gradients are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(state.key)
-    batch = network.rows(state.params, sequence)
-    if delayed:
-      batch = network.recentre(state.params, batch, sequence.initial_state)
+    batch = network.rows(state.params, sequence, delayed=delayed)
     num_steps, num_worlds = batch.weight.shape
     order = shuffle(shuffle_key, num_worlds, num_steps)
     rows = batch

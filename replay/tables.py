@@ -117,11 +117,6 @@ def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
   if insert_size < 1:
     raise ValueError(f'insert_size={insert_size}: write at least 1 sequence at once')
   for stratum in config.strata:
-    if stratum.read_once and batch_size > stratum.max_size:
-      _refuse(
-        f'strata.{stratum.name}.max_size', stratum.max_size,
-        f'use at least {batch_size}: a batch has so many sequences, and each is read once',
-      )  # fmt: skip
     if batch_counts(config.strata, batch_size)[stratum.name] == 0:
       _refuse(
         f'strata.{stratum.name}.share', stratum.share,

@@ -408,11 +408,13 @@ def test_what_older_parameters_did_is_clipped_around_the_newest(variant):
   ppo, params, sequence = played(variant)
   memory = sequence.initial_state
   rows = compiled(ppo).rows(params, sequence)
-  recentre = jax.jit(ppo.network.recentre)
-  np.testing.assert_allclose(recentre(params, rows, memory).importance, 1.0, atol=1e-5)
+  delayed = jax.jit(functools.partial(ppo.network.rows, delayed=True))
+  same = delayed(params, sequence)
+  np.testing.assert_allclose(same.importance, 1.0, atol=1e-5)
+  np.testing.assert_allclose(same.advantage, rows.advantage, rtol=1e-4, atol=1e-5)
 
   newest = jax.tree.map(lambda x: 1.5 * x, params)
-  near = recentre(newest, rows, memory)
+  near = delayed(newest, sequence)
   (_, far_metrics), _ = compiled(ppo).loss(newest, normalised(rows), memory)
   _, metrics = jax.jit(ppo.network.loss)(newest, normalised(near), memory)
   assert far_metrics['approx_kl'] > 1e-3 and far_metrics['clip_fraction'] > 0
@@ -424,7 +426,7 @@ def test_what_older_parameters_did_is_clipped_around_the_newest(variant):
   importance = np.minimum(ratio, masked_ppo.MOST_IMPORTANCE)
   assert importance.min() < 1 < importance.max()
   np.testing.assert_allclose(near.importance[acted], importance, rtol=1e-5)
-  expected = -np.mean(importance * np.asarray(rows.advantage)[acted])
+  expected = -np.mean(importance * np.asarray(near.advantage)[acted])
   assert metrics['actor_loss'] == pytest.approx(expected, rel=1e-4)
 
 

@@ -34,8 +34,9 @@ def folder(tmp_path):
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--fused'], '--fused: the dreamer learns from replay'),
     (
-      ['--agent', 'ppo', '--no-fused', '--set', 'actor.num_worlds=512'],
-      'replay.strata.on_policy.max_size=256: use at least 512: a batch has so many sequences',
+      ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_worlds=64'],
+      'replay.strata.on_policy.max_size=128: what is read would be older than '
+      'learner.max_staleness=2 updates; for batches of 64 sequences use at most 119 (32',
     ),
     (
       ['--agent', 'ppo', '--no-fused', '--set', 'replay.strata[0].read_once=false'],

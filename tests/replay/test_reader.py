@@ -165,6 +165,16 @@ def test_what_is_read_on_demand_waits_in_the_server(serve, schema, make_sequence
   np.testing.assert_array_equal(identities, np.arange(48))
 
 
+def test_a_queue_may_be_shorter_than_a_batch(serve, schema, make_sequences):
+  config = queue(3)
+  _, address = serve(config)
+  source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=0)
+  assert source.get(0.0) is None
+  writer.Writer(address, config.strata, schema).write(make_sequences(0, 16), never)
+  np.testing.assert_array_equal(source.get(20.0)['identity'], np.arange(16))
+  source.close()
+
+
 def test_what_is_declined_is_in_no_batch(serve, schema, make_sequences):
   config = queue(64)
   _, address = serve(config)

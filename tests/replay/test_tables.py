@@ -49,14 +49,6 @@ def test_a_batch_too_small_for_every_stratum_is_refused():
     tables.check(ReplayConfig(), batch_size=2, insert_size=0)
 
 
-def test_a_batch_that_no_queue_can_hold_is_refused():
-  queue = Stratum(name='on_policy', max_size=64, share=1.0, read_once=True)
-  config = ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
-  tables.check(config, batch_size=64, insert_size=64)
-  with pytest.raises(ValueError, match=r'on_policy.max_size=64: use at least 65'):
-    tables.check(config, batch_size=65, insert_size=64)
-
-
 def test_batches_are_split_by_largest_remainder():
   assert tables.batch_counts((FRONTIER, EPISODIC), 256) == {'frontier': 128, 'episodic': 128}
   assert tables.batch_counts((FRONTIER, EPISODIC), 5) == {'frontier': 3, 'episodic': 2}
