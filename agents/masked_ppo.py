@@ -276,7 +276,7 @@ class Network:
 
       actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
 
-    Hilton et al. (2022), "Batch size-invariance for policy optimization", section 2. Clipped around
+    Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around
     the policy that acted, an update would go only what the updates in between have left of the way.
     An action that used to be rare weighs no more than MOST_IMPORTANCE.
 
