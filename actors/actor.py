@@ -134,17 +134,21 @@ class _Window:
     self.throttled = 0.0
     self._steps = 0
     self._returns: list[np.ndarray] = []
+    self._lengths: list[np.ndarray] = []
 
   def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
     self._steps += config.num_worlds * (config.sequence_length - 1)
-    self._returns.append(np.asarray(episodes.episode_return)[np.asarray(episodes.ended)])
+    ended = np.asarray(episodes.ended)
+    self._returns.append(np.asarray(episodes.episode_return)[ended])
+    self._lengths.append(np.asarray(episodes.episode_length)[ended])
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
     elapsed = time.monotonic() - self.start
-    returns = np.concatenate(self._returns)
+    returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
     return {
       'environment_step': environment_step,
       'episode_return': float(returns.mean()) if returns.size else None,
+      'episode_length': float(lengths.mean()) if lengths.size else None,
       'episodes': int(returns.size),
       'parameter_version': version,
       'steps_per_second': self._steps / elapsed,

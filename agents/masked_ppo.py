@@ -20,6 +20,7 @@ from agents import distributions, experience, networks, returns, sight
 
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+MOST_IMPORTANCE = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,8 @@ class Rows(NamedTuple):
     return_: [...] float32, what the value should have been.
     advantage: [...] float32.
     weight: [...] float32, 0 at LAST, whose action is unread; else 1, or its share of the loss.
+    importance: [...] float32, how much likelier the choice is to those around whom is clipped than
+      to those who acted; None where they are the same.
   """
 
   inputs: jax.Array
@@ -105,6 +108,7 @@ class Rows(NamedTuple):
   return_: jax.Array
   advantage: jax.Array
   weight: jax.Array
+  importance: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,12 +269,21 @@ class Network:
     low, high = self.action_spec.minimum, self.action_spec.maximum
     return distributions.TanhNormal.from_outputs(outputs, low, high)
 
-  def rows(self, params: Tree, sequence: experience.Sequence) -> Rows:
+  def rows(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Rows:
     """All rows of a batch of sequences but their last, which lends its value, with their targets.
 
+    What older parameters did is clipped around the policy of `params`, and weighted:
+
+      actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
+
+    Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around
+    the policy that acted, an update would go only what the updates in between have left of the way.
+    An action that used to be rare weighs no more than MOST_IMPORTANCE.
+
     Args:
-      params: of this network, the same that acted.
+      params: of this network, the same that acted unless `delayed`.
       sequence: [T, B, ...], its `extras` from `act`.
+      delayed: whether those who acted may have had the parameters of some updates ago.
 
     Returns:
       Rows [T - 1, B, ...].
@@ -278,9 +291,11 @@ class Network:
     inputs, first = self.flatten(sequence.observation), sequence.step_type == FIRST
     last = sequence.step_type == LAST
     # The value of the last row, from which nobody has acted; a memory must be led there first.
-    begin = 0 if self.config.recurrent_size else -1
-    _, _, seen = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
-    value = jnp.concatenate([sequence.extras['value'][:-1], seen[-1:]])
+    # Where others acted all values are looked up: theirs would lag behind what they are to become.
+    begin = 0 if self.config.recurrent_size or delayed else -1
+    _, outputs, value = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
+    if not delayed:
+      value = jnp.concatenate([sequence.extras['value'][:-1], value[-1:]])
     advantage, return_ = returns.generalised_advantages(
       sequence.reward,
       sequence.discount,
@@ -290,16 +305,24 @@ class Network:
       lambda_=self.config.lambda_,
     )
     mask = networks.action_mask(sequence.observation)
+    mask = mask[:-1] if self.discrete and mask is not None else None
+    choice = (sequence.action if self.discrete else sequence.extras['raw_action'])[:-1]
+    log_prob, importance = sequence.extras['log_prob'][:-1], None
+    if delayed:
+      near = self.policy(outputs[:-1], mask).log_prob(choice)
+      ratio = jnp.exp(jnp.clip(near - log_prob, -20.0, np.log(MOST_IMPORTANCE)))
+      log_prob, importance = near, jnp.where(last[:-1], 1.0, ratio)
     return Rows(
       inputs=inputs[:-1],
-      mask=mask[:-1] if self.discrete and mask is not None else None,
+      mask=mask,
       first=first[:-1],
-      choice=(sequence.action if self.discrete else sequence.extras['raw_action'])[:-1],
-      log_prob=sequence.extras['log_prob'][:-1],
+      choice=choice,
+      log_prob=log_prob,
       value=value[:-1],
       return_=return_,
       advantage=advantage,
       weight=1.0 - last[:-1].astype(jnp.float32),
+      importance=importance,
     )
 
   def loss(
@@ -307,7 +330,8 @@ class Network:
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped surrogate, the value's squared error, and a bonus for entropy.
 
-      actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o)
+      actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o),
+               weighted where `rows` were delayed
       critic   1/2 (v - G)^2, or the larger of it and of the error of v kept within `value_clip`
       KL       (rho - 1) - log rho, an estimate of KL(pi_old || pi) without bias and never negative
 
@@ -330,6 +354,8 @@ class Network:
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
     actor = -jnp.minimum(ratio * rows.advantage, clipped * rows.advantage)
+    if rows.importance is not None:
+      actor = rows.importance * actor
     critic = jnp.square(value - rows.return_)
     if config.value_clip is not None:
       near = rows.value + jnp.clip(value - rows.value, -config.value_clip, config.value_clip)

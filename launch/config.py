@@ -12,7 +12,7 @@ from actors import actor, environments, evaluator
 from agents import masked_ppo
 from agents.dreamer import config as dreamer_config
 from learner import config as learner_config
-from learner import ppo_update
+from learner import on_policy, ppo_update
 from replay import tables
 
 AGENTS: dict[str, tuple[type, type]] = {
@@ -70,8 +70,8 @@ class ExperimentConfig:
     self._check_ppo() if self.agent_name == 'ppo' else self._check_dreamer()
 
   def _check_dreamer(self):
-    agent, learner = self.dreamer()
-    tables.check(self.replay, learner.batch_size, self.actor.num_worlds)
+    agent, _ = self.dreamer()
+    tables.check(self.replay, self.batch_size, self.actor.num_worlds)
     rows = agent.dream_rows
     if rows is not None and rows > self.actor.sequence_length:
       raise ValueError(
@@ -83,10 +83,25 @@ class ExperimentConfig:
     agent, learner = self.ppo()
     ppo_update.auto_scale(
       learner,
-      num_worlds=self.actor.num_worlds,
+      num_worlds=self.batch_size,
       num_steps=self.steps_per_sequence,
       recurrent=bool(agent.recurrent_size),
     )
+    if self.fused:
+      return
+    stratum = self.replay.limiting_stratum
+    ahead = on_policy.sequences_in_flight(self.replay.max_in_flight, self.batch_size)
+    most = self.batch_size * learner.max_staleness - ahead - 1
+    if on_policy.updates_behind(stratum.max_size, ahead, self.batch_size) > learner.max_staleness:
+      raise ValueError(
+        f'replay.strata.{stratum.name}.max_size={stratum.max_size}: what is read would be older than '
+        f'learner.max_staleness={learner.max_staleness} updates; for batches of {self.batch_size} '
+        f'sequences use at most {most} ({max(1, self.batch_size // 2)} keeps it to one update)'
+      )
+    if not stratum.read_once:
+      raise ValueError(
+        f'replay.strata.{stratum.name}.read_once=False: PPO learns from each sequence once; use true'
+      )
 
   @property
   def agent_name(self) -> str:
@@ -114,6 +129,18 @@ class ExperimentConfig:
     raise ValueError(f'agent: this needs PPO, and is the run of {self.agent_name}')
 
   @property
+  def fused(self) -> bool:
+    """Whether world and update are one program of one process, without a replay."""
+    return self.agent_name == 'ppo' and self.ppo()[1].fused
+
+  @property
+  def batch_size(self) -> int:
+    """Sequences of an update: of PPO's, as many as all worlds give in one unroll."""
+    if self.agent_name == 'dreamer':
+      return self.dreamer()[1].batch_size
+    return self.actor.num_worlds * (1 if self.fused else self.actor.num_actors)
+
+  @property
   def steps_per_sequence(self) -> int:
     """Steps of a world that one stored sequence stands for: adjacent ones share a row."""
     return self.actor.sequence_length - 1
@@ -128,7 +155,7 @@ class ExperimentConfig:
 FREE = (
   'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
   'replay.port', 'replay.timeout_seconds',
-  'learner.publish_period', 'learner.log_period',
+  'learner.publish_period', 'learner.log_period', 'learner.max_staleness',
   'learner.checkpoint_period', 'learner.checkpoint_updates',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip

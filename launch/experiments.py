@@ -156,8 +156,8 @@ def _worlds_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
 
 
 def _on_policy(num_worlds: int) -> tables.ReplayConfig:
-  """One queue, each sequence read once; a fused run, which needs none, does not open it."""
-  queue = tables.Stratum(name='on_policy', max_size=2 * num_worlds, share=1.0, read_once=True)
+  """A queue of half a batch, each sequence read once; a fused run, which needs none, opens none."""
+  queue = tables.Stratum(name='on_policy', max_size=num_worlds // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
 
 

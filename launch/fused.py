@@ -130,7 +130,7 @@ def train(
   environment, ppo = make_ppo(config)
   agent_config, learner_config = config.ppo()
   with local.only_one(folder), _interrupts() as stop:
-    progress = Progress(config, folder)
+    progress = local.Progress(config, folder, starting='compiling, some ten seconds')
     progress.tick()
     fused = build(config, environment, ppo, jax.local_devices())
     memory = fused.memory()
@@ -254,19 +254,3 @@ class _interrupts:  # noqa: N801  it reads as a function
   def __exit__(self, *error: Any) -> None:
     for number, before in self._before.items():
       signal.signal(number, before)
-
-
-class Progress(local.Progress):
-  """Says how fast it is where others say how stale."""
-
-  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
-    super().__init__(config, folder)
-    self._starting = 'compiling, some ten seconds'
-
-  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
-    del actor
-    names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
-    return [
-      f'{learner["steps_per_second"]:,.0f} steps/s',
-      *(f'{label} {learner[name]:.3f}' for name, label in names.items()),
-    ]

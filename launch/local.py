@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import portpicker
@@ -18,6 +18,7 @@ from actors.environments import host
 from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
+from learner import fused
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
@@ -136,6 +137,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       progress.say(
         'this world is stepped outside the compiled program, by threads: far slower than one in JAX'
       )
+    watch = None if config.agent_name != 'ppo' else Watch(config, folder, events, progress.say)
     failed_late: list[str] = []
 
     def on_event(event: supervisor.Event) -> None:
@@ -150,6 +152,11 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       if event.kind == 'started' and event.name in failed_late:
         failed_late.clear()
 
+    def on_tick() -> None:
+      progress.tick()
+      if watch is not None:
+        watch.tick()
+
     outcome = supervisor.Supervisor(
       processes,
       until=[program.LEARNER, program.EVALUATOR],
@@ -162,7 +169,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       max_fast_failures=3,
       healthy_seconds=30.0,
       on_event=on_event,
-      on_tick=progress.tick,
+      on_tick=on_tick,
     ).run()
     shutil.rmtree(scratch, ignore_errors=True)
   progress.end()
@@ -181,6 +188,39 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
   return 0
 
 
+class Watch:
+  """Warns of runs of PPO that will not learn, by the rows that learner and actors write."""
+
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    events: metrics.JsonLines,
+    say: Callable[[str], None],
+  ):
+    """Says nothing yet; rows from before are not judged."""
+
+    def warn(text: str) -> None:
+      events.write({'kind': 'warning', 'name': program.LEARNER, 'text': text})
+      say(f'warning: {text}')
+
+    self._advice = fused.Advice(warn, config.ppo()[0].entropy_scale)
+    self._metrics = folder / 'metrics'
+    self._newest = time.time()
+
+  def tick(self) -> None:
+    """Judges the newest row, once."""
+    row = metrics.last(self._metrics / 'learner.jsonl')
+    if row is None or row['time'] <= self._newest:
+      return
+    self._newest = row['time']
+    played = metrics.last(self._metrics / 'actor-0.jsonl') or {}
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    self._advice.score = scored.get('normalised_score')
+    names = ('episode_return', 'episode_length')
+    self._advice.look(row | {name: played.get(name) for name in names})
+
+
 def summary(folder: pathlib.Path) -> str:
   """The last line of a finished run."""
   final = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
@@ -192,11 +232,17 @@ def summary(folder: pathlib.Path) -> str:
 class Progress:
   """One line on how far the run is, rewritten in a terminal, and repeated now and then elsewhere."""
 
-  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
-    """Shows nothing yet."""
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    *,
+    starting: str = 'nodes import and compile, about half a minute',
+  ):
+    """Shows nothing yet; `starting` is shown until something is learned."""
     self._config = config
     self._folder = folder
-    self._starting = 'nodes import and compile, about half a minute'
+    self._starting = starting
     self._live = sys.stdout.isatty()
     self._start = time.monotonic()
     self._first: tuple[float, int] | None = None
@@ -255,6 +301,12 @@ class Progress:
 
   def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
     """What there is to say of learner and actor, besides how far they are."""
+    if self._config.agent_name == 'ppo':
+      names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
+      details = [f'{label} {learner[name]:.3f}' for name, label in names.items()]
+      if not self._config.fused:
+        details.append(f'staleness {learner["staleness"]:.1f}')
+      return [f'{learner["steps_per_second"]:,.0f} steps/s', *details]
     per_update = self._config.dreamer()[1].batch_size * self._config.steps_per_sequence
     return [
       f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
@@ -292,7 +344,7 @@ def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
     if not (folder / CONFIG).exists():
       raise ValueError(f'{target}: is not the folder of a run, it has no {CONFIG}')
     config = launch_config.load(folder / CONFIG)
-    if config.agent_name == 'ppo':
+    if config.fused:
       raise ValueError(f'{target}: environment and update are one program here, without a replay')
     if not (folder / ADDRESS).exists():
       raise ConnectionError(f'{target}: this run was never started')
@@ -315,6 +367,8 @@ def inspect(target: str, timeout_seconds: float = 4.0) -> dict[str, Any]:
   stratum = config.replay.limiting_stratum.name
   report['environment_step'] = report['tables'][stratum]['inserted'] * config.steps_per_sequence
   learner = metrics.last(folder / 'metrics' / 'learner.jsonl')
+  if config.agent_name == 'ppo':  # whose queue forgets what was inserted into the one before
+    report['environment_step'] = 0 if learner is None else learner['environment_step']
   actors = [
     row
     for path in sorted((folder / 'metrics').glob('actor-*.jsonl'))
@@ -394,20 +448,19 @@ def newest(folder: pathlib.Path) -> Saved:
   """
   if not (folder / CONFIG).exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
-  import jax
 
-  from launch import fused
-  from learner import checkpoint, dreamer_update
+  from launch import fused as fused_run
+  from learner import checkpoint, learner
 
   config = launch_config.load(folder / CONFIG)
   agent: agent_lib.Agent
-  if config.agent_name == 'ppo':
-    environment, agent, like = fused.saved(config)
+  if config.fused:
+    environment, agent, like = fused_run.saved(config)
   else:
     parts = program.make_parts(config)
-    environment, agent = parts.environment, parts.dreamer.agent
-    update = dreamer_update.make_update(parts.dreamer, config.dreamer()[1])
-    like = jax.eval_shape(update.init, jax.random.key(0))
+    environment, agent = parts.environment, parts.agent
+    update = program.make_update(config, parts, num_devices=1)
+    like = learner.saved_shapes(update, counted=config.agent_name == 'ppo')
   restored = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True).restore(like)
   if restored is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')

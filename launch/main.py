@@ -33,7 +33,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
-    help="world and update in one program on the learner's devices (the way of ppo)",
+    help="world and update in one program on the learner's devices (ppo's default)",
   )
   train.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
   train.add_argument('--steps', type=int, help='environment steps to collect in all')
@@ -107,20 +107,24 @@ def make_config(arguments: argparse.Namespace) -> Any:
     if preset not in experiments.PRESETS:
       raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
     config = experiments.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
-  if arguments.fused is not None and arguments.fused != (config.agent_name == 'ppo'):
-    raise ValueError(
-      '--fused: the dreamer learns from replay; leave it out, or add --agent ppo'
-      if arguments.fused
-      else '--no-fused: ppo runs as one program only; leave it out'
-    )
-  if arguments.reset_moments and config.agent_name != 'ppo':
-    raise ValueError('--reset-moments: is for runs of ppo; leave it out')
+  if arguments.reset_moments and not config.fused:
+    raise ValueError('--reset-moments: is for fused runs of ppo; leave it out')
   overrides = list(arguments.set)
+  if config.agent_name == 'ppo':
+    # Last: what a run with actors cannot do is said of all values together.
+    overrides += [] if arguments.fused is None else [f'learner.fused={arguments.fused}']
+  elif arguments.fused:
+    raise ValueError('--fused: the dreamer learns from replay; leave it out, or add --agent ppo')
   if arguments.steps is not None:
     overrides.append(f'max_environment_steps={arguments.steps}')
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
+  if config.fused and config.actor.num_actors > 1:
+    raise ValueError(
+      f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '
+      'add --no-fused'
+    )
   return config
 
 
@@ -158,7 +162,7 @@ def _train(arguments: argparse.Namespace) -> int:
     folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   local.open_run(folder, config)
   print(f'run folder: {folder}', flush=True)
-  if config.agent_name == 'ppo':
+  if config.fused:
     from launch import fused
 
     return fused.train(config, folder, reset_moments=arguments.reset_moments)

@@ -21,10 +21,12 @@ from launchpad import address as lp_address
 from launchpad import context as lp_context
 
 from actors import actor, evaluator, rollout
+from agents import agent as agent_lib
+from agents import masked_ppo
 from agents.dreamer import agent as dreamer_agent
 from launch import config as launch_config
 from launch import metrics
-from learner import checkpoint, dreamer_update
+from learner import checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
 from replay import checkpoint as replay_checkpoint
 from replay import connection, parameters, reader, tables, writer
@@ -39,14 +41,16 @@ class Parts:
 
   Attributes:
     environment: the world.
-    dreamer: the agent.
+    agent: as those see it who act with it.
+    trained: the same with its losses, for the one who trains it.
     unroll: of the actors.
     params_schema: shapes and dtypes of acting parameters.
     sequence_schema: shapes and dtypes of one Sequence.
   """
 
   environment: Any
-  dreamer: dreamer_agent.Dreamer
+  agent: agent_lib.Agent
+  trained: dreamer_agent.Dreamer | masked_ppo.PPO
   unroll: rollout.Unroll
   params_schema: Any
   sequence_schema: Any
@@ -55,21 +59,47 @@ class Parts:
 def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   """Builds them; makes no array."""
   environment = config.make_environment()
-  agent_config, _ = config.dreamer()
-  dreamer = dreamer_agent.make_dreamer(
-    agent_config, environment.observation_spec, environment.action_spec
+  specs = environment.observation_spec, environment.action_spec
+  trained: dreamer_agent.Dreamer | masked_ppo.PPO = (
+    masked_ppo.make_ppo(config.ppo()[0], *specs)
+    if config.agent_name == 'ppo'
+    else dreamer_agent.make_dreamer(config.dreamer()[0], *specs)
   )
+  agent = trained.agent
   unroll = rollout.make_unroll(
     environment,
-    dreamer.agent,
+    agent,
     num_worlds=config.actor.num_worlds,
     num_rows=config.actor.sequence_length,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
-  params = jax.eval_shape(
-    lambda key: dreamer.agent.acting_params(dreamer.agent.init_params(key)), key
+  params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)
+  schema = rollout.sequence_schema(unroll, params)
+  return Parts(environment, agent, trained, unroll, params, schema)
+
+
+def make_update(
+  config: launch_config.ExperimentConfig, parts: Parts, *, num_devices: int
+) -> learner_lib.Update:
+  """The update of a run's agent; ValueError when a batch does not divide over the devices."""
+  if not isinstance(parts.trained, masked_ppo.PPO):
+    config.dreamer()[1].batch_per_device(num_devices)
+    return dreamer_update.make_update(parts.trained, config.dreamer()[1])
+  agent, learner = config.ppo()
+  scale = ppo_update.auto_scale(
+    learner,
+    num_worlds=config.batch_size,
+    num_steps=config.steps_per_sequence,
+    num_devices=num_devices,
+    recurrent=bool(agent.recurrent_size),
   )
-  return Parts(environment, dreamer, unroll, params, rollout.sequence_schema(unroll, params))
+  return ppo_update.make_update(
+    parts.trained,
+    learner,
+    scale,
+    max_environment_steps=config.max_environment_steps,
+    delayed=True,
+  )
 
 
 def _stop_signal() -> Callable[[], bool]:
@@ -82,7 +112,9 @@ def _stop_signal() -> Callable[[], bool]:
   return lp.stop_event().is_set
 
 
-def environment_steps(config: launch_config.ExperimentConfig, address: str, name: str):
+def environment_steps(
+  config: launch_config.ExperimentConfig, address: str, name: str
+) -> Callable[[], int | None]:
   """A function that asks replay how many steps all actors have collected; None: no answer."""
   link = connection.Connection(address, name, timeout_seconds=config.replay.timeout_seconds)
   stratum = config.replay.limiting_stratum.name
@@ -100,11 +132,10 @@ def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
   """The tables of the replay node."""
   _stop_signal()
   parts = make_parts(config)
-  _, learner = config.dreamer()
   return tables.make_tables(
     config.replay,
     parts.sequence_schema,
-    batch_size=learner.batch_size,
+    batch_size=config.batch_size,
     insert_size=config.actor.num_worlds * config.actor.num_actors,
   )
 
@@ -120,24 +151,32 @@ def build_learner(
 ) -> learner_lib.Learner:
   """The learner node."""
   parts = make_parts(config)
-  _, learner = config.dreamer()
   address = client.server_address
   replay_folder = str(run / 'replay')
+  save_replay: Callable[[], Any] = lambda: replay_checkpoint.save(client, replay_folder)
+  intake = None
+  reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
+  if config.agent_name == 'ppo':
+    save_replay = lambda: None  # what is in a queue will be too old
+    intake = on_policy.Intake(config.ppo()[1].max_staleness)
+    ahead = on_policy.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
+    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
   return learner_lib.Learner(
-    update=dreamer_update.make_update(parts.dreamer, learner),
-    acting_params=parts.dreamer.agent.acting_params,
-    config=learner,
+    update=make_update(config, parts, num_devices=len(jax.local_devices())),
+    acting_params=parts.agent.acting_params,
+    config=config.learner,
+    batch_size=config.batch_size,
     reader=reader.Reader(
       address,
       config.replay.strata,
       parts.sequence_schema,
-      batch_size=learner.batch_size,
-      max_in_flight=config.replay.max_in_flight,
+      batch_size=config.batch_size,
       timeout_seconds=config.replay.timeout_seconds,
+      **reading,
     ),
     publisher=parameters.Publisher(address, parts.params_schema),
     checkpointer=checkpoint.Checkpointer(run / 'checkpoints'),
-    save_replay=lambda: replay_checkpoint.save(client, replay_folder),
+    save_replay=save_replay,
     environment_step=environment_steps(config, address, LEARNER),
     make_logger=lambda step: _make_logger(
       config, run, LEARNER, steps_key='learner_step', resume=('learner_step', step)
@@ -149,6 +188,7 @@ def build_learner(
     warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
     seed=config.seed,
     launch_id=launch_id,
+    intake=intake,
   )
 
 
@@ -159,9 +199,13 @@ def build_actor(
   parts = make_parts(config)
   name = f'{ACTOR}-{actor_id}'
   address = client.server_address
+  source = parameters.Source(address, parts.params_schema, name=name)
+  environment_step = environment_steps(config, address, name)
+  if config.agent_name == 'ppo':  # a queue that began anew does not know; the learner does
+    environment_step = lambda: source.environment_step
   return actor.Actor(
     unroll=parts.unroll,
-    source=parameters.Source(address, parts.params_schema, name=name),
+    source=source,
     writer=writer.Writer(
       address,
       config.replay.strata,
@@ -169,7 +213,7 @@ def build_actor(
       timeout_seconds=config.replay.timeout_seconds,
     ),
     logger=_make_logger(config, run, name, steps_key='environment_step'),
-    environment_step=environment_steps(config, address, name),
+    environment_step=environment_step,
     should_stop=_stop_signal(),
     config=config.actor,
     actor_id=actor_id,
@@ -185,7 +229,7 @@ def build_evaluator(
   return evaluator.Evaluator(
     play=evaluator.Play(
       parts.environment,
-      parts.dreamer.agent,
+      parts.agent,
       config.evaluator.num_episodes,
       greedy=config.evaluator.greedy,
     ),

@@ -51,6 +51,9 @@ class PPOLearnerConfig:
 
   Minibatches, epochs and rate that are None follow from the number of worlds and steps.
 
+  A run is fused, one program of one process; or actors play in processes of their own, and each
+  update learns from as many sequences as all of them play in one unroll, whoever played them.
+
   Raises:
     ValueError: a number that cannot work, named with its field.
   """
@@ -64,6 +67,13 @@ class PPOLearnerConfig:
   log_period: int = 8  # updates, each of one unroll
   checkpoint_period: float = 600.0  # seconds
   checkpoint_updates: int | None = None  # also saves whenever so many are done
+  fused: bool = True  # else with actors of their own, and a queue
+  max_staleness: int = 2  # updates; without `fused`, sequences of an older policy are discarded
+
+  @property
+  def publish_period(self) -> int:
+    """Updates between two publications: actors have to act as the learner would."""
+    return 1
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

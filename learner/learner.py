@@ -1,5 +1,6 @@
 """The Learner node: next batch, pmapped update; publish, save and report now and then."""
 
+import dataclasses
 import queue
 import threading
 import time
@@ -14,26 +15,33 @@ from acme.utils.loggers import base as loggers
 
 from learner import checkpoint as checkpoint_lib
 from learner import config as learner_config
-from learner import dreamer_update
+from learner import dreamer_update, on_policy, ppo_update
 from replay import parameters
 from replay import reader as reader_lib
 
 Tree = Any
+Update = dreamer_update.Update | ppo_update.Update
+Config = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
 REPUBLISH_PERIOD = 5.0  # seconds without a batch
 
 
 class Learner:
   """Trains on what replay holds until enough has been collected, and can stop at any update.
 
+  With an `intake` it learns on-policy: a batch is drawn once the update before it is published, so
+  that nothing waits here and gets old, and what was read says how much has been collected.
+
   Args:
     update: how the train state begins and changes.
     acting_params: train state's params -> what actors need of them.
     config: of the loop.
+    batch_size: sequences of a batch, over all devices.
     reader: gives batches of host arrays, [B, T, ...].
     publisher: takes snapshots of acting parameters.
     checkpointer: of the train state.
     save_replay: has replay write its checkpoint; may raise RuntimeError when replay is down.
-    environment_step: steps collected so far by all actors, None while replay does not answer.
+    environment_step: steps collected so far by all actors, None while replay does not answer; not
+      asked with an `intake`.
     make_logger: learner step of the restored state -> where this node's numbers go.
     should_stop: whether the node was asked to stop.
     max_environment_steps: ends the run.
@@ -42,15 +50,17 @@ class Learner:
     warm_up_steps: collected before the first batch, and so left out of the replay ratio.
     seed: of the first train state.
     launch_id: goes out with the final parameters, so that nobody takes an older end for this one.
+    intake: of what the reader gives; None where experience is replayed.
     devices: local devices; None for all.
   """
 
   def __init__(
     self,
     *,
-    update: dreamer_update.Update,
+    update: Update,
     acting_params: Callable[[Tree], Tree],
-    config: learner_config.LearnerConfig,
+    config: Config,
+    batch_size: int,
     reader: reader_lib.Reader,
     publisher: parameters.Publisher,
     checkpointer: checkpoint_lib.Checkpointer,
@@ -64,6 +74,7 @@ class Learner:
     seed: int,
     launch_id: int,
     max_seconds: float | None = None,
+    intake: on_policy.Intake | None = None,
     devices: list[jax.Device] | None = None,
   ):
     self._config = config
@@ -79,9 +90,10 @@ class Learner:
     self._launch_id = launch_id
     self._warm_up_steps = warm_up_steps
     self._first_update: float | None = None
-    self._steps_per_batch = config.batch_size * steps_per_sequence
+    self._intake = intake
+    self._steps_per_sequence = steps_per_sequence
+    self._steps_per_batch = batch_size * steps_per_sequence
     self._devices = devices or jax.local_devices()
-    self._batch_per_device = config.batch_per_device(len(self._devices))
 
     self._update = jax.pmap(
       _traced_once(update.update),
@@ -94,14 +106,16 @@ class Learner:
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
     )
-    like = jax.eval_shape(update.init, jax.random.key(seed))
-    restored = checkpointer.restore(like)
+    restored = checkpointer.restore(saved_shapes(update, counted=intake is not None))
     if restored is None:
       state = jax.jit(update.init)(jax.random.key(seed))
       self._step = 0
       logging.info('Learner begins with seed %d.', seed)
     else:
       state, self._step = restored
+      if intake is not None:
+        intake.learner_step, intake.sequences = self._step, int(state.sequences)
+        state = state.train
       logging.info('Learner resumes at step %d.', self._step)
     self._state = jax.device_put_replicated(state, self._devices)
     self._environment_step = 0
@@ -109,18 +123,18 @@ class Learner:
   def run(self) -> None:
     """Trains until the run is over or the node is asked to stop; saves before it returns."""
     logger = self._make_logger(self._step)
-    prefetch = _Prefetch(self._reader, self._devices, self._batch_per_device)
+    batches = (_Prefetch if self._intake is None else _OnDemand)(self._reader, self._place)
     background = _Background()
     config = self._config
-    window = _Window(self._step)
     pending: list[dict[str, jax.Array]] = []
     saved = polled = published = time.monotonic()
     self._poll()
+    window = self._begin_window()
     self._publish_surely(final=False)
     try:
       while not self._should_stop() and not self._finished:
         waited = time.monotonic()
-        batch = prefetch.get(timeout_seconds=0.2)
+        batch = batches.get(timeout_seconds=0.2)
         # Whoever waits while the device is still busy starves nobody.
         idle = not pending or _is_ready(pending[-1])
         window.starved += (time.monotonic() - waited) if idle else 0.0
@@ -135,30 +149,37 @@ class Learner:
           continue
         if pending:
           jax.block_until_ready(pending[-1])  # one update in flight, so batches are drawn in time
+        if self._intake is not None:
+          self._poll()  # a run ends after the update for which enough was collected
         self._state, metrics = self._update(self._state, batch)
         if self._first_update is None:
           self._first_update = time.monotonic()
-          window = _Window(self._step)  # what came before was starting up, not starving
+          window = self._begin_window()  # what came before was starting up, not starving
         self._step += 1
+        if self._intake is not None:
+          self._intake.learner_step = self._step
         pending.append(metrics)
         if self._step % config.publish_period == 0:
-          self._publish_in(background)
+          if self._intake is None:
+            self._publish_in(background)
+          else:  # before any room is made in the queue, for whose sequences others may wait
+            self._publish(final=False)
         if self._step % config.log_period == 0:
           values = _mean(pending)
           pending.clear()
           logger.write(self._report(window) | values)
-          _check_finite(values, self._step)
-          window = _Window(self._step)
+          _check_finite(values, self._step, config)
+          window = self._begin_window()
         counted = config.checkpoint_updates and self._step % config.checkpoint_updates == 0
         if counted or time.monotonic() - saved > config.checkpoint_period:
           saved = time.monotonic()
-          self._save_state()
+          self._save_state(pending)
           background.submit(self._try_save_replay)
     finally:
-      prefetch.close()
+      batches.close()
       background.close()
     finished = self._finished
-    self._save_state()
+    self._save_state(pending)
     self._publish_surely(final=finished)
     self._try_save_replay()
     self._checkpointer.wait()
@@ -175,20 +196,40 @@ class Learner:
     return not in_time or self._environment_step >= self._max_environment_steps
 
   def _poll(self) -> None:
+    if self._intake is not None:
+      self._environment_step = self._intake.sequences * self._steps_per_sequence
+      return
     environment_step = self._ask_environment_step()
     if environment_step is not None:
       self._environment_step = environment_step
 
+  def _begin_window(self) -> '_Window':
+    if self._intake is not None:
+      self._intake.report()
+    return _Window(self._step, self._environment_step)
+
   def _report(self, window: '_Window') -> dict[str, float]:
     elapsed = time.monotonic() - window.start
-    replayed = self._step * self._steps_per_batch
-    return {
+    row = {
       'learner_step': self._step,
       'environment_step': self._environment_step,
-      'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
-      'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
       'starved_fraction': min(1.0, window.starved / elapsed),
     }
+    if self._intake is not None:
+      collected = self._environment_step - window.environment_step
+      return row | {'steps_per_second': collected / elapsed} | self._intake.report()
+    replayed = self._step * self._steps_per_batch
+    return row | {
+      'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
+      'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
+    }
+
+  def _place(self, batch: Tree) -> Tree:
+    """Equal contiguous slices on the devices; each slice holds the mixture of strata."""
+    count = len(self._devices)
+    batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+    slices = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+    return jax.device_put_sharded(slices, self._devices)
 
   def _make_snapshot(self, params: Tree, final: bool) -> parameters.Snapshot:
     return parameters.Snapshot(
@@ -215,8 +256,13 @@ class Learner:
     )
     background.submit(send)
 
-  def _save_state(self) -> None:
-    self._checkpointer.save(self._step, self._snapshot(self._state))
+  def _save_state(self, pending: list[dict[str, jax.Array]]) -> None:
+    if pending:
+      _check_finite(_mean(pending), self._step, self._config)  # before anything of it is saved
+    state = self._snapshot(self._state)
+    if self._intake is not None:
+      state = on_policy.State(state, np.asarray(self._intake.sequences, np.int64))
+    self._checkpointer.save(self._step, state)
 
   def _try_save_replay(self) -> None:
     try:
@@ -230,23 +276,40 @@ class _Window:
 
   Attributes:
     step: learner step at its start.
+    environment_step: at its start.
     start: seconds, monotonic.
     starved: seconds waited for a batch while the device had nothing to do.
   """
 
-  def __init__(self, step: int):
+  def __init__(self, step: int, environment_step: int):
     self.step = step
+    self.environment_step = environment_step
     self.start = time.monotonic()
     self.starved = 0.0
+
+
+class _OnDemand:
+  """Draws a batch when it is asked for, and puts it on the devices."""
+
+  def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
+    self._reader = reader
+    self._place = place
+
+  def get(self, timeout_seconds: float) -> Tree | None:
+    """The next batch, [D, B, T, ...]; None when there is none in time."""
+    batch = self._reader.get(timeout_seconds)
+    return None if batch is None else self._place(batch)
+
+  def close(self) -> None:
+    pass
 
 
 class _Prefetch:
   """Puts the next batch on the devices while they work on the last one."""
 
-  def __init__(self, reader: reader_lib.Reader, devices: list[jax.Device], per_device: int):
+  def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
     self._reader = reader
-    self._devices = devices
-    self._per_device = per_device
+    self._place = place
     self._queue: queue.Queue[Tree] = queue.Queue(maxsize=1)
     self._closed = threading.Event()
     self._failure: BaseException | None = None
@@ -272,7 +335,7 @@ class _Prefetch:
         batch = self._reader.get(timeout_seconds=0.2)
         if batch is None:
           continue
-        placed = jax.device_put_sharded(self._shards(batch), self._devices)
+        placed = self._place(batch)
         while not self._closed.is_set():
           try:
             self._queue.put(placed, timeout=0.2)
@@ -281,12 +344,6 @@ class _Prefetch:
             continue
     except BaseException as error:  # handed to whoever reads
       self._failure = error
-
-  def _shards(self, batch: Tree) -> list[Tree]:
-    """Equal contiguous slices, each of which holds the mixture of strata."""
-    split = lambda x: x.reshape(len(self._devices), self._per_device, *x.shape[1:])
-    batch = jax.tree.map(split, batch)
-    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(len(self._devices))]
 
 
 class _Background:
@@ -326,9 +383,15 @@ class _Background:
         logging.exception('In the background:')
 
 
+def saved_shapes(update: Update, *, counted: bool) -> Tree:
+  """Shapes and dtypes of what a learner's checkpoints hold; `counted`: of one with an intake."""
+  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
+  return on_policy.State(state, jax.ShapeDtypeStruct((), np.int64)) if counted else state
+
+
 def _is_ready(metrics: Any) -> bool:
   """Whether the update that gives these has ended."""
-  return metrics['world_model/loss'].is_ready()
+  return next(iter(metrics.values())).is_ready()
 
 
 def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -354,11 +417,12 @@ def _mean(pending: list[dict[str, jax.Array]]) -> dict[str, float]:
   return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-def _check_finite(values: dict[str, float], step: int) -> None:
+def _check_finite(values: dict[str, float], step: int, config: Config) -> None:
   broken = [name for name, value in values.items() if not np.isfinite(value)]
   if broken:
+    names = [field.name for field in dataclasses.fields(config)]
+    rates = [f'learner.{name}' for name in names if name.endswith('learning_rate')]
     raise FloatingPointError(
       f'learner step {step}: {", ".join(broken)} not finite; the run goes back to its last '
-      'checkpoint. If it happens again, lower learner.model_learning_rate or '
-      'learner.policy_learning_rate'
+      f'checkpoint. If it happens again, lower {" or ".join(rates)}'
     )

@@ -190,6 +190,7 @@ def make_update(
   scale: Scale,
   *,
   max_environment_steps: int | None = None,
+  delayed: bool = False,
 ) -> Update:
   """Builds the update of one agent.
 
@@ -198,6 +199,7 @@ def make_update(
     config: of the optimizer.
     scale: minibatches, epochs and rate.
     max_environment_steps: at which an annealed rate is 0; None to keep it.
+    delayed: whether those who acted may have had parameters of some updates ago.
   """
   network = ppo.network
   recurrent = bool(ppo.config.recurrent_size)
@@ -262,7 +264,7 @@ def make_update(
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(state.key)
     rate = learning_rate(state)
-    batch = network.rows(state.params, sequence)
+    batch = network.rows(state.params, sequence, delayed=delayed)
     num_steps, num_worlds = batch.weight.shape
     order = shuffle(shuffle_key, num_worlds, num_steps)
     rows = batch

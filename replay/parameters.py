@@ -119,6 +119,11 @@ class Source:
     """Whether the server answered when last asked."""
     return self._connection.alive
 
+  @property
+  def environment_step(self) -> int | None:
+    """Of the snapshot last returned; None before the first."""
+    return self._numbers[1] if self._numbers else None
+
   def newest(self, timeout_seconds: float = 5.0) -> Snapshot | None:
     """The published snapshot, when it is another than the last one returned.
 

@@ -6,7 +6,7 @@ import atexit
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Reader:
     batch_size: int,
     max_in_flight: int = 8,
     prefetch: int = 2,
+    keep: Callable[[Any], bool] | None = None,
     timeout_seconds: float = 5.0,
   ):
     """Starts reading; the server may still be starting.
@@ -47,7 +48,10 @@ class Reader:
       schema: tree of jax.ShapeDtypeStruct of one sequence.
       batch_size: sequences of a batch, over all devices.
       max_in_flight: sequences held ahead by Reverb, per stratum; they count as sampled.
-      prefetch: batches held ahead; they count as sampled.
+      prefetch: batches held ahead; they count as sampled. 0: a batch is begun when it is asked for,
+        so that what is read once and in order lies in the server until then.
+      keep: asked of every sequence, [1, ...], in the order in which they are read; what it declines
+        is in no batch.
       timeout_seconds: silence after which the server counts as down.
     """
     self._strata = tuple(strata)
@@ -55,7 +59,12 @@ class Reader:
     self._connection = connection_lib.Connection(address, 'reader', timeout_seconds=timeout_seconds)
     self._row_strata = tables.row_strata(self._strata, batch_size)
     self._max_in_flight = max_in_flight
-    self._batches: queue.Queue[list[np.ndarray] | None] = queue.Queue(maxsize=prefetch)
+    self._keep = keep
+    self._ahead = prefetch > 0
+    self._wanted = threading.Semaphore(0)  # batches asked for and not begun
+    self._asked = False  # a batch is asked for and not given
+    self._asking = threading.Lock()
+    self._batches: queue.Queue[list[np.ndarray] | None] = queue.Queue(maxsize=max(1, prefetch))
     self._closed = threading.Event()
     self._failure: Exception | None = None
     self._starved_seconds = 0.0
@@ -89,12 +98,17 @@ class Reader:
       ValueError: the server stores another schema, or lacks a stratum.
     """
     start = time.monotonic()
+    with self._asking:
+      if not self._asked:
+        self._asked = True
+        self._wanted.release()
     try:
       batch = self._batches.get(timeout=0 if self._failure else timeout_seconds)
     except queue.Empty:
       batch = None
     self._starved_seconds += time.monotonic() - start
     if batch is not None:
+      self._asked = False
       return self._columns.unflatten(batch)
     if self._failure is not None:
       raise self._failure
@@ -119,14 +133,17 @@ class Reader:
         thread.join(timeout=1.0)
 
   def _fill(self) -> None:
+    due = self._ahead
     try:
       while not self._closed.is_set():
         samplers = self._make_samplers()
         try:
           while samplers and not self._closed.is_set():
-            batch = self._read(samplers)
+            due = due or self._wanted.acquire(timeout=0.2)
+            batch = self._read(samplers) if due else None
             if batch is not None:
               self._put(batch)
+              due = self._ahead
         except RuntimeError as error:
           logging.warning('reader: %s; reading anew', error)
           self._closed.wait(1.0)
@@ -159,12 +176,15 @@ class Reader:
       for shape, dtype in zip(self._columns.shapes, self._columns.wire_dtypes, strict=True)
     ]
     for row, stratum in enumerate(self._row_strata):
-      values = samplers[stratum].GetNextTrajectory()[_INFO_COLUMNS:]
-      if self._closed.is_set():
-        return None
-      mismatch = self._columns.mismatch(values)
-      if mismatch:
-        raise ValueError(f'replay: {self._strata[stratum].name!r} gave {mismatch}')
+      kept = False
+      while not kept:
+        values = samplers[stratum].GetNextTrajectory()[_INFO_COLUMNS:]
+        if self._closed.is_set():
+          return None
+        mismatch = self._columns.mismatch(values)
+        if mismatch:
+          raise ValueError(f'replay: {self._strata[stratum].name!r} gave {mismatch}')
+        kept = self._keep is None or self._keep(self._columns.unflatten(values))
       for column, value in zip(batch, values, strict=True):
         column[row] = value[0]
     return batch

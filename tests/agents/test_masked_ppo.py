@@ -403,6 +403,33 @@ def test_a_clipped_value_does_not_run_away_from_the_old_one(value_clip, old, tar
   assert (largest == 0) if flat else (largest > 1e-4)
 
 
+@pytest.mark.parametrize('variant', ['masked', 'continuous', 'memory'])
+def test_what_older_parameters_did_is_clipped_around_the_newest(variant):
+  ppo, params, sequence = played(variant)
+  memory = sequence.initial_state
+  rows = compiled(ppo).rows(params, sequence)
+  delayed = jax.jit(functools.partial(ppo.network.rows, delayed=True))
+  same = delayed(params, sequence)
+  np.testing.assert_allclose(same.importance, 1.0, atol=1e-5)
+  np.testing.assert_allclose(same.advantage, rows.advantage, rtol=1e-4, atol=1e-5)
+
+  newest = jax.tree.map(lambda x: 1.5 * x, params)
+  near = delayed(newest, sequence)
+  (_, far_metrics), _ = compiled(ppo).loss(newest, normalised(rows), memory)
+  _, metrics = jax.jit(ppo.network.loss)(newest, normalised(near), memory)
+  assert far_metrics['approx_kl'] > 1e-3 and far_metrics['clip_fraction'] > 0
+  assert metrics['approx_kl'] == pytest.approx(0, abs=1e-6)
+  assert metrics['clip_fraction'] == 0
+  # At a ratio of 1, what is left of the surrogate is - w A.
+  acted = np.asarray(rows.weight > 0)
+  ratio = np.exp(np.asarray(near.log_prob - rows.log_prob)[acted])
+  importance = np.minimum(ratio, masked_ppo.MOST_IMPORTANCE)
+  assert importance.min() < 1 < importance.max()
+  np.testing.assert_allclose(near.importance[acted], importance, rtol=1e-5)
+  expected = -np.mean(importance * np.asarray(near.advantage)[acted])
+  assert metrics['actor_loss'] == pytest.approx(expected, rel=1e-4)
+
+
 def test_kernels_begin_orthogonal_and_the_policy_even():
   ppo = make('masked', hidden_size=16)
   params = compiled(ppo).init(jax.random.key(0))

@@ -133,6 +133,18 @@ def test_values_of_ppo_are_replaced_by_path():
   assert changed.agent_name == 'ppo'
 
 
+def test_an_update_has_what_all_actors_play_in_one_unroll():
+  fused = experiments.ppo_laptop('catch')
+  assert (fused.fused, fused.batch_size) == (True, 256)
+  longer = config.override(fused, ['actor.num_actors=2', 'replay.strata[0].max_size=512'])
+  apart = config.override(longer, ['learner.fused=false'])
+  assert (apart.fused, apart.batch_size) == (False, 512)
+  assert config.conflicts(fused, config.override(fused, ['learner.fused=false'])) == [
+    'learner.fused: the folder has True, you gave False'
+  ]
+  assert not experiments.laptop('catch').fused
+
+
 def test_agent_and_learner_must_belong_together(laptop):
   with pytest.raises(ValueError, match='do not belong together'):
     dataclasses.replace(laptop, agent=experiments.ppo_laptop('catch').agent)
@@ -168,7 +180,7 @@ def test_the_worlds_of_ppo_follow_the_memory_of_the_gpu(monkeypatch, said, world
   monkeypatch.setattr(experiments, 'GPU_MEMORY', ('printf', said))
   made = experiments.ppo_gpu('catch')
   assert made.actor.num_worlds == worlds
-  assert made.replay.strata[0].max_size == 2 * worlds
+  assert made.replay.strata[0].max_size == worlds // 2
 
 
 @pytest.mark.parametrize('command', ['no-such-command', 'false'])

@@ -33,8 +33,21 @@ def folder(tmp_path):
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--fused'], '--fused: the dreamer learns from replay'),
-    (['--agent', 'ppo', '--no-fused'], '--no-fused: ppo runs as one program only'),
-    (['--reset-moments'], '--reset-moments: is for runs of ppo'),
+    (['--reset-moments'], '--reset-moments: is for fused runs of ppo'),
+    (
+      ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_worlds=64'],
+      'replay.strata.on_policy.max_size=128: what is read would be older than '
+      'learner.max_staleness=2 updates; for batches of 64 sequences use at most 119 (32',
+    ),
+    (
+      ['--agent', 'ppo', '--no-fused', '--set', 'replay.strata[0].read_once=false'],
+      'replay.strata.on_policy.read_once=False: PPO learns from each sequence once; use true',
+    ),
+    (
+      ['--agent', 'ppo', '--set', 'actor.num_actors=2'],
+      'actor.num_actors=2: a fused run has no actors of its own; use 1, or add --no-fused',
+    ),
+    (['--agent', 'ppo', '--set', 'learner.max_staleness=0'], 'learner.max_staleness=0: must be'),
     (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),
   ],

@@ -15,7 +15,7 @@ from learner import dreamer_update
 def test_the_update_of_every_preset_can_be_built(preset, world):
   made = config.override(experiments.PRESETS[preset](world), ['agent.horizon_min=8'])
   parts = program.make_parts(made)
-  update = dreamer_update.make_update(parts.dreamer, made.learner)
+  update = program.make_update(made, parts, num_devices=1)
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
   state = jax.eval_shape(update.init, jax.random.key(0))
   replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)

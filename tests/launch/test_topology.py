@@ -24,18 +24,26 @@ TINY = (
   'evaluator.num_episodes=8', 'evaluator.final_episodes=8', 'tensorboard=false',
   'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
 )  # fmt: skip
+PPO = (
+  'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
+  'actor.num_worlds=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
+  'learner.num_minibatches=2', 'learner.log_period=2', 'learner.checkpoint_period=0.5',
+  'actor.log_period=0.5', 'evaluator.period=5', 'evaluator.num_episodes=8',
+  'evaluator.final_episodes=8', 'tensorboard=false',
+)  # fmt: skip
 PATIENCE = 150  # seconds; a node needs ten to start alone and more beside others
 
 
 class Launch:
   """`hephaestus train` on one folder."""
 
-  def __init__(self, folder, *arguments):
+  def __init__(self, folder, *arguments, agent='dreamer', tiny=TINY):
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
-      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--set', *TINY, *arguments],
+      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--agent', agent, '--no-fused',
+       '--set', *tiny, *arguments],
       stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
     )  # fmt: skip
 
@@ -196,3 +204,30 @@ def test_a_node_that_fails_again_and_again_ends_the_run(folder):
   assert 'learner failed again and again' in run.words()
   assert 'checkpoints' in (folder.parent / 'output.txt').read_text()
   assert living(folder) == []
+
+
+@pytest.mark.timeout(300)
+def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
+  # Its time begins anew with the learner that goes on, so it cannot end before the kill unnoticed.
+  options = ('max_environment_steps=100000000', 'max_minutes=0.12')
+  run = Launch(folder, *options, agent='ppo', tiny=PPO)
+  saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
+  run.wait_for(saved, 'a checkpoint')
+  run.kill('learner')
+  report = local.inspect(str(folder))
+  assert report['tables']['on_policy']['max_size'] == 4
+  assert report['environment_step'] == run.step(key='environment_step')
+  assert run.end() == 0, run.words()
+  assert living(folder) == []
+  log = (folder / 'logs' / 'learner.log').read_text().splitlines()
+  resumed = [line for line in log if 'Learner resumes at step' in line]
+  assert len(resumed) == 1 and int(resumed[0].rsplit(' ', 1)[1].rstrip('.')) > 0
+  rows = run.rows('learner')
+  steps = [row['learner_step'] for row in rows]
+  assert steps == list(range(2, steps[-1] + 1, 2)), 'a step is missing or there twice'
+  # All that was read was learned from, eight sequences of eight steps by each update.
+  assert all(row['environment_step'] >= 64 * row['learner_step'] for row in rows)
+  assert max(row['staleness'] for row in rows) <= 1
+  final = run.rows('evaluator')[-1]
+  assert final['final'] and f'learner_step={final["learner_step"]}' in run.words()
+  assert {row['kind'] for row in run.rows('events')} >= {'restarting', 'finished'}

@@ -86,6 +86,7 @@ class Run:
       update=dreamer_update.make_update(self.dreamer, LEARNER),
       acting_params=self.dreamer.agent.acting_params,
       config=LEARNER,
+      batch_size=BATCH,
       reader=reader.Reader(
         self.address, REPLAY.strata, self.schema, batch_size=BATCH, max_in_flight=1, prefetch=1
       ),
@@ -227,7 +228,7 @@ def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_the_node_by_name():
   with pytest.raises(FloatingPointError, match='world_model/loss not finite'):
-    learner._check_finite({'world_model/loss': float('nan'), 'dream/horizon': 3.0}, 7)
+    learner._check_finite({'world_model/loss': float('nan'), 'dream/horizon': 3.0}, 7, LEARNER)
 
 
 def test_a_batch_that_does_not_divide_is_refused():

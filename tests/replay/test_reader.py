@@ -135,12 +135,57 @@ def test_another_schema_is_refused_on_both_ways(serve, unlimited, schema):
   source.close()
 
 
+def queue(max_size):
+  stratum = tables.Stratum(name='on_policy', max_size=max_size, share=1.0, read_once=True)
+  return tables.ReplayConfig(strata=(stratum,), replay_ratio=1.0, warm_up=1)
+
+
 def test_a_queue_gives_each_sequence_once_and_in_order(serve, schema, make_sequences):
-  config = tables.ReplayConfig(
-    strata=(tables.Stratum(name='on_policy', max_size=64, share=1.0, read_once=True),),
-    replay_ratio=1.0,
-  )
+  config = queue(64)
   _, address = serve(config)
   writer.Writer(address, config.strata, schema).write(make_sequences(0, 64), never)
   identities = np.concatenate([b['identity'] for b in read(address, config, schema, 4)])
   np.testing.assert_array_equal(identities, np.arange(64))
+
+
+def test_what_is_read_on_demand_waits_in_the_server(serve, schema, make_sequences):
+  config = queue(16)
+  _, address = serve(config)
+  entry = writer.Writer(address, config.strata, schema)
+  source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=0)
+  assert source.get(0.05) is None  # asked for before it is there: still one batch, and not two
+  entry.write(make_sequences(0, 16), never)
+  batches = [source.get(20.0)]
+  entry.write(make_sequences(16, 32), never)
+  entry.write(make_sequences(32, 48), lambda: True)  # gives up once it is held back
+  assert entry.sequences_written == 32
+  batches += [source.get(20.0), source.get(20.0)]
+  source.close()
+  identities = np.concatenate([batch['identity'] for batch in batches])
+  np.testing.assert_array_equal(identities, np.arange(48))
+
+
+def test_a_queue_may_be_shorter_than_a_batch(serve, schema, make_sequences):
+  config = queue(3)
+  _, address = serve(config)
+  source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=0)
+  assert source.get(0.0) is None
+  writer.Writer(address, config.strata, schema).write(make_sequences(0, 16), never)
+  np.testing.assert_array_equal(source.get(20.0)['identity'], np.arange(16))
+  source.close()
+
+
+def test_what_is_declined_is_in_no_batch(serve, schema, make_sequences):
+  config = queue(64)
+  _, address = serve(config)
+  writer.Writer(address, config.strata, schema).write(make_sequences(0, 64), never)
+  asked = []
+
+  def keep(sequence):
+    asked.append(int(sequence['identity'][0]))
+    return asked[-1] % 3 == 0
+
+  batches = read(address, config, schema, 2, batch_size=8, prefetch=0, keep=keep)
+  identities = np.concatenate([batch['identity'] for batch in batches])
+  np.testing.assert_array_equal(identities, np.arange(0, 48, 3))
+  assert asked == list(range(46))

@@ -1,0 +1,57 @@
+"""What the launcher says of a run whose nodes write their rows to files."""
+
+import json
+import time
+
+import pytest
+
+from launch import config, experiments, local, metrics
+
+ROW = {
+  'learner_step': 8, 'environment_step': 65536, 'steps_per_second': 9000.0, 'staleness': 1.0,
+  'ppo/entropy': 1.0, 'ppo/approx_kl': 0.01, 'ppo/clip_fraction': 0.1, 'ppo/learning_rate': 1e-3,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+  """(config, folder, write): a run of PPO with actors, and what writes a row of a node."""
+  made = config.override(experiments.ppo_laptop('catch'), ['learner.fused=false'])
+  (tmp_path / 'metrics').mkdir()
+
+  def write(node, row):
+    with (tmp_path / 'metrics' / f'{node}.jsonl').open('a') as file:
+      file.write(json.dumps({'time': time.time(), **row}) + '\n')
+
+  return made, tmp_path, write
+
+
+def test_a_run_of_ppo_that_moves_too_far_is_told_so_once(run):
+  made, folder, write = run
+  write('learner', ROW | {'ppo/approx_kl': 1.0})  # of an earlier launch
+  said = []
+  events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
+  watch = local.Watch(made, folder, events, said.append)
+  watch.tick()
+  write('learner', ROW)
+  watch.tick()
+  assert said == []
+  write('actor-0', {'episode_return': 0.5, 'episode_length': 9.0})
+  for step in (16, 24):
+    write('learner', ROW | {'learner_step': step, 'ppo/approx_kl': 0.2})
+    watch.tick()
+  (text,) = said
+  assert text.startswith('warning: KL 0.200 is above 0.08')
+  (event,) = metrics.read(folder / 'metrics' / 'events.jsonl')
+  assert (event['kind'], event['name']) == ('warning', 'learner')
+
+
+def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
+  made, folder, write = run
+  progress = local.Progress(made, folder)
+  write('learner', ROW)
+  write('actor-0', {'environment_step': 70000, 'parameter_version': 8})
+  write('evaluator', {'normalised_score': 0.5, 'episode_return': 0.25})
+  line = progress.line()
+  assert '70,000/500,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
+  assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
