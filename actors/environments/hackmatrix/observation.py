@@ -40,6 +40,10 @@ SIPHON_CENTER = 41
 MAX_RESOURCES = 50.0  # credits and energy are seen up to here
 MAX_TURNS = 4  # of a transmission
 
+_SLOTS_AT_ONCE = (
+  10  # of so many LLVM makes vectors, of 20 it does not; later slots are seldom taken
+)
+
 
 class Codes(NamedTuple):
   """An observation before it is spread out.
@@ -188,8 +192,8 @@ def _look(
 ) -> jax.Array:
   """[6, 6, ...] int32, what is seen in each cell, 0 where nothing is.
 
-  Slot after slot, each on what is below it, because that is arithmetic on whole rows of worlds,
-  where a reduction over slots would be one of single numbers.
+  Slot after slot, each on what is below it: that is arithmetic on whole rows of worlds, where a
+  reduction over slots would be one of single numbers.
 
   Args:
     is_visible: [20, ...] bool.
@@ -201,10 +205,16 @@ def _look(
   code = code.astype(np.int16)
   cells = state_lib.column(np.arange(SIZE**2, dtype=np.int8).reshape(SIZE, SIZE), cell.ndim - 1)
 
-  def look():
-    seen = jnp.zeros((SIZE, SIZE, *cell.shape[1:]), np.int16)
+  seen = jnp.zeros((SIZE, SIZE, *cell.shape[1:]), np.int16)
+
+  def lay(seen, cell, code):
     for slot in range(len(cell)):
       seen = jnp.where(cell[slot] == cells, cover(code[slot], seen), seen)
     return seen
 
-  return state_lib.make_if_any(is_visible, look).astype(np.int32)
+  for first in range(0, len(cell), _SLOTS_AT_ONCE):
+    some = slice(first, first + _SLOTS_AT_ONCE)
+    seen = jax.lax.cond(
+      jnp.any(is_visible[some]), lay, lambda seen, *_: seen, seen, cell[some], code[some]
+    )
+  return seen.astype(np.int32)

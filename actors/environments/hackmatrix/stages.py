@@ -95,7 +95,6 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
   resource = 1 + (twentieth >= 9).astype(np.int32) + (twentieth >= 18)
   resource = jnp.where(is_inner & ~is_block, resource, 0)
 
-
   return state.replace(
     hp=jnp.minimum(state.hp + 1, state_lib.MAX_HP),
     exit_row=layout.exit_row,
