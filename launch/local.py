@@ -502,6 +502,6 @@ def evaluate(
   return {'learner_step': saved.step, **result._asdict()}
 
 
-def to_json(report: dict[str, Any]) -> str:
+def to_json(report: dict[str, Any] | list[dict[str, Any]]) -> str:
   """One line of JSON."""
   return json.dumps(metrics.plain(report))

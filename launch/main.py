@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import pathlib
 import sys
@@ -83,6 +84,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
+
+  bench = commands.add_parser(
+    'bench', allow_abbrev=False, help='measure the speed of a part, and what limits it'
+  )
+  targets = bench.add_subparsers(dest='target', required=True)
+  bench_env = targets.add_parser('env', allow_abbrev=False, help='steps of worlds per second')
+  bench_env.add_argument('--env', default='catch', help='as of train (default: catch)')
+  bench_env.add_argument('--worlds', type=int, nargs='+', default=[256, 2048], metavar='N')
+  bench_env.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
+  bench_env.add_argument(
+    '--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE'
+  )
+  bench_env.add_argument('--json', action='store_true')
   return parser.parse_args(arguments[1:])
 
 
@@ -228,6 +242,25 @@ def _inspect(arguments: argparse.Namespace) -> int:
   return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+  from launch import bench, experiments, local
+  from launch import config as launch_config
+
+  logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
+  foreign = [each for each in arguments.set if not each.startswith('environment.')]
+  if foreign:
+    raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
+  config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
+  figures = bench.environment(
+    arguments.env, config.make_environment(), arguments.worlds, arguments.seconds
+  )
+  if arguments.json:
+    print(local.to_json([figure._asdict() for figure in figures]))
+  else:
+    bench.show(figures)
+  return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
   sys.path.append(os.getcwd())  # where a user's own worlds are; last, lest its folders hide ours
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -239,6 +272,7 @@ def _run(arguments: argparse.Namespace) -> int:
     'watch': _watch,
     'environments': _environments,
     'inspect': _inspect,
+    'bench': _bench,
   }
   try:
     return commands[arguments.command](arguments)

@@ -72,10 +72,8 @@ def _hatch(state: State, plays: jax.Array) -> State:
   # One number holds a whole transmission, so that each slot looks for its own only once.
   eggs = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
   eggs = eggs | slots.from_scheduled << 9
-  egg = state_lib.where_any(
-    jnp.any(hatches, axis=0),
-    lambda: jnp.sum(jnp.where(egg_of[:, None] == rank, eggs[:, None], 0), axis=0),
-    jnp.zeros_like(eggs),
+  egg = state_lib.make_if_any(
+    hatches, lambda: jnp.sum(jnp.where(egg_of[:, None] == rank, eggs[:, None], 0), axis=0)
   )
   kind = egg >> 6 & 3
   hatched = Enemies(
@@ -143,24 +141,24 @@ def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
     plays & ~state.tasks_disabled & (state.task_interval > 0) & (state.turn >= state.next_task_turn)
   )
 
-  def send():
+  def draw():
     occupied = board.of_cell(state.row, state.col) | board.of_cells(state.has_unsiphoned_block)
     for slots in (state.enemies, state.transmissions):
       occupied = occupied | board.of_slots(slots.active, slots.row, slots.col)
-    row, col = board.draw(~occupied, bits)
-    sent = Transmissions(
-      active=True,
-      kind=(bits & 3).astype(np.int32),  # the draw of the cell leaves these bits alone
-      row=row,
-      col=col,
-      turns=SCHEDULED_TURNS,
-      from_siphon=False,
-      from_scheduled=True,
-    )
-    taken, _ = state_lib.lowest_free(state.transmissions.active, 1)
-    return state_lib.select(taken, sent, state.transmissions)
+    return board.draw(~occupied, bits)
 
+  row, col = state_lib.make_if_any(falls_due, draw)
+  sent = Transmissions(
+    active=True,
+    kind=(bits & 3).astype(np.int32),  # the draw of the cell leaves these bits alone
+    row=row,
+    col=col,
+    turns=SCHEDULED_TURNS,
+    from_siphon=False,
+    from_scheduled=True,
+  )
+  taken, _ = state_lib.lowest_free(state.transmissions.active, falls_due)
   return state.replace(
-    transmissions=state_lib.where_any(falls_due, send, state.transmissions),
+    transmissions=state_lib.select(taken, sent, state.transmissions),
     next_task_turn=jnp.where(falls_due, state.turn + state.task_interval, state.next_task_turn),
   )

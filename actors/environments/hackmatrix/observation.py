@@ -4,7 +4,8 @@ The cells of all worlds are most of what a step writes, so they are not written 
 a few integers hold all of a cell, and every channel is a field of bits in one of them.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,10 @@ SIPHON_CENTER = 41
 
 MAX_RESOURCES = 50.0  # credits and energy are seen up to here
 MAX_TURNS = 4  # of a transmission
+
+_SLOTS_AT_ONCE = (
+  10  # of so many LLVM makes vectors, of 20 it does not; later slots are seldom taken
+)
 
 
 class Codes(NamedTuple):
@@ -81,7 +86,6 @@ _FIELDS = {
 }
 _NUM_WORDS = 4
 _CHANNELS = [_FIELDS[channel] for channel in range(NUM_CHANNELS)]
-_SLOT_SHIFT = 24  # above all fields of the first word
 
 
 def encode(state: State) -> Codes:
@@ -168,42 +172,49 @@ def _entities(state: State) -> jax.Array:
     | (enemies.col == state.col)
   )
   details = (
-    (enemies.stunned.astype(np.int32) << _FIELDS[ENEMY_STUNNED].shift)
+    (1 << enemies.kind)
+    | (enemies.stunned.astype(np.int32) << _FIELDS[ENEMY_STUNNED].shift)
     | (enemies.from_siphon.astype(np.int32) << _FIELDS[ENEMY_FROM_SIPHON].shift)
     | (enemies.hp << _FIELDS[ENEMY_HP].shift)
   )
-  turns = jnp.clip(transmissions.turns, 0, MAX_TURNS) << _FIELDS[TRANSMISSION_TURNS].shift
-  cell_of_enemy = jnp.where(is_visible, SIZE * enemies.row + enemies.col, -1)
-  cell_of_transmission = jnp.where(
-    transmissions.active, SIZE * transmissions.row + transmissions.col, -1
-  )
-  kinds = 1 << enemies.kind
-
-  def look():
-    is_in_cell = _is_in_cell(cell_of_enemy)
-    seen = jnp.bitwise_or.reduce(jnp.where(is_in_cell, kinds[:, None, None], 0), axis=0)
-    return seen | _of_highest(details, is_in_cell)
-
-  nothing = jnp.zeros_like(state.block_type)
-  seen = state_lib.where_any(jnp.any(is_visible, axis=0), look, nothing)
-  coming = state_lib.where_any(
-    jnp.any(transmissions.active, axis=0),
-    lambda: _of_highest(turns, _is_in_cell(cell_of_transmission)),
-    nothing,
-  )
-  return seen | coming
+  turns = jnp.clip(transmissions.turns, 0, MAX_TURNS)
+  kinds = np.int16((1 << state_lib.NUM_KINDS) - 1)
+  seen = _look(is_visible, enemies, details, lambda code, below: code | (below & kinds))
+  coming = _look(transmissions.active, transmissions, turns, lambda code, below: code)
+  return seen | coming << _FIELDS[TRANSMISSION_TURNS].shift
 
 
-def _is_in_cell(cell: jax.Array) -> jax.Array:
-  """[20, 6, 6, ...] bool, from [20, ...] indices of cells."""
-  rows, cols = state_lib.column(np.indices((SIZE, SIZE), np.int32), cell.ndim - 1)
-  return cell[:, None, None] == SIZE * rows + cols
+def _look(
+  is_visible: jax.Array,
+  slots: Any,
+  code: jax.Array,
+  cover: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+  """[6, 6, ...] int32, what is seen in each cell, 0 where nothing is.
 
+  Slot after slot, each on what is below it: that is arithmetic on whole rows of worlds, where a
+  reduction over slots would be one of single numbers.
 
-def _of_highest(code: jax.Array, is_in_cell: jax.Array) -> jax.Array:
-  """[6, 6, ...] int32, the code of the highest slot in each cell, 0 where there is none."""
-  slot = state_lib.column(np.arange(1, len(code) + 1, dtype=np.int32), code.ndim - 1)
-  ordered = (slot << _SLOT_SHIFT) | code
-  return jnp.max(jnp.where(is_in_cell, ordered[:, None, None], 0), axis=0) & (
-    (1 << _SLOT_SHIFT) - 1
-  )
+  Args:
+    is_visible: [20, ...] bool.
+    slots: with [20, ...] `row` and `col`.
+    code: [20, ...] of 0 to 2^15 - 1, what is seen.
+    cover: what is seen of a code and what is below it.
+  """
+  cell = jnp.where(is_visible, SIZE * slots.row + slots.col, -1).astype(np.int8)
+  code = code.astype(np.int16)
+  cells = state_lib.column(np.arange(SIZE**2, dtype=np.int8).reshape(SIZE, SIZE), cell.ndim - 1)
+
+  seen = jnp.zeros((SIZE, SIZE, *cell.shape[1:]), np.int16)
+
+  def lay(seen, cell, code):
+    for slot in range(len(cell)):
+      seen = jnp.where(cell[slot] == cells, cover(code[slot], seen), seen)
+    return seen
+
+  for first in range(0, len(cell), _SLOTS_AT_ONCE):
+    some = slice(first, first + _SLOTS_AT_ONCE)
+    seen = jax.lax.cond(
+      jnp.any(is_visible[some]), lay, lambda seen, *_: seen, seen, cell[some], code[some]
+    )
+  return seen.astype(np.int32)

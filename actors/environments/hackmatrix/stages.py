@@ -22,7 +22,8 @@ TRANSMISSION_TURNS = 1
 NUM_INNER = SIZE * SIZE - len(state_lib.CORNERS)  # cells that are no corners, in the grid's order
 _IS_CORNER = np.zeros((SIZE, SIZE), bool)
 _IS_CORNER[tuple(state_lib.CORNERS.T)] = True
-_INNER = np.where(_IS_CORNER, -1, np.cumsum(~_IS_CORNER).reshape(SIZE, SIZE) - 1)
+_BIT = np.zeros((SIZE, SIZE), np.uint32)  # of each inner cell; corners have none
+_BIT[~_IS_CORNER] = np.uint32(1) << np.arange(NUM_INNER, dtype=np.uint32)
 
 
 class Chance(NamedTuple):
@@ -48,21 +49,42 @@ NUM_BITS = Chance(  # how many integers each needs
 )
 
 
-def advance(state: State, chance: Chance) -> State:
+class Layout(NamedTuple):
+  """Where things are in a new stage.
+
+  Attributes:
+    exit_row: [...] int32.
+    exit_col: [...] int32.
+    blocks: [...] uint32, the inner cells with blocks.
+    transmissions: [8, ...] int32, the inner cell of each.
+  """
+
+  exit_row: jax.Array
+  exit_col: jax.Array
+  blocks: jax.Array
+  transmissions: jax.Array
+
+
+def draw_layout(state: State, chance: Chance) -> Layout:
+  """Draws the places; a step of its own, lest XLA draw them anew for every cell."""
+  exit_row, exit_col = _draw_exit(state, chance.exit)
+  blocks = _draw_blocks(chance)
+  bit = state_lib.column(_BIT, state.row.ndim)
+  player = jnp.sum(jnp.where(state.is_player_cell, bit, 0), axis=(0, 1), dtype=np.uint32)
+  return Layout(
+    exit_row=exit_row,
+    exit_col=exit_col,
+    blocks=blocks,
+    transmissions=_draw_cells(~(blocks | player), chance.transmissions),
+  )
+
+
+def advance(state: State, layout: Layout, chance: Chance) -> State:
   """The state at the start of the next stage; what is not named here the player keeps."""
   num_axes = state.row.ndim
-  stage = state.stage + 1
-  is_player = state.is_player_cell
-  exit_row, exit_col = _draw_exit(state, chance.exit)
-  is_exit = state_lib.is_cell(exit_row, exit_col)
-  inner = state_lib.column(_INNER, num_axes)
-  blocks = _draw_blocks(chance)
-
-  def is_in(cells):
-    """[6, 6, ...] bool, of the bits of the inner cells."""
-    return (inner >= 0) & ((cells >> jnp.maximum(inner, 0).astype(np.uint32)) & 1 != 0)
-
-  is_block = is_in(blocks)
+  is_inner = state_lib.column(~_IS_CORNER, num_axes)
+  is_exit = state_lib.is_cell(layout.exit_row, layout.exit_col)
+  is_block = layout.blocks & state_lib.column(_BIT, num_axes) != 0
   drawn = chance.cells.reshape(SIZE, SIZE, *chance.cells.shape[1:])
   is_heads, amount = drawn & 1 != 0, drawn >> 1  # a coin, and a number for the rest
   is_data, is_program = is_block & is_heads, is_block & ~is_heads
@@ -71,17 +93,12 @@ def advance(state: State, chance: Chance) -> State:
   # In twentieths: 9 for one, 9 for two, 2 for three.
   twentieth = amount % 20
   resource = 1 + (twentieth >= 9).astype(np.int32) + (twentieth >= 18)
-  resource = jnp.where((inner >= 0) & ~is_block, resource, 0)
+  resource = jnp.where(is_inner & ~is_block, resource, 0)
 
-  player = jnp.sum(
-    jnp.where(is_player & (inner >= 0), np.uint32(1) << jnp.maximum(inner, 0).astype(np.uint32), 0),
-    axis=(0, 1),
-    dtype=np.uint32,
-  )
   return state.replace(
     hp=jnp.minimum(state.hp + 1, state_lib.MAX_HP),
-    exit_row=exit_row,
-    exit_col=exit_col,
+    exit_row=layout.exit_row,
+    exit_col=layout.exit_col,
     block_type=jnp.where(
       is_data, state_lib.DATA, jnp.where(is_program, state_lib.PROGRAM, state_lib.NO_BLOCK)
     ),
@@ -92,10 +109,10 @@ def advance(state: State, chance: Chance) -> State:
     siphon_center=jnp.zeros_like(state.siphon_center),
     cell_credits=jnp.where(is_heads, resource, 0),
     cell_energy=jnp.where(is_heads, 0, resource),
-    cell_data_siphon=state_lib.column(_IS_CORNER, num_axes) & ~is_player & ~is_exit,
+    cell_data_siphon=state_lib.column(_IS_CORNER, num_axes) & ~state.is_player_cell & ~is_exit,
     enemies=jax.tree.map(jnp.zeros_like, state.enemies),
-    transmissions=_draw_transmissions(state, stage, ~(blocks | player), chance.transmissions),
-    stage=stage,
+    transmissions=_transmissions(state, layout.transmissions, chance.transmissions),
+    stage=state.stage + 1,
     show_active=jnp.zeros_like(state.show_active),
     step_active=jnp.zeros_like(state.step_active),
     attack_upgrades=jnp.zeros_like(state.attack_upgrades),
@@ -132,26 +149,33 @@ def _draw_blocks(chance: Chance) -> jax.Array:
   return blocks
 
 
-def _draw_transmissions(
-  state: State, stage: jax.Array, free: jax.Array, bits: jax.Array
-) -> state_lib.Transmissions:
-  """As many as the stage's number, up to 8, each in a cell of its own.
+def _draw_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
+  """[8, ...] int32, inner cells, no two the same.
 
   Args:
     free: [...] uint32, the inner cells that may be taken.
     bits: [8, ...] uint32.
   """
-  num_slots = state_lib.NUM_TRANSMISSIONS
   cells = []
   for i in range(state_lib.LAST_STAGE):
     cell = board.nth_bit(free, board.below(bits[i], jax.lax.population_count(free)))
     free = free & ~(np.uint32(1) << cell)
     cells.append(cell.astype(np.int32))
+  return jnp.stack(cells)
+
+
+def _transmissions(state: State, cell: jax.Array, bits: jax.Array) -> state_lib.Transmissions:
+  """As many as the next stage's number, up to 8.
+
+  Args:
+    cell: [8, ...] int32, the inner cell of each.
+    bits: [8, ...] uint32; the draw of the cell leaves the lowest alone.
+  """
+  num_slots = state_lib.NUM_TRANSMISSIONS
   # The corners that come before a cell in the grid's order: one, two or three.
-  cell = jnp.stack(cells)
   cell = cell + 1 + (cell >= SIZE - 2) + (cell >= NUM_INNER - SIZE + 2)
   slots = state_lib.column(np.arange(state_lib.LAST_STAGE), state.row.ndim)
-  used = slots < stage
+  used = slots <= state.stage
 
   def fill(values):
     rest = jnp.zeros((num_slots - len(values), *values.shape[1:]), values.dtype)

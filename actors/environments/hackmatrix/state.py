@@ -301,6 +301,20 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
   return jax.lax.cond(jnp.any(condition), change_some, lambda: otherwise)
 
 
+def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
+  """What is made if the condition holds in any world, else zeros.
+
+  It is for what few numbers of a world are drawn from, and many use: as `where_any`, it is computed
+  once and kept.
+
+  Args:
+    condition: [...] bool.
+    make: a function of nothing.
+  """
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+  return jax.lax.cond(jnp.any(condition), make, lambda: zeros)
+
+
 def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.Array]:
   """The slots that `count` newcomers take; those who find none are lost.
 

@@ -59,7 +59,7 @@ def test_an_import_path_makes_a_world_of_the_users(my_world):
     ('grid_world', {'size': 0}, ['environment.size=0: a grid needs at least 2 cells a side']),
     ('grid_world', {'size': 2, 'num_resources': 4}, ['environment.num_resources=4', '1 to 3']),
     ('grid_world', {'num_resources': 0}, ['environment.num_resources=0', '1 to 255']),
-    ('gymnaxx/CartPole-v1', {}, ["'gymnaxx/CartPole-v1'", 'did you mean gymnax?', 'environments`']),
+    ('gymnaxx/CartPole-v1', {}, ["'gymnaxx/CartPole-v1'", 'did you mean gymnax', 'environments`']),
     ('grid_world', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
   ],
 )

@@ -1,0 +1,72 @@
+"""The `bench` command: what it prints, and what it refuses."""
+
+import json
+
+import pytest
+
+from actors import environments
+from launch import main
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', 'bench', *map(str, arguments)]))
+
+
+def test_steps_of_worlds_are_measured_beside_their_limit(capsys):
+  arguments = ('env', '--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
+  assert run(*arguments, '--worlds', 2, 4, '--json') == 0
+  figures = json.loads(capsys.readouterr().out)
+  for figure in figures:
+    assert list(figure) == ['name', 'value', 'unit', 'limit', 'ratio', 'machine']
+    assert figure['value'] > 0
+    assert figure['machine'] == figures[0]['machine'] != ''
+  by_name = {figure['name']: figure for figure in figures}
+  assert list(by_name) == [
+    'env/catch/2_worlds',
+    'env/catch/2_worlds/compile',
+    'env/catch/4_worlds',
+    'env/catch/4_worlds/compile',
+    'copy',
+  ]
+  steps = by_name['env/catch/4_worlds']
+  assert steps['unit'] == 'steps/s'
+  (size,) = environments.make('catch', rows=5).observation_spec.shape
+  assert steps['limit'] == pytest.approx(by_name['copy']['value'] / (4 * size))
+  assert steps['ratio'] == pytest.approx(steps['value'] / steps['limit'])
+  assert by_name['copy']['limit'] is None
+
+
+def test_people_see_a_line_for_each_figure(capsys):
+  assert run('env', '--worlds', 2, '--seconds', 1e-3) == 0
+  machine, *lines = capsys.readouterr().out.splitlines()
+  assert machine.startswith('on ')
+  assert [line.split()[0] for line in lines] == [
+    'env/catch/2_worlds',
+    'env/catch/2_worlds/compile',
+    'copy',
+  ]
+  assert '% of ' in lines[0]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--env', 'cach'], "environment.name='cach': no such world"),
+    (['--worlds', '0'], '--worlds 0: each must be at least 1'),
+    (['--seconds', 'nan'], '--seconds nan: must be positive'),
+    (['--set', 'agent.window=3'], '--set agent.window=3: bench env knows only environment'),
+    (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
+  ],
+)
+def test_bad_input_is_named(capsys, arguments, words):
+  assert run('env', *arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.count('\n') == 1
+
+
+@pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])
+def test_unknown_words_end_with_code_two(arguments, capsys):
+  with pytest.raises(SystemExit) as ended:
+    run(*arguments)
+  assert ended.value.code == 2
