@@ -28,8 +28,9 @@ class Intake:
 
   By itself nothing gets that old: an actor begins an unroll when the last one has left its hands,
   so what it plays is one update old when it is read, and one more for each batch that fits into the
-  queue (`updates_behind`). Only an actor that is slower than others falls further behind. Newer than
-  the learner is what was done before it went back to a checkpoint, and that is as good.
+  queue (`updates_behind`), or where batches begin within unrolls, as they may once a node has died.
+  Only an actor that is slower than others falls further behind. Newer than the learner is what was
+  done before it went back to a checkpoint, and that is as good.
 
   `keep` is called by the thread that reads, and only while the learner waits for a batch.
 
@@ -76,5 +77,5 @@ def sequences_in_flight(max_in_flight: int, batch_size: int) -> int:
 
 
 def updates_behind(queue_size: int, in_flight: int, batch_size: int) -> int:
-  """How old what is read from a queue can be, with actors of one speed; all sizes in sequences."""
+  """How old what is read can be while batches are whole unrolls; all sizes in sequences."""
   return 1 + (queue_size + in_flight) // batch_size

@@ -209,7 +209,7 @@ def test_a_node_that_fails_again_and_again_ends_the_run(folder):
 @pytest.mark.timeout(300)
 def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
   # Its time begins anew with the learner that goes on, so it cannot end before the kill unnoticed.
-  options = ('max_environment_steps=100000000', 'max_minutes=0.12')
+  options = ('max_environment_steps=100000000', 'max_minutes=0.1')
   run = Launch(folder, *options, agent='ppo', tiny=PPO)
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   run.wait_for(saved, 'a checkpoint')
@@ -227,7 +227,7 @@ def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
   assert steps == list(range(2, steps[-1] + 1, 2)), 'a step is missing or there twice'
   # All that was read was learned from, eight sequences of eight steps by each update.
   assert all(row['environment_step'] >= 64 * row['learner_step'] for row in rows)
-  assert max(row['staleness'] for row in rows) <= 1
+  assert max(row['staleness'] for row in rows) <= 2
   final = run.rows('evaluator')[-1]
   assert final['final'] and f'learner_step={final["learner_step"]}' in run.words()
   assert {row['kind'] for row in run.rows('events')} >= {'restarting', 'finished'}
