@@ -155,6 +155,9 @@ def _worlds_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
   return usual
 
 
+HACKMATRIX_ENTROPY = 0.1
+
+
 def _on_policy(num_worlds: int) -> tables.ReplayConfig:
   """A queue of half a batch, each sequence read once; a fused run, which needs none, opens none."""
   queue = tables.Stratum(name='on_policy', max_size=num_worlds // 2, share=1.0, read_once=True)
@@ -165,7 +168,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
   memory = psutil.virtual_memory().total / 2**30
   num_worlds = _worlds_for(memory, usual=256, needed=2.0)
-  return launch_config.ExperimentConfig(
+  config = launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=5e-3),
     replay=_on_policy(num_worlds),
@@ -174,6 +177,20 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=500_000 if environment == 'catch' else 2_000_000,
     accelerator=False,
+  )
+  return _ppo_laptop_hackmatrix(config) if environment == 'hackmatrix' else config
+
+
+def _ppo_laptop_hackmatrix(
+  config: launch_config.ExperimentConfig,
+) -> launch_config.ExperimentConfig:
+  """Long unrolls of a wide observation, and much chance: with little, the agent walks to and fro."""
+  return dataclasses.replace(
+    config,
+    agent=masked_ppo.PPOConfig(entropy_scale=HACKMATRIX_ENTROPY),
+    learner=learner_config.PPOLearnerConfig(learning_rate=2e-3),
+    actor=dataclasses.replace(config.actor, sequence_length=129),
+    max_environment_steps=5_000_000,
   )
 
 
@@ -188,7 +205,9 @@ def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
 def _ppo_at_large(environment: str, num_worlds: int) -> launch_config.ExperimentConfig:
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(),
+    agent=masked_ppo.PPOConfig(
+      entropy_scale=HACKMATRIX_ENTROPY if environment == 'hackmatrix' else 0.01
+    ),
     replay=_on_policy(num_worlds),
     learner=learner_config.PPOLearnerConfig(),
     actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=129),
