@@ -157,7 +157,7 @@ def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
     from_siphon=False,
     from_scheduled=True,
   )
-  taken, _ = state_lib.lowest_free(state.transmissions.active, falls_due)
+  taken, _ = state_lib.lowest_free(state.transmissions.active, falls_due.astype(np.int32))
   return state.replace(
     transmissions=state_lib.select(taken, sent, state.transmissions),
     next_task_turn=jnp.where(falls_due, state.turn + state.task_interval, state.next_task_turn),

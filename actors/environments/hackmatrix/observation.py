@@ -40,9 +40,8 @@ SIPHON_CENTER = 41
 MAX_RESOURCES = 50.0  # credits and energy are seen up to here
 MAX_TURNS = 4  # of a transmission
 
-_SLOTS_AT_ONCE = (
-  10  # of so many LLVM makes vectors, of 20 it does not; later slots are seldom taken
-)
+# LLVM makes vectors of ten slots in one expression, and none of twenty; the last ten are rare.
+_SLOTS_AT_ONCE = 10
 
 
 class Codes(NamedTuple):
@@ -204,7 +203,6 @@ def _look(
   cell = jnp.where(is_visible, SIZE * slots.row + slots.col, -1).astype(np.int8)
   code = code.astype(np.int16)
   cells = state_lib.column(np.arange(SIZE**2, dtype=np.int8).reshape(SIZE, SIZE), cell.ndim - 1)
-
   seen = jnp.zeros((SIZE, SIZE, *cell.shape[1:]), np.int16)
 
   def lay(seen, cell, code):

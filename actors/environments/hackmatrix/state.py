@@ -302,14 +302,14 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 
 
 def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
-  """What is made if the condition holds in any world, else zeros.
+  """What is made if the condition holds in any world, else zeros; it means nothing elsewhere.
 
-  It is for what few numbers of a world are drawn from, and many use: as `where_any`, it is computed
-  once and kept.
+  As with `where_any`, it is computed once and kept, so the few numbers of a world that many others
+  follow from are best made so. Otherwise XLA would make them again for every slot and cell.
 
   Args:
     condition: [...] bool.
-    make: a function of nothing.
+    make: a function of nothing, that returns a tree of arrays.
   """
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
   return jax.lax.cond(jnp.any(condition), make, lambda: zeros)
