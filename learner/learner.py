@@ -227,7 +227,7 @@ class Learner:
   def _place(self, batch: Tree) -> Tree:
     """Equal contiguous slices on the devices; each slice holds the mixture of strata."""
     count = len(self._devices)
-    batch = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+    batch = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), batch)
     slices = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
     return jax.device_put_sharded(slices, self._devices)
 
