@@ -28,7 +28,7 @@ train: $(EXTRAS:%=$(VENV)/.synced-%) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)
 
 test: $(VENV)/.synced-dev
-	$(VENV)/bin/python -m pytest -q $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check

@@ -149,14 +149,14 @@ def _check_environment(config: Any) -> None:
   from actors.environments import host, wrappers
   from launch import local
 
-  if not config.accelerator or config.agent_name != 'ppo':
+  if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
   # Compiling is most of it, and the same at every start.
   jax.config.update('jax_compilation_cache_dir', local.COMMON['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
   if isinstance(environment, host.HostEnvironment):  # making it has played a step
-    if config.agent_name == 'ppo':
+    if config.fused:
       raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
     return
   try:

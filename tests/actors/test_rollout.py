@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actors import environments, rollout
+from actors import environments, evaluator, rollout
 from actors.environments import wrappers
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
@@ -164,3 +164,12 @@ def test_greedy_play_reaches_the_end_of_every_episode():
   )
   assert np.asarray(episodes.ended).any(axis=0).all()
   assert wrappers.reference_returns(environment).scripted == 1.0
+
+
+def test_the_first_episode_of_each_world_is_scored_over_several_unrolls(parts, monkeypatch):
+  monkeypatch.setattr(evaluator, 'ROWS', 2)
+  environment, agent, _, params = parts
+  result = evaluator.Play(environment, agent, 4).evaluate(params, jax.random.key(0), 8)
+  assert result.episode_length == environment.max_steps
+  wins = (8 * result.episode_return + 8) / 2  # of eight episodes, each won or lost by 1
+  assert wins == round(wins) and 0 <= wins <= 8
