@@ -109,14 +109,14 @@ def make_unroll(
   def unroll(params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
     identity_key, steps_key = jax.random.split(key)
 
-    def step(state: UnrollState, key: chex.PRNGKey):
-      act_key, env_key = jax.random.split(key)
+    def step(state: UnrollState, keys: chex.PRNGKey):
+      act_key, env_keys = keys[0], keys[1:]
       timestep = state.timestep
       policy_state, decision = agent.act(
         params, act_key, state.policy_state, timestep, greedy=greedy
       )
       env_state, next_timestep = jax.vmap(environment.step)(
-        jax.random.split(env_key, num_worlds), state.env_state, decision.action
+        env_keys, state.env_state, decision.action
       )
       begins, ends = next_timestep.first(), next_timestep.last()
       episode_return = jnp.where(begins, 0.0, state.episode_return + next_timestep.reward)
@@ -126,8 +126,9 @@ def make_unroll(
       )
       return next_state, ((timestep, decision), Episodes(ends, episode_return, episode_length))
 
+    # All keys at once: of a small world, drawing them row by row would be much of the work.
     next_state, ((timesteps, decisions), episodes) = jax.lax.scan(
-      step, state, jax.random.split(steps_key, num_rows - 1)
+      step, state, jax.random.split(steps_key, (num_rows - 1, 1 + num_worlds))
     )
     # The seam: the newest row, its action still to be chosen by the next unroll.
     close = lambda rows, row: jnp.swapaxes(jnp.concatenate([rows, row[None]]), 0, 1)
@@ -135,13 +136,9 @@ def make_unroll(
     timesteps = jax.tree.map(close, timesteps, next_state.timestep)
     decisions = jax.tree.map(close, decisions, unread)
     each = lambda value, dtype: jnp.full(num_worlds, value, dtype)
-    sequence = experience.Sequence(
-      observation=timesteps.observation,
-      action=decisions.action,
-      reward=timesteps.reward,
-      discount=timesteps.discount,
-      step_type=timesteps.step_type,
-      extras=decisions.extras,
+    sequence = _sequence(
+      timesteps,
+      decisions,
       initial_state=agent.stored_state(state.policy_state),
       identity=jax.random.bits(identity_key, (num_worlds,), jnp.uint32),
       version=each(version, jnp.int32),
@@ -158,6 +155,21 @@ def make_unroll(
     return sequence
 
   return Unroll(jax.jit(init), compiled, shapes)
+
+
+def _sequence(
+  timestep: environment_lib.TimeStep, decision: experience.Decision, **of_each: Any
+) -> experience.Sequence:
+  """Rows [N, T, ...] of what arrived and was decided, and what there is one of for each sequence."""
+  return experience.Sequence(
+    observation=timestep.observation,
+    action=decision.action,
+    reward=timestep.reward,
+    discount=timestep.discount,
+    step_type=timestep.step_type,
+    extras=decision.extras,
+    **of_each,
+  )
 
 
 class _HostUnroll:
@@ -247,13 +259,9 @@ class _HostUnroll:
       episode_length=episodes.episode_length[-1],
     )
     each: Any = lambda value: np.full(num_worlds, value, np.int32)
-    sequence = experience.Sequence(
-      observation=rows.observation,
-      action=decisions.action,
-      reward=rows.reward,
-      discount=rows.discount,
-      step_type=rows.step_type,
-      extras=decisions.extras,
+    sequence = _sequence(
+      rows,
+      decisions,
       initial_state=self._agent.stored_state(state.policy_state),
       identity=identity,
       version=each(version),
@@ -270,13 +278,9 @@ class _HostUnroll:
     _, decision = jax.eval_shape(self._act, params, key, row, policy_state, timestep)
     in_time = lambda x: shape((self._num_rows, *x.shape[1:]), x.dtype)
     timestep, decision = jax.tree.map(in_time, (timestep, decision))
-    return experience.Sequence(
-      observation=timestep.observation,
-      action=decision.action,
-      reward=timestep.reward,
-      discount=timestep.discount,
-      step_type=timestep.step_type,
-      extras=decision.extras,
+    return _sequence(
+      timestep,
+      decision,
       initial_state=jax.eval_shape(self._agent.stored_state, policy_state),
       identity=shape((), jnp.uint32),
       version=shape((), jnp.int32),

@@ -14,7 +14,7 @@ from absl import logging
 
 from learner import checkpoint as checkpoint_lib
 from learner import config as learner_config
-from learner import ppo_update
+from learner import dreamer_update, ppo_update
 
 Tree = Any
 DEVICES = ppo_update.DEVICES
@@ -110,7 +110,8 @@ class Fused:
         'episode_return': jnp.sum(ended * episodes.episode_return),
         'episode_length': jnp.sum(ended * episodes.episode_length),
       }
-      return FusedState(train, key, world_state), metrics | jax.lax.psum(played, DEVICES)
+      metrics |= dreamer_update.over_devices(played, jax.lax.psum)
+      return FusedState(train, key, world_state), metrics
 
     def call(state: FusedState, count: jax.Array) -> tuple[FusedState, dict[str, jax.Array]]:
       """`count` iterations, which is data and no shape; metrics are sums over them."""

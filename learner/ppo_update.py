@@ -253,7 +253,7 @@ def make_update(
 
     Weights sum to 1 on average over the devices, so the mean of their gradients is the gradient.
     """
-    total = lambda x: jax.lax.pmean(jnp.sum(x), DEVICES)
+    total = lambda x: dreamer_update.over_devices(jnp.sum(x))
     weight = rows.weight / jnp.maximum(total(rows.weight), 1e-8)
     centred = rows.advantage - total(weight * rows.advantage)
     deviation = jnp.sqrt(total(weight * jnp.square(centred)))
@@ -279,7 +279,7 @@ def make_update(
       (_, metrics), grads = jax.value_and_grad(network.loss, has_aux=True)(
         params, normalise(minibatch), memory
       )
-      grads = jax.lax.pmean(grads, DEVICES)
+      grads = dreamer_update.over_devices(grads)
       updates, opt_state = optimizer.update(grads, opt_state, params)
       updates = jax.tree.map(lambda x: -rate * x, updates)
       metrics['gradient_norm'] = optax.global_norm(grads)
@@ -305,7 +305,7 @@ def make_update(
         state.environment_step, num_steps * num_worlds * jax.lax.axis_size(DEVICES)
       ),
     )
-    return state, jax.lax.pmean(metrics, DEVICES)
+    return state, dreamer_update.over_devices(metrics)
 
   def footprint(params: Tree, sequence: experience.Sequence) -> Footprint:
     def split(params: Tree, sequence: experience.Sequence):
@@ -334,7 +334,7 @@ def make_update(
 
 def explained_variance(rows: masked_ppo.Rows) -> jax.Array:
   """1 - Var[G - v] / Var[G] over the rows of all devices: 1 for a critic that knows, 0 for a mean."""
-  total = lambda x: jax.lax.pmean(jnp.sum(x), DEVICES)
+  total = lambda x: dreamer_update.over_devices(jnp.sum(x))
   weight = rows.weight / jnp.maximum(total(rows.weight), 1e-8)
 
   def variance(x: jax.Array) -> jax.Array:
