@@ -121,8 +121,6 @@ def make_config(arguments: argparse.Namespace) -> Any:
     if preset not in experiments.PRESETS:
       raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
     config = experiments.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
-  if arguments.reset_moments and not config.fused:
-    raise ValueError('--reset-moments: is for fused runs of ppo; leave it out')
   overrides = list(arguments.set)
   if config.agent_name == 'ppo':
     # Last: what a run with actors cannot do is said of all values together.
@@ -134,6 +132,8 @@ def make_config(arguments: argparse.Namespace) -> Any:
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
+  if arguments.reset_moments and not config.fused:
+    raise ValueError('--reset-moments: is for fused runs of ppo; leave it out')
   if config.fused and config.actor.num_actors > 1:
     raise ValueError(
       f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '

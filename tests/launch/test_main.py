@@ -34,6 +34,7 @@ def folder(tmp_path):
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--fused'], '--fused: the dreamer learns from replay'),
     (['--reset-moments'], '--reset-moments: is for fused runs of ppo'),
+    (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (
       ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_worlds=64'],
       'replay.strata.on_policy.max_size=128: what is read would be older than '
