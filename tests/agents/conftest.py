@@ -52,12 +52,8 @@ DISCOUNT[3, 0] = 0.0
 
 
 @pytest.fixture(scope='module', autouse=True)
-def little_optimization():
-  """These programs run once on tiny arrays: their time is the compiler's."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
+def compiled_quickly(little_optimization):
+  """Of all tests of agents."""
 
 
 @pytest.fixture(scope='session')

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from launch import config, experiments, fused, local, main
 from learner import fused as fused_lib
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = [
@@ -21,15 +22,6 @@ TINY = [
   'learner.log_period=2', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
   'tensorboard=false',
 ]  # fmt: skip
-
-
-@pytest.fixture(scope='module', autouse=True)
-def little_optimization():
-  """These programs run a few times on tiny arrays: their time is the compiler's."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 def run(*arguments):

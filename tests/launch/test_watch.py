@@ -12,6 +12,8 @@ from actors import evaluator
 from launch import config, experiments, fused, local, main, watch
 from learner import checkpoint
 
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
 TINY = [
   'environment.rows=5', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
   'actor.num_worlds=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
@@ -35,15 +37,6 @@ def save(folder, world='catch'):
   checkpointer.save(7, jax.jit(program.init)(jax.random.key(0)))
   checkpointer.close()
   return folder
-
-
-@pytest.fixture(scope='module', autouse=True)
-def little_optimization():
-  """These programs run a few times on tiny arrays: their time is the compiler's."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 @pytest.fixture(scope='module')

@@ -16,6 +16,8 @@ from launch import metrics
 from learner import checkpoint, fused, ppo_update
 from learner import config as learner_config
 
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
 NUM_WORLDS, NUM_STEPS = 16, 8
 END = 10**6  # where the rate is 0
 CONFIG = learner_config.PPOLearnerConfig(
@@ -54,15 +56,6 @@ def make_fused(
   made = fused.Fused(update, ppo.agent.acting_params, worlds, jax.local_devices()[:num_devices])
   made.compile()
   return made
-
-
-@pytest.fixture(scope='module', autouse=True)
-def little_optimization():
-  """These programs run a few times on tiny arrays: their time is the compiler's."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 @pytest.fixture(scope='module')

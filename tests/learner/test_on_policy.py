@@ -12,6 +12,8 @@ from learner import checkpoint, learner, on_policy, ppo_update
 from learner import config as learner_config
 from replay import parameters, reader, tables, writer
 
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
 NUM_WORLDS, NUM_ROWS = 4, 5
 STEPS = NUM_WORLDS * (NUM_ROWS - 1)
 REPLAY = tables.ReplayConfig(
@@ -22,15 +24,6 @@ REPLAY = tables.ReplayConfig(
 LEARNER = learner_config.PPOLearnerConfig(
   num_minibatches=2, num_epochs=1, learning_rate=1e-3, log_period=3, fused=False
 )
-
-
-@pytest.fixture(scope='module', autouse=True)
-def little_optimization():
-  """These programs run a few times on tiny arrays: their time is the compiler's."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 class Run:

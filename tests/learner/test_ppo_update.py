@@ -13,17 +13,10 @@ from agents import experience, masked_ppo
 from learner import config as learner_config
 from learner import ppo_update
 
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
 NUM_STEPS, BATCH = 6, 16
 LAST = int(dm_env.StepType.LAST)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def little_optimization():
-  """These programs run a few times on tiny arrays: their time is the compiler's."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 def make_ppo(**changes):
