@@ -85,6 +85,36 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
 
+  report = commands.add_parser(
+    'report',
+    allow_abbrev=False,
+    help='learning curves of runs, with their spread over seeds',
+    description='Runs that differ in nothing but their seed become one curve. Prints a table for each '
+    'world; needs the extra `report`.',
+  )
+  report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN')
+  report.add_argument('--out', type=pathlib.Path, help='folder for report.md and WORLD.png')
+  report.add_argument(
+    '--metric', help='a key of metrics/*.jsonl (default: score, or return where there is none)'
+  )
+  report.add_argument(
+    '--node',
+    choices=['evaluator', 'learner', 'actor'],
+    help='default: the first that has the metric',
+  )
+  report.add_argument(
+    '--x', choices=['environment_step', 'learner_step', 'minutes'], default='environment_step'
+  )
+  report.add_argument(
+    '--label',
+    nargs='+',
+    action='append',
+    default=[],
+    metavar=('NAME', 'RUN'),
+    help='name a curve and the runs that it is made of, whatever they differ in; may be repeated, as '
+    'in --label small runs/small-* --label large runs/large-*',
+  )
+
   bench = commands.add_parser(
     'bench', allow_abbrev=False, help='measure the speed of a part, and what limits it'
   )
@@ -242,6 +272,27 @@ def _inspect(arguments: argparse.Namespace) -> int:
   return 0
 
 
+def _report(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  from launch import report
+
+  for name, *runs in arguments.label:
+    if not runs:
+      raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
+  made = report.make(
+    arguments.runs,
+    [(name, [pathlib.Path(run) for run in runs]) for name, *runs in arguments.label],
+    metric=arguments.metric,
+    node=arguments.node,
+    x=arguments.x,
+    out=arguments.out,
+  )
+  print(made.markdown, end='')
+  for reason in made.left_out:
+    print(f'hephaestus report: left out: {reason}', file=sys.stderr)
+  return 0
+
+
 def _bench(arguments: argparse.Namespace) -> int:
   from launch import bench, experiments, local
   from launch import config as launch_config
@@ -272,6 +323,7 @@ def _run(arguments: argparse.Namespace) -> int:
     'watch': _watch,
     'environments': _environments,
     'inspect': _inspect,
+    'report': _report,
     'bench': _bench,
   }
   try:

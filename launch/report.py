@@ -1,0 +1,665 @@
+"""Learning curves of runs with their spread over seeds: a picture and a table for each world."""
+
+import bisect
+import collections
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from launch import config as launch_config
+from launch import local, metrics
+
+NODES = ('evaluator', 'learner', 'actor')
+X_AXES = {
+  'environment_step': 'environment steps',
+  'learner_step': 'updates of the learner',
+  'minutes': 'minutes of running',
+}
+Y_AXES = {
+  'normalised_score': 'score (0 is random play, 1 scripted play)',
+  'episode_return': 'mean return of an episode',
+}
+# What two runs may differ in and yet be seeds of one curve: it moves no number, only when it is
+# written down, and where to.
+INDIFFERENT = (
+  'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
+  'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
+  'actor.log_period', 'evaluator.period',
+)  # fmt: skip
+# PPO anneals its rate towards it.
+INDIFFERENT_OF_DREAMER = ('max_environment_steps',)
+MAX_KEYS = 3  # of a label that nobody gave
+CURVE_POINTS = 101
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+FEWEST_SEEDS = 3  # of an interval; fewer have a range
+TABLE_POINTS = 10
+# Okabe and Ito's colours, which the colour-blind tell apart, without the yellow that white swallows.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+LINES = ('-', '--', ':')
+
+
+class Run(NamedTuple):
+  """What a run's folder says.
+
+  Attributes:
+    folder: of the run.
+    config: of the run.
+    rows: by node, a list for each of its files, and in it the rows as they were written.
+    launches: unix seconds at which it was started or went on, as far as that was written down.
+  """
+
+  folder: pathlib.Path
+  config: launch_config.ExperimentConfig
+  rows: dict[str, list[list[dict[str, Any]]]]
+  launches: list[float]
+
+  @property
+  def world(self) -> str:
+    return self.config.environment['name']
+
+
+class Series(NamedTuple):
+  """Numbers along an axis; each holds until the next.
+
+  Attributes:
+    x: [N] f64, increasing.
+    value: [N] f64, finite.
+  """
+
+  x: np.ndarray
+  value: np.ndarray
+
+  def at(self, x: np.ndarray) -> np.ndarray:
+    """The last value known at each x, [M]; NaN before the first."""
+    index = np.searchsorted(self.x, x, side='right') - 1
+    return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
+
+
+class Curve(NamedTuple):
+  """Runs that are seeds of one thing.
+
+  Attributes:
+    label: what tells it from the other curves of its world.
+    runs: at least one.
+    series: of each run.
+  """
+
+  label: str
+  runs: list[Run]
+  series: list[Series]
+
+  @property
+  def range(self) -> tuple[float, float]:
+    """Where on the axis all seeds are known; the first may be behind the last, if nowhere."""
+    return max(each.x[0] for each in self.series), min(each.x[-1] for each in self.series)
+
+  def at(self, x: np.ndarray) -> np.ndarray:
+    """[S, M] f64: every seed's last value known at each x; NaN outside the range of all."""
+    start, end = self.range
+    values = np.stack([each.at(x) for each in self.series])
+    return np.where((x < start) | (x > end), np.nan, values)
+
+
+class Estimate(NamedTuple):
+  """A statistic over seeds, at each of M positions.
+
+  Attributes:
+    point: [M] f64.
+    low: [M] f64, of the confidence interval, or the lowest of fewer than three seeds.
+    high: [M] f64, likewise.
+  """
+
+  point: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+
+
+class World(NamedTuple):
+  """What one picture and one table show.
+
+  Attributes:
+    name: of the world.
+    metric: whose curves they are.
+    node: that measured it.
+    x: name of the axis, one of X_AXES.
+    curves: those with a label of the user's first, then in the order in which the runs were given.
+    notes: what a reader should know of them.
+  """
+
+  name: str
+  metric: str
+  node: str
+  x: str
+  curves: list[Curve]
+  notes: list[str]
+
+  @property
+  def file_name(self) -> str:
+    return self.name.replace('/', '-').replace(':', '-')
+
+
+class Report(NamedTuple):
+  """What was made.
+
+  Attributes:
+    markdown: all tables.
+    left_out: why some of the runs are not in it, a line for each.
+  """
+
+  markdown: str
+  left_out: list[str]
+
+
+def make(
+  folders: Sequence[pathlib.Path],
+  labelled: Sequence[tuple[str, Sequence[pathlib.Path]]] = (),
+  *,
+  metric: str | None = None,
+  node: str | None = None,
+  x: str = 'environment_step',
+  out: pathlib.Path | None = None,
+) -> Report:
+  """Reports on runs, which may be going on.
+
+  Intervals are rliable's, by stratified bootstrap over the seeds (Agarwal et al., 2021, "Deep
+  reinforcement learning at the edge of the statistical precipice"), and the same at every call.
+
+  Args:
+    folders: of runs; those that differ in nothing but their seed become one curve.
+    labelled: a curve's label and the folders of its runs; these are not grouped with others.
+    metric: a key of the rows; None: the evaluator's score where all runs of a world have it, else
+      the return of an episode.
+    node: whose rows, one of NODES; None: the first that has the metric.
+    x: one of X_AXES.
+    out: where to put report.md and WORLD.png; None to draw nothing.
+
+  Raises:
+    ValueError: nothing can be shown, rliable or matplotlib is not installed, or `out` cannot be
+      written to.
+  """
+  _check_packages()
+  names = [label for label, _ in labelled]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(f'--label {name}: is given twice; name all its runs in one')
+  left_out: list[str] = []
+  taken: set[pathlib.Path] = set()
+  by_world: dict[str, list[tuple[str | None, Run]]] = {}
+  # First those with a label, which may be among the others, too.
+  for label, members in (*labelled, (None, folders)):
+    for folder in members:
+      if folder.resolve() in taken:
+        continue
+      taken.add(folder.resolve())
+      try:
+        run = read(folder)
+      except ValueError as error:
+        left_out.append(str(error))
+      else:
+        by_world.setdefault(run.world, []).append((label, run))
+  worlds = []
+  for found in by_world.values():
+    try:
+      worlds.append(_make_world(found, metric, node, x, left_out))
+    except ValueError as error:
+      left_out.append(str(error))
+  if not worlds:
+    raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
+  notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
+  sections = [_table(world, picture=out is not None) for world in worlds]
+  markdown = '\n\n'.join(sections + ([notes] if notes else [])) + '\n'
+  if out is not None:
+    try:
+      out.mkdir(parents=True, exist_ok=True)
+      for world in worlds:
+        draw(world, out / f'{world.file_name}.png')
+      (out / 'report.md').write_text(markdown)
+    except OSError as error:
+      raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
+  return Report(markdown, left_out)
+
+
+def _check_packages() -> None:
+  try:
+    import matplotlib  # noqa: F401
+    import rliable  # noqa: F401
+  except ImportError as error:
+    raise ValueError(
+      f'the package {error.name} is not installed. Install the extra `report`: '
+      'uv sync --extra report'
+    ) from None
+
+
+def read(folder: pathlib.Path) -> Run:
+  """Reads a run's folder.
+
+  Raises:
+    ValueError: it is not one, nothing was measured yet, or a file is damaged.
+  """
+  path = folder / local.CONFIG
+  if not path.exists():
+    raise ValueError(f'{folder}: is not the folder of a run, it has no {local.CONFIG}')
+  config = launch_config.load(path)
+  rows: dict[str, list[list[dict[str, Any]]]] = {}
+  for node in NODES:
+    pattern = 'actor-*.jsonl' if node == 'actor' else f'{node}.jsonl'
+    files = [_read_rows(path) for path in sorted((folder / 'metrics').glob(pattern))]
+    rows[node] = [file for file in files if file]
+  if not any(rows.values()):
+    raise ValueError(f'{folder}: nothing has been measured yet; wait for the first rows')
+  launches = [
+    event['time']
+    for event in _read_rows(folder / 'metrics' / 'events.jsonl')
+    if event['kind'] == 'started' and event['name'] == 'learner' and not event.get('restarts')
+  ]
+  return Run(folder, config, rows, launches)
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+  try:
+    return metrics.read(path)
+  except json.JSONDecodeError as error:
+    raise ValueError(f'{path}: is damaged ({error})') from None
+
+
+def _minutes(run: Run, times: np.ndarray) -> np.ndarray:
+  """Unix seconds [N] as minutes since the run's first row, without the time between launches."""
+  written = sorted(row['time'] for files in run.rows.values() for rows in files for row in rows)
+  pauses = set()
+  for launch in run.launches:
+    index = bisect.bisect(written, launch)
+    if 0 < index < len(written):
+      pauses.add((written[index - 1], written[index]))
+  seconds = times - written[0]
+  for before, after in pauses:
+    seconds = seconds - np.where(times >= after, after - before, 0.0)
+  return seconds / 60
+
+
+def series(run: Run, node: str, metric: str, x: str) -> Series | None:
+  """A metric of a run along an axis; None where there is no number of it.
+
+  What a run that went on has written again is taken as it was written last. Several actors are
+  averaged, each by its last value; those of episodes by how many episodes are in it.
+
+  Args:
+    run: as `read`.
+    node: whose rows, one of NODES.
+    metric: a key of them.
+    x: one of X_AXES; an actor's learner step is that of its parameters.
+  """
+  parts: list[tuple[Series, np.ndarray]] = []  # and the weight of each value, [N]
+  key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
+  for rows in run.rows[node]:
+    rows = [row for row in rows if _is_number(row.get(metric))]
+    if x == 'minutes':
+      places = _minutes(run, np.array([row['time'] for row in rows], np.float64))
+    else:
+      rows = [row for row in rows if row.get(key) is not None]
+      places = np.array([row[key] for row in rows], np.float64)
+    if not rows:
+      continue
+    values = np.array([row[metric] for row in rows], np.float64)
+    weigh = node == 'actor' and metric.startswith('episode_')
+    weights = np.array([row.get('episodes', 1) if weigh else 1 for row in rows], np.float64)
+    later = np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
+    holds = places < later
+    parts.append((Series(places[holds], values[holds]), weights[holds]))
+  if not parts:
+    return None
+  axis = np.unique(np.concatenate([part.x for part, _ in parts]))
+  values = np.stack([part.at(axis) for part, _ in parts])
+  weights = np.stack([Series(part.x, weight).at(axis) for part, weight in parts])
+  return Series(axis, np.nansum(values * weights, axis=0) / np.nansum(weights, axis=0))
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _make_world(
+  members: Sequence[tuple[str | None, Run]],
+  metric: str | None,
+  node: str | None,
+  x: str,
+  left_out: list[str],
+) -> World:
+  """All of one world; adds to `left_out` the runs that say nothing of the metric."""
+  runs = [run for _, run in members]
+  node, metric = _choose(runs, metric, node)
+  found: list[tuple[str | None, Run, Series]] = []
+  for label, run in members:
+    numbers = series(run, node, metric, x)
+    if numbers is None:
+      left_out.append(f'{run.folder}: has no {metric} of the {node} by {X_AXES[x]}')
+    else:
+      found.append((label, run, numbers))
+  curves: list[Curve] = []
+  notes: list[str] = []
+  for label, group in _group(found):
+    curve = Curve(label, [run for run, _ in group], [numbers for _, numbers in group])
+    start, end = curve.range
+    names = ', '.join(str(run.folder) for run in curve.runs)
+    if start > end:
+      left_out.append(f'{names}: have no {X_AXES[x]} in common; give longer runs')
+      continue
+    curves.append(curve)
+  if not curves:
+    raise ValueError(f'{runs[0].world}: nothing can be shown of it')
+  for curve in curves:
+    agent = curve.runs[0].config.agent_name
+    rivals = [each.runs[0] for each in curves if each.runs[0].config.agent_name == agent]
+    notes.append(_notes(curve, x, [_values(run) for run in rivals]))
+  return World(runs[0].world, metric, node, x, curves, notes)
+
+
+def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[str, str]:
+  """Node and metric to show: of those that may be meant, the first that most of the runs have."""
+  names = ('normalised_score', 'episode_return') if metric is None else (metric,)
+  nodes = (node,) if node else NODES[:1] if metric is None else NODES
+  known = [_known(run) for run in runs]
+  counts = {
+    (each, name): sum(name in metrics_of[each] for metrics_of in known)
+    for name in names
+    for each in nodes
+  }
+  best = max(counts, key=lambda pair: counts[pair])
+  if counts[best]:
+    return best
+  lists = [
+    f'{each}: {", ".join(sorted(set().union(*(metrics_of[each] for metrics_of in known)))) or "none"}'
+    for each in nodes
+  ]
+  asked = f'--metric {metric}' if metric is not None else ' and '.join(names)
+  raise ValueError(f'{asked}: {runs[0].world} has no such numbers; known are, {"; ".join(lists)}')
+
+
+def _known(run: Run) -> dict[str, set[str]]:
+  """By node, the metrics that there is a number of."""
+  return {
+    node: {key for rows in files for row in rows for key, value in row.items() if _is_number(value)}
+    - {'time'}
+    for node, files in run.rows.items()
+  }
+
+
+def _values(run: Run) -> dict[str, Any]:
+  """What a run's curve depends on, by path."""
+  names = INDIFFERENT + (INDIFFERENT_OF_DREAMER if run.config.agent_name == 'dreamer' else ())
+  tree = OmegaConf.to_container(OmegaConf.structured(run.config))
+  return {key: value for key, value in launch_config.flatten(tree).items() if key not in names}
+
+
+def _differing(values: Sequence[dict[str, Any]]) -> list[str]:
+  """The paths whose values are not the same in all; those of the world first, then as written."""
+  keys = dict.fromkeys(key for each in values for key in each)
+  return [key for key in keys if len({str(each.get(key)) for each in values}) > 1]
+
+
+def _group(
+  found: Sequence[tuple[str | None, Run, Series]],
+) -> list[tuple[str, list[tuple[Run, Series]]]]:
+  """Curves with their labels, in the order in which they come."""
+  groups: dict[Any, list[tuple[Run, Series]]] = collections.defaultdict(list)
+  for label, run, numbers in found:
+    key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
+    groups[key].append((run, numbers))
+  unlabelled = {key: group[0][0] for key, group in groups.items() if not isinstance(key, str)}
+  made = _labels(list(unlabelled.values()))
+  labels = {key: key if isinstance(key, str) else '' for key in groups}
+  labels.update(zip(unlabelled, made, strict=True))
+  for label in labels.values():
+    if list(labels.values()).count(label) > 1:
+      raise ValueError(f'--label {label}: is the name of another curve, too; give another')
+  return [(labels[key], group) for key, group in groups.items()]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+  """What distinguishes each of these runs from the others: agent, and a few `key=value`."""
+  agents = [run.config.agent_name for run in runs]
+  values = [_values(run) for run in runs]
+  labels = []
+  for agent, own in zip(agents, values, strict=True):
+    rivals = [each for name, each in zip(agents, values, strict=True) if name == agent]
+    keys = _differing(rivals)
+    shown = keys if len(keys) <= MAX_KEYS else _telling(rivals, keys)
+    parts = [f'{_short(key, keys)}={_plain(own.get(key))}' for key in shown]
+    if len(shown) < len(keys):
+      parts.append('…')
+    prefix = [agent] if len(set(agents)) > 1 or not parts else []
+    labels.append(' '.join(prefix + [', '.join(parts)] * bool(parts)))
+  return labels
+
+
+def _telling(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
+  """A few of the keys that tell all apart, each the one that then separates most."""
+  chosen: list[str] = []
+  count = lambda keys: len({tuple(str(each.get(key)) for key in keys) for each in values})
+  while count(chosen) < count(keys):
+    chosen.append(max(keys, key=lambda key: count([*chosen, key])))
+  return chosen
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+  """The last part of a path, or all of it where another one ends so, too."""
+  last = key.rsplit('.', 1)[-1]
+  return key if [other.rsplit('.', 1)[-1] for other in keys].count(last) > 1 else last
+
+
+def _plain(value: Any) -> str:
+  return value if isinstance(value, str) else json.dumps(value)
+
+
+def _notes(curve: Curve, x: str, shared: Sequence[dict[str, Any]]) -> str:
+  """Which runs a curve is made of, and what to beware of.
+
+  Args:
+    curve: to tell of.
+    x: one of X_AXES.
+    shared: the values of one run of each curve of the same world and agent.
+  """
+  runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
+  text = [f'`{curve.label}`: {runs}']
+  keys = _differing(shared)
+  if len(keys) > MAX_KEYS:
+    own = _values(curve.runs[0])
+    text.append('with ' + ', '.join(f'{key}={_plain(own.get(key))}' for key in keys))
+  mixed = _differing([_values(run) for run in curve.runs])
+  if mixed:
+    text.append(f'its runs differ in {", ".join(mixed)}')
+  seeds = [run.config.seed for run in curve.runs]
+  again = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+  if again:
+    text.append(f'seed {", ".join(map(str, again))} is in it more than once')
+  ends = [each.x[-1] for each in curve.series]
+  if min(ends) < 0.9 * max(ends):
+    shortest = curve.runs[int(np.argmin(ends))].folder
+    text.append(
+      f'all seeds are known until {_place(min(ends), x)} only, where {shortest} ends; the longest '
+      f'goes to {_place(max(ends), x)}'
+    )
+  return '; '.join(text)
+
+
+def estimate(values: np.ndarray, statistic: str) -> Estimate:
+  """A statistic over seeds with its interval; the same at every call.
+
+  Args:
+    values: [S, M] f64, of S seeds at M positions; NaN where there is nothing to say.
+    statistic: 'iqm', the interquartile mean, or 'median'.
+  """
+  from rliable import library
+  from rliable import metrics as aggregates
+
+  aggregate = {'iqm': aggregates.aggregate_iqm, 'median': aggregates.aggregate_median}[statistic]
+  over_seeds = lambda scores: np.array(
+    [aggregate(scores[..., index]) for index in range(scores.shape[-1])]
+  )
+  # Seeds seldom change all at once: many positions are alike, and resampling is slow.
+  columns, place = np.unique(values, axis=1, return_inverse=True, equal_nan=False)
+  known = ~np.isnan(columns).any(axis=0)
+  result = np.full((3, columns.shape[1]), np.nan)
+  scores = columns[:, None, known]  # one task
+  if not known.any():
+    pass
+  elif len(values) < FEWEST_SEEDS:
+    result[:, known] = over_seeds(scores), scores.min((0, 1)), scores.max((0, 1))
+  else:
+    before = np.random.get_state()
+    np.random.seed(0)  # the generator that rliable draws from, whatever it is given
+    try:
+      points, intervals = library.get_interval_estimates(
+        {'all': scores}, over_seeds, reps=RESAMPLES, confidence_interval_size=CONFIDENCE
+      )
+    finally:
+      np.random.set_state(before)
+    result[:, known] = points['all'], *intervals['all']
+  return Estimate(*result[:, place.reshape(-1)])
+
+
+def _grid(curve: Curve) -> np.ndarray:
+  """Where a curve is drawn: wherever a seed changes, unless that is too often to be seen."""
+  start, end = curve.range
+  changes = np.unique(np.concatenate([each.x for each in curve.series]))
+  changes = changes[(changes >= start) & (changes <= end)]
+  return changes if len(changes) <= CURVE_POINTS else np.linspace(start, end, CURVE_POINTS)
+
+
+def _positions(world: World) -> np.ndarray:
+  """About ten round places on the axis, from 0 on."""
+  end = max(curve.range[1] for curve in world.curves)
+  if end <= 0:
+    return np.zeros(1)
+  power = 10.0 ** math.floor(math.log10(end / TABLE_POINTS))
+  step = power * min(
+    each for each in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if each * power * TABLE_POINTS >= end
+  )
+  if world.x != 'minutes':
+    step = math.ceil(step)
+  return step * np.arange(math.floor(end / step) + 1)
+
+
+def _table(world: World, *, picture: bool) -> str:
+  """Markdown."""
+  positions = _positions(world)
+  over_x = [estimate(curve.at(positions), 'iqm') for curve in world.curves]
+  last = [np.array([curve.range[1]]) for curve in world.curves]
+  finals = [
+    [estimate(curve.at(x), statistic) for statistic in ('iqm', 'median')]
+    for curve, x in zip(world.curves, last, strict=True)
+  ]
+  shown = np.concatenate([each.point for each in over_x] + [each[0].point for each in finals])
+  number = _number_format(float(np.nanmax(np.abs(shown))))
+  lines = [f'## {world.name}', '']
+  if picture:
+    lines += [f'![Curves of {world.name}]({world.file_name}.png)', '']
+  what = Y_AXES.get(world.metric, f'`{world.metric}`')
+  lines += [
+    f'{what[0].upper()}{what[1:]}, of the {world.node}, by {X_AXES[world.x]}: the interquartile mean '
+    'over seeds (of fewer than four, the mean).',
+    f'In parentheses its {100 * CONFIDENCE:.0f} % interval by stratified bootstrap over seeds; of '
+    f'fewer than {FEWEST_SEEDS} seeds, their range.',
+    '',
+  ]
+  headings = ['curve', 'seeds', *map(_round_place, positions), 'last', 'median', 'minutes']
+  lines += ['| ' + ' | '.join(headings) + ' |', '|' + '---|' * len(headings)]
+  for curve, along, x, (iqm, median) in zip(world.curves, over_x, last, finals, strict=True):
+    seconds = [
+      max(row['time'] for files in run.rows.values() for rows in files for row in rows)
+      for run in curve.runs
+    ]
+    minutes = [
+      float(_minutes(run, np.array([end]))[0]) for run, end in zip(curve.runs, seconds, strict=True)
+    ]
+    cells = [
+      curve.label.replace('|', '\\|'),
+      str(len(curve.runs)),
+      *('–' if np.isnan(value) else number(value) for value in along.point),
+      f'{_with_interval(iqm, number, len(curve.runs))} at {_place(float(x[0]), world.x)}',
+      _with_interval(median, number, len(curve.runs)),
+      ' to '.join(dict.fromkeys(f'{value:,.1f}' for value in (min(minutes), max(minutes)))),
+    ]
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join([*lines, '', *(f'* {note}' for note in world.notes)])
+
+
+def _with_interval(estimate: Estimate, number: Callable[[float], str], seeds: int) -> str:
+  point, low, high = (number(float(each[0])) for each in estimate)
+  if seeds == 1:
+    return point
+  return f'{point} ({"range " if seeds < FEWEST_SEEDS else ""}{low} to {high})'
+
+
+def _number_format(largest: float) -> Callable[[float], str]:
+  """How numbers of one table are written: about three digits of the largest."""
+  power = math.floor(math.log10(largest)) if largest > 0 else 0
+  decimals = 1 - power if power < -1 else min(2, max(0, 2 - power))
+
+  def write(value: float) -> str:
+    text = f'{value:,.{decimals}f}'
+    return text if float(text.replace(',', '')) else text.lstrip('-')  # no -0.00
+
+  return write
+
+
+def _round_place(x: float) -> str:
+  for unit, suffix in ((1e6, 'M'), (1e3, 'k')):
+    if x >= unit:
+      return f'{x / unit:g}{suffix}'
+  return f'{x:g}'
+
+
+def _place(x: float, axis: str) -> str:
+  return f'{x:,.1f} minutes' if axis == 'minutes' else f'{x:,.0f}'
+
+
+def draw(world: World, path: pathlib.Path) -> None:
+  """Writes a PNG: the interquartile mean of each curve, its band, and its seeds as thin lines.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  from matplotlib import figure as figures
+  from matplotlib import ticker
+
+  figure = figures.Figure(figsize=(8, 4.8), dpi=200, layout='constrained', facecolor='white')
+  axes = figure.add_subplot()
+  for index, curve in enumerate(world.curves):
+    colour = COLOURS[index % len(COLOURS)]
+    style = LINES[index // len(COLOURS) % len(LINES)]
+    if len(curve.runs) > 1:
+      for each in curve.series:
+        axes.plot(
+          each.x, each.value, color=colour, linewidth=0.7, alpha=0.35, drawstyle='steps-post'
+        )
+    grid = _grid(curve)
+    point, low, high = estimate(curve.at(grid), 'iqm')
+    axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0, step='post')
+    seeds = f'{len(curve.runs)} seed{"s" * (len(curve.runs) > 1)}'
+    axes.plot(
+      grid, point, style, color=colour, linewidth=2.2, drawstyle='steps-post',
+      label=f'{curve.label} ({seeds})',
+    )  # fmt: skip
+    axes.plot(grid[-1:], point[-1:], 'o', color=colour, markersize=5)
+  if world.metric == 'normalised_score':
+    for level in (0, 1):
+      axes.axhline(level, color='#777777', linewidth=1.0, linestyle=(0, (4, 4)), zorder=1)
+  axes.set_title(world.name, loc='left', fontsize=13, fontweight='bold')
+  axes.set_xlabel(X_AXES[world.x], fontsize=12)
+  axes.set_ylabel(Y_AXES.get(world.metric, f'{world.metric} ({world.node})'), fontsize=12)
+  axes.tick_params(labelsize=11)
+  thousands = lambda value, _: f'{value:,.10g}'
+  axes.xaxis.set_major_formatter(ticker.FuncFormatter(thousands))
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+  axes.yaxis.set_major_formatter(ticker.FuncFormatter(thousands))
+  axes.grid(color='#e6e6e6', linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(fontsize=11, frameon=True, framealpha=0.85, edgecolor='none')
+  figure.savefig(path)
