@@ -145,6 +145,7 @@ def train(
       num_devices=len(fused.devices),
     )
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
+    events.write({'kind': 'started', 'name': 'learner'})
 
     def warn(text: str) -> None:
       events.write({'kind': 'warning', 'text': text})

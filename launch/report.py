@@ -256,7 +256,8 @@ def read(folder: pathlib.Path) -> Run:
   launches = [
     event['time']
     for event in _read_rows(folder / 'metrics' / 'events.jsonl')
-    if event['kind'] == 'started' and event['name'] == 'learner' and not event.get('restarts')
+    if (event.get('kind'), event.get('name')) == ('started', 'learner')
+    and not event.get('restarts')
   ]
   return Run(folder, config, rows, launches)
 
@@ -498,8 +499,9 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
   from rliable import metrics as aggregates
 
   aggregate = {'iqm': aggregates.aggregate_iqm, 'median': aggregates.aggregate_median}[statistic]
+  # With seeds in the place of tasks, since rliable's median is one over tasks, of means over runs.
   over_seeds = lambda scores: np.array(
-    [aggregate(scores[..., index]) for index in range(scores.shape[-1])]
+    [aggregate(scores[..., index].T) for index in range(scores.shape[-1])]
   )
   # Seeds seldom change all at once: many positions are alike, and resampling is slow.
   columns, place = np.unique(values, axis=1, return_inverse=True, equal_nan=False)
