@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 from absl import app
+from absl import logging as absl_logging
 from absl.flags import argparse_flags
 
 
@@ -276,6 +277,7 @@ def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   from launch import report
 
+  absl_logging.set_verbosity(absl_logging.WARNING)  # rliable says what it calculates
   for name, *runs in arguments.label:
     if not runs:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')

@@ -33,6 +33,7 @@ INDIFFERENT = (
 )  # fmt: skip
 # PPO anneals its rate towards it.
 INDIFFERENT_OF_DREAMER = ('max_environment_steps',)
+INDIFFERENT_OF_FUSED = ('replay', 'learner.max_staleness')
 MAX_KEYS = 3  # of a label that nobody gave
 CURVE_POINTS = 101
 RESAMPLES = 2000
@@ -342,7 +343,6 @@ def _make_world(
     else:
       found.append((label, run, numbers))
   curves: list[Curve] = []
-  notes: list[str] = []
   for label, group in _group(found):
     curve = Curve(label, [run for run, _ in group], [numbers for _, numbers in group])
     start, end = curve.range
@@ -353,10 +353,11 @@ def _make_world(
     curves.append(curve)
   if not curves:
     raise ValueError(f'{runs[0].world}: nothing can be shown of it')
-  for curve in curves:
-    agent = curve.runs[0].config.agent_name
-    rivals = [each.runs[0] for each in curves if each.runs[0].config.agent_name == agent]
-    notes.append(_notes(curve, x, [_values(run) for run in rivals]))
+  firsts = [curve.runs[0] for curve in curves]
+  notes = [
+    _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
+    for curve in curves
+  ]
   return World(runs[0].world, metric, node, x, curves, notes)
 
 
@@ -390,17 +391,35 @@ def _known(run: Run) -> dict[str, set[str]]:
   }
 
 
+def _moves_nothing(key: str, run: Run) -> bool:
+  """Whether a run's curve does not depend on what its config has at this path."""
+  names = list(INDIFFERENT)
+  if run.config.agent_name == 'dreamer':
+    names += INDIFFERENT_OF_DREAMER
+  if run.config.fused:
+    names += INDIFFERENT_OF_FUSED
+  return any(key == name or key.startswith(f'{name}.') for name in names)
+
+
 def _values(run: Run) -> dict[str, Any]:
   """What a run's curve depends on, by path."""
-  names = INDIFFERENT + (INDIFFERENT_OF_DREAMER if run.config.agent_name == 'dreamer' else ())
-  tree = OmegaConf.to_container(OmegaConf.structured(run.config))
-  return {key: value for key, value in launch_config.flatten(tree).items() if key not in names}
+  values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
+  return {key: value for key, value in values.items() if not _moves_nothing(key, run)}
 
 
-def _differing(values: Sequence[dict[str, Any]]) -> list[str]:
-  """The paths whose values are not the same in all; those of the world first, then as written."""
-  keys = dict.fromkeys(key for each in values for key in each)
-  return [key for key in keys if len({str(each.get(key)) for each in values}) > 1]
+def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+  """How many different ones there are, seen by these keys."""
+  return len({tuple(str(each.get(key)) for key in keys) for each in values})
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+  """The paths at which the configs of these runs differ, as far as it matters."""
+  values = [_values(run) for run in runs]
+  known = dict.fromkeys(key for each in values for key in each)
+  keys = [key for key in known if _kinds(values, [key]) > 1]
+  # Where one run has no use for a value, others seem to differ from it.
+  of_all = [key for key in keys if not any(_moves_nothing(key, run) for run in runs)]
+  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
 
 
 def _group(
@@ -423,27 +442,28 @@ def _group(
 
 def _labels(runs: Sequence[Run]) -> list[str]:
   """What distinguishes each of these runs from the others: agent, and a few `key=value`."""
-  agents = [run.config.agent_name for run in runs]
-  values = [_values(run) for run in runs]
   labels = []
-  for agent, own in zip(agents, values, strict=True):
-    rivals = [each for name, each in zip(agents, values, strict=True) if name == agent]
+  for run in runs:
+    rivals = _of_agent(runs, run.config.agent_name)
     keys = _differing(rivals)
-    shown = keys if len(keys) <= MAX_KEYS else _telling(rivals, keys)
-    parts = [f'{_short(key, keys)}={_plain(own.get(key))}' for key in shown]
+    shown = keys if len(keys) <= MAX_KEYS else _telling([_values(each) for each in rivals], keys)
+    parts = [f'{_short(key, keys)}={_plain(_values(run).get(key))}' for key in shown]
     if len(shown) < len(keys):
       parts.append('…')
-    prefix = [agent] if len(set(agents)) > 1 or not parts else []
-    labels.append(' '.join(prefix + [', '.join(parts)] * bool(parts)))
+    words = [run.config.agent_name] if len(rivals) < len(runs) or not parts else []
+    labels.append(' '.join([*words, ', '.join(parts)]).strip())
   return labels
+
+
+def _of_agent(runs: Sequence[Run], name: str) -> list[Run]:
+  return [run for run in runs if run.config.agent_name == name]
 
 
 def _telling(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
   """A few of the keys that tell all apart, each the one that then separates most."""
   chosen: list[str] = []
-  count = lambda keys: len({tuple(str(each.get(key)) for key in keys) for each in values})
-  while count(chosen) < count(keys):
-    chosen.append(max(keys, key=lambda key: count([*chosen, key])))
+  while _kinds(values, chosen) < _kinds(values, keys):
+    chosen.append(max(keys, key=lambda key: _kinds(values, [*chosen, key])))
   return chosen
 
 
@@ -457,22 +477,23 @@ def _plain(value: Any) -> str:
   return value if isinstance(value, str) else json.dumps(value)
 
 
-def _notes(curve: Curve, x: str, shared: Sequence[dict[str, Any]]) -> str:
+def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   """Which runs a curve is made of, and what to beware of.
 
   Args:
     curve: to tell of.
     x: one of X_AXES.
-    shared: the values of one run of each curve of the same world and agent.
+    keys: in which it differs from others of its world and agent.
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
   text = [f'`{curve.label}`: {runs}']
-  keys = _differing(shared)
-  if len(keys) > MAX_KEYS:
+  if len(keys) > MAX_KEYS:  # not all of them are in the label
     own = _values(curve.runs[0])
     text.append('with ' + ', '.join(f'{key}={_plain(own.get(key))}' for key in keys))
-  mixed = _differing([_values(run) for run in curve.runs])
-  if mixed:
+  mixed = _differing(curve.runs)
+  if len({run.config.agent_name for run in curve.runs}) > 1:
+    text.append('its runs are of different agents')
+  elif mixed:
     text.append(f'its runs differ in {", ".join(mixed)}')
   seeds = [run.config.seed for run in curve.runs]
   again = sorted({seed for seed in seeds if seeds.count(seed) > 1})
@@ -618,7 +639,9 @@ def _round_place(x: float) -> str:
 
 
 def _place(x: float, axis: str) -> str:
-  return f'{x:,.1f} minutes' if axis == 'minutes' else f'{x:,.0f}'
+  if axis != 'minutes':
+    return f'{x:,.0f}'
+  return f'{x:,.1f} minutes' if x >= 10 else f'{x:.2f} minutes'
 
 
 def draw(world: World, path: pathlib.Path) -> None:

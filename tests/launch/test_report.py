@@ -66,7 +66,7 @@ def test_runs_that_differ_only_in_what_moves_no_number_are_seeds_of_one_curve(tm
   points = [(0, 0.0), (100, 1.0)]
   folders = [
     write_run(tmp_path / 'a', points, overrides=['seed=0']),
-    write_run(tmp_path / 'b', points, overrides=['seed=1', 'tensorboard=false', 'max_minutes=3']),
+    write_run(tmp_path / 'b', points, overrides=['seed=1', 'wandb=true', 'replay.max_in_flight=3']),
     write_run(tmp_path / 'c', points, overrides=['seed=1', 'learner.learning_rate=3e-4']),
     write_run(tmp_path / 'd', points, agent='dreamer'),
     write_run(tmp_path / 'e', points, agent='dreamer', overrides=['max_environment_steps=7']),
@@ -77,6 +77,22 @@ def test_runs_that_differ_only_in_what_moves_no_number_are_seeds_of_one_curve(tm
     'ppo learning_rate=0.0003': '1',
     'dreamer': '2',
   }
+
+
+def test_a_fused_run_does_not_differ_in_a_replay_that_it_has_not(tmp_path):
+  folders = [
+    write_run(tmp_path / 'a', [(0, 0.0)]),
+    write_run(tmp_path / 'b', [(0, 0.0)], overrides=['learner.fused=false', 'seed=1']),
+  ]
+  assert list(cells(report.make(folders).markdown)) == ['fused=true', 'fused=false']
+  folders.append(
+    write_run(
+      tmp_path / 'c',
+      [(0, 0.0)],
+      overrides=['learner.fused=false', 'replay.max_in_flight=4'],
+    )
+  )
+  assert len(cells(report.make(folders).markdown)) == 3
 
 
 def test_a_label_names_a_few_of_many_differences_and_a_note_all(tmp_path):
