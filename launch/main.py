@@ -93,7 +93,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     description='Runs that differ in nothing but their seed become one curve. Prints a table for each '
     'world; needs the extra `report`.',
   )
-  report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN')
+  report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
   report.add_argument('--out', type=pathlib.Path, help='folder for report.md and WORLD.png')
   report.add_argument(
     '--metric', help='a key of metrics/*.jsonl (default: score, or return where there is none)'
@@ -104,7 +104,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help='default: the first that has the metric',
   )
   report.add_argument(
-    '--x', choices=['environment_step', 'learner_step', 'minutes'], default='environment_step'
+    '--x',
+    choices=['environment_step', 'learner_step', 'minutes'],
+    default='environment_step',
+    help='default: environment_step; minutes count from the first row on, while the run was running',
   )
   report.add_argument(
     '--label',

@@ -266,8 +266,8 @@ def read(folder: pathlib.Path) -> Run:
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
   try:
     return metrics.read(path)
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path}: is damaged ({error})') from None
+  except (ValueError, OSError) as error:
+    raise ValueError(f'{path}: cannot be read ({error})') from None
 
 
 def _minutes(run: Run, times: np.ndarray) -> np.ndarray:

@@ -65,6 +65,8 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert {'environment_step', 'episode_return', 'episode_length', 'normalised_score'} <= set(
     scored[0]
   )
+  started = [row['name'] for row in rows(folder, 'events') if row['kind'] == 'started']
+  assert started == ['learner', 'learner']
 
   assert run('evaluate', folder, '--episodes', 8, '--json') == 0
   result = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -208,7 +208,7 @@ def test_runs_are_made_one_curve_by_a_label(tmp_path, capsys):
   for name, rate in (('a', 1e-3), ('b', 3e-4), ('c', 1e-4)):
     write_run(tmp_path / name, points, overrides=[f'learner.learning_rate={rate}'])
   all_runs = [tmp_path / name for name in 'abc']
-  assert run('--label', 'fa|st', tmp_path / 'a', tmp_path / 'b', '--x', 'minutes', *[]) == 0
+  assert run('--label', 'fa|st', tmp_path / 'a', tmp_path / 'b', '--x', 'minutes') == 0
   shown = capsys.readouterr().out
   assert 'fa\\|st' in shown and 'its runs differ in learner.learning_rate' in shown
   assert 'seed 0 is in it more than once' in shown
@@ -251,7 +251,7 @@ def test_what_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path, capsys):
     (
       'gone: is not the folder of a run, it has no config.yaml',
       'young: nothing has been measured yet',
-      'evaluator.jsonl: is damaged',
+      'evaluator.jsonl: cannot be read',
       'unscored: has no normalised_score of the evaluator by environment steps',
     ),
     strict=True,
