@@ -194,6 +194,25 @@ def test_squashed_entropy_is_exact_when_narrow_and_an_upper_estimate_when_wide(m
   assert exact < estimate < exact + 1
 
 
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda outputs: distributions.Gaussian.from_outputs(outputs, 1, 0.0),
+    lambda outputs: distributions.Categorical.from_outputs(outputs, 4, 0.01),
+    lambda outputs: distributions.TwoHot.from_logits(outputs[..., 1:], 3.0),
+    lambda outputs: distributions.MaskedCategorical.from_logits(outputs, None, 0.01),
+    lambda outputs: distributions.TanhNormal.from_outputs(outputs, -np.ones(4), np.ones(4)),
+  ],
+  ids=['gaussian', 'categorical', 'two_hot', 'masked', 'tanh_normal'],
+)
+def test_probabilities_and_variances_are_float32_arithmetic_whatever_comes_in(make):
+  outputs = (3 * jax.random.normal(jax.random.key(0), (16, 8))).astype(jnp.bfloat16)
+  exact = jax.tree.leaves(make(outputs.astype(jnp.float32)))
+  for found, expected in zip(jax.tree.leaves(make(outputs)), exact, strict=True):
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
 def gaussian(rng, *shape):
   return distributions.Gaussian(
     jnp.asarray(rng.normal(size=shape), jnp.float32),
