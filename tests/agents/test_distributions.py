@@ -134,11 +134,13 @@ def test_a_squashed_density_is_the_change_of_variables(mean, scale, raw):
 
 
 @pytest.mark.parametrize('raw', [-1e4, -50.0, -20.0, 9.1, 20.0, 50.0, 1e4])
-def test_a_squashed_density_stays_finite_where_tanh_is_flat(raw):
-  # In float32 tanh(9.1) is 1, so arctanh of the action would be infinite.
+def test_a_squashed_density_stays_finite_and_exact_where_tanh_is_flat(raw):
+  # In float32 tanh(9.1) is 1, so arctanh of the action would be infinite, or wrong if clipped.
   log_prob = lambda mean, scale: tanh_normal(mean, scale).log_prob(jnp.full(2, raw))
   value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(jnp.zeros(2), jnp.ones(2))
-  assert np.isfinite(value)
+  slope = 2 * (np.log(2) - abs(raw) - np.log1p(np.exp(-2 * abs(raw)))) + np.log((HIGH - LOW) / 2)
+  exact = np.sum(-0.5 * raw**2 - 0.5 * np.log(2 * np.pi) - slope)
+  np.testing.assert_allclose(value, exact, rtol=1e-5)
   assert all(np.isfinite(grad).all() for grad in grads)
 
 
