@@ -265,7 +265,7 @@ def test_bfloat16_reaches_neither_losses_nor_state():
   new_state, metrics = jax.eval_shape(
     jax.vmap(update.update, axis_name=dreamer_update.DEVICES), jax.tree.map(add_axis, state), batch
   )
-  floats = [x.dtype for x in jax.tree.leaves((new_state, metrics))
+  floats = [x.dtype for x in jax.tree.leaves((state, new_state, metrics))
             if jnp.issubdtype(x.dtype, jnp.floating)]  # fmt: skip
   assert set(floats) == {jnp.dtype('float32')}
   assert isinstance(batch.initial_state, world_model.Recurrent)
