@@ -170,6 +170,15 @@ def test_many_updates_are_one_trace(dreamer, one_device):
   assert one_device.traces == 1
 
 
+def test_every_update_has_a_key_of_its_own(dreamer, one_device):
+  one_device.begin()
+  keys = []
+  for _ in range(3):
+    keys.append(tuple(one_device.arrays().key))
+    one_device.step(make_batch(dreamer))
+  assert len(set(keys)) == 3
+
+
 class Dreamt:
   """The update of one device that learns from nothing but dreams, and counts what they compute."""
 
