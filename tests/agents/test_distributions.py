@@ -134,11 +134,13 @@ def test_a_squashed_density_is_the_change_of_variables(mean, scale, raw):
 
 
 @pytest.mark.parametrize('raw', [-1e4, -50.0, -20.0, 9.1, 20.0, 50.0, 1e4])
-def test_a_squashed_density_stays_finite_where_tanh_is_flat(raw):
-  # In float32 tanh(9.1) is 1, so arctanh of the action would be infinite.
+def test_a_squashed_density_stays_finite_and_exact_where_tanh_is_flat(raw):
+  # In float32 tanh(9.1) is 1, so arctanh of the action would be infinite, or wrong if clipped.
   log_prob = lambda mean, scale: tanh_normal(mean, scale).log_prob(jnp.full(2, raw))
   value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(jnp.zeros(2), jnp.ones(2))
-  assert np.isfinite(value)
+  slope = 2 * (np.log(2) - abs(raw) - np.log1p(np.exp(-2 * abs(raw)))) + np.log((HIGH - LOW) / 2)
+  exact = np.sum(-0.5 * raw**2 - 0.5 * np.log(2 * np.pi) - slope)
+  np.testing.assert_allclose(value, exact, rtol=1e-5)
   assert all(np.isfinite(grad).all() for grad in grads)
 
 
@@ -192,6 +194,25 @@ def test_squashed_entropy_is_exact_when_narrow_and_an_upper_estimate_when_wide(m
   np.testing.assert_allclose(estimate, exact, atol=2e-4)
   estimate, exact = entropies(1.0)
   assert exact < estimate < exact + 1
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda outputs: distributions.Gaussian.from_outputs(outputs, 1, 0.0),
+    lambda outputs: distributions.Categorical.from_outputs(outputs, 4, 0.01),
+    lambda outputs: distributions.TwoHot.from_logits(outputs[..., 1:], 3.0),
+    lambda outputs: distributions.MaskedCategorical.from_logits(outputs, None, 0.01),
+    lambda outputs: distributions.TanhNormal.from_outputs(outputs, -np.ones(4), np.ones(4)),
+  ],
+  ids=['gaussian', 'categorical', 'two_hot', 'masked', 'tanh_normal'],
+)
+def test_probabilities_and_variances_are_float32_arithmetic_whatever_comes_in(make):
+  outputs = (3 * jax.random.normal(jax.random.key(0), (16, 8))).astype(jnp.bfloat16)
+  exact = jax.tree.leaves(make(outputs.astype(jnp.float32)))
+  for found, expected in zip(jax.tree.leaves(make(outputs)), exact, strict=True):
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
 
 
 def gaussian(rng, *shape):

@@ -21,6 +21,17 @@ def test_every_preset_survives_its_file(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
+@pytest.mark.parametrize('world', ['catch', 'grid_world'])
+@pytest.mark.parametrize('preset', experiments.PRESETS)
+def test_every_preset_looks_back_and_may_disagree_and_be_bored(preset, world):
+  """Salience over one row is the identity; one member, or copies of it, are never surprised."""
+  agent, _ = experiments.AGENTS['dreamer'][preset](world).dreamer()
+  assert agent.window > 1
+  assert agent.ensemble_size > 1
+  assert agent.novelty == 'information_gain'
+  assert agent.horizon_min < agent.horizon_max
+
+
 def test_values_are_replaced_by_path(laptop):
   changed = config.override(
     laptop,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from launch import config, experiments, fused, local, main
@@ -41,6 +42,15 @@ def train(monkeypatch, tmp_path):
 
 def rows(folder, name):
   return [json.loads(line) for line in (folder / 'metrics' / f'{name}.jsonl').open()]
+
+
+@pytest.mark.parametrize(
+  ('num_worlds', 'expected'), [(256, (4, 4, 2.5e-4)), (2048, (32, 2, 6.25e-5))]
+)
+def test_minibatches_epochs_and_rate_of_a_run_follow_its_worlds(num_worlds, expected):
+  made = config.override(experiments.ppo_gpu('catch'), [f'actor.num_worlds={num_worlds}'])
+  devices = jax.local_devices()[:1]
+  assert fused.build(made, *fused.make_ppo(made), devices).scale == expected
 
 
 def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):

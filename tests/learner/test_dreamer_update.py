@@ -1,5 +1,7 @@
 """One update: every part learns, devices agree, nothing depends on how many they are."""
 
+import dataclasses
+
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -8,11 +10,13 @@ import pytest
 from dm_env import specs
 
 from agents import experience
+from agents.dreamer import actor_critic, world_model
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
-from agents.dreamer import world_model
 from learner import config as learner_config
 from learner import dreamer_update
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
 
 NUM_ROWS, BATCH = 6, 8
 TINY = dict(
@@ -142,6 +146,23 @@ def test_tiny_data_is_learned(dreamer, one_device):
     assert last < 0.8 * first, name
 
 
+def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one_device):
+  """And the metrics say how often it is positive."""
+
+  def step(bias):
+    output = one_device.begin().state.params['world_model']['prior']['Dense_1']
+    size = dreamer.config.stochastic_size
+    output['bias'] = output['bias'].at[..., size:].set(bias)
+    metrics = one_device.step(make_batch(dreamer))
+    names = ('novelty', 'clean_novelty', 'clean_novelty_positive')
+    return [metrics[f'intrinsic/{name}'] for name in names]
+
+  novelty, clean, positive = step(3.0)  # variances of 13 and more
+  assert novelty > 1e-3 and clean == positive == 0
+  novelty, clean, positive = step(-10.0)  # of 0.01
+  assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
+
+
 def test_many_updates_are_one_trace(dreamer, one_device):
   one_device.begin()
   for seed in range(3):
@@ -149,20 +170,90 @@ def test_many_updates_are_one_trace(dreamer, one_device):
   assert one_device.traces == 1
 
 
-def test_boredom_shortens_the_dream_without_a_second_trace():
-  dreamer = make_dreamer(boredom_threshold=10.0, boredom_rise=0.5, warm_up_updates=2)
-  trainer = Trainer(dreamer, 1)
-  actor = lambda: trainer.arrays().params['actor_critic']['actor']
-  before, horizons, slept = actor(), [], []
-  for seed in range(4):
-    horizons.append(trainer.step(make_batch(dreamer, seed))['dream/horizon'])
-    after = actor()
-    slept.append(all(jax.tree.leaves(jax.tree.map(np.array_equal, before, after))))
-    before = after
-  # The actor sleeps until the model is warm; boredom rises all the while.
-  assert slept == [True, True, False, False]
-  assert horizons == [0, 0, 2, 2]
-  assert trainer.traces == 1
+def test_every_update_has_a_key_of_its_own(dreamer, one_device):
+  one_device.begin()
+  keys = []
+  for _ in range(3):
+    keys.append(tuple(one_device.arrays().key))
+    one_device.step(make_batch(dreamer))
+  assert len(set(keys)) == 3
+
+
+class Dreamt:
+  """The update of one device that learns from nothing but dreams, and counts what they compute."""
+
+  def __init__(self):
+    rows, chunks = [], []
+
+    @dataclasses.dataclass(frozen=True)
+    class CountingModel(world_model.WorldModel):
+      def imagine(self, params, belief):
+        jax.debug.callback(rows.append, jnp.int32(1))
+        return super().imagine(params, belief)
+
+    @dataclasses.dataclass(frozen=True)
+    class CountingActorCritic(actor_critic.ActorCritic):
+      def loss(self, params, rows, targets):
+        jax.debug.callback(chunks.append, jnp.int32(1))
+        return super().loss(params, rows, targets)
+
+    made = make_dreamer(
+      boredom_threshold=10.0, boredom_rise=0.5, warm_up_updates=2, entropy_scale=0.0,
+      replayed_value_scale=0.0,
+    )  # fmt: skip
+    of = lambda part: {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    self.dreamer = made._replace(
+      model=CountingModel(**of(made.model)),
+      actor_critic=CountingActorCritic(**of(made.actor_critic)),
+    )
+    self.trainer = Trainer(self.dreamer, 1)
+    self._counts = rows, chunks
+
+  def step(self, seed=0):
+    """The metrics, whether each module of the policy moved, rows and chunks of rows computed."""
+    for count in self._counts:
+      count.clear()
+    policy = lambda: self.trainer.arrays().params['actor_critic']
+    before = policy()
+    metrics = self.trainer.step(make_batch(self.dreamer, seed))
+    jax.effects_barrier()
+    moved = {
+      name: not all(jax.tree.leaves(jax.tree.map(np.array_equal, before[name], params)))
+      for name, params in policy().items()
+    }
+    return metrics, moved, *map(len, self._counts)
+
+
+@pytest.fixture(scope='module')
+def dreamt():
+  """Four updates: the actor sleeps for two of them and is bored all the while."""
+  made = Dreamt()
+  return made, [made.step(seed) for seed in range(4)]
+
+
+def test_boredom_shortens_the_dream_without_a_second_trace(dreamt):
+  made, steps = dreamt
+  assert [metrics['dream/horizon'] for metrics, *_ in steps] == [0, 0, 2, 2]
+  assert made.trainer.traces == 1
+
+
+def test_a_dream_alone_teaches_salience_actor_and_critic(dreamt):
+  """Their gradient comes from what the dream stored: neither entropy nor replayed rows help."""
+  _, steps = dreamt
+  everyone = lambda moves: dict.fromkeys(('salience', 'actor', 'critic'), moves)
+  assert [moved for _, moved, *_ in steps] == [
+    everyone(awake) for awake in (False, False, True, True)
+  ]
+
+
+def test_an_update_computes_as_much_as_its_horizon_says(dreamt):
+  """A short dream is cheap in all its parts, and not a long one of which most is masked."""
+  made, steps = dreamt
+  assert [counts for _, _, *counts in steps] == [[0, 0], [0, 0], [2, 1], [2, 1]]
+  made.trainer.begin()
+  made.trainer.state = made.trainer.state._replace(step=made.trainer.state.step + 2)
+  metrics, _, *counts = made.step()  # awake, and not yet as bored
+  assert metrics['dream/horizon'] == 3 and counts == [3, 2]
 
 
 def test_no_key_is_used_twice(dreamer):
@@ -183,7 +274,7 @@ def test_bfloat16_reaches_neither_losses_nor_state():
   new_state, metrics = jax.eval_shape(
     jax.vmap(update.update, axis_name=dreamer_update.DEVICES), jax.tree.map(add_axis, state), batch
   )
-  floats = [x.dtype for x in jax.tree.leaves((new_state, metrics))
+  floats = [x.dtype for x in jax.tree.leaves((state, new_state, metrics))
             if jnp.issubdtype(x.dtype, jnp.floating)]  # fmt: skip
   assert set(floats) == {jnp.dtype('float32')}
   assert isinstance(batch.initial_state, world_model.Recurrent)

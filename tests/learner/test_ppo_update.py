@@ -145,6 +145,15 @@ def test_many_updates_are_one_trace(ppo, one_device):
   assert one_device.traces == 1
 
 
+def test_every_update_has_a_key_of_its_own(ppo, one_device):
+  one_device.begin()
+  keys = []
+  for _ in range(3):
+    keys.append(tuple(one_device.arrays().key))
+    one_device.step(make_batch(ppo))
+  assert len(set(keys)) == 3
+
+
 @pytest.mark.parametrize('memory', [0, 4])
 def test_no_key_is_used_twice(memory):
   ppo = make_ppo(recurrent_size=memory)

@@ -65,6 +65,15 @@ def test_the_start_counts_as_visited():
   assert np.argwhere(fresh.visited).tolist() == [fresh.position.tolist()]
 
 
+def test_no_way_round_pays():
+  """Where all was visited, any walk costs the same at every step, and so does standing still."""
+  world, state = world_with({(0, 1): 3, (1, 1): 0, (2, 2): 1}, (0, 0))
+  state = state.replace(visited=jnp.ones((3, 3), bool))
+  walk = np.random.default_rng(0).integers(UP, COLLECT, 60)  # often against the walls
+  _, timesteps = play(world, state, [COLLECT, *walk])  # at first where nothing lies
+  assert rewards_of(timesteps) == [-0.01] * 61
+
+
 def test_collecting_empties_the_cell_and_fills_the_inventory():
   world, state = world_with({(0, 0): 3, (0, 1): 3, (2, 2): 1}, (0, 0))
   state, timesteps = play(world, state, [COLLECT, COLLECT, RIGHT, COLLECT])

@@ -64,6 +64,20 @@ def test_the_last_observation_is_a_row_and_first_comes_next():
   assert [float(row.discount) for row in rows] == [1, 1, 1, 0, 1, 1]
 
 
+@pytest.mark.parametrize(('limit', 'discount'), [(2, 1.0), (3, 0.0), (4, 0.0)])
+def test_a_time_limit_cuts_off_and_does_not_terminate(limit, discount):
+  """An episode of three steps; where the limit is its end, it has ended all the same."""
+  world = wrappers.TimeLimit(Corridor(), limit)
+  key = jax.random.key(0)
+  state, timestep = world.reset(key)
+  rows = [timestep]
+  while not rows[-1].last():
+    state, timestep = world.step(key, state, jnp.int32(1))
+    rows.append(timestep)
+  assert len(rows) - 1 == min(limit, 3)
+  assert [float(row.discount) for row in rows] == [1.0] * (len(rows) - 1) + [discount]
+
+
 def test_a_new_episode_is_not_the_old_one_again():
   world = wrappers.AutoReset(catch.Catch())
   reset_key, step_key = jax.random.split(jax.random.key(0))
