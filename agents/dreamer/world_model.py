@@ -462,7 +462,7 @@ class WorldModel:
     kl = jnp.mean(
       learns[:, None]
       * (
-        config.dynamics_scale * jnp.maximum(config.free_nats, dynamics_kl)
+        config.dynamics_scale * dynamics_kl
         + config.representation_scale * jnp.maximum(config.free_nats, representation_kl)
       ),
       axis=0,
