@@ -13,7 +13,6 @@ sequences, decoded in dreams.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ import dm_env
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from dm_env import specs
 
 from agents import distributions, experience, networks, sight
@@ -114,12 +112,12 @@ class WorldModel:
   Attributes:
     config: sizes and constants.
     observation_spec: tree of `dm_env.specs.Array`.
-    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+    action_spec: see `distributions.Actions`.
   """
 
   config: dreamer_config.DreamerConfig
   observation_spec: Any
-  action_spec: specs.Array
+  action_spec: specs.BoundedArray
 
   @property
   def dtype(self):
@@ -147,9 +145,7 @@ class WorldModel:
 
   @property
   def action_size(self) -> int:
-    if isinstance(self.action_spec, specs.DiscreteArray):
-      return int(self.action_spec.num_values)
-    return math.prod(self.action_spec.shape)
+    return distributions.Actions(self.action_spec).size
 
   @property
   def has_mask(self) -> bool:
@@ -243,12 +239,8 @@ class WorldModel:
     )
 
   def encode_action(self, action: jax.Array) -> jax.Array:
-    """[...] int32 to one-hot, or [..., A] float32 to [-1, 1]; always [..., A] float32."""
-    if isinstance(self.action_spec, specs.DiscreteArray):
-      return jax.nn.one_hot(action, self.action_size)
-    low, high = (np.broadcast_to(x, self.action_spec.shape) for x in
-                 (self.action_spec.minimum, self.action_spec.maximum))  # fmt: skip
-    return (2 * (action - low) / (high - low) - 1).astype(jnp.float32)
+    """[..., action] to [..., A] float32, one-hot or in [-1, 1]; see `distributions.Actions`."""
+    return distributions.Actions(self.action_spec).encode(action)
 
   def embed(self, params: Tree, observation: Tree) -> jax.Array:
     """[..., observation] to [..., hidden]; as many times that as it has images, and numbers too."""
