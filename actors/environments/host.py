@@ -247,7 +247,7 @@ def _bounded(given: specs.Array, bounds: Any) -> specs.Array:
   if bounds is None:
     return specs.Array(given.shape, dtype, given.name)
   if dtype.kind in 'iu':
-    bounds = np.clip(bounds, np.iinfo(dtype).min, np.iinfo(dtype).max)
+    bounds = np.clip(np.broadcast_arrays(*bounds), np.iinfo(dtype).min, np.iinfo(dtype).max)
   with np.errstate(over='ignore'):
     low, high = (np.asarray(bound).astype(dtype) for bound in bounds)
   return specs.BoundedArray(given.shape, dtype, low, high, given.name)
