@@ -93,7 +93,7 @@ class Encoder(nn.Module):
 
   Attributes:
     mlp: an MLP for the numbers, without an output of its own.
-    channels: of the first stage.
+    channels: of the last stage, so that a small image, which has few stages, has no fewer.
   """
 
   mlp: Any
@@ -110,10 +110,9 @@ class Encoder(nn.Module):
     for image in images:
       *axes, height, width, depth = image.shape
       x = image.reshape(-1, height, width, depth).astype(dtype)
-      for stage in range(len(_halvings(height, width)) - 1):
-        convolution = nn.Conv(
-          self.channels * 2**stage, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype
-        )
+      for stage in reversed(range(len(_halvings(height, width)) - 1)):
+        channels = max(1, self.channels >> stage)
+        convolution = nn.Conv(channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype)
         x = nn.silu(nn.LayerNorm(dtype=dtype)(convolution(x)))
       x = nn.Dense(self.mlp.hidden_size, use_bias=False, dtype=dtype)(x.reshape(*axes, -1))
       features.append(nn.silu(nn.LayerNorm(dtype=dtype)(x)))
@@ -123,9 +122,11 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
   """The other way round: an MLP for the numbers, and for each image the CNN transposed.
 
+  Each number of an image has a bias of its own, as in an MLP: what is always there.
+
   Attributes:
     mlp: an MLP for the numbers; its output may be of size 0.
-    channels: of the last stage but the image's own.
+    channels: of the first stage's input; see `Encoder`.
     shapes: (H, W, C) of each image.
   """
 
@@ -140,15 +141,18 @@ class Decoder(nn.Module):
     decoded = [self.mlp(x)] if self.mlp.output_size else []
     for *size, depth in self.shapes:
       *sizes, (height, width) = _halvings(*size)
-      channels = self.channels * 2 ** (len(sizes) - 1)
-      image = nn.Dense(height * width * channels, dtype=dtype)(x.astype(dtype))
-      image = image.reshape(-1, height, width, channels)
-      for stage, (height, width) in reversed(list(enumerate(sizes))):
+      image = nn.Dense(height * width * self.channels, dtype=dtype)(x.astype(dtype))
+      image = image.reshape(-1, height, width, self.channels)
+      for stage, (height, width) in enumerate(reversed(sizes), 1):
         image = nn.silu(nn.LayerNorm(dtype=dtype)(image))
-        image = nn.ConvTranspose(
-          self.channels * 2 ** (stage - 1) if stage else depth, (4, 4), strides=(2, 2), dtype=dtype
-        )(image)[:, :height, :width]
-      decoded.append(image.reshape(*x.shape[:-1], -1))
+        channels = max(1, self.channels >> stage) if stage < len(sizes) else depth
+        convolution = nn.ConvTranspose(
+          channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype
+        )
+        image = convolution(image)[:, :height, :width]
+      image = image.reshape(*x.shape[:-1], -1)
+      bias = self.param(f'bias_{len(decoded)}', nn.initializers.zeros, image.shape[-1:])
+      decoded.append(image + bias.astype(dtype))
     return jnp.concatenate(decoded, axis=-1)
 
 

@@ -23,7 +23,7 @@ class DreamerConfig:
   hidden_size: int = 512
   encoder_layers: int = 2
   levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: a number, and no map is seen
-  image_channels: int = 32  # of a CNN's first stage; 0: images are flat, as all other numbers
+  image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
   ensemble_size: int = 5
   bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
   free_nats: float = 1.0

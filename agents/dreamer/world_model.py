@@ -10,6 +10,8 @@ their disagreement means something.
 Where the observation has a map (see `sight`), the transitions also read the agent's place and what
 is there, and the reward reads the map of the row before, seen from the agent: real along real
 sequences, decoded in dreams.
+
+What is an image in the observation is read by a CNN and decoded by one: see `networks.Encoder`.
 """
 
 import dataclasses
