@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from absl import logging
 from acme.utils.loggers import base as loggers
-from dm_env import specs
 
 from actors import actor, rollout
 from actors.environments import environment as environment_lib
@@ -151,7 +150,7 @@ class Play:
   def moments(self, params: Any, key: jax.Array) -> Iterator[Moment]:
     """One episode, played as far as it is asked for."""
     show = wrappers.AutoReset(self._environment).render
-    discrete = isinstance(self._environment.action_spec, specs.DiscreteArray)
+    discrete = bool(environment_lib.num_choices(self._environment.action_spec))
     key, init_key = jax.random.split(key)
     state = self._one_world.init(init_key)
     action = probability = None

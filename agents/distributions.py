@@ -3,12 +3,13 @@
 All arithmetic on probabilities is float32, whatever the networks compute in.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dm_env import specs
 
 from agents import networks
 
@@ -68,6 +69,57 @@ class MaskedCategorical(NamedTuple):
     return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
 
 
+class MultiCategorical(NamedTuple):
+  """Several independent choices at once; a mask and noise join those of all parts.
+
+  Attributes:
+    parts: M of them.
+  """
+
+  parts: tuple[MaskedCategorical, ...]
+
+  @classmethod
+  def from_logits(
+    cls,
+    logits: jax.Array,
+    num_choices: tuple[int, ...],
+    mask: jax.Array | None = None,
+    unimix: float = 0.0,
+  ) -> 'MultiCategorical':
+    """Normalises [..., A] `logits` within each part, whose numbers of choices sum to A.
+
+    Args:
+      logits: [..., A]; see `MaskedCategorical.from_logits`.
+      num_choices: of each part.
+      mask: [..., A] bool; a part without any legal choice is uniform.
+      unimix: share of each part's probability spread evenly over its legal choices.
+    """
+    split = lambda x: jnp.split(x, np.cumsum(num_choices)[:-1], axis=-1)
+    masks = [None] * len(num_choices) if mask is None else split(mask)
+    parts = zip(split(logits), masks, strict=True)
+    return cls(tuple(MaskedCategorical.from_logits(*part, unimix) for part in parts))
+
+  def sample(self, gumbel: jax.Array) -> jax.Array:
+    """[..., M] int32, by the Gumbel-max trick; `gumbel` is standard Gumbel noise [..., A]."""
+    cuts = np.cumsum([part.mask.shape[-1] for part in self.parts])[:-1]
+    noises = jnp.split(gumbel, cuts, axis=-1)
+    drawn = [part.sample(noise) for part, noise in zip(self.parts, noises, strict=True)]
+    return jnp.stack(drawn, axis=-1)
+
+  def mode(self) -> jax.Array:
+    """[..., M] int32."""
+    return jnp.stack([part.mode() for part in self.parts], axis=-1)
+
+  def log_prob(self, action: jax.Array) -> jax.Array:
+    """[...] float32, of [..., M]."""
+    log_probs = [part.log_prob(action[..., i]) for i, part in enumerate(self.parts)]
+    return jnp.sum(jnp.stack(log_probs), axis=0)
+
+  def entropy(self) -> jax.Array:
+    """[...] float32, nats."""
+    return jnp.sum(jnp.stack([part.entropy() for part in self.parts]), axis=0)
+
+
 class TanhNormal(NamedTuple):
   """A normal variable squashed by tanh, rescaled to the bounds of the action.
 
@@ -123,6 +175,72 @@ class TanhNormal(NamedTuple):
     normal = 0.5 * np.log(2 * np.pi * np.e) + jnp.log(self.scale)
     squash = 2 * (np.log(2) - self.mean - jax.nn.softplus(-2 * self.mean))
     return jnp.sum(normal + squash + jnp.log((self.high - self.low) / 2), axis=-1)
+
+
+class Actions:
+  """What an agent's actions are, by their spec, and the distribution over them.
+
+  A `DiscreteArray` is one choice, [] int32. A `BoundedArray` of integers is several at once, [M]
+  int32, each from 0 to its maximum. One of floats is a vector between its bounds, [A] float32.
+
+  Attributes:
+    spec: of the actions.
+    num_choices: of each part of a discrete action; empty for a continuous one.
+    size: A, how many choices all parts have together, or how many numbers a vector has.
+    num_outputs: how many numbers of a network describe a distribution.
+  """
+
+  def __init__(self, spec: specs.BoundedArray):
+    """Reads a spec.
+
+    Raises:
+      ValueError: neither one number nor one axis of them, or choices that do not begin with 0.
+    """
+    self.spec = spec
+    is_one = isinstance(spec, specs.DiscreteArray)
+    if not is_one and len(spec.shape) != 1:
+      raise ValueError(f'action_spec={spec}: several choices or continuous actions need one axis')
+    self.num_choices: tuple[int, ...] = ()
+    if spec.dtype.kind in 'iu':
+      low, high = (np.broadcast_to(x, spec.shape).ravel() for x in (spec.minimum, spec.maximum))
+      if (low != 0).any():
+        raise ValueError(f'action_spec={spec}: choices must begin with 0')
+      self.num_choices = tuple(int(x) + 1 for x in high)
+    self.size = sum(self.num_choices) or spec.shape[0]
+    self.num_outputs = self.size if self.num_choices else 2 * self.size
+
+  @property
+  def discrete(self) -> bool:
+    return bool(self.num_choices)
+
+  def policy(self, outputs: jax.Array, mask: jax.Array | None, unimix: float = 0.0) -> Any:
+    """The distribution that a network's [..., num_outputs] describe.
+
+    Args:
+      outputs: of the network.
+      mask: [..., A] bool, the legal choices of all parts; None where all are. Unread if continuous.
+      unimix: as of `MaskedCategorical.from_logits`.
+    """
+    if isinstance(self.spec, specs.DiscreteArray):
+      return MaskedCategorical.from_logits(outputs, mask, unimix)
+    if self.discrete:
+      return MultiCategorical.from_logits(outputs, self.num_choices, mask, unimix)
+    return TanhNormal.from_outputs(outputs, self.spec.minimum, self.spec.maximum)
+
+  def noise(self, key: chex.PRNGKey, *axes: int) -> jax.Array:
+    """Standard noise for actions, [*axes, A]."""
+    return (jax.random.gumbel if self.discrete else jax.random.normal)(key, (*axes, self.size))
+
+  def encode(self, action: jax.Array) -> jax.Array:
+    """[..., action] to [..., A] float32: one-hot, part by part, or from the bounds to [-1, 1]."""
+    if self.discrete:
+      parts = action.reshape(*action.shape[: action.ndim - len(self.spec.shape)], -1)
+      one_hots = [jax.nn.one_hot(parts[..., i], n) for i, n in enumerate(self.num_choices)]
+      return jnp.concatenate(one_hots, axis=-1)
+    low, high = (
+      np.broadcast_to(x, self.spec.shape) for x in (self.spec.minimum, self.spec.maximum)
+    )
+    return (2 * (action - low) / (high - low) - 1).astype(jnp.float32)
 
 
 class Gaussian(NamedTuple):

@@ -13,7 +13,7 @@ class Decision(NamedTuple):
   """What an agent chooses at one row.
 
   Attributes:
-    action: [N] int32 or [N, A] float32.
+    action: [N] or [N, M] int32, or [N, A] float32.
     extras: what learning must know of the choice, such as the behaviour's `log_prob` [N].
   """
 
@@ -30,7 +30,7 @@ class Sequence(NamedTuple):
 
   Attributes:
     observation: [T, ...] tree of arrays.
-    action: [T] int32 or [T, A] float32.
+    action: [T] or [T, M] int32, or [T, A] float32.
     reward: [T] float32, earned by the action of the row before; 0 at FIRST.
     discount: [T] float32; at LAST, 0 means terminated and 1 cut off; 1 elsewhere.
     step_type: [T] int32, of `dm_env.StepType`.

@@ -89,7 +89,7 @@ class Rows(NamedTuple):
     inputs: [..., F] float32, flattened observations.
     mask: [..., A] bool, the legal actions; None in a world where all always are.
     first: [...] bool, rows that begin an episode.
-    choice: [...] int32 actions, or [..., A] float32 actions before tanh.
+    choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
     log_prob: [...] float32, of the choice when it was made.
     value: [...] float32, the critic's when the choice was made.
     return_: [...] float32, what the value should have been.
@@ -118,7 +118,7 @@ class Network:
   Attributes:
     config: sizes and constants.
     observation_spec: tree of specs.
-    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+    action_spec: see `distributions.Actions`.
   """
 
   config: PPOConfig
@@ -126,19 +126,15 @@ class Network:
   action_spec: specs.BoundedArray
 
   def __post_init__(self):
-    if not self.discrete and len(self.action_spec.shape) != 1:
-      raise ValueError(f'action_spec={self.action_spec}: continuous actions need one axis')
+    distributions.Actions(self.action_spec)  # refuses what it cannot play
 
   @property
   def discrete(self) -> bool:
-    return isinstance(self.action_spec, specs.DiscreteArray)
+    return self.actions.discrete
 
   @property
-  def action_size(self) -> int:
-    """A, how many actions there are, or how many numbers one has."""
-    if isinstance(self.action_spec, specs.DiscreteArray):
-      return self.action_spec.num_values
-    return self.action_spec.shape[0]
+  def actions(self) -> distributions.Actions:
+    return distributions.Actions(self.action_spec)
 
   @property
   def _readers(self) -> tuple[str, str]:
@@ -162,7 +158,7 @@ class Network:
       if config.recurrent_size:
         modules[f'{name}_gates'] = dense(3 * config.recurrent_size, 1.0)
         modules[f'{name}_memory'] = dense(3 * config.recurrent_size, 1.0)
-    modules['actor'] = dense(self.action_size * (1 if self.discrete else 2), 0.01)
+    modules['actor'] = dense(self.actions.num_outputs, 0.01)
     modules['critic'] = dense(1, 1.0)
     return modules
 
@@ -264,10 +260,7 @@ class Network:
 
   def policy(self, outputs: jax.Array, mask: jax.Array | None):
     """The distribution over actions that the actor's [..., outputs] describe."""
-    if self.discrete:
-      return distributions.MaskedCategorical.from_logits(outputs, mask)
-    low, high = self.action_spec.minimum, self.action_spec.maximum
-    return distributions.TanhNormal.from_outputs(outputs, low, high)
+    return self.actions.policy(outputs, mask)
 
   def rows(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Rows:
     """All rows of a batch of sequences but their last, which lends its value, with their targets.
@@ -399,15 +392,14 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     memory, outputs, value = network.apply(params, inputs[None], first[None], memory)
     mask = networks.action_mask(timestep.observation) if network.discrete else None
     chances = network.policy(outputs[0], mask)
-    shape = (timestep.step_type.shape[0], network.action_size)
+    noise = network.actions.noise(key, timestep.step_type.shape[0])
     extras = {'value': value[0]}
     if network.discrete:
-      action = chances.mode() if greedy else chances.sample(jax.random.gumbel(key, shape))
+      action = chances.mode() if greedy else chances.sample(noise)
       action = choice = action.astype(jnp.int32)
     else:
       # Without noise a sample is the mode, and its likelihood that of what is played.
-      noise = jnp.zeros(shape) if greedy else jax.random.normal(key, shape)
-      action, choice = chances.sample(noise)
+      action, choice = chances.sample(jnp.zeros_like(noise) if greedy else noise)
       extras['raw_action'] = choice
     return memory, experience.Decision(action, extras | {'log_prob': chances.log_prob(choice)})
 

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons, and what flattens an observation tree for them."""
+"""Multi-layer perceptrons, convolutions for images, and what an observation tree is to them."""
 
 import math
 from typing import Any
@@ -11,6 +11,9 @@ from dm_env import specs
 
 ACTION_MASK = 'action_mask'
 """Where a discrete world keeps its mask, in an observation that is a dictionary; True is legal."""
+
+SMALLEST_IMAGE = 8
+"""Rows and columns: one stage that halves them leaves 4. What is smaller is as good as flat."""
 
 ACTIVATIONS = {'silu': nn.silu, 'relu': nn.relu, 'tanh': nn.tanh}
 
@@ -70,6 +73,89 @@ class MLP(nn.Module):
     return nn.Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(x)
 
 
+def _halvings(height: int, width: int) -> list[tuple[int, int]]:
+  """Rows and columns before each stage that halves them, and after the last, about 4 or more.
+
+  Odd numbers are rounded up: (63, 63), (32, 32), (16, 16), (8, 8), (4, 4).
+  """
+  sizes = [(height, width)]
+  for _ in range(round(math.log2(min(height, width) / 4))):
+    height, width = -(-height // 2), -(-width // 2)
+    sizes.append((height, width))
+  return sizes
+
+
+class Encoder(nn.Module):
+  """An MLP for the numbers of an observation and a CNN for each of its images, side by side.
+
+  A stage of a CNN is a convolution of stride 2 and twice the channels, a layer norm and a silu; a
+  dense layer of the MLP's width follows the last. Takes any leading axes.
+
+  Attributes:
+    mlp: an MLP for the numbers, without an output of its own.
+    channels: of the last stage, so that a small image, which has few stages, has no fewer.
+  """
+
+  mlp: Any
+  channels: int
+
+  @nn.compact
+  def __call__(self, flat: jax.Array, *images: jax.Array) -> jax.Array:
+    """[..., F] numbers, of which there may be none, and [..., H, W, C] images to [..., features].
+
+    Of the MLP and of each image, joined: as many times the MLP's width.
+    """
+    dtype = self.mlp.dtype
+    features = [self.mlp(flat)] if flat.shape[-1] else []
+    for image in images:
+      *axes, height, width, depth = image.shape
+      x = image.reshape(-1, height, width, depth).astype(dtype)
+      for stage in reversed(range(len(_halvings(height, width)) - 1)):
+        channels = max(1, self.channels >> stage)
+        convolution = nn.Conv(channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype)
+        x = nn.silu(nn.LayerNorm(dtype=dtype)(convolution(x)))
+      x = nn.Dense(self.mlp.hidden_size, use_bias=False, dtype=dtype)(x.reshape(*axes, -1))
+      features.append(nn.silu(nn.LayerNorm(dtype=dtype)(x)))
+    return jnp.concatenate(features, axis=-1)
+
+
+class Decoder(nn.Module):
+  """The other way round: an MLP for the numbers, and for each image the CNN transposed.
+
+  Each number of an image has a bias of its own, as in an MLP: what is always there.
+
+  Attributes:
+    mlp: an MLP for the numbers; its output may be of size 0.
+    channels: of the first stage's input; see `Encoder`.
+    shapes: (H, W, C) of each image.
+  """
+
+  mlp: Any
+  channels: int
+  shapes: tuple[tuple[int, int, int], ...]
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """[..., F] to [..., D]: the numbers, then those of each image row by row."""
+    dtype = self.mlp.dtype
+    decoded = [self.mlp(x)] if self.mlp.output_size else []
+    for *size, depth in self.shapes:
+      *sizes, (height, width) = _halvings(*size)
+      image = nn.Dense(height * width * self.channels, dtype=dtype)(x.astype(dtype))
+      image = image.reshape(-1, height, width, self.channels)
+      for stage, (height, width) in enumerate(reversed(sizes), 1):
+        image = nn.silu(nn.LayerNorm(dtype=dtype)(image))
+        channels = max(1, self.channels >> stage) if stage < len(sizes) else depth
+        convolution = nn.ConvTranspose(
+          channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype
+        )
+        image = convolution(image)[:, :height, :width]
+      image = image.reshape(*x.shape[:-1], -1)
+      bias = self.param(f'bias_{len(decoded)}', nn.initializers.zeros, image.shape[-1:])
+      decoded.append(image + bias.astype(dtype))
+    return jnp.concatenate(decoded, axis=-1)
+
+
 def apply(module: nn.Module, params: Any, *inputs: jax.Array) -> jax.Array:
   """A module that keeps nothing, applied."""
   outputs: Any = module.apply({'params': params}, *inputs)
@@ -88,12 +174,56 @@ def action_mask(observation: Any) -> jax.Array | None:
   return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 
+def is_image(spec: specs.Array) -> bool:
+  """Whether a leaf is [H, W, C] and large enough for a CNN: see SMALLEST_IMAGE."""
+  return len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE and spec.shape[2] > 0
+
+
+def image_specs(spec: Any) -> list[specs.Array]:
+  """Of the images of an observation, in the order of its leaves."""
+  return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
+
+
+def images(observation: Any, spec: Any) -> list[jax.Array]:
+  """The images of an observation as a CNN reads and decodes them, [..., H, W, C] float32.
+
+  Pixels, whose spec bounds them to [0, 255], become [-0.5, 0.5]; what it bounds to [0, 1] stays as
+  it is; all else is symlog, as in a flat observation.
+  """
+
+  def read(leaf, spec):
+    leaf = leaf.astype(jnp.float32)
+    if is_bounded(spec, 0, 255):
+      return leaf / 255 - 0.5
+    return leaf if is_bounded(spec, 0, 1) else symlog(leaf)
+
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  return [read(x, leaf) for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+
+
+def without_images(spec: Any) -> Any:
+  """A spec whose images have no channels, so that a flat observation has none of their numbers."""
+
+  def bare(leaf: specs.Array) -> specs.Array:
+    return specs.Array((*leaf.shape[:2], 0), leaf.dtype, leaf.name) if is_image(leaf) else leaf
+
+  return jax.tree.map(bare, spec)
+
+
+def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
+  """Whether all numbers of a leaf lie between these bounds and no closer ones, by spec or dtype."""
+  if not isinstance(spec, specs.BoundedArray):
+    return spec.dtype == np.uint8 and (low, high) == (0, 255)
+  return bool(np.all(spec.minimum == low) and np.all(spec.maximum == high))
+
+
 def flatten_observation(observation: Any, spec: Any) -> jax.Array:
   """Joins the leaves of an observation (its mask left out) into one symlog vector.
 
   Args:
     observation: tree of [..., *shape] arrays.
-    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own.
+    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own. What has no
+      channel by its spec is left out, whatever the observation has: see `without_images`.
 
   Returns:
     [..., F] float32.
@@ -101,7 +231,9 @@ def flatten_observation(observation: Any, spec: Any) -> jax.Array:
   leaves = jax.tree.leaves(without_mask(observation))
   shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
   flat = [
-    leaf.reshape(*leaf.shape[: leaf.ndim - len(shape)], -1).astype(jnp.float32)
+    (leaf[..., :0] if 0 in shape else leaf)
+    .reshape(*leaf.shape[: leaf.ndim - len(shape)], -1)
+    .astype(jnp.float32)
     for leaf, shape in zip(leaves, shapes, strict=True)
   ]
   return symlog(jnp.concatenate(flat, axis=-1))
@@ -110,10 +242,7 @@ def flatten_observation(observation: Any, spec: Any) -> jax.Array:
 def unit_range(spec: Any) -> np.ndarray:
   """[F] bool, the numbers of a flattened observation that lie in [0, 1] by their spec."""
   leaves = jax.tree.leaves(without_mask(spec))
-  bounded = lambda leaf: (
-    isinstance(leaf, specs.BoundedArray) and np.all(leaf.minimum == 0) and np.all(leaf.maximum == 1)
-  )
-  return np.concatenate([np.full(math.prod(leaf.shape), bounded(leaf)) for leaf in leaves])
+  return np.concatenate([np.full(math.prod(leaf.shape), is_bounded(leaf, 0, 1)) for leaf in leaves])
 
 
 def by_level(number: jax.Array, num_levels: int) -> jax.Array:

@@ -9,6 +9,7 @@ import rich.table
 from dm_env import specs
 
 from actors import environments
+from actors.environments import environment as environment_lib
 
 HEADINGS = ('world', 'observation', 'actions', 'mask', 'longest episode')
 
@@ -75,8 +76,8 @@ def _describe_spec(spec: specs.Array) -> str:
 
 
 def _describe_actions(spec: specs.BoundedArray) -> str:
-  if isinstance(spec, specs.DiscreteArray):
-    return f'{spec.num_values} choices'
+  if choices := environment_lib.num_choices(spec):
+    return f'{" x ".join(map(str, choices))} choices'
   low, high = spec.minimum.min(), spec.maximum.max()
   return f'{_describe_spec(spec)} in [{low:g}, {high:g}]'
 

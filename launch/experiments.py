@@ -23,6 +23,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
       deterministic_size=96,
       hidden_size=128,
       encoder_layers=1,
+      image_channels=128,
       num_bins=127,
       bin_limit=6.0,
       horizon_max=12,

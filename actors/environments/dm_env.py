@@ -51,10 +51,9 @@ class _World(host.World):
     self._make_one = make_one
     self._environment = self._make(0)
     given = self._environment.action_spec()
-    # A range of integers is a choice as well, whatever it begins with.
-    is_range = isinstance(given, specs.BoundedArray) and given.shape == ()
-    self._is_choice = is_range and given.dtype.kind in 'iu'
-    self._first_choice = int(given.minimum) if self._is_choice else 0
+    # Ranges of integers are choices as well, whatever they begin with.
+    self._are_choices = isinstance(given, specs.BoundedArray) and given.dtype.kind in 'iu'
+    self._first_choices = given.minimum if self._are_choices else 0
     self._given_action = given
 
   def _make(self, seed: int) -> dm_env.Environment:
@@ -69,9 +68,14 @@ class _World(host.World):
 
   @property
   def action_spec(self) -> Any:
-    if not self._is_choice:
-      return self._given_action
-    return specs.DiscreteArray(int(self._given_action.maximum) - self._first_choice + 1)
+    given = self._given_action
+    if not self._are_choices:
+      return given
+    # In 64 bits, where the difference of the furthest integers of a narrow dtype has room.
+    last = np.asarray(given.maximum, np.int64) - self._first_choices
+    if given.shape == ():
+      return specs.DiscreteArray(int(last) + 1)
+    return specs.BoundedArray(given.shape, np.int32, 0, last, given.name)
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
     if seed is not None:
@@ -80,7 +84,9 @@ class _World(host.World):
     return self._environment.reset()
 
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    return self._environment.step(np.asarray(action + self._first_choice, self._given_action.dtype))
+    return self._environment.step(
+      np.asarray(action + self._first_choices, self._given_action.dtype)
+    )
 
   def close(self) -> None:
     self._environment.close()

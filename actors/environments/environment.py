@@ -77,7 +77,7 @@ class Environment(abc.ABC):
   after LAST means nothing, and `wrappers.AutoReset` takes care of that.
 
   An observation that is a dict may hold 'action_mask', [A] bool, True where an action is legal; an
-  illegal action may do whatever the world likes.
+  illegal action may do whatever the world likes. Of several choices at once it joins the masks.
   """
 
   @property
@@ -88,7 +88,10 @@ class Environment(abc.ABC):
   @property
   @abc.abstractmethod
   def action_spec(self) -> specs.BoundedArray:
-    """`dm_env.specs.DiscreteArray` of int32 for A choices, else a `BoundedArray` of floats."""
+    """`dm_env.specs.DiscreteArray` of int32 for A choices, else a `BoundedArray` of one axis.
+
+    Of floats it is a vector; of int32 it is several choices at once, each from 0 to its maximum.
+    """
 
   @property
   @abc.abstractmethod
@@ -141,6 +144,28 @@ class MapSpec(specs.BoundedArray):
     return type(self), (self.shape, self.dtype, self.map_shape, self.name)
 
 
+def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
+  """How many choices each part of an action has; empty for a continuous one.
+
+  Raises:
+    ValueError: several choices that are no vector of int32, or that do not begin with 0.
+  """
+  if isinstance(action_spec, specs.DiscreteArray):
+    return (int(action_spec.num_values),)
+  if action_spec.dtype.kind not in 'iu':
+    return ()
+  if action_spec.dtype != np.int32:
+    raise ValueError(f'action_spec has dtype {action_spec.dtype}: discrete actions are int32')
+  low, high = (
+    np.broadcast_to(x, action_spec.shape) for x in (action_spec.minimum, action_spec.maximum)
+  )
+  if len(action_spec.shape) != 1 or (low != 0).any():
+    raise ValueError(
+      f'action_spec={action_spec!r}: several choices need one axis, and each begins with 0'
+    )
+  return tuple(int(x) + 1 for x in high)
+
+
 def check(environment: Environment) -> None:
   """Refuses a world that contradicts itself, by tracing its shapes; no array is made.
 
@@ -155,9 +180,9 @@ def check(environment: Environment) -> None:
   action_spec = environment.action_spec
   if not isinstance(action_spec, specs.BoundedArray):
     raise ValueError(f'action_spec={action_spec!r}: a DiscreteArray or a BoundedArray is needed')
-  is_discrete = isinstance(action_spec, specs.DiscreteArray)
-  if is_discrete and action_spec.dtype != np.int32:
+  if isinstance(action_spec, specs.DiscreteArray) and action_spec.dtype != np.int32:
     raise ValueError(f'action_spec has dtype {action_spec.dtype}: discrete actions are int32')
+  choices = num_choices(action_spec)
   for path, spec in jax.tree_util.tree_leaves_with_path(environment.observation_spec):
     if not isinstance(spec, specs.Array):
       field = f'observation_spec{jax.tree_util.keystr(path)}'
@@ -180,9 +205,9 @@ def check(environment: Environment) -> None:
   _check_equal('timestep', expected, next_timestep, 'the specs say', 'step gives')
   _check_equal('state', state, next_state, 'reset gives', 'step gives')
 
-  if is_discrete and isinstance(expected.observation, dict):
+  if choices and isinstance(expected.observation, dict):
     mask = expected.observation.get('action_mask')
-    legal = jax.ShapeDtypeStruct((action_spec.num_values,), bool)
+    legal = jax.ShapeDtypeStruct((sum(choices),), bool)
     if mask is not None:
       _check_equal("observation_spec['action_mask']", legal, mask, 'needed is', 'the spec says')
   scripted = jax.eval_shape(environment.scripted_action, state)

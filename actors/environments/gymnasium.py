@@ -21,8 +21,8 @@ OBSERVATION = 'observation'
 def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
   """Makes a world of gymnasium's.
 
-  Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete or a Box with
-  bounds. An `info['action_mask']` that reset gives is added to the observation. An episode that is
+  Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
+  one axis, or a Box with bounds. An `info['action_mask']` that reset gives is added to the observation. An episode that is
   `terminated` ends with discount 0, one that is `truncated` with discount 1.
 
   Args:
@@ -94,7 +94,10 @@ class _World(host.World):
 
   @property
   def action_spec(self) -> Any:
-    return _spec('action_space', self._env.action_space)
+    space = self._env.action_space
+    if isinstance(space, spaces.MultiDiscrete):
+      return specs.BoundedArray(space.shape, np.int32, 0, space.nvec - 1)
+    return _spec('action_space', space)
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
     observation, info = self._env.reset(seed=seed)
@@ -105,6 +108,8 @@ class _World(host.World):
     choice: Any
     if isinstance(space, spaces.Discrete):
       choice = int(action) + int(space.start)
+    elif isinstance(space, spaces.MultiDiscrete):
+      choice = (action + space.start).astype(space.dtype)
     else:
       choice = np.clip(action, space.low, space.high).astype(space.dtype)
     observation, reward, terminated, truncated, info = self._env.step(choice)
@@ -150,5 +155,8 @@ def _spec(field: str, space: Any) -> specs.BoundedArray:
     return specs.DiscreteArray(int(space.n))
   if isinstance(space, spaces.Box):
     return specs.BoundedArray(space.shape, space.dtype, space.low, space.high)
-  known = 'Discrete and Box' + (', or a flat Dict of these' if 'observation' in field else '')
+  is_seen = 'observation' in field
+  known = (
+    'Discrete and Box, or a flat Dict of these' if is_seen else ('Discrete, MultiDiscrete and Box')
+  )
   raise ValueError(f'{field}={space}: is of a kind that no agent takes; known are {known}')

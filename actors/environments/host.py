@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from actors.environments.environment import Environment, Observation, TimeStep
+from actors.environments.environment import Environment, Observation, TimeStep, num_choices
 
 ACTION_MASK = 'action_mask'
 LONE = ''  # the name of an observation that is one array
@@ -36,7 +36,7 @@ class World(abc.ABC):
   @property
   @abc.abstractmethod
   def action_spec(self) -> specs.BoundedArray:
-    """`DiscreteArray`, or `BoundedArray` of floats."""
+    """`DiscreteArray`, or `BoundedArray` of floats, or of integers from 0 on and one axis."""
 
   @abc.abstractmethod
   def reset(self, seed: int | None) -> dm_env.TimeStep:
@@ -216,11 +216,12 @@ def _fields(given: Any, action_spec: specs.BoundedArray) -> dict[str, Field]:
   if not set(fields) - {ACTION_MASK}:
     raise ValueError('observation_spec: is empty; an agent needs something to see')
   mask = given.get(ACTION_MASK)
-  if mask is not None and isinstance(action_spec, specs.DiscreteArray):
-    if mask.shape != (action_spec.num_values,):
+  num_values = sum(num_choices(action_spec))
+  if mask is not None and num_values:
+    if mask.shape != (num_values,):
       raise ValueError(
         f"observation_spec['{ACTION_MASK}']: has shape {list(mask.shape)}, "
-        f'needed is [{action_spec.num_values}], the number of actions'
+        f'needed is [{num_values}], the number of actions, or of all choices of each'
       )
     legal = specs.BoundedArray(mask.shape, bool, False, True, ACTION_MASK)
     fields[ACTION_MASK] = Field(f'[{ACTION_MASK!r}]', mask, legal)
@@ -246,7 +247,7 @@ def _bounded(given: specs.Array, bounds: Any) -> specs.Array:
   if bounds is None:
     return specs.Array(given.shape, dtype, given.name)
   if dtype.kind in 'iu':
-    bounds = np.clip(bounds, np.iinfo(dtype).min, np.iinfo(dtype).max)
+    bounds = np.clip(np.broadcast_arrays(*bounds), np.iinfo(dtype).min, np.iinfo(dtype).max)
   with np.errstate(over='ignore'):
     low, high = (np.asarray(bound).astype(dtype) for bound in bounds)
   return specs.BoundedArray(given.shape, dtype, low, high, given.name)
@@ -255,11 +256,15 @@ def _bounded(given: specs.Array, bounds: Any) -> specs.Array:
 def _action_spec(given: Any) -> specs.BoundedArray:
   if isinstance(given, specs.DiscreteArray):
     return specs.DiscreteArray(given.num_values, np.int32, given.name)
-  if not isinstance(given, specs.BoundedArray) or given.dtype.kind != 'f':
+  if not isinstance(given, specs.BoundedArray) or given.dtype.kind not in 'iuf':
     raise ValueError(
-      f'action_spec={given!r}: a DiscreteArray, or a BoundedArray of floats is needed'
+      f'action_spec={given!r}: a DiscreteArray, or a BoundedArray of numbers is needed'
     )
   spec = _bounded(given, (given.minimum, given.maximum))
+  if given.dtype.kind in 'iu':
+    spec = specs.BoundedArray(spec.shape, np.int32, spec.minimum, spec.maximum, spec.name)
+    num_choices(spec)  # refuses what is no vector of choices
+    return spec
   if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
     raise ValueError(f'action_spec={given!r}: finite bounds are needed, which an agent can keep to')
   return spec
@@ -298,7 +303,9 @@ def _check_timestep(environment: HostEnvironment, function: str, timestep: Any) 
 
 
 def _some_action(spec: specs.BoundedArray, observation: Any) -> np.ndarray:
-  if not isinstance(spec, specs.DiscreteArray):
-    return np.clip(np.zeros(spec.shape, spec.dtype), spec.minimum, spec.maximum)
   has_mask = isinstance(observation, Mapping) and ACTION_MASK in observation
-  return np.asarray(np.argmax(observation[ACTION_MASK]) if has_mask else 0, spec.dtype)
+  choices = num_choices(spec)
+  if not (choices and has_mask):
+    return np.clip(np.zeros(spec.shape, spec.dtype), spec.minimum, spec.maximum)
+  masks = np.split(np.asarray(observation[ACTION_MASK]), np.cumsum(choices)[:-1])
+  return np.asarray([np.argmax(mask) for mask in masks], spec.dtype).reshape(spec.shape)

@@ -14,7 +14,13 @@ from absl import logging
 from dm_env import specs
 
 from actors.environments import host
-from actors.environments.environment import Environment, EnvState, Observation, TimeStep
+from actors.environments.environment import (
+  Environment,
+  EnvState,
+  Observation,
+  TimeStep,
+  num_choices,
+)
 
 
 class AutoResetState(NamedTuple):
@@ -130,21 +136,32 @@ def random_action(
 ) -> jax.Array:
   """Draws uniformly among the legal actions, or between the bounds of continuous ones.
 
-  Where no action is legal, it draws among all.
+  Several choices at once are drawn one by one. Where no action is legal, it draws among all.
   """
-  if not isinstance(action_spec, specs.DiscreteArray):
+  choices = num_choices(action_spec)
+  if not choices:
     low, high = action_spec.minimum, action_spec.maximum
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
       raise ValueError(f'action_spec={action_spec}: no action is uniform between infinite bounds')
     return jax.random.uniform(key, action_spec.shape, action_spec.dtype, low, high)
-  if isinstance(observation, dict) and 'action_mask' in observation:
-    mask = observation['action_mask']
-    is_legal = mask | ~mask.any()
-    # The index of the drawn one of the legal: how many actions have no more legal ones up to them.
-    up_to = np.tri(action_spec.num_values, dtype=np.float32) @ is_legal.astype(np.float32)
-    chosen = jax.random.bits(key, (), np.uint32) % is_legal.sum(dtype=np.uint32)
-    return jnp.sum(up_to <= chosen, dtype=action_spec.dtype)
-  return jax.random.randint(key, (), 0, action_spec.num_values, action_spec.dtype)
+  mask = observation.get('action_mask') if isinstance(observation, dict) else None
+  if not action_spec.shape:
+    return _random_choice(key, choices[0], mask, action_spec.dtype)
+  masks = [None] * len(choices) if mask is None else jnp.split(mask, np.cumsum(choices)[:-1])
+  parts = zip(jax.random.split(key, len(choices)), choices, masks, strict=True)
+  return jnp.stack([_random_choice(*part, action_spec.dtype) for part in parts])
+
+
+def _random_choice(
+  key: chex.PRNGKey, num_values: int, mask: jax.Array | None, dtype: Any
+) -> jax.Array:
+  if mask is None:
+    return jax.random.randint(key, (), 0, num_values, dtype)
+  is_legal = mask | ~mask.any()
+  # The index of the drawn one of the legal: how many actions have no more legal ones up to them.
+  up_to = np.tri(num_values, dtype=np.float32) @ is_legal.astype(np.float32)
+  chosen = jax.random.bits(key, (), np.uint32) % is_legal.sum(dtype=np.uint32)
+  return jnp.sum(up_to <= chosen, dtype=dtype)
 
 
 def check_values(

@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     features: [W - 1 + R, B, F] in the compute dtype.
     novelty: [W - 1 + R, B] float32.
     episode: [W - 1 + R, B] int32.
-    choice: [R, B] int32 actions, or [R, B, A] float32 actions before tanh.
+    choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
     mask: [R, B, A] bool.
   """
 
@@ -75,31 +75,34 @@ class ActorCritic:
 
   Attributes:
     config: sizes and constants.
-    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+    action_spec: see `distributions.Actions`.
     feature_size: F, of the world model.
     action_size: A, of the world model's encoded action.
     sight: of the world model.
   """
 
   config: dreamer_config.DreamerConfig
-  action_spec: specs.Array
+  action_spec: specs.BoundedArray
   feature_size: int
   action_size: int
   sight: sight.Sight
 
   @property
   def discrete(self) -> bool:
-    return isinstance(self.action_spec, specs.DiscreteArray)
+    return self._actions.discrete
+
+  @property
+  def _actions(self) -> distributions.Actions:
+    return distributions.Actions(self.action_spec)
 
   def _modules(self) -> dict[str, networks.MLP]:
     config = self.config
     mlp = lambda layers, size, scale: networks.MLP(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
-    outputs = self.action_size if self.discrete else 2 * self.action_size
     return {
       'salience': mlp(1, 1, 0.1),
-      'actor': mlp(config.policy_layers, outputs, 0.01),
+      'actor': mlp(config.policy_layers, self._actions.num_outputs, 0.01),
       'critic': mlp(config.policy_layers, config.num_bins, 0.0),
     }
 
@@ -154,15 +157,11 @@ class ActorCritic:
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., F] context."""
     outputs = self._apply(params, 'actor', self._join(features, context))
-    if self.discrete:
-      return distributions.MaskedCategorical.from_logits(outputs, mask, self.config.unimix)
-    low, high = self.action_spec.minimum, self.action_spec.maximum
-    return distributions.TanhNormal.from_outputs(outputs, low, high)
+    return self._actions.policy(outputs, mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Standard noise for one action, [A]."""
-    draw = jax.random.gumbel if self.discrete else jax.random.normal
-    return draw(key, (self.action_size,))
+    return self._actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
     """An action, and the choice behind it whose likelihood is known (see `Rows.choice`)."""

@@ -23,6 +23,7 @@ class DreamerConfig:
   hidden_size: int = 512
   encoder_layers: int = 2
   levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: a number, and no map is seen
+  image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
   ensemble_size: int = 5
   bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
   free_nats: float = 1.0
@@ -86,6 +87,7 @@ class DreamerConfig:
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
+    check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')

@@ -39,7 +39,7 @@ class Dream(NamedTuple):
     features: [W - 1 + H + 1, B', F]: the rows before, the start, and the imagined ones.
     novelty: [W - 1 + H + 1, B'] float32.
     episode: [W - 1 + H + 1, B'] int32.
-    choice: [H, B'] int32 actions, or [H, B', A] float32 actions before tanh.
+    choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
     mask: [H, B', A] bool.
     reward: [H + 1, B'] float32, predicted, arriving at the row.
     discount: [H + 1, B'] float32, predicted probability that the episode goes on.
@@ -111,10 +111,9 @@ def rollout(
   judge = lambda features, context: actor_critic.value(
     {'critic': slow_critic}, features, context
   ).mean()
-  choice = jnp.zeros((batch,) if actor_critic.discrete else (batch, model.action_size),
-                     jnp.int32 if actor_critic.discrete else jnp.float32)  # fmt: skip
+  choice_dtype = jnp.int32 if actor_critic.discrete else jnp.float32
   outputs = {
-    'choice': jnp.zeros((num_rows, *choice.shape), choice.dtype),
+    'choice': jnp.zeros((num_rows, batch, *model.action_spec.shape), choice_dtype),
     'mask': jnp.ones((num_rows, *mask.shape), bool),
     'reward': jnp.zeros((num_rows + 1, batch), jnp.float32),
     'discount': jnp.zeros((num_rows + 1, batch), jnp.float32),

@@ -10,10 +10,12 @@ their disagreement means something.
 Where the observation has a map (see `sight`), the transitions also read the agent's place and what
 is there, and the reward reads the map of the row before, seen from the agent: real along real
 sequences, decoded in dreams.
+
+What is an image in the observation is read by a CNN and decoded by one: see `networks.Encoder`.
 """
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -21,7 +23,6 @@ import dm_env
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from dm_env import specs
 
 from agents import distributions, experience, networks, sight
@@ -113,12 +114,12 @@ class WorldModel:
   Attributes:
     config: sizes and constants.
     observation_spec: tree of `dm_env.specs.Array`.
-    action_spec: `DiscreteArray`, or `BoundedArray` of one axis.
+    action_spec: see `distributions.Actions`.
   """
 
   config: dreamer_config.DreamerConfig
   observation_spec: Any
-  action_spec: specs.Array
+  action_spec: specs.BoundedArray
 
   @property
   def dtype(self):
@@ -146,13 +147,21 @@ class WorldModel:
 
   @property
   def action_size(self) -> int:
-    if isinstance(self.action_spec, specs.DiscreteArray):
-      return int(self.action_spec.num_values)
-    return math.prod(self.action_spec.shape)
+    return distributions.Actions(self.action_spec).size
 
   @property
   def has_mask(self) -> bool:
     return networks.action_mask(self.observation_spec) is not None
+
+  @property
+  def _image_specs(self) -> list[specs.Array]:
+    return networks.image_specs(self.observation_spec) if self.config.image_channels else []
+
+  @property
+  def _flat_spec(self) -> Any:
+    """Of what is not seen as an image."""
+    flat = self.config.image_channels == 0
+    return self.observation_spec if flat else networks.without_images(self.observation_spec)
 
   def _mlp(self, output_size: int | None, num_layers: int = 1, output_scale: float = 1.0):
     return networks.MLP(
@@ -161,10 +170,10 @@ class WorldModel:
 
   def _modules(self) -> dict[str, nn.Module]:
     config = self.config
-    is_share = networks.unit_range(self.observation_spec)
+    is_share = networks.unit_range(self._flat_spec)
     decoded_size = is_share.size + is_share.sum() * max(self.config.levels - 1, 0)
     belief = self.latent_type.num_outputs(config.stochastic_size, config.classes)
-    modules = {
+    modules: dict[str, nn.Module] = {
       'encoder': self._mlp(None, config.encoder_layers),
       'posterior': self._mlp(belief),
       'transition': NormalisedGRU(config.deterministic_size, self.dtype),
@@ -173,6 +182,10 @@ class WorldModel:
       'reward': self._mlp(config.num_bins, output_scale=0.0),
       'continue': self._mlp(1),
     }
+    if self._image_specs:
+      shapes = tuple(spec.shape for spec in self._image_specs)
+      modules['encoder'] = networks.Encoder(modules['encoder'], config.image_channels)
+      modules['decoder'] = networks.Decoder(modules['decoder'], config.image_channels, shapes)
     if self.has_mask:
       modules['mask'] = self._mlp(self.action_size)
     return modules
@@ -186,9 +199,11 @@ class WorldModel:
     observation = jax.tree.map(
       lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), self.observation_spec
     )
-    embedded = jnp.zeros((1, self.config.hidden_size))
+    seen = (self._inputs(observation), *self._images(observation))
+    embed = lambda: modules['encoder'].init_with_output(key, *seen)[0]
+    embedded = jnp.zeros(jax.eval_shape(embed).shape)
     inputs = {
-      'encoder': (self._inputs(observation),),
+      'encoder': seen,
       'posterior': (jnp.concatenate([state, embedded], axis=-1),),
       'transition': (
         state,
@@ -226,21 +241,22 @@ class WorldModel:
     )
 
   def encode_action(self, action: jax.Array) -> jax.Array:
-    """[...] int32 to one-hot, or [..., A] float32 to [-1, 1]; always [..., A] float32."""
-    if isinstance(self.action_spec, specs.DiscreteArray):
-      return jax.nn.one_hot(action, self.action_size)
-    low, high = (np.broadcast_to(x, self.action_spec.shape) for x in
-                 (self.action_spec.minimum, self.action_spec.maximum))  # fmt: skip
-    return (2 * (action - low) / (high - low) - 1).astype(jnp.float32)
+    """[..., action] to [..., A] float32, one-hot or in [-1, 1]; see `distributions.Actions`."""
+    return distributions.Actions(self.action_spec).encode(action)
 
   def embed(self, params: Tree, observation: Tree) -> jax.Array:
-    """[..., observation] to [..., hidden]."""
-    return self._apply(params, 'encoder', self._inputs(observation))
+    """[..., observation] to [..., hidden]; as many times that as it has images, and numbers too."""
+    inputs = (self._inputs(observation), *self._images(observation))
+    return self._apply(params, 'encoder', *inputs)
 
   def _inputs(self, observation: Tree) -> jax.Array:
-    """What the encoder reads: the flat observation, and its numbers in [0, 1] by levels."""
-    flat = networks.flatten_observation(observation, self.observation_spec)
-    return networks.with_levels(flat, self.observation_spec, self.config.levels)
+    """What the MLP reads: the flat observation, and its numbers in [0, 1] by levels."""
+    flat = networks.flatten_observation(observation, self._flat_spec)
+    return networks.with_levels(flat, self._flat_spec, self.config.levels)
+
+  def _images(self, observation: Tree) -> list[jax.Array]:
+    """What the CNNs read, [..., H, W, C] each."""
+    return networks.images(observation, self.observation_spec) if self._image_specs else []
 
   def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
     """[B, ...] to each member's next deterministic state, [K, B, H].
@@ -272,7 +288,7 @@ class WorldModel:
 
   def look(self, observation: Tree) -> jax.Array:
     """[..., observation] to what is seen of it, [..., S]."""
-    flat = networks.flatten_observation(observation, self.observation_spec)
+    flat = networks.flatten_observation(observation, self._flat_spec)
     return networks.symexp(self.sight.pick(flat)).astype(self.dtype)
 
   def imagine(self, params: Tree, belief: jax.Array) -> jax.Array:
@@ -379,36 +395,54 @@ class WorldModel:
     priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # hoisted out of the recurrence
     return Posterior(latent, priors.moments(), first), belief, priors
 
-  def _reconstruction(self, decoded: jax.Array, flat: jax.Array) -> jax.Array:
+  def _reconstruction(
+    self, decoded: jax.Array, flat: jax.Array, images: Sequence[jax.Array] = ()
+  ) -> jax.Array:
     """What the numbers of an observation cost together, given symlog'd and as the decoder has it.
 
     A number whose spec bounds it to [0, 1] is a probability: its cost is the divergence from the
     decoder's. Squared symlog error tells a cell that is 1 from one that is 0 by 0.5 nat only, less
     than it costs to remember it, and the model does not learn to. By levels it is a choice among
     them, since as a probability 3/7 is told from 4/7 by 0.04 nat only, and a place is not learned.
-    All others: squared error.
+    All others: squared error, of symlog'd numbers and of pixels in [-0.5, 0.5]. An image has no
+    levels, and costs what its numbers cost, in sum.
 
     Args:
-      decoded: [..., D] float32: logits of the numbers in [0, 1], then the others.
+      decoded: [..., D] float32: logits of the numbers in [0, 1], then the others, then the images.
       flat: [..., O] float32.
+      images: [..., H, W, C] float32 each.
 
     Returns:
       [...] float32, nats.
     """
-    is_share = networks.unit_range(self.observation_spec)
+    is_share = networks.unit_range(self._flat_spec)
     num_logits = int(is_share.sum()) * max(self.config.levels, 1)
-    logits, others = decoded[..., :num_logits], decoded[..., num_logits:]
+    num_flat = num_logits + int((~is_share).sum())
+    logits, others = decoded[..., :num_logits], decoded[..., num_logits:num_flat]
     error = jnp.square(others - flat[..., ~is_share])
     target = jnp.clip(networks.symexp(flat[..., is_share]), 0.0, 1.0)
     xlogx = lambda x: jax.scipy.special.xlogy(x, x)
+
+    def bernoulli(logits, target):
+      likelihood = target * logits - jax.nn.softplus(logits)
+      return xlogx(target) + xlogx(1 - target) - likelihood
+
     if self.config.levels:
       by_level = networks.by_level(target, self.config.levels)
       log_probs = jax.nn.log_softmax(logits.reshape(by_level.shape))
       divergence = jnp.sum(xlogx(by_level) - by_level * log_probs, axis=-1)
     else:
-      likelihood = target * logits - jax.nn.softplus(logits)
-      divergence = xlogx(target) + xlogx(1 - target) - likelihood
-    return jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
+      divergence = bernoulli(logits, target)
+    cost = jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
+    for spec, image in zip(self._image_specs, images, strict=True):
+      target = image.reshape(*image.shape[:-3], -1)
+      begin, num_flat = num_flat, num_flat + target.shape[-1]
+      if networks.is_bounded(spec, 0, 1):
+        error = bernoulli(decoded[..., begin:num_flat], jnp.clip(target, 0.0, 1.0))
+      else:
+        error = jnp.square(decoded[..., begin:num_flat] - target)
+      cost += jnp.sum(error, axis=-1)
+    return cost
 
   def loss(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
@@ -434,9 +468,9 @@ class WorldModel:
     posterior, belief, priors = self.understand(params, keys, sequence)
     rows = posterior.latent.belief
 
-    flat = networks.flatten_observation(sequence.observation, self.observation_spec)
     decoded = self._apply(params, 'decoder', rows).astype(jnp.float32)
-    reconstruction = self._reconstruction(decoded, flat)
+    flat = networks.flatten_observation(sequence.observation, self._flat_spec)
+    reconstruction = self._reconstruction(decoded, flat, self._images(sequence.observation))
     before = lambda carried, rows: jnp.concatenate([carried[None].astype(rows.dtype), rows[:-1]])
     rewards = self.reward(
       params,

@@ -1,4 +1,4 @@
-"""Four tiny worlds, and the agents, parameters and sequences that live in them."""
+"""Five tiny worlds, and the agents, parameters and sequences that live in them."""
 
 import functools
 
@@ -29,6 +29,15 @@ WORLDS = {
   'continuous': (
     specs.Array((5,), np.float32),
     specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
+  ),
+  # Pixels of odd sizes, planes of bits, and numbers beside them.
+  'pictures': (
+    {
+      'pixels': specs.BoundedArray((9, 11, 3), np.uint8, 0, 255),
+      'planes': specs.BoundedArray((8, 8, 2), bool, False, True),
+      'purse': specs.Array((2,), np.float32),
+    },
+    specs.DiscreteArray(3),
   ),
   # Six cells, a purse, and a place.
   'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
@@ -66,7 +75,7 @@ def make_dreamer():
       'deterministic_size': 8, 'stochastic_size': 4, 'classes': 3, 'hidden_size': 16,
       'encoder_layers': 1, 'ensemble_size': 3, 'free_nats': 0.0, 'num_bins': 21,
       'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'rows_per_chunk': 2,
-      'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32',
+      'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32', 'image_channels': 4,
     }  # fmt: skip
     if world == 'map':
       tiny['levels'] = 5
@@ -86,7 +95,8 @@ def make_params():
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
       if path[-1].key == 'kernel':
-        return jnp.asarray(x / np.sqrt(leaf.shape[-2]), jnp.float32)
+        fan_in = np.prod(leaf.shape[-4 if leaf.ndim == 4 else -2 : -1])  # of a convolution or not
+        return jnp.asarray(x / np.sqrt(fan_in), jnp.float32)
       return jnp.asarray(0.2 * x + (path[-1].key == 'scale'), jnp.float32)
 
     shapes = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
@@ -116,7 +126,7 @@ def make_observation():
     spec = dreamer.model.observation_spec
 
     def draw(spec):
-      x = rng.uniform(size=(*axes, *spec.shape))
+      x = rng.uniform(size=(*axes, *spec.shape)) * (255 if spec.dtype == np.uint8 else 1)
       return (x < 0.5) if spec.dtype == bool else (x if spec.shape else 9 * x).astype(spec.dtype)
 
     observation = jax.tree.map(draw, spec)

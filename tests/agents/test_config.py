@@ -15,6 +15,7 @@ from agents.dreamer import config as dreamer_config
     ('compute_dtype', 'float16'),
     ('ensemble_size', 0),
     ('window', 0),
+    ('image_channels', -1),
     ('num_bins', 40),
     ('num_bins', 1),
     ('bootstrap_share', 0.0),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 from hypothesis import strategies as st
 
 from agents import distributions
@@ -391,3 +392,67 @@ def test_likelihood_is_greatest_at_the_target():
 
   fitted = two_hot(fit(jnp.zeros((4, 255)))).mean()
   np.testing.assert_allclose(fitted, target, rtol=0.02, atol=0.002)
+
+
+# Several choices at once.
+
+CHOICES = (3, 1, 2)
+COMBINATIONS = np.array([[i, 0, j] for i in range(3) for j in range(2)])
+
+
+@functools.partial(jax.jit, static_argnames='unimix')
+def several(logits, mask, unimix):
+  policy = distributions.MultiCategorical.from_logits(logits, CHOICES, mask, unimix)
+  return jax.vmap(policy.log_prob)(COMBINATIONS), policy.entropy(), policy.mode()
+
+
+@few_examples
+@hypothesis.given(
+  st.lists(st.floats(-8, 8, width=32), min_size=6, max_size=6),
+  st.lists(st.booleans(), min_size=6, max_size=6),
+  st.sampled_from([0.0, 0.1]),
+)
+def test_several_choices_are_as_likely_as_each_of_them_together(logits, mask, unimix):
+  """Against all combinations, by arithmetic in float64; a part without legal choices is uniform."""
+  log_probs, entropy, mode = several(jnp.array(logits, jnp.float32), jnp.array(mask), unimix)
+  cuts, chances = np.cumsum(CHOICES)[:-1], []
+  for part, given in zip(*(np.split(np.array(x), cuts) for x in (logits, mask)), strict=True):
+    legal = legal_among(given)
+    weights = np.where(legal, np.exp(part if given.any() else 0 * part), 0)
+    chances.append((1 - unimix) * weights / weights.sum() + unimix * legal / legal.sum())
+  expected = np.prod([part[COMBINATIONS[:, i]] for i, part in enumerate(chances)], axis=0)
+  np.testing.assert_allclose(np.exp(log_probs), expected, rtol=1e-4, atol=1e-8)
+  likely = expected[expected > 0]
+  np.testing.assert_allclose(entropy, -np.sum(likely * np.log(likely)), rtol=1e-4, atol=1e-5)
+  assert expected[(mode == COMBINATIONS).all(-1)] >= expected.max() * (1 - 1e-5)
+
+
+def test_several_choices_are_drawn_as_often_as_they_are_likely_and_apart():
+  logits = jnp.log(jnp.array([0.5, 0.3, 0.2, 1.0, 0.9, 0.1]))
+  policy = distributions.MultiCategorical.from_logits(logits, CHOICES)
+  actions = distributions.Actions(specs.BoundedArray((3,), np.int32, 0, [2, 0, 1]))
+  draw = jax.vmap(lambda key: policy.sample(actions.noise(key)))
+  drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
+  assert drawn.shape == (4000, 3) and (drawn[:, 1] == 0).all()
+  found = np.histogram2d(drawn[:, 0], drawn[:, 2], bins=(range(4), range(3)))[0] / 4000
+  np.testing.assert_allclose(found, np.outer([0.5, 0.3, 0.2], [0.9, 0.1]), atol=0.04)
+
+
+def test_an_action_of_several_choices_is_encoded_as_their_one_hots():
+  actions = distributions.Actions(specs.BoundedArray((3,), np.int32, 0, [2, 0, 1]))
+  assert (actions.size, actions.num_choices) == (6, CHOICES)
+  encoded = actions.encode(jnp.array([[2, 0, 1], [0, 0, 0]]))
+  np.testing.assert_array_equal(encoded, [[0, 0, 1, 1, 0, 1], [1, 0, 0, 1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+  ('spec', 'words'),
+  [
+    (specs.BoundedArray((2,), np.int32, 1, 3), 'must begin with 0'),
+    (specs.BoundedArray((2, 2), np.int32, 0, 3), 'one axis'),
+    (specs.BoundedArray((), np.float32, 0, 3), 'one axis'),
+  ],
+)
+def test_an_action_that_cannot_be_played_is_refused(spec, words):
+  with pytest.raises(ValueError, match=rf'action_spec=.*{words}'):
+    distributions.Actions(spec)

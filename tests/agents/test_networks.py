@@ -106,3 +106,63 @@ def test_the_mask_is_found_and_left_out():
   assert networks.action_mask(observation) is observation['action_mask']
   assert sorted(networks.without_mask(observation)) == ['map', 'self']
   assert 'action_mask' in observation
+
+
+# Images.
+
+
+@pytest.mark.parametrize(
+  ('shape', 'num_stages'),
+  [((8, 8, 1), 1), ((10, 10, 4), 1), ((9, 21, 3), 1), ((63, 63, 3), 4), ((210, 160, 3), 5)],
+)
+def test_an_image_comes_out_as_large_as_it_went_in(shape, num_stages):
+  image = jnp.zeros((2, 5, *shape))
+  encoder = networks.Encoder(networks.MLP(16, 1), 4)
+  features, variables = jax.eval_shape(
+    encoder.init_with_output, jax.random.key(0), jnp.zeros((2, 5, 0)), image
+  )
+  assert features.shape == (2, 5, 16)
+  assert sum(name.startswith('Conv') for name in variables['params']) == num_stages
+  decoder = networks.Decoder(networks.MLP(16, 1, 0), 4, (shape,))
+  decoded, variables = jax.eval_shape(decoder.init_with_output, jax.random.key(0), features)
+  assert decoded.shape == (2, 5, np.prod(shape))
+  assert sum(name.startswith('Conv') for name in variables['params']) == num_stages
+
+
+def test_numbers_and_images_are_joined_and_computed_in_bfloat16():
+  encoder = networks.Encoder(networks.MLP(16, 1, dtype=jnp.bfloat16), 4)
+  inputs = (jnp.zeros((3, 5)), jnp.zeros((3, 8, 8, 2)), jnp.zeros((3, 9, 8, 1)))
+  features, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), *inputs)
+  assert features.shape == (3, 3 * 16) and features.dtype == jnp.bfloat16
+  decoder = networks.Decoder(networks.MLP(16, 1, 5), 4, ((8, 8, 2), (9, 8, 1)))
+  decoded, _ = jax.eval_shape(decoder.init_with_output, jax.random.key(0), features)
+  assert decoded.shape == (3, 5 + 128 + 72)
+  assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
+
+
+PICTURES = {
+  'action_mask': specs.BoundedArray((3,), bool, False, True),
+  'grey': specs.BoundedArray((8, 9, 1), np.float32, 0, 1),
+  'heights': specs.Array((8, 8, 1), np.float32),
+  'pixels': specs.Array((9, 8, 3), np.uint8),
+  'stamp': specs.BoundedArray((7, 8, 3), np.uint8, 0, 255),  # too small: flat
+  'table': specs.Array((8, 8), np.float32),
+}
+
+
+def test_images_are_read_by_their_bounds_and_are_no_part_of_the_flat_observation():
+  values = {'grey': 0.25, 'heights': -3.0, 'pixels': 51, 'stamp': 3, 'table': 7, 'action_mask': 1}
+  observation = {
+    name: jnp.full((2, *PICTURES[name].shape), value, PICTURES[name].dtype)
+    for name, value in values.items()
+  }
+  grey, heights, pixels = networks.images(observation, PICTURES)
+  np.testing.assert_allclose(grey, np.full((2, 8, 9, 1), 0.25))
+  np.testing.assert_allclose(heights, np.full((2, 8, 8, 1), -np.log(4)), rtol=1e-6)
+  np.testing.assert_allclose(pixels, np.full((2, 9, 8, 3), 0.2 - 0.5), rtol=1e-6)
+  spec = networks.without_images(PICTURES)
+  flat = networks.flatten_observation(observation, spec)
+  expected = np.concatenate([np.full(7 * 8 * 3, np.log(4)), np.full(64, np.log(8))])
+  np.testing.assert_allclose(flat, np.broadcast_to(expected, (2, expected.size)), rtol=1e-6)
+  assert networks.unit_range(spec).shape == expected.shape
+  assert networks.without_images(SPEC) == SPEC

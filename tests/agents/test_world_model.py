@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from dm_env import specs
 
@@ -328,6 +329,71 @@ def test_the_mask_head_learns_the_mask_of_its_row(model, params, sequence, loss_
     ),
   )[1]['mask']['Dense_1']['bias']
   assert (bias(True) < 0).all() and (bias(False) > 0).all()
+
+
+# Images.
+
+
+@pytest.fixture(scope='module')
+def pictures(make_dreamer, make_params, make_sequence):
+  """A model of a world with images, parameters, a sequence, and an update of parameters."""
+  dreamer = make_dreamer('pictures')
+  optimizer = optax.adam(1e-2)
+
+  @jax.jit
+  def update(params, opt_state, sequence):
+    gradient = jax.value_and_grad(dreamer.model.loss, has_aux=True)
+    (_, (_, metrics)), grads = gradient(params, KEYS, sequence)
+    updates, opt_state = optimizer.update(grads, opt_state)
+    return optax.apply_updates(params, updates), opt_state, metrics, grads
+
+  params = make_params(dreamer)['world_model']
+  step = lambda sequence, params, opt_state: update(params, opt_state, sequence)
+  return dreamer.model, params, optimizer.init(params), make_sequence(dreamer), step
+
+
+def test_the_gradient_reaches_every_parameter_of_the_images(pictures):
+  _, params, opt_state, sequence, step = pictures
+  *_, grads = step(sequence, params, opt_state)
+  for name in ('encoder', 'decoder'):
+    convolutions = [layer for layer in grads[name] if layer.startswith('Conv')]
+    assert len(convolutions) == 2, sorted(grads[name])  # two images, a stage each
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads[name]):
+      assert float(jnp.abs(leaf).max()) > 0, (name, jax.tree_util.keystr(path))
+
+
+def test_two_pictures_are_told_apart_after_some_updates(pictures):
+  _, params, opt_state, sequence, step = pictures
+  is_other = (jnp.arange(18).reshape(6, 3) // 2) % 2 == 1  # rows of one and of the other
+  show = lambda x: jnp.where(is_other.reshape(6, 3, *[1] * (x.ndim - 2)), x[:1, :1], x[1:2, 1:2])
+  sequence = sequence._replace(observation=jax.tree.map(show, sequence.observation))
+  for _ in range(100):
+    params, opt_state, metrics, _ = step(sequence, params, opt_state)
+  # What the best decoder costs that does not know which of them it is: a bit for each plane's cell
+  # in which they differ, and half their distance from the mean of both.
+  one, other = (jax.tree.map(lambda x, i=i: x[i // 3, i % 3], sequence.observation) for i in (0, 2))
+  pixels = np.square((one['pixels'].astype(np.float32) - other['pixels']) / 255 / 2).sum()
+  ignorant = float(pixels + np.log(2) * (one['planes'] != other['planes']).sum())
+  assert metrics['reconstruction'] < 0.5 * ignorant
+
+
+def test_what_an_image_costs_is_what_its_numbers_cost(pictures):
+  model, _, _, sequence, _ = pictures
+  observation = jax.tree.map(lambda x: x[0, 0], sequence.observation)
+  flat = networks.flatten_observation(observation['purse'], specs.Array((2,), np.float32))
+  pixels, planes = model._images(observation)
+  right = jnp.concatenate([flat, pixels.ravel(), 60 * planes.ravel() - 30])
+  cost = lambda decoded: float(model._reconstruction(decoded, flat, [pixels, planes]))
+  np.testing.assert_allclose(cost(right), 0, atol=1e-4)
+  np.testing.assert_allclose(cost(right.at[2].add(0.5).at[1].add(2)), 0.25 + 4, rtol=1e-4)
+  np.testing.assert_allclose(cost(right.at[-1].set(0)), np.log(2), rtol=1e-4)
+
+
+def test_images_are_flat_without_channels(make_dreamer):
+  model = make_dreamer('pictures', image_channels=0).model
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  assert params['encoder']['Dense_0']['kernel'].shape == (9 * 11 * 3 + 8 * 8 * 2 + 2, 16)
+  assert sorted(params['decoder']) == ['Dense_0', 'Dense_1', 'LayerNorm_0']
 
 
 # Bootstrap.

@@ -408,6 +408,59 @@ def test_a_world_that_contradicts_its_specs_is_refused_by_field(options, words):
     assert word in str(error.value)
 
 
+class Dials(dm_env.Environment):
+  """Shows what was chosen of -1 to 1 and of 3 to 4."""
+
+  def observation_spec(self):
+    return specs.Array((2,), np.int64)
+
+  def action_spec(self):
+    return specs.BoundedArray((2,), np.int8, [-1, 3], [1, 4])
+
+  def reset(self):
+    return dm_env.restart(np.zeros(2, int))
+
+  def step(self, action):
+    assert action.dtype == np.int8
+    return dm_env.transition(0.0, action.astype(int))
+
+
+def make_gymnasium_dials():
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Shown(gymnasium.Env):
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 3])
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.int64)
+
+    def reset(self, seed=None, options=None):
+      return np.zeros(2, int), {}
+
+    def step(self, action):
+      assert action in self.action_space
+      return action, 0.0, False, False, {}
+
+  if 'Dials-v0' not in gymnasium.registry:
+    gymnasium.register('Dials-v0', Shown, max_episode_steps=MAX_STEPS)
+  return environments.make('gymnasium/Dials-v0')
+
+
+@pytest.mark.parametrize('family', ['dm_env', 'gymnasium'])
+def test_several_choices_begin_with_zero_here_and_as_they_do_there(family, monkeypatch):
+  mine = types.ModuleType('mine')
+  mine.make = Dials
+  monkeypatch.setitem(sys.modules, 'mine', mine)
+  dials = environments.make('dm_env/mine:make') if family == 'dm_env' else make_gymnasium_dials()
+  host.check(dials)
+  spec = dials.action_spec
+  assert (spec.shape, spec.dtype) == ((2,), np.int32)
+  np.testing.assert_array_equal([spec.minimum, spec.maximum], [[0, 0], [2, 1]])
+  world = dials.make()
+  world.reset(0)
+  for action, shown in (([0, 0], [-1, 3]), ([2, 1], [1, 4])):
+    timestep = world.step(np.array(action, np.int32))
+    np.testing.assert_array_equal(timestep.observation, shown)
+
+
 class Described(Corridor):
   def __init__(self, observation=None, action=None):
     super().__init__()
@@ -430,7 +483,9 @@ class Described(Corridor):
       {'observation': {'a': specs.Array((), float), 'action_mask': specs.Array((2,), bool)}},
       ["observation_spec['action_mask']", '[2]', '[3]'],
     ),
-    ({'action': specs.BoundedArray((2,), int, 0, 1)}, ['action_spec=', 'DiscreteArray']),
+    ({'action': specs.BoundedArray((2, 2), int, 0, 1)}, ['action_spec=', 'one axis']),
+    ({'action': specs.BoundedArray((2,), int, 0, 1)}, ["['action_mask']", '[3]', '[4]']),
+    ({'action': specs.Array((2,), float)}, ['action_spec=', 'DiscreteArray']),
     ({'action': specs.BoundedArray((2,), float, -np.inf, 1)}, ['action_spec=', 'finite bounds']),
   ],
 )
@@ -494,7 +549,7 @@ def test_spaces_of_gymnasium_become_specs():
       return 7, 1.0, False, action[0] > 0.5, {}
 
   class Tuned(Steered):
-    action_space = spaces.MultiDiscrete([2, 2])
+    action_space = spaces.MultiBinary(2)
 
   for name, kind in (('Steered-v0', Steered), ('Tuned-v0', Tuned)):
     if name not in gymnasium.registry:
@@ -507,5 +562,5 @@ def test_spaces_of_gymnasium_become_specs():
   cut_off = world.step(np.full(1, 1.0000001, np.float32))
   assert cut_off.last() and cut_off.discount == 1.0
   assert world.step(np.zeros(1, np.float32)).first()
-  with pytest.raises(ValueError, match='action_space=MultiDiscrete'):
+  with pytest.raises(ValueError, match='action_space=MultiBinary'):
     environments.make('gymnasium/Tuned-v0', max_steps=3)

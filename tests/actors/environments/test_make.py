@@ -179,6 +179,14 @@ class WideActions(Still):
   action_spec = specs.DiscreteArray(2, np.int64)
 
 
+class LateChoices(Still):
+  action_spec = specs.BoundedArray((2,), np.int32, 1, 2)
+
+
+class ShortMaskOfTwo(ShortMask):
+  action_spec = specs.BoundedArray((2,), np.int32, 0, [1, 2])
+
+
 class Unlimited(Still):
   max_steps = None
 
@@ -203,6 +211,8 @@ def test_a_world_that_keeps_its_promises_passes():
     (ManyRewards, ['timestep.reward', 'float32[]', 'float32[2]']),
     (ShortMask, ['action_mask', 'bool[2]', 'bool[3]']),
     (WideActions, ['action_spec', 'int64', 'int32']),
+    (LateChoices, ['action_spec', 'begins with 0']),
+    (ShortMaskOfTwo, ['action_mask', 'bool[5]', 'bool[3]']),
     (Unlimited, ['max_steps=None']),
     (FloatScript, ['scripted_action', 'int32[]', 'float32[]']),
     (object, ['Environment']),

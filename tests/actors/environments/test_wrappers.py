@@ -140,6 +140,21 @@ def test_continuous_random_actions_fill_their_bounds():
   np.testing.assert_allclose(actions.max(axis=0), high, atol=0.1)
 
 
+def test_several_choices_at_random_are_uniform_among_the_legal_of_each():
+  spec = specs.BoundedArray((2,), np.int32, 0, [2, 1])
+  mask = jnp.array([True, False, True, False, False])  # of the second, none is legal
+  keys = jax.random.split(jax.random.key(0), 512)
+  for observation, first in ((jnp.zeros(()), [0, 1, 2]), ({'action_mask': mask}, [0, 2])):
+    draw = jax.vmap(lambda key, seen=observation: wrappers.random_action(key, spec, seen))
+    actions = np.asarray(draw(keys))
+    assert actions.dtype == np.int32 and actions.shape == (512, 2)
+    assert sorted(set(actions[:, 0])) == first
+    for choice in first:
+      among = actions[actions[:, 0] == choice, 1]
+      np.testing.assert_allclose(len(among) / 512, 1 / len(first), atol=0.09)
+      np.testing.assert_allclose(among.mean(), 0.5, atol=0.15)  # whatever the other was
+
+
 def test_unbounded_random_actions_are_refused():
   spec = specs.BoundedArray((), np.float32, -np.inf, np.inf)
   with pytest.raises(ValueError, match='infinite bounds'):

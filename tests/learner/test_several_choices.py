@@ -1,0 +1,106 @@
+"""Both agents play and learn where an action is several choices at once, some of them illegal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from actors import rollout
+from actors.environments import environment
+from agents import masked_ppo
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+from learner import config as learner_config
+from learner import dreamer_update, ppo_update
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+NUM_WORLDS, NUM_ROWS = 4, 6
+
+
+class Dials(environment.Environment):
+  """Two dials, of 3 and of 2 numbers; the sum is shown and earned, and one dial's 1 is locked."""
+
+  action_spec = specs.BoundedArray((2,), np.int32, 0, [2, 1])
+  observation_spec = {  # noqa: RUF012  as a property would give it
+    'sum': specs.Array((1,), np.float32),
+    'action_mask': specs.BoundedArray((5,), bool, False, True),
+  }
+  max_steps = 3
+
+  def reset(self, key):
+    state = (jnp.int32(0), jax.random.bernoulli(key))
+    return state, environment.restart(self._observe(0, state))
+
+  def step(self, key, state, action):
+    state = (state[0] + 1, jax.random.bernoulli(key))
+    total = jnp.sum(action)
+    end, go_on = environment.termination, environment.transition
+    return state, jax.lax.cond(state[0] == 3, end, go_on, total, self._observe(total, state))
+
+  def _observe(self, total, state):
+    mask = jnp.ones(5, bool).at[1].set(state[1]).at[4].set(~state[1])
+    return {'sum': jnp.full(1, total, jnp.float32), 'action_mask': mask}
+
+
+@pytest.fixture(scope='module', params=['dreamer', 'ppo'])
+def trained(request):
+  """(parameters before, after, a Sequence [N, T, ...], metrics) of one unroll and one update."""
+  world = Dials()
+  environment.check(world)
+  if request.param == 'dreamer':
+    config = dreamer_config.DreamerConfig(
+      deterministic_size=8, stochastic_size=4, hidden_size=8, encoder_layers=1, ensemble_size=2,
+      num_bins=11, bin_limit=3.0, horizon_max=2, horizon_min=2, rows_per_chunk=2, policy_layers=1,
+      window=2, dream_rows=2, warm_up_updates=0, compute_dtype='float32', unimix=0.3,
+    )  # fmt: skip
+    made = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
+    rates = learner_config.LearnerConfig(batch_size=NUM_WORLDS, rate_warm_up=1)
+    learner = dreamer_update.make_update(made, rates)
+    devices = dreamer_update.DEVICES
+  else:
+    made = masked_ppo.make_ppo(
+      masked_ppo.PPOConfig(hidden_size=8), world.observation_spec, world.action_spec
+    )
+    rates = learner_config.PPOLearnerConfig(num_minibatches=2, num_epochs=1, learning_rate=1e-2)
+    scale = ppo_update.auto_scale(
+      rates, num_worlds=NUM_WORLDS, num_steps=NUM_ROWS - 1, num_devices=1, recurrent=False
+    )
+    learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
+    devices = ppo_update.DEVICES
+  state = jax.jit(learner.init)(jax.random.key(0))
+  unroll = rollout.make_unroll(world, made.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS)
+  zero = np.int32(0)
+  _, sequence, _ = unroll.unroll(
+    made.agent.acting_params(state.params),
+    jax.random.key(1),
+    unroll.init(jax.random.key(2)),
+    zero,
+    zero,
+  )
+  one = jax.tree.map(lambda x: x[None], (state, sequence))
+  after, metrics = jax.pmap(learner.update, axis_name=devices, devices=jax.local_devices()[:1])(
+    *one
+  )
+  return state.params, jax.tree.map(lambda x: x[0], after.params), sequence, metrics
+
+
+def test_only_legal_choices_are_played(trained):
+  _, _, sequence, _ = trained
+  assert sequence.action.shape == (NUM_WORLDS, NUM_ROWS, 2)
+  assert sequence.action.dtype == jnp.int32
+  action, mask = (
+    np.asarray(x)[:, :-1] for x in (sequence.action, sequence.observation['action_mask'])
+  )
+  one_hots = np.concatenate([np.eye(3, dtype=bool)[action[..., 0]], np.eye(2)[action[..., 1]]], -1)
+  assert not (one_hots.astype(bool) & ~mask).any()
+  assert (sequence.extras['log_prob'][:, :-1] < -0.1).all()
+
+
+def test_one_update_moves_the_actor_by_finite_numbers(trained):
+  before, after, _, metrics = trained
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
+  find = lambda params: params.get('actor_critic', params)['actor']
+  for old, new in zip(*(jax.tree.leaves(find(params)) for params in (before, after)), strict=True):
+    assert np.abs(old - new).max() > 0
