@@ -14,6 +14,8 @@ from launch import config as launch_config
 from learner import config as learner_config
 from replay import tables
 
+Preset = Callable[[str], launch_config.ExperimentConfig]
+
 
 def laptop(environment: str) -> launch_config.ExperimentConfig:
   """Two CPU cores: a small model, its dreams short, its experience replayed often."""
@@ -106,6 +108,32 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
     evaluator=evaluator.EvaluatorConfig(),
     max_environment_steps=10_000_000,
   )
+
+
+def _plain(preset: Preset) -> Preset:
+  """DreamerV3's shape of a preset: one transition, nothing but the task's reward, dreams of 15 rows.
+
+  What an ensemble, curiosity, a horizon that adapts and salience are worth is measured against it.
+  """
+
+  def make(environment: str) -> launch_config.ExperimentConfig:
+    config = preset(environment)
+    agent, _ = config.dreamer()
+    return dataclasses.replace(
+      config,
+      agent=dataclasses.replace(
+        agent,
+        ensemble_size=1,
+        bootstrap_share=1.0,
+        novelty_scale=0.0,
+        horizon_max=15,
+        horizon_min=15,
+        rows_per_chunk=5,
+        window=1,
+      ),
+    )
+
+  return make
 
 
 def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
@@ -218,10 +246,10 @@ def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   return _ppo_at_large(environment, 4096)
 
 
-Preset = Callable[[str], launch_config.ExperimentConfig]
 PRESETS: dict[str, Preset] = {'laptop': laptop, 'gpu': gpu, 'tpu-v4-8': tpu_v4_8}
 AGENTS: dict[str, dict[str, Preset]] = {
   'dreamer': PRESETS,
+  'plain': {machine: _plain(preset) for machine, preset in PRESETS.items()},
   'ppo': {'laptop': ppo_laptop, 'gpu': ppo_gpu, 'tpu-v4-8': ppo_tpu_v4_8},
 }
 """The presets of each agent, by machine."""

@@ -31,7 +31,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--env',
     help='a world of `hephaestus environments`, or package.module:Class (default: catch)',
   )
-  train.add_argument('--agent', choices=['dreamer', 'ppo'], help='default: dreamer')
+  train.add_argument(
+    '--agent',
+    choices=['dreamer', 'plain', 'ppo'],
+    help="default: dreamer; plain is one of DreamerV3's shape, to compare with",
+  )
   train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,

@@ -129,14 +129,13 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 
-  def measure_spread(spread: Spread, return_: jax.Array, awake: jax.Array):
+  def measure_spread(spread: Spread, return_: jax.Array):
     """The spread of the returns of all devices' starts, and what to divide advantages by."""
     everyone = jax.lax.all_gather(return_, DEVICES)
     low, high = jnp.percentile(everyone, jnp.array([5.0, 95.0]))
     value = spread.value + agent_config.return_rate * (high - low - spread.value)
-    moved = Spread(value, spread.num_updates + 1)
-    spread = jax.tree.map(lambda new, old: jnp.where(awake, new, old), moved, spread)
-    correction = 1 - (1 - agent_config.return_rate) ** jnp.maximum(spread.num_updates, 1)
+    spread = Spread(value, spread.num_updates + 1)
+    correction = 1 - (1 - agent_config.return_rate) ** spread.num_updates
     return spread, jnp.maximum(agent_config.return_floor, spread.value / correction)
 
   def improve_actor_critic(
@@ -144,9 +143,9 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     dreamt: dream.Dream,
     replayed: dream.Past,
     sequence: experience.Sequence,
-    novelty_mean: jax.Array,
+    novelty_scale: jax.Array,
   ):
-    drive = lambda novelty: agent_config.novelty_scale * novelty / (novelty_mean + 1e-8)
+    drive = lambda novelty: agent_config.novelty_scale * novelty / (novelty_scale + 1e-8)
     return_, weight = dream.returns_and_weights(
       dreamt,
       drive(dreamt.novelty[window - 1 :]),
@@ -154,7 +153,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       lambda_=agent_config.lambda_,
     )
     awake = dreamt.horizon > 0
-    spread, scale = measure_spread(state.spread, return_[0], awake)
+    spread, scale = measure_spread(state.spread, return_[0])
     total = over_devices(weight.sum())
     targets = ac.Targets(
       return_=return_,
@@ -202,13 +201,29 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       params['critic'], state.slow_critic, agent_config.slow_critic_rate
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
+    # Of rows as they arrive; what is dreamt behind the end of an episode is no dream of anything.
+    dreamt_mean = lambda x: jnp.sum(targets.weight * x[1:])
+    dream_metrics = {
+      'reward': dreamt_mean(dreamt.reward),
+      'value': dreamt_mean(dreamt.value),
+      'novelty': dreamt_mean(dreamt.novelty[window - 1 :]),
+    }
+    # Asleep, nothing of it changes: fed with zeros, Adam would wake the actor by steps three times
+    # as large as its rate.
+    improved = (params, slow_critic, opt_state, spread)
+    asleep = (
+      state.params['actor_critic'], state.slow_critic, state.policy_opt_state, state.spread
+    )  # fmt: skip
+    params, slow_critic, opt_state, spread = jax.tree.map(
+      lambda new, old: jnp.where(awake, new, old), improved, asleep
+    )
     state = state._replace(
       params=state.params | {'actor_critic': params},
       slow_critic=slow_critic,
       policy_opt_state=opt_state,
       spread=spread,
     )
-    return state, metrics
+    return state, metrics, dream_metrics
 
   def update(state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
     """One update, seen from one device; gradients are averaged over DEVICES."""
@@ -221,26 +236,23 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     state, posterior, model_metrics = improve_world_model(state, keys[:, 0], sequence)
 
     novelty = novelty_of(*posterior.moments)
-    intrinsic_state, drives = intrinsic.update(
-      state.intrinsic, over_devices(novelty.mean()), agent_config
-    )
     # The actor sleeps until the model is worth dreaming in: a dream of no rows costs nothing.
-    horizon = jnp.where(state.step < agent_config.warm_up_updates, 0, drives.horizon)
+    awake = state.step >= agent_config.warm_up_updates
+    intrinsic_state, drives = intrinsic.update(
+      state.intrinsic, over_devices(novelty.mean()), agent_config, awake=awake
+    )
+    horizon = jnp.where(awake, drives.horizon, 0)
     last = sequence.step_type == LAST
     start = dream.starts(
       posterior, last, novelty, keys[:, 1], num_rows=agent_config.dream_rows, window=window
     )
     dreamt = dream.rollout(model, policy, state.params, state.slow_critic, start, horizon)
     replayed = dream.past(posterior, novelty, window)
-    state, policy_metrics = improve_actor_critic(
-      state, dreamt, replayed, sequence, drives.novelty_mean
+    state, policy_metrics, dream_metrics = improve_actor_critic(
+      state, dreamt, replayed, sequence, drives.novelty_scale
     )
 
     clean = intrinsic.clean_novelty(*posterior.moments)
-    imagined = jnp.maximum(horizon, 1)
-    row = jnp.arange(agent_config.horizon_max + 1)[:, None]
-    within = (row >= 1) & (row <= horizon)  # row 0 was not dreamt
-    dream_mean = lambda x: jnp.sum(jnp.where(within, x, 0.0)) / (imagined * x.shape[1])
     metrics = {
       **{f'world_model/{name}': value for name, value in model_metrics.items()},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
@@ -250,9 +262,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       'intrinsic/competence': drives.competence,
       'intrinsic/boredom': drives.boredom,
       'dream/horizon': horizon.astype(jnp.float32),
-      'dream/reward': dream_mean(dreamt.reward),
-      'dream/value': dream_mean(dreamt.value),
-      'dream/novelty': dream_mean(dreamt.novelty[window - 1 :]),
+      **{f'dream/{name}': value for name, value in dream_metrics.items()},
     }
     state = state._replace(key=key, intrinsic=intrinsic_state, step=state.step + 1)
     return state, over_devices(metrics)

@@ -54,7 +54,7 @@ class DreamerConfig:
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'
-  novelty_scale: float = 0.02  # weight beside the task's reward; novelty has mean 1 by its scale
+  novelty_scale: float = 0.02  # weight beside the task's reward of novelty, whose mean is 1 at most
   competence_fast: float = 0.1
   competence_slow: float = 0.005
   boredom_threshold: float = 0.01

@@ -18,12 +18,14 @@ class IntrinsicState(NamedTuple):
   Attributes:
     fast: [] float32, biased average of novelty over the last updates.
     slow: [] float32, the same over many more.
+    peak: [] float32, the largest that the slow average was since the actor woke.
     boredom: [] float32 in [0, 1].
     num_updates: [] int32, updates seen.
   """
 
   fast: jax.Array
   slow: jax.Array
+  peak: jax.Array
   boredom: jax.Array
   num_updates: jax.Array
 
@@ -33,13 +35,16 @@ class Drives(NamedTuple):
 
   Attributes:
     horizon: [] int32, rows to dream.
-    novelty_mean: [] float32, the slow average of novelty; what novelty is scaled by.
+    novelty_mean: [] float32, the slow average of novelty.
+    novelty_scale: [] float32, the largest it was; what novelty is divided by to be a reward. Divided
+      by the average itself, it would tempt no less when nothing is left to be learned.
     competence: [] float32, relative learning progress.
     boredom: [] float32.
   """
 
   horizon: jax.Array
   novelty_mean: jax.Array
+  novelty_scale: jax.Array
   competence: jax.Array
   boredom: jax.Array
 
@@ -49,6 +54,7 @@ def initial() -> IntrinsicState:
   return IntrinsicState(
     fast=jnp.zeros((), jnp.float32),
     slow=jnp.zeros((), jnp.float32),
+    peak=jnp.zeros((), jnp.float32),
     boredom=jnp.zeros((), jnp.float32),
     num_updates=jnp.zeros((), jnp.int32),
   )
@@ -97,7 +103,11 @@ NOVELTIES = {'clean': clean_novelty, 'information_gain': information_gain}
 
 
 def update(
-  state: IntrinsicState, novelty: jax.Array, config: dreamer_config.DreamerConfig
+  state: IntrinsicState,
+  novelty: jax.Array,
+  config: dreamer_config.DreamerConfig,
+  *,
+  awake: jax.Array | bool = True,
 ) -> tuple[IntrinsicState, Drives]:
   """Competence, boredom and horizon after one more batch.
 
@@ -113,6 +123,8 @@ def update(
     state: before the batch.
     novelty: [] float32, mean of the batch, equal on all replicas.
     config: rates, threshold and bounds.
+    awake: [] bool, whether the actor learns yet; the novelty of a model that knows nothing is large
+      everywhere, and no measure of what is to come.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
@@ -128,6 +140,7 @@ def update(
   )
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
-  return IntrinsicState(fast, slow, boredom, num_updates), Drives(
-    horizon.astype(jnp.int32), corrected_slow, competence, boredom
+  peak = jnp.where(awake, jnp.maximum(state.peak, corrected_slow), 0.0)
+  return IntrinsicState(fast, slow, peak, boredom, num_updates), Drives(
+    horizon.astype(jnp.int32), corrected_slow, peak, competence, boredom
   )

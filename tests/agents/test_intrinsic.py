@@ -134,6 +134,21 @@ def test_competence_by_hand():
   np.testing.assert_allclose(drives.novelty_mean[1], slow, rtol=1e-4)
 
 
+def test_what_novelty_is_divided_by_rises_with_it_and_stays():
+  drives = run([1.0] * 5 + [3.0] * 95 + [0.1] * 200)
+  np.testing.assert_allclose(drives.novelty_scale[4], 1.0, rtol=1e-5)
+  assert drives.novelty_scale[99] == drives.novelty_mean[99] > 2.8
+  assert drives.novelty_mean[-1] < 1.5
+  assert drives.novelty_scale[-1] == drives.novelty_scale.max()
+
+
+def test_the_novelty_of_a_sleeping_agent_is_no_measure():
+  state = intrinsic.initial()
+  for awake in (False, False, True):
+    state, drives = intrinsic.update(state, jnp.float32(2.0), CONFIG, awake=awake)
+    np.testing.assert_allclose(drives.novelty_scale, 2.0 * awake, rtol=1e-5)
+
+
 def test_boredom_falls_twice_as_fast_as_it_rises():
   drives = run([*np.full(10, 1.0), 0.5, 0.5])
   np.testing.assert_allclose(drives.boredom[9:], [1.0, 0.8, 0.6], rtol=1e-5)

@@ -16,7 +16,7 @@ def laptop():
 @pytest.mark.parametrize('preset', experiments.PRESETS)
 def test_every_preset_survives_its_file(preset, agent, tmp_path):
   made = experiments.AGENTS[agent][preset]('catch')
-  assert made.agent_name == agent
+  assert made.agent_name == ('dreamer' if agent == 'plain' else agent)
   config.save(made, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == made
 
@@ -30,6 +30,22 @@ def test_every_preset_looks_back_and_may_disagree_and_be_bored(preset, world):
   assert agent.ensemble_size > 1
   assert agent.novelty == 'information_gain'
   assert agent.horizon_min < agent.horizon_max
+
+
+@pytest.mark.parametrize('preset', experiments.PRESETS)
+def test_the_plain_agent_is_the_same_but_for_what_is_compared(preset):
+  ours, _ = experiments.PRESETS[preset]('catch').dreamer()
+  plain = experiments.AGENTS['plain'][preset]('catch')
+  agent, learner = plain.dreamer()
+  assert (agent.ensemble_size, agent.novelty_scale, agent.window) == (1, 0.0, 1)
+  assert agent.horizon_max == agent.horizon_min == 15
+  compared = (
+    'ensemble_size', 'bootstrap_share', 'novelty_scale', 'window',
+    'horizon_max', 'horizon_min', 'rows_per_chunk',
+  )  # fmt: skip
+  back = {name: getattr(ours, name) for name in compared}
+  assert dataclasses.replace(agent, **back) == ours
+  assert learner == experiments.PRESETS[preset]('catch').learner
 
 
 def test_values_are_replaced_by_path(laptop):

@@ -210,10 +210,15 @@ class Dreamt:
     self._counts = rows, chunks
 
   def step(self, seed=0):
-    """The metrics, whether each module of the policy moved, rows and chunks of rows computed."""
+    """The metrics, whether each module of the policy and its optimizer moved, rows and chunks of rows
+    computed."""
     for count in self._counts:
       count.clear()
-    policy = lambda: self.trainer.arrays().params['actor_critic']
+
+    def policy():
+      state = self.trainer.arrays()
+      return state.params['actor_critic'] | {'optimizer': state.policy_opt_state}
+
     before = policy()
     metrics = self.trainer.step(make_batch(self.dreamer, seed))
     jax.effects_barrier()
@@ -240,7 +245,7 @@ def test_boredom_shortens_the_dream_without_a_second_trace(dreamt):
 def test_a_dream_alone_teaches_salience_actor_and_critic(dreamt):
   """Their gradient comes from what the dream stored: neither entropy nor replayed rows help."""
   _, steps = dreamt
-  everyone = lambda moves: dict.fromkeys(('salience', 'actor', 'critic'), moves)
+  everyone = lambda moves: dict.fromkeys(('salience', 'actor', 'critic', 'optimizer'), moves)
   assert [moved for _, moved, *_ in steps] == [
     everyone(awake) for awake in (False, False, True, True)
   ]
