@@ -25,8 +25,9 @@ class DreamerConfig:
   levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: a number, and no map is seen
   image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
   ensemble_size: int = 5
+  stored_state: bool = True  # sequences begin with the state that the actor had; else with zeros
   bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
-  free_nats: float = 1.0
+  free_nats: float = 1.0  # that the posterior may cost; priors learn below it, too
   dynamics_scale: float = 1.0
   representation_scale: float = 0.1
   num_bins: int = 255

@@ -388,8 +388,9 @@ class WorldModel:
       latent, members, belief = self.observe(params, recurrent, embedded, seen, first, noise)
       return Recurrent(latent, action), (latent, members, belief)
 
-    initial = jax.tree.map(lambda x: x.astype(self.dtype), sequence.initial_state)
-    initial = initial._replace(action=sequence.initial_state.action)
+    initial = self.initial(first.shape[1])
+    if self.config.stored_state:
+      initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
     rows = (embedded, seen, first, noise, action)
     _, (latent, members, belief) = jax.lax.scan(step, initial, rows, unroll=min(UNROLL, num_rows))
     priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # hoisted out of the recurrence
@@ -450,7 +451,7 @@ class WorldModel:
     """Negative evidence bound of real sequences, in float32.
 
       reconstruction + reward + continue + mask
-        + mean_k m_k [ b_dyn max(free, KL(sg q || p_k)) + b_rep max(free, KL(q || sg p_k)) ]
+        + mean_k m_k [ b_dyn KL(sg q || p_k) + b_rep max(free, KL(q || sg p_k)) ]
 
     with m_k the bootstrap mask of (member, sequence), drawn from the sequence's identity and so
     the same whenever it is replayed. A FIRST row has no transition behind it, so its reward is
