@@ -13,8 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from actors import rollout
 from actors.environments import environment as environment_lib
 from actors.environments import wrappers
+from agents.dreamer import agent as dreamer_agent
+from launch import config as launch_config
+from learner import dreamer_update
 
 _STEPS_PER_ROUND = 1 << 16  # of all worlds together, though each takes 16 to 256
 _MIN_ROUNDS = 3
@@ -87,13 +91,82 @@ def environment(
   return [*figures, figure('copy', bandwidth, 'bytes/s', None, None)]
 
 
+def learner(
+  config: launch_config.ExperimentConfig, boredom: Sequence[float], seconds: float
+) -> list[Figure]:
+  """The dreamer's update alone on one device, its batch already there, at several boredoms.
+
+  All are the same program: boredom is data, and decides how many rows are dreamt.
+
+  Args:
+    config: of a run of the dreamer, whose world is played once for a batch.
+    boredom: each in [0, 1], one measurement for each.
+    seconds: of each measurement, after a warm-up.
+
+  Returns:
+    The seconds to trace and compile; for each boredom the horizon, the seconds of an update and the
+    steps replayed per second.
+
+  Raises:
+    ValueError: no boredom, one outside [0, 1], no time, or a run of another agent.
+  """
+  if not boredom or not all(0 <= each <= 1 for each in boredom):
+    raise ValueError(f'--boredom {" ".join(map(str, boredom))}: each must lie in [0, 1]')
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--seconds {seconds}: must be positive')
+  agent_config, learner_config = config.dreamer()
+  world = config.make_environment()
+  dreamer = dreamer_agent.make_dreamer(agent_config, world.observation_spec, world.action_spec)
+  made = dreamer_update.make_update(dreamer, learner_config)
+  batch_size = learner_config.batch_per_device(1)
+  unroll = rollout.make_unroll(
+    world, dreamer.agent, num_worlds=batch_size, num_rows=config.actor.sequence_length
+  )
+  init_key, reset_key, unroll_key = jax.random.split(jax.random.key(config.seed), 3)
+  state = jax.jit(made.init)(init_key)
+  _, batch, _ = unroll.unroll(
+    dreamer.agent.acting_params(state.params), unroll_key, unroll.init(reset_key), 0, 0
+  )
+
+  def at(boredom: float) -> dreamer_update.TrainState:
+    """Awake, and about to be as bored: without competence, an update adds to boredom."""
+    before = jnp.float32(boredom - agent_config.boredom_rise)
+    return state._replace(
+      step=jnp.int32(agent_config.warm_up_updates),
+      intrinsic=state.intrinsic._replace(boredom=before),
+    )
+
+  device = jax.local_devices()[:1]
+  on_device = functools.partial(jax.device_put_replicated, devices=device)
+  update = jax.pmap(made.update, axis_name=dreamer_update.DEVICES, devices=device)
+  sequence = on_device(batch)
+  began = time.perf_counter()
+  compiled = update.lower(on_device(at(0.0)), sequence).compile()
+  compile_seconds = time.perf_counter() - began
+  figure = functools.partial(Figure, limit=None, ratio=None, machine=_machine())
+  name = f'learner/{config.environment["name"]}'
+  figures = [figure(f'{name}/compile', compile_seconds, 's')]
+  for each in boredom:
+    train_state = on_device(at(each))
+    metrics = compiled(train_state, sequence)[1]
+    again = functools.partial(lambda state, _: compiled(state, sequence), train_state)
+    duration = _median_duration(again, None, seconds)
+    what = f'{name}/boredom_{each:g}'
+    figures += [
+      figure(f'{what}/horizon', float(metrics['dream/horizon'][0]), 'rows'),
+      figure(what, duration, 's'),
+      figure(f'{what}/replayed', batch_size * config.steps_per_sequence / duration, 'steps/s'),
+    ]
+  return figures
+
+
 def show(figures: list[Figure]) -> None:
   """Prints a table for people."""
   print(f'on {figures[0].machine}')
   width = max(len(figure.name) for figure in figures)
   for name, value, unit, limit, ratio, _ in figures:
     bound = '' if limit is None else f'  {ratio:.1%} of {limit:,.0f} {unit}'
-    print(f'{name:<{width}}  {value:>18,.{2 if unit == "s" else 0}f} {unit:<8}{bound}'.rstrip())
+    print(f'{name:<{width}}  {value:>18,.{3 if unit == "s" else 0}f} {unit:<8}{bound}'.rstrip())
 
 
 def _step_rate(

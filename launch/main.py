@@ -135,6 +135,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE'
   )
   bench_env.add_argument('--json', action='store_true')
+  bench_learner = targets.add_parser(
+    'learner', allow_abbrev=False, help="the dreamer's update alone, by boredom"
+  )
+  bench_learner.add_argument('--preset', default='laptop', help='as of train (default: laptop)')
+  bench_learner.add_argument('--env', default='catch', help='as of train (default: catch)')
+  bench_learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
+  bench_learner.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
+  bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  bench_learner.add_argument('--json', action='store_true')
   return parser.parse_args(arguments[1:])
 
 
@@ -307,13 +316,18 @@ def _bench(arguments: argparse.Namespace) -> int:
   from launch import config as launch_config
 
   logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
-  foreign = [each for each in arguments.set if not each.startswith('environment.')]
-  if foreign:
-    raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
-  config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
-  figures = bench.environment(
-    arguments.env, config.make_environment(), arguments.worlds, arguments.seconds
-  )
+  preset = arguments.preset if arguments.target == 'learner' else 'laptop'
+  if preset not in experiments.PRESETS:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
+  config = launch_config.override(experiments.PRESETS[preset](arguments.env), arguments.set)
+  if arguments.target == 'learner':
+    figures = bench.learner(config, arguments.boredom, arguments.seconds)
+  else:
+    foreign = [each for each in arguments.set if not each.startswith('environment.')]
+    if foreign:
+      raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
+    world = config.make_environment()
+    figures = bench.environment(arguments.env, world, arguments.worlds, arguments.seconds)
   if arguments.json:
     print(local.to_json([figure._asdict() for figure in figures]))
   else:

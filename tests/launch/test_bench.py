@@ -65,6 +65,36 @@ def test_bad_input_is_named(capsys, arguments, words):
   assert message.count('\n') == 1
 
 
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--boredom', '0', '1.5'], '--boredom 0.0 1.5: each must lie in [0, 1]'),
+    (['--preset', 'lap'], '--preset lap: choose one of laptop'),
+    (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
+  ],
+)
+def test_bad_input_for_an_update_is_named(capsys, arguments, words):
+  assert run('learner', *arguments) == 2
+  assert words in capsys.readouterr().err
+
+
+def test_an_update_is_measured_by_boredom(capsys, little_optimization):
+  small = [
+    'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2',
+    'agent.classes=2', 'agent.dream_rows=2', 'learner.batch_size=2', 'actor.sequence_length=4',
+  ]  # fmt: skip
+  arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--set', *small)
+  assert run('learner', *arguments) == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  assert all(figure['value'] > 0 for figure in figures.values())
+  horizons = [figures[f'learner/catch/boredom_{b}/horizon']['value'] for b in ('0', '0.5', '1')]
+  assert horizons == [12, 8, 4]  # from the longest of the preset to its shortest
+  seconds = figures['learner/catch/boredom_1']
+  assert seconds['unit'] == 's'
+  replayed = figures['learner/catch/boredom_1/replayed']
+  assert replayed['value'] == pytest.approx(2 * 3 / seconds['value'])
+
+
 @pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])
 def test_unknown_words_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:
