@@ -19,6 +19,7 @@ WORLDS = {
   'catch': 'actors.environments.catch:Catch',
   'grid_world': 'actors.environments.grid_world:GridWorld',
   'hackmatrix': 'actors.environments.hackmatrix:make',
+  'noisy_corridor': 'actors.environments.noisy_corridor:NoisyCorridor',
 }
 
 LISTING = '`hephaestus environments` lists them'

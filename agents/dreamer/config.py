@@ -54,7 +54,7 @@ class DreamerConfig:
   warm_up_updates: int = 200  # the world model alone learns until then
 
   # Intrinsic motivation.
-  novelty: str = 'information_gain'
+  novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' for comparison only
   novelty_scale: float = 0.02  # weight beside the task's reward of novelty, whose mean is 1 at most
   competence_fast: float = 0.1
   competence_slow: float = 0.005
@@ -72,9 +72,9 @@ class DreamerConfig:
     latents = sorted(distributions.LATENTS)
     check(self.latent in distributions.LATENTS, 'latent', f'choose one of {latents}')
     check(
-      self.novelty in ('information_gain', 'clean'),
+      self.novelty in ('information_gain', 'clean', 'prediction_error'),
       'novelty',
-      "choose 'information_gain' or 'clean'",
+      "choose 'information_gain' or 'clean'; 'prediction_error' is there to be compared with",
     )
     check(
       self.compute_dtype in ('float32', 'bfloat16'),

@@ -99,7 +99,32 @@ def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
   return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)
 
 
-NOVELTIES = {'clean': clean_novelty, 'information_gain': information_gain}
+def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
+  """The squared error that members expect of their prediction: for comparison only.
+
+    novelty = sum_F ( Mean_K[variances] + Var_K[means] )
+
+  The variance of their mixture. Noise keeps it high however well it is known, so an agent that is
+  rewarded by it is drawn to noise and stays there: Burda et al. (2018), "Large-scale study of
+  curiosity-driven learning", section 4.2.
+
+  Args:
+    means: [K, ..., F] predicted means of the next latent.
+    variances: [K, ..., F] predicted variances, in units of means^2.
+
+  Returns:
+    [...] float32 novelty, in units of means^2.
+  """
+  chex.assert_equal_shape([means, variances])
+  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
+  return jnp.sum(jnp.mean(variances, axis=0) + jnp.var(means, axis=0), axis=-1)
+
+
+NOVELTIES = {
+  'clean': clean_novelty,
+  'information_gain': information_gain,
+  'prediction_error': prediction_error,
+}
 
 
 def update(

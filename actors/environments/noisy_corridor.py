@@ -1,0 +1,121 @@
+"""NoisyCorridor: a line of cells, some of which show noise. It pays nothing: what draws the agent?"""
+
+import dataclasses
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from actors.environments import environment
+
+CELL_PIXELS = 16
+
+
+class State(flax.struct.PyTreeNode):
+  """One corridor.
+
+  Attributes:
+    place: [] int32, the agent's cell, counted from the left.
+    pixels: [num_pixels] float32, what it sees there beside its place.
+    step_count: [] int32, steps since the reset.
+  """
+
+  place: jax.Array
+  pixels: jax.Array
+  step_count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisyCorridor(environment.Environment):
+  """The noisy television: in a few cells the pixels are drawn anew at each step, elsewhere they are 0.
+
+  Burda et al. (2018), "Large-scale study of curiosity-driven learning", section 4.2. Nothing there
+  can be learned but that it is noise, and prediction error never falls.
+
+  Actions are left, stay, right. The first cell is drawn evenly from the open ones, so a walk by
+  chance is in each of them equally often at every step. All rewards are 0; the episode is cut off
+  after `max_steps`. The observation is [length + num_pixels] float32: the place, one-hot, and the
+  pixels, each 0 or 1.
+
+  Attributes:
+    length: cells.
+    first_noisy: the leftmost of the noisy cells.
+    num_noisy: how many there are, side by side.
+    num_pixels: each 1 with probability 1/2 in a noisy cell.
+    open_cells: from the left, behind which a door is shut: what lies beyond is never entered. None:
+      all of them.
+    max_steps: of an episode.
+  """
+
+  length: int = 20
+  first_noisy: int = 8
+  num_noisy: int = 4
+  num_pixels: int = 8
+  open_cells: int | None = None
+  max_steps: int = 64
+
+  def __post_init__(self):
+    def check(fine: bool, name: str, remedy: str):
+      if not fine:
+        raise ValueError(f'environment.{name}={getattr(self, name)}: {remedy}')
+
+    check(self.length >= 2, 'length', 'a corridor needs at least 2 cells')
+    for name in ('num_noisy', 'num_pixels', 'max_steps'):
+      check(getattr(self, name) >= 1, name, 'must be at least 1')
+    most = self.length - self.num_noisy
+    remedy = f'from 0 to {most}, so that {self.num_noisy} noisy cells end within the corridor'
+    check(0 <= self.first_noisy <= most, 'first_noisy', remedy)
+    check(1 <= self._num_open <= self.length, 'open_cells', f'from 1 to {self.length}, or null')
+
+  @property
+  def _num_open(self) -> int:
+    return self.length if self.open_cells is None else self.open_cells
+
+  @property
+  def observation_spec(self) -> specs.BoundedArray:
+    shape = (self.length + self.num_pixels,)
+    return specs.BoundedArray(shape, np.float32, 0.0, 1.0, 'place_and_pixels')
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(3, np.int32, 'left_stay_right')
+
+  def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
+    place_key, pixels_key = jax.random.split(key)
+    place = jax.random.randint(place_key, (), 0, self._num_open)
+    state = State(place, self._pixels(pixels_key, place), jnp.zeros((), jnp.int32))
+    return state, environment.restart(self._observe(state))
+
+  def step(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    place = jnp.clip(state.place + action - 1, 0, self._num_open - 1)
+    state = State(place, self._pixels(key, place), state.step_count + 1)
+    timestep = jax.lax.cond(
+      state.step_count == self.max_steps,
+      environment.truncation,
+      environment.transition,
+      0.0,
+      self._observe(state),
+    )
+    return state, timestep
+
+  def render(self, state: State) -> np.ndarray:
+    """The agent in white on a black line of cells above the pixels it sees."""
+    corridor, pixels = np.split(np.asarray(self._observe(state)), [self.length])
+    shown = np.zeros((2, max(self.length, self.num_pixels)))
+    shown[0, : self.length], shown[1, : self.num_pixels] = corridor, pixels
+    frame = np.kron(shown, np.full((CELL_PIXELS, CELL_PIXELS), 255)).astype(np.uint8)
+    return np.stack([frame] * 3, axis=-1)
+
+  def _pixels(self, key: chex.PRNGKey, place: jax.Array) -> jax.Array:
+    """[num_pixels] float32, fresh in a noisy cell and 0 in any other."""
+    is_noisy = (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
+    noise = jax.random.bernoulli(key, 0.5, (self.num_pixels,))
+    return jnp.where(is_noisy, noise, False).astype(jnp.float32)
+
+  def _observe(self, state: State) -> jax.Array:
+    return jnp.concatenate([jax.nn.one_hot(state.place, self.length), state.pixels])

@@ -1,0 +1,156 @@
+"""Noise that cannot be learned does not draw the agent in: novelty is not prediction error."""
+
+import dataclasses
+
+import dm_env
+import jax
+import numpy as np
+import pytest
+
+from actors import rollout
+from actors.environments import noisy_corridor
+from agents import experience
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+from agents.dreamer import intrinsic
+from learner import config as learner_config
+from learner import dreamer_update
+
+NUM_WORLDS, NUM_ROWS, BATCH = 64, 8, 64
+UPDATES_PER_UNROLL, PUBLISH_PERIOD = 8, 4
+FIRST_UNROLLS = 20  # played before the first update
+AGENT = dreamer_config.DreamerConfig(
+  deterministic_size=48, latent='categorical', stochastic_size=8, classes=8, hidden_size=64,
+  encoder_layers=1, num_bins=15, bin_limit=6.0, horizon_max=8, horizon_min=4, dream_rows=2,
+  rows_per_chunk=8, policy_layers=1, window=4, entropy_scale=0.03, return_floor=0.3,
+  warm_up_updates=200, novelty_scale=0.1, compute_dtype='float32',
+)  # fmt: skip
+RATES = learner_config.LearnerConfig(
+  batch_size=BATCH, model_learning_rate=2e-3, policy_learning_rate=1e-3
+)
+OPEN = noisy_corridor.NoisyCorridor(length=20, first_noisy=8, num_noisy=4)
+SHUT = dataclasses.replace(OPEN, open_cells=16)
+
+
+def is_noisy(place):
+  return (place >= OPEN.first_noisy) & (place < OPEN.first_noisy + OPEN.num_noisy)
+
+
+def places(sequence):
+  return np.asarray(sequence.observation)[..., : OPEN.length].argmax(-1)
+
+
+class Run:
+  """Actor, replay and learner of one agent in one world, in turns."""
+
+  def __init__(self, world, config, seed):
+    self.dreamer = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
+    self._rng = np.random.default_rng(seed)
+    update = dreamer_update.make_update(self.dreamer, RATES)
+    state_key, worlds_key, self._key = jax.random.split(jax.random.key(seed), 3)
+    self._state = jax.tree.map(lambda x: x[None], jax.jit(update.init)(state_key))
+    self._update = jax.pmap(
+      update.update, dreamer_update.DEVICES, devices=jax.devices()[:1], donate_argnums=0
+    )
+    self._unroll = rollout.make_unroll(
+      world, self.dreamer.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+    )
+    self._worlds = self._unroll.init(worlds_key)
+    self._publish()
+    self.memory = []
+
+  @property
+  def params(self):
+    return jax.tree.map(lambda x: x[0], self._state.params)
+
+  def learn(self, num_updates):
+    for _ in range(FIRST_UNROLLS):
+      self._play()
+    for step in range(1, num_updates + 1):
+      if step % UPDATES_PER_UNROLL == 1:
+        self._play()
+      self._state, _ = self._update(self._state, self._sample())
+      if step % PUBLISH_PERIOD == 0:
+        self._publish()
+
+  def _publish(self):
+    self._acting = self.dreamer.agent.acting_params(self.params)
+
+  def _play(self):
+    self._key, key = jax.random.split(self._key)
+    self._worlds, sequence, _ = self._unroll.unroll(self._acting, key, self._worlds, 0, 0)
+    self.memory.append(jax.device_get(sequence))
+
+  def _sample(self):
+    """Half of it from the newest unrolls, half from all, as two strata would give."""
+    newest = max(0, len(self.memory) - 8)
+    unrolls = self._rng.integers(np.repeat([newest, 0], BATCH // 2), len(self.memory))
+    worlds = self._rng.integers(0, NUM_WORLDS, BATCH)
+    pairs = zip(unrolls, worlds, strict=True)
+    rows = [jax.tree.map(lambda x, n=n: x[n], self.memory[i]) for i, n in pairs]
+    return jax.tree.map(lambda *x: np.stack(x)[None], *rows)
+
+
+def walk_by_chance(dreamer, world, seed):
+  """[B, T, ...] short walks that begin in every cell, the agent being placed there."""
+  unroll = rollout.make_unroll(world, dreamer.agent, num_worlds=1024, num_rows=NUM_ROWS)
+  key = jax.random.key(seed)
+  acting = dreamer.agent.acting_params(dreamer.agent.init_params(key))
+  _, sequence, _ = unroll.unroll(acting, key, unroll.init(key), 0, 0)
+  return sequence
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_noise_is_as_familiar_as_what_is_known_and_unvisited_rooms_are_not(seed):
+  """Novelty of transitions, between true observations, by the region in which they take place."""
+  config = dataclasses.replace(AGENT, warm_up_updates=10**9)  # it walks by chance
+  run = Run(SHUT, config, seed)
+  run.learn(800)
+  assert max(places(sequence).max() for sequence in run.memory) == SHUT.open_cells - 1
+
+  walks = walk_by_chance(run.dreamer, OPEN, seed + 100)
+
+  @jax.jit
+  def novelty_of(params, keys, sequence):
+    posterior, _, _ = run.dreamer.model.understand(params, keys, experience.time_major(sequence))
+    return intrinsic.information_gain(*posterior.moments).T
+
+  keys = jax.random.split(jax.random.key(seed), len(walks.identity))
+  novelty = np.asarray(novelty_of(run.params['world_model'], keys, walks))[:, 1:]
+  place, shut = places(walks), SHUT.open_cells
+  before, after = place[:, :-1], place[:, 1:]
+  within = np.asarray(walks.step_type)[:, 1:] != dm_env.StepType.FIRST
+  regions = {
+    'known': within & ~is_noisy(before) & ~is_noisy(after) & (before < shut) & (after < shut),
+    'noise': within & is_noisy(after),
+    'unvisited': within & (before >= shut) & (after >= shut),
+  }
+  mean = {name: novelty[rows].mean() for name, rows in regions.items()}
+  ratios = mean['noise'] / mean['known'], mean['unvisited'] / mean['known']
+  print(f'\nseed {seed}:', *(f'{name} {value:.4f}' for name, value in mean.items()), end=' ')
+  print('noise / known {:.2f}, unvisited / known {:.1f}'.format(*ratios), flush=True)
+  assert 0.5 <= ratios[0] <= 2
+  assert ratios[1] >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize('seed', [0, 1, 2])
+@pytest.mark.parametrize(
+  ('novelty', 'num_updates'), [('information_gain', 2400), ('prediction_error', 900)]
+)
+def test_only_an_agent_rewarded_by_prediction_error_stays_at_the_noise(novelty, num_updates, seed):
+  """Who is drawn in is so at once; who is not has yet to learn, at the noise, that it is noise."""
+  run = Run(OPEN, dataclasses.replace(AGENT, novelty=novelty), seed)
+  run.learn(num_updates)
+  uniform = OPEN.num_noisy / OPEN.length
+  thirds = np.array_split([is_noisy(places(sequence)).mean() for sequence in run.memory], 3)
+  occupancy = [third.mean() / uniform for third in thirds]
+  print(f'\nseed {seed}: {novelty}, time at the noise over uniform, by thirds of the run:', end=' ')
+  print(*(f'{share:.2f}' for share in occupancy), flush=True)
+  if novelty == 'information_gain':
+    assert occupancy[-1] <= 1.5
+  else:
+    assert occupancy[-1] > 1.5
