@@ -55,7 +55,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     ),
     actor=actor.ActorConfig(num_actors=1, num_worlds=16, sequence_length=32),
     evaluator=evaluator.EvaluatorConfig(),
-    max_environment_steps=45_000,
+    max_environment_steps=25_000 if environment == 'catch' else 45_000,
     accelerator=False,
   )
   tuned = {'grid_world': _laptop_grid_world, 'gymnax/DeepSea-bsuite': _laptop_deep_sea}
