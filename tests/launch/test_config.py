@@ -79,7 +79,7 @@ def test_values_are_replaced_by_path(laptop):
     ('replay.warm_up=4000', r'replay.warm_up=4000: use at most 512'),
     ('replay.replay_ratio=0', r'replay.replay_ratio=0'),
     ('actor.sequence_length=5000', r'actor.sequence_length=5000: must be at most 1024'),
-    ('actor.sequence_length=8', r'agent.dream_rows=16: must be at most actor.sequence_length=8'),
+    ('actor.sequence_length=4', r'agent.dream_rows=8: must be at most actor.sequence_length=4'),
     ('actor.num_worlds=0', r'actor.num_worlds=0: must be at least 1'),
     ('agent.latent=cubic', r"agent.latent='cubic': choose one of"),
     ('agent.horizon_min=99', r'agent.horizon_max=12: must be at least agent.horizon_min=99'),
