@@ -139,6 +139,26 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
   )
 
 
+def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
+  """The four chips of a v4-8 and CPU hosts: the full model, dreaming from every row."""
+  return launch_config.ExperimentConfig(
+    environment={'name': environment},
+    agent=dreamer_config.DreamerConfig(),
+    replay=tables.ReplayConfig(
+      strata=(
+        tables.Stratum(name='frontier', max_size=4096, share=0.5),
+        tables.Stratum(name='episodic', max_size=200_000, share=0.5),
+      ),
+      warm_up=512,
+      max_in_flight=128,
+    ),
+    learner=learner_config.LearnerConfig(batch_size=256),
+    actor=actor.ActorConfig(num_actors=8, num_worlds=64, sequence_length=50),
+    evaluator=evaluator.EvaluatorConfig(),
+    max_environment_steps=100_000_000,
+  )
+
+
 def _plain(preset: Preset) -> Preset:
   """DreamerV3's shape of a preset: one transition, nothing but the task's reward, dreams of 15 rows.
 
@@ -163,26 +183,6 @@ def _plain(preset: Preset) -> Preset:
     )
 
   return make
-
-
-def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
-  """The four chips of a v4-8 and CPU hosts: the full model, dreaming from every row."""
-  return launch_config.ExperimentConfig(
-    environment={'name': environment},
-    agent=dreamer_config.DreamerConfig(),
-    replay=tables.ReplayConfig(
-      strata=(
-        tables.Stratum(name='frontier', max_size=4096, share=0.5),
-        tables.Stratum(name='episodic', max_size=200_000, share=0.5),
-      ),
-      warm_up=512,
-      max_in_flight=128,
-    ),
-    learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actor.ActorConfig(num_actors=8, num_worlds=64, sequence_length=50),
-    evaluator=evaluator.EvaluatorConfig(),
-    max_environment_steps=100_000_000,
-  )
 
 
 # Prints the MiB of each, one a line.

@@ -22,8 +22,9 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
   """Makes a world of gymnasium's.
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
-  one axis, or a Box with bounds. An `info['action_mask']` that reset gives is added to the observation. An episode that is
-  `terminated` ends with discount 0, one that is `truncated` with discount 1.
+  one axis, or a Box with bounds. An `info['action_mask']` that reset gives is added to the
+  observation. An episode that is `terminated` ends with discount 0, one that is `truncated` with
+  discount 1.
 
   Args:
     id: as `gymnasium.make` knows it, such as 'CartPole-v1' or 'package:Name-v0'.
@@ -155,8 +156,7 @@ def _spec(field: str, space: Any) -> specs.BoundedArray:
     return specs.DiscreteArray(int(space.n))
   if isinstance(space, spaces.Box):
     return specs.BoundedArray(space.shape, space.dtype, space.low, space.high)
-  is_seen = 'observation' in field
-  known = (
-    'Discrete and Box, or a flat Dict of these' if is_seen else ('Discrete, MultiDiscrete and Box')
-  )
+  known = 'Discrete, MultiDiscrete and Box'
+  if 'observation' in field:
+    known = 'Discrete and Box, or a flat Dict of these'
   raise ValueError(f'{field}={space}: is of a kind that no agent takes; known are {known}')
