@@ -18,6 +18,7 @@ from actors.environments import host
 from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
+from launch import template as template_lib
 from learner import fused
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
@@ -106,12 +107,17 @@ def _environment(name: str, config: launch_config.ExperimentConfig) -> dict[str,
   return variables | FRUGAL if name == program.REPLAY else variables
 
 
-def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
+def train(
+  config: launch_config.ExperimentConfig,
+  folder: pathlib.Path,
+  template: template_lib.Template | None = None,
+) -> int:
   """Runs everything until it is learned, interrupted or failed.
 
   Args:
     config: of the run.
     folder: of the run, opened.
+    template: forks the nodes; without it each imports everything itself.
 
   Returns:
     The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
@@ -170,6 +176,7 @@ def train(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> int:
       healthy_seconds=30.0,
       on_event=on_event,
       on_tick=on_tick,
+      template=template,
     ).run()
     shutil.rmtree(scratch, ignore_errors=True)
   progress.end()

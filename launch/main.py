@@ -1,6 +1,7 @@
 """The `hephaestus` command and its subcommands."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -213,21 +214,21 @@ def _check_environment(config: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-  from launch import local
+  from launch import fused, local, template
 
-  config = make_config(arguments)
-  _check_environment(config)
-  folder = arguments.run
-  if folder is None:
-    name = config.environment['name'].replace('/', '-').replace(':', '-')
-    folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
-  local.open_run(folder, config)
-  print(f'run folder: {folder}', flush=True)
-  if config.fused:
-    from launch import fused
-
-    return fused.train(config, folder, reset_moments=arguments.reset_moments)
-  return local.train(config, folder)
+  # All is imported now and nothing has run: what follows will start the threads of JAX.
+  with contextlib.closing(template.Template()) as forks:
+    config = make_config(arguments)
+    _check_environment(config)
+    folder = arguments.run
+    if folder is None:
+      name = config.environment['name'].replace('/', '-').replace(':', '-')
+      folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+    local.open_run(folder, config)
+    print(f'run folder: {folder}', flush=True)
+    if config.fused:
+      return fused.train(config, folder, reset_moments=arguments.reset_moments)
+    return local.train(config, folder, forks)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+from launch import template as template_lib
 
 POLL_SECONDS = 0.1
 LAST_LINES = 20
@@ -104,7 +106,7 @@ class _Child:
   """A process as it lives: running, waiting for its restart, or finished."""
 
   process: Process
-  popen: subprocess.Popen[bytes] | None = None  # None while nothing runs
+  running: subprocess.Popen[bytes] | template_lib.Forked | None = None
   pid: int = 0
   exit_code: int | None = None
   finished: bool = False
@@ -139,6 +141,7 @@ class Supervisor:
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     tick_seconds: float = 0.5,
+    template: template_lib.Template | None = None,
   ):
     """Initializes the supervisor; nothing starts before `run`.
 
@@ -156,6 +159,8 @@ class Supervisor:
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `tick_seconds`, also while stopping.
       tick_seconds: see `on_tick`.
+      template: forks the commands that it can run, which saves their imports; others, and all
+        should it be gone, are started anew.
     """
     names = [process.name for process in processes]
     if not names:
@@ -185,6 +190,7 @@ class Supervisor:
     self._on_event = on_event
     self._on_tick = on_tick
     self._tick_seconds = tick_seconds
+    self._template = template
     self._next_tick = 0.0
     self._interrupts = 0
     self._interrupted_at = 0.0
@@ -242,15 +248,6 @@ class Supervisor:
 
   def _start(self, child: _Child) -> None:
     process = child.process
-    supervisor_pid = os.getpid()
-
-    def bind_to_supervisor():
-      """Runs in the child, before its program."""
-      LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-      if os.getppid() != supervisor_pid:  # it died before the line above
-        os._exit(1)
-      os.write(self._guard_pipe, f'+{os.getpid()}\n'.encode())
-
     process.log.parent.mkdir(parents=True, exist_ok=True)
     with open(process.log, 'ab') as log:
       child.log_offset = log.tell()
@@ -260,23 +257,48 @@ class Supervisor:
       child.started_at = time.monotonic()
       child.restart_at = None
       try:
-        child.popen = subprocess.Popen(
-          process.command,
-          env={**os.environ, **process.environment},
-          stdin=subprocess.DEVNULL,
-          stdout=log,
-          stderr=subprocess.STDOUT,
-          start_new_session=True,
-          preexec_fn=bind_to_supervisor,
-        )
+        child.running = self._fork(process, log) or self._execute(process, log)
       except OSError as error:
         log.write(f'{error}\n'.encode())
-    if child.popen is None:
+    if child.running is None:
       child.pid = 0
       self._on_exit(child, CANNOT_START)
     else:
-      child.pid = child.popen.pid
+      child.pid = child.running.pid
       self._emit('started', child)
+
+  def _fork(self, process: Process, log: BinaryIO) -> template_lib.Forked | None:
+    """Runs a command in a fork of the template, None where that cannot be."""
+    if self._template is None or not self._template.runs(process.command):
+      return None
+    try:
+      return self._template.start(
+        process.name, process.command, process.environment, log.fileno(), self._guard_pipe
+      )
+    except OSError as error:
+      log.write(f'{error}; starting it anew\n'.encode())
+      log.flush()
+      return None
+
+  def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
+    supervisor_pid = os.getpid()
+
+    def bind_to_supervisor():
+      """Runs in the child, before its program."""
+      LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+      if os.getppid() != supervisor_pid:  # it died before the line above
+        os._exit(1)
+      os.write(self._guard_pipe, f'+{os.getpid()}\n'.encode())
+
+    return subprocess.Popen(
+      process.command,
+      env={**os.environ, **process.environment},
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      preexec_fn=bind_to_supervisor,
+    )
 
   def _restart_what_ended(self) -> None:
     for child in self._children.values():
@@ -310,7 +332,7 @@ class Supervisor:
     for names, grace_seconds in zip(self._stop_order, self._grace_seconds, strict=True):
       children = [self._children[name] for name in names]
       for child in children:
-        if child.popen and self._reap_stopped(child):
+        if child.running and self._reap_stopped(child):
           os.kill(child.pid, signal.SIGTERM)
           self._emit('stopping', child)
       group_deadline = min(time.monotonic() + grace_seconds, deadline)
@@ -326,11 +348,11 @@ class Supervisor:
     if exit_code is not None:
       child.exit_code = exit_code
       self._emit('exited', child)
-    return child.popen is not None
+    return child.running is not None
 
   def _reap(self, child: _Child) -> int | None:
     """The exit code of a child that has just ended; what is left of its group is killed."""
-    if child.popen is None:
+    if child.running is None:
       return None
     # Not collected yet, so that its number cannot have passed on to somebody else's group.
     if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -338,7 +360,7 @@ class Supervisor:
     return self._collect(child)
 
   def _kill_what_is_left(self) -> None:
-    self._kill([child for child in self._children.values() if child.popen])
+    self._kill([child for child in self._children.values() if child.running])
 
   def _kill(self, children: Sequence[_Child]) -> None:
     for child in children:
@@ -349,11 +371,11 @@ class Supervisor:
       self._emit('killed', child)
 
   def _collect(self, child: _Child) -> int:
-    assert child.popen is not None
+    assert child.running is not None
     with contextlib.suppress(ProcessLookupError, PermissionError):
       os.killpg(child.pid, signal.SIGKILL)
-    exit_code = child.popen.wait()
-    child.popen = None
+    exit_code = child.running.wait()
+    child.running = None
     os.write(self._guard_pipe, f'-{child.pid}\n'.encode())
     return exit_code
 

@@ -1,0 +1,182 @@
+"""A copy of the launcher, taken once it has imported everything, that forks into nodes.
+
+Importing TensorFlow and JAX costs every node ten seconds of a core, at its start and at each
+restart. A process that has imported both, and called neither, can be forked instead: no thread runs
+in it and no device is open.
+"""
+
+import ctypes
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+# What glibc reads from the environment of a program that starts, and is told in one that forks.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+MALLOC = {
+  'MALLOC_TRIM_THRESHOLD_': M_TRIM_THRESHOLD,
+  'MALLOC_MMAP_THRESHOLD_': M_MMAP_THRESHOLD,
+  'MALLOC_ARENA_MAX': M_ARENA_MAX,
+}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_REQUEST_BYTES = 1 << 16
+ADOPTION_SECONDS = 10.0
+
+
+class Forked(NamedTuple):
+  """A program that was forked, to be used as a `subprocess.Popen`."""
+
+  pid: int
+
+  def wait(self) -> int:
+    """Its exit code, once it has ended; negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Template:
+  """Starts Python programs as children of this process, by forking its copy.
+
+  To be made in the main thread, after the imports and before anything uses JAX or a thread; the
+  copy keeps the modules, the working directory and the environment of that moment.
+  """
+
+  def __init__(self):
+    """Takes the copy; it ends with this process, or by `close`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    self._pid = 0
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+      ours.close()
+      _serve(theirs, parent_pid)  # a node returns from here by SystemExit, as programs end
+    theirs.close()
+    self._pid = pid
+    self._socket = ours
+
+  def start(
+    self,
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: int,
+    pipe: int,
+  ) -> Forked:
+    """Forks a program; it is a child of the caller, with a session of its own.
+
+    It dies with the caller, and has written `+PID` and a newline to `pipe` before its first line.
+
+    Args:
+      name: shown by `top` and `ps -o comm`, of which the kernel keeps 15 bytes.
+      command: this Python, a script and its arguments.
+      environment: added to that of the copy.
+      log: file descriptor that becomes its stdout and stderr.
+      pipe: see above.
+
+    Raises:
+      OSError: the copy is gone, or cannot fork.
+    """
+    request = {'name': name, 'command': list(command), 'environment': dict(environment)}
+    # While it is set, the grandchild whose parent has gone becomes a child of ours.
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+      socket.send_fds(self._socket, [json.dumps(request).encode()], [log, pipe])
+      reply = self._socket.recv(32)
+    finally:
+      LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0)
+    if not reply.isdigit():
+      raise OSError(f'{name} could not be forked: {reply.decode() or "the template is gone"}')
+    return Forked(int(reply))
+
+  @staticmethod
+  def runs(command: Sequence[str]) -> bool:
+    """Whether a command is this Python with a script, and so can be forked."""
+    return len(command) > 1 and command[0] == sys.executable and command[1].endswith('.py')
+
+  def close(self) -> None:
+    """Ends the copy; what it has started goes on."""
+    self._socket.close()
+    os.waitpid(self._pid, 0)
+
+
+def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
+  """Forks a program for every request until the other end is closed; returns in none of them."""
+  LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+  LIBC.prctl(PR_SET_NAME, b'hephaestus-fork')
+  # These are the launcher's to obey.
+  handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+  while os.getppid() == parent_pid:
+    message, files, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 2)
+    if not message:
+      break
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+      # Forks once more and ends: whose parent has gone is adopted by the launcher, which can then
+      # wait for it as for any child.
+      if os.fork():
+        os._exit(0)
+      requests.close()
+      os.close(reader)
+      for number, handler in handlers.items():
+        signal.signal(number, handler)
+      _become(json.loads(message), files[0], files[1], writer, parent_pid)
+    os.waitpid(child, 0)
+    for file in (*files, writer):
+      os.close(file)
+    with os.fdopen(reader) as reply:  # ends without a word if the program died before it had one
+      requests.send(reply.read().encode() or b'it died at once')
+  os._exit(0)
+
+
+def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid: int) -> NoReturn:
+  """Makes this process the program, and leaves it as a program leaves: by SystemExit."""
+  os.setsid()
+  deadline = time.monotonic() + ADOPTION_SECONDS
+  while os.getppid() != parent_pid:
+    if time.monotonic() > deadline:
+      os._exit(1)
+    time.sleep(1e-3)
+  LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != parent_pid:  # it died before the line above
+    os._exit(1)
+  os.write(pipe, f'+{os.getpid()}\n'.encode())
+  os.write(reply, str(os.getpid()).encode())
+  silence = os.open(os.devnull, os.O_RDONLY)
+  for file, standard in ((silence, 0), (log, 1), (log, 2)):
+    os.dup2(file, standard)
+  for file in (silence, log, pipe, reply):
+    os.close(file)
+  sys.stdout = os.fdopen(1, 'w', buffering=1, closefd=False)
+  LIBC.prctl(PR_SET_NAME, request['name'].encode())
+  _adopt_environment(request['environment'])
+  sys.argv = request['command'][1:]
+  try:
+    runpy.run_path(sys.argv[0], run_name='__main__')
+  except Exception:
+    traceback.print_exc()
+    raise SystemExit(1) from None
+  raise SystemExit(0)
+
+
+def _adopt_environment(environment: Mapping[str, str]) -> None:
+  """Sets variables, and tells those who have read theirs already: JAX and the allocator."""
+  os.environ.update(environment)
+  for name, value in environment.items():
+    if name in MALLOC:
+      LIBC.mallopt(MALLOC[name], int(value))
+  if 'jax' in sys.modules:
+    config = sys.modules['jax'].config
+    for name, value in environment.items():
+      if name.startswith('JAX_'):
+        kind = type(config.values[name.lower()])
+        config.update(name.lower(), kind(value) if kind in (int, float) else value)
