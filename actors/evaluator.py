@@ -13,11 +13,13 @@ import jax
 import numpy as np
 from absl import logging
 from acme.utils.loggers import base as loggers
+from dm_env import specs
 
 from actors import actor, rollout
 from actors.environments import environment as environment_lib
 from actors.environments import host, wrappers
 from agents import agent as agent_lib
+from agents import experience
 from replay import parameters
 
 # Of one unroll: so its rows fit the memory, and nobody plays on once all episodes have ended.
@@ -65,7 +67,8 @@ class Moment(NamedTuple):
     step: 0 where it begins.
     frame: [H, W, 3] uint8; None in a world that shows nothing.
     action: that led here, [] int32 or [A] float32; None where it begins.
-    probability: that the policy gave it; None where it begins, and of continuous actions.
+    probability: that the policy gave it; None where it begins, of continuous actions, and of an
+      agent that does not say.
     reward: for it.
     episode_return: undiscounted, so far.
     last: whether the episode ends here.
@@ -171,8 +174,9 @@ class Play:
         return
       step_key = jax.random.fold_in(key, step)
       state, sequence, _ = self._one_world.unroll(params, step_key, state, zero, zero)
-      row = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras['log_prob'])))
-      action, probability = row[0], float(np.exp(row[1])) if discrete else None
+      action, log_prob = first((sequence.action, sequence.extras.get('log_prob')))
+      action = action[0]
+      probability = None if log_prob is None or not discrete else float(np.exp(log_prob[0]))
 
   def record(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
     """The frames of one episode, each [H, W, 3] uint8; None where the world shows nothing."""
@@ -182,6 +186,25 @@ class Play:
         return None
       frames.append(moment.frame)
     return frames
+
+
+def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
+  """Draws uniformly among the legal actions; has neither parameters nor a memory."""
+
+  def act(params, key, policy_state, timestep, *, greedy=False):
+    del params, greedy
+    keys = jax.random.split(key, timestep.reward.shape[0])
+    draw = lambda key, observation: wrappers.random_action(key, action_spec, observation)
+    action = jax.vmap(draw)(keys, timestep.observation)
+    return policy_state, experience.Decision(action, extras={})
+
+  return agent_lib.Agent(
+    init_params=lambda key: (),
+    acting_params=lambda params: params,
+    initial_policy_state=lambda num_worlds: (),
+    stored_state=lambda policy_state: (),
+    act=act,
+  )
 
 
 def write_video(

@@ -453,13 +453,10 @@ def newest(folder: pathlib.Path) -> Saved:
   Raises:
     ValueError: not a run, or nothing saved yet.
   """
-  if not (folder / CONFIG).exists():
-    raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
-
   from launch import fused as fused_run
   from learner import checkpoint, learner
 
-  config = launch_config.load(folder / CONFIG)
+  config = _config(folder)
   agent: agent_lib.Agent
   if config.fused:
     environment, agent, like = fused_run.saved(config)
@@ -476,8 +473,29 @@ def newest(folder: pathlib.Path) -> Saved:
   return Saved(config, environment, agent, params, restored.step)
 
 
+def _config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
+  if not (folder / CONFIG).exists():
+    raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
+  return launch_config.load(folder / CONFIG)
+
+
+def _untrained(folder: pathlib.Path) -> Saved:
+  """What plays a run's world at random."""
+  from actors import evaluator
+
+  config = _config(folder)
+  environment = config.make_environment()
+  agent = evaluator.random_agent(environment.action_spec)
+  return Saved(config, environment, agent, params=(), step=0)
+
+
 def evaluate(
-  folder: pathlib.Path, episodes: int, video: pathlib.Path | None, seed: int
+  folder: pathlib.Path,
+  episodes: int,
+  video: pathlib.Path | None,
+  seed: int,
+  *,
+  at_random: bool = False,
 ) -> dict[str, Any]:
   """Scores a run's newest checkpoint; may run beside training.
 
@@ -486,15 +504,16 @@ def evaluate(
     episodes: at least so many are played.
     video: where to put a film of one episode, or None.
     seed: of the worlds.
+    at_random: plays uniformly among the legal actions of the run's world instead.
 
   Raises:
     ValueError: not a run, or nothing saved yet.
   """
-  saved = newest(folder)
   import jax
 
   from actors import evaluator
 
+  saved = _untrained(folder) if at_random else newest(folder)
   config = saved.config
   play = evaluator.Play(
     saved.environment, saved.agent, min(episodes, 64), greedy=config.evaluator.greedy

@@ -61,6 +61,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   evaluate.add_argument('--episodes', type=int, default=256)
   evaluate.add_argument('--video', type=pathlib.Path, help='film of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
+  evaluate.add_argument(
+    '--random', action='store_true', help='play at random instead: what to compare a score with'
+  )
   evaluate.add_argument('--json', action='store_true')
 
   watch = commands.add_parser(
@@ -239,7 +242,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
-  result = local.evaluate(arguments.run, arguments.episodes, arguments.video, arguments.seed)
+  result = local.evaluate(
+    arguments.run, arguments.episodes, arguments.video, arguments.seed, at_random=arguments.random
+  )
   if arguments.json:
     print(local.to_json(result))
   else:

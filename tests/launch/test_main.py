@@ -1,5 +1,6 @@
 """The command line: bad input gets one line that names it, exit code 2, and nothing on disk."""
 
+import json
 import os
 import pathlib
 import socket
@@ -161,6 +162,17 @@ def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
   assert 'nothing has been saved yet' in capsys.readouterr().err
   assert run('evaluate', folder, '--video', 'film.avi') == 2
   assert 'must end in .gif or .mp4' in capsys.readouterr().err
+
+
+def test_a_run_is_compared_with_random_play_of_its_world(folder, capsys):
+  made = config.override(
+    experiments.laptop('catch'), ['environment.rows=4', 'environment.columns=3']
+  )
+  local.open_run(folder, made)
+  assert run('evaluate', folder, '--random', '--episodes', 256, '--json') == 0
+  result = json.loads(capsys.readouterr().out)
+  assert result['learner_step'] == 0 and result['episode_length'] == 3
+  assert abs(result['normalised_score']) < 0.25  # six standard deviations
 
 
 def test_the_command_itself_ends_with_code_two_and_one_line(folder):
