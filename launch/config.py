@@ -168,8 +168,9 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
 
   Args:
     config: to begin with.
-    assignments: such as 'agent.ensemble_size=3', 'environment.size=8' or
-      'replay.strata[0].max_size=256'.
+    assignments: such as 'agent.ensemble_size=3', 'environment.size=8',
+      'replay.strata[0].max_size=256' or
+      'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
 
   Raises:
     ValueError: an unknown key, with the nearest known ones, or a value that cannot be.
@@ -187,14 +188,16 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
 
 def _assign(config: ExperimentConfig, key: str, value: Any) -> ExperimentConfig:
   tree: Any = OmegaConf.structured(config)
-  if '[' not in key:
+  plain: Any = OmegaConf.create(_plain(tree))
+  known = OmegaConf.select(plain, key, default=_MISSING)
+  is_list = OmegaConf.is_config(known) and not OmegaConf.is_dict(known)
+  if '[' not in key and not (is_list and OmegaConf.is_list(value)):
     nested = OmegaConf.create()
     OmegaConf.update(nested, key, value)
     merged: Any = OmegaConf.to_object(OmegaConf.merge(tree, nested))
     return merged
-  # One element of a list, which merging could only replace as a whole.
-  plain: Any = OmegaConf.create(_plain(tree))
-  if OmegaConf.select(plain, key, default=_MISSING) is _MISSING:
+  # A list, of which merging does not know what it holds, or one element of it.
+  if known is _MISSING:
     raise omegaconf_errors.ConfigKeyError(f"Key '{key}' not in it")
   OmegaConf.update(plain, key, value)
   return _from_tree(_plain(plain) | {AGENT: config.agent_name})
@@ -233,7 +236,11 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   for room, kind in rooms.items():
     values[room] = kind(**values[room])
   replay = dict(values['replay'])
-  replay['strata'] = tuple(tables.Stratum(**stratum) for stratum in replay['strata'])
+  try:
+    replay['strata'] = tuple(tables.Stratum(**stratum) for stratum in replay['strata'])
+  except TypeError as error:  # no mapping, or with other keys
+    wants = 'give a list such as [{name: episodic, max_size: 50000, share: 1.0}]'
+    raise ValueError(f'replay.strata={replay["strata"]}: {wants} ({error})') from None
   values['replay'] = tables.ReplayConfig(**replay)
   return ExperimentConfig(**values)
 

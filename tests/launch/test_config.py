@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from launch import config, experiments
+from replay import tables
 
 
 @pytest.fixture
@@ -62,6 +63,8 @@ def test_values_are_replaced_by_path(laptop):
   assert changed.agent.dream_rows is None
   assert changed.learner.model_learning_rate == 1e-3
   assert changed.make_environment().max_steps == 6
+  whole = config.override(laptop, ['replay.strata=[{name: all, max_size: 900, share: 1.0}]'])
+  assert whole.replay.strata == (tables.Stratum(name='all', max_size=900, share=1.0),)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,8 @@ def test_values_are_replaced_by_path(laptop):
     ('learner.batch_size=0', r'learner.batch_size=0: must be positive'),
     ('learner.batch_size=1', r'replay.strata.episodic.share=0.5: a batch of 1'),
     ('replay.strata[0].share=0.7', r'replay.strata.share=\[0.7, 0.5\]: make the shares sum to 1'),
+    ('replay.strata=[{nam: all}]', r'replay.strata=.*give a list such as \[{name: episodic'),
+    ('agent.window=[1]', r'agent.window=\[1\]: '),
     ('replay.warm_up=4000', r'replay.warm_up=4000: use at most 512'),
     ('replay.replay_ratio=0', r'replay.replay_ratio=0'),
     ('actor.sequence_length=5000', r'actor.sequence_length=5000: must be at most 1024'),
