@@ -89,6 +89,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
+  inspect.add_argument(
+    '--watch',
+    type=float,
+    nargs='?',
+    const=2.0,
+    metavar='SECONDS',
+    help='look again and again, every 2 seconds if not told otherwise, until Ctrl-C',
+  )
 
   report = commands.add_parser(
     'report',
@@ -282,10 +290,16 @@ def _environments(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  from launch import local
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  if arguments.watch is not None and not arguments.watch > 0:
+    raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
+  from launch import inspection, local
 
-  report = local.inspect(arguments.target)
-  print(local.to_json(report)) if arguments.json else local.show(report)
+  if arguments.watch is not None:
+    inspection.watch(arguments.target, arguments.watch, as_json=arguments.json)
+    return 0
+  report = inspection.inspect(arguments.target)
+  print(local.to_json(report)) if arguments.json else inspection.show(report)
   return 0
 
 
