@@ -105,14 +105,14 @@ class _Reading:
     checked: set[tuple[int, ...]] = set()
     for name in self._strata:
       self._digests[name], self._kept[name] = [], []
-      self._check_signature(name)
+      is_sound = self._check_signature(name)
       count = len(copy.items[name])
       wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
       for index, (item, arrays) in enumerate(copy.read(name)):
         self._digests[name].append(contents_lib.digest(arrays))
         mismatch = schema.mismatch(arrays)
-        if mismatch:
-          self._violations.append(_place(name, item.key) + mismatch)
+        if mismatch:  # of all of them, where the table says so itself
+          self._violations += [_place(name, item.key) + mismatch] if is_sound else []
           continue
         sequence = jax.tree.map(lambda x: x[0], schema.unflatten(arrays))
         if item.chunks not in checked:
@@ -156,12 +156,13 @@ class _Reading:
     checkpoint = {'saved': self._copy.saved, 'sequences': len(set().union(*chunks.values()))}
     return Stored(self._violations, {'checkpoint': checkpoint, 'strata': strata}, self._samples)
 
-  def _check_signature(self, name: str) -> None:
-    signature = self._copy.signatures[name]
+  def _check_signature(self, name: str) -> bool:
     try:
-      self._schema.check_signature(name, signature)
+      self._schema.check_signature(name, self._copy.signatures[name])
     except ValueError as error:
       self._violations.append(_place(name) + str(error))
+      return False
+    return True
 
 
 def _place(table: str, key: int | None = None, row: int | None = None) -> str:

@@ -118,10 +118,10 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
     path = os.path.join(target, name)
     fault = _fault(path)
     if not fault:
-      return path, broken
+      return path, list(dict.fromkeys(broken))  # both places may hold the same
     broken.append(f'checkpoint {name} is broken ({fault})')
     shutil.rmtree(path)
-  return None, broken
+  return None, list(dict.fromkeys(broken))
 
 
 def _fault(folder: str) -> str:
