@@ -69,6 +69,15 @@ def find(target: str) -> Target:
   raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
 
 
+def starts_of_replay(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """When a run's replay server was started, in all launches: {'time': unix seconds, 'pid', ...}."""
+  return [
+    row
+    for row in metrics.read(folder / 'metrics' / 'events.jsonl')
+    if row.get('kind') == 'started' and row.get('name') == program.REPLAY
+  ]
+
+
 class Inspection:
   """Looks at a run, or at a server alone, now and then."""
 
@@ -147,12 +156,8 @@ class Inspection:
     """What a run's folder says of a server that does not answer."""
     if folder is None:
       return ''
-    started = [
-      row['pid']
-      for row in metrics.read(folder / 'metrics' / 'events.jsonl')
-      if row.get('kind') == 'started' and row.get('name') == program.REPLAY
-    ]
-    if started and psutil.pid_exists(started[-1]):
+    started = starts_of_replay(folder)
+    if started and psutil.pid_exists(started[-1]['pid']):
       return '; its process runs, and is starting, or too busy to answer'
     return f'; the run is not running, go on with: hephaestus train --run {folder}'
 

@@ -85,7 +85,8 @@ def read(target: str, num_samples: int = 0) -> Stored:
       'seconds of learning, and at its end'
     ) from None
   with copy:
-    return _Reading(copy, schema, num_samples).result(
+    restarts = [row['time'] for row in inspection.starts_of_replay(folder)]
+    return _Reading(copy, schema, num_samples, restarts).result(
       config.actor.num_worlds, config.steps_per_sequence
     )
 
@@ -93,7 +94,13 @@ def read(target: str, num_samples: int = 0) -> Stored:
 class _Reading:
   """One pass over a checkpoint."""
 
-  def __init__(self, copy: contents_lib.Contents, schema: columns_lib.Columns, num_samples: int):
+  def __init__(
+    self,
+    copy: contents_lib.Contents,
+    schema: columns_lib.Columns,
+    num_samples: int,
+    restarts: list[float],
+  ):
     self._copy = copy
     self._schema = schema
     self._strata = [name for name in copy.items if name != tables.PARAMS]
@@ -125,7 +132,7 @@ class _Reading:
         self._kept[name].append((item, sequence._replace(observation=(), initial_state=())))
     self._violations += [
       _place(fault.table, fault.key) + fault.text
-      for fault in contents_lib.faults(copy, self._digests)
+      for fault in contents_lib.faults(copy, self._digests, restarts)
     ]
 
   def result(self, num_worlds: int, steps_per_sequence: int) -> Stored:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,15 +147,19 @@ def digest(columns: list[np.ndarray]) -> bytes:
   return hashed.digest()
 
 
-def faults(contents: Contents, digests: Mapping[str, list[bytes]]) -> list[Fault]:
+def faults(
+  contents: Contents, digests: Mapping[str, list[bytes]], restarts: Sequence[float] = ()
+) -> list[Fault]:
   """Where the strata disagree: the small ones must hold the newest of the largest, stored once.
 
-  What is being written while tables are saved one after the other is no fault.
+  No fault is what was being written while tables were saved one after the other: it is missing at
+  the end of a writer's stream, or in its midst once the server was restarted with what was saved.
 
   Args:
     contents: of a checkpoint.
     digests: of each stratum's items, in their order; sequences are taken to be all different, as
       those with something random in them are.
+    restarts: unix seconds at which a server was started.
   """
   strata = [name for name in contents.items if name != tables.PARAMS]
   if not strata:
@@ -173,42 +178,53 @@ def faults(contents: Contents, digests: Mapping[str, list[bytes]]) -> list[Fault
         found.append(Fault(name, item.key, f'{how}: key {other.key} of {other_name} is the same'))
   for name in strata:
     if name != largest:
-      found += _against(contents, name, largest, again)
+      found += _against(contents, name, largest, again, restarts)
   return found
 
 
-def _against(contents: Contents, small: str, large: str, known: set[int]) -> Iterator[Fault]:
+def _against(
+  contents: Contents, small: str, large: str, known: set[int], restarts: Sequence[float]
+) -> Iterator[Fault]:
   """Where a stratum holds other than the newest of a larger one, writer by writer."""
   ours, theirs = contents.items[small], contents.items[large]
   our_chunks, their_chunks = ({item.chunks for item in items} for items in (ours, theirs))
   is_full = len(theirs) >= contents.max_sizes[large]
-  our_streams, their_streams = _streams(ours), _streams(theirs)
-  for writer, stream in our_streams.items():
-    other = [item.position for item in their_streams.get(writer, [])]
-    absent = [item for item in stream if item.chunks not in their_chunks]
-    waiting = [item for item in absent if item.position > max(other, default=-1)]
-    gone = [item for item in absent if is_full and item.position < min(other, default=0)]
-    excused = {item.key for item in (waiting if len(waiting) <= IN_BETWEEN else []) + gone}
-    for item in absent:
-      if item.key not in excused | known:
-        yield Fault(small, item.key, f'is not in {large}')
   oldest = min((item.inserted for item in ours), default=0.0)
-  for writer, stream in their_streams.items():
-    positions = [item.position for item in our_streams.get(writer, [])]
-    absent = [item for item in stream if item.chunks not in our_chunks]
-    if positions:
-      newer = [item for item in absent if item.position > max(positions)]
-    else:
-      newer = [item for item in absent if item.inserted > oldest]
-    inside = [
-      item for item in absent if positions and min(positions) < item.position < max(positions)
-    ]
-    late = inside + (newer if len(newer) > IN_BETWEEN else [])
-    if late:
+  our_streams, their_streams = _streams(ours), _streams(theirs)
+  for writer in our_streams.keys() | their_streams.keys():
+    our, their = our_streams.get(writer, []), their_streams.get(writer, [])
+    times = [item.inserted for item in (*our, *their)]
+    allowed = IN_BETWEEN * sum(min(times) < restart < max(times) for restart in restarts)
+
+    absent = [item for item in our if item.chunks not in their_chunks and item.key not in known]
+    first, last = _ends(their)
+    late = [item for item in absent if item.position > last]
+    inside = [item for item in absent if first < item.position < last]
+    early = [item for item in absent if item.position < first]  # a full table has dropped them
+    missing = _unless(inside, allowed) + _unless(late, IN_BETWEEN) + ([] if is_full else early)
+    for item in missing:
+      yield Fault(small, item.key, f'is not in {large}')
+
+    absent = [item for item in their if item.chunks not in our_chunks]
+    first, last = _ends(our)
+    late = [item for item in absent if item.position > last and item.inserted > oldest]
+    inside = [item for item in absent if first < item.position < last]
+    missing = _unless(inside, allowed) + _unless(late, IN_BETWEEN)
+    if missing:
       yield Fault(
         small, None,
-        f'lacks {len(late):,} of {large} that are newer than its oldest, such as key {late[0].key}',
+        f'lacks {len(missing):,} of {large} that are newer than its oldest, such as key '
+        f'{missing[0].key}',
       )  # fmt: skip
+
+
+def _ends(stream: list[Item]) -> tuple[float, float]:
+  """First and last position; an empty stream ends before all others begin."""
+  return (stream[0].position, stream[-1].position) if stream else (-math.inf, -math.inf)
+
+
+def _unless(items: list[Item], few: int) -> list[Item]:
+  return items if len(items) > few else []
 
 
 def _streams(items: list[Item]) -> dict[int, list[Item]]:

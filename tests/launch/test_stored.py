@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import dm_env
 import jax
@@ -74,6 +75,13 @@ class Run:
     entry.write(sequences, lambda: False)
     entry.close()
 
+  def drop_from_frontier(self, identity):
+    keys = {}
+    while identity not in keys:
+      (sample,) = self.client.sample('frontier', 1, emit_timesteps=False)
+      keys[int(next(x for x in sample.data if x.dtype == np.uint32)[0])] = sample.info.key
+    self.client.mutate_priorities('frontier', deletes=[keys[identity]])
+
   def save(self):
     return checkpoint.save(self.client, self.replay)
 
@@ -141,12 +149,7 @@ def plant_discount_of_a_first_row(run, sequences):
 
 def plant_gap_in_the_frontier(run, sequences):
   run.write(sequences)
-  keys = {}
-  while len(keys) < FRONTIER:
-    (sample,) = run.client.sample('frontier', 1, emit_timesteps=False)
-    column = next(x for x in sample.data if x.dtype == np.uint32)
-    keys[int(column[0])] = sample.info.key
-  run.client.mutate_priorities('frontier', deletes=[keys[20]])  # neither its oldest nor its newest
+  run.drop_from_frontier(20)  # neither its oldest nor its newest
   return 'table frontier: lacks 1 of episodic that are newer than its oldest'
 
 
@@ -189,6 +192,22 @@ def test_a_frontier_that_is_no_longer_fed_is_told(run, sequences):
   run.save()
   (line,) = stored.read(str(run.folder)).violations
   assert line.startswith('table frontier: lacks 72 of episodic that are newer than its oldest')
+
+
+def test_what_a_restart_left_out_is_no_fault(run, sequences):
+  first, second = (jax.tree.map(lambda x, half=half: x[half], sequences)
+                   for half in (slice(20), slice(20, None)))  # fmt: skip
+  entry = writer.Writer(run.address, run.strata, run.schema)
+  entry.write(first, lambda: False)
+  between = time.time()
+  entry.write(second, lambda: False)
+  entry.close()
+  run.drop_from_frontier(19)
+  run.save()
+  assert len(stored.read(str(run.folder)).violations) == 1
+  started = {'time': between, 'kind': 'started', 'name': 'replay', 'pid': 1}
+  (run.folder / 'metrics' / 'events.jsonl').write_text(json.dumps(started) + '\n')
+  assert stored.read(str(run.folder)).violations == []
 
 
 def test_a_broken_checkpoint_is_told_and_the_one_before_is_read(run, sequences):
