@@ -85,7 +85,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   environments.add_argument('--json', action='store_true')
 
   inspect = commands.add_parser(
-    'inspect', allow_abbrev=False, help='show the replay tables of a live run'
+    'inspect', allow_abbrev=False, help='what the replay of a run holds, and who waits for whom'
   )
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
@@ -303,6 +303,7 @@ def _environments(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   watching, sampling = arguments.watch is not None, arguments.sample is not None
+  absl_logging.set_verbosity(absl_logging.ERROR)  # a silent server is said by the view itself
   if watching and not arguments.watch > 0:
     raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
   if sampling and arguments.sample < 1:
