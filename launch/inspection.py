@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import http.server
 import itertools
 import json
 import os
@@ -308,6 +309,68 @@ def _looks(target: str, period: float) -> Iterator[dict[str, Any]]:
     yield report
     time.sleep(max(0.0, begun + wait - time.monotonic()))
     wait = period
+
+
+def make_exporter(target: str, port: int) -> http.server.HTTPServer:
+  """A web server for Prometheus, on this machine's loopback alone: /metrics looks and tells.
+
+  Args:
+    target: as of `Inspection`.
+    port: to listen at; 0 for a free one.
+
+  Raises:
+    ValueError: the target is none, or the port is taken.
+  """
+  inspection = Inspection(target)
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+      # A page of another site may have its own name lead here, and would read the answer.
+      host = self.headers.get('Host', '').rsplit(':', 1)[0]
+      if host not in ('127.0.0.1', 'localhost'):
+        self.send_error(403, 'only for 127.0.0.1 and localhost')
+        return
+      if self.path != '/metrics':
+        self.send_error(404, 'there is only /metrics')
+        return
+      try:
+        text = exposition(inspection.look())
+      except (ConnectionError, ValueError):
+        text = 'hephaestus_up 0\n'
+      self.send_response(200)
+      self.send_header('Content-Type', 'text/plain; version=0.0.4; charset=utf-8')
+      self.end_headers()
+      self.wfile.write(text.encode())
+
+    def log_message(self, *unused: Any) -> None:
+      pass
+
+  try:
+    return http.server.HTTPServer(('127.0.0.1', port), Handler)
+  except (OSError, OverflowError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise ValueError(f'--prometheus {port}: cannot be used ({reason}); give another') from None
+
+
+def exposition(report: dict[str, Any]) -> str:
+  """A report in Prometheus' text format: a line for each number, tables and states as labels."""
+  lines = ['hephaestus_up 1']
+  rest = {key: value for key, value in report.items() if key not in ('tables', 'time')}
+  for key, value in launch_config.flatten(rest).items():
+    lines += _sample(key.replace('.', '_'), '', value)
+  for table, row in report['tables'].items():
+    for key, value in row.items():
+      if key == 'worker_time':
+        for state, share in value.items():
+          lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
+      else:
+        lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
+  return '\n'.join(sorted(lines)) + '\n'
+
+
+def _sample(name: str, labels: str, value: Any) -> list[str]:
+  """A line for a number, none for anything else."""
+  return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
 
 
 def _table(report: dict[str, Any], width: int) -> rich.table.Table:

@@ -1,6 +1,7 @@
 """The `hephaestus` command and its subcommands."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -107,6 +108,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   inspect.add_argument(
     '--gif', type=pathlib.Path, metavar='DIR', help='films of them, where observations are pictures'
+  )
+  inspect.add_argument(
+    '--prometheus',
+    type=int,
+    metavar='PORT',
+    help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
   )
 
   report = commands.add_parser(
@@ -310,12 +317,21 @@ def _inspect(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--sample {arguments.sample}: must be at least 1')
   if watching and (sampling or arguments.check):
     raise ValueError('--watch: looks at a live run; leave out --check and --sample, or call twice')
+  serving = arguments.prometheus is not None
+  if serving and (watching or sampling or arguments.check or arguments.json):
+    raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
   from launch import inspection, local
 
   if watching:
     inspection.watch(arguments.target, arguments.watch, as_json=arguments.json)
+    return 0
+  if serving:
+    with inspection.make_exporter(arguments.target, arguments.prometheus) as exporter:
+      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C ends', flush=True)
+      with contextlib.suppress(KeyboardInterrupt):
+        exporter.serve_forever()
     return 0
   if sampling or arguments.check:
     return _inspect_stored(arguments)

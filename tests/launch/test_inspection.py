@@ -1,11 +1,13 @@
 """Looking at a run: one report for all views, in words and units, whatever is missing."""
 
+import http.client
 import io
 import itertools
 import json
 import os
 import re
 import shutil
+import threading
 import time
 
 import jax
@@ -246,3 +248,46 @@ def test_a_folder_that_is_deleted_ends_the_watch(run, monkeypatch, capsys):
 def test_a_curve_fills_a_character_at_its_top():
   assert inspection.curve([0.0, 0.5, 1.0, None, 2.0], 1.0) == '▁▅█ █'
   assert inspection.curve([0.0], 0.0) == '▁'
+
+
+@pytest.fixture
+def exporter(nodes):
+  made = inspection.make_exporter(str(nodes.folder), 0)
+  thread = threading.Thread(target=made.serve_forever)
+  thread.start()
+  yield made
+  made.shutdown()
+  thread.join()
+  made.server_close()
+
+
+def fetch(exporter, path='/metrics', host='localhost'):
+  link = http.client.HTTPConnection('127.0.0.1', exporter.server_port, timeout=30)
+  link.request('GET', path, headers={'Host': host})
+  response = link.getresponse()
+  return response.status, response.read().decode()
+
+
+def test_prometheus_is_told_the_numbers(nodes, exporter):
+  nodes.insert(6)
+  status, text = fetch(exporter)
+  numbers = dict(line.rsplit(' ', 1) for line in text.splitlines())
+  assert status == 200 and numbers['hephaestus_up'] == '1'
+  assert numbers['hephaestus_table_size{table="episodic"}'] == '6'
+  assert numbers['hephaestus_staleness_oldest_updates'] == '30'
+  assert 'hephaestus_table_worker_time{table="frontier",state="sleeping"}' in numbers
+  assert all(np.isfinite(float(value)) for value in numbers.values())
+  shutil.rmtree(nodes.folder)
+  assert fetch(exporter) == (200, 'hephaestus_up 0\n')
+
+
+def test_prometheus_is_told_on_this_machine_alone(exporter, nodes, capsys):
+  assert exporter.server_address[0] == '127.0.0.1'
+  assert fetch(exporter, host='evil.example')[0] == 403
+  assert fetch(exporter, path='/')[0] == 404
+  assert inspect(nodes.folder, '--prometheus', exporter.server_port) == 2
+  assert 'cannot be used (Address already in use)' in capsys.readouterr().err
+  assert inspect(nodes.folder, '--prometheus', 70000) == 2
+  assert '--prometheus 70000: cannot be used' in capsys.readouterr().err
+  assert inspect(nodes.folder, '--prometheus', 0, '--json') == 2
+  assert '--prometheus: goes with no other option' in capsys.readouterr().err
