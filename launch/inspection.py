@@ -10,6 +10,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import psutil
@@ -98,6 +99,8 @@ class Inspection:
     self._timeout_seconds = timeout_seconds
     self._address = ''
     self._inspector: inspector.Inspector | None = None
+    # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+    self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
 
   @property
   def address(self) -> str:
@@ -129,7 +132,7 @@ class Inspection:
         timeout_seconds=self._timeout_seconds,
       )
     try:
-      report = self._inspector.look()
+      report = self._thread.submit(self._inspector.look).result()
     except ConnectionError as error:
       raise ConnectionError(f'{error}{self._why(folder)}') from None
     report |= {
