@@ -121,16 +121,18 @@ def episode_returns(stream: Iterable[Sequence]) -> list[float]:
     stream: [T, ...] each, the next beginning with the row that the one before ended with; only
       `reward` and `step_type` are read.
   """
-  returns: list[float] = []
-  total: float | None = None  # None outside of an episode whose beginning is there
-  for index, sequence in enumerate(stream):
-    rows = slice(int(index > 0), None)
-    for kind, reward in zip(sequence.step_type[rows], sequence.reward[rows], strict=True):
-      if kind == dm_env.StepType.FIRST:
-        total = 0.0
-      elif total is not None:
-        total += float(reward)
-        if kind == dm_env.StepType.LAST:
-          returns.append(total)
-          total = None
-  return returns
+  parts = [(sequence.step_type, sequence.reward) for sequence in stream]
+  if not parts:
+    return []
+  # The first row of each but the first is there already.
+  kind, reward = (
+    np.concatenate([part[which][min(index, 1) :] for index, part in enumerate(parts)])
+    for which in (0, 1)
+  )
+  first, last = (
+    np.flatnonzero(kind == which) for which in (dm_env.StepType.FIRST, dm_env.StepType.LAST)
+  )
+  begin = np.append(-1, first)[np.searchsorted(first, last)]  # of each end; -1: it is not there
+  is_whole = begin > np.append(-1, last[:-1])
+  total = np.cumsum(reward, dtype=np.float64)
+  return (total[last] - total[begin])[is_whole].tolist()
