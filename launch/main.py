@@ -310,7 +310,6 @@ def _environments(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   watching, sampling = arguments.watch is not None, arguments.sample is not None
-  absl_logging.set_verbosity(absl_logging.ERROR)  # a silent server is said by the view itself
   if watching and not arguments.watch > 0:
     raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
   if sampling and arguments.sample < 1:

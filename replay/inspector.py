@@ -53,9 +53,8 @@ class Inspector:
     self._address = address
     self._config = config
     self._timeout_seconds = timeout_seconds
-    self._connection = connection.Connection(
-      address, 'inspector', timeout_seconds=timeout_seconds + 1
-    )
+    # Without an end to its patience it logs nothing: `look` raises, and its caller says so.
+    self._connection = connection.Connection(address, 'inspector', timeout_seconds=math.inf)
     self._before: _Look | None = None
     self._process: psutil.Process | None = None
 
