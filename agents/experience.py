@@ -1,9 +1,12 @@
 """What an agent learns from, a Sequence, and what it decides, a Decision."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Tree = Any
 """Any nest of arrays."""
@@ -64,3 +67,72 @@ def time_major(sequence: Sequence) -> Sequence:
     step_type=swap(sequence.step_type),
     extras=swap(sequence.extras),
   )
+
+
+def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
+  """What no Sequence may be, for whoever looks at stored ones.
+
+  Every number is finite. An episode begins with FIRST, which pays nothing and whose discount is 1;
+  it ends with LAST, and only the row after that is a FIRST. The discount lies in [0, 1], and is not
+  0 before LAST (outside worlds may have other ones than 1 there).
+
+  Args:
+    sequence: one, [T, ...] of host arrays.
+
+  Returns:
+    (row, what is wrong) each; the row is None where what is wrong has no time axis.
+  """
+  found: list[tuple[int | None, str]] = []
+  for path, leaf in jax.tree_util.tree_leaves_with_path(sequence):
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact) or np.isfinite(leaf).all():
+      continue
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    row = None
+    if name.split('/')[0] in ('observation', 'action', 'reward', 'discount', 'extras'):
+      row = int(np.argwhere(~np.isfinite(leaf))[0][0])
+    found.append((row, f'{name} is not finite'))
+  first, mid, last = (
+    np.asarray(sequence.step_type) == kind
+    for kind in (dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST)
+  )
+  reward, discount = np.asarray(sequence.reward), np.asarray(sequence.discount)
+  follows_last = np.append(False, last[:-1])
+  begins_anew = np.append(False, first[1:])
+  for rows, text in (
+    (~(first | mid | last), 'the step type is none of FIRST, MID and LAST'),
+    (follows_last & ~first, 'follows LAST and is not FIRST: a reset that is not marked'),
+    (
+      begins_anew & ~follows_last,
+      'FIRST follows a row that is not LAST: an end that is not marked',
+    ),
+    (first & (reward != 0), 'FIRST has a reward'),
+    (first & (discount != 1), 'FIRST has a discount other than 1'),
+    ((discount < 0) | (discount > 1), 'the discount lies outside [0, 1]'),
+    (mid & (discount == 0), 'MID has a discount of 0: an end that is not marked'),
+  ):
+    found += [(int(row), text) for row in np.flatnonzero(rows)]
+  return found
+
+
+def episode_returns(stream: Iterable[Sequence]) -> list[float]:
+  """Undiscounted returns of the episodes that lie wholly within some sequences of one world.
+
+  Args:
+    stream: [T, ...] each, the next beginning with the row that the one before ended with; only
+      `reward` and `step_type` are read.
+  """
+  parts = [(sequence.step_type, sequence.reward) for sequence in stream]
+  if not parts:
+    return []
+  # The first row of each but the first is there already.
+  kind, reward = (
+    np.concatenate([part[which][min(index, 1) :] for index, part in enumerate(parts)])
+    for which in (0, 1)
+  )
+  first, last = (
+    np.flatnonzero(kind == which) for which in (dm_env.StepType.FIRST, dm_env.StepType.LAST)
+  )
+  begin = np.append(-1, first)[np.searchsorted(first, last)]  # of each end; -1: it is not there
+  is_whole = begin > np.append(-1, last[:-1])
+  total = np.cumsum(reward, dtype=np.float64)
+  return (total[last] - total[begin])[is_whole].tolist()

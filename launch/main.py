@@ -89,10 +89,35 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   environments.add_argument('--json', action='store_true')
 
   inspect = commands.add_parser(
-    'inspect', allow_abbrev=False, help='show the replay tables of a live run'
+    'inspect', allow_abbrev=False, help='what the replay of a run holds, and who waits for whom'
   )
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
+  inspect.add_argument(
+    '--watch',
+    type=float,
+    nargs='?',
+    const=2.0,
+    metavar='SECONDS',
+    help='look again and again, every 2 seconds if not told otherwise, until Ctrl-C',
+  )
+  inspect.add_argument(
+    '--check',
+    action='store_true',
+    help='whether what the newest checkpoint of replay holds is sound; exit code 1 when not',
+  )
+  inspect.add_argument(
+    '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
+  )
+  inspect.add_argument(
+    '--gif', type=pathlib.Path, metavar='DIR', help='films of them, where observations are pictures'
+  )
+  inspect.add_argument(
+    '--prometheus',
+    type=int,
+    metavar='PORT',
+    help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
+  )
 
   report = commands.add_parser(
     'report',
@@ -288,11 +313,67 @@ def _environments(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  from launch import local
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  watching, sampling = arguments.watch is not None, arguments.sample is not None
+  if watching and not arguments.watch > 0:
+    raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
+  if sampling and arguments.sample < 1:
+    raise ValueError(f'--sample {arguments.sample}: must be at least 1')
+  if watching and (sampling or arguments.check):
+    raise ValueError('--watch: looks at a live run; leave out --check and --sample, or call twice')
+  serving = arguments.prometheus is not None
+  if serving and (watching or sampling or arguments.check or arguments.json):
+    raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
+  if arguments.gif is not None and not sampling:
+    raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
+  from launch import inspection, local
 
-  report = local.inspect(arguments.target)
-  print(local.to_json(report)) if arguments.json else local.show(report)
+  if watching:
+    inspection.watch(arguments.target, arguments.watch, as_json=arguments.json)
+    return 0
+  if serving:
+    with inspection.make_exporter(arguments.target, arguments.prometheus) as exporter:
+      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C ends', flush=True)
+      with contextlib.suppress(KeyboardInterrupt):
+        exporter.serve_forever()
+    return 0
+  if sampling or arguments.check:
+    return _inspect_stored(arguments)
+  report = inspection.inspect(arguments.target)
+  print(local.to_json(report)) if arguments.json else inspection.show(report)
   return 0
+
+
+def _inspect_stored(arguments: argparse.Namespace) -> int:
+  """What is stored, from a copy; 1 when it was to be checked and something is wrong."""
+  from launch import inspection, local, stored
+
+  found = stored.read(arguments.target, arguments.sample or 0)
+  if arguments.json:
+    try:
+      report = inspection.inspect(arguments.target)
+    except ConnectionError:  # what is stored can be looked at all the same
+      report = {}
+    report |= {'stored': found.summary, 'samples': stored.samples_json(found.samples)}
+    print(local.to_json(report | {'violations': found.violations}))
+  if arguments.sample is not None and not arguments.json:
+    stored.show(arguments.target, found)
+  if arguments.gif is not None:
+    films = stored.write_films(found.samples, arguments.gif)
+    if not films:
+      print(
+        f'hephaestus inspect: --gif {arguments.gif}: nothing that this world shows is a picture, and '
+        'its state, by which it is drawn, is not stored; watch and evaluate --video draw it',
+        file=sys.stderr,
+      )
+    elif not arguments.json:
+      print(f'\n{arguments.gif}: {len(films)} films')
+  if not arguments.check:
+    return 0
+  if not arguments.json:
+    checked = f'{found.summary["checkpoint"]["sequences"]:,} sequences of its newest checkpoint'
+    print('\n'.join(found.violations) or f'{arguments.target}: nothing is wrong with {checked}')
+  return 1 if found.violations else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

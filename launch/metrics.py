@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -142,22 +142,35 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
   """The newest row, found from the end of the file; None where there is none."""
+  for lines in _tails(path):
+    if lines:
+      return json.loads(lines[-1])
+  return None
+
+
+def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
+  """The rows written after a time, in unix seconds, found from the end of the file."""
+  rows: list[dict[str, Any]] = []
+  for lines in _tails(path):
+    rows = [json.loads(line) for line in lines]
+    if rows and rows[0]['time'] <= start:
+      break
+  return [row for row in rows if row['time'] > start]
+
+
+def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
+  """The whole lines at the end of a file, then more and more of them, at last all."""
   path = pathlib.Path(path)
   size = path.stat().st_size if path.exists() else 0
   tail_bytes = TAIL_BYTES
-  while size:
+  start = size
+  while start:
     start = max(size - tail_bytes, 0)
     with open(path, 'rb') as file:
       file.seek(start)
       lines = _whole_lines(file.read(size - start))
-    if start:
-      lines = lines[1:]  # the first may have begun before
-    if lines:
-      return json.loads(lines[-1])
-    if not start:
-      break
+    yield lines[1:] if start else lines  # the first may have begun before
     tail_bytes *= 2
-  return None
 
 
 def plain(value: Any) -> Any:

@@ -92,6 +92,38 @@ def prepare(directory: str) -> str | None:
   return None
 
 
+def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
+  """Copies the newest whole checkpoint, and leaves the server that may be writing others alone.
+
+  Args:
+    directory: given to `checkpointer`.
+    target: folder to put it into; as hard links where they can be.
+
+  Returns:
+    The copy's folder, None when there is nothing whole; and what is wrong with newer ones.
+  """
+  broken: list[str] = []
+  found = set()
+  for place in ('newest', 'kept'):
+    path = os.path.join(directory, place)
+    found |= {(name, place) for name in (os.listdir(path) if os.path.isdir(path) else ())}
+  for name, place in sorted(found, reverse=True):
+    folder = os.path.join(directory, place, name)
+    if name.endswith('.partial') or not os.path.exists(os.path.join(folder, 'DONE')):
+      continue  # being written
+    try:
+      _link(folder, target)
+    except FileNotFoundError:
+      continue  # a newer one has taken its place
+    path = os.path.join(target, name)
+    fault = _fault(path)
+    if not fault:
+      return path, list(dict.fromkeys(broken))  # both places may hold the same
+    broken.append(f'checkpoint {name} is broken ({fault})')
+    shutil.rmtree(path)
+  return None, list(dict.fromkeys(broken))
+
+
 def _fault(folder: str) -> str:
   """What is wrong with a checkpoint; empty when every file is there and its checksum holds."""
   for name in _FILES:

@@ -1,7 +1,10 @@
 """A Sequence changes its leading axes in one place."""
 
+import dm_env
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from agents import experience
 
@@ -33,3 +36,64 @@ def test_time_major_swaps_rows_and_leaves_what_has_no_time():
       getattr(sequence, name),
       getattr(result, name),
     )
+
+
+FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
+
+
+@pytest.fixture
+def sound():
+  """Four rows, of which the third ends an episode and the fourth begins another."""
+  return experience.Sequence(
+    observation={'map': np.zeros((4, 2), np.float32)},
+    action=np.zeros(4, np.int32),
+    reward=np.array([0.5, 0.5, 1.0, 0.0], np.float32),
+    discount=np.array([1.0, 0.9, 0.0, 1.0], np.float32),
+    step_type=np.array([MID, MID, LAST, FIRST], np.int32),
+    extras={'log_prob': np.zeros(4, np.float32)},
+    initial_state={'latent': np.zeros(3, jnp.bfloat16)},
+    identity=np.uint32(7),
+    version=np.int32(0),
+    actor_id=np.int32(0),
+  )
+
+
+def test_a_sound_sequence_has_no_faults(sound):
+  assert experience.faults(sound) == []
+
+
+@pytest.mark.parametrize(
+  ('field', 'values', 'row', 'words'),
+  [
+    ('step_type', [MID, MID, LAST, MID], 3, 'a reset that is not marked'),
+    ('step_type', [MID, MID, LAST, LAST], 3, 'a reset that is not marked'),
+    ('step_type', [MID, MID, MID, FIRST], 3, 'FIRST follows a row that is not LAST'),
+    ('step_type', [MID, 7, LAST, FIRST], 1, 'none of FIRST, MID and LAST'),
+    ('reward', [0.5, 0.5, 1.0, 0.1], 3, 'FIRST has a reward'),
+    ('discount', [1.0, 0.9, 0.0, 0.0], 3, 'FIRST has a discount other than 1'),
+    ('discount', [1.0, 0.0, 0.0, 1.0], 1, 'MID has a discount of 0'),
+    ('discount', [1.0, 1.0, 1.5, 1.0], 2, 'outside [0, 1]'),
+    ('reward', [0.5, np.inf, 1.0, 0.0], 1, 'reward is not finite'),
+  ],
+)
+def test_a_fault_is_told_with_its_row(sound, field, values, row, words):
+  values = np.asarray(values, getattr(sound, field).dtype)
+  found = experience.faults(sound._replace(**{field: values}))
+  assert [each for each, text in found if words in text] == [row]
+
+
+def test_what_has_no_rows_is_looked_at_too(sound):
+  state = {'latent': np.array([0.0, np.nan, 0.0], jnp.bfloat16)}
+  broken = sound._replace(initial_state=state)
+  assert experience.faults(broken) == [(None, 'initial_state/latent is not finite')]
+
+
+def test_returns_are_of_whole_episodes_over_seams(sound):
+  # The fourth row of one is the first of the next.
+  after = sound._replace(
+    step_type=np.array([FIRST, MID, MID, LAST], np.int32),
+    reward=np.array([0.0, 0.25, 0.5, 2.0], np.float32),
+  )
+  assert experience.episode_returns([sound, after]) == [2.75]
+  assert experience.episode_returns([sound]) == []
+  assert experience.episode_returns([after, sound._replace(step_type=after.step_type)]) == [2.75]

@@ -52,6 +52,19 @@ def test_rows_can_be_read_while_the_file_is_open(path):
   logger.close()
 
 
+def test_rows_since_a_time_are_found_from_the_end(path, monkeypatch):
+  monkeypatch.setattr(metrics, 'TAIL_BYTES', 64)  # of which a row takes half
+  assert metrics.since(path, 0.0) == []
+  path.parent.mkdir()
+  rows = [{'time': float(time), 'step': time} for time in range(20)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows) + '{"time": 20.0, "st')
+  assert metrics.since(path, 9.0) == rows[10:]
+  assert metrics.since(path, 18.5) == rows[19:]
+  assert metrics.since(path, -1.0) == rows
+  assert metrics.since(path, 30.0) == []
+  assert metrics.last(path) == rows[-1]
+
+
 def test_arrays_become_plain_numbers():
   row = metrics.plain(
     {

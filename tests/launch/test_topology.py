@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from launch import local, metrics
+from launch import inspection, metrics
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 TINY = (
@@ -145,12 +145,12 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder):
              if 'Learner resumes at step' in line]  # fmt: skip
   assert int(resumed[-1].rsplit(' ', 1)[1].rstrip('.')) > 0
 
-  saved = local.inspect(str(folder))['tables']['episodic']['inserted']
+  saved = inspection.inspect(str(folder))['tables']['episodic']['inserted']
   run.kill('replay')
   learned = run.step()
   run.wait_for(lambda: run.step() > learned + 20, 'learning after replay came back')
   # What it held at its last checkpoint, of some seconds ago, is back; nothing began anew.
-  assert local.inspect(str(folder))['tables']['episodic']['inserted'] > 0.5 * saved
+  assert inspection.inspect(str(folder))['tables']['episodic']['inserted'] > 0.5 * saved
 
   os.kill(run.process.pid, signal.SIGINT)
   assert run.end() == 0, run.words()
@@ -214,7 +214,7 @@ def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   run.wait_for(saved, 'a checkpoint')
   run.kill('learner')
-  report = local.inspect(str(folder))
+  report = inspection.inspect(str(folder))
   assert report['tables']['on_policy']['max_size'] == 4
   assert report['environment_step'] == run.step(key='environment_step')
   assert run.end() == 0, run.words()

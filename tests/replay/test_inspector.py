@@ -1,35 +1,119 @@
+import os
 import time
 
+import psutil
 import pytest
+import reverb
 
-from replay import inspector, reader, writer
+from replay import inspector, reader, tables, writer
+
+SEQUENCE_BYTES = 4 * 4 + 4 * 8 * 4 + 4  # of the schema
 
 
-def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequences, capsys):
+def write(address, config, schema, sequences):
+  entry = writer.Writer(address, config.strata, schema)
+  entry.write(sequences, lambda: False)
+  entry.close()
+
+
+def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequences):
   config = unlimited(frontier=5, warm_up=2)
   _, address = serve(config)
-  assert inspector.tables(address)['replay_ratio'] == {'configured': None, 'achieved': 0.0}
-  writer.Writer(address, config.strata, schema).write(make_sequences(0, 12), lambda: False)
+  entry = inspector.Inspector(address)
+  first = entry.look()
+  assert first['replay_ratio'] == {'configured': None, 'achieved': 0.0, 'recent': None}
+  assert first['seconds'] is None and first['tables']['frontier']['inserts_per_second'] is None
+  assert first['tables']['frontier']['unique_share'] is None
+  assert first['limiter'] == {'table': 'episodic', 'state': 'warming up', 'missing': 2}
+
+  write(address, config, schema, make_sequences(0, 12))
   source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=1)
   assert source.get(10.0) is not None
   source.close()
-  report = inspector.tables(address, config)
+  report = inspector.Inspector(address, config).look()
   frontier, episodic = report['tables']['frontier'], report['tables']['episodic']
   assert (frontier['size'], frontier['max_size'], frontier['inserted']) == (5, 5, 12)
   assert (episodic['size'], episodic['max_size'], episodic['inserted']) == (12, 1000, 12)
+  assert (frontier['fill'], episodic['fill']) == (1.0, 0.012)
   assert 1 <= frontier['unique_sampled'] <= 12 and frontier['sampled'] >= 8
+  assert frontier['unique_share'] == frontier['unique_sampled'] / 12
+  assert (frontier['bytes'], episodic['bytes']) == (5 * SEQUENCE_BYTES, 12 * SEQUENCE_BYTES)
+  assert report['memory']['sequences'] == 12 * SEQUENCE_BYTES  # stored once
+  assert report['tables']['params']['bytes'] is None
+  assert report['limiter'] == {'table': 'episodic', 'state': 'open', 'missing': 0}
   ratio = report['replay_ratio']
   assert ratio['configured'] == 1.0
   assert ratio['achieved'] == (frontier['sampled'] + episodic['sampled']) / 10
-  assert inspector.tables(address)['replay_ratio']['configured'] == pytest.approx(1.0, rel=0.2)
-  assert inspector.main([address]) == 0
-  printed = capsys.readouterr().out
-  assert 'episodic' in printed and 'replay ratio' in printed
+  configured = inspector.Inspector(address).look()['replay_ratio']['configured']
+  assert configured == pytest.approx(1.0, rel=0.2)
+
+  later = entry.look()
+  for name in ('frontier', 'episodic'):
+    row = later['tables'][name]
+    assert row['inserts_per_second'] * later['seconds'] == pytest.approx(12)
+    assert row['samples_per_second'] * later['seconds'] == pytest.approx(row['sampled'])
+    assert sum(row['worker_time'].values()) == pytest.approx(1.0)
+  assert later['replay_ratio']['recent'] == pytest.approx(ratio['achieved'] * 10 / 12, rel=0.2)
 
 
-def test_a_dead_address_is_said_in_time(capsys):
+def test_who_is_held_back_is_told_and_for_how_long(
+  serve, schema, make_sequences, unlimited, wait_until
+):
+  config = unlimited(warm_up=2, replay_ratio=2.0)
+  _, address = serve(config, batch_size=2, insert_size=1)  # the limiter has 1 + 1 + 8 of slack
+  entry = writer.Writer(address, config.strata, schema)
+  end = time.monotonic() + 1.0
+  entry.write(make_sequences(0, 64), lambda: time.monotonic() > end)
+  watcher = inspector.Inspector(address, config)
+  limiter = watcher.look()['limiter']
+  assert limiter['state'] == 'inserts wait'
+  wait_until(lambda: watcher.look()['tables']['episodic']['worker_time']
+             ['waiting_for_sampling'] > 0.9, 10)  # fmt: skip
+  assert watcher.look()['tables']['frontier']['worker_time']['waiting_for_sampling'] < 0.1
+
+  # As many as are said to be missing let one more in, and no fewer.
+  before = watcher.look()['tables']['episodic']['inserted']
+  server_side = entry._connection.client
+  for _ in range(limiter['missing'] - 1):
+    next(server_side.sample('episodic', 1, emit_timesteps=False))
+  assert watcher.look()['limiter'] == {'table': 'episodic', 'state': 'inserts wait', 'missing': 1}
+  assert watcher.look()['tables']['episodic']['inserted'] == before
+  next(server_side.sample('episodic', 1, emit_timesteps=False))
+  wait_until(lambda: watcher.look()['tables']['episodic']['inserted'] == before + 1, 10)
+  entry.close()
+
+
+def test_counts_that_began_anew_give_no_rates(serve, unlimited, schema, make_sequences):
+  config = unlimited()
+  server, address = serve(config)
+  write(address, config, schema, make_sequences(0, 4))
+  entry = inspector.Inspector(address, config)
+  entry.look()
+  assert entry.look()['seconds'] is not None
+  server.localhost_client().reset('episodic')
+  report = entry.look()
+  assert report['seconds'] is None and report['tables']['episodic']['inserts_per_second'] is None
+  assert report['tables']['episodic']['inserted'] == 0
+
+
+def test_the_memory_of_a_server_is_that_of_its_process(serve, unlimited):
+  _, address = serve(unlimited())
+  here = psutil.Process(os.getpid()).memory_info().rss
+  assert inspector.Inspector(address).look()['memory']['server'] == pytest.approx(here, rel=0.2)
+  assert inspector._listener('203.0.113.1:80') is None  # another machine's
+
+
+def test_a_server_of_parameters_alone_is_looked_at(unlimited, schema):
+  made = tables.make_tables(unlimited(), schema, batch_size=2, insert_size=1)
+  server = reverb.Server([table for table in made if table.name == tables.PARAMS], port=None)
+  report = inspector.Inspector(f'localhost:{server.port}').look()
+  server.stop()
+  assert report['limiter'] is None and report['memory']['sequences'] is None
+  assert report['replay_ratio'] == {'configured': None, 'achieved': 0.0, 'recent': None}
+
+
+def test_a_dead_address_is_said_in_time():
   start = time.monotonic()
   with pytest.raises(ConnectionError, match='localhost:1 within 2 s'):
-    inspector.tables('localhost:1', timeout_seconds=2)
+    inspector.Inspector('localhost:1', timeout_seconds=2).look()
   assert time.monotonic() - start < 3.5
-  assert inspector.main([]) == 2

@@ -1,0 +1,571 @@
+"""What the replay of a run holds and who waits for whom: one report, and its views for people."""
+
+import collections
+import datetime
+import http.server
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import psutil
+import rich.box
+import rich.console
+import rich.live
+import rich.markup
+import rich.table
+
+from launch import config as launch_config
+from launch import local, metrics, program
+from replay import inspector, tables
+
+MINUTE = 60.0  # seconds over which waiting is averaged
+WIDE = 130  # columns from which curves stand beside the numbers
+LABEL = 18  # columns of what names a number
+_BLOCKS = '▁▂▃▄▅▆▇█'
+_DOINGS = {
+  'sleeping': 'idle',
+  'waiting_for_sampling': 'inserts wait',
+  'waiting_for_inserts': 'samples wait',
+  'sampling': 'sampling',
+  'inserting': 'inserting',
+  'running': 'other',
+}
+
+
+class Target(NamedTuple):
+  """What was asked to be looked at.
+
+  Attributes:
+    folder: of a run; None for a server alone.
+    config: of the run; None for a server alone.
+    address: HOST:PORT of the server alone; a run's may change whenever it is started.
+  """
+
+  folder: pathlib.Path | None
+  config: launch_config.ExperimentConfig | None
+  address: str | None
+
+
+def find(target: str) -> Target:
+  """Tells a run's folder from HOST:PORT.
+
+  Raises:
+    ValueError: it is neither of the two, or a run without replay.
+  """
+  folder = pathlib.Path(target)
+  if folder.is_dir():
+    if not (folder / local.CONFIG).exists():
+      raise ValueError(f'{target}: is not the folder of a run, it has no {local.CONFIG}')
+    config = launch_config.load(folder / local.CONFIG)
+    if config.fused:
+      raise ValueError(f'{target}: environment and update are one program here, without a replay')
+    return Target(folder, config, None)
+  if ':' in target and target.rsplit(':', 1)[1].isdigit():
+    return Target(None, None, target)
+  raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
+
+
+def starts_of_replay(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """When a run's replay server was started, in all launches: {'time': unix seconds, 'pid', ...}."""
+  return [
+    row
+    for row in metrics.read(folder / 'metrics' / 'events.jsonl')
+    if row.get('kind') == 'started' and row.get('name') == program.REPLAY
+  ]
+
+
+class Inspection:
+  """Looks at a run, or at a server alone, now and then."""
+
+  def __init__(self, target: str, timeout_seconds: float = 4.0):
+    """Makes no call yet.
+
+    Args:
+      target: a run's folder, or HOST:PORT of a replay server (then the nodes' own numbers are
+        None).
+      timeout_seconds: for the server to answer.
+
+    Raises:
+      ValueError: neither of the two.
+    """
+    self._name = target
+    self._target = find(target)
+    self._timeout_seconds = timeout_seconds
+    self._address = ''
+    self._inspector: inspector.Inspector | None = None
+    # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+    self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
+
+  @property
+  def address(self) -> str:
+    """HOST:PORT that was last looked at."""
+    return self._address
+
+  def look(self) -> dict[str, Any]:
+    """What `inspector.Inspector.look` tells, and what the run's nodes say of themselves.
+
+    Returns:
+      Its keys, and 'time' (unix seconds), 'address', 'environment_step', 'parameter_version' (the
+      newest acted by), 'learner_starved_fraction' and 'actors_throttled_fraction' (of the last
+      minute; of the last report where none is as new), 'staleness': {'newest_updates',
+      'oldest_updates'} (how old the parameters are by which actors act) and 'bottleneck', in words.
+
+    Raises:
+      ValueError: the folder is no longer one of a run.
+      ConnectionError: nothing answers.
+    """
+    folder, config, address = self._target
+    if folder is not None:
+      address = self._newest_address(folder)
+    assert address is not None
+    if self._inspector is None or address != self._address:
+      self._address = address
+      self._inspector = inspector.Inspector(
+        address,
+        None if config is None else config.replay,
+        timeout_seconds=self._timeout_seconds,
+      )
+    try:
+      report = self._thread.submit(self._inspector.look).result()
+    except ConnectionError as error:
+      raise ConnectionError(f'{error}{self._why(folder)}') from None
+    report |= {
+      'time': time.time(),
+      'address': address,
+      'environment_step': None,
+      'parameter_version': None,
+      'learner_starved_fraction': None,
+      'actors_throttled_fraction': None,
+      'staleness': {},
+    }
+    if folder is not None and config is not None:
+      report |= _of_nodes(folder, config, report['tables'])
+    return report | {'bottleneck': _bottleneck(report)}
+
+  def _newest_address(self, folder: pathlib.Path) -> str:
+    if not (folder / local.CONFIG).exists():
+      raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
+    try:
+      return (folder / local.ADDRESS).read_text()
+    except FileNotFoundError:
+      raise ConnectionError(f'{self._name}: this run was never started') from None
+
+  def _why(self, folder: pathlib.Path | None) -> str:
+    """What a run's folder says of a server that does not answer."""
+    if folder is None:
+      return ''
+    started = starts_of_replay(folder)
+    if started and psutil.pid_exists(started[-1]['pid']):
+      return '; its process runs, and is starting, or too busy to answer'
+    return f'; the run is not running, go on with: hephaestus train --run {folder}'
+
+
+def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
+  """One report, of two looks.
+
+  Args:
+    target: as of `Inspection`.
+    timeout_seconds: as well.
+    seconds: between the looks.
+
+  Raises:
+    ValueError: the target is none.
+    ConnectionError: nothing answers.
+  """
+  inspection = Inspection(target, timeout_seconds)
+  inspection.look()
+  time.sleep(seconds)
+  return inspection.look()
+
+
+def _of_nodes(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig, rows: dict[str, Any]
+) -> dict[str, Any]:
+  """What learner and actors have written of themselves."""
+  learner_file = folder / 'metrics' / 'learner.jsonl'
+  learner = metrics.last(learner_file)
+  files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
+  actors = [row for path in files if (row := metrics.last(path)) is not None]
+  stratum = rows.get(config.replay.limiting_stratum.name)
+  step = None if stratum is None else stratum['inserted'] * config.steps_per_sequence
+  if config.agent_name == 'ppo':  # whose queue forgets what was inserted into the one before
+    step = 0 if learner is None else learner['environment_step']
+  versions = [row['parameter_version'] for row in actors]
+  staleness = {}
+  if versions and learner is not None:
+    staleness = {
+      'newest_updates': max(0, learner['learner_step'] - max(versions)),
+      'oldest_updates': max(0, learner['learner_step'] - min(versions)),
+    }
+  return {
+    'environment_step': step,
+    'parameter_version': max(versions, default=None),
+    'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
+    'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
+    'staleness': staleness,
+  }
+
+
+def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
+  """Mean over nodes of a share of their time in the last minute; None where none says it.
+
+  A row speaks of the time since the row before, and counts for so long.
+  """
+  shares = []
+  begin = time.time() - MINUTE
+  for path in files:
+    rows = metrics.since(path, begin)
+    if not rows:
+      newest = metrics.last(path)
+      shares += [] if newest is None else [newest[key]]
+      continue
+    times = [begin, *(row['time'] for row in rows)]
+    spans = [later - earlier for earlier, later in itertools.pairwise(times)]
+    shares.append(sum(row[key] * span for row, span in zip(rows, spans, strict=True)) / sum(spans))
+  return sum(shares) / len(shares) if shares else None
+
+
+def _bottleneck(report: dict[str, Any]) -> str | None:
+  """Who waits for whom, in words; None where nothing tells."""
+  throttled, starved = report['actors_throttled_fraction'], report['learner_starved_fraction']
+  during = 'the last minute'
+  if throttled is None or starved is None:
+    if report['limiter'] is None:
+      return None
+    throttled, starved = _waiting(report)
+    during = 'the time' if report['seconds'] is None else f'the last {report["seconds"]:.1f} s'
+  if max(throttled, starved) < 0.01:
+    return 'nobody waits'
+  if throttled >= starved:
+    return f'actors throttled {_share(throttled)} of {during}: the learner is the bottleneck'
+  return f'learner starved {_share(starved)} of {during}: the actors are the bottleneck'
+
+
+def _waiting(report: dict[str, Any]) -> tuple[float, float]:
+  """Shares of the time in which the limiter held inserts back, and samples, since the last look."""
+  worked = report['tables'][report['limiter']['table']]['worker_time']
+  return worked['waiting_for_sampling'], worked['waiting_for_inserts']
+
+
+def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
+  """Prints a report for people."""
+  console = console or rich.console.Console()
+  console.print(_table(report, console.width))
+  console.print(_grid(_numbers(report)))
+
+
+def watch(
+  target: str,
+  period: float,
+  *,
+  as_json: bool = False,
+  console: rich.console.Console | None = None,
+) -> None:
+  """Shows a run until Ctrl-C: a live view in a terminal, a line for each look elsewhere.
+
+  A server that dies is said and looked for, since a run's comes back.
+
+  Args:
+    target: as of `Inspection`.
+    period: seconds between two looks.
+    as_json: a line of JSON for each look instead; a dead server gives {'time', 'address', 'error'}.
+    console: to show it on.
+
+  Raises:
+    ValueError: the target is none, or no longer.
+  """
+  console = console or rich.console.Console()
+  history: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+  try:
+    if console.is_terminal and not as_json:
+      with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
+        for report in _looks(target, period):
+          history.append(report)
+          live.update(_frame(target, history, period, console.width), refresh=True)
+    else:
+      for report in _looks(target, period):
+        line = json.dumps(metrics.plain(report)) if as_json else _line(report)
+        print(line, file=console.file, flush=True)
+  except BrokenPipeError:  # whoever read the lines has gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except KeyboardInterrupt:
+    if not as_json:
+      console.print('stopped')
+
+
+def _looks(target: str, period: float) -> Iterator[dict[str, Any]]:
+  """A report for each period, for ever; the first without rates, and soon followed."""
+  inspection = Inspection(target)
+  wait = min(1.0, period)
+  while True:
+    begun = time.monotonic()
+    try:
+      report = inspection.look()
+    except ConnectionError as error:
+      report = {'time': time.time(), 'address': inspection.address, 'error': str(error)}
+    yield report
+    time.sleep(max(0.0, begun + wait - time.monotonic()))
+    wait = period
+
+
+def make_exporter(target: str, port: int) -> http.server.HTTPServer:
+  """A web server for Prometheus, on this machine's loopback alone: /metrics looks and tells.
+
+  Args:
+    target: as of `Inspection`.
+    port: to listen at; 0 for a free one.
+
+  Raises:
+    ValueError: the target is none, or the port is taken.
+  """
+  inspection = Inspection(target)
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+      # A page of another site may have its own name lead here, and would read the answer.
+      host = self.headers.get('Host', '').rsplit(':', 1)[0]
+      if host not in ('127.0.0.1', 'localhost'):
+        self.send_error(403, 'only for 127.0.0.1 and localhost')
+        return
+      if self.path != '/metrics':
+        self.send_error(404, 'there is only /metrics')
+        return
+      try:
+        text = exposition(inspection.look())
+      except (ConnectionError, ValueError):
+        text = 'hephaestus_up 0\n'
+      self.send_response(200)
+      self.send_header('Content-Type', 'text/plain; version=0.0.4; charset=utf-8')
+      self.end_headers()
+      self.wfile.write(text.encode())
+
+    def log_message(self, *unused: Any) -> None:
+      pass
+
+  try:
+    return http.server.HTTPServer(('127.0.0.1', port), Handler)
+  except (OSError, OverflowError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise ValueError(f'--prometheus {port}: cannot be used ({reason}); give another') from None
+
+
+def exposition(report: dict[str, Any]) -> str:
+  """A report in Prometheus' text format: a line for each number, tables and states as labels."""
+  lines = ['hephaestus_up 1']
+  rest = {key: value for key, value in report.items() if key not in ('tables', 'time')}
+  for key, value in launch_config.flatten(rest).items():
+    lines += _sample(key.replace('.', '_'), '', value)
+  for table, row in report['tables'].items():
+    for key, value in row.items():
+      if key == 'worker_time':
+        for state, share in value.items():
+          lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
+      else:
+        lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
+  return '\n'.join(sorted(lines)) + '\n'
+
+
+def _sample(name: str, labels: str, value: Any) -> list[str]:
+  """A line for a number, none for anything else."""
+  return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
+
+
+def _table(report: dict[str, Any], width: int) -> rich.table.Table:
+  """A line for each table, with totals where there is room."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  totals = width >= 100
+  headings = ['table', 'size', 'capacity', 'full']
+  headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
+  headings += ['drawn', 'memory']
+  for heading in headings:
+    view.add_column(heading, justify='left' if heading == 'table' else 'right', no_wrap=True)
+  for name, row in sorted(report['tables'].items()):
+    cells = {
+      'table': name,
+      'size': f'{row["size"]:,}',
+      'capacity': f'{row["max_size"]:,}',
+      'full': _share(row['fill']),
+      'inserted': f'{row["inserted"]:,}',
+      'inserts/s': _rate(row['inserts_per_second']),
+      'sampled': f'{row["sampled"]:,}',
+      'samples/s': _rate(row['samples_per_second']),
+      'drawn': _share(row['unique_share']),
+      'memory': _size(row['bytes']),
+    }
+    view.add_row(*(cells[heading] for heading in headings))
+  return view
+
+
+def _numbers(report: dict[str, Any]) -> dict[str, str]:
+  """All that is no table, named and with units."""
+  ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
+  numbers = {
+    'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} lately, '
+    + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
+    + ' configured'
+  }
+  if limiter is not None:
+    numbers['limiter'] = _limiter(limiter)
+  if report['bottleneck'] is not None:
+    numbers['who waits'] = report['bottleneck']
+  if report['environment_step'] is not None:
+    numbers['environment steps'] = f'{report["environment_step"]:,}'
+  if report['parameter_version'] is not None:
+    numbers['parameters'] = f'version {report["parameter_version"]:,}'
+  if report['staleness']:
+    newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
+    span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
+    numbers['staleness'] = f'actors act by parameters {span} updates old'
+  numbers['memory'] = f'sequences {_size(memory["sequences"])}, if not compressed; ' + (
+    f'the server {_size(memory["server"])}'
+    if memory['server'] is not None
+    else 'the server is not on this machine'
+  )
+  for name, row in sorted(report['tables'].items()):
+    if name != tables.PARAMS:
+      numbers[f'time of {name}'] = _worked(row['worker_time'])
+  return numbers
+
+
+def _limiter(limiter: dict[str, Any]) -> str:
+  missing = f'{limiter["missing"]:,}'
+  words = {
+    'open': 'inserts and samples both go on',
+    'warming up': f'no batch before {missing} more sequences are inserted',
+    'inserts wait': f'inserts wait until {missing} more are sampled',
+    'samples wait': f'samples wait until {missing} more are inserted',
+  }
+  return f'{limiter["table"]}: {words[limiter["state"]]}'
+
+
+def _worked(shares: dict[str, float]) -> str:
+  """How a table's thread spends its time, the most first."""
+  parts = sorted(shares.items(), key=lambda part: -part[1])
+  return ', '.join(f'{_DOINGS[state]} {_share(share)}' for state, share in parts if share >= 0.005)
+
+
+def _grid(numbers: dict[str, str]) -> rich.table.Table:
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(min_width=LABEL, no_wrap=True)
+  view.add_column()
+  for name, value in numbers.items():
+    view.add_row(name, value)
+  return view
+
+
+def _frame(
+  target: str, history: Sequence[dict[str, Any]], period: float, width: int
+) -> rich.console.RenderableType:
+  """What a terminal shows: the newest numbers that there are, and the curves of the last ones."""
+  newest = history[-1]
+  moment = datetime.datetime.fromtimestamp(newest['time'])
+  heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C ends'
+  parts: list[Any] = [rich.markup.escape(heading)]
+  if 'error' in newest:
+    parts.append(rich.markup.escape(f'{newest["error"]}; looking on'))
+  answered = next((report for report in reversed(history) if 'error' not in report), None)
+  if answered is None:
+    return rich.console.Group(*parts)
+  parts.append(_table(answered, width))
+  numbers = _grid(_numbers(answered))
+  if width < WIDE:
+    return rich.console.Group(*parts, numbers, '', _curves(history, width - LABEL - 12))
+  half = width // 2 - 2
+  beside = rich.table.Table.grid(padding=(0, 2), expand=True)
+  beside.add_column(width=half)
+  beside.add_column(width=half)
+  beside.add_row(numbers, _curves(history, half - LABEL - 12))
+  return rich.console.Group(*parts, beside)
+
+
+def _curves(history: Sequence[dict[str, Any]], width: int) -> rich.table.Table:
+  """A curve of blocks for each of the numbers that move, the newest at the right."""
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(min_width=LABEL, no_wrap=True)
+  view.add_column(width=width, no_wrap=True)
+  view.add_column(justify='right', no_wrap=True)
+  columns = [_moving(report) for report in list(history)[-width:]]
+  for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
+    values = [column.get(name) for column in columns]
+    is_share = name in ('throttled', 'starved')
+    top = 1.0 if is_share else max((value for value in values if value is not None), default=0.0)
+    newest = values[-1]
+    view.add_row(name, curve(values, top), _share(newest) if is_share else _rate(newest))
+  return view
+
+
+def _moving(report: dict[str, Any]) -> dict[str, float | None]:
+  """The numbers of a report that are drawn; none of a server that is dead or begins anew."""
+  if 'error' in report or report['limiter'] is None or report['seconds'] is None:
+    return {}
+  throttled, starved = _waiting(report)
+  strata = [row for name, row in report['tables'].items() if name != tables.PARAMS]
+  limited = report['tables'][report['limiter']['table']]
+  return {
+    'inserts/s': limited['inserts_per_second'],
+    'samples/s': sum(row['samples_per_second'] for row in strata),
+    'replay ratio': report['replay_ratio']['recent'],
+    'throttled': throttled,
+    'starved': starved,
+  }
+
+
+def curve(values: Iterable[float | None], top: float) -> str:
+  """A character for each value, higher blocks for higher ones; a space for None.
+
+  Args:
+    values: at least 0.
+    top: what fills a character.
+  """
+  last = len(_BLOCKS) - 1
+  height = lambda value: min(last, int(value / top * (last + 1))) if top > 0 else 0
+  return ''.join(' ' if value is None else _BLOCKS[height(value)] for value in values)
+
+
+def _line(report: dict[str, Any]) -> str:
+  """A report on one line."""
+  clock = f'{datetime.datetime.fromtimestamp(report["time"]):%H:%M:%S}'
+  if 'error' in report:
+    return f'{clock}  {report["error"]}; looking on'
+  strata = [name for name in sorted(report['tables']) if name != tables.PARAMS]
+  held = [
+    f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
+    for name in strata
+  ]
+  moving = _moving(report)
+  return '  '.join(
+    [
+      clock,
+      *held,
+      f'{_rate(moving.get("inserts/s"))} inserts/s',
+      f'{_rate(moving.get("samples/s"))} samples/s',
+      f'ratio {report["replay_ratio"]["achieved"]:.2f}',
+      f'throttled {_share(moving.get("throttled"))}',
+      f'starved {_share(moving.get("starved"))}',
+    ]
+  )
+
+
+def _share(value: float | None) -> str:
+  return '-' if value is None else f'{100 * value:.0f} %'
+
+
+def _rate(value: float | None) -> str:
+  return '-' if value is None else f'{value:,.1f}'
+
+
+def _size(count: float | None) -> str:
+  """Bytes, in the decimal unit that suits them."""
+  if count is None:
+    return '-'
+  for unit in ('B', 'kB', 'MB'):
+    if count < 1000:
+      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
+    count /= 1000
+  return f'{count:.1f} GB'

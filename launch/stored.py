@@ -1,0 +1,349 @@
+"""What a run's replay has stored, from a copy of its newest checkpoint: checked, summed up, shown."""
+
+import collections
+import datetime
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import dm_env
+import jax
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from actors import evaluator
+from agents import experience
+from launch import inspection, metrics, program
+from replay import columns as columns_lib
+from replay import contents as contents_lib
+from replay import tables
+
+FRAME = 160  # pixels of a film's smaller side, at least
+_SHOWN = 6  # numbers of a row that are printed one by one
+_QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
+
+
+class Sample(NamedTuple):
+  """One stored sequence.
+
+  Attributes:
+    table: where it was found.
+    item: the reference to it.
+    age_rank: of the table's items, 0 the oldest.
+    sequence: [T, ...] of host arrays.
+  """
+
+  table: str
+  item: contents_lib.Item
+  age_rank: int
+  sequence: experience.Sequence
+
+
+class Stored(NamedTuple):
+  """What a checkpoint holds.
+
+  Attributes:
+    violations: one line each.
+    summary: {'checkpoint': {'saved': unix seconds, 'sequences': different ones},
+      'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episode_return':
+      {'lowest', 'low' (5 %), 'median', 'high' (95 %), 'highest'}, None without any, 'episodes',
+      'shared': share of it that every other stratum holds as well}}}. Ages are in updates before
+      the newest version that acted, and in environment steps collected since.
+    samples: of each stratum, evenly from the oldest to the newest.
+  """
+
+  violations: list[str]
+  summary: dict[str, Any]
+  samples: list[Sample]
+
+
+def read(target: str, num_samples: int = 0) -> Stored:
+  """Reads all of the newest checkpoint; the run may be going on, and is not disturbed.
+
+  It takes as much memory as the replay server does.
+
+  Args:
+    target: a run's folder.
+    num_samples: of each stratum.
+
+  Raises:
+    ValueError: the target is none, or has no checkpoint of its replay.
+  """
+  folder, config, _ = inspection.find(target)
+  if folder is None or config is None:
+    raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
+  if config.agent_name == 'ppo':
+    raise ValueError(f'{target}: keeps no checkpoint of its queue, from which all is read once')
+  schema = columns_lib.Columns(program.make_parts(config).sequence_schema)
+  try:
+    copy = contents_lib.Contents(str(folder / 'replay'))
+  except FileNotFoundError as error:
+    raise ValueError(
+      f'{error}; a run makes one every learner.checkpoint_period={config.learner.checkpoint_period:g} '
+      'seconds of learning, and at its end'
+    ) from None
+  with copy:
+    restarts = [row['time'] for row in inspection.starts_of_replay(folder)]
+    return _Reading(copy, schema, num_samples, restarts).result(
+      config.actor.num_worlds, config.steps_per_sequence
+    )
+
+
+class _Reading:
+  """One pass over a checkpoint."""
+
+  def __init__(
+    self,
+    copy: contents_lib.Contents,
+    schema: columns_lib.Columns,
+    num_samples: int,
+    restarts: list[float],
+  ):
+    self._copy = copy
+    self._schema = schema
+    self._strata = [name for name in copy.items if name != tables.PARAMS]
+    self._violations = list(copy.broken)
+    self._samples: list[Sample] = []
+    self._digests: dict[str, list[bytes]] = {}
+    # Of each stratum what its numbers are made of, and no observations, which would not fit.
+    self._kept: dict[str, list[tuple[contents_lib.Item, experience.Sequence]]] = {}
+    checked: set[tuple[int, ...]] = set()
+    for name in self._strata:
+      self._digests[name], self._kept[name] = [], []
+      is_sound = self._check_signature(name)
+      count = len(copy.items[name])
+      wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
+      for index, (item, arrays) in enumerate(copy.read(name)):
+        self._digests[name].append(contents_lib.digest(arrays))
+        mismatch = schema.mismatch(arrays)
+        if mismatch:  # of all of them, where the table says so itself
+          self._violations += [_place(name, item.key) + mismatch] if is_sound else []
+          continue
+        sequence = jax.tree.map(lambda x: x[0], schema.unflatten(arrays))
+        if item.chunks not in checked:
+          checked.add(item.chunks)
+          self._violations += [
+            _place(name, item.key, row) + text for row, text in experience.faults(sequence)
+          ]
+        if index in wanted:
+          self._samples.append(Sample(name, item, index, sequence))
+        self._kept[name].append((item, sequence._replace(observation=(), initial_state=())))
+    self._violations += [
+      _place(fault.table, fault.key) + fault.text
+      for fault in contents_lib.faults(copy, self._digests, restarts)
+    ]
+
+  def result(self, num_worlds: int, steps_per_sequence: int) -> Stored:
+    versions = {
+      name: np.array([int(sequence.version) for _, sequence in kept], np.int64)
+      for name, kept in self._kept.items()
+    }
+    newest = max((values.max() for values in versions.values() if values.size), default=0)
+    chunks = {name: {item.chunks for item in self._copy.items[name]} for name in self._strata}
+    strata = {}
+    for name, kept in self._kept.items():
+      returns = [
+        value
+        for stream in _worlds(kept, num_worlds)
+        for value in experience.episode_returns(stream)
+      ]
+      others = [chunks[other] for other in self._strata if other != name]
+      shared = chunks[name].intersection(*others) if others else set()
+      strata[name] = {
+        'sequences': len(self._copy.items[name]),
+        'version': _quantiles(versions[name]),
+        'age_updates': _quantiles(newest - versions[name]),
+        'age_steps': _quantiles(np.arange(len(self._copy.items[name])) * steps_per_sequence),
+        'episodes': len(returns),
+        'episode_return': _quantiles(np.asarray(returns)),
+        'shared': len(shared) / len(chunks[name]) if chunks[name] else None,
+      }
+    checkpoint = {'saved': self._copy.saved, 'sequences': len(set().union(*chunks.values()))}
+    return Stored(self._violations, {'checkpoint': checkpoint, 'strata': strata}, self._samples)
+
+  def _check_signature(self, name: str) -> bool:
+    try:
+      self._schema.check_signature(name, self._copy.signatures[name])
+    except ValueError as error:
+      self._violations.append(_place(name) + str(error))
+      return False
+    return True
+
+
+def _place(table: str, key: int | None = None, row: int | None = None) -> str:
+  """Where a violation is."""
+  place = f'table {table}'
+  place += '' if key is None else f', key {key}'
+  return place + ('' if row is None else f', row {row}') + ': '
+
+
+def _worlds(
+  kept: list[tuple[contents_lib.Item, experience.Sequence]], num_worlds: int
+) -> Iterator[list[experience.Sequence]]:
+  """Sequences of one world that follow each other without a gap.
+
+  An actor writes those of its worlds in turns, so the next one of a world is `num_worlds` further.
+  """
+  places = {(item.writer, item.position): sequence for item, sequence in kept}
+  for writer, position in sorted(places):
+    if (writer, position - num_worlds) in places:
+      continue
+    stream = []
+    while (writer, position) in places:
+      stream.append(places[writer, position])
+      position += num_worlds
+    yield stream
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float] | None:
+  if not values.size:
+    return None
+  return {name: float(np.quantile(values, at)) for name, at in _QUANTILES.items()}
+
+
+def show(target: str, stored: Stored, console: rich.console.Console | None = None) -> None:
+  """Prints the summary and the samples for people."""
+  console = console or rich.console.Console()
+  moment = datetime.datetime.fromtimestamp(stored.summary['checkpoint']['saved'])
+  say = lambda text: console.print(text, markup=False, highlight=False)
+  say(
+    f'{target}: checkpoint of {moment:%Y-%m-%d %H:%M:%S}, '
+    f'{stored.summary["checkpoint"]["sequences"]:,} different sequences'
+  )
+  for name, row in stored.summary['strata'].items():
+    shared = '' if row['shared'] is None else f', {100 * row["shared"]:.0f} % also in the others'
+    say(f'\n{name}: {row["sequences"]:,} sequences{shared}')
+    console.print(_spread(row))
+  for sample in stored.samples:
+    console.print()
+    version = int(sample.sequence.version)
+    newest = stored.summary['strata'][sample.table]['version']['highest']
+    say(
+      f'{sample.table}, key {sample.item.key}, {sample.age_rank + 1:,} of '
+      f'{stored.summary["strata"][sample.table]["sequences"]:,} from the oldest: made by version '
+      f'{version:,} of actor {int(sample.sequence.actor_id)}, {newest - version:,.0f} updates before '
+      f'the newest; sampled {sample.item.times_sampled:,} times'
+    )
+    console.print(_rows(sample.sequence))
+
+
+def _spread(row: dict[str, Any]) -> rich.table.Table:
+  """Quantiles of what is known of a stratum."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  view.add_column('')
+  for heading in ('lowest', '5 %', 'median', '95 %', 'highest'):
+    view.add_column(heading, justify='right')
+  for label, key in {
+    'version that acted': 'version',
+    'age, updates': 'age_updates',
+    'age, environment steps': 'age_steps',
+    f'return of {row["episodes"]:,} episodes': 'episode_return',
+  }.items():
+    values = row[key] or dict.fromkeys(_QUANTILES)
+    view.add_row(label, *('-' if value is None else f'{value:,.5g}' if key == 'episode_return'
+                          else f'{value:,.0f}' for value in values.values()))  # fmt: skip
+  return view
+
+
+def _rows(sequence: experience.Sequence) -> rich.table.Table:
+  """A line for each row of a sequence."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  leaves: dict[str, Any] = {
+    'action': sequence.action,
+    'reward': sequence.reward,
+    'discount': sequence.discount,
+    **_named(sequence.extras, ''),
+    **_named(sequence.observation, 'observation'),
+  }
+  for heading in ('row', 'step type', *leaves):
+    view.add_column(heading, justify='left' if heading == 'step type' else 'right')
+  last = len(sequence.step_type) - 1
+  of_decision = {'action', *_named(sequence.extras, '')}
+  for row, kind in enumerate(sequence.step_type.tolist()):
+    name = dm_env.StepType(kind).name if kind in (0, 1, 2) else str(kind)
+    cells = [
+      '-' if row == last and label in of_decision else _cell(leaf[row])
+      for label, leaf in leaves.items()
+    ]
+    view.add_row(str(row), name, *cells)
+  return view
+
+
+def _named(tree: Any, name: str) -> dict[str, np.ndarray]:
+  """The leaves of a tree by their paths, below a name."""
+  return {
+    '/'.join(filter(None, [name, jax.tree_util.keystr(path, simple=True, separator='/')])): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _cell(value: np.ndarray) -> str:
+  """A row's value; of many numbers how many, and their range."""
+  value = np.asarray(value)
+  if value.dtype.kind not in 'biuf':  # such as bfloat16
+    value = value.astype(np.float32)
+  show = lambda number: f'{number:.4g}'
+  if value.size <= _SHOWN:
+    return ' '.join(show(number) for number in value.reshape(-1))
+  shape = ' x '.join(map(str, value.shape))
+  return f'[{shape}] {show(value.min())} to {show(value.max())}'
+
+
+def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
+  """The samples as what JSON knows, each with the rows of its sequence."""
+  return [
+    {
+      'table': sample.table,
+      'key': sample.item.key,
+      'times_sampled': sample.item.times_sampled,
+      'inserted': sample.item.inserted,
+      'version': int(sample.sequence.version),
+      'actor_id': int(sample.sequence.actor_id),
+      'rows': {
+        'step_type': metrics.plain(sample.sequence.step_type),
+        'action': metrics.plain(sample.sequence.action),
+        'reward': metrics.plain(sample.sequence.reward),
+        'discount': metrics.plain(sample.sequence.discount),
+      },
+    }
+    for sample in samples
+  ]
+
+
+def write_films(samples: list[Sample], folder: pathlib.Path) -> list[pathlib.Path]:
+  """A GIF of each sample's observations, where they are pictures.
+
+  What a world draws it draws from its state, which is not stored; so only observed pictures can be
+  shown: a leaf [H, W, 1 or 3] of at least 8 x 8.
+
+  Args:
+    samples: of one run.
+    folder: for the films.
+
+  Returns:
+    The films; none where nothing is a picture.
+  """
+  films = []
+  numbers: collections.Counter[str] = collections.Counter()
+  for sample in samples:
+    frames = _frames(sample.sequence.observation)
+    if frames is None:
+      continue
+    numbers[sample.table] += 1
+    path = folder / f'{sample.table}-{numbers[sample.table]}.gif'
+    evaluator.write_video(frames, path)
+    films.append(path)
+  return films
+
+
+def _frames(observation: Any) -> list[np.ndarray] | None:
+  """[H, W, 3] uint8 for each row; None where nothing observed is a picture."""
+  for leaf in jax.tree.leaves(observation):
+    if leaf.ndim == 4 and leaf.shape[-1] in (1, 3) and min(leaf.shape[1:3]) >= 8:
+      pixels = leaf.astype(np.float32) * (255 if leaf.dtype.kind == 'f' and leaf.max() <= 1 else 1)
+      scale = max(1, -(-FRAME // min(leaf.shape[1:3])))
+      pixels = np.broadcast_to(pixels, (*leaf.shape[:3], 3)).clip(0, 255).astype(np.uint8)
+      return list(pixels.repeat(scale, axis=1).repeat(scale, axis=2))
+  return None
