@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 POLL_SECONDS = 0.1
@@ -139,6 +139,7 @@ class Supervisor:
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     tick_seconds: float = 0.5,
+    is_over: Callable[[Set[str]], bool] | None = None,
   ):
     """Initializes the supervisor; nothing starts before `run`.
 
@@ -156,6 +157,7 @@ class Supervisor:
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `tick_seconds`, also while stopping.
       tick_seconds: see `on_tick`.
+      is_over: names of the finished processes -> whether the run is finished, in place of `until`.
     """
     names = [process.name for process in processes]
     if not names:
@@ -174,7 +176,6 @@ class Supervisor:
     if len(grace_seconds) != len(stop_order):
       raise ValueError(f'{len(grace_seconds)} values of grace for {len(stop_order)} groups.')
     self._children = {process.name: _Child(process) for process in processes}
-    self._until = until
     self._stop_order = stop_order
     self._grace_seconds = grace_seconds
     self._stop_seconds = stop_seconds
@@ -185,6 +186,7 @@ class Supervisor:
     self._on_event = on_event
     self._on_tick = on_tick
     self._tick_seconds = tick_seconds
+    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
     self._next_tick = 0.0
     self._interrupts = 0
     self._interrupted_at = 0.0
@@ -238,7 +240,7 @@ class Supervisor:
       os.close(guard_end)  # so late, lest a write to the pipe raise when the guard is gone
 
   def _is_finished(self) -> bool:
-    return bool(self._until) and all(self._children[name].finished for name in self._until)
+    return self._is_over({name for name, child in self._children.items() if child.finished})
 
   def _start(self, child: _Child) -> None:
     process = child.process

@@ -119,6 +119,7 @@ class Run:
       config=actor.ActorConfig(num_worlds=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
       actor_id=0,
       seed=3,
+      launch_id=1,
     )
     thread = threading.Thread(target=node.run)
     thread.start()
