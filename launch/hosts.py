@@ -28,11 +28,12 @@ import re
 import shlex
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from launch import config as launch_config
+if TYPE_CHECKING:  # it takes seconds to import, which a machine that only launches can spare
+  from launch import config as launch_config
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 
@@ -234,7 +235,7 @@ class Hosts:
     return f'{"127.0.0.1" if near else self.keeper.replay.address}:{self.port}'
 
 
-def check(hosts: Hosts, config: launch_config.ExperimentConfig) -> None:
+def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
   """Refuses hosts and config that do not belong together, or cannot be run yet.
 
   Raises:

@@ -286,10 +286,11 @@ def _node(arguments: argparse.Namespace) -> int:
   from launch import config as launch_config
   from launch import hosts as hosts_lib
   from launch import local, node
+  from launch import order as order_lib
 
   attached = arguments.hosts == '-'
   if attached:
-    order = node.receive(sys.stdin.fileno())
+    order = order_lib.receive(sys.stdin.fileno())
     hosts = hosts_lib.parse(order.hosts, 'HOSTS')
     config, launch_id = launch_config.from_yaml(order.config, local.CONFIG), order.launch_id
     hosts_lib.check(hosts, config)
@@ -316,6 +317,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   from launch import config as launch_config
   from launch import hosts as hosts_lib
   from launch import node, remote
+  from launch import order as order_lib
 
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
@@ -338,7 +340,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     print('# nothing was started; hosts file and config reach each command through its stdin')
     return 0
   print(f'run folder on each host: {folder}', flush=True)
-  order = node.Order(path.read_text(), launch_config.to_yaml(config), launch_id)
+  order = order_lib.Order(path.read_text(), launch_config.to_yaml(config), launch_id)
   reached = {name: words for name, words in commands.items() if words is not None}
   if not reached:
     raise ValueError(f'{path}: no host has ssh, gcloud or local; start `hephaestus node` on each')

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from launch import hosts as hosts_lib
-from launch import node, supervisor
+from launch import order as order_lib
+from launch import supervisor
 
 # A connection survives five minutes without the network; then both ends give up.
 ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
@@ -149,7 +150,7 @@ class Launch:
     self,
     hosts: hosts_lib.Hosts,
     commands: Mapping[str, Sequence[str]],
-    order: node.Order,
+    order: order_lib.Order,
     say: Callable[[str], None],
   ):
     self._hosts = hosts
@@ -241,7 +242,7 @@ class Launch:
   def _pump(self) -> None:
     """Shows what has come, for half a second at most, and gives a sign of life when it is time."""
     now = time.monotonic()
-    if now - self._signed > node.SIGN_OF_LIFE_PERIOD:
+    if now - self._signed > order_lib.SIGN_OF_LIFE_PERIOD:
       self._signed = now
       for connection in self._alive(self._connections):
         connection.sign_of_life()

@@ -129,6 +129,7 @@ class Supervisor:
     processes: Sequence[Process],
     *,
     until: Sequence[str],
+    is_over: Callable[[Set[str]], bool] | None = None,
     stop_order: Sequence[Sequence[str]] | None = None,
     grace_seconds: float | Sequence[float] = 10.0,
     stop_seconds: float = 30.0,
@@ -139,7 +140,6 @@ class Supervisor:
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     tick_seconds: float = 0.5,
-    is_over: Callable[[Set[str]], bool] | None = None,
   ):
     """Initializes the supervisor; nothing starts before `run`.
 
@@ -147,6 +147,7 @@ class Supervisor:
       processes: to be started, in this order.
       until: names of the processes that must all finish for the run to be finished; when empty,
         it ends by a signal or a failure only.
+      is_over: names of finished processes -> whether the run is finished, in place of `until`.
       stop_order: groups of names, stopped one group after another; all at once when None.
       grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
       stop_seconds: after which everything left is killed, whatever the grace of the groups.
@@ -157,7 +158,6 @@ class Supervisor:
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `tick_seconds`, also while stopping.
       tick_seconds: see `on_tick`.
-      is_over: names of the finished processes -> whether the run is finished, in place of `until`.
     """
     names = [process.name for process in processes]
     if not names:
@@ -176,6 +176,7 @@ class Supervisor:
     if len(grace_seconds) != len(stop_order):
       raise ValueError(f'{len(grace_seconds)} values of grace for {len(stop_order)} groups.')
     self._children = {process.name: _Child(process) for process in processes}
+    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
     self._stop_order = stop_order
     self._grace_seconds = grace_seconds
     self._stop_seconds = stop_seconds
@@ -186,7 +187,6 @@ class Supervisor:
     self._on_event = on_event
     self._on_tick = on_tick
     self._tick_seconds = tick_seconds
-    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
     self._next_tick = 0.0
     self._interrupts = 0
     self._interrupted_at = 0.0
