@@ -416,7 +416,7 @@ class ActorsProgress(Progress):
     throttled = sum(row['throttled_fraction'] for row in rows) / len(rows)
     parts = [
       f'{begin}{steps:,}/{self._config.max_environment_steps:,} steps',
-      f'{len(rows)} actors',
+      f'actors {len(rows)}',
       f'{sum(row["steps_per_second"] for row in rows):,.0f} steps/s',
       f'throttled {throttled:.0%}',
       f'version {max(row["parameter_version"] for row in rows):,}',

@@ -9,13 +9,23 @@ import subprocess
 import sys
 import time
 
+import portpicker
 import psutil
 import pytest
 
-from launch import config, experiments, hosts, main, order, remote
+from launch import config, experiments, hosts, main, metrics, order, remote
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 PATIENCE = 120  # seconds
+TINY = (
+  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
+  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
+  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
+  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_worlds=4',
+  'learner.batch_size=8', 'learner.log_period=10', 'learner.publish_period=5',
+  'actor.log_period=0.5', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
+  'tensorboard=false', 'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
+)  # fmt: skip
 SLICE = """
 directory: hephaestus
 command: .venv/bin/hephaestus
@@ -331,6 +341,43 @@ def test_a_hosts_share_ends_with_its_connection(tmp_path):
   share.stdin.close()
   assert share.wait(timeout=PATIENCE) == 5
   assert not psutil.pid_exists(int(pid))
+
+
+@pytest.mark.timeout(600)
+def test_two_hosts_train_one_run_and_end_with_it(tmp_path):
+  folders = {name: tmp_path / name for name in ('trainer', 'cpu')}
+  text = f'command: {HEPHAESTUS}\n' + TWO.replace('22001', str(portpicker.pick_unused_port()))
+  for name, folder in folders.items():
+    folder.mkdir()
+    text = text.replace(f'  {name}:\n', f'  {name}:\n    directory: {folder}\n')
+  (tmp_path / 'hosts.yaml').write_text(text.replace('actors: 2', 'actors: 1'))
+  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  ended = subprocess.run(
+    [HEPHAESTUS, 'launch', tmp_path / 'hosts.yaml', '--preset', 'laptop', '--run', 'run', '--steps',
+     '400', '--set', *TINY],
+    capture_output=True, text=True, timeout=500, env=environment, cwd=tmp_path,
+  )  # fmt: skip
+  words = ended.stdout + ended.stderr
+  assert ended.returncode == 0, words
+  assert 'trainer: exit 0  cpu: exit 0' in words
+  learned = metrics.last(folders['trainer'] / 'run' / 'metrics' / 'learner.jsonl')
+  assert learned['learner_step'] >= 10, words
+  acted = metrics.last(folders['cpu'] / 'run' / 'metrics' / 'actor-0.jsonl')
+  assert acted['parameter_version'] > 0, words
+  final = metrics.last(folders['cpu'] / 'run' / 'metrics' / 'evaluator.jsonl')
+  assert final['final'] and final['environment_step'] >= 400
+  events = metrics.read(folders['cpu'] / 'run' / 'metrics' / 'events.jsonl')
+  assert {('actor-0', 'started'), ('evaluator', 'finished')} <= {
+    (event['name'], event['kind']) for event in events
+  }
+  assert not any(event['name'] in ('replay', 'learner') for event in events)
+  assert not any(str(tmp_path) in command for command in _commands())
+
+
+def _commands():
+  """Of the processes of this machine; zombies have none."""
+  for process in psutil.process_iter(['cmdline']):
+    yield ' '.join(process.info['cmdline'] or [])
 
 
 @pytest.mark.parametrize('line', [b'', b'\n', b'{"hosts": 1}\n', b'x' * 100])
