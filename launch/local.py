@@ -169,7 +169,10 @@ def train(
       for name, command in commands.items()
     ]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
-    progress = (Progress if program.LEARNER in commands else ActorsProgress)(config, folder)
+    progress = Progress(config, folder)
+    if program.LEARNER not in commands:
+      acts = any(name.startswith(program.ACTOR) for name in commands)
+      progress = ActorsProgress(config, folder) if acts else NoProgress(config, folder)
     if isinstance(config.make_environment(), host.HostEnvironment):
       progress.say(
         'this world is stepped outside the compiled program, by threads: far slower than one in JAX'
@@ -422,6 +425,15 @@ class ActorsProgress(Progress):
       f'version {max(row["parameter_version"] for row in rows):,}',
     ]
     return '  '.join(parts)
+
+
+class NoProgress(Progress):
+  """The line of a host that neither learns nor acts."""
+
+  def line(self) -> str:
+    """That it runs."""
+    elapsed = _clock(time.monotonic() - self._start)
+    return f'{self._config.environment["name"]}  {elapsed}  learner and actors are on other hosts'
 
 
 def _labelled(label: str, value: float | None) -> str:

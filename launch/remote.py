@@ -17,7 +17,7 @@ from launch import supervisor
 # A connection survives five minutes without the network; then both ends give up.
 ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
 STOP_SECONDS = 90.0  # for a host to stop in order: its learner saves
-LAST_SECONDS = 300.0  # for the others to end once the learner's host has
+LAST_SECONDS = 900.0  # for the others to end once the learner's host has: one may still evaluate
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell say it
 
 
