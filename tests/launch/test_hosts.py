@@ -207,7 +207,11 @@ import pathlib, sys
 from launch import hosts, order, remote
 text = pathlib.Path('hosts.yaml').read_text()
 placed = hosts.parse(text, 'hosts.yaml')
-commands = {host.name: remote.command(placed, host, 'run', 1) for host in placed.hosts}
+here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
+commands = {
+  host.name: remote.command(placed, host, str(here / host.name / 'run'), 1)
+  for host in placed.hosts
+}
 told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7)
 say = lambda line: print(line, flush=True)
 sys.exit(remote.Launch(placed, commands, told, say).run())
@@ -260,9 +264,6 @@ class Launched:
 @pytest.mark.timeout(600)
 def test_two_hosts_train_one_run_and_end_with_it(tmp_path):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
-  for name in ('trainer', 'cpu'):
-    (tmp_path / name).mkdir()
-    text = text.replace(f'  {name}:\n', f'  {name}:\n    directory: {tmp_path / name}\n')
   made = config.override(experiments.laptop('catch'), ['max_environment_steps=400', *TINY])
   made = config.to_yaml(made)
   # Little time is spent in these programs, and much in making them.
