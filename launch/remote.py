@@ -75,13 +75,18 @@ class _Connection:
     self.is_up = False
     self.exit_code: int | None = None
     self.told_to_stop = False
-    self._popen = subprocess.Popen(
-      command,
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,  # out of reach of Ctrl-C, which stops the hosts in order
-    )
+    try:
+      self._popen = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # out of reach of Ctrl-C, which stops the hosts in order
+      )
+    except OSError as error:
+      raise ValueError(
+        f'hosts.{host.name}: needs {command[0]} here, which cannot be run ({error.strerror})'
+      ) from None
     self._lines = lines
     self._tell(order)
     threading.Thread(target=self._read, name=host.name, daemon=True).start()
@@ -125,12 +130,8 @@ class _Connection:
   def _read(self) -> None:
     assert self._popen.stdout is not None
     for line in self._popen.stdout:
-      self._lines.put((self, line.decode(errors='replace').rstrip()))
-    self._popen.wait()
-    self._lines.put((self, None))
-
-  def poll(self) -> int | None:
-    return self._popen.poll()
+      self._lines.put((self, line.decode(errors='replace').rstrip(), None))
+    self._lines.put((self, None, self._popen.wait()))
 
 
 class Launch:
@@ -140,8 +141,8 @@ class Launch:
   learner, or once no actors are left.
 
   Args:
-    commands: what starts each host, by its name.
     hosts: all of them.
+    commands: what starts each host that is reached from here, by its name.
     order: what each of them is told.
     say: takes lines for people.
   """
@@ -169,6 +170,9 @@ class Launch:
 
     Returns:
       The exit code: 0 when all hosts ended well, or stopped in order after a signal.
+
+    Raises:
+      ValueError: the command that reaches a host is not there.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with contextlib.ExitStack() as stack:
@@ -247,9 +251,9 @@ class Launch:
       for connection in self._alive(self._connections):
         connection.sign_of_life()
     with contextlib.suppress(queue.Empty):
-      connection, line = self._lines.get(timeout=0.5)
+      connection, line, exit_code = self._lines.get(timeout=0.5)
       if line is None:
-        connection.exit_code = connection.poll()
+        connection.exit_code = exit_code
       else:
         connection.is_up = connection.is_up or line.startswith('up: ')
         self._say(f'{connection.host.name}| {line}')

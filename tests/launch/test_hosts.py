@@ -333,6 +333,15 @@ def test_a_killed_launch_leaves_nothing_on_its_hosts(tmp_path, launch):
   assert sorted(ended(tmp_path)) == ['cpu', 'trainer']
 
 
+def test_what_reaches_a_host_must_be_here(monkeypatch):
+  monkeypatch.setenv('PATH', '')
+  text = TWO.replace('local: true', 'ssh: {target: me@there}')
+  placed = hosts.parse(text, 'hosts.yaml')
+  commands = {host.name: remote.command(placed, host, 'run', 1) for host in placed.hosts}
+  with pytest.raises(ValueError, match=r'hosts.trainer: needs ssh here, which cannot be run'):
+    remote.Launch(placed, commands, order.Order(text, '', 1), lambda line: None).run()
+
+
 def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path, launch):
   (tmp_path / 'trainer.fail').touch()
   launched = launch(TWO)
