@@ -56,6 +56,7 @@ class Actor:
     config: numbers of the node.
     actor_id: which actor this is.
     seed: of the run.
+    launch_id: of this launch; final parameters of an older one do not end this one.
   """
 
   def __init__(
@@ -70,6 +71,7 @@ class Actor:
     config: ActorConfig,
     actor_id: int,
     seed: int,
+    launch_id: int,
   ):
     self._unroll = unroll
     self._source = source
@@ -80,10 +82,12 @@ class Actor:
     self._config = config
     self._actor_id = actor_id
     self._seed = seed
+    self._launch_id = launch_id
+    self._newest: parameters.Snapshot | None = None
 
   def run(self) -> None:
-    """Acts until the node is asked to stop."""
-    snapshot = wait_for_parameters(self._source, self._should_stop)
+    """Acts until the learner has ended, or the node is asked to stop."""
+    snapshot = self._newest = wait_for_parameters(self._source, self._should_stop)
     if snapshot is None:
       return
     # With the version in it, an actor that is started again does not repeat what it did.
@@ -94,23 +98,30 @@ class Actor:
     state = self._unroll.init(init_key)
     params = jax.device_put(snapshot.params)
     window = _Window()
-    while not self._should_stop():
-      newer = self._source.newest()
-      if newer is not None:
-        snapshot, params = newer, jax.device_put(newer.params)
+    while not self._is_over():
+      newest = self._newest
+      if newest is not None and newest is not snapshot:
+        snapshot, params = newest, jax.device_put(newest.params)
       key, unroll_key = jax.random.split(key)
       version = np.int32(snapshot.version)
       state, sequence, episodes = self._unroll.unroll(
         params, unroll_key, state, version, np.int32(self._actor_id)
       )
       host_sequence, episodes = jax.device_get((sequence, episodes))
-      window.throttled += self._writer.write(host_sequence, self._should_stop)
+      window.throttled += self._writer.write(host_sequence, self._is_over)
       window.add(episodes, self._config)
       if time.monotonic() - window.start > self._config.log_period:
         self._logger.write(window.report(self._environment_step(), snapshot.version))
         window = _Window()
     self._writer.close()
     self._logger.close()
+
+  def _is_over(self) -> bool:
+    """Whether to stop; looks for parameters, so that whoever is held back also sees the last."""
+    if self._should_stop():
+      return True
+    self._newest = self._source.newest(timeout_seconds=1.0) or self._newest
+    return self._newest is not None and self._newest.ended_launch == self._launch_id
 
 
 def wait_for_parameters(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import io
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -245,13 +246,18 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   return ExperimentConfig(**values)
 
 
-def save(config: ExperimentConfig, path: pathlib.Path) -> None:
-  """Writes config.yaml."""
-  temporary = path.with_suffix('.tmp')
+def to_yaml(config: ExperimentConfig) -> str:
+  """The text of config.yaml."""
   content = _plain(OmegaConf.structured(config))
   if config.agent_name != 'dreamer':  # whose files say nothing of it: they were there first
     content = {AGENT: config.agent_name} | content
-  temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+  return OmegaConf.to_yaml(OmegaConf.create(content))
+
+
+def save(config: ExperimentConfig, path: pathlib.Path) -> None:
+  """Writes config.yaml."""
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text(to_yaml(config))
   temporary.replace(path)
 
 
@@ -261,11 +267,20 @@ def load(path: pathlib.Path) -> ExperimentConfig:
   Raises:
     ValueError: it is not one.
   """
+  return _load(path, str(path))
+
+
+def from_yaml(text: str, name: str) -> ExperimentConfig:
+  """What the text of a config.yaml says; ValueError, with the name, when it is none."""
+  return _load(io.StringIO(text), name)
+
+
+def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    return _from_tree(_plain(OmegaConf.load(path)))
+    return _from_tree(_plain(OmegaConf.load(file)))
   except Exception as error:  # whatever a broken or foreign file makes a reader raise
     first_line = str(error).split('\n')[0]
-    raise ValueError(f'{path}: is no configuration of this version ({first_line})') from None
+    raise ValueError(f'{name}: is no configuration of this version ({first_line})') from None
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

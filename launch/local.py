@@ -9,10 +9,11 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import portpicker
+import psutil
 
 from actors.environments import host
 from agents import agent as agent_lib
@@ -20,9 +21,12 @@ from launch import config as launch_config
 from launch import metrics, program, supervisor
 from launch import template as template_lib
 from learner import fused
+from replay import checkpoint as replay_checkpoint
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
+LEAVING_SECONDS = 3.0  # without a connection before replay goes: whoever is restarting comes back
+MOST_LEAVING_SECONDS = 60.0  # that it waits for the connections of others to end
 
 CACHE = pathlib.Path(os.environ.get('XDG_CACHE_HOME', '~/.cache')).expanduser() / 'hephaestus'
 
@@ -84,8 +88,8 @@ def only_one(folder: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def _port(config: launch_config.ExperimentConfig) -> int:
-  port = config.replay.port
+def _port(port: int | None) -> int:
+  """One that replay can listen on: that of the config, or any."""
   if port is None:
     return portpicker.pick_unused_port()
   with socket.socket(socket.AF_INET6) as probe:
@@ -107,43 +111,80 @@ def _environment(name: str, config: launch_config.ExperimentConfig) -> dict[str,
   return variables | FRUGAL if name == program.REPLAY else variables
 
 
+def _port_of(address: str) -> int:
+  return int(address.rsplit(':', 1)[1])
+
+
+class Share(NamedTuple):
+  """What of a run is this host's, when it has several.
+
+  Attributes:
+    nodes: their names, as `program.commands` gives them.
+    address: HOST:PORT of replay, as this host reaches it.
+    launch_id: the same on all hosts, and another at each launch.
+    on_tick: called about twice a second.
+  """
+
+  nodes: Sequence[str]
+  address: str
+  launch_id: int
+  on_tick: Callable[[], None]
+
+
 def train(
   config: launch_config.ExperimentConfig,
   folder: pathlib.Path,
   template: template_lib.Template | None = None,
+  share: Share | None = None,
 ) -> int:
-  """Runs everything until it is learned, interrupted or failed.
+  """Runs everything, or a host's share, until it is learned, interrupted or failed.
 
   Args:
     config: of the run.
     folder: of the run, opened.
     template: forks the nodes; without it each imports everything itself.
+    share: of this host; None for everything.
 
   Returns:
     The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
     failed.
   """
   with only_one(folder):
-    address = f'127.0.0.1:{_port(config)}'
+    if share is None:
+      address = f'127.0.0.1:{_port(config.replay.port)}'
+    else:
+      address = share.address
+      if program.REPLAY in share.nodes:
+        _port(_port_of(address))  # refuses one that is taken
     (folder / ADDRESS).write_text(address)
     scratch = folder / 'nodes'
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    commands = program.commands(
-      program.make_program(config, folder.resolve(), launch_id=time.time_ns()), address, scratch
+    topology = program.make_program(
+      config,
+      folder.resolve(),
+      launch_id=share.launch_id if share else time.time_ns(),
+      replay_is_here=share is None or program.REPLAY in share.nodes,
     )
+    commands = program.commands(topology, address, scratch)
+    here = share.nodes if share else [name for name in commands if name != program.ENDING]
+    commands = {name: commands[name] for name in here}
     processes = [
       supervisor.Process(name, command, _environment(name, config), folder / 'logs' / f'{name}.log')
       for name, command in commands.items()
     ]
-    actors = [name for name in commands if name.startswith(program.ACTOR)]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     progress = Progress(config, folder)
+    if program.LEARNER not in commands:
+      acts = any(name.startswith(program.ACTOR) for name in commands)
+      progress = ActorsProgress(config, folder) if acts else NoProgress(config, folder)
     if isinstance(config.make_environment(), host.HostEnvironment):
       progress.say(
         'this world is stepped outside the compiled program, by threads: far slower than one in JAX'
       )
-    watch = None if config.agent_name != 'ppo' else Watch(config, folder, events, progress.say)
+    is_watched = config.agent_name == 'ppo' and program.LEARNER in commands
+    watch = Watch(config, folder, events, progress.say) if is_watched else None
+    is_left = _Leaving(_port_of(address)) if share and program.REPLAY in commands else lambda: True
     failed_late: list[str] = []
 
     def on_event(event: supervisor.Event) -> None:
@@ -162,13 +203,30 @@ def train(
       progress.tick()
       if watch is not None:
         watch.tick()
+      if share is not None:
+        share.on_tick()
+        if program.REPLAY in commands and program.LEARNER not in commands:
+          replay_checkpoint.keep(str(folder / 'replay'))
+
+    ends = [
+      name for name in commands if name in (program.LEARNER, program.EVALUATOR, program.ENDING)
+    ]
+
+    def is_over(finished: Set[str]) -> bool:
+      # Where only actors are, the first that has seen the end speaks for all of them.
+      return (finished >= set(ends) if ends else bool(finished)) and is_left()
 
     outcome = supervisor.Supervisor(
       processes,
-      until=[program.LEARNER, program.EVALUATOR],
+      until=ends,
+      is_over=is_over,
       # Actors first, so that nothing is inserted behind the last checkpoints; replay last, because
       # the learner has it save.
-      stop_order=[[*actors, program.EVALUATOR], [program.LEARNER], [program.REPLAY]],
+      stop_order=[
+        [name for name in commands if name not in (program.LEARNER, program.REPLAY)],
+        [program.LEARNER] if program.LEARNER in commands else [],
+        [program.REPLAY] if program.REPLAY in commands else [],
+      ],
       grace_seconds=[3.0, 60.0, 2.0],
       stop_seconds=75.0,
       # A node takes ten seconds to start: whoever fails three times in a row will go on failing.
@@ -189,10 +247,38 @@ def train(
     print(f'the learner did not save at the end; see {folder / "logs" / "learner.log"}')
     return 1
   if outcome.interrupted:
-    print(f'stopped; go on with: hephaestus train --run {folder}')
+    print('stopped' if share else f'stopped; go on with: hephaestus train --run {folder}')
     return 0
-  print(summary(folder))
+  print(summary(folder) if program.EVALUATOR in commands else 'done')
   return 0
+
+
+class _Leaving:
+  """Whether replay may go: the other hosts have seen the end once they no longer speak to it.
+
+  Args:
+    port: of replay.
+  """
+
+  def __init__(self, port: int):
+    self._port = port
+    self._asked = self._first = self._connected = 0.0
+
+  def __call__(self) -> bool:
+    now = time.monotonic()
+    if now - self._asked > 0.5:
+      self._asked = now
+      self._first = self._first or now
+      if now - self._first < MOST_LEAVING_SECONDS and _is_connected(self._port):
+        self._connected = now
+    return now - max(self._first, self._connected) > LEAVING_SECONDS
+
+
+def _is_connected(port: int) -> bool:
+  return any(
+    connection.status == psutil.CONN_ESTABLISHED and connection.laddr[1:] == (port,)
+    for connection in psutil.net_connections('tcp')
+  )
 
 
 class Watch:
@@ -315,11 +401,45 @@ class Progress:
         details.append(f'staleness {learner["staleness"]:.1f}')
       return [f'{learner["steps_per_second"]:,.0f} steps/s', *details]
     per_update = self._config.dreamer()[1].batch_size * self._config.steps_per_sequence
-    return [
+    details = [
       f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
       f'ratio {learner["replay_ratio"]:.1f}',
-      f'staleness {max(0, learner["learner_step"] - actor.get("parameter_version", 0))}',
     ]
+    if actor:
+      details.append(f'staleness {max(0, learner["learner_step"] - actor["parameter_version"])}')
+    return details
+
+
+class ActorsProgress(Progress):
+  """The line of a host that does not learn."""
+
+  def line(self) -> str:
+    """Steps of all actors, and version, speed and waiting of those that are here."""
+    elapsed = time.monotonic() - self._start
+    begin = f'{self._config.environment["name"]}  {_clock(elapsed)}  '
+    newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))
+    rows = [row for row in newest if row is not None and row['time'] > time.time() - elapsed]
+    if not rows:
+      return begin + f'starting: {self._starting}'
+    steps = max(row['environment_step'] or 0 for row in rows)
+    throttled = sum(row['throttled_fraction'] for row in rows) / len(rows)
+    parts = [
+      f'{begin}{steps:,}/{self._config.max_environment_steps:,} steps',
+      f'actors {len(rows)}',
+      f'{sum(row["steps_per_second"] for row in rows):,.0f} steps/s',
+      f'throttled {throttled:.0%}',
+      f'version {max(row["parameter_version"] for row in rows):,}',
+    ]
+    return '  '.join(parts)
+
+
+class NoProgress(Progress):
+  """The line of a host that neither learns nor acts."""
+
+  def line(self) -> str:
+    """That it runs."""
+    elapsed = _clock(time.monotonic() - self._start)
+    return f'{self._config.environment["name"]}  {elapsed}  learner and actors are on other hosts'
 
 
 def _labelled(label: str, value: float | None) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import shlex
 import sys
 import time
 import warnings
@@ -27,32 +28,39 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train = commands.add_parser(
     'train', allow_abbrev=False, help='train an agent; on an old folder, go on'
   )
-  train.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
-  train.add_argument(
-    '--env',
-    help='a world of `hephaestus environments`, or package.module:Class (default: catch)',
-  )
-  train.add_argument(
-    '--agent',
-    choices=['dreamer', 'plain', 'ppo'],
-    help="default: dreamer; plain is one of DreamerV3's shape, to compare with",
-  )
+  _add_config_flags(train)
   train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
     help="world and update in one program on the learner's devices (ppo's default)",
   )
-  train.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
-  train.add_argument('--steps', type=int, help='environment steps to collect in all')
-  train.add_argument('--seed', type=int, help='of everything random (default: 0)')
   train.add_argument(
     '--reset-moments',
     action='store_true',
     help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
   )
-  train.add_argument(
-    '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
+
+  launch = commands.add_parser(
+    'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
   )
+  launch.add_argument('hosts', metavar='HOSTS', help='a hosts file; see docs/launch.md')
+  launch.add_argument(
+    '--dry-run', action='store_true', help='print the commands that would start each host'
+  )
+  node = commands.add_parser(
+    'node', allow_abbrev=False, help="run one host's share of a run; what launch starts"
+  )
+  node.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: what launch says on stdin')
+  node.add_argument('--host', required=True, metavar='NAME', help='which of its hosts this is')
+  node.add_argument(
+    '--launch-id',
+    type=int,
+    metavar='N',
+    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
+  )
+  for several in (launch, node):
+    _add_config_flags(several)
+    several.set_defaults(fused=False, reset_moments=False)
 
   evaluate = commands.add_parser(
     'evaluate', allow_abbrev=False, help='score the newest checkpoint of a run'
@@ -176,6 +184,34 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   return parser.parse_args(arguments[1:])
 
 
+def _add_config_flags(parser: argparse.ArgumentParser) -> None:
+  """What makes the config of a run, for `make_config`."""
+  parser.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
+  parser.add_argument(
+    '--env',
+    help='a world of `hephaestus environments`, or package.module:Class (default: catch)',
+  )
+  parser.add_argument(
+    '--agent',
+    choices=['dreamer', 'plain', 'ppo'],
+    help="default: dreamer; plain is one of DreamerV3's shape, to compare with",
+  )
+  parser.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
+  parser.add_argument('--steps', type=int, help='environment steps to collect in all')
+  parser.add_argument('--seed', type=int, help='of everything random (default: 0)')
+  parser.add_argument(
+    '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
+  )
+
+
+def _config_flags(arguments: argparse.Namespace) -> list[str]:
+  """Those that were given, but for the folder."""
+  names = ('preset', 'env', 'agent', 'steps', 'seed')
+  given = [(name, getattr(arguments, name)) for name in names]
+  flags = [word for name, value in given if value is not None for word in (f'--{name}', str(value))]
+  return flags + (['--set', *arguments.set] if arguments.set else [])
+
+
 def make_config(arguments: argparse.Namespace) -> Any:
   """The config that `train`'s arguments ask for: a preset's, or that of the folder to go on with.
 
@@ -248,15 +284,102 @@ def _train(arguments: argparse.Namespace) -> int:
   with contextlib.closing(template.Template()) as forks:
     config = make_config(arguments)
     _check_environment(config)
-    folder = arguments.run
-    if folder is None:
-      name = config.environment['name'].replace('/', '-').replace(':', '-')
-      folder = pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+    folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments)
     return local.train(config, folder, forks)
+
+
+def _new_folder(config: Any) -> pathlib.Path:
+  name = config.environment['name'].replace('/', '-').replace(':', '-')
+  return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+
+
+def _make_shared_config(arguments: argparse.Namespace, hosts: Any) -> Any:
+  """`make_config`, of a run that has several hosts."""
+  from launch import hosts as hosts_lib
+  from launch import local
+
+  known = arguments.run is not None and (arguments.run / local.CONFIG).exists()
+  if arguments.preset is None and not known:
+    raise ValueError('--preset: give one; without it each host would choose by what it has itself')
+  config = make_config(arguments)
+  hosts_lib.check(hosts, config)
+  return config
+
+
+def _node(arguments: argparse.Namespace) -> int:
+  from launch import config as launch_config
+  from launch import hosts as hosts_lib
+  from launch import local, node, template
+  from launch import order as order_lib
+
+  # As in _train.
+  with contextlib.closing(template.Template()) as forks:
+    attached = arguments.hosts == '-'
+    if attached:
+      order = order_lib.receive(sys.stdin.fileno())
+      hosts = hosts_lib.parse(order.hosts, 'HOSTS')
+      config, launch_id = launch_config.from_yaml(order.config, local.CONFIG), order.launch_id
+      hosts_lib.check(hosts, config)
+    else:
+      hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
+      config = _make_shared_config(arguments, hosts)
+      launch_id = arguments.launch_id
+      if launch_id is None:
+        launch_id = node.default_launch_id(config)
+    if launch_id < 1:
+      raise ValueError(f'--launch-id {launch_id}: must be at least 1')
+    host = hosts.find(arguments.host)
+    hosts_lib.check_learners(hosts)
+    _check_environment(config)
+    folder = arguments.run or _new_folder(config)
+    local.open_run(folder, config)
+    print(f'run folder: {folder}', flush=True)
+    return node.run(hosts, host, config, folder, launch_id, forks, attached=attached)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+  import portpicker
+
+  from launch import config as launch_config
+  from launch import hosts as hosts_lib
+  from launch import node, remote
+  from launch import order as order_lib
+
+  path = pathlib.Path(arguments.hosts)
+  hosts = hosts_lib.load(path)
+  config = _make_shared_config(arguments, hosts)
+  if not arguments.dry_run:
+    hosts_lib.check_learners(hosts)
+  folder = arguments.run or _new_folder(config)
+  launch_id = time.time_ns()
+  port = portpicker.pick_unused_port()
+  commands = {host.name: remote.command(hosts, host, str(folder), port) for host in hosts.hosts}
+  for name, words in commands.items():
+    nodes = ', '.join(node.names(hosts, hosts.find(name)))
+    if words is None:
+      words = ['hephaestus', 'node', str(path), '--host', name, '--run', str(folder)]
+      words += ['--launch-id', str(launch_id), *_config_flags(arguments)]
+      print(f'# {name}: {nodes}; is started by somebody else:', shlex.join(words), sep='\n')
+    elif arguments.dry_run:
+      print(f'# {name}: {nodes}', shlex.join(words), sep='\n')
+  if arguments.dry_run:
+    print('# nothing was started; hosts file and config reach each command through its stdin')
+    return 0
+  print(f'run folder on each host: {folder}', flush=True)
+  order = order_lib.Order(path.read_text(), launch_config.to_yaml(config), launch_id)
+  reached = {name: words for name, words in commands.items() if words is not None}
+  if not reached:
+    raise ValueError(f'{path}: no host has ssh, gcloud or local; start `hephaestus node` on each')
+  return remote.Launch(hosts, reached, order, _say).run()
+
+
+def _say(line: str) -> None:
+  with contextlib.suppress(OSError):  # a closed terminal is no reason to stop
+    print(line, flush=True)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -429,6 +552,8 @@ def _run(arguments: argparse.Namespace) -> int:
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
   commands = {
     'train': _train,
+    'launch': _launch,
+    'node': _node,
     'evaluate': _evaluate,
     'watch': _watch,
     'environments': _environments,

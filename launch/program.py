@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ from replay import connection, parameters, reader, tables, writer
 
 TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
+ENDING = 'ending'  # what a host waits for that has only replay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +149,19 @@ def _make_logger(config: launch_config.ExperimentConfig, run: pathlib.Path, name
 
 
 def build_learner(
-  config: launch_config.ExperimentConfig, run: pathlib.Path, launch_id: int, client: reverb.Client
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  replay_is_here: bool,
+  client: reverb.Client,
 ) -> learner_lib.Learner:
   """The learner node."""
   parts = make_parts(config)
   address = client.server_address
   replay_folder = str(run / 'replay')
-  save_replay: Callable[[], Any] = lambda: replay_checkpoint.save(client, replay_folder)
+  save_replay: Callable[[], Any] = client.checkpoint  # elsewhere: whoever is there keeps it
+  if replay_is_here:
+    save_replay = lambda: replay_checkpoint.save(client, replay_folder)
   intake = None
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
   if config.agent_name == 'ppo':
@@ -193,7 +201,11 @@ def build_learner(
 
 
 def build_actor(
-  config: launch_config.ExperimentConfig, run: pathlib.Path, actor_id: int, client: reverb.Client
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  actor_id: int,
+  launch_id: int,
+  client: reverb.Client,
 ) -> actor.Actor:
   """One actor node."""
   parts = make_parts(config)
@@ -218,6 +230,7 @@ def build_actor(
     config=config.actor,
     actor_id=actor_id,
     seed=config.seed,
+    launch_id=launch_id,
   )
 
 
@@ -243,8 +256,44 @@ def build_evaluator(
   )
 
 
+class Ending:
+  """A node that ends with the run and does nothing else.
+
+  Args:
+    source: of acting parameters.
+    should_stop: whether the node was asked to stop.
+    launch_id: of this launch.
+  """
+
+  def __init__(self, source: parameters.Source, should_stop: Callable[[], bool], launch_id: int):
+    self._source = source
+    self._should_stop = should_stop
+    self._launch_id = launch_id
+
+  def run(self) -> None:
+    """Waits for the learner's final parameters."""
+    while not self._should_stop():
+      snapshot = self._source.newest(timeout_seconds=1.0)
+      if snapshot is not None and snapshot.ended_launch == self._launch_id:
+        return
+      time.sleep(0.5)
+
+
+def build_ending(
+  config: launch_config.ExperimentConfig, launch_id: int, client: reverb.Client
+) -> Ending:
+  """The node that a host waits for which has only replay."""
+  schema = make_parts(config).params_schema
+  source = parameters.Source(client.server_address, schema, name=ENDING)
+  return Ending(source, _stop_signal(), launch_id)
+
+
 def make_program(
-  config: launch_config.ExperimentConfig, run: pathlib.Path, launch_id: int
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  *,
+  replay_is_here: bool = True,
 ) -> lp.Program:
   """The topology of one run.
 
@@ -252,6 +301,7 @@ def make_program(
     config: of the run.
     run: its folder.
     launch_id: positive and different at every launch; tells this launch's end from an older one's.
+    replay_is_here: whether replay writes into the same folder, and not into that of another host.
   """
   program = lp.Program('hephaestus')
   with program.group(REPLAY):
@@ -262,12 +312,14 @@ def make_program(
       )
     )
   with program.group(LEARNER):
-    program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, replay))
+    program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, replay_is_here, replay))
   with program.group(ACTOR):
     for actor_id in range(config.actor.num_actors):
-      program.add_node(lp.PyClassNode(build_actor, config, run, actor_id, replay))
+      program.add_node(lp.PyClassNode(build_actor, config, run, actor_id, launch_id, replay))
   with program.group(EVALUATOR):
     program.add_node(lp.PyClassNode(build_evaluator, config, run, launch_id, replay))
+  with program.group(ENDING):
+    program.add_node(lp.PyClassNode(build_ending, config, launch_id, replay))
   return program
 
 

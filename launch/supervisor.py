@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import BinaryIO, NamedTuple
 
 from launch import template as template_lib
@@ -131,6 +131,7 @@ class Supervisor:
     processes: Sequence[Process],
     *,
     until: Sequence[str],
+    is_over: Callable[[Set[str]], bool] | None = None,
     stop_order: Sequence[Sequence[str]] | None = None,
     grace_seconds: float | Sequence[float] = 10.0,
     stop_seconds: float = 30.0,
@@ -149,6 +150,7 @@ class Supervisor:
       processes: to be started, in this order.
       until: names of the processes that must all finish for the run to be finished; when empty,
         it ends by a signal or a failure only.
+      is_over: names of finished processes -> whether the run is finished, in place of `until`.
       stop_order: groups of names, stopped one group after another; all at once when None.
       grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
       stop_seconds: after which everything left is killed, whatever the grace of the groups.
@@ -179,7 +181,7 @@ class Supervisor:
     if len(grace_seconds) != len(stop_order):
       raise ValueError(f'{len(grace_seconds)} values of grace for {len(stop_order)} groups.')
     self._children = {process.name: _Child(process) for process in processes}
-    self._until = until
+    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
     self._stop_order = stop_order
     self._grace_seconds = grace_seconds
     self._stop_seconds = stop_seconds
@@ -244,7 +246,7 @@ class Supervisor:
       os.close(guard_end)  # so late, lest a write to the pipe raise when the guard is gone
 
   def _is_finished(self) -> bool:
-    return bool(self._until) and all(self._children[name].finished for name in self._until)
+    return self._is_over({name for name, child in self._children.items() if child.finished})
 
   def _start(self, child: _Child) -> None:
     process = child.process

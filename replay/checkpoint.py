@@ -48,15 +48,25 @@ def save(client: reverb.Client, directory: str) -> str:
   """
   path = client.checkpoint()
   newest = os.path.join(directory, 'newest', os.path.basename(path))
-  for name in _FILES:
-    _sync(os.path.join(newest, name))
-  _sync(newest)
-  _sync(os.path.dirname(newest))
-  kept = os.path.join(directory, 'kept')
-  _link(newest, kept)
-  for old in _folders(kept)[_KEPT:]:
-    shutil.rmtree(old)
+  _keep(newest, directory)
   return newest
+
+
+def keep(directory: str) -> None:
+  """Does the rest of `save` for a server that somebody on another machine had write a checkpoint.
+
+  To be called now and then; cheap when there is nothing new.
+
+  Args:
+    directory: given to `checkpointer`.
+
+  Raises:
+    OSError: the server deleted a checkpoint for a newer one meanwhile; the next call finds that.
+  """
+  for folder in _folders(os.path.join(directory, 'newest'))[:1]:
+    kept = os.path.join(directory, 'kept', os.path.basename(folder))
+    if os.path.exists(os.path.join(folder, 'DONE')) and not os.path.exists(kept):
+      _keep(folder, directory)
 
 
 def prepare(directory: str) -> str | None:
@@ -122,6 +132,18 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
     broken.append(f'checkpoint {name} is broken ({fault})')
     shutil.rmtree(path)
   return None, list(dict.fromkeys(broken))
+
+
+def _keep(newest: str, directory: str) -> None:
+  """Flushes a finished checkpoint and keeps it beside the one before."""
+  for name in _FILES:
+    _sync(os.path.join(newest, name))
+  _sync(newest)
+  _sync(os.path.dirname(newest))
+  kept = os.path.join(directory, 'kept')
+  _link(newest, kept)
+  for old in _folders(kept)[_KEPT:]:
+    shutil.rmtree(old)
 
 
 def _fault(folder: str) -> str:

@@ -1,6 +1,7 @@
 """What the launcher says of a run whose nodes write their rows to files."""
 
 import json
+import socket
 import time
 
 import pytest
@@ -55,3 +56,28 @@ def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
   line = progress.line()
   assert '70,000/500,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
   assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
+
+
+def test_replay_stays_until_nobody_is_connected(monkeypatch):
+  monkeypatch.setattr(local, 'LEAVING_SECONDS', 0.0)
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    is_left = local._Leaving(server.getsockname()[1])
+    with socket.create_connection(server.getsockname()) as client:
+      served, _ = server.accept()
+      assert not is_left()
+      client.close()
+      served.close()
+    is_left._asked = 0.0  # it does not ask at every call
+    assert is_left()
+
+
+def test_the_line_of_a_host_that_only_acts_adds_up_its_actors(run):
+  made, folder, write = run
+  progress = local.ActorsProgress(made, folder)
+  row = {'steps_per_second': 100.0, 'throttled_fraction': 0.5}
+  assert 'starting' in progress.line()
+  write('actor-3', row | {'environment_step': 70000, 'parameter_version': 8})
+  write('actor-4', row | {'environment_step': 70008, 'parameter_version': 16})
+  assert progress.line().endswith(
+    '70,008/500,000 steps  actors 2  200 steps/s  throttled 50%  version 16'
+  )

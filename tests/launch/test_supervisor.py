@@ -117,6 +117,19 @@ def test_run_ends_when_the_named_processes_have_finished(make):
   assert all(is_gone(event.pid) for event in events)
 
 
+def test_run_ends_when_what_has_finished_is_enough(make):
+  processes = [make('actor-0', OBEDIENT), make('actor-1', '')]
+  asked = []
+
+  def is_over(finished):
+    asked.append(set(finished))
+    return len(asked) > 3 and bool(finished)
+
+  outcome = supervisor.Supervisor(processes, until=[], is_over=is_over).run()
+  assert outcome.exit_code == 0 and not outcome.interrupted
+  assert asked[-1] == {'actor-1'}
+
+
 def test_finished_process_is_not_restarted(make):
   kinds = []
   ticks_afterwards = []

@@ -107,7 +107,7 @@ class Run:
     )
 
   def act(self):
-    """Starts an actor; returns what stops it."""
+    """Starts an actor; returns what stops it, or waits for it to end by itself."""
     stop = threading.Event()
     node = actor.Actor(
       unroll=self.unroll,
@@ -119,12 +119,14 @@ class Run:
       config=actor.ActorConfig(num_worlds=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
       actor_id=0,
       seed=3,
+      launch_id=1,
     )
     thread = threading.Thread(target=node.run)
     thread.start()
 
-    def end():
-      stop.set()
+    def end(by_itself=False):
+      if not by_itself:
+        stop.set()
       thread.join(timeout=60)
       assert not thread.is_alive()
 
@@ -210,7 +212,7 @@ def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path):
   end_actor = run.act()
   node = run.make_learner(lambda: False, max_environment_steps=400)
   node.run()
-  end_actor()
+  end_actor(by_itself=True)
   snapshot = parameters.Source(run.address, run.params_schema).newest()
   assert snapshot.ended_launch == 1
   assert snapshot.version == node._step

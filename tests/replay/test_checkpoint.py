@@ -36,6 +36,23 @@ def test_the_newest_checkpoint_is_restored(saved, size_after_restart):
   assert size_after_restart(directory) == 20
 
 
+def test_what_another_machine_had_written_is_kept_once(
+  serve, tmp_path, unlimited, schema, make_sequences
+):
+  directory, config = str(tmp_path / 'replay'), unlimited()
+  _, address = serve(config, directory=directory)
+  entry = writer.Writer(address, config.strata, schema)
+  checkpoint.keep(directory)  # there is nothing yet
+  names = []
+  for start in (0, 10, 20):
+    entry.write(make_sequences(start, start + 10), lambda: False)
+    names.append(os.path.basename(reverb.Client(address).checkpoint()))
+    checkpoint.keep(directory)
+    checkpoint.keep(directory)
+  entry.close()
+  assert sorted(os.listdir(os.path.join(directory, 'kept'))) == names[1:]
+
+
 @pytest.mark.parametrize('file', ['chunks.tfrecord', 'items.tfrecord', 'tables.tfrecord'])
 @pytest.mark.parametrize('harm', ['truncate', 'flip', 'remove', 'append'])
 def test_a_broken_checkpoint_gives_way_to_the_one_before(saved, file, harm, caplog):

@@ -1,0 +1,101 @@
+"""One host's share of a run, as `hephaestus node` runs it."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from launch import config as launch_config
+from launch import hosts as hosts_lib
+from launch import local, program
+from launch import order as order_lib
+from launch import template as template_lib
+
+
+def default_launch_id(config: launch_config.ExperimentConfig) -> int:
+  """A launch id that hosts agree on without being told: where a run ends, it can only go on further.
+
+  Raises:
+    ValueError: this run may end for another reason.
+  """
+  if config.max_minutes is not None:
+    raise ValueError(
+      '--launch-id: is needed for runs that end by max_minutes; give the same number on all hosts '
+      'and another at each launch'
+    )
+  return config.max_environment_steps
+
+
+def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
+  """The nodes of a host, as `program.commands` calls them."""
+  here = [program.REPLAY] if host.replay else []
+  here += [program.LEARNER] if host.learner else []
+  here += [f'{program.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
+  here += [program.EVALUATOR] if host.evaluator else []
+  return here if here != [program.REPLAY] else [program.REPLAY, program.ENDING]
+
+
+def run(
+  hosts: hosts_lib.Hosts,
+  host: hosts_lib.Host,
+  config: launch_config.ExperimentConfig,
+  folder: pathlib.Path,
+  launch_id: int,
+  template: template_lib.Template,
+  *,
+  attached: bool,
+) -> int:
+  """Runs a host's share, supervised, until the run is over, interrupted or failed.
+
+  Args:
+    hosts: all of them.
+    host: this one.
+    config: of the run, the same on all hosts.
+    folder: of this host's share, opened.
+    launch_id: the same on all hosts.
+    template: forks the nodes.
+    attached: whether stdin gives signs of life, and stdout takes the nodes' logs.
+
+  Returns:
+    The exit code, as of `local.train`.
+  """
+  here = names(hosts, host)
+  address = hosts.replay_address(host.name)
+  print(f'up: {", ".join(here)}; replay at {address}', flush=True)
+  follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in here])
+  leash = order_lib.Leash(sys.stdin.fileno()) if attached else None
+
+  def on_tick() -> None:
+    if leash is not None:
+      leash.tick()
+      follower.tick()
+
+  share = local.Share(here, address, launch_id, on_tick)
+  try:
+    exit_code = local.train(config, folder, template, share)
+    if attached:
+      follower.tick()
+    return exit_code
+  except BrokenPipeError:  # the connection died, so did the nodes, and nobody hears of it
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+class _Follower:
+  """Prints what is added to logs, line by line, each after the name of its node."""
+
+  def __init__(self, logs: Sequence[tuple[str, pathlib.Path]]):
+    self._logs = logs
+    self._read = {name: path.stat().st_size if path.exists() else 0 for name, path in logs}
+
+  def tick(self) -> None:
+    for name, path in self._logs:
+      if not path.exists():
+        continue
+      with open(path, 'rb') as log:
+        log.seek(self._read[name])
+        content = log.read(1 << 16)
+      whole = content[: content.rfind(b'\n') + 1]
+      self._read[name] += len(whole) or (len(content) if len(content) == 1 << 16 else 0)
+      for line in whole.decode(errors='replace').splitlines():
+        print(f'{name}| {line}', flush=True)

@@ -1,0 +1,270 @@
+"""Starts a run's hosts over ssh or gcloud, shows what they say, and ends them all."""
+
+import contextlib
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from launch import hosts as hosts_lib
+from launch import order as order_lib
+from launch import supervisor
+
+# A connection survives five minutes without the network; then both ends give up.
+ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
+STOP_SECONDS = 90.0  # for a host to stop in order: its learner saves
+LAST_SECONDS = 900.0  # for the others to end once the learner's host has: one may still evaluate
+_TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell say it
+
+
+def command(
+  hosts: hosts_lib.Hosts, host: hosts_lib.Host, run: str, forwarded_port: int
+) -> list[str] | None:
+  """What starts a host from here; None where an orchestrator does.
+
+  Args:
+    hosts: all of them.
+    host: this one.
+    run: folder of its share, there.
+    forwarded_port: a free one of this machine, for tunnels to replay.
+  """
+  words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
+  there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
+  flags = [*ALIVE, *_forwarding(hosts, host, forwarded_port)]
+  if host.local:
+    return ['sh', '-c', there]
+  if host.ssh is not None:
+    return ['ssh', '-T', *host.ssh.options, '-oBatchMode=yes', *flags, host.ssh.target, there]
+  if host.gcloud is not None:
+    project = [] if host.gcloud.project is None else [f'--project={host.gcloud.project}']
+    return [
+      *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', host.gcloud.name),
+      *(f'--zone={host.gcloud.zone}', *project, f'--worker={host.gcloud.worker or 0}', '--quiet'),
+      *host.gcloud.options,
+      *(f'--ssh-flag={flag}' for flag in flags),
+      f'--command={there}',
+    ]
+  return None
+
+
+def _forwarding(hosts: hosts_lib.Hosts, host: hosts_lib.Host, forwarded_port: int) -> list[str]:
+  """ssh's flags for tunnels: from a host to this machine, and from here to replay."""
+  if not any(each.tunnel for each in hosts.hosts):
+    return []
+  entry = hosts.port if hosts.keeper.local else forwarded_port
+  if host.tunnel:
+    forward = f'-R127.0.0.1:{hosts.port}:127.0.0.1:{entry}'
+  elif host is hosts.keeper and not host.local:
+    forward = f'-L127.0.0.1:{entry}:127.0.0.1:{hosts.port}'
+  else:
+    return []
+  return ['-oExitOnForwardFailure=yes', forward]
+
+
+class _Connection:
+  """A host as it is seen from here: a process that ends when its share has."""
+
+  def __init__(
+    self, host: hosts_lib.Host, command: Sequence[str], order: bytes, lines: queue.Queue
+  ):
+    self.host = host
+    self.is_up = False
+    self.exit_code: int | None = None
+    self.told_to_stop = False
+    try:
+      self._popen = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # out of reach of Ctrl-C, which stops the hosts in order
+      )
+    except OSError as error:
+      raise ValueError(
+        f'hosts.{host.name}: needs {command[0]} here, which cannot be run ({error.strerror})'
+      ) from None
+    self._lines = lines
+    self._tell(order)
+    threading.Thread(target=self._read, name=host.name, daemon=True).start()
+
+  @property
+  def health(self) -> str:
+    """In one word or two."""
+    if self.exit_code is not None:
+      return f'exit {self.exit_code}'
+    return 'stopping' if self.told_to_stop else 'up' if self.is_up else 'starting'
+
+  @property
+  def failed(self) -> bool:
+    """Whether it ended, and not well."""
+    fine = (0, *_TERMINATED) if self.told_to_stop else (0,)
+    return self.exit_code is not None and self.exit_code not in fine
+
+  def sign_of_life(self) -> None:
+    if not self.told_to_stop:
+      self._tell(b'\n')
+
+  def stop(self) -> None:
+    """Asks the host to stop in order; it does whenever its stdin ends."""
+    self.told_to_stop = True
+    assert self._popen.stdin is not None
+    with contextlib.suppress(OSError):
+      self._popen.stdin.close()
+
+  def cut(self) -> None:
+    """Ends the connection; the host notices that by itself."""
+    self.stop()
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self._popen.pid, signal.SIGTERM)
+
+  def _tell(self, text: bytes) -> None:
+    assert self._popen.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended, which its exit code will say
+      self._popen.stdin.write(text)
+      self._popen.stdin.flush()
+
+  def _read(self) -> None:
+    assert self._popen.stdout is not None
+    for line in self._popen.stdout:
+      self._lines.put((self, line.decode(errors='replace').rstrip(), None))
+    self._lines.put((self, None, self._popen.wait()))
+
+
+class Launch:
+  """A launch of all hosts that can be reached from here.
+
+  A host whose share fails is reported. The launch ends when it cannot go on: without replay or the
+  learner, or once no actors are left.
+
+  Args:
+    hosts: all of them.
+    commands: what starts each host that is reached from here, by its name.
+    order: what each of them is told.
+    say: takes lines for people.
+  """
+
+  def __init__(
+    self,
+    hosts: hosts_lib.Hosts,
+    commands: Mapping[str, Sequence[str]],
+    order: order_lib.Order,
+    say: Callable[[str], None],
+  ):
+    self._hosts = hosts
+    self._commands = commands
+    self._order = order
+    self._say = say
+    self._lines: queue.Queue = queue.Queue()
+    self._connections: list[_Connection] = []
+    self._interrupts = 0
+    self._interrupted_at = 0.0
+    self._signed = 0.0
+    self._health = ''
+
+  def run(self) -> int:
+    """Starts the hosts and returns when all have ended; in the main thread only.
+
+    Returns:
+      The exit code: 0 when all hosts ended well, or stopped in order after a signal.
+
+    Raises:
+      ValueError: the command that reaches a host is not there.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with contextlib.ExitStack() as stack:
+      for number in numbers:
+        stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+      stack.callback(self._cut)
+      for name, words in self._commands.items():
+        host = self._hosts.find(name)
+        self._connections.append(_Connection(host, words, self._order.to_line(), self._lines))
+      self._follow()
+      self._stop()
+    for connection in self._connections:
+      if connection.failed:
+        self._say(f'{connection.host.name} failed: {connection.health}')
+    return 1 if any(connection.failed for connection in self._connections) else 0
+
+  def _follow(self) -> None:
+    """Shows lines until all hosts have ended, or the run cannot go on."""
+    deadline: float | None = None
+    while self._alive(self._connections) and not self._interrupts:
+      self._pump()
+      if reason := self._hopeless():
+        self._say(f'{reason}: stopping the others')
+        return
+      learned = [each for each in self._connections if each.host.learner and each.exit_code == 0]
+      if learned and deadline is None:
+        deadline = time.monotonic() + LAST_SECONDS
+      if deadline is not None and time.monotonic() > deadline:
+        self._say('the learner has ended: stopping who has not')
+        return
+
+  def _hopeless(self) -> str:
+    """Why the run cannot go on; empty when it can."""
+    for connection in self._connections:
+      if connection.failed and (connection.host.replay or connection.host.learner):
+        return f'{connection.host.name} failed'
+    acting = [each for each in self._connections if each.host.actors]
+    elsewhere = any(host.actors for host in self._hosts.hosts if host.name not in self._commands)
+    if acting and not elsewhere and all(each.failed for each in acting):
+      return 'no actors are left'
+    return ''
+
+  def _stop(self) -> None:
+    """Stops actors first, then the learner, which has replay save, then replay."""
+    groups: list[list[_Connection]] = [[], [], []]
+    for connection in self._connections:
+      host = connection.host
+      groups[2 if host.replay else 1 if host.learner else 0].append(connection)
+    for group in groups:
+      for connection in group:
+        connection.stop()
+      deadline = time.monotonic() + STOP_SECONDS
+      while self._alive(group) and self._interrupts < 2 and time.monotonic() < deadline:
+        self._pump()
+    if left := self._alive(self._connections):
+      self._cut()
+      names = ', '.join(connection.host.name for connection in left)
+      self._say(f'the connection to {names} is cut; what runs there stops by itself')
+      deadline = time.monotonic() + 5.0
+      while self._alive(left) and time.monotonic() < deadline:
+        self._pump()
+
+  def _cut(self) -> None:
+    for connection in self._connections:
+      if connection.exit_code is None:
+        connection.cut()
+
+  def _alive(self, connections: Sequence[_Connection]) -> list[_Connection]:
+    return [connection for connection in connections if connection.exit_code is None]
+
+  def _pump(self) -> None:
+    """Shows what has come, for half a second at most, and gives a sign of life when it is time."""
+    now = time.monotonic()
+    if now - self._signed > order_lib.SIGN_OF_LIFE_PERIOD:
+      self._signed = now
+      for connection in self._alive(self._connections):
+        connection.sign_of_life()
+    with contextlib.suppress(queue.Empty):
+      connection, line, exit_code = self._lines.get(timeout=0.5)
+      if line is None:
+        connection.exit_code = exit_code
+      else:
+        connection.is_up = connection.is_up or line.startswith('up: ')
+        self._say(f'{connection.host.name}| {line}')
+    health = '  '.join(f'{each.host.name}: {each.health}' for each in self._connections)
+    if health != self._health:
+      self._health = health
+      self._say(f'hosts  {health}')
+
+  def _on_signal(self, number, frame) -> None:
+    del number, frame
+    now = time.monotonic()
+    if not self._interrupts or now - self._interrupted_at > supervisor.SAME_INTERRUPT_SECONDS:
+      self._interrupts += 1
+      self._interrupted_at = now
