@@ -201,6 +201,22 @@ def test_a_host_of_an_orchestrator_is_told_how_it_is_started(write, capsys):
   )
 
 
+# Stands in for hephaestus on a host, where what matters is the connection to it.
+STAND_IN = """
+import json, pathlib, sys, time
+name, folder = sys.argv[4], pathlib.Path(__file__).parent
+order = json.loads(sys.stdin.readline())
+print('up:', name, flush=True)
+(folder / f'{name}.up').write_text(order['config'])
+if (folder / f'{name}.fail').exists():
+  sys.exit(3)
+if not (folder / f'{name}.end').exists():
+  while sys.stdin.readline():
+    pass
+with open(folder / 'ended', 'a') as file:
+  file.write(f'{name}\\n')
+"""
+
 # What `hephaestus launch` does once it has checked all, without its seconds of imports.
 LAUNCH = """
 import pathlib, sys
@@ -261,13 +277,28 @@ class Launched:
     return []
 
 
+@pytest.fixture
+def launch(tmp_path):
+  """Launches hosts that run the stand-in, or another command; none is left when the test fails."""
+  (tmp_path / 'stand_in.py').write_text(STAND_IN)
+  launched = []
+
+  def launch(text, command=f'{sys.executable} {tmp_path}/stand_in.py', **options):
+    launched.append(Launched(tmp_path, text, command, **options))
+    return launched[-1]
+
+  yield launch
+  for each in launched:
+    each.process.kill()  # its hosts end without it
+    each.process.wait()
+
+
 @pytest.mark.timeout(600)
-def test_two_hosts_train_one_run_and_end_with_it(tmp_path):
+def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
   made = config.override(experiments.laptop('catch'), ['max_environment_steps=400', *TINY])
-  made = config.to_yaml(made)
   # Little time is spent in these programs, and much in making them.
-  launched = Launched(tmp_path, text, HEPHAESTUS, made, JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+  launched = launch(text, HEPHAESTUS, made=config.to_yaml(made), JAX_DISABLE_MOST_OPTIMIZATIONS='1')
   assert launched.end() == 0, launched.words()
   assert 'trainer: exit 0  cpu: exit 0' in launched.words()
   assert launched.left() == []
@@ -281,30 +312,6 @@ def test_two_hosts_train_one_run_and_end_with_it(tmp_path):
     for name, path in rows.items()
   }
   assert started == {'trainer': {'replay', 'learner'}, 'cpu': {'actor-0', 'evaluator'}}
-
-
-# Stands in for hephaestus on a host, where what matters is the connection to it.
-STAND_IN = """
-import json, pathlib, sys, time
-name, folder = sys.argv[4], pathlib.Path(__file__).parent
-order = json.loads(sys.stdin.readline())
-print('up:', name, flush=True)
-(folder / f'{name}.up').write_text(order['config'])
-if (folder / f'{name}.fail').exists():
-  sys.exit(3)
-if not (folder / f'{name}.end').exists():
-  while sys.stdin.readline():
-    pass
-with open(folder / 'ended', 'a') as file:
-  file.write(f'{name}\\n')
-"""
-
-
-@pytest.fixture
-def launch(tmp_path):
-  """Launches hosts that run the stand-in."""
-  (tmp_path / 'stand_in.py').write_text(STAND_IN)
-  return lambda text: Launched(tmp_path, text, f'{sys.executable} {tmp_path}/stand_in.py')
 
 
 def ended(folder):
