@@ -144,14 +144,14 @@ SIZES = {
   ),
   # With one member about as many parameters as `size1m` of DreamerV3, and as many imagined rows.
   '1m': DreamerConfig(
-    deterministic_size=208,
-    hidden_size=96,
+    deterministic_size=288,
+    hidden_size=64,
     latent='categorical',
     stochastic_size=32,
     classes=4,
     horizon_max=15,
     horizon_min=15,
-    rows_per_chunk=5,
+    rows_per_chunk=15,
     window=8,
     compute_dtype='float32',
   ),

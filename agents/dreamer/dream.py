@@ -84,7 +84,7 @@ def rollout(
   config = model.config
   window, num_rows = config.window, config.horizon_max
   batch = start.weight.shape[0]
-  model_params, policy_params = params['world_model'], params['actor_critic']
+  model_params, policy_params = model.fuse(params['world_model']), params['actor_critic']
   novelty_of = intrinsic.NOVELTIES[config.novelty]
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, config.ensemble_size)
