@@ -232,7 +232,8 @@ class WorldModel:
   def _apply(self, params: Tree, name: str, *inputs: jax.Array) -> jax.Array:
     return networks.apply(self._modules()[name], params[name], *inputs)
 
-  def _belief(self, outputs: jax.Array):
+  def belief(self, outputs: jax.Array):
+    """From the [..., 2 Z] or [..., Z C] outputs of a network, a belief about a latent."""
     return self.latent_type.from_outputs(outputs, self.config.classes, self.config.unimix)
 
   def initial(self, batch: int) -> Recurrent:
@@ -302,8 +303,12 @@ class WorldModel:
 
   def priors(self, params: Tree, members: jax.Array):
     """[K, ..., H] to the members' beliefs about the next stochastic state, [K, ..., Z]."""
+    return self.belief(self.prior_outputs(params, members))
+
+  def prior_outputs(self, params: Tree, members: jax.Array) -> jax.Array:
+    """[K, ..., H] to the numbers that `priors` are made of, one [..., outputs] for each member."""
     prior = lambda params, state: networks.apply(self._modules()['prior'], params, state)
-    return self._belief(jax.vmap(prior)(params['prior'], members))
+    return jax.vmap(prior)(params['prior'], members)
 
   def clear(self, recurrent: Recurrent, first: jax.Array) -> Recurrent:
     """Zeros where a row is FIRST: nothing of the last episode reaches into the next."""
@@ -380,7 +385,7 @@ class WorldModel:
     deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(self.dtype)
     hidden = networks.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
     hidden = nn.silu(hidden.astype(self.dtype))
-    belief = self._belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
+    belief = self.belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
     stochastic = belief.mode() if noise is None else belief.sample(noise)
     return Latent(deterministic, stochastic.astype(self.dtype), seen), members, belief
 
