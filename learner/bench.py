@@ -128,12 +128,13 @@ class Work:
       }
     if dtype is not None:
       agent['compute_dtype'] = dtype
+    learner = {} if batch is None else {'batch_size': batch}
     if length is not None and length < 2:
       raise ValueError(f'--length {length}: must be at least 2')
     return dataclasses.replace(
       self,
       agent=dataclasses.replace(self.agent, **agent),
-      learner=dataclasses.replace(self.learner, batch_size=batch or self.learner.batch_size),
+      learner=dataclasses.replace(self.learner, **learner),
       num_rows=length or self.num_rows,
     )
 
