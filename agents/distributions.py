@@ -304,9 +304,11 @@ class Categorical(NamedTuple):
 
   Attributes:
     log_probs: [..., Z, C] float32, normalised.
+    known_probs: their exponentials where they are known already, so that nobody takes them again.
   """
 
   log_probs: jax.Array
+  known_probs: jax.Array | None = None
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
@@ -323,7 +325,13 @@ class Categorical(NamedTuple):
     """From a network's [..., Z C] outputs, `unimix` of the probability spread evenly."""
     logits = outputs.astype(jnp.float32).reshape(*outputs.shape[:-1], -1, classes)
     probs = (1 - unimix) * jax.nn.softmax(logits, axis=-1) + unimix / classes
-    return cls(jnp.log(jnp.maximum(probs, 1e-20)))  # without unimix a softmax may underflow
+    # Without unimix a softmax may underflow.
+    return cls(jnp.log(jnp.maximum(probs, 1e-20)), probs)
+
+  @property
+  def probs(self) -> jax.Array:
+    """[..., Z, C] float32."""
+    return jnp.exp(self.log_probs) if self.known_probs is None else self.known_probs
 
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
@@ -334,8 +342,7 @@ class Categorical(NamedTuple):
     """[..., Z C] one-hot, with the straight-through gradient of the probabilities."""
     classes = self.log_probs.shape[-1]
     choice = jnp.argmax(self.log_probs + noise.reshape(self.log_probs.shape), axis=-1)
-    probs = jnp.exp(self.log_probs)
-    one_hot = jax.nn.one_hot(choice, classes) + probs - jax.lax.stop_gradient(probs)
+    one_hot = jax.nn.one_hot(choice, classes) + self.probs - jax.lax.stop_gradient(self.probs)
     return one_hot.reshape(*one_hot.shape[:-2], -1)
 
   def mode(self) -> jax.Array:
@@ -345,14 +352,13 @@ class Categorical(NamedTuple):
 
   def moments(self) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of each coordinate of the one-hot sample, [..., Z C]."""
-    probs = jnp.exp(self.log_probs)
-    probs = probs.reshape(*probs.shape[:-2], -1)
+    probs = self.probs.reshape(*self.probs.shape[:-2], -1)
     return probs, probs * (1 - probs)
 
   def kl(self, other: 'Categorical') -> jax.Array:
     """[...] KL(self || other), nats."""
     ratio = self.log_probs - other.log_probs
-    return jnp.sum(jnp.exp(self.log_probs) * ratio, axis=(-2, -1))
+    return jnp.sum(self.probs * ratio, axis=(-2, -1))
 
 
 LATENTS = {'gaussian': Gaussian, 'categorical': Categorical}

@@ -21,27 +21,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
   """Two CPU cores: a small model, its dreams short, its experience replayed often."""
   config = launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.DreamerConfig(
-      deterministic_size=96,
-      hidden_size=128,
-      encoder_layers=1,
-      latent='categorical',  # learns faster, and tells the known from the new: see docs/design.md
-      stochastic_size=8,
-      classes=8,
-      image_channels=128,
-      num_bins=127,
-      bin_limit=6.0,
-      horizon_max=12,
-      horizon_min=4,
-      dream_rows=8,
-      rows_per_chunk=4,
-      policy_layers=1,
-      window=8,
-      entropy_scale=0.01,
-      return_floor=0.3,
-      novelty_scale=0.05,
-      compute_dtype='float32',
-    ),
+    agent=dreamer_config.SIZES['laptop'],
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=512, share=0.5),
@@ -123,7 +103,7 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
   """One GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.DreamerConfig(dream_rows=16),
+    agent=dreamer_config.SIZES['full'],
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=2048, share=0.5),

@@ -173,12 +173,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   bench_env.add_argument('--json', action='store_true')
   bench_learner = targets.add_parser(
-    'learner', allow_abbrev=False, help="the dreamer's update alone, by boredom"
+    'learner', allow_abbrev=False, help="the dreamer's update alone, and what limits it"
   )
-  bench_learner.add_argument('--preset', default='laptop', help='as of train (default: laptop)')
-  bench_learner.add_argument('--env', default='catch', help='as of train (default: catch)')
+  bench_learner.add_argument('--size', help='laptop, 1m or full: with no world, and of no preset')
+  bench_learner.add_argument('--preset', help='as of train (default: laptop)')
+  bench_learner.add_argument('--env', help='as of train (default: catch)')
+  bench_learner.add_argument('--ensemble', type=int, metavar='K', help='transition members')
+  bench_learner.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
+  bench_learner.add_argument('--batch', type=int, metavar='B', help='sequences')
+  bench_learner.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  bench_learner.add_argument('--dtype', help='float32 or bfloat16')
   bench_learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
   bench_learner.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
+  bench_learner.add_argument('--phases', action='store_true', help='also its parts alone')
   bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   bench_learner.add_argument('--json', action='store_true')
   return parser.parse_args(arguments[1:])
@@ -524,15 +531,22 @@ def _report(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
   from launch import bench, experiments, local
   from launch import config as launch_config
+  from learner import bench as learner_bench
 
   logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
-  preset = arguments.preset if arguments.target == 'learner' else 'laptop'
-  if preset not in experiments.PRESETS:
-    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
-  config = launch_config.override(experiments.PRESETS[preset](arguments.env), arguments.set)
   if arguments.target == 'learner':
-    figures = bench.learner(config, arguments.boredom, arguments.seconds)
+    work = _learner_work(arguments).changed(
+      ensemble=arguments.ensemble,
+      horizon=arguments.horizon,
+      batch=arguments.batch,
+      length=arguments.length,
+      dtype=arguments.dtype,
+    )
+    figures = learner_bench.update(
+      work, arguments.boredom, seconds=arguments.seconds, phases=arguments.phases
+    )
   else:
+    config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
     if foreign:
       raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
@@ -541,8 +555,35 @@ def _bench(arguments: argparse.Namespace) -> int:
   if arguments.json:
     print(local.to_json([figure._asdict() for figure in figures]))
   else:
-    bench.show(figures)
+    learner_bench.show(figures)
   return 0
+
+
+def _learner_work(arguments: argparse.Namespace) -> Any:
+  """What `bench learner` measures: a size that has a name, or a preset in a world."""
+  from launch import config as launch_config
+  from launch import experiments
+  from learner import bench as learner_bench
+
+  if arguments.size is not None:
+    if arguments.preset or arguments.env or arguments.set:
+      raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
+    return learner_bench.Work.of_size(arguments.size)
+  preset = arguments.preset or 'laptop'
+  if preset not in experiments.PRESETS:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
+  config = experiments.PRESETS[preset](arguments.env or 'catch')
+  config = launch_config.override(config, arguments.set)
+  agent_config, learner_config = config.dreamer()
+  world = config.make_environment()
+  return learner_bench.Work(
+    name=str(config.environment['name']),
+    agent=agent_config,
+    learner=learner_config,
+    observation_spec=world.observation_spec,
+    action_spec=world.action_spec,
+    num_rows=config.actor.sequence_length,
+  )
 
 
 def _run(arguments: argparse.Namespace) -> int:

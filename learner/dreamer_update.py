@@ -37,6 +37,14 @@ def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tre
   return tree if jax.lax.axis_size(DEVICES) == 1 else reduce(tree, DEVICES)
 
 
+def replicate(tree: Tree, devices: list[jax.Device]) -> Tree:
+  """A copy for each device, [D, ...], as `pmap` over them takes it."""
+  copies: Tree = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)(
+    jnp.arange(len(devices)), tree
+  )
+  return copies
+
+
 class Spread(NamedTuple):
   """A slow average of the 5 to 95 % range of returns.
 

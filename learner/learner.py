@@ -117,7 +117,7 @@ class Learner:
         intake.learner_step, intake.sequences = self._step, int(state.sequences)
         state = state.train
       logging.info('Learner resumes at step %d.', self._step)
-    self._state = jax.device_put_replicated(state, self._devices)
+    self._state = dreamer_update.replicate(state, self._devices)
     self._environment_step = 0
 
   def run(self) -> None:

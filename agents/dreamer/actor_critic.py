@@ -136,7 +136,8 @@ class ActorCritic:
     same = window.episode == window.episode[-1]
     scores = jnp.where(same, window.scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
-    return jnp.einsum('wb,wbf->bf', weights, window.features)
+    # No product of matrices, for which XLA's CPU would turn the window around first.
+    return jnp.sum(weights[..., None] * window.features, axis=0)
 
   def pool_rows(self, window: Window) -> jax.Array:
     """[W - 1 + R, B, ...] to the context of each of the last R rows, [R, B, F].

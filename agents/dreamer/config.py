@@ -117,3 +117,45 @@ class DreamerConfig:
     its own that JAX does not know.
     """
     return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
+
+
+SIZES = {
+  # Two CPU cores.
+  'laptop': DreamerConfig(
+    deterministic_size=96,
+    hidden_size=128,
+    encoder_layers=1,
+    latent='categorical',  # learns faster, and tells the known from the new: see docs/design.md
+    stochastic_size=8,
+    classes=8,
+    image_channels=128,
+    num_bins=127,
+    bin_limit=6.0,
+    horizon_max=12,
+    horizon_min=4,
+    dream_rows=8,
+    rows_per_chunk=4,
+    policy_layers=1,
+    window=8,
+    entropy_scale=0.01,
+    return_floor=0.3,
+    novelty_scale=0.05,
+    compute_dtype='float32',
+  ),
+  # With one member about as many parameters as `size1m` of DreamerV3, and as many imagined rows.
+  '1m': DreamerConfig(
+    deterministic_size=288,
+    hidden_size=64,
+    latent='categorical',
+    stochastic_size=32,
+    classes=4,
+    horizon_max=15,
+    horizon_min=15,
+    rows_per_chunk=15,
+    window=8,
+    compute_dtype='float32',
+  ),
+  # One GPU.
+  'full': DreamerConfig(dream_rows=16),
+}
+"""Sizes that have a name."""

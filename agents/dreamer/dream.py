@@ -84,7 +84,7 @@ def rollout(
   config = model.config
   window, num_rows = config.window, config.horizon_max
   batch = start.weight.shape[0]
-  model_params, policy_params = params['world_model'], params['actor_critic']
+  model_params, policy_params = model.fuse(params['world_model']), params['actor_critic']
   novelty_of = intrinsic.NOVELTIES[config.novelty]
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, config.ensemble_size)
@@ -130,9 +130,9 @@ def rollout(
     seen_before = latent.seen
     members = model.members(model_params, recurrent)
     deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
-    priors = model.priors(model_params, members)
-    novelty = novelty_of(*priors.moments())
-    belief = jax.tree.map(lambda x: x[member, jnp.arange(batch)], priors)
+    priors = model.prior_outputs(model_params, members)
+    novelty = novelty_of(*model.belief(priors).moments())
+    belief = model.belief(priors[member, jnp.arange(batch)])
     stochastic = belief.sample(jax.vmap(model.noise)(noise_keys[:, 1]))
     latent = world_model.Latent(deterministic, stochastic.astype(model.dtype), latent.seen)
     latent = latent._replace(seen=model.imagine(model_params, latent.belief))

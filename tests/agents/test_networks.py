@@ -1,5 +1,6 @@
 """Networks: what they compute in, which axes they take, and what they make of an observation."""
 
+import flax.linen as nn
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -166,3 +167,27 @@ def test_images_are_read_by_their_bounds_and_are_no_part_of_the_flat_observation
   np.testing.assert_allclose(flat, np.broadcast_to(expected, (2, expected.size)), rtol=1e-6)
   assert networks.unit_range(spec).shape == expected.shape
   assert networks.without_images(SPEC) == SPEC
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_a_layer_norm_and_its_gradient_are_those_of_flax(dtype):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(3 + rng.normal(size=(4, 3, 40)), dtype)
+  params = {name: jnp.asarray(rng.normal(size=40), jnp.float32) for name in ('scale', 'bias')}
+
+  def loss(norm):
+    def of(x, params):
+      y = norm.apply({'params': params}, x)
+      assert y.dtype == dtype
+      return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+    return jax.value_and_grad(of, argnums=(0, 1))(x, params)
+
+  tolerance = 1e-4 if dtype == jnp.float32 else 5e-2
+  jax.tree.map(
+    lambda found, expected: np.testing.assert_allclose(
+      found.astype(np.float32), expected.astype(np.float32), rtol=tolerance, atol=tolerance
+    ),
+    loss(networks.LayerNorm(dtype=dtype)),
+    loss(nn.LayerNorm(dtype=dtype)),
+  )

@@ -71,6 +71,8 @@ def test_bad_input_is_named(capsys, arguments, words):
     (['--boredom', '0', '1.5'], '--boredom 0.0 1.5: each must lie in [0, 1]'),
     (['--preset', 'lap'], '--preset lap: choose one of laptop'),
     (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
+    (['--size', '1m', '--env', 'catch'], '--size 1m: takes neither --preset, --env nor --set'),
+    (['--size', '2m'], '--size 2m: choose one of laptop'),
   ],
 )
 def test_bad_input_for_an_update_is_named(capsys, arguments, words):

@@ -1,0 +1,434 @@
+"""How fast one update of the dreamer is on this device, and what limits it.
+
+    python -m learner.bench --size 1m --ensemble 1
+
+The batch is random and already on the device, so this measures the update alone; it needs neither
+worlds nor replay, and so none of their libraries.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from agents import experience
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+from agents.dreamer import dream
+from learner import config as learner_config
+from learner import dreamer_update
+
+_MIN_ROUNDS = 3
+_EPISODE_ROWS = 32  # of a random sequence, in the mean
+_MATMUL_SECONDS = 1e-3  # that a product takes at least, so that calling it does not count
+
+
+class Figure(NamedTuple):
+  """What was measured.
+
+  Attributes:
+    name: what of, such as 'env/catch/256_worlds'.
+    value: the median over rounds.
+    unit: of value and limit.
+    limit: the most that this machine could do; None where nothing sets one.
+    ratio: value / limit, or None.
+    machine: that it was measured on.
+  """
+
+  name: str
+  value: float
+  unit: str
+  limit: float | None
+  ratio: float | None
+  machine: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+  """What an update has to do.
+
+  Attributes:
+    name: for its figures.
+    agent: sizes of the model and its dreams.
+    learner: batch and optimizers.
+    observation_spec: tree of `dm_env.specs.Array`.
+    action_spec: see `distributions.Actions`.
+    num_rows: T, of each sequence.
+  """
+
+  name: str
+  agent: dreamer_config.DreamerConfig
+  learner: learner_config.LearnerConfig
+  observation_spec: Any
+  action_spec: Any
+  num_rows: int
+
+  @classmethod
+  def of_size(cls, size: str) -> 'Work':
+    """One of `dreamer_config.SIZES`, in a world like the one it is meant for.
+
+    Raises:
+      ValueError: no such size.
+    """
+    if size not in dreamer_config.SIZES:
+      raise ValueError(f'--size {size}: choose one of {", ".join(dreamer_config.SIZES)}')
+    batch, num_rows = {'laptop': (16, 32), '1m': (16, 64), 'full': (256, 50)}[size]
+    small = size == 'laptop'
+    return cls(
+      name=size,
+      agent=dreamer_config.SIZES[size],
+      learner=learner_config.LearnerConfig(batch_size=batch),
+      observation_spec=(
+        specs.BoundedArray((50,), np.float32, 0, 1) if small else specs.Array((266,), np.float32)
+      ),
+      action_spec=specs.DiscreteArray(3 if small else 5),
+      num_rows=num_rows,
+    )
+
+  def changed(
+    self,
+    *,
+    ensemble: int | None = None,
+    horizon: int | None = None,
+    batch: int | None = None,
+    length: int | None = None,
+    dtype: str | None = None,
+  ) -> 'Work':
+    """The same but for what is not None: members, rows of the longest dream, batch, T and dtype.
+
+    Raises:
+      ValueError: what cannot be, by its name.
+    """
+    agent: dict[str, Any] = {}
+    if ensemble is not None:
+      agent['ensemble_size'] = ensemble
+    if horizon is not None:
+      if horizon < 1:
+        raise ValueError(f'--horizon {horizon}: must be at least 1')
+      chunks = range(1, min(horizon, self.agent.rows_per_chunk) + 1)
+      agent |= {
+        'horizon_max': horizon,
+        'horizon_min': min(horizon, self.agent.horizon_min),
+        'rows_per_chunk': max(rows for rows in chunks if horizon % rows == 0),
+      }
+    if dtype is not None:
+      agent['compute_dtype'] = dtype
+    learner = {} if batch is None else {'batch_size': batch}
+    if length is not None and length < 2:
+      raise ValueError(f'--length {length}: must be at least 2')
+    return dataclasses.replace(
+      self,
+      agent=dataclasses.replace(self.agent, **agent),
+      learner=dataclasses.replace(self.learner, **learner),
+      num_rows=length or self.num_rows,
+    )
+
+
+def update(
+  work: Work, boredom: Sequence[float] = (0.0,), *, seconds: float = 5.0, phases: bool = False
+) -> list[Figure]:
+  """One update on one device, its batch already there, at several boredoms.
+
+  All are the same program: boredom is data, and decides how many rows are dreamt.
+
+  Args:
+    work: to be done.
+    boredom: each in [0, 1], one measurement for each.
+    seconds: of each measurement, after a warm-up.
+    phases: whether world model and dream are measured alone, too.
+
+  Returns:
+    Seconds to trace and compile, parameters, bytes of memory and the rate of a plain matrix product;
+    and for each boredom the horizon, the seconds of an update, updates, replayed and imagined steps
+    per second, and the rate of its matrix products, whose limit is that of the plain one. With
+    `phases` also the seconds of the world model's gradient, of the dream, and of the rest.
+
+  Raises:
+    ValueError: no boredom, one outside [0, 1], or no time.
+  """
+  if not boredom or not all(0 <= each <= 1 for each in boredom):
+    raise ValueError(f'--boredom {" ".join(map(str, boredom))}: each must lie in [0, 1]')
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--seconds {seconds}: must be positive')
+  # Boredom stays what it is set to, whatever the model learns.
+  agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
+  dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
+  made = dreamer_update.make_update(dreamer, work.learner)
+  batch = _random_batch(dreamer, work)
+  init_state = jax.jit(made.init)(jax.random.key(0))
+
+  def at(boredom: float) -> dreamer_update.TrainState:
+    return init_state._replace(
+      step=jnp.int32(agent_config.warm_up_updates),
+      intrinsic=init_state.intrinsic._replace(boredom=jnp.float32(boredom)),
+    )
+
+  device = jax.local_devices()[:1]
+  mapped = jax.pmap(made.update, axis_name=dreamer_update.DEVICES, donate_argnums=0, devices=device)
+  on_device = functools.partial(dreamer_update.replicate, devices=device)
+  sequence = on_device(batch)
+  began = time.perf_counter()
+  compiled = mapped.lower(on_device(at(0.0)), sequence).compile()
+  compile_seconds = time.perf_counter() - began
+  always, *by_row = _matmul_flops(jax.make_jaxpr(mapped)(on_device(at(0.0)), sequence).jaxpr)
+  limit = _matmul_rate(agent_config.dtype, seconds)
+  figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
+  name = f'learner/{work.name}'
+  size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+  figures = [
+    figure(f'{name}/compile', compile_seconds, 's'),
+    figure(f'{name}/parameters', size(init_state.params), ''),
+    figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
+    figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
+  ]
+  num_starts = work.learner.batch_size * min(
+    agent_config.dream_rows or work.num_rows, work.num_rows
+  )
+  for each in boredom:
+    state, metrics = compiled(on_device(at(each)), sequence)
+    horizon = float(metrics['dream/horizon'][0])
+    duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
+    trips = (horizon, math.ceil(horizon / agent_config.rows_per_chunk))
+    flops = always + sum(each * count for each, count in zip(by_row, trips, strict=True))
+    what = f'{name}/boredom_{each:g}'
+    figures += [
+      figure(f'{what}/horizon', horizon, 'rows'),
+      figure(what, duration, 's'),
+      figure(f'{what}/updates', 1 / duration, 'updates/s'),
+      figure(
+        f'{what}/replayed', work.learner.batch_size * (work.num_rows - 1) / duration, 'steps/s'
+      ),
+      figure(f'{what}/imagined', num_starts * horizon / duration, 'steps/s'),
+      figure(
+        f'{what}/matmul', flops / duration, 'FLOP/s', limit=limit, ratio=flops / duration / limit
+      ),
+    ]
+    if phases:
+      parts = _phases(dreamer, init_state, batch, int(horizon), seconds)
+      parts['rest'] = duration - sum(parts.values())
+      figures += [figure(f'{what}/phase/{part}', value, 's') for part, value in parts.items()]
+  return figures
+
+
+def _phases(
+  dreamer: dreamer_agent.Dreamer,
+  state: dreamer_update.TrainState,
+  batch: experience.Sequence,
+  horizon: int,
+  seconds: float,
+) -> dict[str, float]:
+  """Seconds of the world model's gradient and of the dream, each a program of its own."""
+  agent_config, model = dreamer.config, dreamer.model
+  keys = jax.random.split(jax.random.key(1), (3, len(batch.identity)))
+  sequence = experience.time_major(batch)
+
+  @jax.jit
+  def world_model(params):
+    return jax.value_and_grad(model.loss, has_aux=True)(params, keys[0], sequence)
+
+  @jax.jit
+  def start(posterior):
+    last = sequence.step_type == dreamer_update.LAST
+    novelty = jnp.zeros(last.shape)
+    return dream.starts(
+      posterior, last, novelty, keys[1], num_rows=agent_config.dream_rows,
+      window=agent_config.window,
+    )  # fmt: skip
+
+  @jax.jit
+  def dreamt(params, start, horizon):
+    critic = params['actor_critic']['critic']
+    return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
+
+  params = state.params
+  (_, (posterior, _)), _ = world_model(params['world_model'])
+  begin = start(posterior)
+  rows = jnp.int32(horizon)
+  return {
+    'world_model': median_duration(lambda _: world_model(params['world_model']), None, seconds),
+    'dream': median_duration(lambda _: dreamt(params, begin, rows), None, seconds),
+  }
+
+
+def _random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
+  """[B, T, ...] rows as a world might give them, in episodes of about _EPISODE_ROWS."""
+  rng = np.random.default_rng(0)
+  batch = work.learner.batch_per_device(1)
+  lead = (batch, work.num_rows)
+
+  def draw(spec: Any) -> np.ndarray:
+    if not isinstance(spec, specs.BoundedArray):
+      return rng.normal(size=(*lead, *spec.shape)).astype(spec.dtype)
+    if spec.dtype == bool:
+      return np.ones((*lead, *spec.shape), bool)  # as a mask: all is legal
+    low, high = (np.clip(bound, -10, 255) for bound in (spec.minimum, spec.maximum))
+    whole = np.issubdtype(spec.dtype, np.integer)
+    drawn = rng.uniform(low, high + whole, (*lead, *spec.shape))
+    return (np.floor(drawn) if whole else drawn).astype(spec.dtype)
+
+  ends = rng.uniform(size=lead) < 1 / _EPISODE_ROWS
+  first = np.roll(ends, 1, axis=1)
+  last = ends & ~first
+  step_type = np.where(last, int(dm_env.StepType.LAST), int(dm_env.StepType.MID))
+  step_type = np.where(np.roll(last, 1, axis=1), int(dm_env.StepType.FIRST), step_type)
+  reward = np.where(step_type == int(dm_env.StepType.FIRST), 0, rng.normal(size=lead))
+  return experience.Sequence(
+    observation=jax.tree.map(lambda spec: jnp.asarray(draw(spec)), work.observation_spec),
+    action=jnp.asarray(draw(work.action_spec)),
+    reward=jnp.asarray(reward, jnp.float32),
+    discount=jnp.asarray(~last, jnp.float32),
+    step_type=jnp.asarray(step_type, jnp.int32),
+    extras={},
+    initial_state=dreamer.model.initial(batch),
+    identity=jnp.asarray(rng.integers(0, 2**32, batch, np.uint32)),
+    version=jnp.zeros(batch, jnp.int32),
+    actor_id=jnp.zeros(batch, jnp.int32),
+  )
+
+
+def _matmul_flops(jaxpr: Any) -> list[float]:
+  """Operations of the matrix products and convolutions of a program, a multiplication and an addition
+  being two.
+
+  XLA's own analysis counts the body of a loop once, so they are counted in what JAX traced.
+
+  Returns:
+    Those that are always done, then those of one turn of each loop whose number of turns is data.
+  """
+  always, loops = 0.0, []
+  for equation in jaxpr.eqns:
+    name = equation.primitive.name
+    if name == 'dot_general':
+      (contracted, _), _ = equation.params['dimension_numbers']
+      operand, output = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+      always += 2.0 * math.prod(output) * math.prod(operand[axis] for axis in contracted)
+    elif name == 'conv_general_dilated':
+      output_axis = equation.params['dimension_numbers'].rhs_spec[0]
+      kernel, output = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+      always += 2.0 * math.prod(output) * math.prod(kernel) / kernel[output_axis]
+    inner = [
+      _matmul_flops(getattr(each, 'jaxpr', each))
+      for value in equation.params.values()
+      for each in (value if isinstance(value, tuple) else (value,))
+      if hasattr(each, 'jaxpr') or hasattr(each, 'eqns')
+    ]
+    if name == 'while':
+      loops += [once for once, *_ in inner if once]
+      continue
+    turns = equation.params.get('length', 1) if name == 'scan' else 1
+    for once, *more in inner:
+      always += turns * once
+      loops += more
+  return [always, *loops]
+
+
+def _matmul_rate(dtype: Any, seconds: float) -> float:
+  """Operations per second of a large square matrix product in `dtype`."""
+  product = jax.jit(jnp.matmul)
+  for size in (1024, 2048, 4096, 8192, 16384):
+    matrix = jnp.ones((size, size), dtype)
+    run = functools.partial(lambda matrix, _: product(matrix, matrix), matrix)
+    if median_duration(run, None, _MATMUL_SECONDS) > _MATMUL_SECONDS:
+      break
+  return 2 * size**3 / median_duration(run, None, seconds)
+
+
+def _peak_bytes(compiled: Any) -> float:
+  """What the program needs of memory at once: state, batch, and all between them."""
+  memory = compiled.memory_analysis()
+  return float(
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
+  )
+
+
+def median_duration(run: Callable[[Any], Any], state: Any, seconds: float) -> float:
+  """The median time of rounds, in seconds, after one that does not count.
+
+  Args:
+    run: one round, from the state that the last one left.
+    state: to begin with.
+    seconds: to spend on rounds.
+  """
+  state = jax.block_until_ready(run(state))
+  durations: list[float] = []
+  while len(durations) < _MIN_ROUNDS or sum(durations) < seconds:
+    began = time.perf_counter()
+    state = jax.block_until_ready(run(state))
+    durations.append(time.perf_counter() - began)
+  return statistics.median(durations)
+
+
+def machine() -> str:
+  """The processor, or the accelerator, and how many cores this process may use."""
+  device = jax.devices()[0]
+  kind = device.device_kind
+  if device.platform == 'cpu':
+    kind = platform.machine()
+    lines = pathlib.Path('/proc/cpuinfo')
+    for line in lines.read_text().splitlines() if lines.exists() else []:
+      if line.startswith('model name'):
+        kind = line.partition(':')[2].strip()
+        break
+  has_affinity = hasattr(os, 'sched_getaffinity')
+  cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+  return f'{kind}, {cores} CPU cores'
+
+
+def show(figures: list[Figure]) -> None:
+  """Prints a table for people."""
+  print(f'on {figures[0].machine}')
+  width = max(len(figure.name) for figure in figures)
+  for name, value, unit, limit, ratio, _ in figures:
+    bound = '' if limit is None else f'  {ratio:.1%} of {limit:,.0f} {unit}'
+    digits = {'s': 3, 'updates/s': 2}.get(unit, 0)
+    print(f'{name:<{width}}  {value:>18,.{digits}f} {unit:<9}{bound}'.rstrip())
+
+
+def main(arguments: list[str]) -> int:
+  """What `python -m learner.bench` does; 2 for bad input, which it names in one line."""
+  parser = argparse.ArgumentParser('learner.bench', description=__doc__, allow_abbrev=False)
+  parser.add_argument('--size', default='laptop', help=f'{", ".join(dreamer_config.SIZES)}')
+  parser.add_argument('--ensemble', type=int, metavar='K', help='transition members')
+  parser.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
+  parser.add_argument('--batch', type=int, metavar='B', help='sequences')
+  parser.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  parser.add_argument('--dtype', help='float32 or bfloat16')
+  parser.add_argument('--boredom', type=float, nargs='+', default=[0.0], metavar='B')
+  parser.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
+  parser.add_argument('--phases', action='store_true', help='also world model and dream alone')
+  parser.add_argument('--json', action='store_true')
+  given = vars(parser.parse_args(arguments))
+  as_json = given.pop('json')
+  measured = {name: given.pop(name) for name in ('boredom', 'seconds', 'phases')}
+  try:
+    figures = update(Work.of_size(given.pop('size')).changed(**given), **measured)
+  except ValueError as error:
+    print(f'learner.bench: {error}', file=sys.stderr)
+    return 2
+  if as_json:
+    print(json.dumps([figure._asdict() for figure in figures]))
+  else:
+    show(figures)
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""The update measured alone: what is counted, what is refused, and what is not imported."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from agents.dreamer import config as dreamer_config
+from learner import bench
+
+
+def test_matrix_products_are_counted_with_the_turns_of_their_loops():
+  def program(x, kernel, turns):
+    x, _ = jax.lax.scan(lambda x, _: (x @ kernel, None), x, length=3)
+    x = jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ kernel @ kernel), x)
+    return x.sum() + jax.jit(jnp.matmul)(x, kernel).sum()
+
+  jaxpr = jax.make_jaxpr(program)(jnp.ones((5, 4)), jnp.ones((4, 4)), 7).jaxpr
+  once = 2 * 5 * 4 * 4
+  assert bench._matmul_flops(jaxpr) == [3 * once + once, 2 * once]
+
+
+def test_a_convolution_is_counted_by_what_each_output_reads():
+  image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((4, 4, 3, 6))
+  program = lambda image, kernel: jax.lax.conv_general_dilated(
+    image, kernel, (2, 2), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+  )
+  jaxpr = jax.make_jaxpr(program)(image, kernel).jaxpr
+  assert bench._matmul_flops(jaxpr) == [2 * (2 * 4 * 4 * 6) * (4 * 4 * 3)]
+
+
+def test_the_named_sizes_are_what_they_say():
+  one = bench.Work.of_size('1m')
+  assert (one.learner.batch_size, one.num_rows, one.agent.horizon_max) == (16, 64, 15)
+  assert one.agent.horizon_min == 15 and one.agent.dream_rows is None
+  changed = one.changed(ensemble=1, horizon=8, batch=4, length=5, dtype='bfloat16')
+  assert (changed.learner.batch_size, changed.num_rows) == (4, 5)
+  agent = changed.agent
+  assert (agent.ensemble_size, agent.horizon_max, agent.horizon_min) == (1, 8, 8)
+  assert agent.compute_dtype == 'bfloat16' and agent.rows_per_chunk == 8
+  assert bench.Work.of_size('full').changed(horizon=13).agent.rows_per_chunk == 1
+
+
+@pytest.mark.usefixtures('little_optimization')
+def test_an_update_and_its_phases_are_measured():
+  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4, horizon=3)
+  tiny = dataclasses.replace(
+    laptop.agent, deterministic_size=8, hidden_size=8, stochastic_size=2, classes=2, horizon_min=1
+  )
+  work = dataclasses.replace(laptop, agent=tiny, name='tiny')
+  figures = {
+    figure.name: figure for figure in bench.update(work, [0.0, 1.0], seconds=1e-3, phases=True)
+  }
+  value = lambda name: figures[f'learner/tiny/{name}'].value
+  assert [value(f'boredom_{b}/horizon') for b in (0, 1)] == [3, 1]
+  seconds = value('boredom_0')
+  assert value('boredom_0/replayed') == pytest.approx(2 * 3 / seconds)
+  assert value('boredom_0/imagined') == pytest.approx(2 * 4 * 3 / seconds)
+  parts = [value(f'boredom_0/phase/{part}') for part in ('world_model', 'dream', 'rest')]
+  assert sum(parts) == pytest.approx(seconds)
+  products = figures['learner/tiny/boredom_0/matmul']
+  assert products.limit == figures['matmul/float32'].value
+  assert products.ratio == pytest.approx(products.value / products.limit)
+  assert products.value * seconds > figures['learner/tiny/boredom_1/matmul'].value * value(
+    'boredom_1'
+  )
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--size', 'vast'], f'--size vast: choose one of {", ".join(dreamer_config.SIZES)}'),
+    (['--boredom', '2'], '--boredom 2.0: each must lie in [0, 1]'),
+    (['--ensemble', '0'], 'agent.ensemble_size=0: must be at least 1'),
+    (['--horizon', '0'], '--horizon 0: must be at least 1'),
+    (['--length', '1'], '--length 1: must be at least 2'),
+    (['--batch', '0'], 'learner.batch_size=0: must be positive'),
+    (['--dtype', 'int8'], "agent.compute_dtype='int8': choose"),
+    (['--seconds', '0'], '--seconds 0.0: must be positive'),
+  ],
+)
+def test_bad_input_is_named(capsys, arguments, words):
+  assert bench.main(arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message and message.count('\n') == 1
+
+
+def test_neither_worlds_nor_replay_are_needed():
+  program = 'import json, sys; import learner.bench; print(json.dumps(sorted(sys.modules)))'
+  found = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, check=True, timeout=120
+  )
+  modules = {name.partition('.')[0] for name in json.loads(found.stdout)}
+  assert 'learner' in modules
+  assert not modules & {'actors', 'launch', 'replay', 'reverb', 'launchpad', 'acme', 'tensorflow'}
