@@ -229,7 +229,7 @@ def train(
       ],
       grace_seconds=[3.0, 60.0, 2.0],
       stop_seconds=75.0,
-      # A node takes ten seconds to start: whoever fails three times in a row will go on failing.
+      # Whoever fails three times in a row, in its first half minute, will go on failing.
       max_fast_failures=3,
       healthy_seconds=30.0,
       on_event=on_event,

@@ -31,7 +31,7 @@ PPO = (
   'actor.log_period=0.5', 'evaluator.period=5', 'evaluator.num_episodes=8',
   'evaluator.final_episodes=8', 'tensorboard=false',
 )  # fmt: skip
-PATIENCE = 240  # seconds; a node needs ten to start alone and more beside others
+PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
 class Launch:
