@@ -5,8 +5,8 @@ It knows commands, exit codes and signals, and nothing of what the processes do.
 
 import collections
 import contextlib
-import ctypes
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -24,9 +24,6 @@ CANNOT_START = 127  # as a shell reports a command that it cannot run
 
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
 SAME_INTERRUPT_SECONDS = 0.5
-
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 # Is told of every process group, and outlives the supervisor by the moment it takes to kill them:
 # the kernel's death signal reaches a child, but not the child's own children.
@@ -283,15 +280,6 @@ class Supervisor:
       return None
 
   def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
-    supervisor_pid = os.getpid()
-
-    def bind_to_supervisor():
-      """Runs in the child, before its program."""
-      LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-      if os.getppid() != supervisor_pid:  # it died before the line above
-        os._exit(1)
-      os.write(self._guard_pipe, f'+{os.getpid()}\n'.encode())
-
     return subprocess.Popen(
       process.command,
       env={**os.environ, **process.environment},
@@ -299,7 +287,7 @@ class Supervisor:
       stdout=log,
       stderr=subprocess.STDOUT,
       start_new_session=True,
-      preexec_fn=bind_to_supervisor,
+      preexec_fn=functools.partial(template_lib.bind_to, os.getpid(), self._guard_pipe),
     )
 
   def _restart_what_ended(self) -> None:

@@ -108,6 +108,19 @@ class Template:
     os.waitpid(self._pid, 0)
 
 
+def bind_to(parent_pid: int, pipe: int) -> None:
+  """Has this process die with its parent; ends it at once where that has died already.
+
+  Args:
+    parent_pid: of the process that must be its parent.
+    pipe: takes `+PID` and a newline.
+  """
+  LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != parent_pid:  # it died before the line above
+    os._exit(1)
+  os.write(pipe, f'+{os.getpid()}\n'.encode())
+
+
 def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
   """Forks a program for every request until the other end is closed; returns in none of them."""
   LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -146,10 +159,7 @@ def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid
     if time.monotonic() > deadline:
       os._exit(1)
     time.sleep(1e-3)
-  LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != parent_pid:  # it died before the line above
-    os._exit(1)
-  os.write(pipe, f'+{os.getpid()}\n'.encode())
+  bind_to(parent_pid, pipe)
   os.write(reply, str(os.getpid()).encode())
   silence = os.open(os.devnull, os.O_RDONLY)
   for file, standard in ((silence, 0), (log, 1), (log, 2)):
