@@ -160,8 +160,7 @@ class Launch:
     self._say = say
     self._lines: queue.Queue = queue.Queue()
     self._connections: list[_Connection] = []
-    self._interrupts = 0
-    self._interrupted_at = 0.0
+    self._interrupts = supervisor.Interrupts()
     self._signed = 0.0
     self._health = ''
 
@@ -174,10 +173,8 @@ class Launch:
     Raises:
       ValueError: the command that reaches a host is not there.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     with contextlib.ExitStack() as stack:
-      for number in numbers:
-        stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+      stack.enter_context(self._interrupts)
       stack.callback(self._cut)
       for name, words in self._commands.items():
         host = self._hosts.find(name)
@@ -192,7 +189,7 @@ class Launch:
   def _follow(self) -> None:
     """Shows lines until all hosts have ended, or the run cannot go on."""
     deadline: float | None = None
-    while self._alive(self._connections) and not self._interrupts:
+    while self._alive(self._connections) and not self._interrupts.count:
       self._pump()
       if reason := self._hopeless():
         self._say(f'{reason}: stopping the others')
@@ -225,7 +222,7 @@ class Launch:
       for connection in group:
         connection.stop()
       deadline = time.monotonic() + STOP_SECONDS
-      while self._alive(group) and self._interrupts < 2 and time.monotonic() < deadline:
+      while self._alive(group) and self._interrupts.count < 2 and time.monotonic() < deadline:
         self._pump()
     if left := self._alive(self._connections):
       self._cut()
@@ -261,10 +258,3 @@ class Launch:
     if health != self._health:
       self._health = health
       self._say(f'hosts  {health}')
-
-  def _on_signal(self, number, frame) -> None:
-    del number, frame
-    now = time.monotonic()
-    if not self._interrupts or now - self._interrupted_at > supervisor.SAME_INTERRUPT_SECONDS:
-      self._interrupts += 1
-      self._interrupted_at = now

@@ -114,6 +114,39 @@ class _Child:
   log_offset: int = 0
 
 
+class Interrupts:
+  """Counts the signals that ask to stop, while it is entered; in the main thread only.
+
+  They are SIGINT, SIGTERM and, where it is not ignored as `nohup` has it, SIGHUP.
+
+  Attributes:
+    count: how often, one press of Ctrl-C that arrives twice counting once.
+  """
+
+  def __init__(self):
+    self.count = 0
+    self._at = 0.0
+    self._stack = contextlib.ExitStack()
+
+  def __enter__(self) -> 'Interrupts':
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+      numbers.append(signal.SIGHUP)
+    for number in numbers:
+      self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._stack.close()
+
+  def _on_signal(self, number, frame) -> None:
+    del number, frame
+    now = time.monotonic()
+    if not self.count or now - self._at > SAME_INTERRUPT_SECONDS:
+      self.count += 1
+      self._at = now
+
+
 class Supervisor:
   """Runs processes until some of them are finished, one fails for good, or a signal comes.
 
@@ -191,8 +224,7 @@ class Supervisor:
     self._tick_seconds = tick_seconds
     self._template = template
     self._next_tick = 0.0
-    self._interrupts = 0
-    self._interrupted_at = 0.0
+    self._interrupts = Interrupts()
     self._failed: _Child | None = None
     self._guard_pipe = -1
 
@@ -202,20 +234,16 @@ class Supervisor:
     Signals are handled there, and the kernel's death signal follows the thread that starts a
     process, not the program.
     """
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
-      numbers.append(signal.SIGHUP)
     with contextlib.ExitStack() as stack:
-      for number in numbers:
-        stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+      stack.enter_context(self._interrupts)
       stack.enter_context(self._run_guard())
       stack.callback(self._kill_what_is_left)
       for child in self._children.values():
         self._start(child)
-      while not (self._failed or self._interrupts or self._is_finished()):
+      while not (self._failed or self._interrupts.count or self._is_finished()):
         self._pause()
         self._restart_what_ended()
-      interrupted = self._interrupts > 0 and not self._failed
+      interrupted = self._interrupts.count > 0 and not self._failed
       self._stop()
     failed = self._failed
     return Outcome(
@@ -327,7 +355,7 @@ class Supervisor:
           self._emit('stopping', child)
       group_deadline = min(time.monotonic() + grace_seconds, deadline)
       while alive := [child for child in children if self._reap_stopped(child)]:
-        if self._interrupts > 1 or time.monotonic() >= group_deadline:
+        if self._interrupts.count > 1 or time.monotonic() >= group_deadline:
           self._kill(alive)
           break
         self._pause()
@@ -375,13 +403,6 @@ class Supervisor:
       self._next_tick = time.monotonic() + self._tick_seconds
       with contextlib.suppress(OSError):  # as in _emit
         self._on_tick()
-
-  def _on_signal(self, number, frame) -> None:
-    del number, frame
-    now = time.monotonic()
-    if not self._interrupts or now - self._interrupted_at > SAME_INTERRUPT_SECONDS:
-      self._interrupts += 1
-      self._interrupted_at = now
 
   def _emit(self, kind: str, child: _Child, delay_seconds: float = 0.0) -> None:
     event = Event(
