@@ -154,6 +154,7 @@ class Network:
         activation=config.activation,
         layer_norm=config.layer_norm,
         hidden_init=orthogonal(np.sqrt(2)),
+        raw=config.layer_norm,
       )
       if config.recurrent_size:
         modules[f'{name}_gates'] = dense(3 * config.recurrent_size, 1.0)

@@ -109,6 +109,8 @@ class MLP(nn.Module):
     activation: a key of ACTIVATIONS.
     layer_norm: whether hidden layers are normalised; they have a bias instead if not.
     hidden_init: initialiser of the hidden kernels; None for flax's, LeCun's.
+    raw: whether the input is raw numbers: it then gets one more, always 1, without which the first
+      layer norm would make x and 2 x look alike.
   """
 
   hidden_size: int
@@ -119,10 +121,13 @@ class MLP(nn.Module):
   activation: str = 'silu'
   layer_norm: bool = True
   hidden_init: Any = None
+  raw: bool = False
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     x = x.astype(self.dtype)
+    if self.raw:
+      x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1)
     activate = ACTIVATIONS[self.activation]
     hidden_init = self.hidden_init or nn.initializers.lecun_normal()
     for _ in range(self.num_layers):

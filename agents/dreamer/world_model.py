@@ -169,9 +169,9 @@ class WorldModel:
     flat = self.config.image_channels == 0
     return self.observation_spec if flat else networks.without_images(self.observation_spec)
 
-  def _mlp(self, output_size: int | None, num_layers: int = 1, output_scale: float = 1.0):
+  def _mlp(self, output_size: int | None, num_layers: int = 1, **others: Any) -> networks.MLP:
     return networks.MLP(
-      self.config.hidden_size, num_layers, output_size, output_scale, dtype=self.dtype
+      self.config.hidden_size, num_layers, output_size, dtype=self.dtype, **others
     )
 
   def _modules(self) -> dict[str, nn.Module]:
@@ -180,7 +180,7 @@ class WorldModel:
     decoded_size = is_share.size + is_share.sum() * max(self.config.levels - 1, 0)
     belief = self.latent_type.num_outputs(config.stochastic_size, config.classes)
     modules: dict[str, nn.Module] = {
-      'encoder': self._mlp(None, config.encoder_layers),
+      'encoder': self._mlp(None, config.encoder_layers, raw=True),
       'posterior': self._mlp(belief),
       'transition': NormalisedGRU(config.deterministic_size, self.dtype),
       'prior': self._mlp(belief),

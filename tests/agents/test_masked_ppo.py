@@ -430,6 +430,14 @@ def test_what_older_parameters_did_is_clipped_around_the_newest(variant):
   assert metrics['actor_loss'] == pytest.approx(expected, rel=1e-4)
 
 
+def test_an_observation_is_told_from_its_multiple():
+  network = make('continuous').network
+  params = network.init(jax.random.key(0))
+  inputs = network.flatten(jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
+  _, _, value = network.apply(params, inputs, jnp.zeros(2, bool), {})
+  assert abs(value[0] - value[1]) > 0.01
+
+
 def test_kernels_begin_orthogonal_and_the_policy_even():
   ppo = make('masked', hidden_size=16)
   params = compiled(ppo).init(jax.random.key(0))

@@ -42,6 +42,14 @@ def test_an_mlp_takes_any_leading_axes():
   np.testing.assert_allclose(mlp.apply(variables, x[0, 0]), rows[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('raw', [True, False])
+def test_only_an_mlp_for_raw_numbers_tells_an_input_from_its_multiple(raw):
+  mlp = networks.MLP(16, 1, raw=raw)
+  x = jnp.array([[3.0, 0.0], [30.0, 0.0]])
+  once, ten_times = mlp.init_with_output(jax.random.key(0), x)[0]
+  assert bool(jnp.max(jnp.abs(once - ten_times)) > 0.1) == raw
+
+
 def test_an_mlp_without_output_ends_at_its_last_hidden_layer():
   mlp = networks.MLP(8, 2)
   output, variables = jax.eval_shape(mlp.init_with_output, jax.random.key(0), jnp.ones((2, 5)))

@@ -406,8 +406,15 @@ def test_what_an_image_costs_is_what_its_numbers_cost(pictures):
 def test_images_are_flat_without_channels(make_dreamer):
   model = make_dreamer('pictures', image_channels=0).model
   params = jax.eval_shape(model.init, jax.random.key(0))
-  assert params['encoder']['Dense_0']['kernel'].shape == (9 * 11 * 3 + 8 * 8 * 2 + 2, 16)
+  assert params['encoder']['Dense_0']['kernel'].shape == (9 * 11 * 3 + 8 * 8 * 2 + 2 + 1, 16)
   assert sorted(params['decoder']) == ['Dense_0', 'Dense_1', 'LayerNorm_0']
+
+
+def test_an_observation_is_told_from_its_multiple(make_dreamer):
+  model = make_dreamer('plain').model
+  params = model.init(jax.random.key(0))
+  once, many = model.embed(params, jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
+  assert jnp.max(jnp.abs(once - many)) > 0.1
 
 
 # Bootstrap.
