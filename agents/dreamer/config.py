@@ -17,6 +17,7 @@ class DreamerConfig:
 
   # World model.
   deterministic_size: int = 1024
+  memory_rows: int = 64  # longest time constant of its units, before they have learned
   latent: str = 'gaussian'
   stochastic_size: int = 32
   classes: int = 32  # of each latent; read by the categorical latent only
@@ -86,6 +87,7 @@ class DreamerConfig:
       'ensemble_size', 'horizon_min', 'rows_per_chunk', 'policy_layers', 'window',
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
+    check(self.memory_rows >= 2, 'memory_rows', 'must be at least 2')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')

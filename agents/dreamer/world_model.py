@@ -23,6 +23,7 @@ import dm_env
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from dm_env import specs
 
 from agents import distributions, experience, networks, sight
@@ -91,10 +92,12 @@ class NormalisedGRU(nn.Module):
 
   Attributes:
     size: of the state.
+    memory_rows: see `gated`.
     dtype: of the computation.
   """
 
   size: int
+  memory_rows: int
   dtype: Any
 
   @nn.compact
@@ -102,14 +105,21 @@ class NormalisedGRU(nn.Module):
     """[B, H] state and [B, F] inputs to the next [B, H] state."""
     joined = jnp.concatenate([inputs, state], axis=-1).astype(self.dtype)
     gates = nn.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
-    return gated(networks.LayerNorm(dtype=self.dtype)(gates), state.astype(self.dtype))
+    gates = networks.LayerNorm(dtype=self.dtype)(gates)
+    return gated(gates, state.astype(self.dtype), self.memory_rows)
 
 
-def gated(gates: jax.Array, state: jax.Array) -> jax.Array:
-  """[..., 3 H] normalised gates and the [..., H] state to the next, in their dtype."""
+def gated(gates: jax.Array, state: jax.Array, memory_rows: int) -> jax.Array:
+  """[..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
+
+  Units forget at rates of their own: with gates of 0 the first one's time constant is 2 rows, the
+  last one's `memory_rows`, those between in a geometric row. Something of what was seen long ago is
+  then left to learn from. Tallec & Ollivier (2018), "Can recurrent neural networks warp time?".
+  """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
   candidate = jnp.tanh(nn.sigmoid(reset) * candidate)
-  update = nn.sigmoid(update - 1)  # keeps the state by default
+  rows = np.geomspace(2, memory_rows, state.shape[-1])
+  update = nn.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
   return update * candidate + (1 - update) * state
 
 
@@ -182,7 +192,7 @@ class WorldModel:
     modules: dict[str, nn.Module] = {
       'encoder': self._mlp(None, config.encoder_layers, raw=True),
       'posterior': self._mlp(belief),
-      'transition': NormalisedGRU(config.deterministic_size, self.dtype),
+      'transition': NormalisedGRU(config.deterministic_size, config.memory_rows, self.dtype),
       'prior': self._mlp(belief),
       'decoder': self._mlp(int(decoded_size), config.encoder_layers),
       'reward': self._mlp(config.num_bins, output_scale=0.0),
@@ -296,7 +306,8 @@ class WorldModel:
     state = recurrent.latent.deterministic
 
     def step(gates, scale, bias):
-      return gated(networks.normalise(gates, scale, bias).astype(self.dtype), state)
+      gates = networks.normalise(gates, scale, bias).astype(self.dtype)
+      return gated(gates, state, self.config.memory_rows)
 
     gates = gates.reshape(len(gates), self.config.ensemble_size, -1)
     return jax.vmap(step, in_axes=(1, 0, 0))(gates, norm['scale'], norm['bias'])

@@ -16,6 +16,7 @@ from agents.dreamer import config as dreamer_config
     ('ensemble_size', 0),
     ('window', 0),
     ('image_channels', -1),
+    ('memory_rows', 1),
     ('num_bins', 40),
     ('num_bins', 1),
     ('bootstrap_share', 0.0),

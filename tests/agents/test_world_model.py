@@ -410,6 +410,11 @@ def test_images_are_flat_without_channels(make_dreamer):
   assert sorted(params['decoder']) == ['Dense_0', 'Dense_1', 'LayerNorm_0']
 
 
+def test_units_forget_at_rates_of_their_own():
+  kept = world_model.gated(jnp.zeros((1, 9)), jnp.ones((1, 3)), 50)
+  np.testing.assert_allclose(kept[0], 1 - 1 / np.array([2, 10, 50]), rtol=1e-5)
+
+
 def test_an_observation_is_told_from_its_multiple(make_dreamer):
   model = make_dreamer('plain').model
   params = model.init(jax.random.key(0))
