@@ -127,6 +127,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
   )
 
+  dashboard = commands.add_parser(
+    'dashboard', allow_abbrev=False, help='a web page that shows runs, on this machine alone'
+  )
+  dashboard.add_argument(
+    'runs', type=pathlib.Path, nargs='+', metavar='RUN', help='folder of a run'
+  )
+  dashboard.add_argument('--port', type=int, default=0, help='of 127.0.0.1 (default: a free one)')
+
   report = commands.add_parser(
     'report',
     allow_abbrev=False,
@@ -506,6 +514,14 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   return 1 if found.violations else 0
 
 
+def _dashboard(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  from launch import dashboard
+
+  dashboard.serve(arguments.runs, arguments.port)
+  return 0
+
+
 def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   from launch import report
@@ -599,6 +615,7 @@ def _run(arguments: argparse.Namespace) -> int:
     'watch': _watch,
     'environments': _environments,
     'inspect': _inspect,
+    'dashboard': _dashboard,
     'report': _report,
     'bench': _bench,
   }
