@@ -51,15 +51,15 @@ SECTIONS = {
 TITLES = {
   'evaluator/normalised_score': 'score (0 is random play, 1 scripted play)',
   'evaluator/episode_return': 'return of an episode, evaluated',
-  'evaluator/episode_length': 'steps of an episode, evaluated',
   'actor/episode_return': 'return of an episode, while acting',
   'actor/episode_length': 'steps of an episode, while acting',
   'learner/episode_return': 'return of an episode, while acting',
+  'evaluator/episode_length': 'steps of an episode, evaluated',
   'learner/episode_length': 'steps of an episode, while acting',
   'learner/intrinsic/novelty': 'novelty',
   'learner/intrinsic/novelty_fast': 'novelty, fast average',
   'learner/intrinsic/novelty_slow': 'novelty, slow average',
-  'learner/intrinsic/competence': 'competence (slow over fast average)',
+  'learner/intrinsic/competence': 'competence',
   'learner/intrinsic/clean_novelty_positive': 'share of rows with clean novelty',
   'learner/dream/horizon': 'horizon, rows of a dream',
   'learner/replayed_steps_per_second': 'replayed steps learned per second',
@@ -138,9 +138,9 @@ class Dashboard:
     """All curves along an axis, as JSON; None where nothing is new.
 
     {'version', 'unread': bytes still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low',
-    'high'}}], 'charts': [{'key', 'section', 'title'}]}. With several runs `mean` is the
-    interquartile mean and the rest their range; with one, those of the rows that were thinned.
-    While there is much to read there are no groups.
+    'high', 'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several
+    runs `mean` is the interquartile mean, where all are known, and the rest their range; with one,
+    those of the rows that were thinned. While there is much to read there are no groups.
 
     Args:
       x: one of report.X_AXES.
@@ -283,23 +283,27 @@ def _order(chart: dict[str, str]) -> tuple[int, int, str]:
 def _curve(
   members: Sequence[history.History], node: str, metric: str, x: str
 ) -> dict[str, Any] | None:
-  """Of all runs that have it, where all are known; None of none."""
+  """Of all runs that have it; None of none."""
   found = [(each, each.thinned(node, metric, x)) for each in members]
   known = [(each, thin) for each, thin in found if thin is not None]
   if not known:
     return None
   if len(known) == 1:
-    places, mean, low, high = known[0][1]
-  else:
-    runs = [report.Run(each.folder, each.config, {}, []) for each, _ in known]
-    curve = report.Curve('', runs, [report.Series(thin.x, thin.mean) for _, thin in known])
-    if curve.range[0] > curve.range[1]:
-      return None
-    places = report.grid(curve)
-    values = curve.at(places)
-    mean, low, high = report.interquartile_mean(values), values.min(axis=0), values.max(axis=0)
-  numbers = {'x': places, 'mean': mean, 'low': low, 'high': high}
-  return {name: rounded(each) for name, each in numbers.items()} | {'runs': len(known)}
+    return {name: rounded(each) for name, each in known[0][1]._asdict().items()} | {'seeds': []}
+  runs = [report.Run(each.folder, each.config, {}, []) for each, _ in known]
+  curve = report.Curve('', runs, [report.Series(thin.x, thin.mean) for _, thin in known])
+  start, end = curve.range
+  places = report.grid(curve) if start <= end else np.zeros(0)
+  values = curve.at(places)
+  numbers = {
+    'x': places,
+    'mean': report.interquartile_mean(values),
+    'low': values.min(axis=0),
+    'high': values.max(axis=0),
+  }
+  return {name: rounded(each) for name, each in numbers.items()} | {
+    'seeds': [{'x': rounded(each.x), 'mean': rounded(each.value)} for each in curve.series]
+  }
 
 
 def rounded(values: np.ndarray) -> list[float]:

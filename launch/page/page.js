@@ -35,7 +35,7 @@ function number(value) {
   const size = Math.abs(value);
   if (size >= 1e5 || (Number.isInteger(value) && size >= 1e3)) return Math.round(value).toLocaleString('en');
   if (size !== 0 && size < 1e-3) return value.toExponential(1);
-  return String(+value.toPrecision(4));
+  return String(+value.toPrecision(3));
 }
 
 function short(value) {
@@ -73,16 +73,20 @@ function drawn(key) {
     curve && !hidden.has(index) && runs.groups[index].world === world.value);
 }
 
+function parts(curve) {
+  return [[curve.x, curve.mean], [curve.x, curve.low], [curve.x, curve.high], ...curve.seeds.map((seed) => [seed.x, seed.mean])];
+}
+
 function aligned(found) {
   // One axis for all, as the library wants it; a curve has null where only others have a place.
-  const places = [...new Set(found.flatMap(([, curve]) => curve.x))].sort((a, b) => a - b);
+  const all = found.flatMap(([, curve]) => parts(curve));
+  const places = [...new Set(all.flatMap(([x]) => x))].sort((a, b) => a - b);
   const at = new Map(places.map((place, index) => [place, index]));
-  const columns = found.flatMap(([, curve]) => ['mean', 'low', 'high'].map((name) => {
+  return [places, ...all.map(([x, values]) => {
     const column = new Array(places.length).fill(null);
-    curve.x.forEach((place, index) => { column[at.get(place)] = curve[name][index]; });
+    x.forEach((place, index) => { column[at.get(place)] = values[index]; });
     return column;
-  }));
-  return [places, ...columns];
+  })];
 }
 
 function options(width, height, series, bands, onCursor, sync) {
@@ -122,11 +126,11 @@ class Chart {
     this.observer.observe(this.place);
   }
 
-  // lines: [{colour index, name, several: whether a band is worth it}], data: x, then mean, low, high of each.
+  // lines: [{colour index, name, number of seeds}], data: x, then mean, low, high and the seeds of each.
   draw(lines, data) {
     this.lines = lines;
     this.data = data;
-    const shape = JSON.stringify(lines);
+    const shape = JSON.stringify([lines, data[0].length < 2]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
     } else {
@@ -143,13 +147,18 @@ class Chart {
     if (!width || !this.data) return;
     const few = this.data[0].length < 2;
     const series = [{}];
+    this.means = [];
     const bands = [];
     for (const line of this.lines) {
       const stroke = colour(`c${line.colour % COLOURS}`);
       const hiddenLine = {stroke: 'transparent', width: 0, spanGaps: true, points: {show: false}};
+      this.means.push(series.length);
       series.push({stroke, width: 2, spanGaps: true, points: {show: few, size: 7, fill: stroke}, dash: line.colour < COLOURS ? [] : [6, 4]});
       series.push(hiddenLine, {...hiddenLine});
       bands.push({series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.16)});
+      for (let seed = 0; seed < line.seeds; seed += 1) {
+        series.push({stroke: faded(stroke, 0.45), width: 1, spanGaps: true, points: {show: few, size: 5, fill: stroke}});
+      }
     }
     const onCursor = (plot) => this.tell(plot.cursor.idx);
     this.plot = new uPlot(options(width, this.height, series, bands, onCursor, this.sync), this.data, this.place);
@@ -162,11 +171,11 @@ class Chart {
   }
 
   tell(index) {
-    if (!this.data) return;
+    if (!this.plot) return;
     const at = index === null || index === undefined ? [] : [make('i', {}, `at ${number(this.data[0][index])}`)];
     const shown = this.lines.length > 4 && !at.length ? [] : this.lines;
     this.values.replaceChildren(...at, ...shown.map((line, place) =>
-      make('span', {class: `g${line.colour % COLOURS}`, title: line.name}, number(before(this.data[1 + 3 * place], index)))));
+      make('span', {class: `g${line.colour % COLOURS}`, title: line.name}, number(before(this.data[this.means[place]], index)))));
   }
 }
 
@@ -180,23 +189,27 @@ function drawCurves() {
       charts.get(chart.key).element.dataset.key = chart.key;
     }
     const made = charts.get(chart.key);
-    made.element.dataset.points = String(found.reduce((most, [, curve]) => Math.max(most, curve.x.length), 0));
-    made.element.dataset.end = String(found.reduce((most, [, curve]) => Math.max(most, curve.x[curve.x.length - 1]), 0));
-    made.draw(found.map(([index]) => ({colour: index, name: runs.groups[index].label})), aligned(found));
-    if (!sections.has(chart.section)) sections.set(chart.section, []);
-    sections.get(chart.section).push(made.element);
+    const data = aligned(found);
+    made.element.dataset.points = String(data[0].length);
+    made.draw(found.map(([index, curve]) => ({colour: index, name: runs.groups[index].label, seeds: curve.seeds.length})), data);
+    if (!sections.has(chart.section)) sections.set(chart.section, {elements: [], zeros: []});
+    const section = sections.get(chart.section);
+    // What is 0 from end to end takes a word and not a picture.
+    const zero = found.length && found.every(([, curve]) => curve.low.every((value) => value === 0) && curve.high.every((value) => value === 0));
+    if (zero) section.zeros.push(chart.title); else section.elements.push(made.element);
   }
   for (const section of document.querySelectorAll('#first section, #sections section')) section.hidden = true;
-  for (const [name, elements] of sections) {
+  for (const [name, {elements, zeros}] of sections) {
     const id = `section-${name.toLowerCase().replace(/ /g, '-')}`;
     let section = find(id);
     if (!section) {
       const grid = make('div', {class: name === 'Learning' ? 'grid wide' : 'grid'});
-      section = make('section', {id}, make('h2', {}, name), grid);
+      section = make('section', {id}, make('h2', {}, name), grid, make('p', {class: 'zeros'}));
       find(name === 'Learning' ? 'first' : 'sections').append(section);
     }
     section.hidden = false;
-    const grid = section.lastChild;
+    section.lastChild.textContent = zeros.length ? `0 throughout: ${zeros.join(', ')}` : '';
+    const grid = section.children[1];
     if (grid.children.length !== elements.length || elements.some((each, index) => grid.children[index] !== each)) {
       grid.replaceChildren(...elements);
     }
@@ -319,7 +332,7 @@ function drawReplay(answer) {
   for (const [name, chart] of replayCharts) {
     const names = name === 'waiting' ? ['throttled', 'starved'] : [name];
     const columns = names.flatMap((each) => [column(each), column(each), column(each)]);
-    chart.draw(names.map((each, index) => ({colour: index, name: each})), [places, ...columns]);
+    chart.draw(names.map((each, index) => ({colour: index, name: each, seeds: 0})), [places, ...columns]);
   }
   drawTimes(answer.times);
 }
