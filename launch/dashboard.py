@@ -604,6 +604,7 @@ def listen(port: int) -> socket.socket:
   listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   try:
     listening.bind(('127.0.0.1', port))
+    listening.listen()  # whoever opens the address at once waits for the server
   except (OSError, OverflowError) as error:
     listening.close()
     reason = getattr(error, 'strerror', None) or error
