@@ -175,13 +175,14 @@ class Dashboard:
       index: of a run.
       name: of a file in its videos/.
     """
-    path = next((each for each in _films(self._histories[index].folder) if each.name == name), None)
-    if path is None:
+    found = {path.name: (written, path) for written, path in _films(self._histories[index].folder)}
+    if name not in found:
       return None
+    written, path = found[name]
     if path.suffix != '.gif':
       return path, FILMS[path.suffix]
     with self._lock:  # two pages must not write the same file
-      made = self._films / f'{index}-{path.stem}-{path.stat().st_mtime_ns}.mp4'
+      made = self._films / f'{index}-{path.stem}-{written}.mp4'
       if not made.exists():
         _to_mp4(path, made)
     return made, FILMS['.mp4']
@@ -226,6 +227,8 @@ class _Looks:
       return self._newest
 
   def _look(self) -> dict[str, Any]:
+    if not (self._folder / local.CONFIG).exists():
+      return {'error': _gone(self._folder)}
     try:
       if self._inspection is None:
         self._inspection = inspection.Inspection(str(self._folder), timeout_seconds=2.0)
@@ -314,6 +317,10 @@ def rounded(values: np.ndarray) -> list[float]:
   return (np.round(values * scale) / scale).tolist()
 
 
+def _gone(folder: pathlib.Path) -> str:
+  return f'the folder {folder} is gone, or no longer one of a run'
+
+
 def _state(run: history.History) -> dict[str, Any]:
   """A run as it is now."""
   evaluator, learner = run.names('evaluator'), run.names('learner')
@@ -329,7 +336,7 @@ def _state(run: history.History) -> dict[str, Any]:
   messages = []
   if run.is_gone:
     state = 'gone'
-    messages.append(f'the folder {run.folder} is gone, or no longer one of a run')
+    messages.append(_gone(run.folder))
   elif written is None:
     messages.append(
       'nothing has been measured yet: nodes import and compile, about half a minute'
@@ -358,8 +365,12 @@ def _state(run: history.History) -> dict[str, Any]:
     'events': _happened(run)[-MOST_EVENTS:],
     'times': _times(run),
     'films': [
-      {'name': path.name, 'update': int(path.stem) if path.stem.isdigit() else None}
-      for path in films
+      {
+        'name': path.name,
+        'update': int(path.stem) if path.stem.isdigit() else None,
+        'written': written,  # moves while it is being written
+      }
+      for written, path in films
     ],
   }
 
@@ -419,22 +430,18 @@ def _times(run: history.History) -> list[dict[str, Any]]:
   return found
 
 
-def _films(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Of a run, the newest first."""
+def _films(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
+  """Of a run, the newest first, and when each was written, in nanoseconds."""
   dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
       if path.suffix in FILMS and path.is_file():
-        dated.append((path.stat().st_mtime, path))
-  return [path for _, path in sorted(dated, reverse=True)[:MOST_FILMS]]
+        dated.append((path.stat().st_mtime_ns, path))
+  return sorted(dated, reverse=True)[:MOST_FILMS]
 
 
 def _to_mp4(film: pathlib.Path, made: pathlib.Path) -> None:
-  """Turns a GIF, which has no pause and no place to jump to, into what a video element plays.
-
-  Raises:
-    OSError: it is no film, or not a whole one.
-  """
+  """Turns a GIF, which has no pause and no place to jump to, into what a video element plays."""
   reader: Any = imageio.get_reader(str(film))
   with contextlib.closing(reader):
     milliseconds = reader.get_meta_data().get('duration') or 1000 / FRAMES_PER_SECOND
@@ -508,7 +515,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     name = request.path_params['name']
     try:
       found = dashboard.film(index, name)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of decoders, which raise whatever they like
       raise exceptions.HTTPException(404, f'{name}: cannot be played ({error})') from None
     if found is None:
       raise exceptions.HTTPException(404, f'{name}: is gone')

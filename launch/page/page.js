@@ -283,7 +283,7 @@ function drawFilms() {
   const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
   const cards = films.map(({run, index, film}) => make('figure', {class: 'card'},
     make('h3', {}, run.name, ' ', make('small', {}, film.update === null ? film.name : `update ${number(film.update)}`)),
-    make('video', {src: `film/${index}/${encodeURIComponent(film.name)}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'})));
+    make('video', {src: `film/${index}/${encodeURIComponent(film.name)}?written=${film.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'})));
   find('film-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
     'No film yet: a run writes one at its end, where its world draws itself; hephaestus evaluate RUN --video makes more.')]));
 }

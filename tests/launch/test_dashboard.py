@@ -174,9 +174,11 @@ def test_replay_is_told_as_inspect_tells_it(folder, serve):
     told = served.json('api/replay/0')
     expected = inspection.inspect(str(folder), seconds=0.01)
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
-              'replay_ratio', 'bottleneck'):  # fmt: skip
+              'bottleneck'):  # fmt: skip
     assert told['report'][key] == expected[key], key
   assert told['report'].keys() == expected.keys()
+  ratios = told['report']['replay_ratio'], expected['replay_ratio']
+  assert ratios[0]['configured'] == ratios[1]['configured'] == 32.0
   for name, row in expected['tables'].items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert told['report']['tables'][name][key] == row[key], (name, key)
@@ -267,7 +269,7 @@ def test_a_long_run_is_thinned_and_read_in_parts(folder, serve):
   served = serve(folder)
   answer = served.json('api/curves')
   sizes = []
-  while answer['groups'] is None:
+  while answer['unread']:
     sizes.append(answer['unread'])
     answer = served.json('api/curves')
   assert sizes == sorted(sizes, reverse=True)
@@ -284,7 +286,7 @@ def test_a_film_is_played_from_its_folder_alone(folder, serve):
   (folder / 'videos' / '80.gif').write_bytes(b'GIF89a no film')
   served = serve(folder)
   films = served.json('api/runs')['runs'][0]['films']
-  assert {'name': '70.gif', 'update': 70} in films and len(films) == 2
+  assert {(film['name'], film['update']) for film in films} == {('70.gif', 70), ('80.gif', 80)}
   status, content, response = served.ask('film/0/70.gif')
   assert (
     status == 200 and response.headers['Content-Type'] == 'video/mp4' and content[4:8] == b'ftyp'
@@ -436,7 +438,8 @@ def test_curves_of_a_run_appear_and_move(live):
       const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
       let count = 0;
       for (let at = 0; at < data.length; at += 4) {
-        count += data[at] === red && data[at + 1] === green && data[at + 2] === blue && data[at + 3] === 255;
+        const off = Math.abs(data[at] - red) + Math.abs(data[at + 1] - green) + Math.abs(data[at + 2] - blue);
+        count += off < 20 && data[at + 3] > 128;
       }
       return count;
     }""",
