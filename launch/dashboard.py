@@ -431,12 +431,12 @@ def _times(run: history.History) -> list[dict[str, Any]]:
 
 
 def _films(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-  """Of a run, the newest first, and when each was written, in nanoseconds."""
+  """Of a run, the newest first, and when each was written, in milliseconds."""
   dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
       if path.suffix in FILMS and path.is_file():
-        dated.append((path.stat().st_mtime_ns, path))
+        dated.append((path.stat().st_mtime_ns // 10**6, path))
   return sorted(dated, reverse=True)[:MOST_FILMS]
 
 

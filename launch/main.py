@@ -143,7 +143,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     'world; needs the extra `report`.',
   )
   report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
-  report.add_argument('--out', type=pathlib.Path, help='folder for report.md and WORLD.png')
+  report.add_argument(
+    '--out',
+    type=pathlib.Path,
+    help='folder for report.md, WORLD.png and report.html, which has all in one file',
+  )
   report.add_argument(
     '--metric', help='a key of metrics/*.jsonl (default: score, or return where there is none)'
   )

@@ -1,5 +1,6 @@
 """Learning curves of runs with their spread over seeds: a picture and a table for each world."""
 
+import base64
 import collections
 import json
 import math
@@ -180,7 +181,8 @@ def make(
       the return of an episode.
     node: whose rows, one of NODES; None: the first that has the metric.
     x: one of X_AXES.
-    out: where to put report.md and WORLD.png; None to draw nothing.
+    out: where to put report.md, WORLD.png, and report.html with all of it in one file; None to draw
+      nothing.
 
   Raises:
     ValueError: nothing can be shown, rliable or matplotlib is not installed, or `out` cannot be
@@ -220,16 +222,53 @@ def make(
   if out is not None:
     try:
       out.mkdir(parents=True, exist_ok=True)
-      for world in worlds:
-        draw(world, out / f'{world.file_name}.png')
+      pictures = {f'{world.file_name}.png': world for world in worlds}
+      for name, world in pictures.items():
+        draw(world, out / name)
       (out / 'report.md').write_text(markdown)
+      page = _page(markdown, {name: (out / name).read_bytes() for name in pictures})
+      (out / 'report.html').write_text(page)
     except OSError as error:
       raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
   return Report(markdown, left_out)
 
 
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Learning curves</title>
+<style>
+body { max-width: 1000px; margin: 32px auto; padding: 0 16px; color: #1c2430; background: #fff;
+  font: 15px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 12px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #dfe3e8; }
+th:first-child, td:first-child { text-align: left; }
+img { width: 100%; max-width: 800px; }
+li { overflow-wrap: anywhere; }
+</style>
+<body>
+"""
+
+
+def _page(markdown: str, pictures: dict[str, bytes]) -> str:
+  """Markdown as one file of HTML, with its pictures in it."""
+  import markdown_it
+
+  parser = markdown_it.MarkdownIt('commonmark', {'html': False}).enable('table')
+  tokens = parser.parse(markdown)
+  for image in (each for token in tokens for each in token.children or [] if each.type == 'image'):
+    content = base64.b64encode(pictures[str(image.attrs['src'])]).decode()
+    image.attrSet('src', f'data:image/png;base64,{content}')
+  body = parser.renderer.render(tokens, parser.options, {})
+  body = body.replace('<table>', '<div class="table"><table>').replace('</table>', '</table></div>')
+  return f'{PAGE}{body}</body>\n</html>\n'
+
+
 def _check_packages() -> None:
   try:
+    import markdown_it  # noqa: F401
     import matplotlib  # noqa: F401
     import rliable  # noqa: F401
   except ImportError as error:

@@ -491,6 +491,7 @@ def test_a_film_appears_and_plays(live):
   local.evaluate(live.folder, 1, live.folder / 'videos' / '77.gif', 0)
   live.page.wait_for_selector('#films video')
   assert 'update 77' in live.page.inner_text('#films')
+  live.page.locator('#films video').scroll_into_view_if_needed()  # what nobody sees stands still
   playing = "time => document.querySelector('#films video').currentTime > time"
   live.page.wait_for_function(playing, arg=0)
   at = live.page.evaluate("document.querySelector('#films video').currentTime")
