@@ -115,6 +115,7 @@ class Dashboard:
     if not self._histories:
       raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
     self._groups = _group(self._histories)
+    self._differences = _differences(self._histories)
     self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
     self._looks = [_Looks(each.folder) for each in self._histories]
 
@@ -131,7 +132,7 @@ class Dashboard:
           _state(each) | {'name': name, 'group': colours[index]}
           for index, (each, name) in enumerate(zip(self._histories, names, strict=True))
         ],
-        'differences': _differences(self._histories),
+        'differences': self._differences,
       }
 
   def curves(self, x: str, known: str = '') -> str | None:

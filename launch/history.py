@@ -40,7 +40,7 @@ class _Tail:
   def __init__(self, path: pathlib.Path):
     self.path = path
     self.generation = 0  # moves when all lines that came before are void
-    self.unread = 0  # bytes
+    self.unread = path.stat().st_size if path.exists() else 0  # bytes
     self._inode: int | None = None
     self._offset = 0
 
@@ -167,6 +167,7 @@ class History:
     self.is_gone = False
     self._events = _File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
     self._nodes: dict[str, _File] = {}
+    self._times: tuple[Any, np.ndarray] | None = None
     self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
     self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, np.ndarray]]] = {}
 
@@ -181,8 +182,9 @@ class History:
       if path.stem != 'events' and path.stem not in self._nodes:
         self._nodes[path.stem] = _File(path)
     for file in (self._events, *self._nodes.values()):
-      while file.read() and time.monotonic() < deadline:
-        pass
+      while file.read():
+        if time.monotonic() >= deadline:
+          return
 
   @property
   def unread(self) -> int:
@@ -267,6 +269,13 @@ class History:
       weights = np.nan_to_num(self._nodes[name].column('episodes')[kept][finite], nan=1.0)
     return thin(places, values, weights)
 
+  def _written(self) -> np.ndarray:
+    """[N] f64, the times of all rows, sorted."""
+    if self._times is None or self._times[0] != self.version:
+      times = np.concatenate([each.column('time') for each in self._nodes.values()])
+      self._times = self.version, np.sort(times, kind='stable')  # fast where much is sorted
+    return self._times[1]
+
   def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, np.ndarray]:
     """Places of the rows of a file that hold, and which rows these are."""
     file = self._nodes[name]
@@ -275,8 +284,7 @@ class History:
     if known is None or known[0] != version:
       key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
       if x == 'minutes':
-        written = np.sort(np.concatenate([each.column('time') for each in self._nodes.values()]))
-        places = report.minutes(written, self.launches, file.column('time'))
+        places = report.minutes(self._written(), self.launches, file.column('time'))
       else:
         places = file.column(key)
       rows = np.flatnonzero(np.isfinite(places))

@@ -20,8 +20,9 @@ import numpy as np
 import psutil
 import pytest
 from playwright import sync_api
+from rliable import metrics as aggregates
 
-from launch import config, dashboard, experiments, history, inspection, local, main, metrics, report
+from launch import config, dashboard, experiments, history, inspection, local, main, metrics
 from replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -251,7 +252,7 @@ def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   assert curve['x'] == [0, 50, 100] and len(curve['seeds']) == 4
   assert curve['low'] == [0, 0, 0] and curve['high'] == [0, 1.5, 3]
   scores = np.arange(4)[:, None] * np.array([[0.0, 0.5, 1.0]])
-  np.testing.assert_allclose(curve['mean'], report.estimate(scores, 'iqm').point)
+  np.testing.assert_allclose(curve['mean'], [aggregates.aggregate_iqm(at) for at in scores.T])
   assert served.ask(f'api/curves?known={answer["version"]}')[0] == 204
   write(folders[0], 'evaluator', {'environment_step': 150, 'normalised_score': 0.5})
   assert served.json(f'api/curves?known={answer["version"]}')['version'] != answer['version']
@@ -398,6 +399,8 @@ class Live:
 
   def _end(self, process):
     """As Ctrl-C does; a launcher ends its nodes."""
+    if process.poll() is not None:
+      return
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     try:
