@@ -303,7 +303,7 @@ function drawConfigs() {
 
 const looks = [];
 const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
-  const title = name === 'waiting' ? 'share of time inserts wait, samples wait' : name;
+  const title = name === 'waiting' ? 'inserts wait, samples wait' : name;
   const chart = new Chart(title, 104, null);
   find('replay-charts').append(chart.element);
   return [name, chart];
