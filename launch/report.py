@@ -245,6 +245,7 @@ body { max-width: 1000px; margin: 32px auto; padding: 0 16px; color: #1c2430; ba
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 12px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #dfe3e8; }
 th:first-child, td:first-child { text-align: left; }
+td:first-child { min-width: 220px; white-space: normal; }
 img { width: 100%; max-width: 800px; }
 li { overflow-wrap: anywhere; }
 </style>
