@@ -105,7 +105,7 @@ class Dashboard:
     """
     self.left_out: list[str] = []
     self._films = films
-    self._lock = threading.Lock()
+    self._lock, self._filming = threading.Lock(), threading.Lock()
     self._histories: list[history.History] = []
     for folder in dict((folder.resolve(), folder) for folder in folders).values():
       try:
@@ -182,7 +182,7 @@ class Dashboard:
     written, path = found[name]
     if path.suffix != '.gif':
       return path, FILMS[path.suffix]
-    with self._lock:  # two pages must not write the same file
+    with self._filming:  # two pages must not write the same file
       made = self._films / f'{index}-{path.stem}-{written}.mp4'
       if not made.exists():
         _to_mp4(path, made)
