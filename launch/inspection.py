@@ -257,7 +257,7 @@ def show(report: dict[str, Any], console: rich.console.Console | None = None) ->
   """Prints a report for people."""
   console = console or rich.console.Console()
   console.print(_table(report, console.width))
-  console.print(_grid(_numbers(report)))
+  console.print(_grid(numbers(report)))
 
 
 def watch(
@@ -376,17 +376,10 @@ def _sample(name: str, labels: str, value: Any) -> list[str]:
   return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
 
 
-def _table(report: dict[str, Any], width: int) -> rich.table.Table:
-  """A line for each table, with totals where there is room."""
-  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-  totals = width >= 100
-  headings = ['table', 'size', 'capacity', 'full']
-  headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
-  headings += ['drawn', 'memory']
-  for heading in headings:
-    view.add_column(heading, justify='left' if heading == 'table' else 'right', no_wrap=True)
-  for name, row in sorted(report['tables'].items()):
-    cells = {
+def cells(report: dict[str, Any]) -> list[dict[str, str]]:
+  """For each table what stands below each heading, with units."""
+  return [
+    {
       'table': name,
       'size': f'{row["size"]:,}',
       'capacity': f'{row["max_size"]:,}',
@@ -398,39 +391,61 @@ def _table(report: dict[str, Any], width: int) -> rich.table.Table:
       'drawn': _share(row['unique_share']),
       'memory': _size(row['bytes']),
     }
-    view.add_row(*(cells[heading] for heading in headings))
+    for name, row in sorted(report['tables'].items())
+  ]
+
+
+def _table(report: dict[str, Any], width: int) -> rich.table.Table:
+  """A line for each table, with totals where there is room."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  totals = width >= 100
+  headings = ['table', 'size', 'capacity', 'full']
+  headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
+  headings += ['drawn', 'memory']
+  for heading in headings:
+    view.add_column(heading, justify='left' if heading == 'table' else 'right', no_wrap=True)
+  for row in cells(report):
+    view.add_row(*(row[heading] for heading in headings))
   return view
 
 
-def _numbers(report: dict[str, Any]) -> dict[str, str]:
+def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+  """How the thread of each stratum's table spends its time: {TABLE: {what it does: share}}."""
+  return {
+    name: {_DOINGS[state]: share for state, share in row['worker_time'].items()}
+    for name, row in sorted(report['tables'].items())
+    if name != tables.PARAMS
+  }
+
+
+def numbers(report: dict[str, Any]) -> dict[str, str]:
   """All that is no table, named and with units."""
   ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
-  numbers = {
+  named = {
     'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} lately, '
     + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
     + ' configured'
   }
   if limiter is not None:
-    numbers['limiter'] = _limiter(limiter)
+    named['limiter'] = _limiter(limiter)
   if report['bottleneck'] is not None:
-    numbers['who waits'] = report['bottleneck']
+    named['who waits'] = report['bottleneck']
   if report['environment_step'] is not None:
-    numbers['environment steps'] = f'{report["environment_step"]:,}'
+    named['environment steps'] = f'{report["environment_step"]:,}'
   if report['parameter_version'] is not None:
-    numbers['parameters'] = f'version {report["parameter_version"]:,}'
+    named['parameters'] = f'version {report["parameter_version"]:,}'
   if report['staleness']:
     newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
     span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
-    numbers['staleness'] = f'actors act by parameters {span} updates old'
-  numbers['memory'] = f'sequences {_size(memory["sequences"])}, if not compressed; ' + (
+    named['staleness'] = f'actors act by parameters {span} updates old'
+  named['memory'] = f'sequences {_size(memory["sequences"])}, if not compressed; ' + (
     f'the server {_size(memory["server"])}'
     if memory['server'] is not None
     else 'the server is not on this machine'
   )
-  for name, row in sorted(report['tables'].items()):
-    if name != tables.PARAMS:
-      numbers[f'time of {name}'] = _worked(row['worker_time'])
-  return numbers
+  for name, shares in worker_times(report).items():
+    named[f'time of {name}'] = _worked(shares)
+  return named
 
 
 def _limiter(limiter: dict[str, Any]) -> str:
@@ -447,14 +462,14 @@ def _limiter(limiter: dict[str, Any]) -> str:
 def _worked(shares: dict[str, float]) -> str:
   """How a table's thread spends its time, the most first."""
   parts = sorted(shares.items(), key=lambda part: -part[1])
-  return ', '.join(f'{_DOINGS[state]} {_share(share)}' for state, share in parts if share >= 0.005)
+  return ', '.join(f'{doing} {_share(share)}' for doing, share in parts if share >= 0.005)
 
 
-def _grid(numbers: dict[str, str]) -> rich.table.Table:
+def _grid(named: dict[str, str]) -> rich.table.Table:
   view = rich.table.Table.grid(padding=(0, 1))
   view.add_column(min_width=LABEL, no_wrap=True)
   view.add_column()
-  for name, value in numbers.items():
+  for name, value in named.items():
     view.add_row(name, value)
   return view
 
@@ -473,14 +488,14 @@ def _frame(
   if answered is None:
     return rich.console.Group(*parts)
   parts.append(_table(answered, width))
-  numbers = _grid(_numbers(answered))
+  named = _grid(numbers(answered))
   if width < WIDE:
-    return rich.console.Group(*parts, numbers, '', _curves(history, width - LABEL - 12))
+    return rich.console.Group(*parts, named, '', _curves(history, width - LABEL - 12))
   half = width // 2 - 2
   beside = rich.table.Table.grid(padding=(0, 2), expand=True)
   beside.add_column(width=half)
   beside.add_column(width=half)
-  beside.add_row(numbers, _curves(history, half - LABEL - 12))
+  beside.add_row(named, _curves(history, half - LABEL - 12))
   return rich.console.Group(*parts, beside)
 
 
@@ -490,7 +505,7 @@ def _curves(history: Sequence[dict[str, Any]], width: int) -> rich.table.Table:
   view.add_column(min_width=LABEL, no_wrap=True)
   view.add_column(width=width, no_wrap=True)
   view.add_column(justify='right', no_wrap=True)
-  columns = [_moving(report) for report in list(history)[-width:]]
+  columns = [moving(report) for report in list(history)[-width:]]
   for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
     values = [column.get(name) for column in columns]
     is_share = name in ('throttled', 'starved')
@@ -500,7 +515,7 @@ def _curves(history: Sequence[dict[str, Any]], width: int) -> rich.table.Table:
   return view
 
 
-def _moving(report: dict[str, Any]) -> dict[str, float | None]:
+def moving(report: dict[str, Any]) -> dict[str, float | None]:
   """The numbers of a report that are drawn; none of a server that is dead or begins anew."""
   if 'error' in report or report['limiter'] is None or report['seconds'] is None:
     return {}
@@ -538,16 +553,16 @@ def _line(report: dict[str, Any]) -> str:
     f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
     for name in strata
   ]
-  moving = _moving(report)
+  rates = moving(report)
   return '  '.join(
     [
       clock,
       *held,
-      f'{_rate(moving.get("inserts/s"))} inserts/s',
-      f'{_rate(moving.get("samples/s"))} samples/s',
+      f'{_rate(rates.get("inserts/s"))} inserts/s',
+      f'{_rate(rates.get("samples/s"))} samples/s',
       f'ratio {report["replay_ratio"]["achieved"]:.2f}',
-      f'throttled {_share(moving.get("throttled"))}',
-      f'starved {_share(moving.get("starved"))}',
+      f'throttled {_share(rates.get("throttled"))}',
+      f'starved {_share(rates.get("starved"))}',
     ]
   )
 

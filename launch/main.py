@@ -127,6 +127,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
   )
 
+  dashboard = commands.add_parser(
+    'dashboard', allow_abbrev=False, help='a web page that shows runs, on this machine alone'
+  )
+  dashboard.add_argument(
+    'runs', type=pathlib.Path, nargs='+', metavar='RUN', help='folder of a run'
+  )
+  dashboard.add_argument('--port', type=int, default=0, help='of 127.0.0.1 (default: a free one)')
+
   report = commands.add_parser(
     'report',
     allow_abbrev=False,
@@ -135,7 +143,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     'world; needs the extra `report`.',
   )
   report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
-  report.add_argument('--out', type=pathlib.Path, help='folder for report.md and WORLD.png')
+  report.add_argument(
+    '--out',
+    type=pathlib.Path,
+    help='folder for report.md, WORLD.png and report.html, which has all in one file',
+  )
   report.add_argument(
     '--metric', help='a key of metrics/*.jsonl (default: score, or return where there is none)'
   )
@@ -506,6 +518,14 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   return 1 if found.violations else 0
 
 
+def _dashboard(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  from launch import dashboard
+
+  dashboard.serve(arguments.runs, arguments.port)
+  return 0
+
+
 def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   from launch import report
@@ -599,6 +619,7 @@ def _run(arguments: argparse.Namespace) -> int:
     'watch': _watch,
     'environments': _environments,
     'inspect': _inspect,
+    'dashboard': _dashboard,
     'report': _report,
     'bench': _bench,
   }

@@ -1,18 +1,21 @@
 """Learning curves of runs with their spread over seeds: a picture and a table for each world."""
 
-import bisect
+import base64
 import collections
 import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from omegaconf import OmegaConf
+from scipy import stats
 
 from launch import config as launch_config
 from launch import local, metrics
+
+Numbers = TypeVar('Numbers')
 
 NODES = ('evaluator', 'learner', 'actor')
 X_AXES = {
@@ -178,7 +181,8 @@ def make(
       the return of an episode.
     node: whose rows, one of NODES; None: the first that has the metric.
     x: one of X_AXES.
-    out: where to put report.md and WORLD.png; None to draw nothing.
+    out: where to put report.md, WORLD.png, and report.html with all of it in one file; None to draw
+      nothing.
 
   Raises:
     ValueError: nothing can be shown, rliable or matplotlib is not installed, or `out` cannot be
@@ -218,16 +222,54 @@ def make(
   if out is not None:
     try:
       out.mkdir(parents=True, exist_ok=True)
-      for world in worlds:
-        draw(world, out / f'{world.file_name}.png')
+      pictures = {f'{world.file_name}.png': world for world in worlds}
+      for name, world in pictures.items():
+        draw(world, out / name)
       (out / 'report.md').write_text(markdown)
+      page = _page(markdown, {name: (out / name).read_bytes() for name in pictures})
+      (out / 'report.html').write_text(page)
     except OSError as error:
       raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
   return Report(markdown, left_out)
 
 
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Learning curves</title>
+<style>
+body { max-width: 1000px; margin: 32px auto; padding: 0 16px; color: #1c2430; background: #fff;
+  font: 15px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 12px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #dfe3e8; }
+th:first-child, td:first-child { text-align: left; }
+td:first-child { min-width: 220px; white-space: normal; }
+img { width: 100%; max-width: 800px; }
+li { overflow-wrap: anywhere; }
+</style>
+<body>
+"""
+
+
+def _page(markdown: str, pictures: dict[str, bytes]) -> str:
+  """Markdown as one file of HTML, with its pictures in it."""
+  import markdown_it
+
+  parser = markdown_it.MarkdownIt('commonmark', {'html': False}).enable('table')
+  tokens = parser.parse(markdown)
+  for image in (each for token in tokens for each in token.children or [] if each.type == 'image'):
+    content = base64.b64encode(pictures[str(image.attrs['src'])]).decode()
+    image.attrSet('src', f'data:image/png;base64,{content}')
+  body = parser.renderer.render(tokens, parser.options, {})
+  body = body.replace('<table>', '<div class="table"><table>').replace('</table>', '</table></div>')
+  return f'{PAGE}{body}</body>\n</html>\n'
+
+
 def _check_packages() -> None:
   try:
+    import markdown_it  # noqa: F401
     import matplotlib  # noqa: F401
     import rliable  # noqa: F401
   except ImportError as error:
@@ -271,11 +313,21 @@ def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _minutes(run: Run, times: np.ndarray) -> np.ndarray:
-  """Unix seconds [N] as minutes since the run's first row, without the time between launches."""
-  written = sorted(row['time'] for files in run.rows.values() for rows in files for row in rows)
+  """`minutes` of a run whose rows are at hand."""
+  written = [row['time'] for files in run.rows.values() for rows in files for row in rows]
+  return minutes(np.sort(np.array(written)), run.launches, times)
+
+
+def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
+  """Unix seconds [N] as minutes since a run's first row, without the time between launches.
+
+  Args:
+    written: [M] unix seconds of all its rows, sorted, at least one.
+    launches: unix seconds at which it was started or went on.
+    times: [N] unix seconds.
+  """
   pauses = set()
-  for launch in run.launches:
-    index = bisect.bisect(written, launch)
+  for index in np.searchsorted(written, launches, side='right'):
     if 0 < index < len(written):
       pauses.add((written[index - 1], written[index]))
   seconds = times - written[0]
@@ -296,7 +348,7 @@ def series(run: Run, node: str, metric: str, x: str) -> Series | None:
     metric: a key of them.
     x: one of X_AXES; an actor's learner step is that of its parameters.
   """
-  parts: list[tuple[Series, np.ndarray]] = []  # and the weight of each value, [N]
+  parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
   key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
   for rows in run.rows[node]:
     rows = [row for row in rows if _is_number(row.get(metric))]
@@ -310,14 +362,31 @@ def series(run: Run, node: str, metric: str, x: str) -> Series | None:
     values = np.array([row[metric] for row in rows], np.float64)
     weigh = node == 'actor' and metric.startswith('episode_')
     weights = np.array([row.get('episodes', 1) if weigh else 1 for row in rows], np.float64)
-    later = np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
-    holds = places < later
-    parts.append((Series(places[holds], values[holds]), weights[holds]))
-  if not parts:
-    return None
-  axis = np.unique(np.concatenate([part.x for part, _ in parts]))
-  values = np.stack([part.at(axis) for part, _ in parts])
-  weights = np.stack([Series(part.x, weight).at(axis) for part, weight in parts])
+    kept = holds(places)
+    parts.append((places[kept], values[kept], weights[kept]))
+  return joined(parts) if parts else None
+
+
+def holds(places: np.ndarray) -> np.ndarray:
+  """[N] bool: which rows of a file hold, and were not written again by a run that went on.
+
+  Args:
+    places: [N] of the rows on an axis, in the order in which they were written.
+  """
+  return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
+
+
+def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series:
+  """The weighted mean of several files, each by its last value.
+
+  Args:
+    parts: of each file its places, increasing, values and weights, [N] each.
+  """
+  if len(parts) == 1:
+    return Series(*parts[0][:2])
+  axis = np.unique(np.concatenate([x for x, _, _ in parts]))
+  values = np.stack([Series(x, value).at(axis) for x, value, _ in parts])
+  weights = np.stack([Series(x, weight).at(axis) for x, _, weight in parts])
   return Series(axis, np.nansum(values * weights, axis=0) / np.nansum(weights, axis=0))
 
 
@@ -343,7 +412,7 @@ def _make_world(
     else:
       found.append((label, run, numbers))
   curves: list[Curve] = []
-  for label, group in _group(found):
+  for label, group in grouped(found):
     curve = Curve(label, [run for run, _ in group], [numbers for _, numbers in group])
     start, end = curve.range
     names = ', '.join(str(run.folder) for run in curve.runs)
@@ -422,11 +491,18 @@ def _differing(runs: Sequence[Run]) -> list[str]:
   return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
 
 
-def _group(
-  found: Sequence[tuple[str | None, Run, Series]],
-) -> list[tuple[str, list[tuple[Run, Series]]]]:
-  """Curves with their labels, in the order in which they come."""
-  groups: dict[Any, list[tuple[Run, Series]]] = collections.defaultdict(list)
+def grouped(
+  found: Sequence[tuple[str | None, Run, Numbers]],
+) -> list[tuple[str, list[tuple[Run, Numbers]]]]:
+  """Runs that are seeds of one curve, with its label, in the order in which they come.
+
+  Args:
+    found: the runs of a world, each with a label of the user's, if any, and what belongs to it.
+
+  Raises:
+    ValueError: a label that was given is that of another curve, too.
+  """
+  groups: dict[Any, list[tuple[Run, Numbers]]] = collections.defaultdict(list)
   for label, run, numbers in found:
     key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
     groups[key].append((run, numbers))
@@ -509,6 +585,15 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   return '; '.join(text)
 
 
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+  """[M] f64, the mean over seeds without the lowest and the highest quarter, as rliable's.
+
+  Args:
+    values: [S, M] f64, of S seeds; where one is NaN, so is the mean.
+  """
+  return np.where(np.isnan(values).any(axis=0), np.nan, stats.trim_mean(values, 0.25, axis=0))
+
+
 def estimate(values: np.ndarray, statistic: str) -> Estimate:
   """A statistic over seeds with its interval; the same at every call.
 
@@ -546,7 +631,7 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
   return Estimate(*result[:, place.reshape(-1)])
 
 
-def _grid(curve: Curve) -> np.ndarray:
+def grid(curve: Curve) -> np.ndarray:
   """Where a curve is drawn: wherever a seed changes, unless that is too often to be seen."""
   start, end = curve.range
   changes = np.unique(np.concatenate([each.x for each in curve.series]))
@@ -663,15 +748,15 @@ def draw(world: World, path: pathlib.Path) -> None:
         axes.plot(
           each.x, each.value, color=colour, linewidth=0.7, alpha=0.35, drawstyle='steps-post'
         )
-    grid = _grid(curve)
-    point, low, high = estimate(curve.at(grid), 'iqm')
-    axes.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0, step='post')
+    places = grid(curve)
+    point, low, high = estimate(curve.at(places), 'iqm')
+    axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0, step='post')
     seeds = f'{len(curve.runs)} seed{"s" * (len(curve.runs) > 1)}'
     axes.plot(
-      grid, point, style, color=colour, linewidth=2.2, drawstyle='steps-post',
+      places, point, style, color=colour, linewidth=2.2, drawstyle='steps-post',
       label=f'{curve.label} ({seeds})',
     )  # fmt: skip
-    axes.plot(grid[-1:], point[-1:], 'o', color=colour, markersize=5)
+    axes.plot(places[-1:], point[-1:], 'o', color=colour, markersize=5)
   if world.metric == 'normalised_score':
     for level in (0, 1):
       axes.axhline(level, color='#777777', linewidth=1.0, linestyle=(0, (4, 4)), zorder=1)

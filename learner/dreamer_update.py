@@ -265,6 +265,8 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       **{f'world_model/{name}': value for name, value in model_metrics.items()},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
       'intrinsic/novelty': novelty.mean(),
+      'intrinsic/novelty_fast': drives.novelty_fast,
+      'intrinsic/novelty_slow': drives.novelty_mean,
       'intrinsic/clean_novelty': clean.mean(),
       'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
       'intrinsic/competence': drives.competence,

@@ -35,6 +35,7 @@ class Drives(NamedTuple):
 
   Attributes:
     horizon: [] int32, rows to dream.
+    novelty_fast: [] float32, the average of novelty over the last updates.
     novelty_mean: [] float32, the slow average of novelty.
     novelty_scale: [] float32, the largest it was; what novelty is divided by to be a reward. Divided
       by the average itself, it would tempt no less when nothing is left to be learned.
@@ -43,6 +44,7 @@ class Drives(NamedTuple):
   """
 
   horizon: jax.Array
+  novelty_fast: jax.Array
   novelty_mean: jax.Array
   novelty_scale: jax.Array
   competence: jax.Array
@@ -167,5 +169,5 @@ def update(
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
   peak = jnp.where(awake, jnp.maximum(state.peak, corrected_slow), 0.0)
   return IntrinsicState(fast, slow, peak, boredom, num_updates), Drives(
-    horizon.astype(jnp.int32), corrected_slow, peak, competence, boredom
+    horizon.astype(jnp.int32), corrected_fast, corrected_slow, peak, competence, boredom
   )

@@ -1,5 +1,7 @@
 """Reports of runs: which are seeds of one curve, where they are compared, and how sure it is."""
 
+import base64
+import re
 import sys
 
 import imageio.v2 as imageio
@@ -294,7 +296,7 @@ def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
   assert '![Curves of gymnax/CartPole-v1](gymnax-CartPole-v1.png)' in shown
   assert '0.47 (0.00 to 1.00) at 2,000 | 0.40 (0.00 to 1.00)' in shown
   assert sorted(path.name for path in out.iterdir()) == [
-    'catch.png', 'gymnax-CartPole-v1.png', 'report.md',
+    'catch.png', 'gymnax-CartPole-v1.png', 'report.html', 'report.md',
   ]  # fmt: skip
   picture = imageio.imread(out / 'catch.png')[..., :3]
   assert picture.shape[1] >= 1000
@@ -305,7 +307,23 @@ def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
   assert f'--out {tmp_path / "file"}: cannot be written to' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', ['matplotlib', 'rliable'])
+def test_one_file_holds_all_that_a_colleague_needs(tmp_path):
+  folders = [
+    write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, 0.5)], overrides=[f'seed={seed}'])
+    for seed in range(2)
+  ]
+  out = tmp_path / 'out'
+  assert run('--label', 'a <script> b', *folders, '--out', out) == 0
+  page = (out / 'report.html').read_text()
+  (picture,) = re.findall(r'src="([^"]*)"', page)
+  kind, content = picture.split(',')
+  assert kind == 'data:image/png;base64'
+  assert base64.b64decode(content) == (out / 'catch.png').read_bytes()
+  assert '<td>a &lt;script&gt; b</td>' in page and '<script' not in page
+  assert '0.50 (range 0.50 to 0.50) at 2,000' in page and 'http' not in page
+
+
+@pytest.mark.parametrize('name', ['markdown_it', 'matplotlib', 'rliable'])
 def test_without_its_packages_the_extra_is_named(tmp_path, capsys, monkeypatch, name):
   monkeypatch.setitem(sys.modules, name, None)
   assert run(write_run(tmp_path / 'a', [(0, 0.0)])) == 2

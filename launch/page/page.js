@@ -1,0 +1,449 @@
+// The page asks its server for numbers and draws them. Nothing is stored, nothing is sent but GET.
+'use strict';
+
+const PERIOD = 2000;  // milliseconds between two questions
+const KEPT = 150;  // looks at replay that are drawn
+const COLOURS = 7;
+const find = (id) => document.getElementById(id);
+const axis = find('axis');
+const world = find('world');
+const hidden = new Set();  // groups that are switched off
+const charts = new Map();  // by key, what is drawn
+let runs = null;  // the newest answers
+let curves = null;
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in element && typeof value !== 'string') element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function faded(hex, share) {
+  return hex + Math.round(255 * share).toString(16).padStart(2, '0');
+}
+
+function number(value) {
+  if (value === null || value === undefined) return '–';
+  const size = Math.abs(value);
+  if (size >= 1e5 || (Number.isInteger(value) && size >= 1e3)) return Math.round(value).toLocaleString('en');
+  if (size !== 0 && size < 1e-3) return value.toExponential(1);
+  return String(+value.toPrecision(3));
+}
+
+function short(value) {
+  const size = Math.abs(value);
+  for (const [unit, letter] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
+    if (size >= unit) return `${+(value / unit).toPrecision(4)}${letter}`;
+  }
+  if (size !== 0 && size < 1e-3) return value.toExponential(0);
+  return String(+value.toPrecision(4));
+}
+
+const percent = (share) => `${Math.round(100 * share)} %`;
+
+function ago(seconds) {
+  if (seconds === null) return '–';
+  const since = Math.max(0, Date.now() / 1000 - seconds);
+  if (since < 90) return `${Math.round(since)} s ago`;
+  if (since < 5400) return `${Math.round(since / 60)} min ago`;
+  if (since < 172800) return `${Math.round(since / 3600)} h ago`;
+  return `${Math.round(since / 86400)} days ago`;
+}
+
+function table(element, headings, rows, left = 1) {
+  const side = (index) => (index < left ? 'left' : '');
+  const head = make('thead', {}, make('tr', {}, ...headings.map((text, index) => make('th', {class: side(index)}, text))));
+  const body = make('tbody', {}, ...rows.map((cells) => make('tr', {}, ...cells.map((cell, index) =>
+    make('td', {class: side(index), 'data-name': headings[index]}, cell)))));
+  element.replaceChildren(head, body);
+}
+
+// Curves
+
+function drawn(key) {
+  return (curves.groups || []).map((group, index) => [index, group[key]]).filter(([index, curve]) =>
+    curve && !hidden.has(index) && runs.groups[index].world === world.value);
+}
+
+function parts(curve) {
+  return [[curve.x, curve.mean], [curve.x, curve.low], [curve.x, curve.high], ...curve.seeds.map((seed) => [seed.x, seed.mean])];
+}
+
+function aligned(found) {
+  // One axis for all, as the library wants it; a curve has null where only others have a place.
+  const all = found.flatMap(([, curve]) => parts(curve));
+  const places = [...new Set(all.flatMap(([x]) => x))].sort((a, b) => a - b);
+  const at = new Map(places.map((place, index) => [place, index]));
+  return [places, ...all.map(([x, values]) => {
+    const column = new Array(places.length).fill(null);
+    x.forEach((place, index) => { column[at.get(place)] = values[index]; });
+    return column;
+  })];
+}
+
+function options(width, height, series, bands, onCursor, sync) {
+  const line = {stroke: colour('grid'), width: 1};
+  const common = {stroke: colour('faint'), grid: line, ticks: {...line, size: 4}, font: '12px system-ui, sans-serif'};
+  return {
+    width, height, series, bands,
+    legend: {show: false},
+    scales: {x: {time: false}},
+    cursor: {y: false, drag: {x: true, y: false}, points: {size: 7}, ...(sync ? {sync: {key: sync, setSeries: false}} : {})},
+    axes: [
+      {...common, size: 28, space: 62, values: (plot, marks) => marks.map(short)},
+      {...common, size: 50, space: 34, gap: 4, values: (plot, marks) => marks.map(short)},
+    ],
+    padding: [8, 10, 0, 0],
+    hooks: {setCursor: [onCursor]},
+  };
+}
+
+function before(column, index) {
+  let place = index === null || index === undefined ? column.length - 1 : index;
+  while (place >= 0 && column[place] === null) place -= 1;
+  return place < 0 ? null : column[place];
+}
+
+class Chart {
+  constructor(title, height, sync) {
+    this.values = make('span', {class: 'values'});
+    this.place = make('div');
+    this.element = make('figure', {class: 'card'}, make('figcaption', {}, make('b', {}, title), this.values), this.place);
+    this.height = height;
+    this.sync = sync;
+    this.shape = '';
+    this.lines = [];
+    this.plot = null;
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.place);
+  }
+
+  // lines: [{colour index, name, number of seeds}], data: x, then mean, low, high and the seeds of each.
+  draw(lines, data) {
+    this.lines = lines;
+    this.data = data;
+    const shape = JSON.stringify([lines, data[0].length < 2]);
+    if (this.plot && shape === this.shape) {
+      this.plot.setData(data);
+    } else {
+      this.shape = shape;
+      this.remake();
+    }
+    this.tell(null);
+  }
+
+  remake() {
+    if (this.plot) this.plot.destroy();
+    this.plot = null;
+    const width = this.place.clientWidth;
+    if (!width || !this.data) return;
+    const few = this.data[0].length < 2;
+    const series = [{}];
+    this.means = [];
+    const bands = [];
+    for (const line of this.lines) {
+      const stroke = colour(`c${line.colour % COLOURS}`);
+      const hiddenLine = {stroke: 'transparent', width: 0, spanGaps: true, points: {show: false}};
+      this.means.push(series.length);
+      series.push({stroke, width: 2, spanGaps: true, points: {show: few, size: 7, fill: stroke}, dash: line.colour < COLOURS ? [] : [6, 4]});
+      series.push(hiddenLine, {...hiddenLine});
+      bands.push({series: [series.length - 1, series.length - 2], fill: faded(stroke, 0.16)});
+      for (let seed = 0; seed < line.seeds; seed += 1) {
+        series.push({stroke: faded(stroke, 0.45), width: 1, spanGaps: true, points: {show: few, size: 5, fill: stroke}});
+      }
+    }
+    const onCursor = (plot) => this.tell(plot.cursor.idx);
+    this.plot = new uPlot(options(width, this.height, series, bands, onCursor, this.sync), this.data, this.place);
+  }
+
+  resize() {
+    const width = this.place.clientWidth;
+    if (!this.plot) this.remake();
+    else if (width && width !== this.plot.width) this.plot.setSize({width, height: this.height});
+  }
+
+  tell(index) {
+    if (!this.plot) return;
+    const at = index === null || index === undefined ? [] : [make('i', {}, `at ${number(this.data[0][index])}`)];
+    const shown = this.lines.length > 4 && !at.length ? [] : this.lines;
+    this.values.replaceChildren(...at, ...shown.map((line, place) =>
+      make('span', {class: `g${line.colour % COLOURS}`, title: line.name}, number(before(this.data[this.means[place]], index)))));
+  }
+}
+
+function drawCurves() {
+  const sections = new Map();
+  const ofWorld = (key) => curves.groups.some((group, index) => group[key] && runs.groups[index].world === world.value);
+  for (const chart of curves.charts.filter(({key}) => ofWorld(key))) {
+    const found = drawn(chart.key);
+    if (!charts.has(chart.key)) {
+      charts.set(chart.key, new Chart(chart.title, chart.section === 'Learning' ? 240 : 170, 'steps'));
+      charts.get(chart.key).element.dataset.key = chart.key;
+    }
+    const made = charts.get(chart.key);
+    const data = aligned(found);
+    made.element.dataset.points = String(data[0].length);
+    made.draw(found.map(([index, curve]) => ({colour: index, name: runs.groups[index].label, seeds: curve.seeds.length})), data);
+    if (!sections.has(chart.section)) sections.set(chart.section, {elements: [], zeros: []});
+    const section = sections.get(chart.section);
+    // What is 0 from end to end takes a word and not a picture.
+    const zero = found.length && found.every(([, curve]) => curve.low.every((value) => value === 0) && curve.high.every((value) => value === 0));
+    if (zero) section.zeros.push(chart.title); else section.elements.push(made.element);
+  }
+  for (const section of document.querySelectorAll('#first section, #sections section')) section.hidden = true;
+  for (const [name, {elements, zeros}] of sections) {
+    const id = `section-${name.toLowerCase().replace(/ /g, '-')}`;
+    let section = find(id);
+    if (!section) {
+      const grid = make('div', {class: name === 'Learning' ? 'grid wide' : 'grid'});
+      section = make('section', {id}, make('h2', {}, name), grid, make('p', {class: 'zeros'}));
+      find(name === 'Learning' ? 'first' : 'sections').append(section);
+    }
+    section.hidden = false;
+    section.lastChild.textContent = zeros.length ? `0 throughout: ${zeros.join(', ')}` : '';
+    const grid = section.children[1];
+    if (grid.children.length !== elements.length || elements.some((each, index) => grid.children[index] !== each)) {
+      grid.replaceChildren(...elements);
+    }
+  }
+}
+
+function drawLegend() {
+  const shown = runs.groups.map((group, index) => [group, index]).filter(([group]) => group.world === world.value);
+  find('legend').replaceChildren(...(shown.length > 1 ? shown : []).map(([group, index]) => {
+    const seeds = runs.runs.filter((run) => run.group === index).length;
+    const button = make('button', {type: 'button', 'aria-pressed': String(!hidden.has(index))},
+      make('span', {class: `dot g${index % COLOURS}`}), `${group.label}${seeds > 1 ? ` · ${seeds} seeds` : ''}`);
+    button.addEventListener('click', () => {
+      if (hidden.has(index)) hidden.delete(index); else hidden.add(index);
+      drawLegend();
+      if (curves) drawCurves();
+    });
+    return button;
+  }));
+}
+
+// Runs, nodes, films and configs
+
+function drawRuns() {
+  const rows = runs.runs.map((run) => [
+    make('span', {}, make('span', {class: `dot g${run.group % COLOURS}`}), ` ${run.name}`),
+    run.world, run.agent, String(run.seed),
+    make('span', {class: `state ${run.state.split(' ')[0]}`}, run.state),
+    number(run.environment_step), number(run.max_environment_steps), number(run.learner_step),
+    number(run.score === null ? run.episode_return : run.score), ago(run.written),
+  ]);
+  const element = document.querySelector('#runs table');
+  const headings = ['run', 'world', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return', 'last row'];
+  table(element, headings, rows, 5);
+  runs.runs.forEach((run, index) => {
+    for (const text of run.messages) {
+      const row = make('tr', {}, make('td', {class: 'message left', colspan: String(headings.length)}, `${run.name}: ${text}`));
+      element.tBodies[0].append(row);
+    }
+  });
+  const pick = find('replay-run');
+  if (pick.options.length !== runs.runs.length) {
+    pick.replaceChildren(...runs.runs.map((run, index) => make('option', {value: String(index)}, run.name)));
+    const live = runs.runs.findIndex((run) => run.state === 'running');
+    pick.value = String(Math.max(0, live));
+  }
+}
+
+function drawNodes() {
+  const shown = runs.runs.filter((run) => run.nodes.length || run.events.length);
+  find('nodes').hidden = !shown.length;
+  find('node-cards').replaceChildren(...shown.map((run) => {
+    const list = make('table');
+    table(list, ['node', 'state', 'restarts', 'last row'], run.nodes.map((node) => [
+      node.name,
+      make('span', {class: node.state === 'running' || node.state === 'finished' ? 'running' : node.state.startsWith('waits') ? 'waits' : node.state === 'stopped' ? 'stopped' : 'failed'}, node.state),
+      make('span', {class: node.restarts ? 'waits' : ''}, number(node.restarts)), ago(node.wrote),
+    ]), 2);
+    const events = run.events.slice().reverse().map((event) => make('li', {},
+      make('time', {}, new Date(1000 * event.time).toLocaleTimeString('en-GB')), event.text));
+    return make('div', {class: 'card scroll'}, make('h3', {}, run.name), ...(run.nodes.length ? [list] : []), ...(events.length ? [make('ul', {}, ...events)] : []));
+  }));
+}
+
+let filmsShown = '';
+function drawFilms() {
+  const films = runs.runs.flatMap((run, index) => run.films.map((film) => ({run, index, film})));
+  const names = JSON.stringify(films.map(({index, film}) => [index, film]));
+  if (names === filmsShown) return;
+  filmsShown = names;
+  const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
+  const cards = films.map(({run, index, film}) => make('figure', {class: 'card'},
+    make('h3', {}, run.name, ' ', make('small', {}, film.update === null ? film.name : `update ${number(film.update)}`)),
+    make('video', {src: `film/${index}/${encodeURIComponent(film.name)}?written=${film.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'})));
+  find('film-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
+    'No film yet: a run writes one at its end, where its world draws itself; hephaestus evaluate RUN --video makes more.')]));
+}
+
+function drawConfigs() {
+  const keys = Object.keys(runs.differences);
+  find('configs').hidden = runs.runs.length < 2;
+  const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
+  const rows = runs.runs.map((run, index) => [
+    make('span', {}, make('span', {class: `dot g${run.group % COLOURS}`}), ` ${run.name}`),
+    ...keys.map((key) => show(runs.differences[key][index] ?? null)),
+  ]);
+  table(document.querySelector('#configs table'), ['run', ...keys], rows);
+}
+
+// Replay
+
+const looks = [];
+const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
+  const title = name === 'waiting' ? 'inserts wait, samples wait' : name;
+  const chart = new Chart(title, 104, null);
+  find('replay-charts').append(chart.element);
+  return [name, chart];
+});
+
+function drawReplay(answer) {
+  const dead = 'error' in answer;
+  find('replay-message').hidden = !dead;
+  find('replay-live').hidden = dead;
+  if (dead) {
+    find('replay-message').textContent = answer.error;
+    drawTimes([]);
+    return;
+  }
+  const headings = Object.keys(answer.cells[0] || {table: ''});
+  table(find('replay-tables'), headings, answer.cells.map((row) => headings.map((name) => row[name])));
+  find('replay-numbers').replaceChildren(...Object.entries(answer.numbers).flatMap(([name, text]) =>
+    [make('dt', {}, name), make('dd', {}, text)]));
+  find('replay').dataset.report = JSON.stringify(answer.report);
+  if (!looks.length || looks[looks.length - 1].time !== answer.report.time) {
+    looks.push({time: answer.report.time, moving: answer.moving});
+    if (looks.length > KEPT) looks.shift();
+  }
+  const places = looks.map((look) => look.time - answer.report.time);
+  const column = (name) => looks.map((look) => look.moving[name] ?? null);
+  for (const [name, chart] of replayCharts) {
+    const names = name === 'waiting' ? ['throttled', 'starved'] : [name];
+    const columns = names.flatMap((each) => [column(each), column(each), column(each)]);
+    chart.draw(names.map((each, index) => ({colour: index, name: each, seeds: 0})), [places, ...columns]);
+  }
+  drawTimes(answer.times);
+}
+
+function drawTimes(ofTables) {
+  if (!runs) return;
+  const run = runs.runs[Number(find('replay-run').value) || 0];
+  const rows = [...run.times, ...ofTables];
+  find('times').hidden = !rows.length;
+  find('time-bars').replaceChildren(...rows.map(({name, shares}) => {
+    const parts = Object.entries(shares).map(([doing, share], index) => [doing, share, index]).filter(([, share]) => share >= 0.005);
+    const bar = make('div', {class: 'bar'}, ...parts.map(([doing, share, index]) => {
+      const part = make('span', {class: `g${index % COLOURS}`, title: `${doing} ${percent(share)}`});
+      part.style.flexGrow = String(share);
+      return part;
+    }));
+    const words = make('div', {class: 'shares'}, ...parts.map(([doing, share, index]) =>
+      make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${doing} ${percent(share)}`)));
+    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, run.name)), bar, words);
+  }));
+}
+
+// Asking
+
+function say(text) {
+  find('message').hidden = !text;
+  find('message').textContent = text;
+}
+
+async function ask(path) {
+  const answer = await fetch(path);
+  if (answer.status === 204) return null;
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+
+const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+const seen = () => new Promise((done) => {
+  if (!document.hidden) done();
+  else document.addEventListener('visibilitychange', () => done(), {once: true});
+});
+
+async function repeat(step) {
+  for (;;) {
+    await seen();
+    let pause = PERIOD;
+    try {
+      pause = (await step()) ?? PERIOD;
+    } catch (error) {
+      say(error instanceof TypeError ? 'The dashboard does not answer: is its command still running? Looking on.' : error.message);
+    }
+    await wait(pause);
+  }
+}
+
+async function stepRuns() {
+  const answer = await ask('api/runs');
+  const first = runs === null;
+  runs = answer;
+  if (first) {
+    axis.replaceChildren(...Object.entries(runs.x_axes).map(([value, name]) => make('option', {value}, name)));
+    document.title = `${runs.runs.map((run) => run.name).join(', ')} · Hephaestus`;
+    const worlds = [...new Set(runs.groups.map((group) => group.world))];
+    world.replaceChildren(...worlds.map((value) => make('option', {value}, value)));
+    world.parentElement.hidden = worlds.length < 2;
+    drawLegend();
+    drawConfigs();
+  }
+  drawRuns();
+  drawNodes();
+  drawFilms();
+  if (!reading) say('');
+}
+
+let reading = false;
+async function stepCurves() {
+  if (!runs) return 50;
+  const known = curves && curves.axis === axis.value ? curves.version : '';
+  const answer = await ask(`api/curves?x=${encodeURIComponent(axis.value)}&known=${known}`);
+  if (!answer) return PERIOD;
+  reading = answer.groups === null;
+  if (reading) {
+    say(`Reading: ${number(answer.unread / 1e6)} MB to go`);
+    return 20;
+  }
+  say('');
+  curves = {...answer, axis: axis.value};
+  drawCurves();
+  return PERIOD;
+}
+
+async function stepReplay() {
+  if (!runs) return 50;
+  const index = Number(find('replay-run').value) || 0;
+  const answer = await ask(`api/replay/${index}`);
+  if (index === Number(find('replay-run').value)) drawReplay(answer);
+  return PERIOD;
+}
+
+axis.addEventListener('change', () => stepCurves());
+world.addEventListener('change', () => {
+  drawLegend();
+  if (curves) drawCurves();
+});
+find('replay-run').addEventListener('change', () => {
+  looks.length = 0;
+  stepReplay();
+});
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+  for (const chart of [...charts.values(), ...replayCharts.map(([, each]) => each)]) chart.remake();
+});
+repeat(stepRuns);
+repeat(stepCurves);
+repeat(stepReplay);
