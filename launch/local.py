@@ -22,6 +22,7 @@ from launch import metrics, program, supervisor
 from launch import template as template_lib
 from learner import fused
 from replay import checkpoint as replay_checkpoint
+from replay import loopback
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
@@ -115,6 +116,15 @@ def _port_of(address: str) -> int:
   return int(address.rsplit(':', 1)[1])
 
 
+def _reach(exposed: bool) -> tuple[bool, str]:
+  """Whether replay will be exposed, and who can then reach it, in words; replay is on this host."""
+  refusal = '' if exposed else loopback.refusal()
+  if not exposed and not refusal:
+    return False, 'reached from this machine alone'
+  why = f' (this system does not keep it from others: {refusal})' if refusal else ''
+  return True, f'reached without a password by whoever reaches this machine{why}'
+
+
 class Share(NamedTuple):
   """What of a run is this host's, when it has several.
 
@@ -136,6 +146,8 @@ def train(
   folder: pathlib.Path,
   template: template_lib.Template | None = None,
   share: Share | None = None,
+  *,
+  exposed: bool = False,
 ) -> int:
   """Runs everything, or a host's share, until it is learned, interrupted or failed.
 
@@ -144,6 +156,7 @@ def train(
     folder: of the run, opened.
     template: forks the nodes; without it each imports everything itself.
     share: of this host; None for everything.
+    exposed: whether other machines may reach replay, where it is this host's.
 
   Returns:
     The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
@@ -157,14 +170,18 @@ def train(
       if program.REPLAY in share.nodes:
         _port(_port_of(address))  # refuses one that is taken
     (folder / ADDRESS).write_text(address)
+    if share is None or program.REPLAY in share.nodes:
+      exposed, reach = _reach(exposed)
+      print(f'replay listens at port {_port_of(address)}: {reach}', flush=True)
     scratch = folder / 'nodes'
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    scratch.mkdir(mode=0o700)  # the nodes, pickled, for themselves alone
     topology = program.make_program(
       config,
       folder.resolve(),
       launch_id=share.launch_id if share else time.time_ns(),
       replay_is_here=share is None or program.REPLAY in share.nodes,
+      exposed=exposed,
     )
     commands = program.commands(topology, address, scratch)
     here = share.nodes if share else [name for name in commands if name != program.ENDING]

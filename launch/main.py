@@ -35,6 +35,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help="world and update in one program on the learner's devices (ppo's default)",
   )
   train.add_argument(
+    '--expose',
+    action='store_true',
+    help="let other machines reach replay's port, which asks for no password",
+  )
+  train.add_argument(
     '--reset-moments',
     action='store_true',
     help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
@@ -290,13 +295,15 @@ def _train(arguments: argparse.Namespace) -> int:
   # All is imported now and nothing has run: what follows will start the threads of JAX.
   with contextlib.closing(template.Template()) as forks:
     config = make_config(arguments)
+    if arguments.expose and config.fused:
+      raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     _check_environment(config)
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments)
-    return local.train(config, folder, forks)
+    return local.train(config, folder, forks, exposed=arguments.expose)
 
 
 def _new_folder(config: Any) -> pathlib.Path:

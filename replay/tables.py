@@ -9,7 +9,7 @@ from typing import Any
 import reverb
 from absl import logging
 
-from replay import checkpoint
+from replay import checkpoint, loopback
 from replay import columns as columns_lib
 
 PARAMS = 'params'  # the table of acting parameters
@@ -206,7 +206,11 @@ def make_tables(
 
 
 def make_server(
-  tables: list[reverb.Table], *, port: int | None = None, directory: str | None = None
+  tables: list[reverb.Table],
+  *,
+  port: int | None = None,
+  directory: str | None = None,
+  exposed: bool = True,
 ) -> reverb.Server:
   """Starts a server, with what the newest sound checkpoint under `directory` holds.
 
@@ -214,10 +218,16 @@ def make_server(
     tables: from `make_tables`.
     port: None for a free one.
     directory: of this server's checkpoints alone; None keeps none.
+    exposed: whether other machines may reach it, as Reverb has it.
+
+  Raises:
+    OSError: it is not to be exposed, and the system cannot do that; `loopback.refusal` tells before.
   """
   wanted = {table.name: table.info for table in tables}
   checkpointer = None if directory is None else checkpoint.checkpointer(directory)
   server = reverb.Server(tables, port=port, checkpointer=checkpointer)
+  if not exposed:
+    loopback.keep(server.port)
   for name, line in changed_settings(wanted, server.localhost_client().server_info()):
     logging.warning(
       'replay: table %r was restored with %s; use an empty directory to change it', name, line

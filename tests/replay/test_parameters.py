@@ -95,6 +95,10 @@ def test_forged_parameters_are_ignored_with_a_reason(address, caplog):
   forged.publish(snapshot)
   assert source.newest() is None and 'scale is float32[1, 1]' in caplog.text
 
+  for numbers in ((1 << 31, 0, 0), (-1, 0, 0), (1, -1, 0)):
+    publisher.publish(make_snapshot(2)._replace(version=numbers[0], environment_step=numbers[1]))
+    assert source.newest() is None and f'launch are {[*numbers]}' in caplog.text
+
   publisher.publish(make_snapshot(3))
   assert fetch(source).version == 3
 
