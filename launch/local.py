@@ -246,9 +246,9 @@ def train(
       ],
       grace_seconds=[3.0, 60.0, 2.0],
       stop_seconds=75.0,
-      # Whoever fails three times in a row, in its first half minute, will go on failing.
+      # Whoever fails three times in a row, in its first minute, will go on failing.
       max_fast_failures=3,
-      healthy_seconds=30.0,
+      healthy_seconds=60.0,
       on_event=on_event,
       on_tick=on_tick,
       template=template,

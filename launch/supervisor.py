@@ -110,6 +110,7 @@ class _Child:
   started_at: float = 0.0
   restart_at: float | None = None
   fast_failures: int = 0
+  fast_kills: int = 0
   restarts: int = 0
   log_offset: int = 0
 
@@ -151,7 +152,8 @@ class Supervisor:
   """Runs processes until some of them are finished, one fails for good, or a signal comes.
 
   A process that exits 0 is finished. One that ends otherwise is restarted after
-  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. SIGINT
+  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. One that
+  was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails. SIGINT
   and SIGTERM stop everything in order, a second one at once. Should the supervisor itself be
   killed, its processes, and whatever they started in their process groups, die with it.
   """
@@ -167,6 +169,7 @@ class Supervisor:
     stop_seconds: float = 30.0,
     healthy_seconds: float = 60.0,
     max_fast_failures: int = 5,
+    max_fast_kills: int = 20,
     backoff_seconds: float = 0.5,
     max_backoff_seconds: float = 30.0,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -186,6 +189,7 @@ class Supervisor:
       stop_seconds: after which everything left is killed, whatever the grace of the groups.
       healthy_seconds: a process that ran this long has recovered from earlier failures.
       max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
+      max_fast_kills: the same for ends by SIGKILL, be it by a person or for want of memory.
       backoff_seconds: before the first restart; doubles with every further one.
       max_backoff_seconds: bound of the above.
       on_event: called with every event, from the thread that runs.
@@ -206,6 +210,8 @@ class Supervisor:
       raise ValueError(f'`stop_order` must name each of {names} once, got {stop_order}.')
     if max_fast_failures < 1:
       raise ValueError(f'max_fast_failures must be at least 1, got {max_fast_failures}.')
+    if max_fast_kills < 1:
+      raise ValueError(f'max_fast_kills must be at least 1, got {max_fast_kills}.')
     if isinstance(grace_seconds, int | float):
       grace_seconds = [grace_seconds] * len(stop_order)
     if len(grace_seconds) != len(stop_order):
@@ -217,6 +223,7 @@ class Supervisor:
     self._stop_seconds = stop_seconds
     self._healthy_seconds = healthy_seconds
     self._max_fast_failures = max_fast_failures
+    self._max_fast_kills = max_fast_kills
     self._backoff_seconds = backoff_seconds
     self._max_backoff_seconds = max_backoff_seconds
     self._on_event = on_event
@@ -334,13 +341,17 @@ class Supervisor:
       child.finished = True
       self._emit('finished', child)
       return
-    was_healthy = time.monotonic() - child.started_at >= self._healthy_seconds
-    child.fast_failures = 0 if was_healthy else child.fast_failures + 1
-    if child.fast_failures >= self._max_fast_failures:
+    if time.monotonic() - child.started_at >= self._healthy_seconds:
+      child.fast_failures = child.fast_kills = 0
+    elif exit_code == -signal.SIGKILL:
+      child.fast_kills += 1
+    else:
+      child.fast_failures += 1
+    if child.fast_failures >= self._max_fast_failures or child.fast_kills >= self._max_fast_kills:
       self._failed = self._failed or child
       self._emit('gave_up', child)
       return
-    doublings = min(max(child.fast_failures - 1, 0), 30)
+    doublings = min(max(child.fast_failures + child.fast_kills - 1, 0), 30)
     delay_seconds = min(self._backoff_seconds * 2**doublings, self._max_backoff_seconds)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
