@@ -22,7 +22,7 @@ from launch import metrics, program, supervisor
 from launch import template as template_lib
 from learner import fused
 from replay import checkpoint as replay_checkpoint
-from replay import loopback
+from replay import loopback, tables
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
@@ -123,6 +123,40 @@ def _reach(exposed: bool) -> tuple[bool, str]:
     return False, 'reached from this machine alone'
   why = f' (this system does not keep it from others: {refusal})' if refusal else ''
   return True, f'reached without a password by whoever reaches this machine{why}'
+
+
+def check_memory(config: launch_config.ExperimentConfig) -> str:
+  """What replay will take of this machine's memory once its strata are full, in a line.
+
+  Raises:
+    ValueError: it is more than there is.
+  """
+  needed = tables.nbytes(config.replay, program.make_parts(config).sequence_schema)
+  available = _memory()
+  strata = config.replay.strata
+  index = max(range(len(strata)), key=lambda index: strata[index].max_size)
+  most = strata[index].max_size
+  if needed > available:
+    raise ValueError(
+      f'replay.strata[{index}].max_size={most}: that many sequences take {_size(needed)}, this machine '
+      f'has {_size(available)}; use at most {most * available // (2 * needed)}'
+    )
+  return (
+    f'replay takes up to {_size(needed)} of {_size(available)}: {most:,} sequences, if they do not '
+    'compress'
+  )
+
+
+def _size(count: int) -> str:
+  return f'{count / 1e6:.1f} MB' if count < 1e9 else f'{count / 1e9:.1f} GB'
+
+
+def _memory() -> int:
+  """Bytes that this machine has, or the container that we are in may use."""
+  limit = pathlib.Path('/sys/fs/cgroup/memory.max')
+  text = limit.read_text().strip() if limit.exists() else 'max'
+  total = psutil.virtual_memory().total
+  return min(total, int(text)) if text.isdigit() else total
 
 
 class Share(NamedTuple):

@@ -298,11 +298,13 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     _check_environment(config)
+    memory = '' if config.fused else local.check_memory(config)
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments)
+    print(memory, flush=True)
     return local.train(config, folder, forks, exposed=arguments.expose)
 
 
@@ -349,9 +351,12 @@ def _node(arguments: argparse.Namespace) -> int:
     host = hosts.find(arguments.host)
     hosts_lib.check_learners(hosts)
     _check_environment(config)
+    memory = local.check_memory(config) if host.replay else ''
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
+    if memory:
+      print(memory, flush=True)
     return node.run(hosts, host, config, folder, launch_id, forks, attached=attached)
 
 

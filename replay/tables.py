@@ -147,6 +147,18 @@ def row_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
   return [index for _, index in sorted(places)]
 
 
+def nbytes(config: ReplayConfig, schema: Any) -> int:
+  """Bytes of the sequences in full strata, uncompressed, without what Reverb adds to each.
+
+  What all hold is stored once, and the largest stratum holds what the others do.
+
+  Args:
+    config: of this room.
+    schema: tree of jax.ShapeDtypeStruct of one sequence.
+  """
+  return columns_lib.Columns(schema).nbytes * max(stratum.max_size for stratum in config.strata)
+
+
 def make_tables(
   config: ReplayConfig, schema: Any, *, batch_size: int, insert_size: int
 ) -> list[reverb.Table]:

@@ -1,6 +1,6 @@
 """Kills and freezes the nodes of a run for minutes on end, and checks what was promised.
 
-  .venv/bin/python tests/chaos.py [--minutes 20] [--period 15] [--steps 30000] [--seed 0] [--run DIR]
+  .venv/bin/python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--seed 0] [--run DIR]
 
 A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
 drawn at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
@@ -36,7 +36,7 @@ from replay import connection, contents  # noqa: E402
 
 NODES = ('replay', 'learner', 'actor-0', 'evaluator')
 FREEZE_SECONDS = 30.0
-WARM_UP_SECONDS = 60.0  # of a process, in which it compiles and fills its buffers
+WARM_UP_SECONDS = 120.0  # of a process, in which it compiles and fills its buffers
 CALM_SECONDS = 1800.0  # at most, until a run that is left alone ends
 CHECKPOINT_UPDATES = 100
 LOG_PERIOD = 10
@@ -283,7 +283,7 @@ def main() -> int:
   )
   parser.add_argument('--minutes', type=float, default=20.0)
   parser.add_argument('--period', type=float, default=15.0, help='seconds between two events')
-  parser.add_argument('--steps', type=int, default=30_000, help='of the environment, until the end')
+  parser.add_argument('--steps', type=int, default=20_000, help='of the environment, until the end')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--run', type=pathlib.Path, help='a new folder for the run')
   arguments = parser.parse_args()
