@@ -1,5 +1,6 @@
 """Where numbers go: JSON lines always; TensorBoard and Weights & Biases when asked for."""
 
+import errno
 import json
 import math
 import os
@@ -9,16 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from absl import logging
 from acme.utils.loggers import aggregators, base
 
 TAIL_BYTES = 1 << 16
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class JsonLines(base.Logger):
   """Appends one JSON object per line, `time` first, for people and programs to read.
 
   A line is one write to the file, so a kill leaves at most one truncated line, which the next
-  opening drops. Numbers without a JSON form, NaN and the infinities, become null.
+  opening drops. Numbers without a JSON form, NaN and the infinities, become null. Rows for which
+  the disk has no room are dropped, which is said once until there is room again.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, resume: tuple[str, int] | None = None):
@@ -34,12 +38,27 @@ class JsonLines(base.Logger):
     if self._path.exists():
       _mend(self._path, resume)
     self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    self._dropped = 0
 
   def write(self, data: base.LoggingData) -> None:
     row = {'time': time.time(), **plain(data)}
     line = json.dumps(row, allow_nan=False).encode() + b'\n'
-    if os.write(self._file, line) < len(line):
-      raise OSError(f'{self._path} took only a part of a row: is the disk full?')
+    try:
+      written = os.write(self._file, line)
+    except OSError as error:
+      if error.errno not in NO_ROOM:
+        raise
+      written = 0
+    if written == len(line):
+      if self._dropped:
+        logging.warning('%s: there is room again; %d rows were dropped', self._path, self._dropped)
+      self._dropped = 0
+      return
+    if written:  # nothing may follow half a row
+      os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+    if not self._dropped:
+      logging.warning('%s: the disk is full; rows are dropped until there is room', self._path)
+    self._dropped += 1
 
   def close(self) -> None:
     os.close(self._file)
@@ -213,8 +232,16 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
   mended = b''.join(lines)
   if mended != content:
     temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_bytes(mended)
-    os.replace(temporary, path)
+    try:
+      temporary.write_bytes(mended)
+      os.replace(temporary, path)
+    except OSError as error:
+      if error.errno not in NO_ROOM:
+        raise
+      temporary.unlink(missing_ok=True)
+      with open(path, 'r+b') as file:  # it only gets shorter
+        file.write(mended)
+        file.truncate()
 
 
 def _whole_lines(content: bytes) -> list[bytes]:

@@ -282,18 +282,16 @@ class Supervisor:
 
   def _start(self, child: _Child) -> None:
     process = child.process
-    process.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(process.log, 'ab') as log:
+    with _open_log(process.log) as log:
       child.log_offset = log.tell()
       now = time.strftime('%Y-%m-%d %H:%M:%S')
-      log.write(f'--- {now} {process.name}: start {child.restarts + 1}\n'.encode())
-      log.flush()
+      _note(log, f'--- {now} {process.name}: start {child.restarts + 1}\n')
       child.started_at = time.monotonic()
       child.restart_at = None
       try:
         child.running = self._fork(process, log) or self._execute(process, log)
       except OSError as error:
-        log.write(f'{error}\n'.encode())
+        _note(log, f'{error}\n')
     if child.running is None:
       child.pid = 0
       self._on_exit(child, CANNOT_START)
@@ -310,8 +308,7 @@ class Supervisor:
         process.name, process.command, process.environment, log.fileno(), self._guard_pipe
       )
     except OSError as error:
-      log.write(f'{error}; starting it anew\n'.encode())
-      log.flush()
+      _note(log, f'{error}; starting it anew\n')
       return None
 
   def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
@@ -428,8 +425,24 @@ class Supervisor:
       self._on_event(event)
 
 
+def _open_log(path: pathlib.Path) -> BinaryIO:
+  """A log to append to; nowhere, when it cannot be made: a full disk is no reason to end a run."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, 'ab', buffering=0)
+  except OSError:
+    return open(os.devnull, 'ab', buffering=0)
+
+
+def _note(log: BinaryIO, text: str) -> None:
+  with contextlib.suppress(OSError):
+    log.write(text.encode())
+
+
 def _last_lines(child: _Child) -> list[str]:
   """The end of what a child wrote since its last start, without the supervisor's header."""
+  if not child.process.log.exists():
+    return []
   with open(child.process.log, 'rb') as log:
     log.seek(child.log_offset)
     lines = collections.deque(log, maxlen=LAST_LINES + 1)
