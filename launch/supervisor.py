@@ -20,6 +20,7 @@ from launch import template as template_lib
 
 POLL_SECONDS = 0.1
 LAST_LINES = 20
+GROUP_SECONDS = 1.0  # for what a process has started to be gone once it is killed
 CANNOT_START = 127  # as a shell reports a command that it cannot run
 
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
@@ -402,6 +403,11 @@ class Supervisor:
       os.killpg(child.pid, signal.SIGKILL)
     exit_code = child.running.wait()
     child.running = None
+    deadline = time.monotonic() + GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+      while time.monotonic() < deadline:
+        os.killpg(child.pid, 0)
+        time.sleep(0.005)
     os.write(self._guard_pipe, f'-{child.pid}\n'.encode())
     return exit_code
 
