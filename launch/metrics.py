@@ -1,5 +1,6 @@
 """Where numbers go: JSON lines always; TensorBoard and Weights & Biases when asked for."""
 
+import contextlib
 import errno
 import json
 import math
@@ -67,24 +68,41 @@ class JsonLines(base.Logger):
 class TensorBoardLogger(base.Logger):
   """Draws every number of a row as a curve, named as in the row.
 
-  Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`.
+  Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`. After a full disk
+  there are no more curves until the node is started again: they are a copy of the rows.
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
     import tensorflow as tf  # here, since it takes seconds
 
     self._scalar = tf.summary.scalar
-    self._writer = tf.summary.create_file_writer(str(directory), flush_millis=10_000)
+    self._error = tf.errors.OpError
+    self._directory = directory
     self._steps_key = steps_key
+    self._writer: Any = None
+    with self._giving_up():
+      self._writer = tf.summary.create_file_writer(str(directory), flush_millis=10_000)
 
   def write(self, data: base.LoggingData) -> None:
-    with self._writer.as_default(step=data[self._steps_key]):
+    if self._writer is None:
+      return
+    with self._giving_up(), self._writer.as_default(step=data[self._steps_key]):
       for key, value in data.items():
         if isinstance(value, int | float) and key != self._steps_key:
           self._scalar(key, value)
 
   def close(self) -> None:
-    self._writer.close()
+    if self._writer is not None:
+      with self._giving_up():
+        self._writer.close()
+
+  @contextlib.contextmanager
+  def _giving_up(self) -> Iterator[None]:
+    try:
+      yield
+    except self._error as error:
+      logging.warning('%s: no more curves are written: %s', self._directory, error)
+      self._writer = None
 
 
 class WandbLogger(base.Logger):
