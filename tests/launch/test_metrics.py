@@ -141,6 +141,16 @@ def test_rows_for_which_there_is_no_room_are_dropped_and_said_once(path, no_room
   ]
 
 
+def test_curves_for_which_there_is_no_room_end_without_ending_the_node(tmp_path, no_room, caplog):
+  logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
+  logger.write({'learner_step': 1, 'loss': 1.0})
+  with no_room(2000):
+    for step in range(200):
+      logger.write({'learner_step': step, 'loss': 1.0})
+    logger.close()
+  assert 'no more curves are written' in caplog.text
+
+
 def test_a_truncated_line_is_dropped_on_a_full_disk_too(path, no_room):
   write_steps(path, range(40))
   with open(path, 'a') as file:
