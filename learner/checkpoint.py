@@ -1,5 +1,6 @@
 """Saves and restores one replica of a train state, checked and in the background, with Orbax."""
 
+import ctypes
 import errno
 import hashlib
 import logging as levels
@@ -17,6 +18,7 @@ from absl import logging
 Tree = Any
 STATE, DIGEST = 'state', 'digest'
 KEEP = 3
+_LIBC = ctypes.CDLL(None)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -127,6 +129,7 @@ class Checkpointer:
     """
     if step == self._manager.latest_step():
       return
+    _LIBC.malloc_trim(0)
     arrays = _to_arrays(state)
     for _ in range(2):  # the first may only hear of the save before
       try:

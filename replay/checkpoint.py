@@ -48,9 +48,9 @@ def save(client: reverb.Client, directory: str) -> str:
   """
   try:
     path = client.checkpoint()
-  except RuntimeError:
+  except Exception as error:  # an IndexError of a full disk, for one
     _remove_unfinished(os.path.join(directory, 'newest'))
-    raise
+    raise RuntimeError(str(error)) from error
   newest = os.path.join(directory, 'newest', os.path.basename(path))
   _keep(newest, directory)
   return newest

@@ -1,6 +1,6 @@
 """Kills and freezes the nodes of a run for minutes on end, and checks what was promised.
 
-  .venv/bin/python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--seed 0] [--run DIR]
+  python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--seed 0] [--run DIR]
 
 A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
 drawn at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
@@ -75,7 +75,7 @@ class Run:
       )  # fmt: skip
     self.seen: dict[int, psutil.Process] = {}  # every process of the run, also of the past
     self.ports: set[int] = set()
-    # By node and start of its process: [(its age in seconds, MB)].
+    # By node and start of its process: its age in seconds, and MB.
     self.memory: dict[tuple[str, float], list[tuple[float, float]]] = {}
 
   def look(self) -> None:
@@ -134,7 +134,7 @@ class Chaos:
   def __init__(self, run: Run, seed: int):
     self._run = run
     self._random = random.Random(seed)
-    self._frozen: dict[int, tuple[float, str]] = {}  # pid to when it is woken, and its node
+    self._frozen: dict[int, float] = {}  # pid to when it is woken
     self._start = time.monotonic()
     self.events: list[list[str]] = []
     self.failures: list[str] = []
@@ -153,8 +153,8 @@ class Chaos:
     if self._random.random() < 0.5:
       pid = self._run.pid(name)
       self._signal(pid, signal.SIGSTOP)
-      self._frozen[pid] = (time.monotonic() + FREEZE_SECONDS, name)
-      self._note(name, 'frozen for 30 s', 'goes on')
+      self._frozen[pid] = time.monotonic() + FREEZE_SECONDS
+      self._note(name, f'frozen for {FREEZE_SECONDS:.0f} s', 'goes on')
     elif name == 'replay':
       self._kill_replay()
     else:
@@ -165,7 +165,7 @@ class Chaos:
 
   def tick(self) -> None:
     """Wakes who has been frozen for long enough, and learns what kills have cost."""
-    for pid, (until, _) in list(self._frozen.items()):
+    for pid, until in list(self._frozen.items()):
       if time.monotonic() >= until:
         self._signal(pid, signal.SIGCONT)
         del self._frozen[pid]
@@ -289,6 +289,7 @@ def main() -> int:
   arguments = parser.parse_args()
   folder = (arguments.run or pathlib.Path(tempfile.mkdtemp()) / 'run').resolve()
   folder.parent.mkdir(parents=True, exist_ok=True)
+  signal.signal(signal.SIGTERM, lambda *unused: sys.exit(1))  # by way of what ends the run
   run = Run(folder, arguments.steps, arguments.seed)
   chaos = Chaos(run, arguments.seed)
   start = struck = looked = time.monotonic()
