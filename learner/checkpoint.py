@@ -129,7 +129,7 @@ class Checkpointer:
     """
     if step == self._manager.latest_step():
       return
-    _LIBC.malloc_trim(0)
+    _LIBC.malloc_trim(0)  # each save runs in threads of its own, whose memory is kept otherwise
     arrays = _to_arrays(state)
     for _ in range(2):  # the first may only hear of the save before
       try:
