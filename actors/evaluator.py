@@ -252,7 +252,12 @@ def score(
   if final:
     frames = play.record(params, video_key)
     if frames is not None:
-      write_video(frames, videos / f'{snapshot.version}.gif')
+      film = videos / f'{snapshot.version}.gif'
+      try:
+        write_video(frames, film)
+      except OSError as error:  # such as a full disk
+        film.unlink(missing_ok=True)
+        logging.warning('There is no film of the finished agent: %s', error)
   return result
 
 

@@ -6,6 +6,7 @@ import io
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
@@ -182,7 +183,7 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
       raise ValueError(f'{assignment!r}: write it as key=value, such as learner.batch_size=32')
     try:
       config = _assign(config, key, OmegaConf.from_dotlist([f'value={value}']).value)
-    except omegaconf_errors.OmegaConfBaseException as error:
+    except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
       raise ValueError(_explain(config, key, value, error)) from None
   return config
 

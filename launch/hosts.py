@@ -201,6 +201,11 @@ class Hosts:
     return self.keeper.replay.port
 
   @property
+  def exposed(self) -> bool:
+    """Whether a host reaches replay over the network, and not through ssh."""
+    return any(not host.tunnel for host in self.hosts if host is not self.keeper)
+
+  @property
   def learners(self) -> list[str]:
     """Names of the hosts that learn."""
     return [host.name for host in self.hosts if host.learner]

@@ -22,6 +22,7 @@ from launch import metrics, program, supervisor
 from launch import template as template_lib
 from learner import fused
 from replay import checkpoint as replay_checkpoint
+from replay import loopback, tables
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
@@ -125,6 +126,49 @@ def _port_of(address: str) -> int:
   return int(address.rsplit(':', 1)[1])
 
 
+def _reach(exposed: bool) -> tuple[bool, str]:
+  """Whether replay will be exposed, and who can then reach it, in words; replay is on this host."""
+  refusal = '' if exposed else loopback.refusal()
+  if not exposed and not refusal:
+    return False, 'reached from this machine alone'
+  why = f' (this system does not keep it from others: {refusal})' if refusal else ''
+  return True, f'reached without a password by whoever reaches this machine{why}'
+
+
+def check_memory(config: launch_config.ExperimentConfig) -> str:
+  """What replay will take of this machine's memory once its strata are full, in a line.
+
+  Raises:
+    ValueError: it is more than there is.
+  """
+  needed = tables.nbytes(config.replay, program.make_parts(config).sequence_schema)
+  available = _memory()
+  strata = config.replay.strata
+  index = max(range(len(strata)), key=lambda index: strata[index].max_size)
+  most = strata[index].max_size
+  if needed > available:
+    raise ValueError(
+      f'replay.strata[{index}].max_size={most}: that many sequences take {_size(needed)}, this machine '
+      f'has {_size(available)}; use at most {most * available // (2 * needed)}'
+    )
+  return (
+    f'replay takes up to {_size(needed)} of {_size(available)}: {most:,} sequences, if they do not '
+    'compress'
+  )
+
+
+def _size(count: int) -> str:
+  return f'{count / 1e6:.1f} MB' if count < 1e9 else f'{count / 1e9:.1f} GB'
+
+
+def _memory() -> int:
+  """Bytes that this machine has, or the container that we are in may use."""
+  limit = pathlib.Path('/sys/fs/cgroup/memory.max')
+  text = limit.read_text().strip() if limit.exists() else 'max'
+  total = psutil.virtual_memory().total
+  return min(total, int(text)) if text.isdigit() else total
+
+
 class Share(NamedTuple):
   """What of a run is this host's, when it has several.
 
@@ -146,6 +190,8 @@ def train(
   folder: pathlib.Path,
   template: template_lib.Template | None = None,
   share: Share | None = None,
+  *,
+  exposed: bool = False,
 ) -> int:
   """Runs everything, or a host's share, until it is learned, interrupted or failed.
 
@@ -154,6 +200,7 @@ def train(
     folder: of the run, opened.
     template: forks the nodes; without it each imports everything itself.
     share: of this host; None for everything.
+    exposed: whether other machines may reach replay, where it is this host's.
 
   Returns:
     The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
@@ -167,14 +214,18 @@ def train(
       if program.REPLAY in share.nodes:
         _port(_port_of(address))  # refuses one that is taken
     (folder / ADDRESS).write_text(address)
+    if share is None or program.REPLAY in share.nodes:
+      exposed, reach = _reach(exposed)
+      print(f'replay listens at port {_port_of(address)}: {reach}', flush=True)
     scratch = folder / 'nodes'
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    scratch.mkdir(mode=0o700)  # the nodes, pickled, for themselves alone
     topology = program.make_program(
       config,
       folder.resolve(),
       launch_id=share.launch_id if share else time.time_ns(),
       replay_is_here=share is None or program.REPLAY in share.nodes,
+      exposed=exposed,
     )
     commands = program.commands(topology, address, scratch)
     here = share.nodes if share else [name for name in commands if name != program.ENDING]
@@ -239,9 +290,9 @@ def train(
       ],
       grace_seconds=[3.0, 60.0, 2.0],
       stop_seconds=75.0,
-      # Whoever fails three times in a row, in its first half minute, will go on failing.
+      # Whoever fails three times in a row, in its first minute, will go on failing.
       max_fast_failures=3,
-      healthy_seconds=30.0,
+      healthy_seconds=60.0,
       on_event=on_event,
       on_tick=on_tick,
       template=template,

@@ -35,6 +35,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help="world and update in one program on the learner's devices (ppo's default)",
   )
   train.add_argument(
+    '--expose',
+    action='store_true',
+    help="let other machines reach replay's port, which asks for no password",
+  )
+  train.add_argument(
     '--reset-moments',
     action='store_true',
     help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
@@ -302,13 +307,17 @@ def _train(arguments: argparse.Namespace) -> int:
   # All is imported now and nothing has run: what follows will start the threads of JAX.
   with contextlib.closing(template.Template()) as forks:
     config = make_config(arguments)
+    if arguments.expose and config.fused:
+      raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     _check_environment(config)
+    memory = '' if config.fused else local.check_memory(config)
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments)
-    return local.train(config, folder, forks)
+    print(memory, flush=True)
+    return local.train(config, folder, forks, exposed=arguments.expose)
 
 
 def _new_folder(config: Any) -> pathlib.Path:
@@ -354,9 +363,12 @@ def _node(arguments: argparse.Namespace) -> int:
     host = hosts.find(arguments.host)
     hosts_lib.check_learners(hosts)
     _check_environment(config)
+    memory = local.check_memory(config) if host.replay else ''
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
+    if memory:
+      print(memory, flush=True)
     return node.run(hosts, host, config, folder, launch_id, forks, attached=attached)
 
 

@@ -1,5 +1,7 @@
 """Where numbers go: JSON lines always; TensorBoard and Weights & Biases when asked for."""
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -9,16 +11,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from absl import logging
 from acme.utils.loggers import aggregators, base
 
 TAIL_BYTES = 1 << 16
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class JsonLines(base.Logger):
   """Appends one JSON object per line, `time` first, for people and programs to read.
 
   A line is one write to the file, so a kill leaves at most one truncated line, which the next
-  opening drops. Numbers without a JSON form, NaN and the infinities, become null.
+  opening drops. Numbers without a JSON form, NaN and the infinities, become null. Rows for which
+  the disk has no room are dropped, which is said once until there is room again.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, resume: tuple[str, int] | None = None):
@@ -34,12 +39,27 @@ class JsonLines(base.Logger):
     if self._path.exists():
       _mend(self._path, resume)
     self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    self._dropped = 0
 
   def write(self, data: base.LoggingData) -> None:
     row = {'time': time.time(), **plain(data)}
     line = json.dumps(row, allow_nan=False).encode() + b'\n'
-    if os.write(self._file, line) < len(line):
-      raise OSError(f'{self._path} took only a part of a row: is the disk full?')
+    try:
+      written = os.write(self._file, line)
+    except OSError as error:
+      if error.errno not in NO_ROOM:
+        raise
+      written = 0
+    if written == len(line):
+      if self._dropped:
+        logging.warning('%s: there is room again; %d rows were dropped', self._path, self._dropped)
+      self._dropped = 0
+      return
+    if written:  # nothing may follow half a row
+      os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+    if not self._dropped:
+      logging.warning('%s: the disk is full; rows are dropped until there is room', self._path)
+    self._dropped += 1
 
   def close(self) -> None:
     os.close(self._file)
@@ -48,24 +68,41 @@ class JsonLines(base.Logger):
 class TensorBoardLogger(base.Logger):
   """Draws every number of a row as a curve, named as in the row.
 
-  Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`.
+  Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`. After a full disk
+  there are no more curves until the node is started again: they are a copy of the rows.
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
     import tensorflow as tf  # here, since it takes seconds
 
     self._scalar = tf.summary.scalar
-    self._writer = tf.summary.create_file_writer(str(directory), flush_millis=10_000)
+    self._error = tf.errors.OpError
+    self._directory = directory
     self._steps_key = steps_key
+    self._writer: Any = None
+    with self._giving_up():
+      self._writer = tf.summary.create_file_writer(str(directory), flush_millis=10_000)
 
   def write(self, data: base.LoggingData) -> None:
-    with self._writer.as_default(step=data[self._steps_key]):
+    if self._writer is None:
+      return
+    with self._giving_up(), self._writer.as_default(step=data[self._steps_key]):
       for key, value in data.items():
         if isinstance(value, int | float) and key != self._steps_key:
           self._scalar(key, value)
 
   def close(self) -> None:
-    self._writer.close()
+    if self._writer is not None:
+      with self._giving_up():
+        self._writer.close()
+
+  @contextlib.contextmanager
+  def _giving_up(self) -> Iterator[None]:
+    try:
+      yield
+    except self._error as error:
+      logging.warning('%s: no more curves are written: %s', self._directory, error)
+      self._writer = None
 
 
 class WandbLogger(base.Logger):
@@ -132,19 +169,23 @@ def make_logger(
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-  """All rows of a file that may still be written to; none where there is no file."""
+  """All rows of a file that may still be written to; none where there is no file.
+
+  Raises:
+    ValueError: a line of the file is no row; as of `last` and `since`.
+  """
   try:
     content = pathlib.Path(path).read_bytes()
   except FileNotFoundError:
     return []
-  return [json.loads(line) for line in _whole_lines(content)]
+  return [_row(line, path) for line in _whole_lines(content)]
 
 
 def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
   """The newest row, found from the end of the file; None where there is none."""
   for lines in _tails(path):
     if lines:
-      return json.loads(lines[-1])
+      return _row(lines[-1], path)
   return None
 
 
@@ -152,10 +193,20 @@ def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
   """The rows written after a time, in unix seconds, found from the end of the file."""
   rows: list[dict[str, Any]] = []
   for lines in _tails(path):
-    rows = [json.loads(line) for line in lines]
+    rows = [_row(line, path) for line in lines]
     if rows and rows[0]['time'] <= start:
       break
   return [row for row in rows if row['time'] > start]
+
+
+def _row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    row = None
+  if not isinstance(row, dict) or type(row.get('time')) not in (int, float):
+    raise ValueError(f'{path}: {line[:40]!r} is no row of metrics; remove that line')
+  return row
 
 
 def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
@@ -195,12 +246,20 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
   lines = _whole_lines(content)
   if resume is not None:
     key, step = resume
-    lines = [line for line in lines if (json.loads(line).get(key) or 0) <= step]
+    lines = [line for line in lines if (_row(line, path).get(key) or 0) <= step]
   mended = b''.join(lines)
   if mended != content:
     temporary = path.with_name(f'.{path.name}.tmp')
-    temporary.write_bytes(mended)
-    os.replace(temporary, path)
+    try:
+      temporary.write_bytes(mended)
+      os.replace(temporary, path)
+    except OSError as error:
+      if error.errno not in NO_ROOM:
+        raise
+      temporary.unlink(missing_ok=True)
+      with open(path, 'r+b') as file:  # it only gets shorter
+        file.write(mended)
+        file.truncate()
 
 
 def _whole_lines(content: bytes) -> list[bytes]:

@@ -70,9 +70,11 @@ def run(
       leash.tick()
       follower.tick()
 
+  if host.tunnel:
+    print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
   share = local.Share(here, address, launch_id, on_tick)
   try:
-    exit_code = local.train(config, folder, template, share)
+    exit_code = local.train(config, folder, template, share, exposed=hosts.exposed)
     if attached:
       follower.tick()
     return exit_code

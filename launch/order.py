@@ -49,9 +49,10 @@ def receive(descriptor: int) -> Order:
   try:
     content = json.loads(line)
     order = Order(**content)
-    if not (isinstance(order.hosts, str) and isinstance(order.config, str)):
+    given = (order.hosts, order.config, order.launch_id)
+    if tuple(map(type, given)) != (str, str, int):
       raise TypeError
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, RecursionError):
     raise ValueError(f'HOSTS -: {line[:40]!r} is no order of this version') from None
   return order
 

@@ -288,12 +288,38 @@ def build_ending(
   return Ending(source, _stop_signal(), launch_id)
 
 
+class _ReplayNode(lp.ReverbNode):
+  """Launchpad's node of a Reverb server, with ours in it.
+
+  Args:
+    config: of the run.
+    directory: of the server's checkpoints.
+    exposed: whether other machines may reach it.
+  """
+
+  def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):
+    super().__init__(functools.partial(build_tables, config))
+    self._directory = directory
+    self._exposed = exposed
+
+  def run(self) -> None:
+    """Serves until the node is asked to stop."""
+    self._server = tables.make_server(
+      self._priority_tables_fn(),
+      port=lp_address.get_port_from_address(self._address.resolve()),
+      directory=self._directory,
+      exposed=self._exposed,
+    )
+    lp.wait_for_stop()
+
+
 def make_program(
   config: launch_config.ExperimentConfig,
   run: pathlib.Path,
   launch_id: int,
   *,
   replay_is_here: bool = True,
+  exposed: bool = True,
 ) -> lp.Program:
   """The topology of one run.
 
@@ -302,15 +328,11 @@ def make_program(
     run: its folder.
     launch_id: positive and different at every launch; tells this launch's end from an older one's.
     replay_is_here: whether replay writes into the same folder, and not into that of another host.
+    exposed: whether other machines may reach replay.
   """
   program = lp.Program('hephaestus')
   with program.group(REPLAY):
-    replay = program.add_node(
-      lp.ReverbNode(
-        functools.partial(build_tables, config),
-        functools.partial(replay_checkpoint.checkpointer, str(run / 'replay')),
-      )
-    )
+    replay = program.add_node(_ReplayNode(config, str(run / 'replay'), exposed))
   with program.group(LEARNER):
     program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, replay_is_here, replay))
   with program.group(ACTOR):

@@ -20,6 +20,7 @@ from launch import template as template_lib
 
 POLL_SECONDS = 0.1
 LAST_LINES = 20
+GROUP_SECONDS = 1.0  # for what a process has started to be gone once it is killed
 CANNOT_START = 127  # as a shell reports a command that it cannot run
 
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
@@ -110,6 +111,7 @@ class _Child:
   started_at: float = 0.0
   restart_at: float | None = None
   fast_failures: int = 0
+  fast_kills: int = 0
   restarts: int = 0
   log_offset: int = 0
 
@@ -151,7 +153,8 @@ class Supervisor:
   """Runs processes until some of them are finished, one fails for good, or a signal comes.
 
   A process that exits 0 is finished. One that ends otherwise is restarted after
-  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. SIGINT
+  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. One that
+  was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails. SIGINT
   and SIGTERM stop everything in order, a second one at once. Should the supervisor itself be
   killed, its processes, and whatever they started in their process groups, die with it.
   """
@@ -167,6 +170,7 @@ class Supervisor:
     stop_seconds: float = 30.0,
     healthy_seconds: float = 60.0,
     max_fast_failures: int = 5,
+    max_fast_kills: int = 20,
     backoff_seconds: float = 0.5,
     max_backoff_seconds: float = 30.0,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -186,6 +190,7 @@ class Supervisor:
       stop_seconds: after which everything left is killed, whatever the grace of the groups.
       healthy_seconds: a process that ran this long has recovered from earlier failures.
       max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
+      max_fast_kills: the same for ends by SIGKILL, be it by a person or for want of memory.
       backoff_seconds: before the first restart; doubles with every further one.
       max_backoff_seconds: bound of the above.
       on_event: called with every event, from the thread that runs.
@@ -206,6 +211,8 @@ class Supervisor:
       raise ValueError(f'`stop_order` must name each of {names} once, got {stop_order}.')
     if max_fast_failures < 1:
       raise ValueError(f'max_fast_failures must be at least 1, got {max_fast_failures}.')
+    if max_fast_kills < 1:
+      raise ValueError(f'max_fast_kills must be at least 1, got {max_fast_kills}.')
     if isinstance(grace_seconds, int | float):
       grace_seconds = [grace_seconds] * len(stop_order)
     if len(grace_seconds) != len(stop_order):
@@ -217,6 +224,7 @@ class Supervisor:
     self._stop_seconds = stop_seconds
     self._healthy_seconds = healthy_seconds
     self._max_fast_failures = max_fast_failures
+    self._max_fast_kills = max_fast_kills
     self._backoff_seconds = backoff_seconds
     self._max_backoff_seconds = max_backoff_seconds
     self._on_event = on_event
@@ -275,18 +283,16 @@ class Supervisor:
 
   def _start(self, child: _Child) -> None:
     process = child.process
-    process.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(process.log, 'ab') as log:
+    with _open_log(process.log) as log:
       child.log_offset = log.tell()
       now = time.strftime('%Y-%m-%d %H:%M:%S')
-      log.write(f'--- {now} {process.name}: start {child.restarts + 1}\n'.encode())
-      log.flush()
+      _note(log, f'--- {now} {process.name}: start {child.restarts + 1}\n')
       child.started_at = time.monotonic()
       child.restart_at = None
       try:
         child.running = self._fork(process, log) or self._execute(process, log)
       except OSError as error:
-        log.write(f'{error}\n'.encode())
+        _note(log, f'{error}\n')
     if child.running is None:
       child.pid = 0
       self._on_exit(child, CANNOT_START)
@@ -303,8 +309,7 @@ class Supervisor:
         process.name, process.command, process.environment, log.fileno(), self._guard_pipe
       )
     except OSError as error:
-      log.write(f'{error}; starting it anew\n'.encode())
-      log.flush()
+      _note(log, f'{error}; starting it anew\n')
       return None
 
   def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
@@ -334,13 +339,17 @@ class Supervisor:
       child.finished = True
       self._emit('finished', child)
       return
-    was_healthy = time.monotonic() - child.started_at >= self._healthy_seconds
-    child.fast_failures = 0 if was_healthy else child.fast_failures + 1
-    if child.fast_failures >= self._max_fast_failures:
+    if time.monotonic() - child.started_at >= self._healthy_seconds:
+      child.fast_failures = child.fast_kills = 0
+    elif exit_code == -signal.SIGKILL:
+      child.fast_kills += 1
+    else:
+      child.fast_failures += 1
+    if child.fast_failures >= self._max_fast_failures or child.fast_kills >= self._max_fast_kills:
       self._failed = self._failed or child
       self._emit('gave_up', child)
       return
-    doublings = min(max(child.fast_failures - 1, 0), 30)
+    doublings = min(max(child.fast_failures + child.fast_kills - 1, 0), 30)
     delay_seconds = min(self._backoff_seconds * 2**doublings, self._max_backoff_seconds)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
@@ -394,6 +403,11 @@ class Supervisor:
       os.killpg(child.pid, signal.SIGKILL)
     exit_code = child.running.wait()
     child.running = None
+    deadline = time.monotonic() + GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+      while time.monotonic() < deadline:
+        os.killpg(child.pid, 0)
+        time.sleep(0.005)
     os.write(self._guard_pipe, f'-{child.pid}\n'.encode())
     return exit_code
 
@@ -417,8 +431,24 @@ class Supervisor:
       self._on_event(event)
 
 
+def _open_log(path: pathlib.Path) -> BinaryIO:
+  """A log to append to; nowhere, when it cannot be made: a full disk is no reason to end a run."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, 'ab', buffering=0)
+  except OSError:
+    return open(os.devnull, 'ab', buffering=0)
+
+
+def _note(log: BinaryIO, text: str) -> None:
+  with contextlib.suppress(OSError):
+    log.write(text.encode())
+
+
 def _last_lines(child: _Child) -> list[str]:
   """The end of what a child wrote since its last start, without the supervisor's header."""
+  if not child.process.log.exists():
+    return []
   with open(child.process.log, 'rb') as log:
     log.seek(child.log_offset)
     lines = collections.deque(log, maxlen=LAST_LINES + 1)

@@ -1,8 +1,12 @@
 """Saves and restores one replica of a train state, checked and in the background, with Orbax."""
 
+import ctypes
+import errno
 import hashlib
 import logging as levels
+import os
 import pathlib
+import shutil
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +18,8 @@ from absl import logging
 Tree = Any
 STATE, DIGEST = 'state', 'digest'
 KEEP = 3
+_LIBC = ctypes.CDLL(None)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Restored(NamedTuple):
@@ -57,6 +63,13 @@ def _misfits(arrays: dict[str, np.ndarray], like: Tree) -> dict[str, tuple[Any, 
     if shape != found:
       misfits[name] = (shape, found)
   return misfits
+
+
+def _is_for_want_of_room(error: OSError | ValueError) -> bool:
+  """Tells a full disk; Orbax's storage has the system's words in an error of its own."""
+  if isinstance(error, OSError):
+    return error.errno in NO_ROOM
+  return any(os.strerror(number) in str(error) for number in NO_ROOM)
 
 
 def _rebuild(arrays: dict[str, np.ndarray], like: Tree) -> Tree:
@@ -107,22 +120,41 @@ class Checkpointer:
   def save(self, step: int, state: Tree) -> None:
     """Begins to save one replica; returns once its arrays are copied.
 
+    A save for which the disk has no room leaves nothing behind; it is said, here or by the next
+    call, and those before it stay.
+
     Args:
       step: the learner step.
       state: of one replica.
     """
     if step == self._manager.latest_step():
       return
+    _LIBC.malloc_trim(0)  # each save runs in threads of its own, whose memory is kept otherwise
     arrays = _to_arrays(state)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(arrays), digest=ocp.args.JsonSave({'sha256': _digest(arrays)})
-      ),
-    )
+    for _ in range(2):  # the first may only hear of the save before
+      try:
+        self._manager.save(
+          step,
+          args=ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays),
+            digest=ocp.args.JsonSave({'sha256': _digest(arrays)}),
+          ),
+        )
+        return
+      except (OSError, ValueError) as error:
+        if not _is_for_want_of_room(error):
+          raise
+        reason = str(error).split('\n')[0][:200]
+        logging.warning('A checkpoint was not saved: %s; training goes on.', reason)
+        for partial in self._directory.glob('*.orbax-checkpoint-tmp'):
+          shutil.rmtree(partial, ignore_errors=True)
 
   def wait(self) -> None:
-    """Returns when what was begun is on disk."""
+    """Returns when what was begun is on disk.
+
+    Raises:
+      OSError, ValueError: it is not, such as for want of room.
+    """
     self._manager.wait_until_finished()
 
   def restore(self, like: Tree, *, may_differ: tuple[str, ...] = ()) -> Restored | None:

@@ -43,10 +43,14 @@ def save(client: reverb.Client, directory: str) -> str:
     The checkpoint's folder.
 
   Raises:
-    RuntimeError: the server died.
+    RuntimeError: the server died, or has no room on its disk; the checkpoints before stay.
     FileNotFoundError: the server does not write to this directory.
   """
-  path = client.checkpoint()
+  try:
+    path = client.checkpoint()
+  except Exception as error:  # an IndexError of a full disk, for one
+    _remove_unfinished(os.path.join(directory, 'newest'))
+    raise RuntimeError(str(error)) from error
   newest = os.path.join(directory, 'newest', os.path.basename(path))
   _keep(newest, directory)
   return newest
@@ -80,9 +84,7 @@ def prepare(directory: str) -> str | None:
   newest, kept = os.path.join(directory, 'newest'), os.path.join(directory, 'kept')
   os.makedirs(newest, exist_ok=True)
   for place in (newest, kept):
-    for folder in _folders(place):
-      if not os.path.exists(os.path.join(folder, 'DONE')):
-        shutil.rmtree(folder)  # the server died while it wrote
+    _remove_unfinished(place)
   broken = False
   for folder in sorted(_folders(newest) + _folders(kept), key=os.path.basename, reverse=True):
     fault = _fault(folder)
@@ -196,6 +198,13 @@ def _set_aside(folder: str, directory: str) -> None:
     shutil.rmtree(folder)
   else:
     os.replace(folder, target)
+
+
+def _remove_unfinished(place: str) -> None:
+  """Removes what a server began to write, and died or found no room."""
+  for folder in _folders(place):
+    if not os.path.exists(os.path.join(folder, 'DONE')):
+      shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders(place: str) -> list[str]:

@@ -18,6 +18,7 @@ from replay import tables
 _NUMBERS = '-numbers'
 _DIGEST = '-schema'
 _HEADERS = 2
+_MOST_UPDATES = 1 << 31  # sequences have room for no larger version
 
 
 class Snapshot(NamedTuple):
@@ -179,6 +180,8 @@ class Source:
       return f'the numbers are {numbers.dtype.name}{list(numbers.shape)}'
     if not np.array_equal(digest, self._columns.digest[None]):
       return 'they belong to another schema'
+    if not (0 <= numbers[0, 0] < _MOST_UPDATES and numbers.min() >= 0):
+      return f'version, environment step and launch are {numbers[0].tolist()}'
     mismatch = self._columns.mismatch(arrays[_HEADERS:])
     if mismatch:
       return mismatch
@@ -210,5 +213,5 @@ class _Fetch:
     try:
       sample = next(self._client.sample(tables.PARAMS, 1, emit_timesteps=False))
       self.arrays = list(sample.data)
-    except connection_lib.ERRORS as error:
+    except Exception as error:  # of the server, or whatever a forged item makes the client raise
       logging.warning('params: %s', error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import queue
 import threading
 import time
@@ -19,6 +20,7 @@ from replay import tables
 _INFO_COLUMNS = 5  # key, probability, table size, priority, times sampled
 _ENDLESS = 10**12
 _WATCH_PERIOD = 1.0  # seconds
+_REJECTED_PERIOD = 60.0  # seconds between two words about sequences that do not fit
 
 
 class Reader:
@@ -26,6 +28,9 @@ class Reader:
 
   One background thread fills batches; another watches the server, since Reverb's samplers never
   raise when it dies but wait until it is back, and then go on by themselves.
+
+  The server stores what it is given, whatever its tables' signature says; a sequence that does not
+  fit the schema is rejected here, that is logged, and another is read in its place.
   """
 
   def __init__(
@@ -68,6 +73,8 @@ class Reader:
     self._closed = threading.Event()
     self._failure: Exception | None = None
     self._starved_seconds = 0.0
+    self._rejected = 0
+    self._rejected_said = -math.inf
     # Daemons: a sampler without data or server waits for ever, and nothing can wake it.
     self._threads = [
       threading.Thread(target=self._fill, name='replay-reader', daemon=True),
@@ -81,6 +88,11 @@ class Reader:
   def starved_seconds(self) -> float:
     """Seconds that `get` and `next` have waited."""
     return self._starved_seconds
+
+  @property
+  def rejected(self) -> int:
+    """Sequences read that did not fit the schema."""
+    return self._rejected
 
   @property
   def server_alive(self) -> bool:
@@ -183,11 +195,20 @@ class Reader:
           return None
         mismatch = self._columns.mismatch(values)
         if mismatch:
-          raise ValueError(f'replay: {self._strata[stratum].name!r} gave {mismatch}')
+          self._reject(self._strata[stratum].name, mismatch)
+          continue
         kept = self._keep is None or self._keep(self._columns.unflatten(values))
       for column, value in zip(batch, values, strict=True):
         column[row] = value[0]
     return batch
+
+  def _reject(self, stratum: str, mismatch: str) -> None:
+    self._rejected += 1
+    if time.monotonic() - self._rejected_said > _REJECTED_PERIOD:
+      self._rejected_said = time.monotonic()
+      logging.error(
+        'reader: rejecting a sequence of %r: %s; %d so far', stratum, mismatch, self._rejected
+      )
 
   def _put(self, batch: list[np.ndarray] | None) -> None:
     while not self._closed.is_set():

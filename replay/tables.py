@@ -9,7 +9,7 @@ from typing import Any
 import reverb
 from absl import logging
 
-from replay import checkpoint
+from replay import checkpoint, loopback
 from replay import columns as columns_lib
 
 PARAMS = 'params'  # the table of acting parameters
@@ -147,6 +147,18 @@ def row_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
   return [index for _, index in sorted(places)]
 
 
+def nbytes(config: ReplayConfig, schema: Any) -> int:
+  """Bytes of the sequences in full strata, uncompressed, without what Reverb adds to each.
+
+  What all hold is stored once, and the largest stratum holds what the others do.
+
+  Args:
+    config: of this room.
+    schema: tree of jax.ShapeDtypeStruct of one sequence.
+  """
+  return columns_lib.Columns(schema).nbytes * max(stratum.max_size for stratum in config.strata)
+
+
 def make_tables(
   config: ReplayConfig, schema: Any, *, batch_size: int, insert_size: int
 ) -> list[reverb.Table]:
@@ -206,7 +218,11 @@ def make_tables(
 
 
 def make_server(
-  tables: list[reverb.Table], *, port: int | None = None, directory: str | None = None
+  tables: list[reverb.Table],
+  *,
+  port: int | None = None,
+  directory: str | None = None,
+  exposed: bool = True,
 ) -> reverb.Server:
   """Starts a server, with what the newest sound checkpoint under `directory` holds.
 
@@ -214,10 +230,16 @@ def make_server(
     tables: from `make_tables`.
     port: None for a free one.
     directory: of this server's checkpoints alone; None keeps none.
+    exposed: whether other machines may reach it, as Reverb has it.
+
+  Raises:
+    OSError: it is not to be exposed, and the system cannot do that; `loopback.refusal` tells before.
   """
   wanted = {table.name: table.info for table in tables}
   checkpointer = None if directory is None else checkpoint.checkpointer(directory)
   server = reverb.Server(tables, port=port, checkpointer=checkpointer)
+  if not exposed:
+    loopback.keep(server.port)
   for name, line in changed_settings(wanted, server.localhost_client().server_info()):
     logging.warning(
       'replay: table %r was restored with %s; use an empty directory to change it', name, line

@@ -1,6 +1,8 @@
 """Eight simulated devices, and quiet libraries; set before anything imports JAX or TensorFlow."""
 
+import contextlib
 import os
+import resource
 
 import pytest
 
@@ -18,3 +20,19 @@ def little_optimization():
   jax.config.update('jax_disable_most_optimizations', True)
   yield
   jax.config.update('jax_disable_most_optimizations', before)
+
+
+@pytest.fixture
+def no_room():
+  """A context in which files of this process cannot grow beyond so many bytes, as on a full disk."""
+
+  @contextlib.contextmanager
+  def limit(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+      yield
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+  return limit

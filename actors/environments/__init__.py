@@ -133,6 +133,8 @@ def _find(name: str, path: str) -> Callable[..., Any]:
       f'environment.name={name!r}: no such world; {_choices(name, WORLDS)}; {LISTING}; '
       "a world of your own is named by its import path, 'package.module:Class'"
     )
+  if _is_pythons_own(module_name):
+    raise ValueError(f"environment.name={name!r}: {module_name} is Python's own and has no world")
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
@@ -150,7 +152,14 @@ def _find(name: str, path: str) -> Callable[..., Any]:
       f'environment.name={name!r}: {module_name} has no class {attribute!r}; '
       f'{_choices(attribute, classes)}'
     )
+  if _is_pythons_own(getattr(constructor, '__module__', None) or ''):
+    raise ValueError(f"environment.name={name!r}: {attribute} is Python's own and no world")
   return constructor
+
+
+def _is_pythons_own(module_name: str) -> bool:
+  """Whether a module is of the standard library: a config file names data, and no `os:system`."""
+  return module_name.partition('.')[0] in sys.stdlib_module_names
 
 
 def _check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -189,6 +189,19 @@ def test_a_tunnel_leads_from_a_host_over_here_to_replay():
   assert not any(word.startswith(('-L', '-R')) for word in words['cpu-2'])
 
 
+def test_replay_is_exposed_only_where_a_host_reaches_it_over_the_network():
+  text = """
+hosts:
+  store: {replay: {address: 10.128.0.2, port: 22001}, learner: true, evaluator: true, local: true}
+  near: {actors: 1, tunnel: true, ssh: {target: me@10.128.0.3}}
+  far: {actors: 1, ssh: {target: me@10.128.0.4}}
+"""
+  assert hosts.parse(text, 'hosts.yaml').exposed
+  assert not hosts.parse(
+    text.replace('{actors: 1, ssh', '{actors: 1, tunnel: true, ssh'), ''
+  ).exposed
+
+
 def test_a_host_of_an_orchestrator_is_told_how_it_is_started(write, capsys):
   path = write(TWO.replace('    actors: 2\n    local: true\n', '    actors: 2\n'))
   arguments = ['--preset', 'laptop', '--run', 'runs/two', '--seed', '3']

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from launch import config, experiments, local, metrics
+from launch import config, experiments, local, metrics, program
+from replay import columns, loopback
 
 ROW = {
   'learner_step': 8, 'environment_step': 65536, 'steps_per_second': 9000.0, 'staleness': 1.0,
@@ -56,6 +57,26 @@ def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
   line = progress.line()
   assert '70,000/500,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
   assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
+
+
+def test_the_memory_of_replay_is_said_and_refused_where_the_machine_has_less(monkeypatch):
+  made = experiments.laptop('catch')
+  each = columns.Columns(program.make_parts(made).sequence_schema).nbytes
+  monkeypatch.setattr(local, '_memory', lambda: 50_000 * each)
+  assert '50,000 sequences' in local.check_memory(made)
+  monkeypatch.setattr(local, '_memory', lambda: 50_000 * each - 1)
+  with pytest.raises(ValueError, match=r'strata\[1\].max_size=50000: .* use at most 24999'):
+    local.check_memory(made)
+
+
+def test_where_the_port_cannot_be_kept_from_others_that_is_said(monkeypatch):
+  monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
+  exposed, words = local._reach(False)
+  assert exposed and 'without a password' in words and 'Operation not permitted' in words
+  monkeypatch.setattr(loopback, 'refusal', lambda: '')
+  assert local._reach(False) == (False, 'reached from this machine alone')
+  exposed, words = local._reach(True)
+  assert exposed and words == 'reached without a password by whoever reaches this machine'
 
 
 def test_replay_stays_until_nobody_is_connected(monkeypatch):

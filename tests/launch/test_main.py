@@ -31,6 +31,11 @@ def folder(tmp_path):
     (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),
     (['--set', 'learner.batch_size=1'], 'a batch of 1 has no row for it'),
     (['--set', 'replay.warm_up=4000'], 'replay.warm_up=4000: use at most 512'),
+    (
+      ['--preset', 'laptop', '--set', 'replay.strata[1].max_size=1000000000'],
+      'replay.strata[1].max_size=1000000000: that many sequences take',
+    ),
+    (['--agent', 'ppo', '--expose'], '--expose: a fused run listens at no port'),
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--fused'], '--fused: the dreamer learns from replay'),

@@ -124,6 +124,43 @@ def test_opening_again_appends_after_dropping_a_truncated_line(path):
   assert steps_of(path) == [1, 2, 3]
 
 
+def test_rows_for_which_there_is_no_room_are_dropped_and_said_once(path, no_room, caplog):
+  logger = metrics.JsonLines(path)
+  logger.write({'learner_step': 1})
+  room = path.stat().st_size + 10  # for a part of a row
+  with no_room(room):
+    for step in (2, 3):
+      logger.write({'learner_step': step})
+    assert path.stat().st_size == room - 10
+  logger.write({'learner_step': 4})
+  logger.close()
+  assert steps_of(path) == [1, 4]
+  assert [record.message.split(': ', 1)[1] for record in caplog.records] == [
+    'the disk is full; rows are dropped until there is room',
+    'there is room again; 2 rows were dropped',
+  ]
+
+
+def test_curves_for_which_there_is_no_room_end_without_ending_the_node(tmp_path, no_room, caplog):
+  logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
+  logger.write({'learner_step': 1, 'loss': 1.0})
+  with no_room(2000):
+    for step in range(200):
+      logger.write({'learner_step': step, 'loss': 1.0})
+    logger.close()
+  assert 'no more curves are written' in caplog.text
+
+
+def test_a_truncated_line_is_dropped_on_a_full_disk_too(path, no_room):
+  write_steps(path, range(40))
+  with open(path, 'a') as file:
+    file.write('{"time": 3.0, "learner_st')
+  with no_room(100):
+    metrics.JsonLines(path, resume=('learner_step', 1)).close()
+  assert steps_of(path) == [0, 1]
+  assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
 def test_resumed_run_has_every_step_once(path):
   write_steps(path, range(1, 8))
   whole = path.read_bytes()

@@ -272,6 +272,23 @@ def test_a_healthy_time_forgives_earlier_failures(make, tmp_path):
   assert {event.delay_seconds for event in events if event.kind == 'restarting'} == {0.01}
 
 
+def test_who_is_killed_is_given_more_chances_than_who_fails(make):
+  events = []
+  killed = make('actor', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)')
+  outcome = supervisor.Supervisor(
+    [killed],
+    until=['actor'],
+    max_fast_failures=1,
+    max_fast_kills=4,
+    backoff_seconds=0.01,
+    max_backoff_seconds=0.02,
+    on_event=events.append,
+  ).run()
+  assert outcome.failed == 'actor' and outcome.failed_exit_code == -signal.SIGKILL
+  delays = [event.delay_seconds for event in events if event.kind == 'restarting']
+  assert delays == [0.01, 0.02, 0.02]
+
+
 def test_command_that_does_not_exist_is_given_up(make):
   process = make('learner', '')._replace(command=['/no/such/program'])
   outcome = supervisor.Supervisor(
@@ -475,6 +492,7 @@ def test_closed_terminal_does_not_end_a_run(make):
     ({'until': [], 'stop_order': [['actor']]}, 'stop_order'),
     ({'until': [], 'stop_order': [['actor', 'learner']], 'grace_seconds': [1.0, 2.0]}, 'grace'),
     ({'until': [], 'max_fast_failures': 0}, 'max_fast_failures'),
+    ({'until': [], 'max_fast_kills': 0}, 'max_fast_kills'),
   ],
 )
 def test_impossible_settings_are_refused(make, options, complaint):

@@ -1,9 +1,11 @@
 """The whole program as real processes: it learns on through kills, stops, resumes and ends."""
 
+import contextlib
 import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 from launch import inspection, metrics
+from replay import loopback
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 TINY = (
@@ -80,6 +83,17 @@ class Launch:
                if row['name'] == node and row['kind'] == 'started']  # fmt: skip
     return started[-1]['pid'] if started else None
 
+  def is_reached_from_outside(self):
+    """Whether replay answers at an address that other machines know too."""
+    port = int((self.folder / 'address').read_text().rsplit(':', 1)[1])
+    for entries in psutil.net_if_addrs().values():
+      for entry in entries:
+        if entry.family == socket.AF_INET and not entry.address.startswith('127.'):
+          with contextlib.suppress(OSError):
+            socket.create_connection((entry.address, port), timeout=5.0).close()
+            return True
+    return False
+
   def kill(self, node):
     """Kills a node and waits until another has taken its place."""
     before = self.pid(node)
@@ -121,6 +135,8 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder):
   run.wait_for(lambda: run.step('evaluator') >= 0, 'an evaluation')
   run.wait_for(lambda: any((folder / 'replay' / 'kept').glob('*')), 'a checkpoint of replay')
 
+  assert 'reached from this machine alone' in run.words() or loopback.refusal()
+  assert not run.is_reached_from_outside() or loopback.refusal()
   report = json.loads(
     subprocess.run(
       [HEPHAESTUS, 'inspect', folder, '--json'],
@@ -149,6 +165,7 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder):
   run.kill('replay')
   learned = run.step()
   run.wait_for(lambda: run.step() > learned + 20, 'learning after replay came back')
+  assert not run.is_reached_from_outside() or loopback.refusal()
   # What it held at its last checkpoint, of some seconds ago, is back; nothing began anew.
   assert inspection.inspect(str(folder))['tables']['episodic']['inserted'] > 0.5 * saved
 

@@ -57,6 +57,29 @@ def test_few_are_kept(tmp_path):
   assert kept == [5, 6, 7]
 
 
+def test_a_save_without_room_is_said_and_leaves_the_one_before(tmp_path, no_room, caplog):
+  large = lambda step: {'noise': np.random.default_rng(step).normal(size=200_000)}
+  saver = checkpoint.Checkpointer(tmp_path)
+  saver.save(1, large(1))
+  saver.wait()
+  with no_room(1 << 16):
+    saver.save(2, large(2))
+    with pytest.raises((OSError, ValueError), match='File too large'):
+      saver.wait()
+    assert checkpoint.Checkpointer(tmp_path, read_only=True).restore(large(0)).step == 1
+    saver.save(3, large(3))
+    saver.save(4, large(4))
+  saver.save(5, large(5))
+  saver.wait()
+  saver.close()
+  assert 'was not saved' in caplog.text
+  names = {path.name for path in tmp_path.iterdir()}
+  assert names >= {'1', '5'} and all(map(str.isdigit, names))  # 4 may have found room in the end
+  restored = checkpoint.Checkpointer(tmp_path).restore(large(0))
+  assert restored.step == 5
+  np.testing.assert_array_equal(restored.state['noise'], large(5)['noise'])
+
+
 @pytest.mark.parametrize('damage', ['truncate', 'flip', 'remove'])
 def test_a_broken_one_gives_way_to_the_one_before(tmp_path, damage, caplog):
   folder = tmp_path / 'checkpoints'

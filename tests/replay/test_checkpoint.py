@@ -1,5 +1,8 @@
 import os
+import resource
 
+import jax
+import numpy as np
 import pytest
 import reverb
 
@@ -51,6 +54,29 @@ def test_what_another_machine_had_written_is_kept_once(
     checkpoint.keep(directory)
   entry.close()
   assert sorted(os.listdir(os.path.join(directory, 'kept'))) == names[1:]
+
+
+def test_a_checkpoint_without_room_leaves_the_one_before(
+  serve, tmp_path, unlimited, no_room, size_after_restart
+):
+  directory, config = str(tmp_path / 'replay'), unlimited()
+  schema = {'noise': jax.ShapeDtypeStruct((20_000,), np.float32)}
+  server, address = serve(config, directory=directory, schema=schema)
+  entry, client = writer.Writer(address, config.strata, schema), reverb.Client(address)
+  noise = np.random.default_rng(0).normal(size=(12, 20_000)).astype(np.float32)
+  paths = []
+  for start, room in ((0, resource.RLIM_INFINITY), (4, 1 << 16), (8, resource.RLIM_INFINITY)):
+    entry.write({'noise': noise[start : start + 4]}, lambda: False)
+    if room < 0:
+      paths.append(checkpoint.save(client, directory))
+      continue
+    with no_room(room), pytest.raises(RuntimeError):
+      checkpoint.save(client, directory)
+    assert os.listdir(os.path.join(directory, 'newest')) == [os.path.basename(paths[0])]
+  entry.close()
+  server.stop()
+  assert checkpoint.prepare(directory) == paths[1]
+  assert size_after_restart(directory) == 12
 
 
 @pytest.mark.parametrize('file', ['chunks.tfrecord', 'items.tfrecord', 'tables.tfrecord'])

@@ -1,10 +1,13 @@
+import contextlib
 import time
 
+import hypothesis
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import reverb
+from hypothesis import strategies
 
 from replay import parameters
 
@@ -95,8 +98,58 @@ def test_forged_parameters_are_ignored_with_a_reason(address, caplog):
   forged.publish(snapshot)
   assert source.newest() is None and 'scale is float32[1, 1]' in caplog.text
 
+  for numbers in ((1 << 31, 0, 0), (-1, 0, 0), (1, -1, 0)):
+    publisher.publish(make_snapshot(2)._replace(version=numbers[0], environment_step=numbers[1]))
+    assert source.newest() is None and f'launch are {[*numbers]}' in caplog.text
+
   publisher.publish(make_snapshot(3))
   assert fetch(source).version == 3
+
+
+DTYPES = [np.int64, np.uint8, np.uint16, np.float32, np.float64, bool, object, 'S4', 'U2']
+
+
+def arrays():
+  """Any array that a server could give, small."""
+  return strategies.tuples(
+    strategies.sampled_from(DTYPES),
+    strategies.lists(strategies.integers(0, 4), max_size=4),
+    strategies.sampled_from([0, 1, -1, 1 << 62, 0.5, np.nan, np.inf, b'\x80\x04cos']),
+  ).map(lambda drawn: forged(*drawn))
+
+
+def forged(dtype, shape, value):
+  array = np.zeros(shape, dtype)
+  with contextlib.suppress(OverflowError, ValueError, TypeError):
+    array[...] = value
+  return array
+
+
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis.given(data=strategies.data())
+def test_whatever_comes_for_parameters_is_sound_or_has_a_fault(data):
+  source = parameters.Source('localhost:1', SCHEMA)
+  publisher = parameters.Publisher('localhost:1', SCHEMA)
+  sound = [
+    np.array([[3, 30, 0]], np.int64),
+    publisher._columns.digest[None],
+    *(leaf[None] for leaf in publisher._columns.flatten(make_snapshot(3).params, batched=False)),
+  ]
+  assert source._fault(sound) == ''
+  given = list(sound)
+  for _ in range(data.draw(strategies.integers(1, 3))):
+    place = data.draw(strategies.integers(0, len(given)))
+    if place == len(given) or data.draw(strategies.booleans()):
+      given[place : place + 1] = [data.draw(arrays())]
+    else:
+      del given[place]
+    if not given:
+      break
+  if source._fault(given) == '':
+    assert [(array.shape, array.dtype) for array in given] == [
+      (array.shape, array.dtype) for array in sound
+    ]
+    assert all(np.isfinite(array.view(np.float32)).all() for array in (given[3], given[4]))
 
 
 def test_a_dead_server_costs_bounded_time():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reverb
 
-from replay import checkpoint, reader, tables, writer
+from replay import checkpoint, columns, reader, tables, writer
 
 
 def never():
@@ -133,6 +133,40 @@ def test_another_schema_is_refused_on_both_ways(serve, unlimited, schema):
     with pytest.raises(ValueError, match='empty replay directory'):
       source.get(10.0)
   source.close()
+
+
+def test_malformed_sequences_are_rejected_and_reading_goes_on(
+  serve, unlimited, schema, make_sequences, caplog
+):
+  config = unlimited()
+  _, address = serve(config)
+  writer.Writer(address, config.strata, schema).write(make_sequences(0, 16), never)
+  names = columns.Columns(schema).names
+  sound = [np.asarray(leaf)[0] for leaf in jax.tree_util.tree_leaves(make_sequences(0, 1))]
+  for step in (
+    {'anything': np.zeros(3)},
+    dict(zip(names, [np.asarray(['__reduce__'])] * len(names), strict=True)),
+    dict(zip(names, [np.zeros((2, *leaf.shape), leaf.dtype) for leaf in sound], strict=True)),
+    dict(zip(names, [leaf.astype(np.float64) for leaf in sound], strict=True)),
+  ):
+    forger = reverb.Client(address).trajectory_writer(1, validate_items=False)
+    forger.append(step)
+    for name in ('frontier', 'episodic'):
+      item = {column: forger.history[column][-1:] for column in step}
+      forger.create_item(name, 1.0, item)
+    forger.flush()
+  source = reader.Reader(address, config.strata, schema, batch_size=16)
+  # 20 items of each stratum, drawn evenly: that none of 8 is among 160 has a chance of 1e-15.
+  batches = [source.get(20.0) for _ in range(10)]
+  source.close()
+  for batch in batches:
+    np.testing.assert_array_equal(
+      batch['rows'].identity, np.repeat(batch['identity'][:, None], 4, 1)
+    )
+    assert (batch['identity'] < 16).all()
+  assert source.rejected > 0
+  (record,) = [record for record in caplog.records if 'rejecting' in record.message]
+  assert 'the schema' in record.message
 
 
 def queue(max_size):

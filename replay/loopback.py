@@ -1,0 +1,95 @@
+"""Keeps a server's port to this machine, where the server itself listens on all interfaces.
+
+Reverb's address cannot be configured. But on Linux a listening socket may be bound to an interface
+later on, and bound to `lo` it refuses whatever did not begin on this machine, over IPv4 and IPv6,
+and also what this machine sends to its other addresses. Since Linux 5.7 that takes no privileges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+_LOOPBACK = b'lo'
+_CONNECTED = (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_RECV)
+_PROBE_SECONDS = 1.0
+
+
+def refusal() -> str:
+  """Why this system does not keep ports to this machine; empty when it does, which is tried out."""
+  with socket.create_server(('', 0)) as probe:
+    try:
+      _bind_to_loopback(probe)
+    except OSError as error:
+      return f'SO_BINDTODEVICE: {error.strerror}'
+    port = probe.getsockname()[1]
+    for address in _other_addresses():
+      with (
+        contextlib.suppress(OSError),
+        contextlib.closing(socket.create_connection((address, port), timeout=_PROBE_SECONDS)),
+      ):
+        return f'SO_BINDTODEVICE: has no effect on {address}'
+  return ''
+
+
+def keep(port: int) -> None:
+  """Has a port at which this process listens refuse all but this machine, from now on.
+
+  Raises:
+    OSError: the system does not do that.
+    RuntimeError: nothing listens there, or somebody came in before this was called.
+  """
+  found = False
+  for listening in _listening(port):
+    _bind_to_loopback(listening)
+    found = True
+  if not found:
+    raise RuntimeError(f'this process does not listen at port {port}')
+  connections: list[Any] = psutil.net_connections('tcp')
+  for connection in connections:
+    if connection.laddr[1:] != (port,) or connection.status not in _CONNECTED:
+      continue
+    peer = connection.raddr[0]
+    if not _is_loopback(peer):
+      raise RuntimeError(f'{peer} connected to port {port} before it was closed to others')
+
+
+def _bind_to_loopback(listening: socket.socket) -> None:
+  listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK)
+
+
+def _listening(port: int) -> Iterator[socket.socket]:
+  """The sockets of this process that listen at a port: there may be several that share it."""
+  for entry in os.listdir('/proc/self/fd'):
+    try:
+      found = socket.socket(fileno=os.dup(int(entry)))
+    except OSError:  # closed meanwhile, or no socket
+      continue
+    with found:
+      if found.family not in (socket.AF_INET, socket.AF_INET6):
+        continue
+      listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+      if listens and found.getsockname()[1] == port:
+        yield found
+
+
+def _other_addresses() -> list[str]:
+  """IPv4 addresses of this machine, but for those of loopback."""
+  return [
+    entry.address
+    for entries in psutil.net_if_addrs().values()
+    for entry in entries
+    if entry.family == socket.AF_INET and not _is_loopback(entry.address)
+  ]
+
+
+def _is_loopback(address: str) -> bool:
+  parsed = ipaddress.ip_address(address)
+  mapped = getattr(parsed, 'ipv4_mapped', None)
+  return (mapped or parsed).is_loopback

@@ -1,0 +1,347 @@
+"""Kills and freezes the nodes of a run for minutes on end, and checks what was promised.
+
+  python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--seed 0] [--run DIR]
+
+A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
+drawn at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
+until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; how many
+updates each kill of the learner cost; whether replay came back with what its last checkpoint holds;
+what is left of processes and ports; how fast the memory of each node grew.
+
+While replay is restarted after a kill, learner and actor are frozen, so that what it holds can be
+compared with its checkpoint before anything is added.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import psutil  # noqa: E402
+
+from launch import metrics  # noqa: E402
+from replay import connection, contents  # noqa: E402
+
+NODES = ('replay', 'learner', 'actor-0', 'evaluator')
+FREEZE_SECONDS = 30.0
+WARM_UP_SECONDS = 120.0  # of a process, in which it compiles and fills its buffers
+CALM_SECONDS = 1800.0  # at most, until a run that is left alone ends
+CHECKPOINT_UPDATES = 100
+LOG_PERIOD = 10
+MOST_SLOPE = 1.0  # MB per minute
+SIZES = (
+  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
+  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
+  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
+  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_worlds=4',
+  'actor.log_period=1', 'learner.batch_size=8', f'learner.log_period={LOG_PERIOD}',
+  'learner.publish_period=5', 'learner.checkpoint_period=3600',
+  f'learner.checkpoint_updates={CHECKPOINT_UPDATES}', 'evaluator.period=5',
+  'evaluator.num_episodes=8', 'evaluator.final_episodes=8', 'tensorboard=false',
+  'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
+  'replay.strata[0].max_size=64', 'replay.strata[1].max_size=400',
+)  # fmt: skip
+
+
+class Run:
+  """The run, seen from outside.
+
+  Args:
+    folder: of it.
+    steps: after which it ends.
+    seed: of it.
+  """
+
+  def __init__(self, folder: pathlib.Path, steps: int, seed: int):
+    self.folder = folder
+    self.output = folder.parent / f'{folder.name}.out'
+    with self.output.open('w') as output:
+      self.process = subprocess.Popen(
+        [sys.executable, '-m', 'launch.main', 'train', '--run', folder, '--preset', 'laptop',
+         '--steps', str(steps), '--seed', str(seed), '--set', *SIZES],
+        stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
+      )  # fmt: skip
+    self.seen: dict[int, psutil.Process] = {}  # every process of the run, also of the past
+    self.ports: set[int] = set()
+    # By node and start of its process: its age in seconds, and MB.
+    self.memory: dict[tuple[str, float], list[tuple[float, float]]] = {}
+
+  def look(self) -> None:
+    """Notes processes, their memory and the port."""
+    with contextlib.suppress(psutil.Error):
+      launcher = psutil.Process(self.process.pid)
+      for process in (launcher, *launcher.children(recursive=True)):
+        self.seen[process.pid] = process
+    with contextlib.suppress(OSError):
+      self.ports.add(int((self.folder / 'address').read_text().rsplit(':', 1)[1]))
+    for name in (*NODES, 'launcher'):
+      pid = self.process.pid if name == 'launcher' else self.pid(name)
+      with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        started = process.create_time()
+        sample = (time.time() - started, process.memory_info().rss / 1e6)
+        self.memory.setdefault((name, started), []).append(sample)
+
+  def pid(self, node: str) -> int:
+    """Of a node that runs, 0 of one that does not."""
+    rows = metrics.read(self.folder / 'metrics' / 'events.jsonl')
+    mine = [row for row in rows if row['name'] == node]
+    return mine[-1]['pid'] if mine and mine[-1]['kind'] == 'started' else 0
+
+  def step(self, node: str = 'learner', key: str = 'learner_step') -> int:
+    """The newest step that a node has written, 0 before."""
+    row = metrics.last(self.folder / 'metrics' / f'{node}.jsonl')
+    return 0 if row is None else row[key] or 0
+
+  def resumed(self) -> list[int]:
+    """The steps at which learners have begun or gone on, one for each that came so far."""
+    log = self.folder / 'logs' / 'learner.log'
+    lines = log.read_text(errors='replace').splitlines() if log.exists() else []
+    words = [
+      line.split() for line in lines if 'Learner begins' in line or 'Learner resumes' in line
+    ]
+    return [int(line[-1].rstrip('.')) if 'resumes' in line else 0 for line in words]
+
+  def sizes(self) -> dict[str, int] | None:
+    """What replay holds, by stratum; None while it does not answer."""
+    address = (self.folder / 'address').read_text()
+    infos = connection.Connection(address, 'chaos', timeout_seconds=1e9).info(1.0)
+    if infos is None:
+      return None
+    return {name: info.current_size for name, info in infos.items() if name != 'params'}
+
+
+class Chaos:
+  """What is done to a run, and what came of it.
+
+  Attributes:
+    events: a line for each: minute, node, what was done, outcome.
+    failures: promises that did not hold.
+  """
+
+  def __init__(self, run: Run, seed: int):
+    self._run = run
+    self._random = random.Random(seed)
+    self._frozen: dict[int, float] = {}  # pid to when it is woken
+    self._start = time.monotonic()
+    self.events: list[list[str]] = []
+    self.failures: list[str] = []
+    # Kills of the learner whose cost is not known yet: place in events, learners so far, its step.
+    self._pending: list[tuple[int, int, int]] = []
+    self.lost: list[int] = []
+    self.restored = 0
+
+  def strike(self) -> None:
+    """Kills or freezes a node that runs and is not frozen."""
+    awake = [name for name in NODES if (pid := self._run.pid(name)) and pid not in self._frozen]
+    if not awake:
+      self._note('-', 'nobody is awake', '')
+      return
+    name = self._random.choice(awake)
+    if self._random.random() < 0.5:
+      pid = self._run.pid(name)
+      self._signal(pid, signal.SIGSTOP)
+      self._frozen[pid] = time.monotonic() + FREEZE_SECONDS
+      self._note(name, f'frozen for {FREEZE_SECONDS:.0f} s', 'goes on')
+    elif name == 'replay':
+      self._kill_replay()
+    else:
+      if name == 'learner':
+        self._pending.append((len(self.events), len(self._run.resumed()), self._run.step()))
+      self._signal(self._run.pid(name), signal.SIGKILL)
+      self._note(name, 'killed', 'restarted')
+
+  def tick(self) -> None:
+    """Wakes who has been frozen for long enough, and learns what kills have cost."""
+    for pid, until in list(self._frozen.items()):
+      if time.monotonic() >= until:
+        self._signal(pid, signal.SIGCONT)
+        del self._frozen[pid]
+    resumed = self._run.resumed()
+    for place, learners, step in list(self._pending):
+      if len(resumed) > learners:
+        self._pending.remove((place, learners, step))
+        # What was done since the last row is not known, and less than a row's worth.
+        began = resumed[learners - 1] if learners else 0
+        lost = max(step, began) - resumed[learners]
+        self.lost.append(lost)
+        self.events[place][-1] = f'went on at step {resumed[learners]:,}, {lost} updates lost'
+
+  def wake(self) -> None:
+    """Wakes all who are frozen."""
+    for pid in self._frozen:
+      self._signal(pid, signal.SIGCONT)
+    self._frozen.clear()
+
+  def settle(self) -> None:
+    """Adds what is still missing to the failures."""
+    self.tick()
+    for place, _, _ in self._pending:
+      self.failures.append(f'no learner came after that of event {place + 1}')
+    # A kill in the midst of a save costs what was done while it was written as well.
+    for lost in self.lost:
+      if lost > CHECKPOINT_UPDATES + 2 * LOG_PERIOD:
+        self.failures.append(
+          f'{lost} updates lost, a checkpoint is made every {CHECKPOINT_UPDATES}'
+        )
+
+  def _kill_replay(self) -> None:
+    run = self._run
+    before = run.pid('replay')
+    others = [pid for name in ('learner', 'actor-0') if (pid := run.pid(name))]
+    for pid in others:
+      self._signal(pid, signal.SIGSTOP)
+    self._signal(before, signal.SIGKILL)
+    place = len(self.events)
+    self._note('replay', 'killed', 'restarted')
+    try:
+      saved = dict.fromkeys(('frontier', 'episodic'), 0)
+      with (
+        contextlib.suppress(FileNotFoundError),
+        contents.Contents(str(run.folder / 'replay')) as held,
+      ):
+        saved = {name: len(items) for name, items in held.items.items() if name != 'params'}
+      deadline = time.monotonic() + 120.0
+      while run.pid('replay') in (0, before) or (sizes := run.sizes()) is None:
+        if time.monotonic() > deadline:
+          self.failures.append(f'event {place + 1}: replay did not come back')
+          return
+        time.sleep(0.2)
+    finally:
+      for pid in others:
+        if pid not in self._frozen:
+          self._signal(pid, signal.SIGCONT)
+    words = ', '.join(f'{name} {sizes[name]}' for name in sorted(sizes))
+    self.events[place][-1] = f'came back with {words}; its checkpoint has as many'
+    self.restored += 1
+    if sizes != saved:
+      self.failures.append(f'event {place + 1}: came back with {sizes}, saved were {saved}')
+      self.events[place][-1] = self.failures[-1]
+
+  def _note(self, node: str, what: str, outcome: str) -> None:
+    minute = (time.monotonic() - self._start) / 60
+    self.events.append([f'{minute:.1f}', node, what, outcome])
+    print(f'{minute:5.1f}  {node}: {what}', flush=True)
+
+  def _signal(self, pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(pid, number)
+
+
+def slopes(run: Run) -> dict[str, tuple[float, float]]:
+  """Growth of each node's memory in MB per minute, and the minutes it was seen for.
+
+  Pooled over its processes: each has a level of its own, and counts from its warm-up on.
+  """
+  found = {}
+  for node in (*NODES, 'launcher'):
+    products = squares = seconds = 0.0
+    for (name, _), samples in run.memory.items():
+      warm = np.array([sample for sample in samples if sample[0] > WARM_UP_SECONDS])
+      if name == node and len(warm) > 2:
+        age, megabytes = (warm - warm.mean(0)).T
+        products += float(age @ megabytes)
+        squares += float(age @ age)
+        seconds += float(np.ptp(age))
+    found[node] = (60 * products / squares if squares else float('nan'), seconds / 60)
+  return found
+
+
+def left_over(run: Run) -> list[str]:
+  """Processes and ports of a run that has ended."""
+  deadline = time.monotonic() + 10.0
+  while time.monotonic() < deadline and any(map(_lives, run.seen.values())):
+    time.sleep(0.2)
+  left = [f'process {process.pid}' for process in run.seen.values() if _lives(process)]
+  listening = {
+    entry.laddr[1] for entry in psutil.net_connections('tcp') if entry.status == psutil.CONN_LISTEN
+  }
+  return left + [f'port {port}' for port in run.ports & listening]
+
+
+def _lives(process: psutil.Process) -> bool:
+  with contextlib.suppress(psutil.Error):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+  return False
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+  )
+  parser.add_argument('--minutes', type=float, default=20.0)
+  parser.add_argument('--period', type=float, default=15.0, help='seconds between two events')
+  parser.add_argument('--steps', type=int, default=20_000, help='of the environment, until the end')
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--run', type=pathlib.Path, help='a new folder for the run')
+  arguments = parser.parse_args()
+  folder = (arguments.run or pathlib.Path(tempfile.mkdtemp()) / 'run').resolve()
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  signal.signal(signal.SIGTERM, lambda *unused: sys.exit(1))  # by way of what ends the run
+  run = Run(folder, arguments.steps, arguments.seed)
+  chaos = Chaos(run, arguments.seed)
+  start = struck = looked = time.monotonic()
+  end = start + 60 * arguments.minutes
+  try:
+    while run.process.poll() is None and time.monotonic() < end + CALM_SECONDS:
+      time.sleep(0.25)
+      now = time.monotonic()
+      if now - looked > 2.0:
+        looked = now
+        run.look()
+      if now < end and now - struck > arguments.period and run.pid('evaluator'):
+        struck = now
+        chaos.strike()
+      if now >= end:
+        chaos.wake()
+      chaos.tick()
+  finally:
+    lasted = (time.monotonic() - start) / 60
+    chaos.wake()
+    if run.process.poll() is None:
+      chaos.failures.append('the run did not end')
+      run.process.send_signal(signal.SIGINT)
+      run.process.wait()
+  chaos.settle()
+  chaos.failures += [f'left over: {thing}' for thing in left_over(run)]
+  collected = run.step('evaluator', 'environment_step')
+  if run.process.returncode or collected < arguments.steps:
+    chaos.failures.append(f'ended with code {run.process.returncode} after {collected} steps')
+  if lasted < arguments.minutes:
+    chaos.failures.append(f'was over after {lasted:.1f} minutes; give more --steps')
+  grown = slopes(run)
+  chaos.failures += [
+    f'{node} grows by {slope:.2f} MB per minute'
+    for node, (slope, _) in grown.items() if slope > MOST_SLOPE
+  ]  # fmt: skip
+  print('\n| minute | node | event | outcome |', '|---|---|---|---|', sep='\n')
+  for event in chaos.events:
+    print(f'| {" | ".join(event)} |')
+  print('\n| node | MB per minute | over minutes | processes |', '|---|---|---|---|', sep='\n')
+  for node, (slope, minutes) in grown.items():
+    processes = sum(name == node for name, _ in run.memory)
+    print(f'| {node} | {slope:+.2f} | {minutes:.1f} | {processes} |')
+  print(
+    f'\n{len(chaos.events)} events in {arguments.minutes:g} minutes; ended after {lasted:.1f} minutes '
+    f'with code {run.process.returncode}: {collected:,} steps, {run.step():,} updates; at most '
+    f'{max(chaos.lost, default=0)} updates lost by a kill of the learner; {chaos.restored} restores of '
+    f'replay\n{run.output.read_text().splitlines()[-1]}'
+  )
+  print('\n'.join(chaos.failures) or 'all promises held')
+  return 1 if chaos.failures else 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
