@@ -28,16 +28,6 @@ from replay import tables, writer
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 CHROMIUM = shutil.which('chromium')
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
-TINY = (
-  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
-  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
-  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_worlds=4',
-  'learner.batch_size=8', 'learner.log_period=10', 'learner.publish_period=5',
-  'learner.checkpoint_period=3', 'actor.log_period=0.5', 'evaluator.period=2',
-  'evaluator.num_episodes=8', 'tensorboard=false', 'replay.warm_up=8', 'replay.max_in_flight=1',
-  'replay.replay_ratio=16', 'max_environment_steps=100000000',
-)  # fmt: skip
 PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
@@ -368,7 +358,7 @@ def until(predicate, what):
 class Live:
   """A run that goes on, the page that shows it, and a browser."""
 
-  def __init__(self, root, stack):
+  def __init__(self, root, stack, overrides):
     self.folder = root / 'run'
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     output = stack.enter_context((root / 'output.txt').open('w'))
@@ -376,7 +366,7 @@ class Live:
       [HEPHAESTUS, *words], stderr=output, env=environment, cwd=root, text=True, **options
     )
     train = start(
-      'train', '--run', self.folder, '--preset', 'laptop', '--set', *TINY, stdout=output
+      'train', '--run', self.folder, '--preset', 'laptop', '--set', *overrides, stdout=output
     )
     stack.callback(self._end, train)
     until(lambda: (self.folder / 'config.yaml').exists(), 'the folder of the run')
@@ -416,11 +406,12 @@ class Live:
 
 
 @pytest.fixture(scope='module')
-def live(tmp_path_factory):
+def live(tmp_path_factory, tiny):
   if CHROMIUM is None:
     pytest.skip('needs a browser: install the Debian package chromium')
   with contextlib.ExitStack() as stack:
-    yield Live(tmp_path_factory.mktemp('live'), stack)
+    overrides = (*tiny, 'max_environment_steps=100000000')
+    yield Live(tmp_path_factory.mktemp('live'), stack, overrides)
 
 
 @pytest.mark.timeout(600)

@@ -20,15 +20,6 @@ from launch import config, experiments, hosts, main, metrics, order, remote
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 PATIENCE = 240  # seconds
-TINY = (
-  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
-  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
-  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_worlds=4',
-  'learner.batch_size=8', 'learner.log_period=10', 'learner.publish_period=5',
-  'actor.log_period=0.5', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
-  'tensorboard=false', 'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
-)  # fmt: skip
 SLICE = """
 directory: hephaestus
 command: .venv/bin/hephaestus
@@ -307,9 +298,9 @@ def launch(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch):
+def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
-  made = config.override(experiments.laptop('catch'), ['max_environment_steps=400', *TINY])
+  made = config.override(experiments.laptop('catch'), ['max_environment_steps=400', *tiny])
   # Little time is spent in these programs, and much in making them.
   launched = launch(text, HEPHAESTUS, made=config.to_yaml(made), JAX_DISABLE_MOST_OPTIMIZATIONS='1')
   assert launched.end() == 0, launched.words()

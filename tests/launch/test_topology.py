@@ -17,16 +17,6 @@ from launch import inspection, metrics
 from replay import loopback
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
-TINY = (
-  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
-  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
-  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_worlds=4',
-  'learner.batch_size=8', 'learner.log_period=10', 'learner.publish_period=5',
-  'learner.checkpoint_period=3', 'actor.log_period=0.5', 'evaluator.period=3',
-  'evaluator.num_episodes=8', 'evaluator.final_episodes=8', 'tensorboard=false',
-  'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
-)  # fmt: skip
 PPO = (
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
   'actor.num_worlds=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
@@ -40,13 +30,13 @@ PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 class Launch:
   """`hephaestus train` on one folder."""
 
-  def __init__(self, folder, *arguments, agent='dreamer', tiny=TINY):
+  def __init__(self, folder, *overrides, agent='dreamer'):
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
       [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--agent', agent, '--no-fused',
-       '--set', *tiny, *arguments],
+       '--set', *overrides],
       stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
     )  # fmt: skip
 
@@ -127,8 +117,8 @@ def folder(tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_a_run_survives_kills_stops_resumes_and_ends(folder):
-  run = Launch(folder, 'max_environment_steps=100000000')
+def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
+  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
 
   # Actors hold a second version of the parameters: the circle is closed.
   run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
@@ -181,7 +171,7 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder):
 
   collected = run.rows('learner')[-1]['environment_step']
   goal = collected + 400
-  again = Launch(folder, f'max_environment_steps={goal}')
+  again = Launch(folder, *tiny, f'max_environment_steps={goal}')
   assert again.end() == 0, again.words()
   assert living(folder) == []
   steps = [row['learner_step'] for row in again.rows('learner')]
@@ -201,8 +191,8 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder):
 
 
 @pytest.mark.timeout(300)
-def test_nothing_outlives_a_killed_launcher(folder):
-  run = Launch(folder, 'max_environment_steps=100000000')
+def test_nothing_outlives_a_killed_launcher(folder, tiny):
+  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
   run.wait_for(lambda: len(living(folder)) >= 5, 'all nodes')
   os.kill(run.process.pid, signal.SIGKILL)
   run.process.wait()
@@ -210,8 +200,8 @@ def test_nothing_outlives_a_killed_launcher(folder):
 
 
 @pytest.mark.timeout(600)
-def test_a_node_that_fails_again_and_again_ends_the_run(folder):
-  run = Launch(folder, 'max_environment_steps=100000000')
+def test_a_node_that_fails_again_and_again_ends_the_run(folder, tiny):
+  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
   run.wait_for(lambda: run.pid('learner') is not None, 'the learner')
   # A file where the learner needs a folder: whatever it tries, it cannot save.
   run.wait_for(lambda: (folder / 'checkpoints').exists(), 'the folder')
@@ -227,7 +217,7 @@ def test_a_node_that_fails_again_and_again_ends_the_run(folder):
 def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
   # Its time begins anew with the learner that goes on, so it cannot end before the kill unnoticed.
   options = ('max_environment_steps=100000000', 'max_minutes=0.2')
-  run = Launch(folder, *options, agent='ppo', tiny=PPO)
+  run = Launch(folder, *PPO, *options, agent='ppo')
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   run.wait_for(lambda: saved() and run.step() > 0, 'a checkpoint and a row')
   run.kill('learner')
