@@ -1,6 +1,5 @@
 """The numbers of runs as their files grow: each row read once, kept in columns, thinned to be drawn."""
 
-import json
 import os
 import pathlib
 import time
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launch import config as launch_config
-from launch import local, report
+from launch import local, metrics, report
 
 POINTS = 240  # of a thinned curve; more than a screen tells apart
 CHUNK = 1 << 19  # bytes that are read at a time, some milliseconds of parsing
@@ -117,12 +116,9 @@ class _File:
     rows = []
     for line in lines:
       try:
-        row = json.loads(line)
-        float(row['time'])
-      except (ValueError, TypeError, KeyError):
+        rows.append(metrics.row(line, self.tail.path))
+      except ValueError:
         self.broken += 1
-      else:
-        rows.append(row)
     if self._keep_rows:
       self.rows += rows
     self._append(rows)

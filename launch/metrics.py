@@ -178,14 +178,14 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     content = pathlib.Path(path).read_bytes()
   except FileNotFoundError:
     return []
-  return [_row(line, path) for line in _whole_lines(content)]
+  return [row(line, path) for line in _whole_lines(content)]
 
 
 def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
   """The newest row, found from the end of the file; None where there is none."""
   for lines in _tails(path):
     if lines:
-      return _row(lines[-1], path)
+      return row(lines[-1], path)
   return None
 
 
@@ -193,20 +193,29 @@ def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
   """The rows written after a time, in unix seconds, found from the end of the file."""
   rows: list[dict[str, Any]] = []
   for lines in _tails(path):
-    rows = [_row(line, path) for line in lines]
+    rows = [row(line, path) for line in lines]
     if rows and rows[0]['time'] <= start:
       break
   return [row for row in rows if row['time'] > start]
 
 
-def _row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
+def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
+  """The row of a line.
+
+  Args:
+    line: of a file of metrics.
+    path: of the file, for the error.
+
+  Raises:
+    ValueError: it is no row.
+  """
   try:
-    row = json.loads(line)
+    found = json.loads(line)
   except (ValueError, RecursionError):
-    row = None
-  if not isinstance(row, dict) or type(row.get('time')) not in (int, float):
+    found = None
+  if not isinstance(found, dict) or type(found.get('time')) not in (int, float):
     raise ValueError(f'{path}: {line[:40]!r} is no row of metrics; remove that line')
-  return row
+  return found
 
 
 def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
@@ -246,7 +255,7 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
   lines = _whole_lines(content)
   if resume is not None:
     key, step = resume
-    lines = [line for line in lines if (_row(line, path).get(key) or 0) <= step]
+    lines = [line for line in lines if (row(line, path).get(key) or 0) <= step]
   mended = b''.join(lines)
   if mended != content:
     temporary = path.with_name(f'.{path.name}.tmp')

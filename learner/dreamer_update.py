@@ -134,6 +134,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     updates, opt_state = model_optimizer.update(grads, state.model_opt_state)
     params = optax.apply_updates(state.params['world_model'], updates)
     metrics['gradient_norm'] = optax.global_norm(grads)
+    metrics['kl_after_first'] /= over_devices(jnp.mean(~posterior.first))
     state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 

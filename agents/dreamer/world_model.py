@@ -588,7 +588,8 @@ class WorldModel:
       'continue': goes_on.mean(),
       'mask': mask.mean(),
       'kl': dynamics_kl.mean(),
-      'kl_after_first': jnp.mean(dynamics_kl.mean(0), where=~posterior.first),
+      # Over all rows, as devices average it: how many of these are not FIRST is not theirs to know.
+      'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
     }
     return loss, (stop(posterior), metrics)
 

@@ -161,7 +161,8 @@ def test_replay_is_told_as_inspect_tells_it(folder, serve):
     entry = writer.Writer(address, strata, SCHEMA)
     entry.write({'x': np.zeros((6, 250), np.float32)}, lambda: False)
     entry.close()
-    time.sleep(dashboard.LOOK_SECONDS)  # for which an answer holds, whoever asks
+    held = lambda: served.json('api/replay/0')['report']['tables']['episodic']['size']
+    until(held, 'a look at what was inserted')  # an answer holds for a moment, whoever asks
     told = served.json('api/replay/0')
     expected = inspection.inspect(str(folder), seconds=0.01)
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
