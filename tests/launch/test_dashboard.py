@@ -401,6 +401,10 @@ class Live:
         with contextlib.suppress(psutil.NoSuchProcess):
           child.kill()
 
+  def wait_for(self, expression, argument=None):
+    """Asks from outside: the page's policy forbids Playwright's own wait, which calls `eval`."""
+    until(lambda: self.page.evaluate(expression, argument), expression)
+
   def points(self, key):
     """How many places a chart has."""
     return int(self.page.get_attribute(f'[data-key="{key}"]', 'data-points'))
@@ -421,9 +425,9 @@ def test_curves_of_a_run_appear_and_move(live):
   live.page.wait_for_selector(f'[data-key="{chart}"] canvas')
   live.page.wait_for_selector('[data-key="evaluator/normalised_score"] canvas')
   before = live.points(chart)
-  live.page.wait_for_function(
+  live.wait_for(
     '([chart, before]) => +document.querySelector(`[data-key="${chart}"]`).dataset.points > before + 1',
-    arg=[chart, before],
+    [chart, before],
   )
   painted = live.page.evaluate(
     """chart => {
@@ -450,13 +454,11 @@ def test_curves_of_a_run_appear_and_move(live):
 
 @pytest.mark.timeout(600)
 def test_the_replay_panel_agrees_with_inspect(live):
-  live.page.wait_for_function(
-    "document.getElementById('replay').dataset.report?.includes('\"bottleneck\":\"')"
-  )
+  live.wait_for("document.getElementById('replay').dataset.report?.includes('\"bottleneck\":\"')")
   before = inspection.inspect(str(live.folder))
-  live.page.wait_for_function(
+  live.wait_for(
     "time => JSON.parse(document.getElementById('replay').dataset.report).time > time",
-    arg=before['time'],
+    before['time'],
   )
   shown, rows, words = live.page.evaluate(
     """() => [
@@ -488,12 +490,12 @@ def test_a_film_appears_and_plays(live):
   assert 'update 77' in live.page.inner_text('#films')
   live.page.locator('#films video').scroll_into_view_if_needed()  # what nobody sees stands still
   playing = "time => document.querySelector('#films video').currentTime > time"
-  live.page.wait_for_function(playing, arg=0)
+  live.wait_for(playing, 0)
   at = live.page.evaluate("document.querySelector('#films video').currentTime")
   duration = live.page.evaluate("document.querySelector('#films video').duration")
   assert duration > 0.4
-  live.page.wait_for_function(
-    "time => Math.abs(document.querySelector('#films video').currentTime - time) > 0.1", arg=at
+  live.wait_for(
+    "time => Math.abs(document.querySelector('#films video').currentTime - time) > 0.1", at
   )
 
 
@@ -504,7 +506,7 @@ def test_nothing_overlaps_or_sticks_out(live, width):
   live.page.set_viewport_size({'width': width, 'height': 900})
   for scheme in ('dark', 'light'):
     live.page.emulate_media(color_scheme=scheme)
-    live.page.wait_for_function(
+    live.wait_for(
       """[...document.querySelectorAll('figure canvas')].every((canvas) =>
         canvas.getBoundingClientRect().right <= canvas.closest('.card').getBoundingClientRect().right)"""
     )
