@@ -8,23 +8,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import imageio.v2 as imageio
 import jax
 import numpy as np
 from absl import logging
 from acme.utils.loggers import base as loggers
 from dm_env import specs
 
-from actors import actor, rollout
+from actors import actor, films, rollout
 from actors.environments import environment as environment_lib
 from actors.environments import host, wrappers
 from agents import agent as agent_lib
-from agents import experience
+from agents import experience, networks
 from replay import parameters
 
 # Of one unroll: so its rows fit the memory, and nobody plays on once all episodes have ended.
 ROWS = 257
 HOST_ROWS = 65  # of a world that is stepped on the host, where a step is dear
+FILM_ROWS = 513  # of a film that nobody asked for, about a minute
+DREAM_ROWS = 65  # of an episode, that are dreamt
+CONTEXT = 5  # rows that are seen before it is dreamt, as in Hafner et al. (2019); a quarter of few
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,10 @@ class EvaluatorConfig:
   num_episodes: int = 64
   final_episodes: int = 256  # of the finished agent
   greedy: bool = True  # by the mode of the policy, else by chance, as PPO's policy is trained to be
+  film_period: float = 300.0  # seconds between two films, and one is made at the end
 
   def __post_init__(self):
-    for name in ('period', 'num_episodes', 'final_episodes'):
+    for name in ('period', 'num_episodes', 'final_episodes', 'film_period'):
       if getattr(self, name) <= 0:
         raise ValueError(f'evaluator.{name}={getattr(self, name)!r}: must be positive')
 
@@ -65,6 +68,7 @@ class Moment(NamedTuple):
 
   Attributes:
     step: 0 where it begins.
+    observation: tree of host arrays.
     frame: [H, W, 3] uint8; None in a world that shows nothing.
     action: that led here, [] int32 or [A] float32; None where it begins.
     probability: that the policy gave it; None where it begins, of continuous actions, and of an
@@ -75,12 +79,27 @@ class Moment(NamedTuple):
   """
 
   step: int
+  observation: Any
   frame: np.ndarray | None
   action: np.ndarray | None
   probability: float | None
   reward: float
   episode_return: float
   last: bool
+
+
+class Recording(NamedTuple):
+  """An episode as it was played.
+
+  Attributes:
+    frames: T of [H, W, 3] uint8; None in a world that shows nothing.
+    observation: [T, ...] host arrays.
+    action: [T - 1, ...], that followed on each.
+  """
+
+  frames: list[np.ndarray] | None
+  observation: Any
+  action: np.ndarray
 
 
 class Play:
@@ -163,6 +182,7 @@ class Play:
       timestep = first(state.timestep)
       yield Moment(
         step=step,
+        observation=timestep.observation,
         frame=show(first(state.env_state)),
         action=action,
         probability=probability,
@@ -178,14 +198,94 @@ class Play:
       action = action[0]
       probability = None if log_prob is None or not discrete else float(np.exp(log_prob[0]))
 
-  def record(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
-    """The frames of one episode, each [H, W, 3] uint8; None where the world shows nothing."""
-    frames = []
-    for moment in self.moments(params, key):
-      if moment.frame is None:
-        return None
-      frames.append(moment.frame)
-    return frames
+  def record(self, params: Any, key: jax.Array, num_rows: int | None = None) -> Recording:
+    """One episode, or its first `num_rows` rows."""
+    moments = list(itertools.islice(self.moments(params, key), num_rows))
+    actions = [moment.action for moment in moments[1:] if moment.action is not None]
+    spec = self._environment.action_spec
+    frames = [moment.frame for moment in moments if moment.frame is not None]
+    return Recording(
+      frames=frames or None,
+      observation=jax.tree.map(lambda *rows: np.stack(rows), *[m.observation for m in moments]),
+      action=np.stack(actions) if actions else np.zeros((0, *spec.shape), spec.dtype),
+    )
+
+  @functools.cached_property
+  def _foresee(self) -> Callable[..., agent_lib.Foresight] | None:
+    return None if self._agent.foresee is None else jax.jit(self._agent.foresee)
+
+  def dream(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
+    """Frames of an episode's beginning beside what the agent's model dreams of it.
+
+    Args:
+      params: all of the agent's, not those alone by which it acts.
+      key: of the episode and of the dream.
+
+    Returns:
+      See `films.beside`; None for an agent without a model.
+    """
+    if self._foresee is None:
+      return None
+    play_key, dream_key = jax.random.split(key)
+    num_rows = min(DREAM_ROWS, self._environment.max_steps + 1)  # one shape for all episodes
+    recording = self.record(self._agent.acting_params(params), play_key, num_rows)
+    played = len(recording.action) + 1
+    context = min(CONTEXT, -(-played // 4))
+
+    def fit(x: np.ndarray) -> np.ndarray:
+      return np.concatenate([x, np.zeros((num_rows - len(x), *x.shape[1:]), x.dtype)])
+
+    observation, action = jax.tree.map(fit, (recording.observation, recording.action))
+    foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
+    rows = (networks.without_mask(observation), *jax.device_get(foresight))
+    observation, expected, salience = jax.tree.map(lambda x: np.asarray(x)[:played], rows)
+    return films.beside(self._environment.draw, observation, expected, salience, context)
+
+
+class Camera:
+  """Films the agent now and then: an episode, and one beside what its model dreams of it.
+
+  Args:
+    play: the world and the agent.
+    videos: folder for VERSION.gif and VERSION-dream.gif.
+    period: seconds between two looks at it.
+    newest: the learner step and all parameters of the newest checkpoint, which dream; None where
+      there is none.
+  """
+
+  def __init__(
+    self,
+    play: Play,
+    videos: pathlib.Path,
+    period: float,
+    newest: Callable[[], tuple[int, Any] | None] = lambda: None,
+  ):
+    self._play = play
+    self._videos = videos
+    self._period = period
+    self._newest = newest
+    self._filmed = time.monotonic()
+
+  def film(self, version: int, params: Any, key: jax.Array, *, final: bool) -> None:
+    """Films one version when it is time, and the `final` one; not where there is no room."""
+    if not final and time.monotonic() - self._filmed < self._period:
+      return
+    self._filmed = time.monotonic()
+    play_key, dream_key = jax.random.split(key)
+    self._write(f'{version}', self._play.record(params, play_key, FILM_ROWS).frames)
+    saved = self._newest()
+    if saved is not None:
+      step, all_params = saved
+      self._write(f'{step}-dream', self._play.dream(all_params, dream_key))
+
+  def _write(self, name: str, frames: list[np.ndarray] | None) -> None:
+    film = self._videos / f'{name}.gif'
+    try:
+      if frames:
+        films.write(frames, film)
+    except OSError as error:  # such as a full disk
+      film.unlink(missing_ok=True)
+      logging.warning('There is no film %s: %s', film, error)
 
 
 def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
@@ -207,24 +307,6 @@ def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
   )
 
 
-def write_video(
-  frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float = 8.0
-) -> None:
-  """Writes frames as what the path's suffix says, .gif or .mp4.
-
-  Raises:
-    ValueError: another suffix.
-  """
-  if path.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'{path}: the name of a film must end in .gif or .mp4')
-  path.parent.mkdir(parents=True, exist_ok=True)
-  images: list[Any] = list(frames)
-  if path.suffix == '.gif':
-    imageio.mimsave(str(path), images, duration=1000 / frames_per_second, loop=0)
-  else:
-    imageio.mimsave(str(path), images, fps=frames_per_second, macro_block_size=1)
-
-
 def score(
   play: Play,
   snapshot: parameters.Snapshot,
@@ -232,10 +314,10 @@ def score(
   final: bool,
   config: EvaluatorConfig,
   logger: loggers.Logger,
-  videos: pathlib.Path,
+  camera: Camera,
   seed: int,
 ) -> Evaluation:
-  """Scores one snapshot and writes that down; of the final one, also a film."""
+  """Scores one snapshot and writes that down; films it when it is time."""
   key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
   play_key, video_key = jax.random.split(key)
   params = jax.device_put(snapshot.params)
@@ -249,15 +331,7 @@ def score(
     }
   )
   logging.info('Version %d: %s', snapshot.version, result)
-  if final:
-    frames = play.record(params, video_key)
-    if frames is not None:
-      film = videos / f'{snapshot.version}.gif'
-      try:
-        write_video(frames, film)
-      except OSError as error:  # such as a full disk
-        film.unlink(missing_ok=True)
-        logging.warning('There is no film of the finished agent: %s', error)
+  camera.film(snapshot.version, params, video_key, final=final)
   return result
 
 
@@ -270,7 +344,7 @@ class Evaluator:
     logger: of this node's numbers.
     should_stop: whether the node was asked to stop.
     config: numbers of the node.
-    videos: folder for a film of the finished agent.
+    camera: that films it.
     seed: of the run.
     launch_id: of this launch; final parameters of an older one do not end this one.
   """
@@ -283,7 +357,7 @@ class Evaluator:
     logger: loggers.Logger,
     should_stop: Callable[[], bool],
     config: EvaluatorConfig,
-    videos: pathlib.Path,
+    camera: Camera,
     seed: int,
     launch_id: int,
   ):
@@ -293,7 +367,7 @@ class Evaluator:
     self._logger = logger
     self._should_stop = should_stop
     self._config = config
-    self._videos = videos
+    self._camera = camera
     self._seed = seed
 
   def run(self) -> None:
@@ -329,6 +403,6 @@ class Evaluator:
       final=self._final(snapshot),
       config=self._config,
       logger=self._logger,
-      videos=self._videos,
+      camera=self._camera,
       seed=self._seed,
     )

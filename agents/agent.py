@@ -4,8 +4,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
+import jax
 
 Tree = Any
+
+
+class Foresight(NamedTuple):
+  """An episode as a model knew it.
+
+  Attributes:
+    observation: [T, ...] float32 leaves, without a mask: what it made of what it saw; from some row
+      on what it dreamt instead, told nothing but the actions.
+    salience: [T, W] float32, how much each of the last W rows, oldest first, counted for the action
+      at row t; 0 for those before the episode.
+  """
+
+  observation: Tree
+  salience: jax.Array
 
 
 class Agent(NamedTuple):
@@ -18,6 +33,9 @@ class Agent(NamedTuple):
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
     act: (acting params, key, policy state, timestep, *, greedy) -> (policy state, Decision), for
       N worlds at once. A FIRST row clears the policy state. `greedy` asks for the mode.
+    foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
+      Foresight of one episode that begins at row 0 and of which it sees `context` rows; None for an
+      agent without a model.
   """
 
   init_params: Callable[[chex.PRNGKey], Tree]
@@ -25,3 +43,4 @@ class Agent(NamedTuple):
   initial_policy_state: Callable[[int], Tree]
   stored_state: Callable[[Tree], Tree]
   act: Callable[..., tuple[Tree, Any]]
+  foresee: Callable[..., Foresight] | None = None

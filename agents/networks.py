@@ -273,6 +273,34 @@ def images(observation: Any, spec: Any) -> list[jax.Array]:
   return [read(x, leaf) for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
 
 
+def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
+  """The way back: what an observation is whose numbers and images these are.
+
+  Args:
+    flat: [..., F] float32, in the observation's own units: no symlog.
+    images: [..., H, W, C] float32 each, as `images` gives them; those of the spec that are missing
+      here lie in `flat`.
+    spec: of the observation.
+
+  Returns:
+    A tree like an observation without its mask, [..., *shape] float32 each.
+  """
+  rest = iter(images)
+
+  def take(leaf: specs.Array) -> jax.Array:
+    nonlocal flat
+    if images and is_image(leaf):
+      image = next(rest)
+      if is_bounded(leaf, 0, 255):
+        return 255 * (image + 0.5)
+      return image if is_bounded(leaf, 0, 1) else symexp(image)
+    size = math.prod(leaf.shape)
+    part, flat = flat[..., :size], flat[..., size:]
+    return part.reshape(*part.shape[:-1], *leaf.shape)
+
+  return jax.tree.map(take, without_mask(spec))
+
+
 def without_images(spec: Any) -> Any:
   """A spec whose images have no channels, so that a flat observation has none of their numbers."""
 

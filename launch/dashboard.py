@@ -368,12 +368,19 @@ def _state(run: history.History) -> dict[str, Any]:
     'films': [
       {
         'name': path.name,
-        'update': int(path.stem) if path.stem.isdigit() else None,
         'written': written,  # moves while it is being written
+        **_subject(path),
       }
       for written, path in films
     ],
   }
+
+
+def _subject(film: pathlib.Path) -> dict[str, Any]:
+  """What a film shows: the agent of which update, and whether beside its dream."""
+  number, _, dream = film.stem.partition('-')
+  known = number.isdigit() and dream in ('', 'dream')
+  return {'update': int(number) if known else None, 'dream': known and bool(dream)}
 
 
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:

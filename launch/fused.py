@@ -157,6 +157,7 @@ def train(
     play = evaluator.Play(
       environment, ppo.agent, config.evaluator.num_episodes, greedy=config.evaluator.greedy
     )
+    camera = evaluator.Camera(play, folder / 'videos', config.evaluator.film_period)
     loggers: dict[str, Any] = {}
 
     def make_logger(step: int) -> Any:
@@ -174,7 +175,7 @@ def train(
         final=final,
         config=config.evaluator,
         logger=loggers['evaluator'],
-        videos=folder / 'videos',
+        camera=camera,
         seed=config.seed,
       )
       return result.normalised_score

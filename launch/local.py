@@ -521,6 +521,7 @@ class Saved(NamedTuple):
     environment: its world.
     agent: whose parameters they are.
     params: that act.
+    all_params: those, and what dreams and judges.
     step: the learner step at which they were saved.
   """
 
@@ -528,6 +529,7 @@ class Saved(NamedTuple):
   environment: Any
   agent: agent_lib.Agent
   params: Any
+  all_params: Any
   step: int
 
 
@@ -541,7 +543,6 @@ def newest(folder: pathlib.Path) -> Saved:
     ValueError: not a run, or nothing saved yet.
   """
   from launch import fused as fused_run
-  from learner import checkpoint, learner
 
   config = _config(folder)
   agent: agent_lib.Agent
@@ -549,15 +550,12 @@ def newest(folder: pathlib.Path) -> Saved:
     environment, agent, like = fused_run.saved(config)
   else:
     parts = program.make_parts(config)
-    environment, agent = parts.environment, parts.agent
-    update = program.make_update(config, parts, num_devices=1)
-    like = learner.saved_shapes(update, counted=config.agent_name == 'ppo')
-  restored = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True).restore(like)
-  if restored is None:
+    environment, agent, like = parts.environment, parts.agent, program.saved_shapes(config, parts)
+  found = program.newest_params(folder, like)
+  if found is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
-  train_state = restored.state.train if config.agent_name == 'ppo' else restored.state
-  params = agent.acting_params(train_state.params)
-  return Saved(config, environment, agent, params, restored.step)
+  step, params = found
+  return Saved(config, environment, agent, agent.acting_params(params), params, step)
 
 
 def _config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
@@ -573,7 +571,7 @@ def _untrained(folder: pathlib.Path) -> Saved:
   config = _config(folder)
   environment = config.make_environment()
   agent = evaluator.random_agent(environment.action_spec)
-  return Saved(config, environment, agent, params=(), step=0)
+  return Saved(config, environment, agent, params=(), all_params=(), step=0)
 
 
 def evaluate(
@@ -598,7 +596,7 @@ def evaluate(
   """
   import jax
 
-  from actors import evaluator
+  from actors import evaluator, films
 
   saved = _untrained(folder) if at_random else newest(folder)
   config = saved.config
@@ -608,10 +606,10 @@ def evaluate(
   play_key, video_key = jax.random.split(jax.random.key(seed))
   result = play.evaluate(saved.params, play_key, episodes)
   if video is not None:
-    frames = play.record(saved.params, video_key)
-    if frames is None:
+    recording = play.record(saved.params, video_key)
+    if recording.frames is None:
       raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
-    evaluator.write_video(frames, video)
+    films.write(recording.frames, video)
   return {'learner_step': saved.step, **result._asdict()}
 
 

@@ -88,6 +88,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   watch.add_argument('--episodes', type=int, default=1)
   watch.add_argument('--output', type=pathlib.Path, help='a film instead, .gif or .mp4')
   watch.add_argument(
+    '--dream', action='store_true', help='the film shows beside it what its world model dreams'
+  )
+  watch.add_argument(
     '--greedy',
     action=argparse.BooleanOptionalAction,
     help='by the mode of the policy, or by chance (default: as the run is evaluated)',
@@ -122,9 +125,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   inspect.add_argument(
     '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
   )
-  inspect.add_argument(
-    '--gif', type=pathlib.Path, metavar='DIR', help='films of them, where observations are pictures'
-  )
+  inspect.add_argument('--gif', type=pathlib.Path, metavar='DIR', help='films of what was observed')
   inspect.add_argument(
     '--prometheus',
     type=int,
@@ -440,6 +441,8 @@ def _watch(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
   if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
+  if arguments.dream and arguments.output is None:
+    raise ValueError('--dream: is a film; add --output FILE, .gif or .mp4')
   try:
     from launch import watch
 
@@ -450,6 +453,7 @@ def _watch(arguments: argparse.Namespace) -> int:
       frames_per_second=arguments.fps,
       greedy=arguments.greedy,
       output=arguments.output,
+      dream=arguments.dream,
     )
   except KeyboardInterrupt:  # before anything was played
     print('stopped')
@@ -513,14 +517,8 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   if arguments.sample is not None and not arguments.json:
     stored.show(arguments.target, found)
   if arguments.gif is not None:
-    films = stored.write_films(found.samples, arguments.gif)
-    if not films:
-      print(
-        f'hephaestus inspect: --gif {arguments.gif}: nothing that this world shows is a picture, and '
-        'its state, by which it is drawn, is not stored; watch and evaluate --video draw it',
-        file=sys.stderr,
-      )
-    elif not arguments.json:
+    films = stored.write_films(found, arguments.gif)
+    if not arguments.json:
       print(f'\n{arguments.gif}: {len(films)} films')
   if not arguments.check:
     return 0

@@ -104,6 +104,29 @@ def make_update(
   )
 
 
+def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
+  """Shapes and dtypes of what the learner's checkpoints hold."""
+  update = make_update(config, parts, num_devices=1)
+  return learner_lib.saved_shapes(update, counted=config.agent_name == 'ppo')
+
+
+def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
+  """Learner step and all parameters of a run's newest checkpoint; None when there is none here.
+
+  Args:
+    run: its folder.
+    like: what its checkpoints hold.
+  """
+  folder = run / 'checkpoints'
+  restored = (
+    checkpoint.Checkpointer(folder, read_only=True).restore(like) if folder.exists() else None
+  )
+  if restored is None:
+    return None
+  state: Any = restored.state
+  return restored.step, getattr(state, 'train', state).params
+
+
 def _stop_signal() -> Callable[[], bool]:
   """Whether this node was asked to stop; to be called in its main thread.
 
@@ -239,18 +262,24 @@ def build_evaluator(
 ) -> evaluator.Evaluator:
   """The evaluator node."""
   parts = make_parts(config)
+  play = evaluator.Play(
+    parts.environment,
+    parts.agent,
+    config.evaluator.num_episodes,
+    greedy=config.evaluator.greedy,
+  )
   return evaluator.Evaluator(
-    play=evaluator.Play(
-      parts.environment,
-      parts.agent,
-      config.evaluator.num_episodes,
-      greedy=config.evaluator.greedy,
-    ),
+    play=play,
     source=parameters.Source(client.server_address, parts.params_schema, name=EVALUATOR),
     logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
     should_stop=_stop_signal(),
     config=config.evaluator,
-    videos=run / 'videos',
+    camera=evaluator.Camera(
+      play,
+      run / 'videos',
+      config.evaluator.film_period,
+      lambda: newest_params(run, saved_shapes(config, parts)),
+    ),
     seed=config.seed,
     launch_id=launch_id,
   )

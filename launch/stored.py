@@ -13,14 +13,13 @@ import rich.box
 import rich.console
 import rich.table
 
-from actors import evaluator
-from agents import experience
+from actors import films
+from agents import experience, networks
 from launch import inspection, metrics, program
 from replay import columns as columns_lib
 from replay import contents as contents_lib
 from replay import tables
 
-FRAME = 160  # pixels of a film's smaller side, at least
 _SHOWN = 6  # numbers of a row that are printed one by one
 _QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
 
@@ -52,11 +51,13 @@ class Stored(NamedTuple):
       'shared': share of it that every other stratum holds as well}}}. Ages are in updates before
       the newest version that acted, and in environment steps collected since.
     samples: of each stratum, evenly from the oldest to the newest.
+    draw: of the run's world: see `Environment.draw`.
   """
 
   violations: list[str]
   summary: dict[str, Any]
   samples: list[Sample]
+  draw: films.Draw
 
 
 def read(target: str, num_samples: int = 0) -> Stored:
@@ -76,7 +77,7 @@ def read(target: str, num_samples: int = 0) -> Stored:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
   if config.agent_name == 'ppo':
     raise ValueError(f'{target}: keeps no checkpoint of its queue, from which all is read once')
-  schema = columns_lib.Columns(program.make_parts(config).sequence_schema)
+  parts = program.make_parts(config)
   try:
     copy = contents_lib.Contents(str(folder / 'replay'))
   except FileNotFoundError as error:
@@ -86,7 +87,7 @@ def read(target: str, num_samples: int = 0) -> Stored:
     ) from None
   with copy:
     restarts = [row['time'] for row in inspection.starts_of_replay(folder)]
-    return _Reading(copy, schema, num_samples, restarts).result(
+    return _Reading(copy, parts, num_samples, restarts).result(
       config.actor.num_worlds, config.steps_per_sequence
     )
 
@@ -97,12 +98,13 @@ class _Reading:
   def __init__(
     self,
     copy: contents_lib.Contents,
-    schema: columns_lib.Columns,
+    parts: program.Parts,
     num_samples: int,
     restarts: list[float],
   ):
     self._copy = copy
-    self._schema = schema
+    self._draw = parts.environment.draw
+    self._schema = schema = columns_lib.Columns(parts.sequence_schema)
     self._strata = [name for name in copy.items if name != tables.PARAMS]
     self._violations = list(copy.broken)
     self._samples: list[Sample] = []
@@ -161,7 +163,8 @@ class _Reading:
         'shared': len(shared) / len(chunks[name]) if chunks[name] else None,
       }
     checkpoint = {'saved': self._copy.saved, 'sequences': len(set().union(*chunks.values()))}
-    return Stored(self._violations, {'checkpoint': checkpoint, 'strata': strata}, self._samples)
+    summary = {'checkpoint': checkpoint, 'strata': strata}
+    return Stored(self._violations, summary, self._samples, self._draw)
 
   def _check_signature(self, name: str) -> bool:
     try:
@@ -312,38 +315,19 @@ def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
   ]
 
 
-def write_films(samples: list[Sample], folder: pathlib.Path) -> list[pathlib.Path]:
-  """A GIF of each sample's observations, where they are pictures.
+def write_films(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
+  """A GIF of each sample's observations, as `films.drawing` shows them; returns the films.
 
-  What a world draws it draws from its state, which is not stored; so only observed pictures can be
-  shown: a leaf [H, W, 1 or 3] of at least 8 x 8.
-
-  Args:
-    samples: of one run.
-    folder: for the films.
-
-  Returns:
-    The films; none where nothing is a picture.
+  The state, by which a world draws itself, is not stored, so it may show less than it does in play.
   """
-  films = []
+  made = []
   numbers: collections.Counter[str] = collections.Counter()
-  for sample in samples:
-    frames = _frames(sample.sequence.observation)
-    if frames is None:
-      continue
+  for sample in stored.samples:
+    observation = networks.without_mask(sample.sequence.observation)
+    show = films.drawing(stored.draw, observation)
+    rows = range(len(sample.sequence.step_type))
     numbers[sample.table] += 1
     path = folder / f'{sample.table}-{numbers[sample.table]}.gif'
-    evaluator.write_video(frames, path)
-    films.append(path)
-  return films
-
-
-def _frames(observation: Any) -> list[np.ndarray] | None:
-  """[H, W, 3] uint8 for each row; None where nothing observed is a picture."""
-  for leaf in jax.tree.leaves(observation):
-    if leaf.ndim == 4 and leaf.shape[-1] in (1, 3) and min(leaf.shape[1:3]) >= 8:
-      pixels = leaf.astype(np.float32) * (255 if leaf.dtype.kind == 'f' and leaf.max() <= 1 else 1)
-      scale = max(1, -(-FRAME // min(leaf.shape[1:3])))
-      pixels = np.broadcast_to(pixels, (*leaf.shape[:3], 3)).clip(0, 255).astype(np.uint8)
-      return list(pixels.repeat(scale, axis=1).repeat(scale, axis=2))
-  return None
+    films.write([show(jax.tree.map(lambda x, row=row: x[row], observation)) for row in rows], path)
+    made.append(path)
+  return made

@@ -3,7 +3,7 @@
 import functools
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import rich.segment
 import rich.style
 import rich.table
 
-from actors import evaluator
+from actors import evaluator, films
 from launch import local
 
 NUMBERS = 26  # columns of a terminal that are kept for what stands beside the picture
@@ -30,6 +30,7 @@ def watch(
   frames_per_second: float = 8.0,
   greedy: bool | None = None,
   output: pathlib.Path | None = None,
+  dream: bool = False,
   console: rich.console.Console | None = None,
 ) -> None:
   """Plays some episodes of a run's newest checkpoint; the run may be going on.
@@ -43,10 +44,12 @@ def watch(
     frames_per_second: of the film, or live; lines are not held back.
     greedy: by the mode of the policy, else by chance; None: as the run's evaluator plays.
     output: where to put a film of it, .gif or .mp4; None to show it.
+    dream: the film is of one episode's beginning beside what the model dreams of it.
     console: to show it on; one that is no terminal gets a line for each step.
 
   Raises:
-    ValueError: not a run, nothing saved yet, or a film of a world without a renderer.
+    ValueError: not a run, nothing saved yet, a film of a world without a renderer, or a dream of an
+      agent without a model.
   """
   console = console or rich.console.Console(color_system='truecolor')
   saved = local.newest(folder)
@@ -56,6 +59,12 @@ def watch(
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
   say(f'{folder}: {title}')
   play = evaluator.Play(saved.environment, saved.agent, 1, greedy=greedy)
+  if dream:
+    dreamt = play.dream(saved.all_params, jax.random.key(seed))
+    if dreamt is None:
+      raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
+    _write(dreamt, output, frames_per_second, say)
+    return
   frames: list[np.ndarray] = []
   ended: list[str] = []
 
@@ -90,9 +99,19 @@ def watch(
     ended.append('stopped')
   for line in ended:
     say(line)
-  if frames and output is not None:
-    evaluator.write_video(frames, output, frames_per_second)
-    say(f'{output}: {len(frames)} frames')
+  if frames:
+    _write(frames, output, frames_per_second, say)
+
+
+def _write(
+  frames: list[np.ndarray],
+  output: pathlib.Path | None,
+  frames_per_second: float,
+  say: Callable[[str], None],
+) -> None:
+  assert output is not None
+  films.write(frames, output, frames_per_second)
+  say(f'{output}: {len(frames)} frames')
 
 
 def _numbers(moment: evaluator.Moment) -> dict[str, str]:

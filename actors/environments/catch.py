@@ -74,8 +74,11 @@ class Catch(environment.Environment):
     return 1 + jnp.sign(state.ball_column - state.paddle_column)
 
   def render(self, state: State) -> np.ndarray:
+    return self.draw(self._observe(state))
+
+  def draw(self, observation: environment.Observation) -> np.ndarray:
     """White on black, 16 pixels a cell."""
-    board = np.asarray(self._observe(state)).reshape(self.rows, self.columns)
+    board = np.asarray(observation).reshape(self.rows, self.columns)
     pixels = np.kron(board, np.full((16, 16), 255)).astype(np.uint8)
     return np.stack([pixels] * 3, axis=-1)
 

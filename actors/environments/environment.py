@@ -121,6 +121,15 @@ class Environment(abc.ABC):
     del state
     return None
 
+  def draw(self, observation: Observation) -> np.ndarray | None:
+    """One frame of what is observed, [H, W, 3] uint8, not traced; None if this world has none.
+
+    Without its mask, and it may be one that an agent expects: numbers between those of the world
+    then show how sure it is.
+    """
+    del observation
+    return None
+
 
 class MapSpec(specs.BoundedArray):
   """A vector in [0, 1] whose first numbers are the cells of a map, row by row, and whose last two

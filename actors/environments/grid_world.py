@@ -157,15 +157,19 @@ class GridWorld(environment.Environment):
     ).astype(jnp.int32)
 
   def render(self, state: State) -> np.ndarray:
+    return self.draw(self._observe(state))
+
+  def draw(self, observation: environment.Observation) -> np.ndarray:
     """Resources are coloured tiles on light lines; the agent is a dark disc."""
+    cells, _, position = np.split(np.asarray(observation), [self.size**2, -2])
+    kinds = np.rint(cells * NUM_TYPES).astype(int).reshape(self.size, self.size)
     pixels = np.empty((self.size, CELL_PIXELS, self.size, CELL_PIXELS, 3), np.uint8)
     pixels[...] = BACKGROUND
     pixels[:, 0] = pixels[:, :, :, 0] = LINE
-    grid = np.asarray(state.grid)
-    for row, column in np.argwhere(grid != EMPTY):
-      pixels[row, 3:-2, column, 3:-2] = TYPE_COLOURS[grid[row, column]]
+    for row, column in np.argwhere(kinds):
+      pixels[row, 3:-2, column, 3:-2] = TYPE_COLOURS[kinds[row, column] - 1]
     down, right = np.indices((CELL_PIXELS, CELL_PIXELS)) - CELL_PIXELS / 2
-    row, column = np.asarray(state.position)
+    row, column = np.rint(position * (self.size - 1)).astype(int)
     pixels[row, :, column][np.hypot(down, right) <= CELL_PIXELS / 4] = AGENT
     return pixels.reshape(self.size * CELL_PIXELS, self.size * CELL_PIXELS, 3)
 

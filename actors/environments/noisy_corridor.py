@@ -104,8 +104,11 @@ class NoisyCorridor(environment.Environment):
     return state, timestep
 
   def render(self, state: State) -> np.ndarray:
+    return self.draw(self._observe(state))
+
+  def draw(self, observation: environment.Observation) -> np.ndarray:
     """The agent in white on a black line of cells above the pixels it sees."""
-    corridor, pixels = np.split(np.asarray(self._observe(state)), [self.length])
+    corridor, pixels = np.split(np.asarray(observation), [self.length])
     shown = np.zeros((2, max(self.length, self.num_pixels)))
     shown[0, : self.length], shown[1, : self.num_pixels] = corridor, pixels
     frame = np.kron(shown, np.full((CELL_PIXELS, CELL_PIXELS), 255)).astype(np.uint8)

@@ -78,6 +78,9 @@ class AutoReset(Environment):
   def render(self, state: AutoResetState) -> np.ndarray | None:
     return self.environment.render(state.env_state)
 
+  def draw(self, observation: Observation) -> np.ndarray | None:
+    return self.environment.draw(observation)
+
 
 class TimeLimitState(NamedTuple):
   """A world's state, and how long its episode is.
@@ -129,6 +132,9 @@ class TimeLimit(Environment):
 
   def render(self, state: TimeLimitState) -> np.ndarray | None:
     return self.environment.render(state.env_state)
+
+  def draw(self, observation: Observation) -> np.ndarray | None:
+    return self.environment.draw(observation)
 
 
 def random_action(

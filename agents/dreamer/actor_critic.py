@@ -3,8 +3,9 @@
     score_i = MLP([f_i, novelty_i])      w = softmax(score)      context = sum_i w_i f_i
     actor([f_t, context_t])              critic([f_t, context_t])
 
-In a world with a map, all three also read it as seen from the agent: see `sight`. The window of the last W features is pooled in acting, in dreams and in replay alike; rows before
-an episode's FIRST are left out.
+In a world with a map, all three also read it as seen from the agent: see `sight`. The window of the
+last W features is pooled in acting, in dreams and in replay alike; rows before an episode's FIRST
+are left out.
 """
 
 import dataclasses
@@ -144,16 +145,23 @@ class ActorCritic:
 
     Adds up W shifted slices, so no [R, W, B, F] array is ever made.
     """
-    num_rows = window.scores.shape[0] - self.config.window + 1
-    slices = [
-      jax.tree.map(lambda x, i=i: x[i : i + num_rows], window) for i in range(self.config.window)
-    ]
-    episode = slices[-1].episode
-    scores = jnp.stack(
-      [jnp.where(rows.episode == episode, rows.scores, -jnp.inf) for rows in slices]
-    )
-    weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
-    return sum(weights[i][..., None] * rows.features for i, rows in enumerate(slices))
+    weights = self.weights(window).astype(window.features.dtype)
+    rows = self._shifted(window.features)
+    return sum(weight[..., None] * features for weight, features in zip(weights, rows, strict=True))
+
+  def weights(self, window: Window) -> jax.Array:
+    """[W - 1 + R, B, ...] to what each row's window counts for its context, [W, R, B] float32.
+
+    They sum to 1 over the window, oldest first, and rows of another episode have none.
+    """
+    episode = jnp.stack(self._shifted(window.episode))
+    scores = jnp.stack(self._shifted(window.scores))
+    return jax.nn.softmax(jnp.where(episode == episode[-1], scores, -jnp.inf), axis=0)
+
+  def _shifted(self, rows: jax.Array) -> list[jax.Array]:
+    """[W - 1 + R, ...] to W slices of R rows, the first beginning W - 1 rows before the last."""
+    size = self.config.window
+    return [rows[i : len(rows) - size + 1 + i] for i in range(size)]
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., F] context."""

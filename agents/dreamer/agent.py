@@ -1,5 +1,6 @@
 """The world model and the actor-critic, bound into an Agent that acts."""
 
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from agents import agent as agent_lib
 from agents import experience, networks
-from agents.dreamer import actor_critic, intrinsic, world_model
+from agents.dreamer import actor_critic, foresight, intrinsic, world_model
 from agents.dreamer import config as dreamer_config
 
 Tree = Any
@@ -114,5 +115,6 @@ def make_dreamer(
     initial_policy_state=initial_policy_state,
     stored_state=lambda state: state.recurrent,
     act=act,
+    foresee=functools.partial(foresight.foresee, model, policy),
   )
   return Dreamer(config, model, policy, agent)

@@ -60,6 +60,34 @@ class Dream(NamedTuple):
   horizon: jax.Array
 
 
+def imagine(
+  model: world_model.WorldModel,
+  params: Tree,
+  recurrent: world_model.Recurrent,
+  member: jax.Array,
+  noise: jax.Array,
+) -> tuple[world_model.Latent, Any]:
+  """One imagined row.
+
+  Args:
+    model: the world model.
+    params: of it.
+    recurrent: [B', ...] of the row before.
+    member: [B'] int32, whose prior each dream follows.
+    noise: [B', Z] standard noise of the latent.
+
+  Returns:
+    The latent [B', ...], and all members' beliefs about it, [K, B', Z].
+  """
+  members = model.members(params, recurrent)
+  deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
+  priors = model.prior_outputs(params, members)
+  belief = model.belief(priors[member, jnp.arange(len(member))])
+  stochastic = belief.sample(noise).astype(model.dtype)
+  latent = world_model.Latent(deterministic, stochastic, recurrent.latent.seen)
+  return latent._replace(seen=model.imagine(params, latent.belief)), model.belief(priors)
+
+
 def rollout(
   model: world_model.WorldModel,
   actor_critic: ac.ActorCritic,
@@ -128,14 +156,9 @@ def rollout(
 
     recurrent = world_model.Recurrent(latent, model.encode_action(action))
     seen_before = latent.seen
-    members = model.members(model_params, recurrent)
-    deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
-    priors = model.prior_outputs(model_params, members)
-    novelty = novelty_of(*model.belief(priors).moments())
-    belief = model.belief(priors[member, jnp.arange(batch)])
-    stochastic = belief.sample(jax.vmap(model.noise)(noise_keys[:, 1]))
-    latent = world_model.Latent(deterministic, stochastic.astype(model.dtype), latent.seen)
-    latent = latent._replace(seen=model.imagine(model_params, latent.belief))
+    noise = jax.vmap(model.noise)(noise_keys[:, 1])
+    latent, priors = imagine(model, model_params, recurrent, member, noise)
+    novelty = novelty_of(*priors.moments())
 
     features = latent.features
     new = {

@@ -15,6 +15,7 @@ What is an image in the observation is read by a CNN and decoded by one: see `ne
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -493,9 +494,7 @@ class WorldModel:
       [...] float32, nats.
     """
     is_share = networks.unit_range(self._flat_spec)
-    num_logits = int(is_share.sum()) * max(self.config.levels, 1)
-    num_flat = num_logits + int((~is_share).sum())
-    logits, others = decoded[..., :num_logits], decoded[..., num_logits:num_flat]
+    logits, others, decoded_images = self._parts(decoded)
     error = jnp.square(others - flat[..., ~is_share])
     target = jnp.clip(networks.symexp(flat[..., is_share]), 0.0, 1.0)
     xlogx = lambda x: jax.scipy.special.xlogy(x, x)
@@ -506,20 +505,56 @@ class WorldModel:
 
     if self.config.levels:
       by_level = networks.by_level(target, self.config.levels)
-      log_probs = jax.nn.log_softmax(logits.reshape(by_level.shape))
+      log_probs = jax.nn.log_softmax(logits)
       divergence = jnp.sum(xlogx(by_level) - by_level * log_probs, axis=-1)
     else:
       divergence = bernoulli(logits, target)
     cost = jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
-    for spec, image in zip(self._image_specs, images, strict=True):
-      target = image.reshape(*image.shape[:-3], -1)
-      begin, num_flat = num_flat, num_flat + target.shape[-1]
+    for spec, decoded, target in zip(self._image_specs, decoded_images, images, strict=True):
       if networks.is_bounded(spec, 0, 1):
-        error = bernoulli(decoded[..., begin:num_flat], jnp.clip(target, 0.0, 1.0))
+        error = bernoulli(decoded, jnp.clip(target, 0.0, 1.0))
       else:
-        error = jnp.square(decoded[..., begin:num_flat] - target)
-      cost += jnp.sum(error, axis=-1)
+        error = jnp.square(decoded - target)
+      cost += jnp.sum(error, axis=(-3, -2, -1))
     return cost
+
+  def _parts(self, decoded: jax.Array) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """What the decoder gave, [..., D], taken apart.
+
+    Returns:
+      Logits of the numbers in [0, 1], [..., S, L] by levels or [..., S] without; the other numbers,
+      [..., F - S]; and the images, [..., H, W, C] each.
+    """
+    levels = self.config.levels
+    is_share = networks.unit_range(self._flat_spec)
+    shapes = [
+      (int(is_share.sum()), levels) if levels else (int(is_share.sum()),),
+      (int((~is_share).sum()),),
+      *(spec.shape for spec in self._image_specs),
+    ]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    logits, others, *images = (
+      part.reshape(*part.shape[:-1], *shape)
+      for part, shape in zip(jnp.split(decoded, ends[:-1], axis=-1), shapes, strict=True)
+    )
+    return logits, others, images
+
+  def decode(self, params: Tree, belief: jax.Array) -> Tree:
+    """[..., H + Z] to the observation that is expected, [..., *shape] float32 and without a mask.
+
+    A number in [0, 1] is its expectation, or the level it most likely has: see `sight.most_likely`.
+    """
+    decoded = self._apply(params, 'decoder', belief).astype(jnp.float32)
+    logits, others, images = self._parts(decoded)
+    shares = sight.most_likely(logits) if self.config.levels else nn.sigmoid(logits)
+    is_share = networks.unit_range(self._flat_spec)
+    flat = jnp.zeros((*belief.shape[:-1], len(is_share)))
+    flat = flat.at[..., is_share].set(shares).at[..., ~is_share].set(networks.symexp(others))
+    images = [
+      nn.sigmoid(image) if networks.is_bounded(spec, 0, 1) else image
+      for spec, image in zip(self._image_specs, images, strict=True)
+    ]
+    return networks.to_observation(flat, images, self.observation_spec)
 
   def loss(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence

@@ -199,3 +199,17 @@ def test_a_layer_norm_and_its_gradient_are_those_of_flax(dtype):
     loss(networks.LayerNorm(dtype=dtype)),
     loss(nn.LayerNorm(dtype=dtype)),
   )
+
+
+def test_an_observation_is_put_together_again(make_dreamer, make_observation):
+  for world in ('masked', 'pictures', 'plain', 'map'):
+    dreamer = make_dreamer(world)
+    spec = dreamer.model.observation_spec
+    observation = make_observation(dreamer, np.random.default_rng(0), 2, 3)
+    flat = networks.symexp(networks.flatten_observation(observation, networks.without_images(spec)))
+    again = networks.to_observation(flat, networks.images(observation, spec), spec)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, np.asarray(y, np.float32), rtol=1e-3, atol=1e-3),
+      again,
+      networks.without_mask(observation),
+    )

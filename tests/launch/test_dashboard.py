@@ -275,18 +275,21 @@ def test_a_film_is_played_from_its_folder_alone(folder, serve):
   imageio.mimsave(
     path, [np.full((31, 40, 3), shade, np.uint8) for shade in (0, 90, 200)], duration=125
   )
-  (folder / 'videos' / '80.gif').write_bytes(b'GIF89a no film')
+  (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no film')
   served = serve(folder)
   films = served.json('api/runs')['runs'][0]['films']
-  assert {(film['name'], film['update']) for film in films} == {('70.gif', 70), ('80.gif', 80)}
+  assert {(film['name'], film['update'], film['dream']) for film in films} == {
+    ('70.gif', 70, False),
+    ('80-dream.gif', 80, True),
+  }
   status, content, response = served.ask('film/0/70.gif')
   assert (
     status == 200 and response.headers['Content-Type'] == 'video/mp4' and content[4:8] == b'ftyp'
   )
   status, part, _ = served.ask('film/0/70.gif', Range='bytes=4-7')
   assert (status, part) == (206, b'ftyp')
-  status, content, _ = served.ask('film/0/80.gif')
-  assert status == 404 and b'80.gif: cannot be played' in content
+  status, content, _ = served.ask('film/0/80-dream.gif')
+  assert status == 404 and b'80-dream.gif: cannot be played' in content
   for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
     assert served.ask(f'film/0/{name}')[0] == 404
   assert list((folder / 'videos').glob('*.mp4')) == []

@@ -180,7 +180,8 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
   final = again.rows('evaluator')[-1]
   assert final['final'] and final['environment_step'] >= goal
   assert f'normalised_score={final["normalised_score"]:.3f}' in again.words()
-  assert list((folder / 'videos').glob('*.gif'))
+  assert len(list((folder / 'videos').glob('*[0-9].gif'))) == 1
+  assert len(list((folder / 'videos').glob('*-dream.gif'))) == 1
 
   result = subprocess.run(
     [HEPHAESTUS, 'evaluate', folder, '--episodes', '8', '--json', '--video', folder / 'film.gif'],

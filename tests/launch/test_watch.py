@@ -101,10 +101,17 @@ def test_a_world_without_a_renderer_shows_its_numbers(tmp_path, monkeypatch, cap
   assert not (tmp_path / 'film.gif').exists()
 
 
+def test_an_agent_without_a_model_does_not_dream(folder, tmp_path, capsys):
+  assert run(folder, '--dream', '--output', tmp_path / 'film.gif') == 2
+  assert '--dream: ppo has no model that dreams; leave it out' in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_it_and_keeps_what_was_filmed(folder, tmp_path, monkeypatch, capsys):
   def interrupted(self, params, key):
     for step in range(2):
-      yield evaluator.Moment(step, np.zeros((8, 8, 3), np.uint8), None, None, 0.0, 0.0, False)
+      yield evaluator.Moment(
+        step, np.zeros(1), np.zeros((8, 8, 3), np.uint8), None, None, 0.0, 0.0, False
+      )
     raise KeyboardInterrupt
 
   monkeypatch.setattr(evaluator.Play, 'moments', interrupted)
@@ -119,6 +126,7 @@ def test_ctrl_c_ends_it_and_keeps_what_was_filmed(folder, tmp_path, monkeypatch,
   ('arguments', 'words'),
   [
     (['--output', 'film.avi'], '--output film.avi: the name must end in .gif or .mp4'),
+    (['--dream'], '--dream: is a film; add --output FILE'),
     (['--fps', '0'], '--fps 0.0: must be positive'),
     (['--episodes', '0'], '--episodes 0: must be at least 1'),
     ([], 'is not the folder of a run'),

@@ -328,7 +328,7 @@ def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch
 
 
 def test_a_film_has_a_frame_for_every_row_of_an_episode(environment, family):
-  frames = evaluator.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0))
+  frames = evaluator.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0)).frames
   shown = frames and [frame[0, 0, 0] for frame in frames]
   assert shown == ([1, 2, 3, 4] if family == 'gymnasium' else None)
 

@@ -1,0 +1,76 @@
+"""A dream beside the real rollout: what the model expects when told only what was done."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from agents import agent as agent_lib
+from agents.dreamer import actor_critic as ac
+from agents.dreamer import dream, intrinsic, world_model
+
+Tree = Any
+
+
+def foresee(
+  model: world_model.WorldModel,
+  actor_critic: ac.ActorCritic,
+  params: Tree,
+  key: chex.PRNGKey,
+  observation: Tree,
+  action: jax.Array,
+  context: jax.Array,
+) -> agent_lib.Foresight:
+  """Runs along an episode awake, and from row `context` on also asleep; see `Agent.foresee`.
+
+  Asleep it follows the prior of one member, as dreams do, and plays what was really played. Its
+  salience is that of the one who stays awake, as it acted.
+
+  Args:
+    model: the world model.
+    actor_critic: whose salience it is.
+    params: of 'world_model' and 'actor_critic'.
+    key: of the dream.
+    observation: [T, ...] of one episode, which begins at row 0.
+    action: [T, ...].
+    context: [] int32, rows that it sees.
+  """
+  model_params, policy_params = params['world_model'], params['actor_critic']
+  num_rows, window = len(action), model.config.window
+  novelty_of = intrinsic.NOVELTIES[model.config.novelty]
+  member_key, noise_key = jax.random.split(key)
+  member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
+  noise = jax.vmap(model.noise)(jax.random.split(noise_key, num_rows))
+  is_first = jnp.arange(num_rows) == 0
+  rows = (
+    model.embed(model_params, observation),
+    model.look(observation),
+    is_first,
+    jnp.arange(num_rows) < context,
+    model.encode_action(action),
+    noise,
+  )
+
+  def step(carry, row):
+    awake, asleep = carry
+    embedded, seen, first, sees, action, noise = jax.tree.map(lambda x: x[None], row)
+    real, members, _ = model.observe(model_params, awake, embedded, seen, first, None)
+    novelty = novelty_of(*model.priors(model_params, members).moments())
+    dreamt, _ = dream.imagine(model, model_params, asleep, member, noise)
+    latent = jax.tree.map(lambda real, dreamt: jnp.where(sees[0], real, dreamt), real, dreamt)
+    carry = world_model.Recurrent(real, action), world_model.Recurrent(latent, action)
+    return carry, (real.features, novelty, latent.belief[0])
+
+  initial = model.initial(1)
+  _, (features, novelty, belief) = jax.lax.scan(step, (initial, initial), rows)
+  before = lambda x, fill: jnp.concatenate([jnp.full((window - 1, *x.shape[1:]), fill, x.dtype), x])
+  features = before(features, 0)
+  weights = actor_critic.weights(
+    ac.Window(
+      features,
+      actor_critic.scores(policy_params, features, before(novelty, 0)),
+      before(jnp.zeros((num_rows, 1), jnp.int32), -1),
+    )
+  )
+  return agent_lib.Foresight(model.decode(model_params, belief), weights[..., 0].T)

@@ -1,0 +1,87 @@
+"""Films: what is observed becomes a picture, and a dream stands beside what happened."""
+
+import imageio.v2 as imageio
+import jax
+import numpy as np
+import pytest
+
+from actors import evaluator, films
+from actors.environments import catch, grid_world, noisy_corridor
+from agents.dreamer import agent as dreamer_agent
+from agents.dreamer import config as dreamer_config
+
+ROWS = 4
+
+
+def by_nobody(observation):
+  del observation
+
+
+def shown(draw, observation, row):
+  return films.drawing(draw, observation)(jax.tree.map(lambda x: x[row], observation))
+
+
+def test_an_observed_picture_is_shown_large_enough():
+  pictures = np.zeros((ROWS, 8, 9, 1), np.float32)
+  pictures[3:, 0, 0] = 1.0
+  first, last = (
+    shown(by_nobody, {'eye': pictures, 'purse': np.ones((ROWS, 2))}, i) for i in (0, 3)
+  )
+  assert first.shape == (160, 180, 3) and first.dtype == np.uint8
+  assert first.max() == 0 and (last[:20, :20] == 255).all() and last[:, 20:].max() == 0
+
+
+def test_bytes_are_as_bright_as_they_are():
+  pixels = np.full((ROWS, 8, 8, 3), 1, np.uint8)
+  assert shown(by_nobody, pixels, 0).max() == 1
+
+
+def test_numbers_are_cells_by_their_sign_and_size():
+  numbers = np.array([[0.0, 2.0, -2.0, 1.0]] * ROWS, np.float32)
+  frame = shown(by_nobody, numbers, 0)
+  cell = frame.shape[1] // 3  # columns of 4 cells
+  zero, positive, negative = (frame[cell // 2, cell // 2 + i * cell].astype(int) for i in range(3))
+  half = frame[cell + cell // 2, cell // 2].astype(int)
+  assert tuple(zero) == films.GROUND
+  assert tuple(positive) == tuple(films.POSITIVE) and tuple(negative) == tuple(films.NEGATIVE)
+  np.testing.assert_allclose(half, (zero + positive) / 2, atol=1)
+
+
+@pytest.mark.parametrize(
+  'world', [catch.Catch(), grid_world.GridWorld(), noisy_corridor.NoisyCorridor()]
+)
+def test_worlds_that_show_all_they_are_draw_what_is_observed(world):
+  state, timestep = world.reset(jax.random.key(3))
+  np.testing.assert_array_equal(world.draw(timestep.observation), world.render(state))
+
+
+def test_what_happened_stands_left_of_what_was_expected():
+  draw = lambda row: np.full((20, 10, 3), 255 * row[0], np.uint8)
+  observation, expected = np.zeros((ROWS, 1)), np.ones((ROWS, 1))
+  salience = np.tile([0.25, 0.75], (ROWS, 1))
+  frames = films.beside(draw, observation, expected, salience, context=1)
+  assert len(frames) == ROWS and len({frame.shape for frame in frames}) == 1
+  height, width, _ = frames[0].shape
+  assert frames[0][height // 3, width // 4].max() == 0
+  assert frames[0][height // 3, 3 * width // 4].min() == 255
+  line = [tuple(frame[films.MARGIN, 3 * width // 4]) for frame in frames]
+  assert line == [films.SEEN] + [films.DREAMT] * 3
+  bars = (frames[0][-films.MARGIN - films.BARS : -films.MARGIN] == films.INK).all(-1).sum(axis=0)
+  assert sorted(set(bars.tolist())) == [0, 8, 24]  # of 32 pixels
+
+
+def test_an_agent_is_filmed_at_the_end_and_beside_its_dream(tmp_path):
+  world = catch.Catch(rows=4, columns=3)
+  config = dreamer_config.DreamerConfig(
+    deterministic_size=8, hidden_size=16, stochastic_size=4, ensemble_size=2, num_bins=11, window=2
+  )
+  agent = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec).agent
+  params = jax.jit(agent.init_params)(jax.random.key(0))
+  acting = agent.acting_params(params)
+  play = evaluator.Play(world, agent, 2)
+  camera = evaluator.Camera(play, tmp_path, period=3600, newest=lambda: (6, params))
+  camera.film(7, acting, jax.random.key(0), final=False)
+  assert not list(tmp_path.iterdir())
+  camera.film(8, acting, jax.random.key(0), final=True)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['6-dream.gif', '8.gif']
+  assert len(imageio.mimread(tmp_path / '6-dream.gif')) == 4
