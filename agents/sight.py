@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agents import networks
+
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
@@ -91,6 +93,15 @@ class Sight:
     )
     here = jnp.einsum('...rc,...r,...c->...', self._filled(cells), row, column)
     return jnp.concatenate([row, column, here[..., None]], axis=-1)
+
+  def cells(self, seen: jax.Array) -> jax.Array:
+    """[..., S] to [..., R C, L + 1]: each cell's number by levels, and whether the agent is there."""
+    cells, place = self._split(seen)
+    rows, columns = self.map_shape
+    here = jax.nn.one_hot(place[..., 0] * columns + place[..., 1], rows * columns, dtype=seen.dtype)
+    numbers = cells.reshape(*seen.shape[:-1], rows * columns)
+    by_level = networks.by_level(numbers, self.levels).astype(seen.dtype)
+    return jnp.concatenate([by_level, here[..., None]], axis=-1)
 
   def _split(self, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[..., S] to [..., R, C] cells and the place, [..., 2] int32."""

@@ -85,7 +85,8 @@ def imagine(
   belief = model.belief(priors[member, jnp.arange(len(member))])
   stochastic = belief.sample(noise).astype(model.dtype)
   latent = world_model.Latent(deterministic, stochastic, recurrent.latent.seen)
-  return latent._replace(seen=model.imagine(params, latent.belief)), model.belief(priors)
+  latent = latent._replace(seen=model.imagine(params, latent.belief, recurrent))
+  return latent, model.belief(priors)
 
 
 def rollout(

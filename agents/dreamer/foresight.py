@@ -60,10 +60,11 @@ def foresee(
     dreamt, _ = dream.imagine(model, model_params, asleep, member, noise)
     latent = jax.tree.map(lambda real, dreamt: jnp.where(sees[0], real, dreamt), real, dreamt)
     carry = world_model.Recurrent(real, action), world_model.Recurrent(latent, action)
-    return carry, (real.features, novelty, latent.belief[0])
+    expected = model.decode(model_params, latent.belief, asleep.latent.seen, asleep.action, first)
+    return carry, (real.features, novelty, jax.tree.map(lambda x: x[0], expected))
 
   initial = model.initial(1)
-  _, (features, novelty, belief) = jax.lax.scan(step, (initial, initial), rows)
+  _, (features, novelty, expected) = jax.lax.scan(step, (initial, initial), rows)
   before = lambda x, fill: jnp.concatenate([jnp.full((window - 1, *x.shape[1:]), fill, x.dtype), x])
   features = before(features, 0)
   weights = actor_critic.weights(
@@ -73,4 +74,4 @@ def foresee(
       before(jnp.zeros((num_rows, 1), jnp.int32), -1),
     )
   )
-  return agent_lib.Foresight(model.decode(model_params, belief), weights[..., 0].T)
+  return agent_lib.Foresight(expected, weights[..., 0].T)

@@ -9,7 +9,8 @@ their disagreement means something.
 
 Where the observation has a map (see `sight`), the transitions also read the agent's place and what
 is there, and the reward reads the map of the row before, seen from the agent: real along real
-sequences, decoded in dreams.
+sequences, decoded in dreams. What becomes of a cell of that map is decoded from the cell too, by one
+network for all cells, so that a dream of a layout never seen before keeps it.
 
 What is an image in the observation is read by a CNN and decoded by one: see `networks.Encoder`.
 """
@@ -33,6 +34,8 @@ from agents.dreamer import recurrence
 
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)
+
+CHANGE_SIZE = 32  # hidden units of `Change`
 
 UNROLL = 2
 """Rows compiled in a line: on a CPU a gradient took 0.6 of the time that it takes row by row."""
@@ -108,6 +111,26 @@ class NormalisedGRU(nn.Module):
     gates = nn.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
     gates = networks.LayerNorm(dtype=self.dtype)(gates)
     return gated(gates, state.astype(self.dtype), self.memory_rows)
+
+
+class Change(nn.Module):
+  """What becomes of the cells of a map: the same network for each.
+
+  Attributes:
+    levels: L.
+    dtype: of the computation.
+  """
+
+  levels: int
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, cause: jax.Array, cells: jax.Array) -> jax.Array:
+    """[..., F] what all cells share, and [..., N, L + 1] the cells, to [..., N, L] logits."""
+    dense = lambda size, **options: nn.Dense(size, dtype=self.dtype, **options)
+    hidden = dense(CHANGE_SIZE)(cells.astype(self.dtype))
+    hidden += dense(CHANGE_SIZE, use_bias=False)(cause.astype(self.dtype))[..., None, :]
+    return dense(self.levels, kernel_init=nn.initializers.zeros)(nn.silu(hidden))
 
 
 def gated(gates: jax.Array, state: jax.Array, memory_rows: int) -> jax.Array:
@@ -205,6 +228,8 @@ class WorldModel:
       modules['decoder'] = networks.Decoder(modules['decoder'], config.image_channels, shapes)
     if self.has_mask:
       modules['mask'] = self._mlp(self.action_size)
+    if self.sight.size:
+      modules['change'] = Change(config.levels, self.dtype)
     return modules
 
   def init(self, key: chex.PRNGKey) -> Tree:
@@ -228,6 +253,10 @@ class WorldModel:
       ),
       'prior': (state,),
       'reward': (jnp.zeros((1, self.belief_size + self._reward_cause_size)),),
+      'change': (
+        jnp.zeros((1, self.belief_size + self.action_size)),
+        self.sight.cells(jnp.zeros((1, self.sight.size))) if self.sight.size else None,
+      ),
     }
     params = {}
     for name, module in modules.items():
@@ -332,15 +361,45 @@ class WorldModel:
     flat = networks.flatten_observation(observation, self._flat_spec)
     return networks.symexp(self.sight.pick(flat)).astype(self.dtype)
 
-  def imagine(self, params: Tree, belief: jax.Array) -> jax.Array:
-    """[..., H + Z] to what would most likely be seen, [..., S]."""
+  def imagine(self, params: Tree, belief: jax.Array, before: Recurrent) -> jax.Array:
+    """[..., H + Z] and the row before to what would most likely be seen, [..., S]."""
     if not self.sight.size:
       return belief[..., :0]
-    decoded = self._apply(params, 'decoder', belief)  # all of it numbers in [0, 1]: see MapSpec
+    going_on = jnp.zeros(belief.shape[:-1], bool)
+    # All of it numbers in [0, 1]: see MapSpec.
+    decoded = self._decoded(params, belief, before.latent.seen, before.action, going_on)
     decoded = decoded.reshape(*decoded.shape[:-1], -1, self.config.levels)
     return sight.most_likely(self.sight.pick(decoded.swapaxes(-1, -2)).swapaxes(-1, -2)).astype(
       self.dtype
     )
+
+  def _decoded(
+    self,
+    params: Tree,
+    belief: jax.Array,
+    seen: jax.Array,
+    action: jax.Array,
+    first: jax.Array,
+  ) -> jax.Array:
+    """What the decoder gives, [..., D].
+
+    Args:
+      params: of the world model.
+      belief: [..., H + Z] of this row.
+      seen: [..., S] of the row before; unread where this one is FIRST.
+      action: [..., A] float32, the encoded action of the row before; likewise.
+      first: [...] bool.
+    """
+    decoded = self._apply(params, 'decoder', belief)
+    if not self.sight.size:
+      return decoded
+    went_on = ~first[..., None]
+    cells = self.sight.cells(seen.astype(self.dtype)) * went_on[..., None]
+    cause = jnp.concatenate([belief, (action * went_on).astype(self.dtype)], axis=-1)
+    change = self._apply(params, 'change', cause, cells)
+    change = change.reshape(*change.shape[:-2], -1)
+    rest = jnp.zeros((*change.shape[:-1], decoded.shape[-1] - change.shape[-1]), change.dtype)
+    return decoded + jnp.concatenate([change, rest], axis=-1)
 
   def observe(
     self,
@@ -539,12 +598,21 @@ class WorldModel:
     )
     return logits, others, images
 
-  def decode(self, params: Tree, belief: jax.Array) -> Tree:
-    """[..., H + Z] to the observation that is expected, [..., *shape] float32 and without a mask.
+  def decode(
+    self, params: Tree, belief: jax.Array, seen: jax.Array, action: jax.Array, first: jax.Array
+  ) -> Tree:
+    """The observation that is expected, [..., *shape] float32 and without a mask.
 
     A number in [0, 1] is its expectation, or the level it most likely has: see `sight.most_likely`.
+
+    Args:
+      params: of the world model.
+      belief: [..., H + Z] of this row.
+      seen: [..., S] of the row before.
+      action: [..., A] float32, the encoded action of the row before.
+      first: [...] bool, rows that have none before them.
     """
-    decoded = self._apply(params, 'decoder', belief).astype(jnp.float32)
+    decoded = self._decoded(params, belief, seen, action, first).astype(jnp.float32)
     logits, others, images = self._parts(decoded)
     shares = sight.most_likely(logits) if self.config.levels else nn.sigmoid(logits)
     is_share = networks.unit_range(self._flat_spec)
@@ -580,16 +648,14 @@ class WorldModel:
     posterior, belief, priors = self.understand(params, keys, sequence)
     rows = posterior.latent.belief
 
-    decoded = self._apply(params, 'decoder', rows).astype(jnp.float32)
-    flat = networks.flatten_observation(sequence.observation, self._flat_spec)
-    reconstruction = self._reconstruction(decoded, flat, self._images(sequence.observation))
     before = lambda carried, rows: jnp.concatenate([carried[None].astype(rows.dtype), rows[:-1]])
-    rewards = self.reward(
-      params,
-      rows,
-      before(sequence.initial_state.latent.seen, posterior.latent.seen),
-      before(sequence.initial_state.action, self.encode_action(sequence.action)),
-    )
+    seen_before = before(sequence.initial_state.latent.seen, posterior.latent.seen)
+    action_before = before(sequence.initial_state.action, self.encode_action(sequence.action))
+    decoded = self._decoded(params, rows, seen_before, action_before, posterior.first)
+    flat = networks.flatten_observation(sequence.observation, self._flat_spec)
+    images = self._images(sequence.observation)
+    reconstruction = self._reconstruction(decoded.astype(jnp.float32), flat, images)
+    rewards = self.reward(params, rows, seen_before, action_before)
     reward = -rewards.log_prob(sequence.reward)
     reward = jnp.where(posterior.first, 0.0, reward)
     logits = self._apply(params, 'continue', rows)[..., 0].astype(jnp.float32)

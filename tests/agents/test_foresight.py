@@ -106,7 +106,8 @@ def test_what_is_expected_is_what_costs_the_least(make_dreamer, make_params, wor
     flat = networks.flatten_observation(observation, model._flat_spec)
     return model._reconstruction(decoded, flat, model._images(observation))
 
-  expected = model.decode(params, belief)
+  nothing = belief[..., :0]
+  expected = model.decode(params, belief, nothing, nothing, jnp.zeros(NUM_ROWS, bool))
   np.testing.assert_allclose(cost(expected), 0, atol=2e-3)
   other = jax.tree.map(lambda x: x + 0.1, expected)
   assert (cost(other) > cost(expected) + 1e-3).all()

@@ -187,9 +187,9 @@ class Dreamt:
 
     @dataclasses.dataclass(frozen=True)
     class CountingModel(world_model.WorldModel):
-      def imagine(self, params, belief):
+      def imagine(self, params, belief, before):
         jax.debug.callback(rows.append, jnp.int32(1))
-        return super().imagine(params, belief)
+        return super().imagine(params, belief, before)
 
     @dataclasses.dataclass(frozen=True)
     class CountingActorCritic(actor_critic.ActorCritic):
