@@ -15,7 +15,7 @@ import yaml
 
 from launch import config, experiments, hosts, local, main, manifests, metrics
 
-PATIENCE = 240  # seconds
+PATIENCE = 600  # seconds
 OLDEST = '1.29'
 ROOT = pathlib.Path(main.__file__).parents[1]
 ONE = """
@@ -256,11 +256,11 @@ def test_losing_an_actor_touches_nothing_else(cases):
 
 
 def test_replay_may_take_the_memory_that_its_sequences_need(cases):
-  made = experiments.gpu('catch')
   objects = cases['gpu']
+  needed = local.replay_bytes(experiments.gpu('catch'))
   template, _ = workloads(objects)['hephaestus-replay']
   gibibytes = int(container(template)['resources']['limits']['memory'].removesuffix('Gi'))
-  assert local.replay_bytes(made) + 2**30 < gibibytes * 2**30 < local.replay_bytes(made) + 2**32
+  assert needed + 2**30 < gibibytes * 2**30 < needed + 2**32
   assert 'livenessProbe' not in container(template)
   assert container(template)['readinessProbe']['tcpSocket'] == {'port': 'reverb'}
 
@@ -348,14 +348,13 @@ def test_hosts_that_cannot_be_pods_are_refused(text, options, words):
     make(text, f'accelerator={bool(options)}', **options)
 
 
-def test_the_command_writes_what_kubectl_reads(tmp_path, capsys):
+def test_the_command_writes_what_kubectl_reads(cases, tmp_path, capsys):
   path, out = tmp_path / 'hosts.yaml', tmp_path / 'run.yaml'
   path.write_text(ONE)
-  command = ['hephaestus', 'manifests', str(path), *KUBERNETES, '--seed', '3']
+  command = ['hephaestus', 'manifests', str(path), *KUBERNETES, '--out', str(out)]
   assert main._run(main._parse(command)) == 0
-  assert main._run(main._parse([*command, '--out', str(out)])) == 0
-  assert capsys.readouterr().out == out.read_text()
-  assert list(yaml.safe_load_all(out.read_text())) == make(ONE, 'seed=3')
+  assert not capsys.readouterr().out
+  assert list(yaml.safe_load_all(out.read_text())) == cases['one']
 
 
 @pytest.mark.parametrize(
@@ -376,13 +375,14 @@ def test_a_node_refuses_what_only_pods_are_told(tmp_path, capsys, arguments, wor
   assert not (tmp_path / 'run').exists()
 
 
-# A cluster of one machine: imports once, forks into all pods, and stops replay when all others have
-# ended, as one deletes its StatefulSet.
+# A cluster of one machine: imports once, forks into all pods, and when all others have ended stops
+# replay, as one deletes its StatefulSet.
 CLUSTER = """
-import json, os, signal, sys
+import json, os, signal, socket, sys, time
 from launch import local, main, node, template
+told = json.load(sys.stdin)
 pods = {}
-for name, pod in json.load(sys.stdin).items():
+for name, pod in told['pods'].items():
   pid = os.fork()
   if pid == 0:
     template.LIBC.prctl(template.PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -394,18 +394,25 @@ for name, pod in json.load(sys.stdin).items():
   pods[pid] = name
 exit_codes = {}
 while pods:
+  if list(pods.values()) == ['replay-0']:
+    while socket.socket().connect_ex(('127.0.0.2', told['port'])):
+      time.sleep(0.1)
+    os.kill(*pods, signal.SIGTERM)
   pid, status = os.wait()
   exit_codes[pods.pop(pid)] = os.waitstatus_to_exitcode(status)
-  if list(pods.values()) == ['replay-0']:
-    os.kill(*pods, signal.SIGTERM)
 print(json.dumps(exit_codes))
 """
 
 
-@pytest.mark.timeout(600)
-def test_the_pods_train_a_run_to_its_end(tmp_path, tiny):
+@pytest.fixture
+def run_pods(tmp_path, tiny):
+  """Runs pods of a tiny run as processes, by the names of their hosts, until they have ended.
+
+  What is a volume there is a folder here, and a name of the cluster an address. Returns exit codes,
+  what the pods printed, and their run folders, all by name.
+  """
   port = portpicker.pick_unused_port()
-  objects = make(ONE.replace('22001', str(port)), 'max_environment_steps=400', *tiny)
+  objects = make(ONE.replace('22001', str(port)), 'max_environment_steps=200', *tiny)
   (data,) = (each['data'] for each in objects if each['kind'] == 'ConfigMap')
   pods, variables = {}, {}
   for template, count in workloads(objects).values():
@@ -427,25 +434,56 @@ def test_the_pods_train_a_run_to_its_end(tmp_path, tiny):
 
       pods[host] = {'arguments': [at_root(word) for word in only['args']], 'log': f'{root}/log'}
       variables |= {each['name']: at_root(each['value']) for each in only['env'] if 'value' in each}
-  assert sorted(pods) == ['actors-1-0', 'evaluator-0', 'learner-0', 'replay-0']
-  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
-  cluster = subprocess.Popen(
-    [sys.executable, '-c', CLUSTER],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    env=environment | variables | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'PYTHONPATH': str(ROOT)},
-  )  # fmt: skip
-  try:
-    said, _ = cluster.communicate(json.dumps(pods), timeout=PATIENCE)
-  finally:
-    cluster.kill()  # which ends its pods as well
-  logs = {host: (tmp_path / host / 'log').read_text() for host in pods}
-  assert json.loads(said) == dict.fromkeys(pods, 0), logs
-  folders = {host: tmp_path / host / 'data' / host for host in pods}
-  learned = metrics.last(folders['learner-0'] / 'metrics' / 'learner.jsonl')
-  assert learned['learner_step'] >= 10
-  final = metrics.last(folders['evaluator-0'] / 'metrics' / 'evaluator.jsonl')
-  assert final['final'] and final['environment_step'] >= 400
-  assert metrics.last(folders['actors-1-0'] / 'metrics' / 'actor-0.jsonl')['parameter_version'] > 0
-  assert 'learner| ' in logs['learner-0'] and 'Learner finished' in logs['learner-0']
-  assert logs['replay-0'].rstrip().endswith('stopped')
-  assert list((folders['replay-0'] / 'replay').iterdir())
+
+  def run(*names):
+    assert set(names) <= pods.keys()
+    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    environment |= {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'PYTHONPATH': str(ROOT)}
+    cluster = subprocess.Popen(
+      [sys.executable, '-c', CLUSTER],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=environment | variables,
+    )
+    told = {'port': port, 'pods': {name: pods[name] for name in names}}
+    try:
+      said, _ = cluster.communicate(json.dumps(told), timeout=PATIENCE)
+    finally:
+      cluster.kill()  # which ends its pods as well
+      cluster.wait()
+    printed = {name: (tmp_path / name / 'log').read_text() for name in names}
+    return json.loads(said), printed, {name: tmp_path / name / 'data' / name for name in names}
+
+  return run
+
+
+def test_replays_pod_serves_until_it_is_stopped(run_pods):
+  exit_codes, printed, folders = run_pods('replay-0')
+  assert exit_codes == {'replay-0': 0}, printed
+  assert 'up: replay; replay at 127.0.0.1:' in printed['replay-0']  # and nothing that would end it
+  assert '\nstopped\n' in printed['replay-0']
+  assert 'replay| ' in printed['replay-0']
+  assert (folders['replay-0'] / local.CONFIG).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE + 60)
+def test_the_pods_train_a_run_to_its_end(run_pods):
+  names = ('replay-0', 'learner-0', 'actors-1-0', 'evaluator-0')
+  exit_codes, printed, folders = run_pods(*names)
+  assert exit_codes == dict.fromkeys(names, 0), printed
+  rows = {
+    (name, node): metrics.last(folders[name] / 'metrics' / f'{node}.jsonl')
+    for name, node in (
+      ('learner-0', 'learner'),
+      ('actors-1-0', 'actor-0'),
+      ('evaluator-0', 'evaluator'),
+    )
+  }
+  assert rows['learner-0', 'learner']['learner_step'] >= 10
+  assert rows['actors-1-0', 'actor-0']['parameter_version'] > 0
+  final = rows['evaluator-0', 'evaluator']
+  assert final['final'] and final['environment_step'] >= 200
+  assert 'learner| ' in printed['learner-0'] and 'Learner finished' in printed['learner-0']
+  assert '\nstopped\n' in printed['replay-0']
