@@ -156,7 +156,7 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
     for index in range(len(shards))
   ]
   for index, learner in enumerate(host.learner for host in hosts.hosts if host.learner):
-    if dataclasses.is_dataclass(learner):  # the one that the others meet at
+    if dataclasses.is_dataclass(learner):  # the first of several, which the others dial
       learner = dataclasses.replace(learner, address=f'{name}-{LEARNER}-0-{index}.{name}')
     pods.append(hosts_lib.Host(name=f'{LEARNER}-{index}', learner=learner))
   acting: dict[int, int] = {}
@@ -219,13 +219,14 @@ class _Run:
   ):
     self._name = options.name
     self._options = options
-    self._config = config
+    # The port is in the hosts file, and may be the same for all shards, which have pods of their own.
+    self._config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, port=None))
     self._pods = place(hosts, options.name)
-    self._port = self._pods.port
-    self._num_shards = sum(host.replay is not None for host in self._pods.hosts)
+    shards = [host.replay for host in self._pods.hosts if host.replay is not None]
+    self._num_shards, self._port = len(shards), shards[0].port
     self._num_learners = len(self._pods.learners)
     self._accelerators = options.accelerators(self._num_learners)
-    self._replay_bytes = local.replay_bytes(config)
+    self._shard_bytes = -(-local.replay_bytes(config) // self._num_shards)
 
   def objects(self) -> Iterator[Object]:
     yield self._object(
@@ -496,8 +497,8 @@ class _Run:
     # while it is written.
     usual = {
       (REPLAY, 'cpu'): '1',
-      (REPLAY, 'memory'): _gibibytes(self._replay_bytes + 2 * GIBIBYTE),
-      (REPLAY, 'storage'): _gibibytes(3 * self._replay_bytes + GIBIBYTE),
+      (REPLAY, 'memory'): _gibibytes(self._shard_bytes + 2 * GIBIBYTE),
+      (REPLAY, 'storage'): _gibibytes(3 * self._shard_bytes + GIBIBYTE),
       (LEARNER, 'cpu'): '4' if large else '2',
       (LEARNER, 'memory'): '16Gi' if large else '4Gi',
       (LEARNER, 'storage'): '10Gi',
