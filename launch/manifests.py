@@ -127,6 +127,8 @@ def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
         f'--resources {assignment}: write it as ROLE.KIND=QUANTITY, with a role of '
         f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}'
       )
+    if (role, kind) == (ACTORS, 'storage'):
+      raise ValueError(f'--resources {assignment}: actors keep nothing; leave it out')
     if not _QUANTITY.fullmatch(quantity) or not float(re.sub('[^0-9.]', '', quantity)):
       raise ValueError(f'--resources {assignment}: give a quantity such as 2, 500m or 4Gi')
     resources[role, kind] = quantity
@@ -337,16 +339,19 @@ class _Run:
         'cloud.google.com/gke-tpu-accelerator': self._options.tpu,
         'cloud.google.com/gke-tpu-topology': self._options.topology,
       }
-    # One that fails takes the others along, which could not go on without it.
-    job = self._job_spec(pod, self._num_learners, 'FailJob', backoffLimit=0)
+    # The first of several is also refused while the cluster does not know its name yet.
+    refusal = 'FailJob' if self._num_learners == 1 else None
     rule = {
       'name': 'refused',
       'action': 'FailJobSet',
       'onJobFailureReasons': ['PodFailurePolicy'],
     }
+    failures = {'maxRestarts': RESTARTS, **({'rules': [rule]} if refusal else {})}
+    # One that fails takes the others along, which could not go on without it.
+    job = self._job_spec(pod, self._num_learners, refusal, backoffLimit=0)
     spec = {
       'network': {'enableDNSHostnames': True},
-      'failurePolicy': {'maxRestarts': RESTARTS, 'rules': [rule]},
+      'failurePolicy': failures,
       'replicatedJobs': [{'name': LEARNER, 'replicas': 1, 'template': {'spec': job}}],
     }
     jobset = self._object('jobset.x-k8s.io/v1alpha2', 'JobSet', '', LEARNER, spec=spec)
@@ -364,20 +369,20 @@ class _Run:
     spec = self._job_spec(pod, num_pods, 'FailIndex', backoffLimitPerIndex=RESTARTS)
     return self._object('batch/v1', 'Job', hosts, role, spec=spec)
 
-  def _job_spec(self, pod: Object, num_pods: int, fail: str, **limits: int) -> Object:
-    refused = {'containerName': 'hephaestus', 'operator': 'In', 'values': [2]}
-    disrupted = {'type': 'DisruptionTarget', 'status': 'True'}
+  def _job_spec(self, pod: Object, num_pods: int, refusal: str | None, **limits: int) -> Object:
+    exit_code = {'containerName': 'hephaestus', 'operator': 'In', 'values': [2]}
+    refused = {'action': refusal, 'onExitCodes': exit_code}  # it would be refused again
+    # Drained, preempted or evicted.
+    disrupted = {
+      'action': 'Ignore',
+      'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}],
+    }
     return {
       'completionMode': 'Indexed',
       'completions': num_pods,
       'parallelism': num_pods,
       **limits,
-      'podFailurePolicy': {
-        'rules': [
-          {'action': fail, 'onExitCodes': refused},  # it would be refused again
-          {'action': 'Ignore', 'onPodConditions': [disrupted]},  # drained, preempted, evicted
-        ]
-      },
+      'podFailurePolicy': {'rules': [refused, disrupted] if refusal else [disrupted]},
       'template': pod,
     }
 

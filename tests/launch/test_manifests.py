@@ -252,7 +252,8 @@ def test_losing_an_actor_touches_nothing_else(cases):
         failing = each['spec']['podFailurePolicy']['rules'][0]
         assert failing['action'] == 'FailIndex'
       if each['kind'] == 'JobSet':
-        assert [job['name'] for job in each['spec']['replicatedJobs']] == ['learner']
+        (job,) = each['spec']['replicatedJobs']
+        assert job['name'] == 'learner' and job['template']['spec']['backoffLimit'] == 0
 
 
 def test_replay_may_take_the_memory_that_its_sequences_need(cases):
@@ -324,6 +325,7 @@ DIGEST = 'a' * 64
     ([*KUBERNETES, '--tpu', 'tpu-v4-podslice'], '--tpu, --topology: go together'),
     ([*KUBERNETES, '--resources', 'learner.ram=1'], '--resources learner.ram=1: write it as'),
     ([*KUBERNETES, '--resources', 'learner.memory=lots'], 'give a quantity such as'),
+    ([*KUBERNETES, '--resources', 'actors.storage=1Gi'], 'actors keep nothing; leave it out'),
     ([*KUBERNETES, '--set', 'max_minutes=1'], '--launch-id: is needed for runs that end by'),
     ([*KUBERNETES, '--out', '/nowhere/run.yaml'], '--out /nowhere/run.yaml: cannot be written'),
   ],
