@@ -30,6 +30,7 @@ import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from omegaconf import OmegaConf
 
 if TYPE_CHECKING:  # it takes seconds to import, which a machine that only launches can spare
@@ -296,6 +297,18 @@ def parse(text: str, name: str) -> Hosts:
     return _hosts(content)
   except ValueError as error:
     raise ValueError(f'{name}: {error}') from None
+
+
+def to_yaml(hosts: Hosts) -> str:
+  """The text of a hosts file that says the same."""
+  entries = {}
+  for host in hosts.hosts:
+    values = dataclasses.asdict(host)
+    fields = [field for field in dataclasses.fields(Host) if field.name != 'name']
+    entries[host.name] = {
+      field.name: values[field.name] for field in fields if values[field.name] != field.default
+    }
+  return yaml.safe_dump({'hosts': entries}, sort_keys=False)
 
 
 COMMON = ('directory', 'command')  # may stand beside `hosts`, for all of them

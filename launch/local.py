@@ -135,13 +135,18 @@ def _reach(exposed: bool) -> tuple[bool, str]:
   return True, f'reached without a password by whoever reaches this machine{why}'
 
 
+def replay_bytes(config: launch_config.ExperimentConfig) -> int:
+  """What replay will take of memory once its strata are full, if nothing compresses."""
+  return tables.nbytes(config.replay, program.make_parts(config).sequence_schema)
+
+
 def check_memory(config: launch_config.ExperimentConfig) -> str:
   """What replay will take of this machine's memory once its strata are full, in a line.
 
   Raises:
     ValueError: it is more than there is.
   """
-  needed = tables.nbytes(config.replay, program.make_parts(config).sequence_schema)
+  needed = replay_bytes(config)
   available = _memory()
   strata = config.replay.strata
   index = max(range(len(strata)), key=lambda index: strata[index].max_size)

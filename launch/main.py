@@ -63,7 +63,50 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     metavar='N',
     help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
   )
-  for several in (launch, node):
+  node.add_argument(
+    '--config',
+    type=pathlib.Path,
+    metavar='FILE',
+    help='config.yaml of the run, in place of the flags that make one',
+  )
+  node.add_argument(
+    '--stay',
+    action='store_true',
+    help='where only replay is: stay when the run is over, until stopped',
+  )
+  manifests = commands.add_parser(
+    'manifests',
+    allow_abbrev=False,
+    help='write a run over several hosts for an engine that has them',
+  )
+  manifests.add_argument('hosts', metavar='HOSTS', help='a hosts file; see docs/launch.md')
+  manifests.add_argument(
+    '--kubernetes', action='store_true', help='the engine; there is no other yet'
+  )
+  manifests.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
+  manifests.add_argument(
+    '--name', default='hephaestus', help='of the run there; every object begins with it'
+  )
+  manifests.add_argument('--namespace', help='default: what kubectl is told')
+  manifests.add_argument('--image', help='made by the Dockerfile (default: hephaestus:VERSION)')
+  manifests.add_argument(
+    '--gpus', type=int, default=0, metavar='N', help='nvidia.com/gpu of each learner pod'
+  )
+  manifests.add_argument(
+    '--tpu', metavar='TYPE', help='of the learner slice on GKE, such as tpu-v4-podslice'
+  )
+  manifests.add_argument('--topology', metavar='AxBxC', help='of that slice, such as 2x2x4')
+  manifests.add_argument('--storage-class', metavar='NAME', help="default: the cluster's own")
+  manifests.add_argument(
+    '--resources',
+    nargs='+',
+    action='extend',
+    default=[],
+    metavar='ROLE.KIND=QUANTITY',
+    help='of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi',
+  )
+  manifests.add_argument('--launch-id', type=int, metavar='N', help='as of node')
+  for several in (launch, node, manifests):
     _add_config_flags(several)
     several.set_defaults(fused=False, reset_moments=False)
 
@@ -328,13 +371,20 @@ def _new_folder(config: Any) -> pathlib.Path:
 
 def _make_shared_config(arguments: argparse.Namespace, hosts: Any) -> Any:
   """`make_config`, of a run that has several hosts."""
+  from launch import config as launch_config
   from launch import hosts as hosts_lib
   from launch import local
 
+  given = getattr(arguments, 'config', None)
   known = arguments.run is not None and (arguments.run / local.CONFIG).exists()
-  if arguments.preset is None and not known:
+  if given is not None:
+    if flags := _config_flags(arguments):
+      raise ValueError(f'{flags[0]}: --config {given} says all of it; leave one of them out')
+    config = launch_config.load(given)
+  elif arguments.preset is None and not known:
     raise ValueError('--preset: give one; without it each host would choose by what it has itself')
-  config = make_config(arguments)
+  else:
+    config = make_config(arguments)
   hosts_lib.check(hosts, config)
   return config
 
@@ -356,12 +406,10 @@ def _node(arguments: argparse.Namespace) -> int:
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
       config = _make_shared_config(arguments, hosts)
-      launch_id = arguments.launch_id
-      if launch_id is None:
-        launch_id = node.default_launch_id(config)
-    if launch_id < 1:
-      raise ValueError(f'--launch-id {launch_id}: must be at least 1')
+      launch_id = _launch_id(arguments, config)
     host = hosts.find(arguments.host)
+    if arguments.stay:
+      node.check_stays(hosts, host)
     hosts_lib.check_learners(hosts)
     _check_environment(config)
     memory = local.check_memory(config) if host.replay else ''
@@ -370,7 +418,53 @@ def _node(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', flush=True)
     if memory:
       print(memory, flush=True)
-    return node.run(hosts, host, config, folder, launch_id, forks, attached=attached)
+    return node.run(
+      hosts, host, config, folder, launch_id, forks, attached=attached, stays=arguments.stay
+    )
+
+
+def _launch_id(arguments: argparse.Namespace, config: Any) -> int:
+  """That of a launch which nobody conducts; ValueError where it must be given."""
+  from launch import node
+
+  if arguments.launch_id is None:
+    return node.default_launch_id(config)
+  if arguments.launch_id < 1:
+    raise ValueError(f'--launch-id {arguments.launch_id}: must be at least 1')
+  return arguments.launch_id
+
+
+def _manifests(arguments: argparse.Namespace) -> int:
+  if not arguments.kubernetes:
+    raise ValueError('--kubernetes: is missing; it is the only engine there is')
+  from launch import hosts as hosts_lib
+  from launch import manifests
+
+  options = manifests.Options(
+    name=arguments.name,
+    namespace=arguments.namespace,
+    **({} if arguments.image is None else {'image': arguments.image}),
+    gpus=arguments.gpus,
+    tpu=arguments.tpu,
+    topology=arguments.topology,
+    storage_class=arguments.storage_class,
+    resources=manifests.parse_resources(arguments.resources),
+    launch_id=arguments.launch_id,
+  )
+  hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
+  config = _make_shared_config(arguments, hosts)
+  _launch_id(arguments, config)  # refuses what the pods would refuse
+  hosts_lib.check_learners(hosts)
+  _check_environment(config)
+  text = manifests.to_yaml(manifests.make(hosts, config, options))
+  if arguments.out is None:
+    print(text, end='')
+    return 0
+  try:
+    arguments.out.write_text(text)
+  except OSError as error:
+    raise ValueError(f'--out {arguments.out}: cannot be written ({error.strerror})') from None
+  return 0
 
 
 def _launch(arguments: argparse.Namespace) -> int:
@@ -625,6 +719,7 @@ def _run(arguments: argparse.Namespace) -> int:
     'train': _train,
     'launch': _launch,
     'node': _node,
+    'manifests': _manifests,
     'evaluate': _evaluate,
     'watch': _watch,
     'environments': _environments,

@@ -35,6 +35,14 @@ def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
   return here if here != [program.REPLAY] else [program.REPLAY, program.ENDING]
 
 
+def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
+  """Refuses to have a host stay that does more than to keep replay, and so ends; ValueError."""
+  if program.ENDING not in names(hosts, host):
+    raise ValueError(
+      f'--stay: is for a host that has replay alone, {host.name} has not; leave it out'
+    )
+
+
 def run(
   hosts: hosts_lib.Hosts,
   host: hosts_lib.Host,
@@ -44,6 +52,7 @@ def run(
   template: template_lib.Template,
   *,
   attached: bool,
+  stays: bool = False,
 ) -> int:
   """Runs a host's share, supervised, until the run is over, interrupted or failed.
 
@@ -54,20 +63,23 @@ def run(
     folder: of this host's share, opened.
     launch_id: the same on all hosts.
     template: forks the nodes.
-    attached: whether stdin gives signs of life, and stdout takes the nodes' logs.
+    attached: whether stdin gives signs of life, whose end stops the share.
+    stays: whether replay, which is alone here, outlives the run until it is stopped.
 
   Returns:
     The exit code, as of `local.train`.
   """
-  here = names(hosts, host)
+  here = [name for name in names(hosts, host) if not (stays and name == program.ENDING)]
   address = hosts.replay_address(host.name)
   print(f'up: {", ".join(here)}; replay at {address}', flush=True)
   follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in here])
+  follows = attached or not sys.stdout.isatty()  # where a terminal's live line does not stand
   leash = order_lib.Leash(sys.stdin.fileno()) if attached else None
 
   def on_tick() -> None:
     if leash is not None:
       leash.tick()
+    if follows:
       follower.tick()
 
   if host.tunnel:
@@ -75,7 +87,7 @@ def run(
   share = local.Share(here, address, launch_id, on_tick)
   try:
     exit_code = local.train(config, folder, template, share, exposed=hosts.exposed)
-    if attached:
+    if follows:
       follower.tick()
     return exit_code
   except BrokenPipeError:  # the connection died, so did the nodes, and nobody hears of it
