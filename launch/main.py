@@ -361,7 +361,6 @@ def _node(arguments: argparse.Namespace) -> int:
     if launch_id < 1:
       raise ValueError(f'--launch-id {launch_id}: must be at least 1')
     host = hosts.find(arguments.host)
-    hosts_lib.check_learners(hosts)
     _check_environment(config)
     memory = local.check_memory(config) if host.replay else ''
     folder = arguments.run or _new_folder(config)
@@ -383,8 +382,6 @@ def _launch(arguments: argparse.Namespace) -> int:
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
   config = _make_shared_config(arguments, hosts)
-  if not arguments.dry_run:
-    hosts_lib.check_learners(hosts)
   folder = arguments.run or _new_folder(config)
   launch_id = time.time_ns()
   port = portpicker.pick_unused_port()

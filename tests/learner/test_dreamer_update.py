@@ -137,6 +137,23 @@ def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
     np.testing.assert_allclose(eight, one, rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.timeout(300)
+def test_two_processes_of_four_devices_take_the_steps_of_one_of_eight(
+  dreamer, eight_devices, processes
+):
+  both = processes('dreamer', 2, 'stop')
+  eight_devices.begin()
+  for seed in range(2):
+    eight_devices.step(make_batch(dreamer, seed))
+  alone = jax.tree.leaves(eight_devices.arrays())
+  assert both.end(1) == 0, both.words(0, 1)
+  assert both.saved() == [2]
+  first, second = (np.load(both.folder / f'{rank}.npz') for rank in (0, 1))
+  for name, expected in zip(first.files, alone, strict=True):
+    np.testing.assert_array_equal(first[name], second[name])
+    np.testing.assert_allclose(first[name], expected, rtol=1e-3, atol=1e-6)
+
+
 def test_tiny_data_is_learned(dreamer, one_device):
   one_device.begin()
   batch = make_batch(dreamer)
