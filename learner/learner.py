@@ -208,7 +208,7 @@ class Learner:
     logger.close()
     logging.info('Learner %s at step %d.', 'finished' if finished else 'stopped', self._step)
     if self._group is not None:
-      self._group.leave(finished=finished, asked=self._should_stop())
+      self._group.leave(finished=finished, was_asked=self._should_stop)
 
   def _wishes_to_end(self) -> bool:
     return self._should_stop() or (self._speaks and self._finished)

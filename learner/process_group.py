@@ -52,9 +52,7 @@ class ProcessGroup:
 
   It ends as one: when a process dies, the others end with an error within half a minute, be it by
   what JAX does then (it aborts) or by an exception. A process that ends before `leave` ends with
-  code 1 at once, and waits for nobody.
-
-  To be made in the main thread, as the handlers of signals are.
+  code 1 at once, and waits for nobody. To be made in the main thread, as handlers of signals are.
 
   Args:
     place: of this process.
@@ -180,12 +178,12 @@ class ProcessGroup:
       )  # fmt: skip
       _exit(1)
 
-  def leave(self, *, finished: bool, asked: bool) -> None:
+  def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     """Ends in order: returns when all processes have come so far, and all is saved.
 
     Args:
       finished: whether the run is over; what the first process says counts.
-      asked: whether this process was asked to stop.
+      was_asked: whether this process was asked to stop; it may hear so later than others.
 
     Raises:
       RuntimeError: it was another that was asked to stop, so this one should be started again; or
@@ -198,7 +196,7 @@ class ProcessGroup:
     finished = bool(self._client.key_value_dir_get('finished/'))
     self._left = True
     distributed.global_state.shutdown()
-    if not finished and not asked:
+    if not finished and not was_asked():
       raise RuntimeError(
         'another process of this learner was asked to stop; what was learned is saved'
       )

@@ -1,27 +1,28 @@
-"""One process of a learner, as a program: FOLDER COORDINATOR RANK SIZE UPDATE NUM_UPDATES ENDING.
+"""One process of a learner, as a program: FOLDER COORDINATOR RANK SIZE KIND NUM_UPDATES ENDING.
 
-The last process asks for the end when so many updates are done; an ENDING of `freeze` has it stop
-like a frozen machine then, within an update that the others have begun.
+When so many updates are done the last process asks for the end ('stop'), or stops like a machine that
+is frozen, within an update that the others have begun ('freeze'); or no process has more to read
+('starve').
 """
 
 import pathlib
 import signal
 import sys
+import time
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import test_dreamer_update as dreaming
 
 from learner import checkpoint, dreamer_update, learner, process_group
 from learner import config as learner_config
 
-STUCK_SECONDS = 2.0
+BATCH = 8
 
 
 class Mean(NamedTuple):
-  """The state of an update that costs nothing: a mean over all that was ever read."""
+  """The state of an update that costs nothing: the mean of all that was ever read."""
 
   params: jax.Array
   key: jax.Array
@@ -30,7 +31,7 @@ class Mean(NamedTuple):
 
 def mean_update():
   def init(key):
-    return Mean(jnp.zeros(()), key, jnp.zeros((), jnp.int32))
+    return Mean(jax.random.normal(key), key, jnp.zeros((), jnp.int32))
 
   def update(state, batch):
     mean = dreamer_update.over_devices(batch.mean())
@@ -43,17 +44,17 @@ def mean_update():
 class Batches:
   """A reader of the same batches in every run, of which a process gets its part."""
 
-  def __init__(self, make, rank, size):
-    self._make, self._rank, self._size = make, rank, size
-    self._seed = 0
+  def __init__(self, make, rank, size, count):
+    self._make, self._count = make, count
+    self._part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    self._read = 0
 
   def get(self, timeout_seconds):
-    del timeout_seconds
-    count = dreaming.BATCH // self._size
-    part = slice(self._rank * count, (self._rank + 1) * count)
-    batch = jax.tree.map(lambda x: x[part], self._make(self._seed))
-    self._seed += 1
-    return batch
+    if self._read == self._count:
+      time.sleep(timeout_seconds)
+      return None
+    self._read += 1
+    return jax.tree.map(lambda x: x[self._part], self._make(self._read - 1))
 
 
 class Nobody:
@@ -65,25 +66,30 @@ class Nobody:
 
 def main(folder, coordinator, rank, size, kind, num_updates, ending):
   place = process_group.Place(coordinator, rank, size)
-  group = process_group.ProcessGroup(place, stuck_seconds=STUCK_SECONDS, should_stop=lambda: False)
-  is_last, node = rank == size - 1, None
-  is_done = lambda: is_last and node is not None and node._step >= num_updates
+  stuck_seconds = 2.0 if ending == 'freeze' else 0.0
+  group = process_group.ProcessGroup(place, stuck_seconds=stuck_seconds, should_stop=lambda: False)
+  node = None
+  is_done = lambda: rank == size - 1 and node is not None and node._step >= num_updates
   if ending == 'freeze':
-    dispatch = group.begin_update
+    begin = group.begin_update
     group.begin_update = lambda step: (
-      signal.raise_signal(signal.SIGSTOP) if is_done() else dispatch(step)
+      signal.raise_signal(signal.SIGSTOP) if is_done() else begin(step)
     )
-  update, make_batch = mean_update(), lambda seed: np.arange(8.0, dtype=np.float32) + seed
   if kind == 'dreamer':
+    import test_dreamer_update as dreaming
+
     dreamer = dreaming.make_dreamer()
     update = dreamer_update.make_update(dreamer, dreaming.RATES)
-    make_batch = lambda seed: dreaming.make_batch(dreamer, seed)
+    make_batch = lambda seed: dreaming.make_batch(dreamer, seed, BATCH)
+  else:
+    update = mean_update()
+    make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
   node = learner.Learner(
     update=update,
     acting_params=lambda params: params,
-    config=learner_config.LearnerConfig(batch_size=dreaming.BATCH, checkpoint_updates=10),
-    batch_size=dreaming.BATCH,
-    reader=Batches(make_batch, rank, size),
+    config=learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1),
+    batch_size=BATCH,
+    reader=Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
     publisher=Nobody(),
     checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
     save_replay=lambda: None,
@@ -93,7 +99,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     max_environment_steps=1,
     steps_per_sequence=1,
     warm_up_steps=0,
-    seed=0,
+    seed=rank,  # what the others begin with does not count
     launch_id=1,
     process_group=group,
   )
