@@ -134,7 +134,7 @@ class Learner:
 
   def run(self) -> None:
     """Trains until the run is over or the node is asked to stop; saves before it returns."""
-    logger = self._make_logger(self._step)
+    logger = self._make_logger(self._step) if self._speaks else loggers.NoOpLogger()
     batches = (_Prefetch if self._intake is None else _OnDemand)(self._reader, self._place)
     background = _Background()
     config = self._config
