@@ -72,8 +72,8 @@ class ExperimentConfig:
     self._check_ppo() if self.agent_name == 'ppo' else self._check_dreamer()
 
   def _check_dreamer(self):
-    agent, _ = self.dreamer()
-    tables.check(self.replay, self.batch_size, self.actor.num_worlds)
+    agent, learner = self.dreamer()
+    tables.check(self.replay, learner.batch_per_process, self.actor.num_worlds)
     rows = agent.dream_rows
     if rows is not None and rows > self.actor.sequence_length:
       raise ValueError(
@@ -158,7 +158,8 @@ FREE = (
   'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
   'replay.port', 'replay.timeout_seconds',
   'learner.publish_period', 'learner.log_period', 'learner.max_staleness',
-  'learner.checkpoint_period', 'learner.checkpoint_updates',
+  'learner.checkpoint_period', 'learner.checkpoint_updates', 'learner.num_processes',
+  'learner.stuck_seconds',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip
 # What PPO finds in no checkpoint, or can begin anew.

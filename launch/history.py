@@ -207,7 +207,8 @@ class History:
     """Unix seconds at which the run was started or went on."""
     return [
       row['time'] for row in self.events
-      if (row.get('kind'), row.get('name')) == ('started', 'learner') and not row.get('restarts')
+      if row.get('kind') == 'started' and row.get('name') in report.FIRST_LEARNER
+      and not row.get('restarts')
     ]  # fmt: skip
 
   def names(self, node: str) -> list[str]:

@@ -10,7 +10,7 @@ A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
         evaluator: true
         ssh: {target: me@10.128.0.2}
       tpu:                                 # stands for tpu-0, tpu-1, tpu-2 and tpu-3
-        learner: true
+        learner: {address: 10.128.0.8, port: 22100}  # of tpu-0, as the other three dial it
         gcloud: {name: my-tpu, zone: us-central2-b, project: my-project, workers: 4}
       cpu:
         actors: 8                          # processes
@@ -52,10 +52,30 @@ class Replay:
   port: int
 
   def __post_init__(self):
-    if not _NAME.fullmatch(self.address):
-      raise ValueError(f'address={self.address!r}: give a host name or an IPv4 address, no port')
-    if not 1 <= self.port <= 65535:
-      raise ValueError(f'port={self.port}: use 1 to 65535, above 1023 without being root')
+    _check_endpoint(self.address, self.port)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coordinator:
+  """Where the first process of a learner on several hosts listens.
+
+  Attributes:
+    address: name or IPv4 address of its host, by which the other learners reach it.
+    port: of TCP.
+  """
+
+  address: str
+  port: int
+
+  def __post_init__(self):
+    _check_endpoint(self.address, self.port)
+
+
+def _check_endpoint(address: str, port: int) -> None:
+  if not _NAME.fullmatch(address):
+    raise ValueError(f'address={address!r}: give a host name or an IPv4 address, no port')
+  if not 1 <= port <= 65535:
+    raise ValueError(f'port={port}: use 1 to 65535, above 1023 without being root')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +135,7 @@ class Host:
   Attributes:
     name: in the file, the logs and the commands.
     replay: where it listens, on the one host that keeps it.
-    learner: whether it learns.
+    learner: whether it learns; where it listens, on the first of several that do.
     evaluator: whether it scores.
     actors: processes that act.
     ssh, gcloud, local: how it is reached; at most one.
@@ -126,7 +146,7 @@ class Host:
 
   name: str
   replay: Replay | None = None
-  learner: bool = False
+  learner: bool | Coordinator = False
   evaluator: bool = False
   actors: int = 0
   ssh: SSH | None = None
@@ -176,6 +196,17 @@ class Hosts:
       raise ValueError(f'replay: is on {_enumerate(keepers)}; a run has one, keep that')
     if not any(host.learner for host in self.hosts):
       raise ValueError('learner: is on no host; give one of them learner: true')
+    first, *others = [host for host in self.hosts if host.learner]
+    if others and not isinstance(first.learner, Coordinator):
+      raise ValueError(
+        f'hosts.{first.name}.learner=True: is the first of {len(others) + 1} hosts that learn, and the '
+        'others have to reach it; use learner: {address: ..., port: ...}'
+      )
+    for host in others:
+      if isinstance(host.learner, Coordinator):
+        raise ValueError(
+          f'hosts.{host.name}.learner: {first.name} is the first and listens; use learner: true here'
+        )
     scorers = [host.name for host in self.hosts if host.evaluator]
     if len(scorers) != 1:
       where = _enumerate(scorers) if scorers else 'no host'
@@ -210,6 +241,12 @@ class Hosts:
   def learners(self) -> list[str]:
     """Names of the hosts that learn."""
     return [host.name for host in self.hosts if host.learner]
+
+  @property
+  def coordinator(self) -> str | None:
+    """HOST:PORT at which the first of several learners listens for the others; None for one."""
+    first, *others = [host.learner for host in self.hosts if host.learner]
+    return f'{first.address}:{first.port}' if others and isinstance(first, Coordinator) else None
 
   @property
   def num_actors(self) -> int:
@@ -254,18 +291,18 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
       f'actor.num_actors={config.actor.num_actors}: the hosts have {hosts.num_actors} actors in '
       f'all; add --set actor.num_actors={hosts.num_actors}, or change the hosts'
     )
+  if config.learner.num_processes != len(hosts.learners):
+    count = len(hosts.learners)
+    remedy = f'add --set learner.num_processes={count}, or change the hosts'
+    if config.agent_name == 'ppo':
+      remedy = 'PPO learns in one process; give learner: true to one host'
+    raise ValueError(
+      f'learner.num_processes={config.learner.num_processes}: the learner is on '
+      f'{_enumerate(hosts.learners)}; {remedy}'
+    )
   if config.replay.port not in (None, hosts.port):
     raise ValueError(
       f'replay.port={config.replay.port}: the hosts say {hosts.port}; leave one of them out'
-    )
-
-
-def check_learners(hosts: Hosts) -> None:
-  """Refuses a learner on several hosts, which is not built yet; ValueError."""
-  if len(hosts.learners) > 1:
-    raise ValueError(
-      f'learner: is on {_enumerate(hosts.learners)}; a learner over several hosts is not built yet, '
-      'only --dry-run shows it. Give learner: true to one host (gcloud: with worker: 0)'
     )
 
 
@@ -346,6 +383,7 @@ def _workers(host: Host) -> list[Host]:
     dataclasses.replace(
       host,
       name=f'{host.name}-{worker}',
+      learner=host.learner if worker == 0 else bool(host.learner),
       gcloud=dataclasses.replace(host.gcloud, worker=worker, workers=None),
     )
     for worker in range(host.gcloud.workers)
@@ -372,6 +410,8 @@ def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
   kinds = [each for each in typing.get_args(kind) if each is not type(None)]
+  if kinds == [bool, Coordinator]:
+    kind = Coordinator if isinstance(value, dict) else bool
   if type(None) in typing.get_args(kind):
     if value is None:
       return None

@@ -1,6 +1,7 @@
 """Everything on one machine: the program's nodes under the supervisor, and one live line."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -116,7 +117,7 @@ def _port(port: int | None) -> int:
 
 def _environment(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
   variables = dict(COMMON)
-  if name == program.LEARNER:
+  if name in program.learners(config.learner.num_processes):
     return variables | ({} if config.accelerator else CPU_ONLY)
   variables |= CPU_ONLY | ONE_THREAD
   return variables | FRUGAL if name == program.REPLAY else variables
@@ -138,6 +139,29 @@ def _reach(exposed: bool) -> tuple[bool, str]:
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
   """What replay will take of memory once its strata are full, if nothing compresses."""
   return tables.nbytes(config.replay, program.make_parts(config).sequence_schema)
+
+
+def _check_coordinator(address: str) -> None:
+  """Refuses an address that the learner cannot listen at."""
+  host, port = address.rsplit(':', 1)
+  with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind((host, int(port)))
+    except OSError as error:
+      raise ValueError(
+        f'learner.address={host}, learner.port={port}: cannot be used on this host '
+        f'({error.strerror}); give one of its own addresses, and a free port'
+      ) from None
+
+
+def _coordinator_reach(address: str) -> str:
+  if address.startswith('127.'):
+    return 'reached from this machine alone'
+  return (
+    'reached without a password by whoever reaches that address; so are ports that the learner '
+    'takes as it likes, where it learns on CPUs'
+  )
 
 
 def check_memory(config: launch_config.ExperimentConfig) -> str:
@@ -182,12 +206,14 @@ class Share(NamedTuple):
     address: HOST:PORT of replay, as this host reaches it.
     launch_id: the same on all hosts, and another at each launch.
     on_tick: called about twice a second.
+    coordinator: HOST:PORT of the first process of a learner that has several.
   """
 
   nodes: Sequence[str]
   address: str
   launch_id: int
   on_tick: Callable[[], None]
+  coordinator: str | None
 
 
 def train(
@@ -222,6 +248,17 @@ def train(
     if share is None or program.REPLAY in share.nodes:
       exposed, reach = _reach(exposed)
       print(f'replay listens at port {_port_of(address)}: {reach}', flush=True)
+    learners = program.learners(config.learner.num_processes)
+    coordinator = share.coordinator if share else None
+    if share is None and len(learners) > 1:
+      # One process has all accelerators of a machine; several are there to be tried out.
+      config = dataclasses.replace(config, accelerator=False)
+      coordinator = f'127.0.0.1:{portpicker.pick_unused_port()}'
+    if coordinator is not None and (share is None or learners[0] in share.nodes):
+      _check_coordinator(coordinator)
+      print(
+        f'{learners[0]} listens at {coordinator}: {_coordinator_reach(coordinator)}', flush=True
+      )
     scratch = folder / 'nodes'
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(mode=0o700)  # the nodes, pickled, for themselves alone
@@ -231,6 +268,7 @@ def train(
       launch_id=share.launch_id if share else time.time_ns(),
       replay_is_here=share is None or program.REPLAY in share.nodes,
       exposed=exposed,
+      coordinator=coordinator,
     )
     commands = program.commands(topology, address, scratch)
     here = share.nodes if share else [name for name in commands if name != program.ENDING]
@@ -241,14 +279,14 @@ def train(
     ]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     progress = Progress(config, folder)
-    if program.LEARNER not in commands:
+    if learners[0] not in commands:
       acts = any(name.startswith(program.ACTOR) for name in commands)
       progress = ActorsProgress(config, folder) if acts else NoProgress(config, folder)
     if isinstance(config.make_environment(), host.HostEnvironment):
       progress.say(
         'this world is stepped outside the compiled program, by threads: far slower than one in JAX'
       )
-    is_watched = config.agent_name == 'ppo' and program.LEARNER in commands
+    is_watched = config.agent_name == 'ppo' and learners[0] in commands
     watch = Watch(config, folder, events, progress.say) if is_watched else None
     is_left = _Leaving(_port_of(address)) if share and program.REPLAY in commands else lambda: True
     failed_late: list[str] = []
@@ -260,7 +298,7 @@ def train(
           f'{event.name} ended with code {event.exit_code}; restart {event.restarts} '
           f'in {event.delay_seconds:.1f} s'
         )
-      if event.kind in ('exited', 'killed') and event.exit_code and event.name == program.LEARNER:
+      if event.kind in ('exited', 'killed') and event.exit_code and event.name in learners:
         failed_late[:] = [event.name]
       if event.kind == 'started' and event.name in failed_late:
         failed_late.clear()
@@ -271,12 +309,10 @@ def train(
         watch.tick()
       if share is not None:
         share.on_tick()
-        if program.REPLAY in commands and program.LEARNER not in commands:
+        if program.REPLAY in commands and learners[0] not in commands:
           replay_checkpoint.keep(str(folder / 'replay'))
 
-    ends = [
-      name for name in commands if name in (program.LEARNER, program.EVALUATOR, program.ENDING)
-    ]
+    ends = [name for name in commands if name in (*learners, program.EVALUATOR, program.ENDING)]
 
     def is_over(finished: Set[str]) -> bool:
       # Where only actors are, the first that has seen the end speaks for all of them.
@@ -289,10 +325,11 @@ def train(
       # Actors first, so that nothing is inserted behind the last checkpoints; replay last, because
       # the learner has it save.
       stop_order=[
-        [name for name in commands if name not in (program.LEARNER, program.REPLAY)],
-        [program.LEARNER] if program.LEARNER in commands else [],
+        [name for name in commands if name not in (*learners, program.REPLAY)],
+        [name for name in commands if name in learners],
         [program.REPLAY] if program.REPLAY in commands else [],
       ],
+      fates=[[name for name in commands if name in learners]],
       grace_seconds=[3.0, 60.0, 2.0],
       stop_seconds=75.0,
       # Whoever fails three times in a row, in its first minute, will go on failing.
@@ -310,7 +347,8 @@ def train(
     print(f'all of it: {folder / "logs" / (outcome.failed + ".log")}')
     return 1
   if failed_late:
-    print(f'the learner did not save at the end; see {folder / "logs" / "learner.log"}')
+    log = folder / 'logs' / f'{failed_late[0]}.log'
+    print(f'the learner did not save at the end; see {log}')
     return 1
   if outcome.interrupted:
     print('stopped' if share else f'stopped; go on with: hephaestus train --run {folder}')
@@ -500,12 +538,12 @@ class ActorsProgress(Progress):
 
 
 class NoProgress(Progress):
-  """The line of a host that neither learns nor acts."""
+  """The line of a host that neither acts nor has the learner's first process."""
 
   def line(self) -> str:
     """That it runs."""
     elapsed = _clock(time.monotonic() - self._start)
-    return f'{self._config.environment["name"]}  {elapsed}  learner and actors are on other hosts'
+    return f'{self._config.environment["name"]}  {elapsed}  who measures is on other hosts'
 
 
 def _labelled(label: str, value: float | None) -> str:

@@ -410,7 +410,6 @@ def _node(arguments: argparse.Namespace) -> int:
     host = hosts.find(arguments.host)
     if arguments.stay:
       node.check_stays(hosts, host)
-    hosts_lib.check_learners(hosts)
     _check_environment(config)
     memory = local.check_memory(config) if host.replay else ''
     folder = arguments.run or _new_folder(config)
@@ -454,7 +453,6 @@ def _manifests(arguments: argparse.Namespace) -> int:
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   config = _make_shared_config(arguments, hosts)
   _launch_id(arguments, config)  # refuses what the pods would refuse
-  hosts_lib.check_learners(hosts)
   _check_environment(config)
   text = manifests.to_yaml(manifests.make(hosts, config, options))
   if arguments.out is None:
@@ -478,8 +476,6 @@ def _launch(arguments: argparse.Namespace) -> int:
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
   config = _make_shared_config(arguments, hosts)
-  if not arguments.dry_run:
-    hosts_lib.check_learners(hosts)
   folder = arguments.run or _new_folder(config)
   launch_id = time.time_ns()
   port = portpicker.pick_unused_port()

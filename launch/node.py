@@ -29,7 +29,9 @@ def default_launch_id(config: launch_config.ExperimentConfig) -> int:
 def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
   """The nodes of a host, as `program.commands` calls them."""
   here = [program.REPLAY] if host.replay else []
-  here += [program.LEARNER] if host.learner else []
+  if host.learner:
+    learners = program.learners(len(hosts.learners))
+    here.append(learners[hosts.learners.index(host.name)])
   here += [f'{program.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
   here += [program.EVALUATOR] if host.evaluator else []
   return here if here != [program.REPLAY] else [program.REPLAY, program.ENDING]
@@ -84,7 +86,7 @@ def run(
 
   if host.tunnel:
     print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
-  share = local.Share(here, address, launch_id, on_tick)
+  share = local.Share(here, address, launch_id, on_tick, hosts.coordinator)
   try:
     exit_code = local.train(config, folder, template, share, exposed=hosts.exposed)
     if follows:

@@ -7,6 +7,7 @@ learner only ever speak to replay, so any node may die and return.
 import atexit
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import signal
@@ -29,12 +30,18 @@ from launch import config as launch_config
 from launch import metrics
 from learner import checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
+from learner import process_group as process_group_lib
 from replay import checkpoint as replay_checkpoint
 from replay import connection, parameters, reader, tables, writer
 
 TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
 ENDING = 'ending'  # what a host waits for that has only replay
+
+
+def learners(count: int) -> list[str]:
+  """The names of the processes that learn as one; the first speaks for all."""
+  return [LEARNER] if count == 1 else [f'{LEARNER}-{rank}' for rank in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +183,18 @@ def build_learner(
   run: pathlib.Path,
   launch_id: int,
   replay_is_here: bool,
+  place: process_group_lib.Place | None,
   client: reverb.Client,
 ) -> learner_lib.Learner:
-  """The learner node."""
+  """The learner node, or one of those that learn as one."""
+  should_stop = _stop_signal()
+  group = None
+  if place is not None:  # before any array is made
+    stuck_seconds = config.dreamer()[1].stuck_seconds
+    group = process_group_lib.ProcessGroup(
+      place, stuck_seconds=stuck_seconds, should_stop=should_stop
+    )
+  speaks = group is None or group.is_first
   parts = make_parts(config)
   address = client.server_address
   replay_folder = str(run / 'replay')
@@ -193,7 +209,7 @@ def build_learner(
     ahead = on_policy.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
     reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
   return learner_lib.Learner(
-    update=make_update(config, parts, num_devices=len(jax.local_devices())),
+    update=make_update(config, parts, num_devices=jax.device_count()),
     acting_params=parts.agent.acting_params,
     config=config.learner,
     batch_size=config.batch_size,
@@ -201,18 +217,18 @@ def build_learner(
       address,
       config.replay.strata,
       parts.sequence_schema,
-      batch_size=config.batch_size,
+      batch_size=config.batch_size // config.learner.num_processes,
       timeout_seconds=config.replay.timeout_seconds,
       **reading,
     ),
     publisher=parameters.Publisher(address, parts.params_schema),
-    checkpointer=checkpoint.Checkpointer(run / 'checkpoints'),
+    checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if speaks else None,
     save_replay=save_replay,
-    environment_step=environment_steps(config, address, LEARNER),
+    environment_step=environment_steps(config, address, LEARNER) if speaks else lambda: None,
     make_logger=lambda step: _make_logger(
       config, run, LEARNER, steps_key='learner_step', resume=('learner_step', step)
     ),
-    should_stop=_stop_signal(),
+    should_stop=should_stop,
     max_environment_steps=config.max_environment_steps,
     max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
     steps_per_sequence=config.steps_per_sequence,
@@ -220,6 +236,7 @@ def build_learner(
     seed=config.seed,
     launch_id=launch_id,
     intake=intake,
+    process_group=group,
   )
 
 
@@ -349,6 +366,7 @@ def make_program(
   *,
   replay_is_here: bool = True,
   exposed: bool = True,
+  coordinator: str | None = None,
 ) -> lp.Program:
   """The topology of one run.
 
@@ -358,12 +376,18 @@ def make_program(
     launch_id: positive and different at every launch; tells this launch's end from an older one's.
     replay_is_here: whether replay writes into the same folder, and not into that of another host.
     exposed: whether other machines may reach replay.
+    coordinator: HOST:PORT of the first process of a learner that has several.
   """
   program = lp.Program('hephaestus')
   with program.group(REPLAY):
     replay = program.add_node(_ReplayNode(config, str(run / 'replay'), exposed))
   with program.group(LEARNER):
-    program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, replay_is_here, replay))
+    size = config.learner.num_processes
+    for rank in range(size):
+      place = None if coordinator is None else process_group_lib.Place(coordinator, rank, size)
+      program.add_node(
+        lp.PyClassNode(build_learner, config, run, launch_id, replay_is_here, place, replay)
+      )
   with program.group(ACTOR):
     for actor_id in range(config.actor.num_actors):
       program.add_node(lp.PyClassNode(build_actor, config, run, actor_id, launch_id, replay))
@@ -410,8 +434,9 @@ def commands(program: lp.Program, address: str, scratch: pathlib.Path) -> dict[s
   try:
     for label, nodes in program.groups.items():
       executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
-      for index, command in enumerate(executables):
-        name = f'{label}-{index}' if label == ACTOR else label
+      names = learners(len(executables)) if label == LEARNER else itertools.repeat(label)
+      for index, (command, name) in enumerate(zip(executables, names, strict=False)):
+        name = f'{label}-{index}' if label == ACTOR else name
         notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'
         result[name] = [*map(os.fspath, command.command_as_list), notice]
   finally:

@@ -217,7 +217,9 @@ class Launch:
     groups: list[list[_Connection]] = [[], [], []]
     for connection in self._connections:
       host = connection.host
-      groups[2 if host.replay else 1 if host.learner else 0].append(connection)
+      # Processes of a learner end together, so none has to before the one that is beside replay.
+      last = host.replay or (host.learner and self._hosts.keeper.learner)
+      groups[2 if last else 1 if host.learner else 0].append(connection)
     for group in groups:
       for connection in group:
         connection.stop()

@@ -17,6 +17,7 @@ from launch import local, metrics
 
 Numbers = TypeVar('Numbers')
 
+FIRST_LEARNER = ('learner', 'learner-0')  # alone, or of several processes
 NODES = ('evaluator', 'learner', 'actor')
 X_AXES = {
   'environment_step': 'environment steps',
@@ -299,7 +300,8 @@ def read(folder: pathlib.Path) -> Run:
   launches = [
     event['time']
     for event in _read_rows(folder / 'metrics' / 'events.jsonl')
-    if (event.get('kind'), event.get('name')) == ('started', 'learner')
+    if event.get('kind') == 'started'
+    and event.get('name') in FIRST_LEARNER
     and not event.get('restarts')
   ]
   return Run(folder, config, rows, launches)

@@ -64,6 +64,7 @@ class Event(NamedTuple):
   Attributes:
     kind: `started`; `exited`, followed by `finished` (it was 0), `restarting` or `gave_up`. When
       the run stops: `stopping`, followed by `exited`, or by `killed` after the time of grace.
+      `killed` is also who shares the fate of one that is restarted, and then starts with it.
     name: of the process.
     pid: of its last start, 0 where it could not be started.
     exit_code: of its last end, negative for a signal; None before.
@@ -155,7 +156,9 @@ class Supervisor:
   A process that exits 0 is finished. One that ends otherwise is restarted after
   `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. One that
   was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails. SIGINT
-  and SIGTERM stop everything in order, a second one at once. Should the supervisor itself be
+  and SIGTERM stop everything in order, a second one at once. Processes that share a fate are
+  restarted together, as one: when one of them ends otherwise than with 0, the others are killed.
+  Should the supervisor itself be
   killed, its processes, and whatever they started in their process groups, die with it.
   """
 
@@ -166,6 +169,7 @@ class Supervisor:
     until: Sequence[str],
     is_over: Callable[[Set[str]], bool] | None = None,
     stop_order: Sequence[Sequence[str]] | None = None,
+    fates: Sequence[Sequence[str]] = (),
     grace_seconds: float | Sequence[float] = 10.0,
     stop_seconds: float = 30.0,
     healthy_seconds: float = 60.0,
@@ -186,6 +190,7 @@ class Supervisor:
         it ends by a signal or a failure only.
       is_over: names of finished processes -> whether the run is finished, in place of `until`.
       stop_order: groups of names, stopped one group after another; all at once when None.
+      fates: groups of names, each of which is of no use without all of it.
       grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
       stop_seconds: after which everything left is killed, whatever the grace of the groups.
       healthy_seconds: a process that ran this long has recovered from earlier failures.
@@ -220,6 +225,7 @@ class Supervisor:
     self._children = {process.name: _Child(process) for process in processes}
     self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
     self._stop_order = stop_order
+    self._fates = fates
     self._grace_seconds = grace_seconds
     self._stop_seconds = stop_seconds
     self._healthy_seconds = healthy_seconds
@@ -353,6 +359,17 @@ class Supervisor:
     delay_seconds = min(self._backoff_seconds * 2**doublings, self._max_backoff_seconds)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
+    others = self._others(child)
+    self._kill([other for other in others if other.running])
+    for other in others:
+      other.finished = False
+      other.restart_at = child.restart_at
+      other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
+
+  def _others(self, child: _Child) -> list[_Child]:
+    """Who shares its fate."""
+    names = [name for fate in self._fates if child.process.name in fate for name in fate]
+    return [self._children[name] for name in names if name != child.process.name]
 
   def _stop(self) -> None:
     deadline = time.monotonic() + self._stop_seconds

@@ -103,13 +103,17 @@ class Checkpointer:
     """Opens `directory`, and makes it unless `read_only`: then a run may be writing to it."""
     logging.get_absl_logger().addFilter(_is_ours)
     self._read_only = read_only
-    options = (
-      ocp.CheckpointManagerOptions(read_only=True)
-      if read_only
-      else ocp.CheckpointManagerOptions(
-        max_to_keep=KEEP, enable_async_checkpointing=True, cleanup_tmp_directories=True
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    if not read_only:
+      directory.mkdir(parents=True, exist_ok=True)
+      options = ocp.CheckpointManagerOptions(
+        max_to_keep=KEEP,
+        enable_async_checkpointing=True,
+        cleanup_tmp_directories=True,
+        create=False,
+        # Of a learner of several processes only the first saves, and waits for none of them.
+        multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
       )
-    )
     self._manager = ocp.CheckpointManager(
       directory.resolve(),
       options=options,

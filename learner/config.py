@@ -22,25 +22,40 @@ class LearnerConfig:
   log_period: int = 100  # updates
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
   checkpoint_updates: int | None = None  # also saves whenever so many are done
+  num_processes: int = 1  # that learn as one, each on a host of its own
+  stuck_seconds: float = 300.0  # of an update of several processes, which then end; 0: for ever
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if value is not None and value <= 0:
-        remedy = ', or null' if field.default is None else ''
+      may_be_zero = field.name == 'stuck_seconds'
+      if value is not None and (value < 0 if may_be_zero else value <= 0):
+        remedy = ', or 0' if may_be_zero else ', or null' if field.default is None else ''
         raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')
+    if self.batch_size % self.num_processes:
+      raise ValueError(
+        f'learner.batch_size={self.batch_size}: does not divide over learner.num_processes='
+        f'{self.num_processes}; {self._divides(self.num_processes)} would'
+      )
+
+  def _divides(self, count: int) -> int:
+    return max(1, round(self.batch_size / count)) * count
+
+  @property
+  def batch_per_process(self) -> int:
+    """Sequences that each process reads for a batch."""
+    return self.batch_size // self.num_processes
 
   def batch_per_device(self, num_devices: int) -> int:
-    """Sequences for each device.
+    """Sequences for each device; there are so many in all processes together.
 
     Raises:
       ValueError: the batch does not divide.
     """
     if self.batch_size % num_devices:
-      near = max(1, round(self.batch_size / num_devices)) * num_devices
       raise ValueError(
         f'learner.batch_size={self.batch_size}: does not divide over {num_devices} devices; '
-        f'{near} would'
+        f'{self._divides(num_devices)} would'
       )
     return self.batch_size // num_devices
 
@@ -69,6 +84,7 @@ class PPOLearnerConfig:
   checkpoint_updates: int | None = None  # also saves whenever so many are done
   fused: bool = True  # else with actors of their own, and a queue
   max_staleness: int = 2  # updates; without `fused`, sequences of an older policy are discarded
+  num_processes: int = 1  # PPO has no more
 
   @property
   def publish_period(self) -> int:
@@ -81,3 +97,7 @@ class PPOLearnerConfig:
       if value is not None and not isinstance(value, bool) and value <= 0:
         remedy = ', or null' if field.default is None else ''
         raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')
+    if self.num_processes > 1:
+      raise ValueError(
+        f'learner.num_processes={self.num_processes}: PPO learns in one process; use 1, or the dreamer'
+      )

@@ -16,6 +16,7 @@ from acme.utils.loggers import base as loggers
 from learner import checkpoint as checkpoint_lib
 from learner import config as learner_config
 from learner import dreamer_update, on_policy, ppo_update
+from learner import process_group as process_group_lib
 from replay import parameters
 from replay import reader as reader_lib
 
@@ -35,10 +36,10 @@ class Learner:
     update: how the train state begins and changes.
     acting_params: train state's params -> what actors need of them.
     config: of the loop.
-    batch_size: sequences of a batch, over all devices.
-    reader: gives batches of host arrays, [B, T, ...].
+    batch_size: sequences of a batch, over all devices of all processes.
+    reader: gives this process's part of batches, host arrays [B, T, ...].
     publisher: takes snapshots of acting parameters.
-    checkpointer: of the train state.
+    checkpointer: of the train state; None where another process saves.
     save_replay: has replay write its checkpoint; may raise RuntimeError when replay is down.
     environment_step: steps collected so far by all actors, None while replay does not answer; not
       asked with an `intake`.
@@ -52,6 +53,8 @@ class Learner:
     launch_id: goes out with the final parameters, so that nobody takes an older end for this one.
     intake: of what the reader gives; None where experience is replayed.
     devices: local devices; None for all.
+    process_group: of the processes that learn as one, each of which reads its part of every batch;
+      None where this one is alone. Only the first publishes, saves and reports.
   """
 
   def __init__(
@@ -63,7 +66,7 @@ class Learner:
     batch_size: int,
     reader: reader_lib.Reader,
     publisher: parameters.Publisher,
-    checkpointer: checkpoint_lib.Checkpointer,
+    checkpointer: checkpoint_lib.Checkpointer | None,
     save_replay: Callable[[], Any],
     environment_step: Callable[[], int | None],
     make_logger: Callable[[int], loggers.Logger],
@@ -76,6 +79,7 @@ class Learner:
     max_seconds: float | None = None,
     intake: on_policy.Intake | None = None,
     devices: list[jax.Device] | None = None,
+    process_group: process_group_lib.ProcessGroup | None = None,
   ):
     self._config = config
     self._reader = reader
@@ -94,20 +98,25 @@ class Learner:
     self._steps_per_sequence = steps_per_sequence
     self._steps_per_batch = batch_size * steps_per_sequence
     self._devices = devices or jax.local_devices()
+    self._group = process_group
+    self._speaks = process_group is None or process_group.is_first
 
     self._update = jax.pmap(
       _traced_once(update.update),
       axis_name=dreamer_update.DEVICES,
       donate_argnums=0,
-      devices=self._devices,
+      devices=self._devices if process_group is None else jax.devices(),
     )
     # A copy of one replica: the state itself is donated to the next update.
     self._snapshot = jax.jit(lambda state: jax.tree.map(lambda x: jnp.copy(x[0]), state))
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
     )
-    restored = checkpointer.restore(saved_shapes(update, counted=intake is not None))
-    if restored is None:
+    shapes = saved_shapes(update, counted=intake is not None)
+    restored = None if checkpointer is None else checkpointer.restore(shapes)
+    if not self._speaks:
+      state, self._step = shapes, 0  # until the first process says
+    elif restored is None:
       state = jax.jit(update.init)(jax.random.key(seed))
       self._step = 0
       logging.info('Learner begins with seed %d.', seed)
@@ -117,12 +126,15 @@ class Learner:
         intake.learner_step, intake.sequences = self._step, int(state.sequences)
         state = state.train
       logging.info('Learner resumes at step %d.', self._step)
+    if process_group is not None:
+      state, step = process_group.broadcast((state, np.int64(self._step)))
+      self._step = int(step)
     self._state = dreamer_update.replicate(state, self._devices)
     self._environment_step = 0
 
   def run(self) -> None:
     """Trains until the run is over or the node is asked to stop; saves before it returns."""
-    logger = self._make_logger(self._step)
+    logger = self._make_logger(self._step) if self._speaks else loggers.NoOpLogger()
     batches = (_Prefetch if self._intake is None else _OnDemand)(self._reader, self._place)
     background = _Background()
     config = self._config
@@ -132,7 +144,7 @@ class Learner:
     window = self._begin_window()
     self._publish_surely(final=False)
     try:
-      while not self._should_stop() and not self._finished:
+      while self._group is not None or not self._wishes_to_end():
         waited = time.monotonic()
         batch = batches.get(timeout_seconds=0.2)
         # Whoever waits while the device is still busy starves nobody.
@@ -146,12 +158,21 @@ class Learner:
           if time.monotonic() - published > REPUBLISH_PERIOD:
             published = time.monotonic()
             self._publish_in(background)
-          continue
+          if self._group is None or not self._is_asked_to_end():
+            continue
+        if self._group is not None and self._group.ends(
+          now=batch is None or self._wishes_to_end(), wishes=self._comes_to_wish_to_end
+        ):
+          break
         if pending:
           jax.block_until_ready(pending[-1])  # one update in flight, so batches are drawn in time
         if self._intake is not None:
           self._poll()  # a run ends after the update for which enough was collected
+        if self._group is not None:
+          self._group.begin_update(self._step)
         self._state, metrics = self._update(self._state, batch)
+        if self._group is not None:
+          self._group.dispatched_update(next(iter(metrics.values())))
         if self._first_update is None:
           self._first_update = time.monotonic()
           window = self._begin_window()  # what came before was starting up, not starving
@@ -182,9 +203,25 @@ class Learner:
     self._save_state(pending)
     self._publish_surely(final=finished)
     self._try_save_replay()
-    self._checkpointer.wait()
+    if self._checkpointer is not None:
+      self._checkpointer.wait()
     logger.close()
     logging.info('Learner %s at step %d.', 'finished' if finished else 'stopped', self._step)
+    if self._group is not None:
+      self._group.leave(finished=finished, was_asked=self._should_stop)
+
+  def _wishes_to_end(self) -> bool:
+    return self._should_stop() or (self._speaks and self._finished)
+
+  def _is_asked_to_end(self) -> bool:
+    assert self._group is not None
+    return self._wishes_to_end() or self._group.is_asked_to_end()
+
+  def _comes_to_wish_to_end(self) -> bool:
+    """As above, of one who does nothing but wait for other processes."""
+    if self._speaks:
+      self._poll()
+    return self._wishes_to_end()
 
   @property
   def _finished(self) -> bool:
@@ -240,6 +277,8 @@ class Learner:
     )
 
   def _publish(self, *, final: bool) -> bool:
+    if not self._speaks:
+      return True
     params = jax.device_get(self._acting(self._state.params))
     return self._publisher.publish(self._make_snapshot(params, final))
 
@@ -250,6 +289,8 @@ class Learner:
 
   def _publish_in(self, background: '_Background') -> None:
     """Publishes without the loop waiting for the device or the server."""
+    if not self._speaks:
+      return
     snapshot = self._make_snapshot(self._acting(self._state.params), final=False)
     send = lambda: self._publisher.publish(
       snapshot._replace(params=jax.device_get(snapshot.params))
@@ -259,12 +300,16 @@ class Learner:
   def _save_state(self, pending: list[dict[str, jax.Array]]) -> None:
     if pending:
       _check_finite(_mean(pending), self._step, self._config)  # before anything of it is saved
+    if self._checkpointer is None:
+      return
     state = self._snapshot(self._state)
     if self._intake is not None:
       state = on_policy.State(state, np.asarray(self._intake.sequences, np.int64))
     self._checkpointer.save(self._step, state)
 
   def _try_save_replay(self) -> None:
+    if not self._speaks:
+      return
     try:
       self._save_replay()
     except (RuntimeError, OSError) as error:

@@ -49,6 +49,12 @@ def test_the_plain_agent_is_the_same_but_for_what_is_compared(preset):
   assert learner == experiments.PRESETS[preset]('catch').learner
 
 
+def test_ppo_learns_in_one_process():
+  ppo = experiments.AGENTS['ppo']['laptop']('catch')
+  with pytest.raises(ValueError, match=r'learner.num_processes=2: PPO learns in one process'):
+    config.override(ppo, ['learner.num_processes=2'])
+
+
 def test_values_are_replaced_by_path(laptop):
   changed = config.override(
     laptop,
@@ -77,6 +83,11 @@ def test_values_are_replaced_by_path(laptop):
     ('learner.batch_size=1.5', r'learner.batch_size=1.5: '),
     ('learner.batch_size', r'write it as key=value'),
     ('learner.batch_size=0', r'learner.batch_size=0: must be positive'),
+    (
+      'learner.num_processes=3',
+      r'learner.batch_size=\d+: does not divide over learner.num_processes=3',
+    ),
+    ('learner.stuck_seconds=-1', r'learner.stuck_seconds=-1.0: must be positive, or 0'),
     ('learner.batch_size=1', r'replay.strata.episodic.share=0.5: a batch of 1'),
     ('replay.strata[0].share=0.7', r'replay.strata.share=\[0.7, 0.5\]: make the shares sum to 1'),
     ('replay.strata=[{nam: all}]', r'replay.strata=.*give a list such as \[{name: episodic'),

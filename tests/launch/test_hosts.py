@@ -16,7 +16,7 @@ import portpicker
 import psutil
 import pytest
 
-from launch import config, experiments, hosts, main, metrics, order, remote
+from launch import config, experiments, hosts, main, metrics, node, order, remote
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 PATIENCE = 240  # seconds
@@ -25,7 +25,7 @@ directory: hephaestus
 command: .venv/bin/hephaestus
 hosts:
   tpu:
-    learner: true
+    learner: {address: 10.128.0.12, port: 22100}
     gcloud: {name: my-tpu, zone: us-central2-b, project: mine, workers: 4}
   cpu-0:
     replay: {address: 10.128.0.2, port: 22001}
@@ -84,6 +84,18 @@ def write(tmp_path):
     ('    actors: 2', '    tunnel: true', 'hosts.cpu: tunnel=True: needs ssh or gcloud'),
     ('    local: true\n  cpu', '    ssh: {target: -oProxyCommand=x}\n  cpu', "target='-oProxyCo"),
     ('    learner: true', '    learner: !!python/object/apply:os.getcwd []', 'is no hosts file'),
+    (
+      '    evaluator',
+      '    learner: true\n    evaluator',
+      'hosts.trainer.learner=True: is the first of 2',
+    ),
+    ('learner: true', 'learner: {address: a}', 'hosts.trainer.learner.port: is missing'),
+    ('learner: true', 'learner: 1', 'hosts.trainer.learner=1: must be true or false'),
+    (
+      '    evaluator',
+      '    learner: {address: a, port: 1}\n    evaluator',
+      'hosts.trainer.learner=True: is the first',
+    ),
     ('  cpu:', '  "c pu":', "hosts.c pu: 'c pu': a name of letters"),
     ('    local: true\n  cpu', '    tunnel: true\n  cpu', 'replay is on this host itself'),
   ],
@@ -127,19 +139,47 @@ def test_a_host_refuses_a_configuration_that_does_not_fit_its_hosts(
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_learner_on_several_hosts_is_refused(write, tmp_path, capsys):
+@pytest.mark.parametrize(
+  ('agent', 'remedy'),
+  [
+    ('dreamer', 'add --set learner.num_processes=4, or'),
+    ('ppo', 'PPO learns in one process; give'),
+  ],
+)
+def test_a_learner_on_several_hosts_has_as_many_processes(write, tmp_path, capsys, agent, remedy):
   path = write(SLICE)
-  arguments = ['--preset', 'tpu-v4-8', '--set', 'actor.num_actors=64', '--run', tmp_path / 'run']
+  arguments = ['--preset', 'tpu-v4-8', '--agent', agent, '--run', tmp_path / 'run']
+  arguments += ['--set', 'actor.num_actors=64']
   for command in (['launch', path], ['node', path, '--host', 'cpu-1']):
     assert run(*command, *arguments) == 2
     message = capsys.readouterr().err
-    assert 'learner: is on tpu-0, tpu-1, tpu-2 and tpu-3' in message
-    assert 'not built yet' in message
+    assert 'learner.num_processes=1: the learner is on tpu-0, tpu-1, tpu-2 and tpu-3' in message
+    assert remedy in message
   assert not (tmp_path / 'run').exists()
 
 
+def test_the_first_learner_listens_and_each_host_has_its_own():
+  placed = hosts.parse(SLICE, 'hosts.yaml')
+  assert placed.coordinator == '10.128.0.12:22100'
+  assert [node.names(placed, placed.find(f'tpu-{worker}')) for worker in range(4)] == [
+    [f'learner-{worker}'] for worker in range(4)
+  ]
+  alone = hosts.parse(TWO, 'hosts.yaml')
+  assert alone.coordinator is None
+  assert node.names(alone, alone.find('trainer')) == ['replay', 'learner']
+
+
+def test_a_second_learner_does_not_listen(write):
+  text = SLICE.replace(
+    '    evaluator: true', '    learner: {address: b, port: 1}\n    evaluator: true'
+  )
+  with pytest.raises(ValueError, match=r'hosts.cpu-0.learner: tpu-0 is the first and listens; use'):
+    hosts.parse(text, 'hosts.yaml')
+
+
 def test_a_dry_run_prints_what_starts_a_slice_and_its_cpu_hosts(write, capsys):
-  arguments = ['--preset', 'tpu-v4-8', '--set', 'actor.num_actors=64', '--run', 'runs/big']
+  sizes = ['--set', 'actor.num_actors=64', 'learner.num_processes=4']
+  arguments = ['--preset', 'tpu-v4-8', *sizes, '--run', 'runs/big']
   assert run('launch', write(SLICE), '--dry-run', *arguments) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[-1].startswith('# nothing was started')
@@ -147,7 +187,7 @@ def test_a_dry_run_prints_what_starts_a_slice_and_its_cpu_hosts(write, capsys):
   assert len(printed) == 4 + 9
   for worker in range(4):
     there = f'cd hephaestus && exec .venv/bin/hephaestus node - --host tpu-{worker} --run runs/big'
-    assert printed[f'# tpu-{worker}: learner'] == [
+    assert printed[f'# tpu-{worker}: learner-{worker}'] == [
       'gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'my-tpu', '--zone=us-central2-b',
       '--project=mine', f'--worker={worker}', '--quiet', '--ssh-flag=-oServerAliveInterval=30',
       '--ssh-flag=-oServerAliveCountMax=10', f'--command={there}',

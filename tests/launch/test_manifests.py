@@ -36,7 +36,7 @@ hosts:
 """
 SLICE = """
 hosts:
-  tpu: {learner: true, gcloud: {name: my-tpu, zone: us-central2-b, workers: 4}}
+  tpu: {learner: {address: tpu, port: 22100}, gcloud: {name: my-tpu, zone: us-central2-b, workers: 4}}
   cpu: {replay: {address: 10.128.0.2, port: 22001}, evaluator: true, actors: 4}
 """
 TPU = {'tpu': 'tpu-v4-podslice', 'topology': '2x2x4'}
@@ -65,7 +65,7 @@ def cases():
     'one': make(ONE),
     'many': make(MANY, name='big-run', namespace='rl', storage_class='fast', launch_id=7),
     'gpu': make(MANY, preset=experiments.gpu, gpus=2, image='registry:5000/rl/hephaestus:1'),
-    'slice': make(SLICE, preset=experiments.tpu_v4_8, **TPU),
+    'slice': make(SLICE, 'learner.num_processes=4', preset=experiments.tpu_v4_8, **TPU),
   }
 
 

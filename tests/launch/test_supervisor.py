@@ -195,6 +195,29 @@ def test_killed_process_is_restarted_and_the_others_live_on(make):
   assert first_exit.exit_code == -signal.SIGKILL
 
 
+def test_who_shares_a_fate_is_restarted_with_it_as_one(make):
+  events = []
+
+  def on_event(event):
+    events.append((event.kind, event.name))
+    if events.count(('started', 'learner-0')) == 2 and events[-1] == ('started', 'learner-1'):
+      interrupt()
+    elif events[-1] == ('finished', 'learner-0'):  # of which nothing is left without the other
+      os.kill(pids['learner-1'], signal.SIGKILL)
+    pids[event.name] = event.pid
+
+  pids = {}
+  names = ('learner-0', 'learner-1', 'learner-2')
+  outcome = supervisor.Supervisor(
+    [make('learner-0', ''), make('learner-1', OBEDIENT), make('learner-2', OBEDIENT), make('actor', OBEDIENT)],
+    until=['actor'], fates=[names], backoff_seconds=0.01, on_event=on_event,
+  ).run()  # fmt: skip
+  assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
+  assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
+  assert events.index(('killed', 'learner-2')) < events.index(('started', 'learner-0'), 5)
+  assert ('killed', 'actor') not in events and outcome.exit_code == 0
+
+
 def test_what_a_dead_process_started_is_gone_before_its_restart(make):
   parent = make('actor', PARENT)
 

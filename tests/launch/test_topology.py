@@ -118,7 +118,9 @@ def folder(tmp_path):
 
 @pytest.mark.timeout(900)
 def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
-  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
+  # Two processes learn as one, and share their fate; the end below is that of one alone.
+  several = ('learner.num_processes=2', 'max_environment_steps=100000000')
+  run = Launch(folder, *tiny, *several)
 
   # Actors hold a second version of the parameters: the circle is closed.
   run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
@@ -144,12 +146,17 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
   acted = run.step('actor-0', 'environment_step')
   run.wait_for(lambda: run.step('actor-0', 'environment_step') > acted + 50, 'acting again')
 
-  run.kill('learner')
+  first = run.pid('learner-0')
+  run.kill('learner-1')
+  run.wait_for(lambda: run.pid('learner-0') != first, 'another first process of the learner')
   learned = run.step()
   run.wait_for(lambda: run.step() > learned + 20, 'learning again')
-  resumed = [line for line in (folder / 'logs' / 'learner.log').read_text().splitlines()
+  resumed = [line for line in (folder / 'logs' / 'learner-0.log').read_text().splitlines()
              if 'Learner resumes at step' in line]  # fmt: skip
   assert int(resumed[-1].rsplit(' ', 1)[1].rstrip('.')) > 0
+  restarts = [row['name'] for row in run.rows('events') if row['kind'] == 'restarting']
+  assert sorted(restarts) == ['actor-0', 'evaluator', 'learner-1']
+  assert 'learner-0 listens at 127.0.0.1:' in run.words()
 
   saved = inspection.inspect(str(folder))['tables']['episodic']['inserted']
   run.kill('replay')

@@ -13,8 +13,8 @@ from agents import experience
 from agents.dreamer import actor_critic, world_model
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
+from learner import checkpoint, dreamer_update
 from learner import config as learner_config
-from learner import dreamer_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -135,6 +135,24 @@ def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
   )
   for one, eight in zip(moments(one_device), moments(eight_devices), strict=True):
     np.testing.assert_allclose(eight, one, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.timeout(600)
+def test_two_processes_of_four_devices_take_the_steps_of_one_of_eight(
+  dreamer, eight_devices, processes
+):
+  both = processes('dreamer', 1, 'starve')
+  eight_devices.begin().step(make_batch(dreamer))
+  both.wait_for(both.saved, 'an update')
+  ours = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
+  state, step = ours.restore(checkpoint.replica(eight_devices.state))
+  assert step == 1
+  moments = lambda state: jax.tree.leaves((state.model_opt_state, state.policy_opt_state))
+  for found, expected in zip(moments(state), moments(eight_devices.arrays()), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-6)
+  # Waiting for something to learn from, both are there; one does not outlive the other.
+  both.running[1].kill()
+  assert both.end(0, seconds=30) != 0
 
 
 def test_tiny_data_is_learned(dreamer, one_device):

@@ -1,0 +1,270 @@
+"""Several processes that learn as one: they join, keep in step, and end together.
+
+Nothing but gradients crosses between them in an update (`dreamer_update.DEVICES` runs over all
+devices). What is agreed upon beside that goes through the coordinator of `jax.distributed`, which
+lives in the first process.
+"""
+
+import atexit
+import functools
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax._src import distributed, xla_bridge
+from jax.experimental import multihost_utils
+
+Tree = Any
+JOIN_SECONDS = 300  # for all processes to be there; then the node fails, and is started again
+# Silence that counts as a death, which all others then share; the public function has 100 s.
+HEARTBEAT_SECONDS, MISSING_HEARTBEATS = 3, 6
+FIRST_UPDATES = 10  # times as long may the first take, for which others may still compile
+_ENDLESS_MS = 2**31 - 1
+_POLL_SECONDS = 0.2
+
+
+class Place(NamedTuple):
+  """Which process of a learner it is.
+
+  Attributes:
+    coordinator: HOST:PORT at which the first process listens, and no wider.
+    rank: 0 for the first process, which alone publishes, saves and reports.
+    size: how many processes there are.
+  """
+
+  coordinator: str
+  rank: int
+  size: int
+
+
+class ProcessGroup:
+  """This process among those that learn with it; to be made before any array is.
+
+  It ends as one: when a process dies, the others end with an error within half a minute, be it by
+  what JAX does then (it aborts) or by an exception. A process that ends before `leave` ends with
+  code 1 at once, and waits for nobody. To be made in the main thread, as handlers of signals are.
+
+  Args:
+    place: of this process.
+    stuck_seconds: after which an update that has not ended counts as hung; 0: never.
+    should_stop: whether this process was asked to stop; it then ends, with code 0, while it waits
+      for others to join.
+  """
+
+  def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
+    self._place = place
+    self._stuck_seconds = stuck_seconds
+    self._left = False
+    self._dispatched: tuple[int, float, float, Any] | None = None
+    atexit.register(self._end_at_once)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    join = _Call(functools.partial(_join, place))
+    while not join.wait(_POLL_SECONDS):
+      if should_stop():
+        _exit(0)
+    signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
+    self._client: Any = distributed.global_state.client
+    self._rounds = 0
+    if stuck_seconds:
+      threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
+    logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
+
+  @property
+  def is_first(self) -> bool:
+    """Whether this process speaks for all."""
+    return self._place.rank == 0
+
+  def broadcast(self, tree: Tree) -> Tree:
+    """What the first process has, bit by bit, in all of them.
+
+    Args:
+      tree: arrays and typed keys; elsewhere than in the first their shapes and dtypes do.
+
+    Returns:
+      Host arrays and typed keys.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    plain = [
+      jax.eval_shape(jax.random.key_data, leaf) if key else leaf
+      for leaf, key in zip(leaves, is_key, strict=True)
+    ]
+    ends = np.cumsum([math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in plain])
+    # As bytes: one program whatever the tree is, and a sum with zeros that changes no bit.
+    content = np.zeros(ends[-1], np.uint8)
+    if self.is_first:
+      host = [
+        jax.random.key_data(leaf) if key else leaf for leaf, key in zip(leaves, is_key, strict=True)
+      ]
+      content = np.concatenate([np.frombuffer(np.asarray(x).tobytes(), np.uint8) for x in host])
+    pieces = np.split(np.asarray(multihost_utils.broadcast_one_to_all(content)), ends[:-1])
+    received = [
+      np.frombuffer(piece.tobytes(), leaf.dtype).reshape(leaf.shape)
+      for piece, leaf in zip(pieces, plain, strict=True)
+    ]
+    return jax.tree.unflatten(
+      treedef,
+      [
+        jax.random.wrap_key_data(jnp.asarray(array)) if key else array
+        for array, key in zip(received, is_key, strict=True)
+      ],
+    )
+
+  def is_asked_to_end(self) -> bool:
+    """Whether a process wishes that all of them end, and may be waiting for this one to hear it."""
+    return bool(self._client.key_value_dir_get('wish/'))
+
+  def ends(self, *, now: bool, wishes: Callable[[], bool]) -> bool:
+    """Whether all processes end before their next update; otherwise all of them begin it.
+
+    To be called by each before each update, with what that needs at hand: it returns once all have
+    called it. So no process waits inside an update for another that has nothing to learn from.
+
+    Args:
+      now: this process ends, and so must the others.
+      wishes: whether it has come to wish that while it waits; they end one update later, and those
+        who wait for a batch must not wait for it (`is_asked_to_end`).
+    """
+    # A vote belongs to its round: given before the barrier, it is seen by all behind it.
+    round_, self._rounds = f'end/{self._rounds}/', self._rounds + 1
+    if now:
+      self._wish()
+      self._client.key_value_set(f'{round_}{self._place.rank}', '')
+    wished = now
+    barrier = _Call(functools.partial(self._client.wait_at_barrier, 'update', _ENDLESS_MS))
+    while not barrier.wait(_POLL_SECONDS):
+      if not wished and wishes():
+        wished = True
+        self._wish()
+    return bool(self._client.key_value_dir_get(round_))
+
+  def _wish(self) -> None:
+    self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
+
+  def begin_update(self, step: int) -> None:
+    """Notes that an update is about to be dispatched; so many were done."""
+    is_first = self._dispatched is None
+    limit = self._stuck_seconds * (FIRST_UPDATES if is_first else 1)
+    self._dispatched = step, math.inf if is_first else time.monotonic(), limit, None
+
+  def dispatched_update(self, result: jax.Array) -> None:
+    """Notes an array that is ready when the update has ended."""
+    assert self._dispatched is not None
+    step, _, limit, _ = self._dispatched
+    self._dispatched = step, time.monotonic(), limit, result
+
+  def _watch(self) -> None:
+    while True:
+      time.sleep(min(1.0, self._stuck_seconds / 4))
+      if self._dispatched is None:
+        continue
+      step, since, limit, result = self._dispatched
+      if time.monotonic() - since <= limit or (result is not None and result.is_ready()):
+        continue
+      logging.error(
+        'Process %d of %d: update %d has not ended within %g s (learner.stuck_seconds); this '
+        'process or another is stuck. Going back to the last checkpoint.',
+        self._place.rank, self._place.size, step + 1, limit,
+      )  # fmt: skip
+      _exit(1)
+
+  def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
+    """Ends in order: returns when all processes have come so far, and all is saved.
+
+    Args:
+      finished: whether the run is over; what the first process says counts.
+      was_asked: whether this process was asked to stop; it may hear so later than others.
+
+    Raises:
+      RuntimeError: it was another that was asked to stop, so this one should be started again; or
+        a process ended before.
+    """
+    self._dispatched = None
+    if finished and self.is_first:
+      self._client.key_value_set('finished/0', '')
+    _Call(functools.partial(self._client.wait_at_barrier, 'leave', _ENDLESS_MS)).wait(None)
+    finished = bool(self._client.key_value_dir_get('finished/'))
+    self._left = True
+    distributed.global_state.shutdown()
+    if not finished and not was_asked():
+      raise RuntimeError(
+        'another process of this learner was asked to stop; what was learned is saved'
+      )
+
+  def _end_at_once(self) -> None:
+    if not self._left:  # JAX would wait minutes for the others, who may wait for this one
+      _exit(1)
+
+
+class _Call:
+  """A call that blocks outside Python, so that the main thread hears signals meanwhile."""
+
+  def __init__(self, call: Callable[[], Any]):
+    self._call = call
+    self._failure: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, name='coordination', daemon=True)
+    self._thread.start()
+
+  def _run(self) -> None:
+    try:
+      self._call()
+    except BaseException as error:  # handed to whoever waits
+      self._failure = error
+
+  def wait(self, timeout_seconds: float | None) -> bool:
+    """Whether it has returned; raises what it raised."""
+    self._thread.join(timeout_seconds)
+    if self._failure is not None:
+      raise self._failure
+    return not self._thread.is_alive()
+
+
+def _join(place: Place) -> None:
+  # The public function has no say in the heartbeats.
+  distributed.global_state.initialize(
+    place.coordinator,
+    place.size,
+    place.rank,
+    cluster_detection_method='deactivate',
+    initialization_timeout=JOIN_SECONDS,
+    coordinator_bind_address=place.coordinator,
+    service_heartbeat_interval_seconds=HEARTBEAT_SECONDS,
+    service_max_missing_heartbeats=MISSING_HEARTBEATS,
+    client_heartbeat_interval_seconds=HEARTBEAT_SECONDS,
+    client_max_missing_heartbeats=MISSING_HEARTBEATS,
+  )
+  # JAX would take the address that the machine's name stands for, which others may not reach.
+  collectives = xla_bridge.xla_client._xla.make_gloo_tcp_collectives(
+    distributed_client=distributed.global_state.client, hostname=_own_address(place.coordinator)
+  )
+  xla_bridge.register_backend_factory(
+    'cpu',
+    functools.partial(xla_bridge.make_cpu_client, collectives),
+    priority=0,
+    fail_quietly=False,
+  )
+
+
+def _own_address(coordinator: str) -> str:
+  """The address of this host from which it reaches the coordinator."""
+  host, port = coordinator.rsplit(':', 1)
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+    probe.connect((host, int(port)))
+    return str(probe.getsockname()[0])
+
+
+def _exit(code: int) -> None:
+  logging.flush()
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)

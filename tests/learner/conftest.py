@@ -1,0 +1,74 @@
+"""Learners of several processes."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import portpicker
+import pytest
+
+PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
+
+
+class Processes:
+  """`process.py`, two times, each with four devices."""
+
+  def __init__(self, folder, kind, num_updates, ending):
+    self.folder = folder
+    self._logs = [folder / f'{rank}.log' for rank in (0, 1)]
+    self.running = []
+    address = f'127.0.0.1:{portpicker.pick_unused_port()}'
+    program = pathlib.Path(__file__).with_name('process.py')
+    environment = {
+      'JAX_PLATFORMS': 'cpu',
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
+      'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+      'TF_CPP_MIN_LOG_LEVEL': '3',
+      'PYTHONPATH': str(program.parents[2]),
+    }
+    for rank, log in enumerate(self._logs):
+      arguments = map(str, (program, folder, address, rank, 2, kind, num_updates, ending))
+      with log.open('w') as output:
+        self.running.append(
+          subprocess.Popen(
+            [sys.executable, *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
+          )
+        )
+
+  def wait_for(self, predicate, what):
+    """Polls until `predicate` holds; fails with the processes' own words when it does not."""
+    deadline = time.monotonic() + PATIENCE
+    while not predicate():
+      assert time.monotonic() < deadline, f'waited in vain for {what}: {self.words(0, 1)}'
+      time.sleep(0.05)
+
+  def end(self, rank, seconds=PATIENCE):
+    """The exit code of a process that ends in time."""
+    try:
+      return self.running[rank].wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+      pytest.fail(f'process {rank} does not end: {self.words(0, 1)}')
+
+  def words(self, *ranks):
+    return '\n'.join(self._logs[rank].read_text()[-4000:] for rank in ranks)
+
+  def saved(self):
+    """The steps of its checkpoints."""
+    paths = (self.folder / 'checkpoints').glob('*')
+    return sorted(int(path.name) for path in paths if path.name.isdigit())
+
+
+@pytest.fixture
+def processes(tmp_path):
+  """Starts the two processes, on one folder; none is left behind."""
+  started = []
+
+  def start(kind, num_updates, ending):
+    started.append(Processes(tmp_path, kind, num_updates, ending))
+    return started[-1]
+
+  yield start
+  for process in (process for each in started for process in each.running):
+    process.kill()
+    process.wait()

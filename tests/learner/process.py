@@ -1,0 +1,117 @@
+"""One process of a learner, as a program: FOLDER COORDINATOR RANK SIZE KIND NUM_UPDATES ENDING.
+
+When so many updates are done the last process asks for the end ('stop'), or stops like a machine that
+is frozen, within an update that the others have begun ('freeze'); or no process has more to read
+('starve').
+"""
+
+import pathlib
+import signal
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner import checkpoint, dreamer_update, learner, process_group
+from learner import config as learner_config
+
+BATCH = 8
+
+
+class Mean(NamedTuple):
+  """The state of an update that costs nothing: the mean of all that was ever read."""
+
+  params: jax.Array
+  key: jax.Array
+  step: jax.Array
+
+
+def mean_update():
+  def init(key):
+    return Mean(jax.random.normal(key), key, jnp.zeros((), jnp.int32))
+
+  def update(state, batch):
+    mean = dreamer_update.over_devices(batch.mean())
+    params = state.params + (mean - state.params) / (state.step + 1)
+    return state._replace(params=params, step=state.step + 1), {'mean': mean}
+
+  return dreamer_update.Update(init, update)
+
+
+class Batches:
+  """A reader of the same batches in every run, of which a process gets its part."""
+
+  def __init__(self, make, rank, size, count):
+    self._make, self._count = make, count
+    self._part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    self._read = 0
+
+  def get(self, timeout_seconds):
+    if self._read == self._count:
+      time.sleep(timeout_seconds)
+      return None
+    self._read += 1
+    return jax.tree.map(lambda x: x[self._part], self._make(self._read - 1))
+
+
+class Nobody:
+  """Takes parameters."""
+
+  def publish(self, snapshot):
+    return True
+
+
+def main(folder, coordinator, rank, size, kind, num_updates, ending):
+  place = process_group.Place(coordinator, rank, size)
+  stuck_seconds = 2.0 if ending == 'freeze' else 0.0
+  group = process_group.ProcessGroup(place, stuck_seconds=stuck_seconds, should_stop=lambda: False)
+  node = None
+  is_done = lambda: rank == size - 1 and node is not None and node._step >= num_updates
+  if ending == 'freeze':
+    begin = group.begin_update
+    group.begin_update = lambda step: (
+      signal.raise_signal(signal.SIGSTOP) if is_done() else begin(step)
+    )
+  if kind == 'dreamer':
+    import test_dreamer_update as dreaming
+
+    dreamer = dreaming.make_dreamer()
+    update = dreamer_update.make_update(dreamer, dreaming.RATES)
+    make_batch = lambda seed: dreaming.make_batch(dreamer, seed, BATCH)
+  else:
+    update = mean_update()
+    make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
+  node = learner.Learner(
+    update=update,
+    acting_params=lambda params: params,
+    config=learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1),
+    batch_size=BATCH,
+    reader=Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
+    publisher=Nobody(),
+    checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
+    save_replay=lambda: None,
+    environment_step=lambda: 0,
+    make_logger=lambda step: learner.loggers.NoOpLogger(),
+    should_stop=lambda: ending == 'stop' and is_done(),
+    max_environment_steps=1,
+    steps_per_sequence=1,
+    warm_up_steps=0,
+    seed=rank,  # what the others begin with does not count
+    launch_id=1,
+    process_group=group,
+  )
+  print(f'begins at {node._step}', flush=True)
+  try:
+    node.run()
+  finally:
+    state = checkpoint.replica(node._state)
+    leaves = jax.tree.leaves(state._replace(key=jax.random.key_data(state.key)))
+    np.savez(folder / f'{rank}.npz', *leaves)
+
+
+if __name__ == '__main__':
+  folder, coordinator, rank, size, kind, num_updates, ending = sys.argv[1:]
+  main(pathlib.Path(folder), coordinator, int(rank), int(size), kind, int(num_updates), ending)

@@ -1,0 +1,32 @@
+"""Processes that learn as one stop as one, go on from what was saved, and notice who is stuck."""
+
+import signal
+
+import numpy as np
+import pytest
+
+BOUND = 30  # seconds in which the others end once a process is dead or stuck
+
+
+@pytest.mark.timeout(500)
+def test_processes_stop_as_one_and_go_on_and_notice_who_is_stuck(processes):
+  first = processes('mean', 7, 'stop')
+  assert first.end(1) == 0, first.words(0, 1)
+  # It was not asked to stop itself, so that its supervisor starts it again.
+  assert first.end(0) == 1, first.words(0, 1)
+  assert 'another process of this learner was asked to stop' in first.words(0)
+  one, other = (np.load(first.folder / f'{rank}.npz') for rank in (0, 1))
+  for name in one.files:
+    np.testing.assert_array_equal(one[name], other[name])
+  params, _, step = (one[name] for name in one.files)
+  assert first.saved()[-1] == step >= 7
+  # Batch n holds n to n + 7, half of it in each process.
+  np.testing.assert_allclose(params, 3.5 + (step - 1) / 2, rtol=1e-5)
+
+  second = processes('mean', step + 7, 'freeze')
+  assert second.end(0) == 1, second.words(0, 1)
+  for rank in (0, 1):  # of which only one has the checkpoint
+    assert f'begins at {step}' in second.words(rank)
+  assert 'has not ended within 2 s (learner.stuck_seconds)' in second.words(0)
+  second.running[1].send_signal(signal.SIGCONT)
+  assert second.end(1, BOUND) != 0
