@@ -363,7 +363,7 @@ def _node(arguments: argparse.Namespace) -> int:
     host = hosts.find(arguments.host)
     hosts_lib.check_learners(hosts)
     _check_environment(config)
-    memory = local.check_memory(config) if host.replay else ''
+    memory = local.check_memory(config, shards=1) if host.replay else ''
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
@@ -387,8 +387,8 @@ def _launch(arguments: argparse.Namespace) -> int:
     hosts_lib.check_learners(hosts)
   folder = arguments.run or _new_folder(config)
   launch_id = time.time_ns()
-  port = portpicker.pick_unused_port()
-  commands = {host.name: remote.command(hosts, host, str(folder), port) for host in hosts.hosts}
+  ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
+  commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
   for name, words in commands.items():
     nodes = ', '.join(node.names(hosts, hosts.find(name)))
     if words is None:

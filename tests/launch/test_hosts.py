@@ -73,7 +73,7 @@ def write(tmp_path):
     ('port: 22001', 'port: "22001"', "hosts.trainer.replay.port='22001': must be a whole number"),
     ('127.0.0.2,', '"127.0.0.2:22001",', "hosts.trainer.replay.address='127.0.0.2:22001': give a"),
     ('    replay: {address: 127.0.0.2, port: 22001}\n', '', 'replay: is on no host; give one of'),
-    ('    evaluator: true', '    replay: {address: a, port: 1}', 'replay: is on trainer and cpu;'),
+    ('    actors: 2', '    replay: {address: 127.0.0.2, port: 22001}', 'have the same address and'),
     ('    learner: true\n', '', 'learner: is on no host; give one of them learner: true'),
     ('    evaluator: true\n', '', 'evaluator: is on no host; give evaluator: true to one'),
     ('    actors: 2\n', '', 'actors: are on no host'),
@@ -165,16 +165,16 @@ def test_actors_are_numbered_through_and_replay_is_reached_by_its_address():
   placed = hosts.parse(SLICE, 'hosts.yaml')
   ids = [actor_id for host in placed.hosts for actor_id in placed.actor_ids(host.name)]
   assert ids == list(range(64))
-  assert placed.replay_address('cpu-3') == '10.128.0.2:22001'
-  assert placed.replay_address('cpu-0') == '127.0.0.1:22001'
+  assert placed.replay_addresses('cpu-3') == ('10.128.0.2:22001',)
+  assert placed.replay_addresses('cpu-0') == ('127.0.0.1:22001',)
 
 
 def test_a_tunnel_leads_from_a_host_over_here_to_replay():
   text = SLICE.replace('{actors: 8,', '{actors: 8, tunnel: true,', 1)
   placed = hosts.parse(text, 'hosts.yaml')
-  words = {host.name: remote.command(placed, host, 'run', 4000) for host in placed.hosts}
-  assert placed.replay_address('cpu-1') == '127.0.0.1:22001'
-  assert placed.replay_address('cpu-2') == '10.128.0.2:22001'
+  words = {host.name: remote.command(placed, host, 'run', [4000]) for host in placed.hosts}
+  assert placed.replay_addresses('cpu-1') == ('127.0.0.1:22001',)
+  assert placed.replay_addresses('cpu-2') == ('10.128.0.2:22001',)
   assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu-1']
   assert '-L127.0.0.1:4000:127.0.0.1:22001' in words['cpu-0']
   assert not any(word.startswith(('-L', '-R')) for word in words['cpu-2'])
@@ -229,7 +229,7 @@ text = pathlib.Path('hosts.yaml').read_text()
 placed = hosts.parse(text, 'hosts.yaml')
 here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
 commands = {
-  host.name: remote.command(placed, host, str(here / host.name / 'run'), 1)
+  host.name: remote.command(placed, host, str(here / host.name / 'run'), [1])
   for host in placed.hosts
 }
 told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7)
@@ -348,7 +348,7 @@ def test_what_reaches_a_host_must_be_here(monkeypatch):
   monkeypatch.setenv('PATH', '')
   text = TWO.replace('local: true', 'ssh: {target: me@there}')
   placed = hosts.parse(text, 'hosts.yaml')
-  commands = {host.name: remote.command(placed, host, 'run', 1) for host in placed.hosts}
+  commands = {host.name: remote.command(placed, host, 'run', [1]) for host in placed.hosts}
   with pytest.raises(ValueError, match=r'hosts.trainer: needs ssh here, which cannot be run'):
     remote.Launch(placed, commands, order.Order(text, '', 1), lambda line: None).run()
 
