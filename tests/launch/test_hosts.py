@@ -16,7 +16,7 @@ import portpicker
 import psutil
 import pytest
 
-from launch import config, experiments, hosts, main, metrics, order, remote
+from launch import config, experiments, hosts, main, metrics, node, order, remote
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 PATIENCE = 240  # seconds
@@ -101,6 +101,10 @@ def test_what_cannot_be_is_named_with_what_would_do(write, capsys, old, new, wor
   ('arguments', 'words'),
   [
     ([], '--preset: give one'),
+    (
+      ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.num_shards=2'],
+      'replay.num_shards=2: the hosts keep 1 in all, one on each that has replay; add --set',
+    ),
     (['--preset', 'laptop'], 'the hosts have 2 actors in all; add --set actor.num_actors=2'),
     (
       ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.port=22'],
@@ -180,6 +184,32 @@ def test_a_tunnel_leads_from_a_host_over_here_to_replay():
   assert not any(word.startswith(('-L', '-R')) for word in words['cpu-2'])
 
 
+SHARDS = """
+hosts:
+  trainer: {learner: true, evaluator: true, local: true}
+  store-0: {replay: {address: 10.128.0.2, port: 22001}, ssh: {target: me@10.128.0.2}}
+  store-1: {replay: {address: 10.128.0.3, port: 22002}, actors: 1, ssh: {target: me@10.128.0.3}}
+  cpu: {actors: 1, tunnel: true, ssh: {target: me@10.128.0.4}}
+"""
+
+
+def test_each_host_with_replay_keeps_a_shard_that_all_others_reach():
+  placed = hosts.parse(SHARDS, 'hosts.yaml')
+  assert placed.replay_addresses('trainer') == ('10.128.0.2:22001', '10.128.0.3:22002')
+  assert placed.replay_addresses('store-1') == ('10.128.0.2:22001', '127.0.0.1:22002')
+  assert placed.replay_addresses('cpu') == ('127.0.0.1:22001', '127.0.0.1:22002')
+  names = {host.name: node.names(placed, host) for host in placed.hosts}
+  assert names['store-0'] == ['replay-0', 'ending']
+  assert names['store-1'] == ['replay-1', 'actor-0']
+  words = {host.name: remote.command(placed, host, 'run', [4000, 4001]) for host in placed.hosts}
+  assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu']
+  assert '-R127.0.0.1:22002:127.0.0.1:4001' in words['cpu']
+  assert '-L127.0.0.1:4001:127.0.0.1:22002' in words['store-1']
+  assert '-L127.0.0.1:4000:127.0.0.1:22001' not in words['store-1']
+  with pytest.raises(ValueError, match='give each host with replay another port'):
+    hosts.parse(SHARDS.replace('22002', '22001'), 'hosts.yaml')
+
+
 def test_replay_is_exposed_only_where_a_host_reaches_it_over_the_network():
   text = """
 hosts:
@@ -229,7 +259,7 @@ text = pathlib.Path('hosts.yaml').read_text()
 placed = hosts.parse(text, 'hosts.yaml')
 here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
 commands = {
-  host.name: remote.command(placed, host, str(here / host.name / 'run'), [1])
+  host.name: remote.command(placed, host, str(here / host.name / 'run'), [1] * len(placed.keepers))
   for host in placed.hosts
 }
 told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7)
@@ -360,6 +390,19 @@ def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path,
   assert 'trainer failed: stopping the others' in launched.words()
   assert 'trainer failed: exit 3' in launched.words()
   assert launched.left() == []
+
+
+def test_a_run_goes_on_without_one_of_the_hosts_that_keep_replay(tmp_path, launch):
+  (tmp_path / 'store.fail').touch()
+  launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
+  launched.wait_for('store.up', 'cpu.up', 'trainer.up')
+  deadline = time.monotonic() + PATIENCE
+  while 'store: exit 3' not in launched.words() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert launched.process.poll() is None, launched.words()
+  launched.process.send_signal(signal.SIGTERM)
+  assert launched.end() == 1, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
 
 
 def test_a_run_goes_on_without_one_of_its_hosts(tmp_path, launch):
