@@ -238,7 +238,7 @@ class _Looks:
       return {'error': str(error)}
     return {
       'report': metrics.plain(found),
-      'cells': inspection.cells(found['tables']),
+      'cells': inspection.cells(found),
       'numbers': inspection.numbers(found),
       'moving': metrics.plain(inspection.moving(found)),
       'times': [

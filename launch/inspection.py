@@ -389,8 +389,8 @@ def _sample(name: str, labels: str, value: Any) -> list[str]:
   return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
 
 
-def cells(rows: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-  """For each of a report's tables what stands below each heading, with units."""
+def cells(report: dict[str, Any]) -> list[dict[str, str]]:
+  """For each table of a report, or of one of its shards, what stands below each heading, with units."""
   return [
     {
       'table': name,
@@ -404,7 +404,7 @@ def cells(rows: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
       'drawn': _share(row['unique_share']),
       'memory': _size(row['bytes']),
     }
-    for name, row in sorted(rows.items())
+    for name, row in sorted(report['tables'].items())
   ]
 
 
@@ -417,14 +417,14 @@ def _table(report: dict[str, Any], width: int) -> rich.table.Table:
   headings += ['drawn', 'memory']
   for heading in headings:
     view.add_column(heading, justify='left' if heading == 'table' else 'right', no_wrap=True)
-  for row in cells(report['tables']):
+  for row in cells(report):
     view.add_row(*(row[heading] for heading in headings))
   for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
     view.add_section()
     if not shard['alive']:
       view.add_row(f'shard {number}: no answer', *[''] * (len(headings) - 1))
       continue
-    for row in cells(shard['tables']):
+    for row in cells(shard):
       named = row | {'table': f'{number}: {row["table"]}'}
       view.add_row(*(named[heading] for heading in headings))
   return view

@@ -189,6 +189,22 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE'
   )
   bench_env.add_argument('--json', action='store_true')
+  bench_replay = targets.add_parser(
+    'replay', allow_abbrev=False, help='sequences and parameters through replay servers'
+  )
+  bench_replay.add_argument('--env', default='catch', help='whose sequences (default: catch)')
+  bench_replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
+  bench_replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
+  bench_replay.add_argument(
+    '--parameters', type=float, nargs='+', default=[5.0, 40.0, 140.0], metavar='MB'
+  )
+  bench_replay.add_argument('--batch', type=int, default=256, metavar='B', help='sequences')
+  bench_replay.add_argument(
+    '--length', type=int, default=50, metavar='T', help='rows of a sequence'
+  )
+  bench_replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
+  bench_replay.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
+  bench_replay.add_argument('--json', action='store_true')
   bench_learner = targets.add_parser(
     'learner', allow_abbrev=False, help="the dreamer's update alone, and what limits it"
   )
@@ -577,6 +593,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     figures = learner_bench.update(
       work, arguments.boredom, seconds=arguments.seconds, phases=arguments.phases
     )
+  elif arguments.target == 'replay':
+    figures = _replay_figures(arguments)
   else:
     config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
@@ -589,6 +607,25 @@ def _bench(arguments: argparse.Namespace) -> int:
   else:
     learner_bench.show(figures)
   return 0
+
+
+def _replay_figures(arguments: argparse.Namespace) -> Any:
+  """What `bench replay` measures: sequences as an actor of the laptop preset makes them."""
+  from launch import config as launch_config
+  from launch import experiments, program, replay_bench
+
+  config = launch_config.override(
+    experiments.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
+  )
+  return replay_bench.replay(
+    program.make_parts(config).sequence_schema,
+    shards=arguments.shards,
+    writers=arguments.writers,
+    megabytes=arguments.parameters,
+    batch_size=arguments.batch,
+    stored=arguments.stored,
+    seconds=arguments.seconds,
+  )
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
