@@ -51,9 +51,9 @@ def replay(
     seconds: of each measurement.
 
   Returns:
-    Sequences and bytes per second of sampling and inserting, with the cores that each side used;
-    bytes per second of publishing and fetching parameters, with median and 99 % of their times; and
-    the bandwidth of copying.
+    Sequences and bytes per second of sampling and inserting, with the CPU time that a sequence took
+    on each side; bytes per second of publishing and fetching parameters, with the median and the
+    99th percentile of their times; and the bandwidth of copying.
 
   Raises:
     ValueError: what cannot be measured, by its flag.
@@ -76,24 +76,26 @@ def replay(
   nbytes = columns_lib.Columns(schema).nbytes
   figure = functools.partial(bench.Figure, machine=bench.machine())
 
-  def moved(name: str, per_second: float) -> list[bench.Figure]:
+  def moved(name: str, per_second: float, used: dict[str, float]) -> list[bench.Figure]:
     rate = per_second * nbytes
     return [
       figure(name, per_second, 'sequences/s', bandwidth / nbytes, rate / bandwidth),
       figure(f'{name}/bytes', rate, 'bytes/s', bandwidth, rate / bandwidth),
+      *(
+        figure(f'{name}/{side}', 1e6 * each, 'us of CPU/sequence', None, None)
+        for side, each in used.items()
+      ),
     ]
 
   figures = [figure('replay/sequence', nbytes, 'bytes', None, None)]
   for count in shards:
     name = f'replay/sample/{count}_shards'
-    per_second, cores = _sampled(processes, schema, count, batch_size, stored, seconds)
-    figures += moved(name, per_second)
-    figures += [figure(f'{name}/{side}', n, 'cores', None, None) for side, n in cores.items()]
+    per_second, used = _sampled(processes, schema, count, batch_size, stored, seconds)
+    figures += moved(name, per_second, used)
   for count in writers:
     name = f'replay/insert/{count}_writers'
-    per_second, cores = _inserted(processes, schema, count, stored, seconds)
-    figures += moved(name, per_second)
-    figures += [figure(f'{name}/{side}', n, 'cores', None, None) for side, n in cores.items()]
+    per_second, used = _inserted(processes, schema, count, stored, seconds)
+    figures += moved(name, per_second, used)
   for size in megabytes:
     times = _handed_on(processes, size, seconds)
     for way, taken in times.items():
@@ -110,7 +112,7 @@ def replay(
 def _sampled(
   processes: Any, schema: Any, shards: int, batch_size: int, stored: int, seconds: float
 ) -> tuple[float, dict[str, float]]:
-  """Sequences per second that a reader gets from servers, and the cores that were busy."""
+  """Sequences per second that a reader gets from servers, and seconds of CPU time for each."""
   config = _config(stored, shards)
   with _servers(processes, config, schema, batch_size) as (addresses, pids):
     entry = writer.Writer(addresses, config.strata, schema)
@@ -122,13 +124,14 @@ def _sampled(
     try:
       for _ in range(4):  # those that were read ahead while nobody took any
         _next(source)
-      reading, serving = _Busy([os.getpid()]), _Busy(pids)
+      reading, serving = _Clock([os.getpid()]), _Clock(pids)
       batches = 0
       while batches < _LEAST_ROUNDS or reading.seconds < seconds:
         _next(source)
         batches += 1
       per_second = batches * batch_size / reading.seconds
-      return per_second, {'reader': reading.cores, 'servers': serving.cores}
+      count = batches * batch_size
+      return per_second, {'reader': reading.used / count, 'servers': serving.used / count}
     finally:
       source.close()
 
@@ -136,7 +139,7 @@ def _sampled(
 def _inserted(
   processes: Any, schema: Any, count: int, stored: int, seconds: float
 ) -> tuple[float, dict[str, float]]:
-  """Sequences per second that a server takes from so many processes, and the cores that were busy."""
+  """Sequences per second that a server takes from so many processes, and CPU seconds for each."""
   config = _config(stored, 1)
   with contextlib.ExitStack() as stack:
     addresses, pids = stack.enter_context(_servers(processes, config, schema, batch_size=2))
@@ -146,11 +149,12 @@ def _inserted(
     ]
     for _, link in links:
       _receive(link)  # it has written something
-    serving, writing = _Busy(pids), _Busy([pid for pid, _ in links])
+    serving, writing = _Clock(pids), _Clock([pid for pid, _ in links])
     for _, link in links:
       link.send(seconds)
-    rates = [_receive(link) for _, link in links]
-    return sum(rates), {'writers': writing.cores, 'servers': serving.cores}
+    counts, times = zip(*(_receive(link) for _, link in links), strict=True)
+    used = {'writers': writing.used / sum(counts), 'servers': serving.used / sum(counts)}
+    return sum(counts) / max(times), used
 
 
 def _handed_on(processes: Any, megabytes: float, seconds: float) -> dict[str, list[float]]:
@@ -211,8 +215,8 @@ def _next(source: reader.Reader) -> Any:
   return batch
 
 
-class _Busy:
-  """Seconds from now on, and the cores that some processes keep busy in them."""
+class _Clock:
+  """Seconds from now on, and those of CPU time that some processes use."""
 
   def __init__(self, pids: Sequence[int]):
     self._processes = [psutil.Process(pid) for pid in pids]
@@ -224,8 +228,8 @@ class _Busy:
     return time.perf_counter() - self._began
 
   @property
-  def cores(self) -> float:
-    return (self._used() - self._before) / self.seconds
+  def used(self) -> float:
+    return self._used() - self._before
 
   def _used(self) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in self._processes)
@@ -284,7 +288,7 @@ def _write(
   strata: Sequence[tables.Stratum],
   schema: Any,
 ) -> None:
-  """A writer, in a process of its own; told for how long, tells its sequences per second."""
+  """A writer, in a process of its own; told for how long, tells its sequences and seconds."""
   entry = writer.Writer(addresses, strata, schema)
   sequences = _random(schema, _GROUP)
   entry.write(sequences, lambda: False)
@@ -293,7 +297,7 @@ def _write(
   before, began = entry.sequences_written, time.perf_counter()
   while time.perf_counter() - began < seconds:
     entry.write(sequences, lambda: False)
-  link.send((entry.sequences_written - before) / (time.perf_counter() - began))
+  link.send((entry.sequences_written - before, time.perf_counter() - began))
   with contextlib.suppress(EOFError):
     link.recv()
   entry.close()
