@@ -16,6 +16,8 @@ A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
         actors: 8                          # processes
         ssh: {target: me@10.128.0.3, options: [-p, '2222']}
 
+Where several hosts have `replay`, each keeps a shard of it.
+
 A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none where an orchestrator
 starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
 """

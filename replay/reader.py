@@ -153,11 +153,9 @@ class Reader:
         self._asked = False
         self._changed.notify_all()
     self._starved_seconds += time.monotonic() - start
-    if batch is not None:
-      return self._columns.unflatten(batch)
-    if self._failure is not None:
+    if self._failure is not None:  # also where other shards go on giving
       raise self._failure
-    return None
+    return None if batch is None else self._columns.unflatten(batch)
 
   def __iter__(self) -> Iterator[Any]:
     return self

@@ -107,6 +107,19 @@ def test_a_held_back_shard_leaves_the_others_open(serve, wait_until):
   entry.close()
 
 
+def test_a_shard_of_another_schema_is_refused_though_the_other_gives(addresses, serve):
+  other = {'identity': jax.ShapeDtypeStruct((2,), np.int32)}
+  wrong = serve(CONFIG, schema=other, batch_size=16)[1]
+  entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
+  entry.write(identities(0, 40), never)
+  entry.close()
+  source = reader.Reader([addresses[0], wrong], CONFIG.strata, SCHEMA, batch_size=16)
+  with pytest.raises(ValueError, match='empty replay directory'):
+    for _ in range(10_000):
+      source.get(1.0)
+  source.close()
+
+
 def snapshot(version, ended_launch=0):
   return parameters.Snapshot(version, 10 * version, ended_launch, {'identity': np.int32(version)})
 
