@@ -265,7 +265,7 @@ class Reader:
     self, draft: _Draft, shard: int, samplers: list[Any], drawn: dict[int, list[np.ndarray]]
   ) -> None:
     """Fills those rows of a batch that are a shard's; the last one to have done so hands it over."""
-    rows, filled = draft.rows[shard], 0
+    rows = draft.rows[shard]
     try:
       while rows:
         try:
@@ -281,10 +281,9 @@ class Reader:
           return
         for column, value in zip(draft.columns, drawn.pop(stratum), strict=True):
           column[row] = value[0]
-        filled += 1
+        draft.filled[shard] += 1  # at once: the next draw may take for ever
     finally:
       with self._changed:
-        draft.filled[shard] += filled
         if draft is self._draft and sum(draft.filled) == len(self._row_strata):
           self._batches.append(draft.columns)
           self._draft = None
