@@ -16,6 +16,8 @@ A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
         actors: 8                          # processes
         ssh: {target: me@10.128.0.3, options: [-p, '2222']}
 
+Where several hosts have `replay`, each keeps a shard of it.
+
 A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none where an orchestrator
 starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
 """
@@ -134,7 +136,7 @@ class Host:
 
   Attributes:
     name: in the file, the logs and the commands.
-    replay: where it listens, on the one host that keeps it.
+    replay: where it listens, on each host that keeps it, or a shard of it.
     learner: whether it learns; where it listens, on the first of several that do.
     evaluator: whether it scores.
     actors: processes that act.
@@ -183,17 +185,18 @@ class Hosts:
   """All hosts of a run.
 
   Attributes:
-    hosts: in the order of the file; actors are numbered through in this order.
+    hosts: in the order of the file; actors and shards of replay are numbered through in this order.
   """
 
   hosts: tuple[Host, ...]
 
   def __post_init__(self):
-    keepers = [host.name for host in self.hosts if host.replay]
+    keepers = self.keepers
     if not keepers:
       raise ValueError('replay: is on no host; give one of them replay: {address: ..., port: ...}')
-    if len(keepers) > 1:
-      raise ValueError(f'replay: is on {_enumerate(keepers)}; a run has one, keep that')
+    if len({host.replay for host in keepers}) < len(keepers):
+      names = _enumerate([host.name for host in keepers])
+      raise ValueError(f'replay: {names} have the same address and port; give each its own')
     if not any(host.learner for host in self.hosts):
       raise ValueError('learner: is on no host; give one of them learner: true')
     first, *others = [host for host in self.hosts if host.learner]
@@ -214,28 +217,32 @@ class Hosts:
     if not self.num_actors:
       raise ValueError('actors: are on no host; give one of them actors: 1 or more')
     tunnelled = [host.name for host in self.hosts if host.tunnel]
-    keeper = self.keeper
-    if tunnelled and not (keeper.ssh or keeper.gcloud or keeper.local):
+    for keeper in keepers:
+      if tunnelled and not (keeper.ssh or keeper.gcloud or keeper.local):
+        raise ValueError(
+          f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs ssh, '
+          'gcloud or local'
+        )
+    if tunnelled and len(set(self.ports)) < len(keepers):
       raise ValueError(
-        f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs ssh, '
-        'gcloud or local'
+        f'hosts.{tunnelled[0]}.tunnel=True: reaches all of replay at 127.0.0.1; give each host with '
+        'replay another port'
       )
 
   @property
-  def keeper(self) -> Host:
-    """The host that keeps replay."""
-    return next(host for host in self.hosts if host.replay)
+  def keepers(self) -> list[Host]:
+    """The hosts that keep replay, a shard each where there are several."""
+    return [host for host in self.hosts if host.replay]
 
   @property
-  def port(self) -> int:
-    """Of replay."""
-    assert self.keeper.replay is not None
-    return self.keeper.replay.port
+  def ports(self) -> list[int]:
+    """Of replay, one for each shard."""
+    return [host.replay.port for host in self.hosts if host.replay]
 
   @property
   def exposed(self) -> bool:
     """Whether a host reaches replay over the network, and not through ssh."""
-    return any(not host.tunnel for host in self.hosts if host is not self.keeper)
+    return any(not host.tunnel for host in self.hosts if [host] != self.keepers)
 
   @property
   def learners(self) -> list[str]:
@@ -269,13 +276,19 @@ class Hosts:
       before += host.actors
     raise ValueError(f'{name}: is no host')
 
-  def replay_address(self, name: str) -> str:
-    """HOST:PORT of replay, as a host reaches it."""
+  def shards(self, name: str) -> list[int]:
+    """The numbers of the shards of replay that a host keeps: one or none."""
+    return [shard for shard, keeper in enumerate(self.keepers) if keeper.name == name]
+
+  def replay_addresses(self, name: str) -> tuple[str, ...]:
+    """HOST:PORT of each shard of replay, as a host reaches it."""
     host = self.find(name)
-    assert self.keeper.replay is not None
     # Itself by loopback: not every machine reaches itself by the address that others dial.
-    near = host is self.keeper or host.tunnel
-    return f'{"127.0.0.1" if near else self.keeper.replay.address}:{self.port}'
+    return tuple(
+      f'{"127.0.0.1" if keeper is host or host.tunnel else keeper.replay.address}:{keeper.replay.port}'
+      for keeper in self.keepers
+      if keeper.replay is not None
+    )
 
 
 def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
@@ -300,10 +313,16 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
       f'learner.num_processes={config.learner.num_processes}: the learner is on '
       f'{_enumerate(hosts.learners)}; {remedy}'
     )
-  if config.replay.port not in (None, hosts.port):
+  num_shards = len(hosts.keepers)
+  if config.replay.num_shards != num_shards:
     raise ValueError(
-      f'replay.port={config.replay.port}: the hosts say {hosts.port}; leave one of them out'
+      f'replay.num_shards={config.replay.num_shards}: the hosts keep {num_shards} in all, one on each '
+      f'that has replay; add --set replay.num_shards={num_shards}, or change the hosts'
     )
+  first = config.replay.port
+  if first is not None and [first + shard for shard in range(num_shards)] != hosts.ports:
+    said = _enumerate([str(port) for port in hosts.ports])
+    raise ValueError(f'replay.port={first}: the hosts say {said}; leave one of them out')
 
 
 def load(path: pathlib.Path) -> Hosts:

@@ -71,12 +71,20 @@ def find(target: str) -> Target:
   raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
 
 
-def starts_of_replay(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """When a run's replay server was started, in all launches: {'time': unix seconds, 'pid', ...}."""
+def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+  """When one of a run's replay servers was started, in all launches.
+
+  Args:
+    folder: of the run.
+    name: of the server's node.
+
+  Returns:
+    {'time': unix seconds, 'pid', ...} each.
+  """
   return [
     row
     for row in metrics.read(folder / 'metrics' / 'events.jsonl')
-    if row.get('kind') == 'started' and row.get('name') == program.REPLAY
+    if row.get('kind') == 'started' and row.get('name') == name
   ]
 
 
@@ -97,15 +105,15 @@ class Inspection:
     self._name = target
     self._target = find(target)
     self._timeout_seconds = timeout_seconds
-    self._address = ''
+    self._addresses: list[str] = []
     self._inspector: inspector.Inspector | None = None
     # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
     self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
 
   @property
   def address(self) -> str:
-    """HOST:PORT that was last looked at."""
-    return self._address
+    """HOST:PORT that was last looked at; of shards all, with commas between."""
+    return ', '.join(self._addresses)
 
   def look(self) -> dict[str, Any]:
     """What `inspector.Inspector.look` tells, and what the run's nodes say of themselves.
@@ -121,13 +129,13 @@ class Inspection:
       ConnectionError: nothing answers.
     """
     folder, config, address = self._target
+    addresses = [address] if address is not None else []
     if folder is not None:
-      address = self._newest_address(folder)
-    assert address is not None
-    if self._inspector is None or address != self._address:
-      self._address = address
+      addresses = self._newest_addresses(folder)
+    if self._inspector is None or addresses != self._addresses:
+      self._addresses = addresses
       self._inspector = inspector.Inspector(
-        address,
+        addresses,
         None if config is None else config.replay,
         timeout_seconds=self._timeout_seconds,
       )
@@ -137,7 +145,7 @@ class Inspection:
       raise ConnectionError(f'{error}{self._why(folder)}') from None
     report |= {
       'time': time.time(),
-      'address': address,
+      'address': self.address,
       'environment_step': None,
       'parameter_version': None,
       'learner_starved_fraction': None,
@@ -145,14 +153,14 @@ class Inspection:
       'staleness': {},
     }
     if folder is not None and config is not None:
-      report |= _of_nodes(folder, config, report['tables'])
+      report |= _of_nodes(folder, config, report['shards'])
     return report | {'bottleneck': _bottleneck(report)}
 
-  def _newest_address(self, folder: pathlib.Path) -> str:
+  def _newest_addresses(self, folder: pathlib.Path) -> list[str]:
     if not (folder / local.CONFIG).exists():
       raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
     try:
-      return (folder / local.ADDRESS).read_text()
+      return (folder / local.ADDRESS).read_text().split()
     except FileNotFoundError:
       raise ConnectionError(f'{self._name}: this run was never started') from None
 
@@ -160,8 +168,9 @@ class Inspection:
     """What a run's folder says of a server that does not answer."""
     if folder is None:
       return ''
-    started = starts_of_replay(folder)
-    if started and psutil.pid_exists(started[-1]['pid']):
+    names = program.replay_names(len(self._addresses))
+    started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
+    if any(psutil.pid_exists(row['pid']) for row in started):
       return '; its process runs, and is starting, or too busy to answer'
     return f'; the run is not running, go on with: hephaestus train --run {folder}'
 
@@ -185,15 +194,17 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
 
 
 def _of_nodes(
-  folder: pathlib.Path, config: launch_config.ExperimentConfig, rows: dict[str, Any]
+  folder: pathlib.Path, config: launch_config.ExperimentConfig, shards: list[dict[str, Any]]
 ) -> dict[str, Any]:
   """What learner and actors have written of themselves."""
   learner_file = folder / 'metrics' / 'learner.jsonl'
   learner = metrics.last(learner_file)
   files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
   actors = [row for path in files if (row := metrics.last(path)) is not None]
-  stratum = rows.get(config.replay.limiting_stratum.name)
-  step = None if stratum is None else stratum['inserted'] * config.steps_per_sequence
+  stratum = config.replay.limiting_stratum.name
+  # Of a shard that is down as well, by what it last said.
+  known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
+  step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
   if config.agent_name == 'ppo':  # whose queue forgets what was inserted into the one before
     step = 0 if learner is None else learner['environment_step']
   versions = [row['parameter_version'] for row in actors]
@@ -358,9 +369,11 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
 def exposition(report: dict[str, Any]) -> str:
   """A report in Prometheus' text format: a line for each number, tables and states as labels."""
   lines = ['hephaestus_up 1']
-  rest = {key: value for key, value in report.items() if key not in ('tables', 'time')}
+  rest = {key: value for key, value in report.items() if key not in ('tables', 'time', 'shards')}
   for key, value in launch_config.flatten(rest).items():
     lines += _sample(key.replace('.', '_'), '', value)
+  for shard in report['shards']:
+    lines += _sample('shard_up', f'{{address="{shard["address"]}"}}', int(shard['alive']))
   for table, row in report['tables'].items():
     for key, value in row.items():
       if key == 'worker_time':
@@ -377,7 +390,7 @@ def _sample(name: str, labels: str, value: Any) -> list[str]:
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, str]]:
-  """For each table what stands below each heading, with units."""
+  """For each table of a report, or of one of its shards, what stands below each heading, with units."""
   return [
     {
       'table': name,
@@ -396,7 +409,7 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _table(report: dict[str, Any], width: int) -> rich.table.Table:
-  """A line for each table, with totals where there is room."""
+  """A line for each table, with counts where there is room; of shards all together, then each."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   totals = width >= 100
   headings = ['table', 'size', 'capacity', 'full']
@@ -406,6 +419,14 @@ def _table(report: dict[str, Any], width: int) -> rich.table.Table:
     view.add_column(heading, justify='left' if heading == 'table' else 'right', no_wrap=True)
   for row in cells(report):
     view.add_row(*(row[heading] for heading in headings))
+  for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
+    view.add_section()
+    if not shard['alive']:
+      view.add_row(f'shard {number}: no answer', *[''] * (len(headings) - 1))
+      continue
+    for row in cells(shard):
+      named = row | {'table': f'{number}: {row["table"]}'}
+      view.add_row(*(named[heading] for heading in headings))
   return view
 
 
@@ -426,6 +447,10 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
     + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
     + ' configured'
   }
+  if len(report['shards']) > 1:
+    silent = [shard['address'] for shard in report['shards'] if not shard['alive']]
+    alive = f'{len(report["shards"]) - len(silent)} of {len(report["shards"])} answer'
+    named['shards'] = f'{alive}; silent: {", ".join(silent)}' if silent else alive
   if limiter is not None:
     named['limiter'] = _limiter(limiter)
   if report['bottleneck'] is not None:

@@ -115,12 +115,22 @@ def _port(port: int | None) -> int:
   return port
 
 
+def _ports(config: launch_config.ExperimentConfig) -> list[int]:
+  """One for each shard of replay."""
+  ports: list[int] = []
+  while len(ports) < config.replay.num_shards:
+    first = config.replay.port
+    port = _port(None if first is None else first + len(ports))
+    ports += [] if port in ports else [port]
+  return ports
+
+
 def _environment(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
   variables = dict(COMMON)
   if name in program.learners(config.learner.num_processes):
     return variables | ({} if config.accelerator else CPU_ONLY)
   variables |= CPU_ONLY | ONE_THREAD
-  return variables | FRUGAL if name == program.REPLAY else variables
+  return variables | FRUGAL if program.is_replay(name) else variables
 
 
 def _port_of(address: str) -> int:
@@ -164,24 +174,30 @@ def _coordinator_reach(address: str) -> str:
   )
 
 
-def check_memory(config: launch_config.ExperimentConfig) -> str:
+def check_memory(config: launch_config.ExperimentConfig, shards: int | None = None) -> str:
   """What replay will take of this machine's memory once its strata are full, in a line.
+
+  Args:
+    config: of the run.
+    shards: of replay that are on this machine; None for all.
 
   Raises:
     ValueError: it is more than there is.
   """
-  needed = replay_bytes(config)
+  here = config.replay.num_shards if shards is None else shards
+  needed = -(-replay_bytes(config) * here // config.replay.num_shards)
   available = _memory()
   strata = config.replay.strata
   index = max(range(len(strata)), key=lambda index: strata[index].max_size)
   most = strata[index].max_size
+  there = -(-most * here // config.replay.num_shards)
   if needed > available:
     raise ValueError(
       f'replay.strata[{index}].max_size={most}: that many sequences take {_size(needed)}, this machine '
       f'has {_size(available)}; use at most {most * available // (2 * needed)}'
     )
   return (
-    f'replay takes up to {_size(needed)} of {_size(available)}: {most:,} sequences, if they do not '
+    f'replay takes up to {_size(needed)} of {_size(available)}: {there:,} sequences, if they do not '
     'compress'
   )
 
@@ -203,14 +219,14 @@ class Share(NamedTuple):
 
   Attributes:
     nodes: their names, as `program.commands` gives them.
-    address: HOST:PORT of replay, as this host reaches it.
+    addresses: HOST:PORT of each shard of replay, as this host reaches it.
     launch_id: the same on all hosts, and another at each launch.
     on_tick: called about twice a second.
     coordinator: HOST:PORT of the first process of a learner that has several.
   """
 
   nodes: Sequence[str]
-  address: str
+  addresses: Sequence[str]
   launch_id: int
   on_tick: Callable[[], None]
   coordinator: str | None
@@ -238,16 +254,19 @@ def train(
     failed.
   """
   with only_one(folder):
+    replay = program.replay_names(config.replay.num_shards)
+    shards_here = [i for i, name in enumerate(replay) if share is None or name in share.nodes]
     if share is None:
-      address = f'127.0.0.1:{_port(config.replay.port)}'
+      addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in _ports(config)]
     else:
-      address = share.address
-      if program.REPLAY in share.nodes:
-        _port(_port_of(address))  # refuses one that is taken
-    (folder / ADDRESS).write_text(address)
-    if share is None or program.REPLAY in share.nodes:
+      addresses = share.addresses
+      for shard in shards_here:
+        _port(_port_of(addresses[shard]))  # refuses one that is taken
+    (folder / ADDRESS).write_text('\n'.join(addresses))
+    if shards_here:
       exposed, reach = _reach(exposed)
-      print(f'replay listens at port {_port_of(address)}: {reach}', flush=True)
+    for shard in shards_here:
+      print(f'{replay[shard]} listens at port {_port_of(addresses[shard])}: {reach}', flush=True)
     learners = program.learners(config.learner.num_processes)
     coordinator = share.coordinator if share else None
     if share is None and len(learners) > 1:
@@ -266,11 +285,11 @@ def train(
       config,
       folder.resolve(),
       launch_id=share.launch_id if share else time.time_ns(),
-      replay_is_here=share is None or program.REPLAY in share.nodes,
+      shards_here=shards_here,
       exposed=exposed,
       coordinator=coordinator,
     )
-    commands = program.commands(topology, address, scratch)
+    commands = program.commands(topology, addresses, scratch)
     here = share.nodes if share else [name for name in commands if name != program.ENDING]
     commands = {name: commands[name] for name in here}
     processes = [
@@ -288,7 +307,9 @@ def train(
       )
     is_watched = config.agent_name == 'ppo' and learners[0] in commands
     watch = Watch(config, folder, events, progress.say) if is_watched else None
-    is_left = _Leaving(_port_of(address)) if share and program.REPLAY in commands else lambda: True
+    is_left: Callable[[], bool] = lambda: True
+    if share and shards_here:
+      is_left = _Leaving([_port_of(addresses[shard]) for shard in shards_here])
     failed_late: list[str] = []
 
     def on_event(event: supervisor.Event) -> None:
@@ -309,8 +330,10 @@ def train(
         watch.tick()
       if share is not None:
         share.on_tick()
-        if program.REPLAY in commands and learners[0] not in commands:
-          replay_checkpoint.keep(str(folder / 'replay'))
+        if learners[0] not in commands:
+          folders = program.replay_folders(folder, len(replay))
+          for shard in shards_here:
+            replay_checkpoint.keep(folders[shard])
 
     ends = [name for name in commands if name in (*learners, program.EVALUATOR, program.ENDING)]
 
@@ -325,9 +348,9 @@ def train(
       # Actors first, so that nothing is inserted behind the last checkpoints; replay last, because
       # the learner has it save.
       stop_order=[
-        [name for name in commands if name not in (*learners, program.REPLAY)],
+        [name for name in commands if name not in (*learners, *replay)],
         [name for name in commands if name in learners],
-        [program.REPLAY] if program.REPLAY in commands else [],
+        [name for name in commands if name in replay],
       ],
       fates=[[name for name in commands if name in learners]],
       grace_seconds=[3.0, 60.0, 2.0],
@@ -361,11 +384,11 @@ class _Leaving:
   """Whether replay may go: the other hosts have seen the end once they no longer speak to it.
 
   Args:
-    port: of replay.
+    ports: of replay, here.
   """
 
-  def __init__(self, port: int):
-    self._port = port
+  def __init__(self, ports: Sequence[int]):
+    self._ports = ports
     self._asked = self._first = self._connected = 0.0
 
   def __call__(self) -> bool:
@@ -373,14 +396,16 @@ class _Leaving:
     if now - self._asked > 0.5:
       self._asked = now
       self._first = self._first or now
-      if now - self._first < MOST_LEAVING_SECONDS and _is_connected(self._port):
+      if now - self._first < MOST_LEAVING_SECONDS and _is_connected(self._ports):
         self._connected = now
     return now - max(self._first, self._connected) > LEAVING_SECONDS
 
 
-def _is_connected(port: int) -> bool:
+def _is_connected(ports: Sequence[int]) -> bool:
   return any(
-    connection.status == psutil.CONN_ESTABLISHED and connection.laddr[1:] == (port,)
+    connection.status == psutil.CONN_ESTABLISHED
+    and connection.laddr
+    and connection.laddr[1] in ports
     for connection in psutil.net_connections('tcp')
   )
 

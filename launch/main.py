@@ -233,6 +233,22 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE'
   )
   bench_env.add_argument('--json', action='store_true')
+  bench_replay = targets.add_parser(
+    'replay', allow_abbrev=False, help='sequences and parameters through replay servers'
+  )
+  bench_replay.add_argument('--env', default='catch', help='whose sequences (default: catch)')
+  bench_replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
+  bench_replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
+  bench_replay.add_argument(
+    '--parameters', type=float, nargs='+', default=[5.0, 40.0, 140.0], metavar='MB'
+  )
+  bench_replay.add_argument('--batch', type=int, default=256, metavar='B', help='sequences')
+  bench_replay.add_argument(
+    '--length', type=int, default=50, metavar='T', help='rows of a sequence'
+  )
+  bench_replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
+  bench_replay.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
+  bench_replay.add_argument('--json', action='store_true')
   bench_learner = targets.add_parser(
     'learner', allow_abbrev=False, help="the dreamer's update alone, and what limits it"
   )
@@ -411,7 +427,7 @@ def _node(arguments: argparse.Namespace) -> int:
     if arguments.stay:
       node.check_stays(hosts, host)
     _check_environment(config)
-    memory = local.check_memory(config) if host.replay else ''
+    memory = local.check_memory(config, shards=1) if host.replay else ''
     folder = arguments.run or _new_folder(config)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
@@ -478,8 +494,8 @@ def _launch(arguments: argparse.Namespace) -> int:
   config = _make_shared_config(arguments, hosts)
   folder = arguments.run or _new_folder(config)
   launch_id = time.time_ns()
-  port = portpicker.pick_unused_port()
-  commands = {host.name: remote.command(hosts, host, str(folder), port) for host in hosts.hosts}
+  ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
+  commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
   for name, words in commands.items():
     nodes = ', '.join(node.names(hosts, hosts.find(name)))
     if words is None:
@@ -665,6 +681,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     figures = learner_bench.update(
       work, arguments.boredom, seconds=arguments.seconds, phases=arguments.phases
     )
+  elif arguments.target == 'replay':
+    figures = _replay_figures(arguments)
   else:
     config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
@@ -677,6 +695,25 @@ def _bench(arguments: argparse.Namespace) -> int:
   else:
     learner_bench.show(figures)
   return 0
+
+
+def _replay_figures(arguments: argparse.Namespace) -> Any:
+  """What `bench replay` measures: sequences as an actor of the laptop preset makes them."""
+  from launch import config as launch_config
+  from launch import experiments, program, replay_bench
+
+  config = launch_config.override(
+    experiments.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
+  )
+  return replay_bench.replay(
+    program.make_parts(config).sequence_schema,
+    shards=arguments.shards,
+    writers=arguments.writers,
+    megabytes=arguments.parameters,
+    batch_size=arguments.batch,
+    stored=arguments.stored,
+    seconds=arguments.seconds,
+  )
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:

@@ -28,13 +28,14 @@ def default_launch_id(config: launch_config.ExperimentConfig) -> int:
 
 def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
   """The nodes of a host, as `program.commands` calls them."""
-  here = [program.REPLAY] if host.replay else []
+  shards = program.replay_names(len(hosts.keepers))
+  here = [shards[shard] for shard in hosts.shards(host.name)]
   if host.learner:
     learners = program.learners(len(hosts.learners))
     here.append(learners[hosts.learners.index(host.name)])
   here += [f'{program.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
   here += [program.EVALUATOR] if host.evaluator else []
-  return here if here != [program.REPLAY] else [program.REPLAY, program.ENDING]
+  return here if not host.replay or len(here) > 1 else [*here, program.ENDING]
 
 
 def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
@@ -72,8 +73,8 @@ def run(
     The exit code, as of `local.train`.
   """
   here = [name for name in names(hosts, host) if not (stays and name == program.ENDING)]
-  address = hosts.replay_address(host.name)
-  print(f'up: {", ".join(here)}; replay at {address}', flush=True)
+  addresses = hosts.replay_addresses(host.name)
+  print(f'up: {", ".join(here)}; replay at {", ".join(addresses)}', flush=True)
   follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in here])
   follows = attached or not sys.stdout.isatty()  # where a terminal's live line does not stand
   leash = order_lib.Leash(sys.stdin.fileno()) if attached else None
@@ -85,8 +86,9 @@ def run(
       follower.tick()
 
   if host.tunnel:
-    print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
-  share = local.Share(here, address, launch_id, on_tick, hosts.coordinator)
+    for address in addresses:
+      print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
+  share = local.Share(here, addresses, launch_id, on_tick, hosts.coordinator)
   try:
     exit_code = local.train(config, folder, template, share, exposed=hosts.exposed)
     if follows:

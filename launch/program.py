@@ -7,13 +7,12 @@ learner only ever speak to replay, so any node may die and return.
 import atexit
 import dataclasses
 import functools
-import itertools
 import os
 import pathlib
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -144,20 +143,79 @@ def _stop_signal() -> Callable[[], bool]:
   return lp.stop_event().is_set
 
 
+def replay_names(num_shards: int) -> list[str]:
+  """The nodes of replay, as `commands` calls them."""
+  return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
+
+
+def is_replay(name: str) -> bool:
+  """Whether a node is one of replay's."""
+  return name == REPLAY or name.startswith(f'{REPLAY}-')
+
+
+def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:
+  """Where each shard of a run keeps its checkpoints."""
+  folder = run / 'replay'
+  folders = [folder] if num_shards == 1 else [folder / f'shard-{i}' for i in range(num_shards)]
+  return [str(each) for each in folders]
+
+
+def _addresses(replay: Sequence[reverb.Client]) -> list[str]:
+  return [client.server_address for client in replay]
+
+
 def environment_steps(
-  config: launch_config.ExperimentConfig, address: str, name: str
+  config: launch_config.ExperimentConfig, address: str | Sequence[str], name: str
 ) -> Callable[[], int | None]:
-  """A function that asks replay how many steps all actors have collected; None: no answer."""
-  link = connection.Connection(address, name, timeout_seconds=config.replay.timeout_seconds)
+  """A function that asks replay how many steps all actors have collected; None: no answer.
+
+  A shard that does not answer counts as it did when it last answered, and if it never did, as 0.
+  """
+  links = connection.connect(address, name, timeout_seconds=config.replay.timeout_seconds)
   stratum = config.replay.limiting_stratum.name
+  inserted: dict[str, int] = {}
 
   def ask() -> int | None:
-    infos = link.info(1.0)
-    if infos is None or stratum not in infos:
-      return None
-    return infos[stratum].rate_limiter_info.insert_stats.completed * config.steps_per_sequence
+    answered = False
+    for link in links:
+      infos = link.look(1.0)
+      if infos is not None and stratum in infos:
+        answered = True
+        inserted[link.address] = infos[stratum].rate_limiter_info.insert_stats.completed
+    return sum(inserted.values()) * config.steps_per_sequence if answered else None
 
   return ask
+
+
+def replay_saver(
+  replay: Sequence[reverb.Client], folders: Sequence[str | None]
+) -> Callable[[], Any]:
+  """A function that has every shard write its checkpoint.
+
+  It raises RuntimeError or OSError when one did not, once all others have.
+
+  Args:
+    replay: its shards.
+    folders: of their checkpoints; None for those of other hosts, where somebody else keeps them.
+  """
+  if len(replay) == 1:
+    (client,), (folder,) = replay, folders
+    return client.checkpoint if folder is None else lambda: replay_checkpoint.save(client, folder)
+  links = connection.connect(_addresses(replay), LEARNER)
+
+  def save() -> None:
+    errors = []
+    for link, client, folder in zip(links, replay, folders, strict=True):
+      try:
+        if link.look(1.0) is None:  # it would be waited for
+          raise RuntimeError(f'the replay server at {link.address} does not answer')
+        client.checkpoint() if folder is None else replay_checkpoint.save(client, folder)
+      except (RuntimeError, OSError) as error:
+        errors.append(str(error))
+    if errors:
+      raise RuntimeError('; '.join(errors))
+
+  return save
 
 
 def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
@@ -182,9 +240,9 @@ def build_learner(
   config: launch_config.ExperimentConfig,
   run: pathlib.Path,
   launch_id: int,
-  replay_is_here: bool,
+  shards_here: Sequence[int],
   place: process_group_lib.Place | None,
-  client: reverb.Client,
+  replay: Sequence[reverb.Client],
 ) -> learner_lib.Learner:
   """The learner node, or one of those that learn as one."""
   should_stop = _stop_signal()
@@ -196,11 +254,14 @@ def build_learner(
     )
   speaks = group is None or group.is_first
   parts = make_parts(config)
-  address = client.server_address
-  replay_folder = str(run / 'replay')
-  save_replay: Callable[[], Any] = client.checkpoint  # elsewhere: whoever is there keeps it
-  if replay_is_here:
-    save_replay = lambda: replay_checkpoint.save(client, replay_folder)
+  address = _addresses(replay)
+  read = address  # by this process: shards of its own, where there are enough
+  if place is not None and len(address) >= place.size:
+    read = address[place.rank :: place.size]
+  folders = enumerate(replay_folders(run, len(replay)))
+  save_replay = replay_saver(
+    replay, [folder if shard in shards_here else None for shard, folder in folders]
+  )
   intake = None
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
   if config.agent_name == 'ppo':
@@ -214,7 +275,7 @@ def build_learner(
     config=config.learner,
     batch_size=config.batch_size,
     reader=reader.Reader(
-      address,
+      read,
       config.replay.strata,
       parts.sequence_schema,
       batch_size=config.batch_size // config.learner.num_processes,
@@ -245,12 +306,12 @@ def build_actor(
   run: pathlib.Path,
   actor_id: int,
   launch_id: int,
-  client: reverb.Client,
+  replay: Sequence[reverb.Client],
 ) -> actor.Actor:
   """One actor node."""
   parts = make_parts(config)
   name = f'{ACTOR}-{actor_id}'
-  address = client.server_address
+  address = _addresses(replay)
   source = parameters.Source(address, parts.params_schema, name=name)
   environment_step = environment_steps(config, address, name)
   if config.agent_name == 'ppo':  # a queue that began anew does not know; the learner does
@@ -275,7 +336,10 @@ def build_actor(
 
 
 def build_evaluator(
-  config: launch_config.ExperimentConfig, run: pathlib.Path, launch_id: int, client: reverb.Client
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  replay: Sequence[reverb.Client],
 ) -> evaluator.Evaluator:
   """The evaluator node."""
   parts = make_parts(config)
@@ -287,7 +351,7 @@ def build_evaluator(
   )
   return evaluator.Evaluator(
     play=play,
-    source=parameters.Source(client.server_address, parts.params_schema, name=EVALUATOR),
+    source=parameters.Source(_addresses(replay), parts.params_schema, name=EVALUATOR),
     logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
     should_stop=_stop_signal(),
     config=config.evaluator,
@@ -326,11 +390,11 @@ class Ending:
 
 
 def build_ending(
-  config: launch_config.ExperimentConfig, launch_id: int, client: reverb.Client
+  config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence[reverb.Client]
 ) -> Ending:
   """The node that a host waits for which has only replay."""
   schema = make_parts(config).params_schema
-  source = parameters.Source(client.server_address, schema, name=ENDING)
+  source = parameters.Source(_addresses(replay), schema, name=ENDING)
   return Ending(source, _stop_signal(), launch_id)
 
 
@@ -364,7 +428,7 @@ def make_program(
   run: pathlib.Path,
   launch_id: int,
   *,
-  replay_is_here: bool = True,
+  shards_here: Sequence[int] | None = None,
   exposed: bool = True,
   coordinator: str | None = None,
 ) -> lp.Program:
@@ -374,20 +438,21 @@ def make_program(
     config: of the run.
     run: its folder.
     launch_id: positive and different at every launch; tells this launch's end from an older one's.
-    replay_is_here: whether replay writes into the same folder, and not into that of another host.
+    shards_here: of replay that write into the same folder, and not into that of another host; None
+      for all.
     exposed: whether other machines may reach replay.
     coordinator: HOST:PORT of the first process of a learner that has several.
   """
   program = lp.Program('hephaestus')
+  folders = replay_folders(run, config.replay.num_shards)
+  here = tuple(range(len(folders)) if shards_here is None else shards_here)
   with program.group(REPLAY):
-    replay = program.add_node(_ReplayNode(config, str(run / 'replay'), exposed))
+    replay = [program.add_node(_ReplayNode(config, folder, exposed)) for folder in folders]
   with program.group(LEARNER):
     size = config.learner.num_processes
     for rank in range(size):
       place = None if coordinator is None else process_group_lib.Place(coordinator, rank, size)
-      program.add_node(
-        lp.PyClassNode(build_learner, config, run, launch_id, replay_is_here, place, replay)
-      )
+      program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, here, place, replay))
   with program.group(ACTOR):
     for actor_id in range(config.actor.num_actors):
       program.add_node(lp.PyClassNode(build_actor, config, run, actor_id, launch_id, replay))
@@ -408,15 +473,17 @@ class _StaticAddress(lp_address.AbstractAddressBuilder):
     return self._address
 
 
-def commands(program: lp.Program, address: str, scratch: pathlib.Path) -> dict[str, list[str]]:
+def commands(
+  program: lp.Program, addresses: Sequence[str], scratch: pathlib.Path
+) -> dict[str, list[str]]:
   """The command that runs each node of a program, by the node's name.
 
   Launchpad's own launcher would start them too, but neither restarts a node nor reports its end
   (docs/design.md); so its nodes are bound here and their commands handed to our supervisor.
 
   Args:
-    program: whose only listening node is replay.
-    address: HOST:PORT of replay.
+    program: whose only listening nodes are those of replay.
+    addresses: HOST:PORT of each shard of replay.
     scratch: folder for the pickled nodes, which must live as long as the run.
   """
   launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
@@ -427,16 +494,21 @@ def commands(program: lp.Program, address: str, scratch: pathlib.Path) -> dict[s
     for node in nodes:
       for handle in node.input_handles:
         handle.connect(node, label)
-      for listening in node.addresses:
-        listening.bind(_StaticAddress(address))
+  shards = program.groups[REPLAY]
+  for node, address in zip(shards, addresses, strict=True):
+    for listening in node.addresses:
+      listening.bind(_StaticAddress(address))
   result = {}
   previous, tempfile.tempdir = tempfile.tempdir, str(scratch)
   try:
     for label, nodes in program.groups.items():
       executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
-      names = learners(len(executables)) if label == LEARNER else itertools.repeat(label)
-      for index, (command, name) in enumerate(zip(executables, names, strict=False)):
-        name = f'{label}-{index}' if label == ACTOR else name
+      names = {
+        LEARNER: learners(len(executables)),
+        REPLAY: replay_names(len(executables)),
+        ACTOR: [f'{ACTOR}-{index}' for index in range(len(executables))],
+      }.get(label, [label] * len(executables))
+      for command, name in zip(executables, names, strict=True):
         notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'
         result[name] = [*map(os.fspath, command.command_as_list), notice]
   finally:

@@ -22,7 +22,7 @@ _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell
 
 
 def command(
-  hosts: hosts_lib.Hosts, host: hosts_lib.Host, run: str, forwarded_port: int
+  hosts: hosts_lib.Hosts, host: hosts_lib.Host, run: str, forwarded_ports: Sequence[int]
 ) -> list[str] | None:
   """What starts a host from here; None where an orchestrator does.
 
@@ -30,11 +30,11 @@ def command(
     hosts: all of them.
     host: this one.
     run: folder of its share, there.
-    forwarded_port: a free one of this machine, for tunnels to replay.
+    forwarded_ports: free ones of this machine, for tunnels to the shards of replay.
   """
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
   there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
-  flags = [*ALIVE, *_forwarding(hosts, host, forwarded_port)]
+  flags = [*ALIVE, *_forwarding(hosts, host, forwarded_ports)]
   if host.local:
     return ['sh', '-c', there]
   if host.ssh is not None:
@@ -51,18 +51,20 @@ def command(
   return None
 
 
-def _forwarding(hosts: hosts_lib.Hosts, host: hosts_lib.Host, forwarded_port: int) -> list[str]:
+def _forwarding(
+  hosts: hosts_lib.Hosts, host: hosts_lib.Host, forwarded_ports: Sequence[int]
+) -> list[str]:
   """ssh's flags for tunnels: from a host to this machine, and from here to replay."""
   if not any(each.tunnel for each in hosts.hosts):
     return []
-  entry = hosts.port if hosts.keeper.local else forwarded_port
-  if host.tunnel:
-    forward = f'-R127.0.0.1:{hosts.port}:127.0.0.1:{entry}'
-  elif host is hosts.keeper and not host.local:
-    forward = f'-L127.0.0.1:{entry}:127.0.0.1:{hosts.port}'
-  else:
-    return []
-  return ['-oExitOnForwardFailure=yes', forward]
+  forwards = []
+  for keeper, port, forwarded in zip(hosts.keepers, hosts.ports, forwarded_ports, strict=True):
+    entry = port if keeper.local else forwarded
+    if host.tunnel:
+      forwards.append(f'-R127.0.0.1:{port}:127.0.0.1:{entry}')
+    elif host is keeper and not host.local:
+      forwards.append(f'-L127.0.0.1:{entry}:127.0.0.1:{port}')
+  return ['-oExitOnForwardFailure=yes', *forwards] if forwards else []
 
 
 class _Connection:
@@ -137,8 +139,8 @@ class _Connection:
 class Launch:
   """A launch of all hosts that can be reached from here.
 
-  A host whose share fails is reported. The launch ends when it cannot go on: without replay or the
-  learner, or once no actors are left.
+  A host whose share fails is reported. The launch ends when it cannot go on: without any shard of
+  replay, without the learner, or once no actors are left.
 
   Args:
     hosts: all of them.
@@ -203,8 +205,11 @@ class Launch:
 
   def _hopeless(self) -> str:
     """Why the run cannot go on; empty when it can."""
+    keeping = [each for each in self._connections if each.host.replay]
+    is_kept = not keeping or not all(each.failed for each in keeping)
     for connection in self._connections:
-      if connection.failed and (connection.host.replay or connection.host.learner):
+      needed = connection.host.learner or (connection.host.replay and not is_kept)
+      if connection.failed and needed:
         return f'{connection.host.name} failed'
     acting = [each for each in self._connections if each.host.actors]
     elsewhere = any(host.actors for host in self._hosts.hosts if host.name not in self._commands)
@@ -218,7 +223,7 @@ class Launch:
     for connection in self._connections:
       host = connection.host
       # Processes of a learner end together, so none has to before the one that is beside replay.
-      last = host.replay or (host.learner and self._hosts.keeper.learner)
+      last = host.replay or (host.learner and any(each.learner for each in self._hosts.keepers))
       groups[2 if last else 1 if host.learner else 0].append(connection)
     for group in groups:
       for connection in group:

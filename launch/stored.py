@@ -78,101 +78,165 @@ def read(target: str, num_samples: int = 0) -> Stored:
   if config.agent_name == 'ppo':
     raise ValueError(f'{target}: keeps no checkpoint of its queue, from which all is read once')
   parts = program.make_parts(config)
-  try:
-    copy = contents_lib.Contents(str(folder / 'replay'))
-  except FileNotFoundError as error:
-    raise ValueError(
-      f'{error}; a run makes one every learner.checkpoint_period={config.learner.checkpoint_period:g} '
-      'seconds of learning, and at its end'
-    ) from None
-  with copy:
-    restarts = [row['time'] for row in inspection.starts_of_replay(folder)]
-    return _Reading(copy, parts, num_samples, restarts).result(
-      config.actor.num_worlds, config.steps_per_sequence
-    )
+  schema = columns_lib.Columns(parts.sequence_schema)
+  num_shards = config.replay.num_shards
+  places = dict(
+    zip(program.replay_names(num_shards), program.replay_folders(folder, num_shards), strict=True)
+  )
+  # Where a run has several hosts, others may keep the rest.
+  here = {name: place for name, place in places.items() if pathlib.Path(place).is_dir()} or places
+  readings: list[_Reading] = []
+  for name, place in here.items():
+    try:
+      copy = contents_lib.Contents(place)
+    except FileNotFoundError as error:
+      raise ValueError(
+        f'{error}; a run makes one every learner.checkpoint_period='
+        f'{config.learner.checkpoint_period:g} seconds of learning, and at its end'
+      ) from None
+    with copy:
+      restarts = [row['time'] for row in inspection.starts_of_replay(folder, name)]
+      readings.append(_Reading(copy, schema, num_samples, restarts))
+  # An actor's sequences go to the shards in turn, so that what follows in one is not the next.
+  num_worlds = config.actor.num_worlds if num_shards == 1 else None
+  draw = parts.environment.draw
+  return _result(readings, list(here), num_worlds, config.steps_per_sequence, draw)
 
 
 class _Reading:
-  """One pass over a checkpoint."""
+  """One pass over a checkpoint.
+
+  Attributes:
+    saved: unix seconds at which it was finished.
+    items: by table, the oldest first.
+    strata: the tables that hold sequences.
+    violations: one line each.
+    samples: evenly from the oldest to the newest of each stratum.
+    digests: of each stratum's items, in their order.
+    kept: of each stratum what its numbers are made of, and no observations, which would not fit.
+  """
 
   def __init__(
     self,
     copy: contents_lib.Contents,
-    parts: program.Parts,
+    schema: columns_lib.Columns,
     num_samples: int,
     restarts: list[float],
   ):
     self._copy = copy
-    self._draw = parts.environment.draw
-    self._schema = schema = columns_lib.Columns(parts.sequence_schema)
-    self._strata = [name for name in copy.items if name != tables.PARAMS]
-    self._violations = list(copy.broken)
-    self._samples: list[Sample] = []
-    self._digests: dict[str, list[bytes]] = {}
-    # Of each stratum what its numbers are made of, and no observations, which would not fit.
-    self._kept: dict[str, list[tuple[contents_lib.Item, experience.Sequence]]] = {}
+    self.saved = copy.saved
+    self.items = copy.items
+    self._schema = schema
+    self.strata = [name for name in copy.items if name != tables.PARAMS]
+    self.violations = list(copy.broken)
+    self.samples: list[Sample] = []
+    self.digests: dict[str, list[bytes]] = {}
+    self.kept: dict[str, list[tuple[contents_lib.Item, experience.Sequence]]] = {}
     checked: set[tuple[int, ...]] = set()
-    for name in self._strata:
-      self._digests[name], self._kept[name] = [], []
+    for name in self.strata:
+      self.digests[name], self.kept[name] = [], []
       is_sound = self._check_signature(name)
       count = len(copy.items[name])
       wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
       for index, (item, arrays) in enumerate(copy.read(name)):
-        self._digests[name].append(contents_lib.digest(arrays))
+        self.digests[name].append(contents_lib.digest(arrays))
         mismatch = schema.mismatch(arrays)
         if mismatch:  # of all of them, where the table says so itself
-          self._violations += [_place(name, item.key) + mismatch] if is_sound else []
+          self.violations += [_place(name, item.key) + mismatch] if is_sound else []
           continue
         sequence = jax.tree.map(lambda x: x[0], schema.unflatten(arrays))
         if item.chunks not in checked:
           checked.add(item.chunks)
-          self._violations += [
+          self.violations += [
             _place(name, item.key, row) + text for row, text in experience.faults(sequence)
           ]
         if index in wanted:
-          self._samples.append(Sample(name, item, index, sequence))
-        self._kept[name].append((item, sequence._replace(observation=(), initial_state=())))
-    self._violations += [
+          self.samples.append(Sample(name, item, index, sequence))
+        self.kept[name].append((item, sequence._replace(observation=(), initial_state=())))
+    self.violations += [
       _place(fault.table, fault.key) + fault.text
-      for fault in contents_lib.faults(copy, self._digests, restarts)
+      for fault in contents_lib.faults(copy, self.digests, restarts)
     ]
-
-  def result(self, num_worlds: int, steps_per_sequence: int) -> Stored:
-    versions = {
-      name: np.array([int(sequence.version) for _, sequence in kept], np.int64)
-      for name, kept in self._kept.items()
-    }
-    newest = max((values.max() for values in versions.values() if values.size), default=0)
-    chunks = {name: {item.chunks for item in self._copy.items[name]} for name in self._strata}
-    strata = {}
-    for name, kept in self._kept.items():
-      returns = [
-        value
-        for stream in _worlds(kept, num_worlds)
-        for value in experience.episode_returns(stream)
-      ]
-      others = [chunks[other] for other in self._strata if other != name]
-      shared = chunks[name].intersection(*others) if others else set()
-      strata[name] = {
-        'sequences': len(self._copy.items[name]),
-        'version': _quantiles(versions[name]),
-        'age_updates': _quantiles(newest - versions[name]),
-        'age_steps': _quantiles(np.arange(len(self._copy.items[name])) * steps_per_sequence),
-        'episodes': len(returns),
-        'episode_return': _quantiles(np.asarray(returns)),
-        'shared': len(shared) / len(chunks[name]) if chunks[name] else None,
-      }
-    checkpoint = {'saved': self._copy.saved, 'sequences': len(set().union(*chunks.values()))}
-    summary = {'checkpoint': checkpoint, 'strata': strata}
-    return Stored(self._violations, summary, self._samples, self._draw)
 
   def _check_signature(self, name: str) -> bool:
     try:
       self._schema.check_signature(name, self._copy.signatures[name])
     except ValueError as error:
-      self._violations.append(_place(name) + str(error))
+      self.violations.append(_place(name) + str(error))
       return False
     return True
+
+
+def _result(
+  readings: list[_Reading],
+  names: list[str],
+  num_worlds: int | None,
+  steps_per_sequence: int,
+  draw: films.Draw,
+) -> Stored:
+  """What all shards hold together.
+
+  Args:
+    readings: of each shard.
+    names: of their nodes.
+    num_worlds: whose sequences take turns in a stream of one writer; None where no sequence is
+      known to follow another, and only episodes that lie in one have a return.
+    steps_per_sequence: of a world.
+    draw: of the run's world.
+  """
+  several = len(readings) > 1
+  violations = [
+    f'{name}, {text}' if several else text
+    for name, reading in zip(names, readings, strict=True)
+    for text in reading.violations
+  ]
+  if several:
+    violations += _in_several(readings, names)
+  strata = {}
+  newest = max(
+    (int(row.version) for reading in readings for kept in reading.kept.values() for _, row in kept),
+    default=0,
+  )
+  for name in readings[0].strata:
+    kept = [pair for reading in readings for pair in reading.kept.get(name, ())]
+    count = sum(len(reading.items.get(name, ())) for reading in readings)
+    versions = np.array([int(sequence.version) for _, sequence in kept], np.int64)
+    streams = [[row] for _, row in kept] if num_worlds is None else _worlds(kept, num_worlds)
+    returns = [value for stream in streams for value in experience.episode_returns(stream)]
+    chunks, shared = _chunks(readings, name), _chunks(readings, name)
+    others = [other for other in readings[0].strata if other != name]
+    for other in others:
+      shared &= _chunks(readings, other)
+    shared = shared if others else set()
+    strata[name] = {
+      'sequences': count,
+      'version': _quantiles(versions),
+      'age_updates': _quantiles(newest - versions),
+      'age_steps': _quantiles(np.arange(count) * steps_per_sequence),
+      'episodes': len(returns),
+      'episode_return': _quantiles(np.asarray(returns)),
+      'shared': len(shared) / len(chunks) if chunks else None,
+    }
+  different = len(set().union(*(_chunks(readings, name) for name in readings[0].strata)))
+  checkpoint = {'saved': min(reading.saved for reading in readings), 'sequences': different}
+  samples = [sample for reading in readings for sample in reading.samples]
+  return Stored(violations, {'checkpoint': checkpoint, 'strata': strata}, samples, draw)
+
+
+def _chunks(readings: list[_Reading], table: str) -> set[tuple[int, ...]]:
+  """What a table's items refer to, in all shards."""
+  return {item.chunks for reading in readings for item in reading.items.get(table, ())}
+
+
+def _in_several(readings: list[_Reading], names: list[str]) -> Iterator[str]:
+  """Sequences that more than one shard stores."""
+  seen: dict[bytes, str] = {}
+  for name, reading in zip(names, readings, strict=True):
+    for table, digests in reading.digests.items():
+      for item, what in zip(reading.items[table], digests, strict=True):
+        other = seen.setdefault(what, name)
+        if other != name:
+          yield f'{name}, {_place(table, item.key)}{other} stores the same'
 
 
 def _place(table: str, key: int | None = None, row: int | None = None) -> str:

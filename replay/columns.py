@@ -128,6 +128,7 @@ class Columns:
 
 
 def _wire_dtype(dtype: np.dtype) -> np.dtype:
-  if dtype.isbuiltin == 1 and dtype.kind in 'biufc':
+  # 2 is a type that others have added; one that was pickled is 0, and not 1 as it was before.
+  if dtype.isbuiltin < 2 and dtype.isnative and dtype.kind in 'biufc':
     return dtype
   return np.dtype(f'u{dtype.itemsize}')

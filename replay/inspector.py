@@ -1,16 +1,17 @@
-"""Numbers of a running server's tables, without touching what they count."""
+"""Numbers of running servers' tables, without touching what they count."""
 
 from __future__ import annotations
 
 import math
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psutil
 import reverb
 
-from replay import connection
+from replay import connection as connection_lib
 from replay import tables as tables_lib
 
 WORKER_STATES = (
@@ -29,15 +30,54 @@ class _Look(NamedTuple):
   """
 
   seconds: float
-  infos: connection.TableInfos
+  infos: connection_lib.TableInfos
+
+
+class _Server:
+  """One server, and the last two looks at it.
+
+  Attributes:
+    connection: to it.
+    now: the newest look; of a server that does not answer, the last there was.
+    before: the one before it, None where it was of another server.
+  """
+
+  def __init__(self, connection: connection_lib.Connection):
+    self.connection = connection
+    self.now: _Look | None = None
+    self.before: _Look | None = None
+    self._process: psutil.Process | None = None
+
+  def take(self, infos: connection_lib.TableInfos) -> None:
+    self.before, self.now = self.now, _Look(time.monotonic(), infos)
+    if self.before is not None and not _goes_on(self.before.infos, infos):
+      self.before = None  # another server: its counters began anew
+
+  @property
+  def rows(self) -> dict[str, dict[str, Any]]:
+    """Its tables, as they were last seen."""
+    if self.now is None:
+      return {}
+    return {name: _row(info, self.now, self.before) for name, info in self.now.infos.items()}
+
+  @property
+  def nbytes(self) -> int | None:
+    """Resident memory of the process that listens there, where it is one of this machine's."""
+    try:
+      if self._process is None:
+        self._process = _listener(self.connection.address)
+      return None if self._process is None else self._process.memory_info().rss
+    except psutil.Error:  # it ended, or belongs to another user
+      self._process = None
+      return None
 
 
 class Inspector:
-  """Looks at a server now and then; rates are those since the look before."""
+  """Looks at a server, or at all shards, now and then; rates are those since the look before."""
 
   def __init__(
     self,
-    address: str,
+    address: str | Sequence[str],
     config: tables_lib.ReplayConfig | None = None,
     *,
     timeout_seconds: float = 5.0,
@@ -45,18 +85,18 @@ class Inspector:
     """Makes no call yet.
 
     Args:
-      address: HOST:PORT of the server.
+      address: HOST:PORT of the server, or of each shard.
       config: tells the configured ratio; without it, the limiter's samples per insert divided by
         the limited stratum's part of what was sampled, None before the first sample.
       timeout_seconds: whole seconds, at least 1.
     """
-    self._address = address
     self._config = config
     self._timeout_seconds = timeout_seconds
     # Without an end to its patience it logs nothing: `look` raises, and its caller says so.
-    self._connection = connection.Connection(address, 'inspector', timeout_seconds=math.inf)
-    self._before: _Look | None = None
-    self._process: psutil.Process | None = None
+    self._servers = [
+      _Server(connection)
+      for connection in connection_lib.connect(address, 'inspector', timeout_seconds=math.inf)
+    ]
 
   def look(self) -> dict[str, Any]:
     """The tables, their replay ratio, the limiter's state and the memory they take.
@@ -64,7 +104,8 @@ class Inspector:
       achieved = sequences sampled from all strata / max(1, inserted − warm-up)
 
     with `inserted` and the warm-up as the limited stratum has them; sequences that readers hold
-    ahead count as sampled, so the figure runs ahead by their number, and settles with time.
+    ahead count as sampled, so the figure runs ahead by their number, and settles with time. Of
+    several shards, all numbers are sums over those that answer, and shares are those of the sums.
 
     Returns:
       'tables': {NAME: {
@@ -80,67 +121,114 @@ class Inspector:
       'limiter': {'table', 'state', 'missing'} of the limited stratum; the state is one of
         'warming up', 'inserts wait', 'samples wait' and 'open', and `missing` how many sequences
         must be inserted (sampled, where inserts wait) until it is another; None without a stratum.
+        Shards that are not all in one state are open: there is one for each who wants something.
       'memory': {'sequences', 'server'}: bytes of all sequences by the signature, each counted once,
         and of the server's process where it runs on this machine, else None.
+      'shards': [{'address', 'alive', 'tables'}]: each server, with what it last said of its tables,
+        {} if it never answered.
       'seconds': since the look before; None at the first.
 
     Raises:
       ConnectionError: nothing answered in time.
     """
-    infos = self._connection.info(self._timeout_seconds)
-    if infos is None:
+    answered = []
+    for server in self._servers:
+      link = server.connection
+      ask = link.info if len(self._servers) == 1 else link.look
+      infos = ask(self._timeout_seconds)
+      if infos is not None:
+        server.take(infos)
+        answered.append(server)
+    if not answered:
+      addresses = ' or '.join(server.connection.address for server in self._servers)
       raise ConnectionError(
-        f'no replay server answered at {self._address} within {self._timeout_seconds:g} s'
+        f'no replay server answered at {addresses} within {self._timeout_seconds:g} s'
       )
-    now, before = _Look(time.monotonic(), infos), self._before
-    if before is not None and not _goes_on(before.infos, infos):
-      before = None  # another server: its counters began anew
-    self._before = now
-    strata = [name for name in infos if name != tables_lib.PARAMS]
-    rows = {name: _row(info, now, before) for name, info in infos.items()}
+    seen = [(server.now, server.before) for server in answered if server.now is not None]
+    each = [server.rows for server in answered]
+    names = sorted(set().union(*each))
+    rows = {name: _total([row[name] for row in each if name in row]) for name in names}
+    strata = [name for name in names if name != tables_lib.PARAMS]
+    strata = [name for now, _ in seen[:1] for name in now.infos if name in strata]
+    infos = seen[0][0].infos
     limited = min(strata, key=lambda name: infos[name].rate_limiter_info.max_diff, default=None)
     sizes = [rows[name]['bytes'] for name in strata]
     return {
       'tables': rows,
-      'replay_ratio': self._ratio(now, before, strata, limited),
-      'limiter': None if limited is None else _limiter(infos[limited]),
+      'replay_ratio': self._ratio(seen, strata, limited),
+      'limiter': None
+      if limited is None
+      else _agreed([_limiter(now.infos[limited]) for now, _ in seen if limited in now.infos]),
       'memory': {
         # Strata share what they hold, and the largest holds what the others do.
         'sequences': max((size for size in sizes if size is not None), default=None),
-        'server': self._server_bytes(),
+        'server': _sum([server.nbytes for server in answered]),
       },
-      'seconds': None if before is None else now.seconds - before.seconds,
+      'shards': [
+        {
+          'address': server.connection.address,
+          'alive': server in answered,
+          'tables': server.rows,
+        }
+        for server in self._servers
+      ],
+      'seconds': max(
+        (now.seconds - before.seconds for now, before in seen if before is not None), default=None
+      ),
     }
 
   def _ratio(
-    self, now: _Look, before: _Look | None, strata: list[str], limited: str | None
+    self, seen: list[tuple[_Look, _Look | None]], strata: list[str], limited: str | None
   ) -> dict[str, float | None]:
     if limited is None:
       return {'configured': None, 'achieved': 0.0, 'recent': None}
-    limiter = now.infos[limited].rate_limiter_info
-    sampled = sum(_sampled(now.infos[name]) for name in strata)
+    samples = lambda look: sum(_sampled(look.infos[name]) for name in strata)
+    inserts = lambda look: _inserted(look.infos[limited])
+    sampled = sum(samples(now) for now, _ in seen)
+    from_limited = sum(_sampled(now.infos[limited]) for now, _ in seen)
+    limiters = [now.infos[limited].rate_limiter_info for now, _ in seen]
     configured: float | None = None
     if self._config is not None:
       configured = self._config.replay_ratio
-    elif _sampled(now.infos[limited]):
-      configured = limiter.samples_per_insert * sampled / _sampled(now.infos[limited])
-    recent = None
-    if before is not None:
-      inserts = _inserted(now.infos[limited]) - _inserted(before.infos[limited])
-      samples = sampled - sum(_sampled(before.infos[name]) for name in strata)
-      recent = samples / inserts if inserts else None
-    after_warm_up = max(1, _inserted(now.infos[limited]) - limiter.min_size_to_sample)
-    return {'configured': configured, 'achieved': sampled / after_warm_up, 'recent': recent}
+    elif from_limited:
+      configured = limiters[0].samples_per_insert * sampled / from_limited
+    pairs = [(now, before) for now, before in seen if before is not None]
+    inserted_since = sum(inserts(now) - inserts(before) for now, before in pairs)
+    sampled_since = sum(samples(now) - samples(before) for now, before in pairs)
+    warm_up = sum(limiter.min_size_to_sample for limiter in limiters)
+    after_warm_up = max(1, sum(inserts(now) for now, _ in seen) - warm_up)
+    return {
+      'configured': configured,
+      'achieved': sampled / after_warm_up,
+      'recent': sampled_since / inserted_since if inserted_since else None,
+    }
 
-  def _server_bytes(self) -> int | None:
-    """Resident memory of the process that listens there, where it is one of this machine's."""
-    try:
-      if self._process is None:
-        self._process = _listener(self._address)
-      return None if self._process is None else self._process.memory_info().rss
-    except psutil.Error:  # it ended, or belongs to another user
-      self._process = None
-      return None
+
+def _sum(values: list[Any]) -> Any:
+  """Of those that are not None; None without any."""
+  known = [value for value in values if value is not None]
+  return sum(known) if known else None
+
+
+def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
+  """One table's row of all shards together."""
+  if len(rows) == 1:
+    return rows[0]
+  total = {key: _sum([row[key] for row in rows]) for key in rows[0] if key != 'worker_time'}
+  total['fill'] = total['size'] / total['max_size']
+  inserted = total['inserted']
+  total['unique_share'] = total['unique_sampled'] / inserted if inserted else None
+  total['worker_time'] = {
+    state: sum(row['worker_time'][state] for row in rows) / len(rows) for state in WORKER_STATES
+  }
+  return total
+
+
+def _agreed(limiters: list[dict[str, Any]]) -> dict[str, Any]:
+  """The limiter of all shards together: whoever finds one open is not held back."""
+  if len({limiter['state'] for limiter in limiters}) == 1:
+    return min(limiters, key=lambda limiter: limiter['missing'])
+  return limiters[0] | {'state': 'open', 'missing': 0}
 
 
 def _inserted(info: reverb.reverb_types.TableInfo) -> int:
@@ -151,7 +239,7 @@ def _sampled(info: reverb.reverb_types.TableInfo) -> int:
   return info.rate_limiter_info.sample_stats.completed
 
 
-def _goes_on(before: connection.TableInfos, now: connection.TableInfos) -> bool:
+def _goes_on(before: connection_lib.TableInfos, now: connection_lib.TableInfos) -> bool:
   """Whether it is the same server: a restarted one has lost its time, and maybe its counts."""
   total = lambda info: sum(_worker_milliseconds(info).values())
   return before.keys() == now.keys() and all(

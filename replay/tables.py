@@ -44,7 +44,8 @@ class ReplayConfig:
   replay_ratio: float = 32.0  # environment steps replayed per step collected, after warm-up
   warm_up: int = 32  # sequences stored before the first batch
   max_in_flight: int = 8  # sequences a reader holds ahead, per stratum; they count as sampled
-  port: int | None = None  # None: a free one
+  num_shards: int = 1  # servers, each of which holds its part of every stratum
+  port: int | None = None  # of the first shard, the others have the next; None: free ones
   timeout_seconds: float = 5.0  # silence after which the server counts as down
 
   def __post_init__(self):
@@ -53,11 +54,18 @@ class ReplayConfig:
       _refuse('strata', self.strata, 'give at least one Stratum')
     if len(set(names)) < len(names):
       _refuse('strata', names, 'give each stratum a name of its own')
+    if self.num_shards < 1:
+      _refuse('num_shards', self.num_shards, 'use at least 1')
     for stratum in self.strata:
       if not stratum.name or stratum.name == PARAMS:
         _refuse('strata', names, f'use any other name; {PARAMS!r} holds the parameters')
       if stratum.max_size < 1:
         _refuse(f'strata.{stratum.name}.max_size', stratum.max_size, 'store at least 1 sequence')
+      if stratum.max_size < self.num_shards:
+        _refuse(
+          'num_shards', self.num_shards,
+          f'use at most {stratum.max_size}: {stratum.name!r} holds no more sequences',
+        )  # fmt: skip
       if not 0.0 < stratum.share <= 1.0:
         _refuse(f'strata.{stratum.name}.share', stratum.share, 'use more than 0 and at most 1')
     shares = [stratum.share for stratum in self.strata]
@@ -72,7 +80,11 @@ class ReplayConfig:
       _refuse(
         'warm_up', self.warm_up, f'use at most {smallest}: the smallest stratum never holds more'
       )
+    if self.warm_up < self.num_shards:
+      _refuse('warm_up', self.warm_up, f'use at least num_shards={self.num_shards}, one for each')
     if any(stratum.read_once for stratum in self.strata):
+      if self.num_shards > 1:
+        _refuse('num_shards', self.num_shards, 'use 1 with a stratum that is read once')
       if len(self.strata) > 1:
         _refuse('strata', names, 'a stratum that is read once must be the only one')
       if self.replay_ratio != 1.0:
@@ -88,8 +100,9 @@ class ReplayConfig:
       _refuse('max_in_flight', self.max_in_flight, 'use at least 1')
     if not self.timeout_seconds >= 1.0:
       _refuse('timeout_seconds', self.timeout_seconds, 'use at least 1 second')
-    if self.port is not None and not 1 <= self.port <= 65535:
-      _refuse('port', self.port, 'use 1 to 65535, or None for a free one')
+    most = 65536 - self.num_shards
+    if self.port is not None and not 1 <= self.port <= most:
+      _refuse('port', self.port, f'use 1 to {most}, or None for a free one')
 
   @property
   def limiting_stratum(self) -> Stratum:
@@ -162,9 +175,10 @@ def nbytes(config: ReplayConfig, schema: Any) -> int:
 def make_tables(
   config: ReplayConfig, schema: Any, *, batch_size: int, insert_size: int
 ) -> list[reverb.Table]:
-  """One table per stratum, and the one of parameters.
+  """The tables of a server: one per stratum, and the one of parameters.
 
-  Only the limiting stratum is limited. It counts its own samples, so
+  Each of several shards has its part of what strata hold, of the warm-up and of the limiter's
+  slack, so that their sums are as configured. Only the limiting stratum is limited. It counts its own samples, so
 
     samples_per_insert = replay_ratio · rows of a batch from it / batch_size
 
@@ -178,29 +192,31 @@ def make_tables(
   """
   check(config, batch_size, insert_size)
   signature = columns_lib.Columns(schema).signature()
+  part = lambda count: -(-count // config.num_shards)
   tables = []
   for stratum in config.strata:
     if stratum.read_once:
       tables.append(
-        reverb.Table.queue(stratum.name, max_size=stratum.max_size, signature=signature)
+        reverb.Table.queue(stratum.name, max_size=part(stratum.max_size), signature=signature)
       )
       continue
     if stratum == config.limiting_stratum:
       rows = batch_counts(config.strata, batch_size)[stratum.name]
       samples_per_insert = config.replay_ratio * rows / batch_size
+      slack = samples_per_insert * part(insert_size) + part(rows) + config.max_in_flight
       limiter = reverb.rate_limiters.SampleToInsertRatio(
         samples_per_insert=samples_per_insert,
-        min_size_to_sample=config.warm_up,
-        error_buffer=max(1.0, samples_per_insert * insert_size + rows + config.max_in_flight),
+        min_size_to_sample=part(config.warm_up),
+        error_buffer=max(1.0, slack),
       )
     else:
-      limiter = reverb.rate_limiters.MinSize(min(config.warm_up, stratum.max_size))
+      limiter = reverb.rate_limiters.MinSize(part(min(config.warm_up, stratum.max_size)))
     tables.append(
       reverb.Table(
         name=stratum.name,
         sampler=reverb.selectors.Uniform(),
         remover=reverb.selectors.Fifo(),
-        max_size=stratum.max_size,
+        max_size=part(stratum.max_size),
         rate_limiter=limiter,
         signature=signature,
       )

@@ -1,6 +1,7 @@
 """The `bench` command: what it prints, and what it refuses."""
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -95,6 +96,47 @@ def test_an_update_is_measured_by_boredom(capsys, little_optimization):
   assert seconds['unit'] == 's'
   replayed = figures['learner/catch/boredom_1/replayed']
   assert replayed['value'] == pytest.approx(2 * 3 / seconds['value'])
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--shards', '0'], '--shards 0: each must be at least 1'),
+    (['--writers', '2', '-1'], '--writers 2 -1: each must be at least 1'),
+    (['--parameters', '0'], '--parameters 0.0: each must be positive MB'),
+    (['--batch', '1'], '--batch 1: must be at least 2'),
+    (['--stored', '7'], '--stored 7: use at least 8'),
+    (['--seconds', '0'], '--seconds 0.0: must be positive'),
+    (['--length', '1'], 'actor.sequence_length=1: must be at least 2'),
+  ],
+)
+def test_bad_input_for_replay_is_named(capsys, arguments, words):
+  assert run('replay', *arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.count('\n') == 1
+
+
+def test_replay_is_measured_through_servers_and_writers_of_their_own(capsys):
+  arguments = ('--shards', 1, 2, '--writers', 1, 2, '--parameters', 0.1, '--batch', 8)
+  arguments += ('--length', 8, '--stored', 32, '--seconds', 0.05)
+  assert run('replay', *arguments, '--json') == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  moved = [
+    *(f'replay/sample/{count}_shards' for count in (1, 2)),
+    *(f'replay/insert/{count}_writers' for count in (1, 2)),
+  ]
+  size, copied = figures['replay/sequence']['value'], figures['copy']['value']
+  for name in moved:
+    rate, moved_bytes = figures[name], figures[f'{name}/bytes']
+    assert rate['value'] > 0 and rate['limit'] == pytest.approx(copied / size)
+    assert moved_bytes['value'] == pytest.approx(rate['value'] * size)
+    assert moved_bytes['ratio'] == pytest.approx(moved_bytes['value'] / copied)
+  for way in ('push', 'fetch'):
+    name = f'replay/parameters/0.1_MB/{way}'
+    assert 0 < figures[f'{name}/median']['value'] <= figures[f'{name}/p99']['value']
+    assert figures[name]['value'] == pytest.approx(1e5 / figures[f'{name}/median']['value'])
+  assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])

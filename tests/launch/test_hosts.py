@@ -73,7 +73,7 @@ def write(tmp_path):
     ('port: 22001', 'port: "22001"', "hosts.trainer.replay.port='22001': must be a whole number"),
     ('127.0.0.2,', '"127.0.0.2:22001",', "hosts.trainer.replay.address='127.0.0.2:22001': give a"),
     ('    replay: {address: 127.0.0.2, port: 22001}\n', '', 'replay: is on no host; give one of'),
-    ('    evaluator: true', '    replay: {address: a, port: 1}', 'replay: is on trainer and cpu;'),
+    ('    actors: 2', '    replay: {address: 127.0.0.2, port: 22001}', 'have the same address and'),
     ('    learner: true\n', '', 'learner: is on no host; give one of them learner: true'),
     ('    evaluator: true\n', '', 'evaluator: is on no host; give evaluator: true to one'),
     ('    actors: 2\n', '', 'actors: are on no host'),
@@ -113,6 +113,10 @@ def test_what_cannot_be_is_named_with_what_would_do(write, capsys, old, new, wor
   ('arguments', 'words'),
   [
     ([], '--preset: give one'),
+    (
+      ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.num_shards=2'],
+      'replay.num_shards=2: the hosts keep 1 in all, one on each that has replay; add --set',
+    ),
     (['--preset', 'laptop'], 'the hosts have 2 actors in all; add --set actor.num_actors=2'),
     (
       ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.port=22'],
@@ -205,19 +209,45 @@ def test_actors_are_numbered_through_and_replay_is_reached_by_its_address():
   placed = hosts.parse(SLICE, 'hosts.yaml')
   ids = [actor_id for host in placed.hosts for actor_id in placed.actor_ids(host.name)]
   assert ids == list(range(64))
-  assert placed.replay_address('cpu-3') == '10.128.0.2:22001'
-  assert placed.replay_address('cpu-0') == '127.0.0.1:22001'
+  assert placed.replay_addresses('cpu-3') == ('10.128.0.2:22001',)
+  assert placed.replay_addresses('cpu-0') == ('127.0.0.1:22001',)
 
 
 def test_a_tunnel_leads_from_a_host_over_here_to_replay():
   text = SLICE.replace('{actors: 8,', '{actors: 8, tunnel: true,', 1)
   placed = hosts.parse(text, 'hosts.yaml')
-  words = {host.name: remote.command(placed, host, 'run', 4000) for host in placed.hosts}
-  assert placed.replay_address('cpu-1') == '127.0.0.1:22001'
-  assert placed.replay_address('cpu-2') == '10.128.0.2:22001'
+  words = {host.name: remote.command(placed, host, 'run', [4000]) for host in placed.hosts}
+  assert placed.replay_addresses('cpu-1') == ('127.0.0.1:22001',)
+  assert placed.replay_addresses('cpu-2') == ('10.128.0.2:22001',)
   assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu-1']
   assert '-L127.0.0.1:4000:127.0.0.1:22001' in words['cpu-0']
   assert not any(word.startswith(('-L', '-R')) for word in words['cpu-2'])
+
+
+SHARDS = """
+hosts:
+  trainer: {learner: true, evaluator: true, local: true}
+  store-0: {replay: {address: 10.128.0.2, port: 22001}, ssh: {target: me@10.128.0.2}}
+  store-1: {replay: {address: 10.128.0.3, port: 22002}, actors: 1, ssh: {target: me@10.128.0.3}}
+  cpu: {actors: 1, tunnel: true, ssh: {target: me@10.128.0.4}}
+"""
+
+
+def test_each_host_with_replay_keeps_a_shard_that_all_others_reach():
+  placed = hosts.parse(SHARDS, 'hosts.yaml')
+  assert placed.replay_addresses('trainer') == ('10.128.0.2:22001', '10.128.0.3:22002')
+  assert placed.replay_addresses('store-1') == ('10.128.0.2:22001', '127.0.0.1:22002')
+  assert placed.replay_addresses('cpu') == ('127.0.0.1:22001', '127.0.0.1:22002')
+  names = {host.name: node.names(placed, host) for host in placed.hosts}
+  assert names['store-0'] == ['replay-0', 'ending']
+  assert names['store-1'] == ['replay-1', 'actor-0']
+  words = {host.name: remote.command(placed, host, 'run', [4000, 4001]) for host in placed.hosts}
+  assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu']
+  assert '-R127.0.0.1:22002:127.0.0.1:4001' in words['cpu']
+  assert '-L127.0.0.1:4001:127.0.0.1:22002' in words['store-1']
+  assert '-L127.0.0.1:4000:127.0.0.1:22001' not in words['store-1']
+  with pytest.raises(ValueError, match='give each host with replay another port'):
+    hosts.parse(SHARDS.replace('22002', '22001'), 'hosts.yaml')
 
 
 def test_replay_is_exposed_only_where_a_host_reaches_it_over_the_network():
@@ -269,7 +299,7 @@ text = pathlib.Path('hosts.yaml').read_text()
 placed = hosts.parse(text, 'hosts.yaml')
 here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
 commands = {
-  host.name: remote.command(placed, host, str(here / host.name / 'run'), 1)
+  host.name: remote.command(placed, host, str(here / host.name / 'run'), [1] * len(placed.keepers))
   for host in placed.hosts
 }
 told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7)
@@ -388,7 +418,7 @@ def test_what_reaches_a_host_must_be_here(monkeypatch):
   monkeypatch.setenv('PATH', '')
   text = TWO.replace('local: true', 'ssh: {target: me@there}')
   placed = hosts.parse(text, 'hosts.yaml')
-  commands = {host.name: remote.command(placed, host, 'run', 1) for host in placed.hosts}
+  commands = {host.name: remote.command(placed, host, 'run', [1]) for host in placed.hosts}
   with pytest.raises(ValueError, match=r'hosts.trainer: needs ssh here, which cannot be run'):
     remote.Launch(placed, commands, order.Order(text, '', 1), lambda line: None).run()
 
@@ -400,6 +430,19 @@ def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path,
   assert 'trainer failed: stopping the others' in launched.words()
   assert 'trainer failed: exit 3' in launched.words()
   assert launched.left() == []
+
+
+def test_a_run_goes_on_without_one_of_the_hosts_that_keep_replay(tmp_path, launch):
+  (tmp_path / 'store.fail').touch()
+  launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
+  launched.wait_for('store.up', 'cpu.up', 'trainer.up')
+  deadline = time.monotonic() + PATIENCE
+  while 'store: exit 3' not in launched.words() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert launched.process.poll() is None, launched.words()
+  launched.process.send_signal(signal.SIGTERM)
+  assert launched.end() == 1, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
 
 
 def test_a_run_goes_on_without_one_of_its_hosts(tmp_path, launch):

@@ -136,6 +136,32 @@ def test_numbers_have_units_and_fit_the_terminal(nodes, width):
   assert ('sampled ' in shown.splitlines()[0]) == (width == 160)
 
 
+def test_shards_are_added_up_and_a_silent_one_is_told(run, made):
+  other = Run(run.folder.parent / 'other', made)
+  (run.folder / 'address').write_text(f'{run.address}\n{other.address}')
+  run.insert(6)
+  other.insert(10)
+  looks = inspection.Inspection(str(run.folder), timeout_seconds=1.0)
+  report = looks.look()
+  row = report['tables']['episodic']
+  assert (row['size'], row['inserted'], row['max_size']) == (16, 16, 100_000)
+  assert row['bytes'] == 16 * 1000 and report['environment_step'] == 16 * made.steps_per_sequence
+  assert [shard['tables']['episodic']['size'] for shard in report['shards']] == [6, 10]
+  assert report['limiter'] == {'table': 'episodic', 'state': 'open', 'missing': 0}
+  assert looks.look()['tables']['episodic']['inserts_per_second'] == 0
+
+  other.server.stop()
+  report = looks.look()
+  assert [shard['alive'] for shard in report['shards']] == [True, False]
+  assert report['tables']['episodic']['size'] == 6
+  assert report['environment_step'] == 16 * made.steps_per_sequence  # does not go back
+  screen = io.StringIO()
+  inspection.show(report, rich.console.Console(file=screen, width=120))
+  assert f'1 of 2 answer; silent: {other.address}' in screen.getvalue()
+  assert 'shard 1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
+  assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in inspection.exposition(report)
+
+
 def test_a_server_alone_tells_what_it_knows(run, capsys):
   assert inspect(run.address) == 0
   printed = capsys.readouterr().out

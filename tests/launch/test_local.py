@@ -82,7 +82,7 @@ def test_where_the_port_cannot_be_kept_from_others_that_is_said(monkeypatch):
 def test_replay_stays_until_nobody_is_connected(monkeypatch):
   monkeypatch.setattr(local, 'LEAVING_SECONDS', 0.0)
   with socket.create_server(('127.0.0.1', 0)) as server:
-    is_left = local._Leaving(server.getsockname()[1])
+    is_left = local._Leaving([server.getsockname()[1]])
     with socket.create_connection(server.getsockname()) as client:
       served, _ = server.accept()
       assert not is_left()

@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tensorflow  # noqa: F401  it gives the name bfloat16 to a type of its own
 
 from agents.dreamer import world_model
 from launch import config, experiments, program
 from learner import dreamer_update
+from replay import tables, writer
 
 
 @pytest.mark.parametrize('world', ['catch', 'grid_world'])
@@ -28,3 +30,22 @@ def test_the_update_of_every_preset_can_be_built(preset, world):
   latent = parts.sequence_schema.initial_state.latent
   assert isinstance(latent, world_model.Latent)
   assert latent.deterministic.dtype == made.agent.dtype
+
+
+def test_steps_are_added_up_over_shards_and_do_not_go_back_when_one_dies():
+  made = config.override(experiments.laptop('catch'), ['replay.num_shards=2', 'replay.warm_up=4'])
+  schema = {'x': jax.ShapeDtypeStruct((), np.float32)}
+  made_tables = lambda: tables.make_tables(made.replay, schema, batch_size=8, insert_size=1000)
+  servers = [tables.make_server(made_tables()) for _ in range(2)]
+  addresses = [f'localhost:{server.port}' for server in servers]
+  ask = program.environment_steps(made, addresses, 'test')
+  assert ask() == 0
+  for count, address in zip((3, 5), addresses, strict=True):
+    entry = writer.Writer(address, made.replay.strata, schema)
+    entry.write({'x': np.zeros(count, np.float32)}, lambda: False)
+    entry.close()
+  assert ask() == 8 * made.steps_per_sequence
+  servers[0].stop()
+  assert ask() == ask() == 8 * made.steps_per_sequence
+  servers[1].stop()
+  assert ask() is None

@@ -198,6 +198,25 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
   assert (folder / 'film.gif').stat().st_size > 0
 
 
+@pytest.mark.timeout(600)
+def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, monkeypatch):
+  # Little time is spent in these programs, and much in making them.
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+  run = Launch(folder, *tiny, 'replay.num_shards=2', 'max_environment_steps=300')
+  kept = lambda shard: any((folder / 'replay' / f'shard-{shard}' / 'kept').glob('*'))
+  run.wait_for(lambda: run.step() > 0 and kept(0) and kept(1), 'a checkpoint of both shards')
+  run.kill('replay-1')
+  assert run.end() == 0, run.words()
+  assert living(folder) == []
+  final = run.rows('evaluator')[-1]
+  assert final['final'] and final['environment_step'] >= 300
+  checked = subprocess.run(
+    [HEPHAESTUS, 'inspect', folder, '--check'], capture_output=True, text=True, timeout=PATIENCE
+  )
+  assert checked.returncode == 0, checked.stdout
+  assert 'nothing is wrong' in checked.stdout
+
+
 @pytest.mark.timeout(300)
 def test_nothing_outlives_a_killed_launcher(folder, tiny):
   run = Launch(folder, *tiny, 'max_environment_steps=100000000')

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import portpicker
 import pytest
+import reverb
 
 from actors import environments, rollout
 from agents import masked_ppo
@@ -102,7 +103,7 @@ def test_what_is_too_old_is_discarded_and_what_was_read_is_counted_for_good(tmp_
   snapshot = run.newest()
   assert (snapshot.version, snapshot.environment_step) == (3, 4 * STEPS)
   # The first parameters, those of each update, and the last once more.
-  published = run.writer._connection.info()[tables.PARAMS].rate_limiter_info.insert_stats
+  published = reverb.Client(run.address).server_info()[tables.PARAMS].rate_limiter_info.insert_stats
   assert published.completed == 1 + 3 + 1
 
   run.server.stop()

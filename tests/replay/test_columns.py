@@ -1,3 +1,5 @@
+import pickle
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -55,3 +57,9 @@ def test_the_digest_tells_paths_shapes_and_dtypes_apart():
 def test_a_typed_key_is_refused_with_a_remedy():
   with pytest.raises(ValueError, match='key_data'):
     columns.Columns({'key': jax.eval_shape(lambda: jax.random.key(0))})
+
+
+def test_a_pickled_schema_travels_as_the_one_it_was_made_of():
+  schema = {'x': jax.ShapeDtypeStruct((2,), np.float32)}
+  pickled = pickle.loads(pickle.dumps(schema))
+  assert columns.Columns(pickled).wire_dtypes == columns.Columns(schema).wire_dtypes

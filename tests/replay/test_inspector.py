@@ -73,7 +73,7 @@ def test_who_is_held_back_is_told_and_for_how_long(
 
   # As many as are said to be missing let one more in, and no fewer.
   before = watcher.look()['tables']['episodic']['inserted']
-  server_side = entry._connection.client
+  server_side = reverb.Client(address)
   for _ in range(limiter['missing'] - 1):
     next(server_side.sample('episodic', 1, emit_timesteps=False))
   assert watcher.look()['limiter'] == {'table': 'episodic', 'state': 'inserts wait', 'missing': 1}

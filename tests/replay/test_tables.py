@@ -34,6 +34,18 @@ EPISODIC = Stratum(name='episodic', max_size=1000, share=0.5)
     ({'max_in_flight': 0}, 'replay.max_in_flight=0'),
     ({'timeout_seconds': 0.1}, 'replay.timeout_seconds=0.1'),
     ({'port': 70000}, 'replay.port=70000'),
+    ({'port': 65535, 'num_shards': 2}, 'replay.port=65535: use 1 to 65534'),
+    ({'num_shards': 0}, 'replay.num_shards=0: use at least 1'),
+    ({'num_shards': 64}, 'replay.warm_up=32: use at least num_shards=64'),
+    ({'num_shards': 600}, "replay.num_shards=600: use at most 512: 'frontier'"),
+    (
+      {
+        'strata': (Stratum(name='on_policy', max_size=99, share=1.0, read_once=True),),
+        'replay_ratio': 1.0,
+        'num_shards': 2,
+      },
+      'replay.num_shards=2: use 1 with a stratum that is read once',
+    ),
   ],
 )
 def test_what_cannot_work_is_refused_by_name(changes, words):
@@ -96,3 +108,20 @@ def test_a_changed_setting_is_said_after_a_restore(serve, tmp_path, unlimited):
 
 def _schema():
   return {'value': jax.ShapeDtypeStruct((), np.float32)}
+
+
+def test_shards_hold_together_what_one_server_would(schema):
+  one = ReplayConfig(strata=(FRONTIER, EPISODIC), warm_up=30)
+  made = {}
+  for count in (1, 4):
+    config = dataclasses.replace(one, num_shards=count)
+    made[count] = {
+      table.name: table.info
+      for table in tables.make_tables(config, schema, batch_size=16, insert_size=8)
+    }
+  for name in ('frontier', 'episodic'):
+    whole, part = made[1][name], made[4][name]
+    assert 4 * part.max_size == whole.max_size
+    assert 4 * (part.rate_limiter_info.min_size_to_sample - 1) < 30
+    assert 4 * part.rate_limiter_info.min_size_to_sample >= 30
+    assert part.rate_limiter_info.samples_per_insert == whole.rate_limiter_info.samples_per_insert

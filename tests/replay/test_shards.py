@@ -1,0 +1,242 @@
+"""Several servers are one replay: drawn from evenly, routed around when dead, and nothing twice."""
+
+import collections
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import portpicker
+import pytest
+import reverb
+
+from replay import checkpoint, contents, parameters, reader, tables, writer
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCHEMA = {'identity': jax.ShapeDtypeStruct((), np.int32)}
+CONFIG = tables.ReplayConfig(
+  strata=(
+    tables.Stratum(name='frontier', max_size=200, share=0.25),
+    tables.Stratum(name='episodic', max_size=100_000, share=0.75),
+  ),
+  replay_ratio=8.0,
+  warm_up=4,
+)
+
+
+def identities(start, stop):
+  return {'identity': np.arange(start, stop, dtype=np.int32)}
+
+
+def sampled(address):
+  info = reverb.Client(address).server_info(timeout=10)['episodic']
+  return info.rate_limiter_info.sample_stats.completed
+
+
+def never():
+  return False
+
+
+def count_in(address, table='episodic'):
+  return reverb.Client(address).server_info(timeout=10)[table].current_size
+
+
+@pytest.fixture
+def addresses(serve):
+  return [serve(CONFIG, schema=SCHEMA, batch_size=16)[1] for _ in range(2)]
+
+
+def test_writes_take_turns_and_every_sequence_is_stored_once(addresses, wait_until):
+  entry = writer.Writer(addresses, CONFIG.strata, SCHEMA)
+  for start in range(0, 160, 16):
+    entry.write(identities(start, start + 16), never)
+  wait_until(lambda: [count_in(address) for address in addresses] == [80, 80], 10)
+  entry.write(identities(160, 160), never)
+  entry.close()
+
+
+def test_batches_are_drawn_evenly_and_hold_the_mixture(addresses):
+  for index, address in enumerate(addresses):
+    frontier, episodic = CONFIG.strata
+    for stratum, first in ((frontier, 0), (episodic, 100)):
+      entry = writer.Writer(address, (stratum,), SCHEMA)
+      entry.write(identities(1000 * index + first, 1000 * index + first + 50), never)
+      entry.close()
+  source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16)
+  batches = [source.get(20.0) for _ in range(41)][1:]  # of the first one may have had all
+  source.close()
+  drawn: collections.Counter[tuple[int, bool]] = collections.Counter()
+  for batch in batches:
+    shard, place = np.divmod(batch['identity'], 1000)
+    np.testing.assert_array_equal((place < 100).reshape(4, 4).sum(1), np.ones(4))  # of 4 devices
+    drawn.update(zip(shard.tolist(), (place < 100).tolist(), strict=True))
+  for is_frontier, rows in ((True, 4), (False, 12)):
+    counts = [drawn[shard, is_frontier] for shard in (0, 1)]
+    assert sum(counts) == 40 * rows
+    assert counts[0] == pytest.approx(counts[1], rel=0.2)  # and not less: a busy machine is late
+
+
+def test_a_shard_without_sequences_is_left_out_until_it_has_some(addresses):
+  entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
+  entry.write(identities(0, 40), never)
+  entry.close()
+  source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16)
+  assert all((source.get(20.0)['identity'] < 40).all() for _ in range(20))
+  entry = writer.Writer(addresses[1], CONFIG.strata, SCHEMA)
+  entry.write(identities(1000, 1040), never)
+  entry.close()
+  for _ in range(200):
+    if 0 < (source.get(20.0)['identity'] >= 1000).sum() < 16:
+      break
+  else:
+    pytest.fail('the second shard is never drawn from')
+  source.close()
+
+
+def test_a_held_back_shard_leaves_the_others_open(serve, wait_until):
+  tight = serve(CONFIG, schema=SCHEMA, batch_size=2, insert_size=1)[1]
+  wide = serve(CONFIG, schema=SCHEMA, batch_size=2)[1]
+  entry = writer.Writer([tight, wide], CONFIG.strata, SCHEMA)
+  for start in range(0, 800, 16):
+    entry.write(identities(start, start + 16), never)
+  assert count_in(tight) < 40
+  assert count_in(wide) > 700
+  entry.close()
+
+
+def test_a_shard_of_another_schema_is_refused_though_the_other_gives(addresses, serve):
+  other = {'identity': jax.ShapeDtypeStruct((2,), np.int32)}
+  wrong = serve(CONFIG, schema=other, batch_size=16)[1]
+  entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
+  entry.write(identities(0, 40), never)
+  entry.close()
+  source = reader.Reader([addresses[0], wrong], CONFIG.strata, SCHEMA, batch_size=16)
+  with pytest.raises(ValueError, match='empty replay directory'):
+    for _ in range(10_000):
+      source.get(1.0)
+  source.close()
+
+
+def snapshot(version, ended_launch=0):
+  return parameters.Snapshot(version, 10 * version, ended_launch, {'identity': np.int32(version)})
+
+
+def version_of(newest):
+  return None if newest is None else newest.version
+
+
+def test_parameters_are_published_everywhere_and_found_where_a_server_lives(
+  addresses, serve, monkeypatch
+):
+  monkeypatch.setattr(parameters, '_NEWS_SECONDS', 0.0)
+  publisher = parameters.Publisher(['localhost:1', *addresses], SCHEMA, timeout_seconds=1.0)
+  assert publisher.publish(snapshot(3))
+  for address in addresses:
+    assert version_of(parameters.Source(address, SCHEMA).newest()) == 3
+
+  source = parameters.Source(['localhost:1', *addresses], SCHEMA)
+  assert [version_of(source.newest(1.0)) for _ in range(3)] == [None, 3, None]
+  # A shard that comes back with what it had saved gives nothing older, and the end is found anywhere.
+  stale = parameters.Publisher(addresses[1], SCHEMA)
+  stale.publish(snapshot(2))
+  assert [version_of(source.newest(1.0)) for _ in range(5)] == [None] * 5
+  stale.publish(snapshot(3, ended_launch=7))
+  found = [each for _ in range(8) if (each := source.newest(1.0)) is not None]
+  assert [each.ended_launch for each in found] == [7]
+  for each in (publisher, stale):
+    each.close()
+
+
+SERVER = """
+import sys, jax, numpy as np
+from replay import tables
+config = tables.ReplayConfig(
+  strata=(
+    tables.Stratum(name='frontier', max_size=200, share=0.25),
+    tables.Stratum(name='episodic', max_size=100_000, share=0.75),
+  ),
+  replay_ratio=8.0,
+  warm_up=4,
+)
+schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
+made = tables.make_tables(config, schema, batch_size=16, insert_size=16)
+tables.make_server(made, port=int(sys.argv[1]), directory=sys.argv[2]).wait()
+"""
+
+
+@pytest.fixture
+def mortal(tmp_path):
+  """A server in a process of its own, its port and its folder."""
+  port, folder = portpicker.pick_unused_port(), str(tmp_path / 'mortal')
+  process = subprocess.Popen(
+    [sys.executable, '-c', SERVER, str(port), folder],
+    cwd=ROOT,
+    env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'},
+    stderr=subprocess.DEVNULL,
+  )
+  yield process, port, folder
+  process.kill()
+  process.wait()
+
+
+def test_a_killed_shard_is_gone_around_and_taken_back(mortal, serve, tmp_path, wait_until, caplog):
+  process, port, folder = mortal
+  other = str(tmp_path / 'other')
+  other_address = serve(CONFIG, schema=SCHEMA, insert_size=16, directory=other)[1]
+  addresses = [f'localhost:{port}', other_address]
+  entry = writer.Writer(addresses, CONFIG.strata, SCHEMA, timeout_seconds=1.0)
+  source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16, timeout_seconds=1.0)
+  stop, counts, next_identity = threading.Event(), [0], [0]
+
+  def write():
+    while not stop.is_set():
+      entry.write(identities(next_identity[0], next_identity[0] + 8), stop.is_set)
+      next_identity[0] += 8
+
+  def read():
+    while not stop.is_set():
+      counts[0] += source.get(0.2) is not None
+
+  def goes_on(batches):
+    seen, written = counts[0], entry.sequences_written
+    wait_until(lambda: counts[0] > seen + batches and entry.sequences_written > written + 50, 60)
+
+  wait_until(lambda: source._connections[0].info(1.0) is not None, 120)
+  threads = [threading.Thread(target=target, daemon=True) for target in (write, read)]
+  for thread in threads:
+    thread.start()
+  try:
+    wait_until(lambda: entry._shards[0].sequences_written > 20, 30)
+    goes_on(50)
+    checkpoint.save(reverb.Client(addresses[0]), folder)
+    process.kill()
+    process.wait()
+    goes_on(50)  # on the other
+    wait_until(lambda: not source._connections[0].alive, 20)
+    assert 'going on without it' in caplog.text and source.server_alive
+    goes_on(50)
+
+    serve(CONFIG, schema=SCHEMA, insert_size=16, directory=folder, port=port)
+    restored, written = sampled(addresses[0]), entry._shards[0].sequences_written
+    wait_until(lambda: entry._shards[0].sequences_written > written + 30, 60)
+    wait_until(lambda: sampled(addresses[0]) > restored + 100, 60)
+    goes_on(50)
+  finally:
+    stop.set()
+    for thread in threads:
+      thread.join(10)
+    source.close()
+    entry.close()
+  # All that both hold, by their checkpoints: nothing is there twice, and what is missing was
+  # inserted into the first after its checkpoint.
+  stored = []
+  for address, directory in zip(addresses, (folder, other), strict=True):
+    checkpoint.save(reverb.Client(address), directory)
+    with contents.Contents(directory) as copy:
+      stored.append([int(columns[0][0]) for _, columns in copy.read('episodic')])
+  assert len(stored[0]) + len(stored[1]) == len(set(stored[0] + stored[1]))
+  assert len(stored[1]) == pytest.approx(entry._shards[1].sequences_written, abs=16)
+  assert entry.sequences_written >= len(stored[0] + stored[1]) - 32
