@@ -1,6 +1,9 @@
 """A real server for the tests of replay, and waits that end."""
 
 import os
+import pathlib
+import subprocess
+import sys
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -45,6 +48,41 @@ def make_sequences():
     }  # fmt: skip
 
   return make
+
+
+SERVER = """
+import sys, jax, numpy as np
+from replay import tables
+from replay.tables import ReplayConfig, Stratum
+config, batch_size, insert_size, port, folder = sys.argv[1:]
+schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
+made = tables.make_tables(
+  eval(config), schema, batch_size=int(batch_size), insert_size=int(insert_size)
+)
+tables.make_server(made, port=int(port), directory=folder).wait()
+"""
+
+
+@pytest.fixture
+def spawn():
+  """(config, port, folder, batch_size, insert_size) -> a server of identities, as a process."""
+  processes = []
+
+  def run(config, port, folder, *, batch_size, insert_size):
+    numbers = map(str, (config, batch_size, insert_size, port, folder))
+    process = subprocess.Popen(
+      [sys.executable, '-c', SERVER, *numbers],
+      cwd=pathlib.Path(__file__).parents[2],
+      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'},
+      stderr=subprocess.DEVNULL,
+    )
+    processes.append(process)
+    return process
+
+  yield run
+  for process in processes:
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture(scope='session')

@@ -1,6 +1,6 @@
 """A server in a process of its own is killed and comes back on the same port."""
 
-import os
+import functools
 import pathlib
 import signal
 import subprocess
@@ -25,42 +25,14 @@ CONFIG = tables.ReplayConfig(
   warm_up=10,
   timeout_seconds=1.0,
 )
-SERVER = """
-import sys, jax, numpy as np
-from replay import tables
-config = tables.ReplayConfig(
-  strata=(
-    tables.Stratum(name='frontier', max_size=5000, share=0.5),
-    tables.Stratum(name='episodic', max_size=5000, share=0.5),
-  ),
-  replay_ratio=4.0,
-  warm_up=10,
-)
-schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
-made = tables.make_tables(config, schema, batch_size=8, insert_size=4)
-tables.make_server(made, port=int(sys.argv[1]), directory=sys.argv[2]).wait()
-"""
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(spawn, tmp_path):
   """Starts the server as a process, over and over on one port."""
-  port, processes = portpicker.pick_unused_port(), []
-
-  def run():
-    process = subprocess.Popen(
-      [sys.executable, '-c', SERVER, str(port), str(tmp_path)],
-      cwd=ROOT,
-      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'},
-      stderr=subprocess.DEVNULL,
-    )
-    processes.append(process)
-    return process
-
-  yield run, f'localhost:{port}', str(tmp_path)
-  for process in processes:
-    process.kill()
-    process.wait()
+  port, folder = portpicker.pick_unused_port(), str(tmp_path)
+  run = functools.partial(spawn, CONFIG, port, folder, batch_size=8, insert_size=4)
+  return run, f'localhost:{port}', folder
 
 
 def test_writer_reader_and_source_survive_a_kill_of_the_server(start, wait_until):

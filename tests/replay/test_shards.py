@@ -1,10 +1,6 @@
 """Several servers are one replay: drawn from evenly, routed around when dead, and nothing twice."""
 
 import collections
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 
 import jax
@@ -15,7 +11,6 @@ import reverb
 
 from replay import checkpoint, contents, parameters, reader, tables, writer
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCHEMA = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 CONFIG = tables.ReplayConfig(
   strata=(
@@ -150,40 +145,9 @@ def test_parameters_are_published_everywhere_and_found_where_a_server_lives(
     each.close()
 
 
-SERVER = """
-import sys, jax, numpy as np
-from replay import tables
-config = tables.ReplayConfig(
-  strata=(
-    tables.Stratum(name='frontier', max_size=200, share=0.25),
-    tables.Stratum(name='episodic', max_size=100_000, share=0.75),
-  ),
-  replay_ratio=8.0,
-  warm_up=4,
-)
-schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
-made = tables.make_tables(config, schema, batch_size=16, insert_size=16)
-tables.make_server(made, port=int(sys.argv[1]), directory=sys.argv[2]).wait()
-"""
-
-
-@pytest.fixture
-def mortal(tmp_path):
-  """A server in a process of its own, its port and its folder."""
+def test_a_killed_shard_is_gone_around_and_taken_back(spawn, serve, tmp_path, wait_until, caplog):
   port, folder = portpicker.pick_unused_port(), str(tmp_path / 'mortal')
-  process = subprocess.Popen(
-    [sys.executable, '-c', SERVER, str(port), folder],
-    cwd=ROOT,
-    env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'},
-    stderr=subprocess.DEVNULL,
-  )
-  yield process, port, folder
-  process.kill()
-  process.wait()
-
-
-def test_a_killed_shard_is_gone_around_and_taken_back(mortal, serve, tmp_path, wait_until, caplog):
-  process, port, folder = mortal
+  process = spawn(CONFIG, port, folder, batch_size=16, insert_size=16)
   other = str(tmp_path / 'other')
   other_address = serve(CONFIG, schema=SCHEMA, insert_size=16, directory=other)[1]
   addresses = [f'localhost:{port}', other_address]
