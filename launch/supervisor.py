@@ -158,8 +158,8 @@ class Supervisor:
   was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails. SIGINT
   and SIGTERM stop everything in order, a second one at once. Processes that share a fate are
   restarted together, as one: when one of them ends otherwise than with 0, the others are killed.
-  Should the supervisor itself be
-  killed, its processes, and whatever they started in their process groups, die with it.
+  Should the supervisor itself be killed, its processes, and whatever they started in their process
+  groups, die with it.
   """
 
   def __init__(
