@@ -283,8 +283,8 @@ function drawFilms() {
   const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
   const cards = films.map(({run, index, film}) => make('figure', {class: 'card'},
     make('h3', {}, run.name, ' ', make('small', {}, film.update === null ? film.name : `update ${number(film.update)}`)),
-    ...(film.dream ? [make('p', {class: 'note'}, 'Left what happened, right what the model made of it: under the green line it sees, under the purple one it dreams, told only the actions. Below: how much each row it looked back on counted, the newest right.')] : []),
-    make('video', {src: `film/${index}/${encodeURIComponent(film.name)}?written=${film.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'})));
+    make('video', {src: `film/${index}/${encodeURIComponent(film.name)}?written=${film.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
+    ...(film.dream ? [make('figcaption', {class: 'note'}, 'Left what happened, right what the model made of it: under the green line it sees, under the purple one it dreams, told only the actions. Below: how much each row it looked back on counted, the newest right.')] : [])));
   find('film-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
     'No film yet: a run writes some now and then (evaluator.film_period) and at its end; hephaestus evaluate RUN --video makes more.')]));
 }
