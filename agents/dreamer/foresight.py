@@ -37,7 +37,7 @@ def foresee(
     context: [] int32, rows that it sees.
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
-  num_rows, window = len(action), model.config.window
+  num_rows = len(action)
   novelty_of = intrinsic.NOVELTIES[model.config.novelty]
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
@@ -56,22 +56,17 @@ def foresee(
     awake, asleep = carry
     embedded, seen, first, sees, action, noise = jax.tree.map(lambda x: x[None], row)
     real, members, _ = model.observe(model_params, awake, embedded, seen, first, None)
-    novelty = novelty_of(*model.priors(model_params, members).moments())
     dreamt, _ = dream.imagine(model, model_params, asleep, member, noise)
     latent = jax.tree.map(lambda real, dreamt: jnp.where(sees[0], real, dreamt), real, dreamt)
     carry = world_model.Recurrent(real, action), world_model.Recurrent(latent, action)
     expected = model.decode(model_params, latent.belief, asleep.latent.seen, asleep.action, first)
-    return carry, (real.features, novelty, jax.tree.map(lambda x: x[0], expected))
+    return carry, (real, members, jax.tree.map(lambda x: x[0], expected))
 
   initial = model.initial(1)
-  _, (features, novelty, expected) = jax.lax.scan(step, (initial, initial), rows)
-  before = lambda x, fill: jnp.concatenate([jnp.full((window - 1, *x.shape[1:]), fill, x.dtype), x])
-  features = before(features, 0)
-  weights = actor_critic.weights(
-    ac.Window(
-      features,
-      actor_critic.scores(policy_params, features, before(novelty, 0)),
-      before(jnp.zeros((num_rows, 1), jnp.int32), -1),
-    )
-  )
+  _, (latent, members, expected) = jax.lax.scan(step, (initial, initial), rows)
+  moments = model.priors(model_params, jnp.swapaxes(members, 0, 1)).moments()
+  posterior = world_model.Posterior(latent, moments, is_first[:, None])
+  past = dream.past(posterior, novelty_of(*moments), model.config.window)
+  scores = actor_critic.scores(policy_params, past.features, past.novelty)
+  weights = actor_critic.weights(ac.Window(past.features, scores, past.episode))
   return agent_lib.Foresight(expected, weights[..., 0].T)
