@@ -5,6 +5,7 @@ learner only ever speak to replay, so any node may die and return.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import os
@@ -124,9 +125,10 @@ def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
     like: what its checkpoints hold.
   """
   folder = run / 'checkpoints'
-  restored = (
-    checkpoint.Checkpointer(folder, read_only=True).restore(like) if folder.exists() else None
-  )
+  if not folder.exists():
+    return None
+  with contextlib.closing(checkpoint.Checkpointer(folder, read_only=True)) as saved:
+    restored = saved.restore(like)
   if restored is None:
     return None
   state: Any = restored.state
