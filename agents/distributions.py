@@ -370,30 +370,65 @@ class TwoHot(NamedTuple):
   Hafner et al. (2023), "Mastering diverse domains through world models", equations 10 to 12.
 
   Attributes:
-    log_probs: [..., bins] float32.
+    logits: [..., bins] float32.
     bins: [bins] float32, odd in number and antisymmetric around zero.
   """
 
-  log_probs: jax.Array
+  logits: jax.Array
   bins: jax.Array
 
   @classmethod
   def from_logits(cls, logits: jax.Array, limit: float) -> 'TwoHot':
     """From a network's [..., bins] logits; the bins reach from -symexp(limit) to symexp(limit)."""
     positions = jnp.linspace(-limit, limit, logits.shape[-1], dtype=jnp.float32)
-    return cls(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), networks.symexp(positions))
+    return cls(logits.astype(jnp.float32), networks.symexp(positions))
 
   def mean(self) -> jax.Array:
-    """[...] float32; the antisymmetric form makes equal probabilities give exactly 0."""
-    probs = jnp.exp(self.log_probs)
-    return 0.5 * jnp.sum((probs - probs[..., ::-1]) * self.bins, axis=-1)
+    """[...] float32; what is on both sides is taken away first, so equal ones give exactly 0."""
+    middle = self.bins.shape[0] // 2
+    shares = jnp.exp(self.logits - jax.lax.stop_gradient(networks.largest(self.logits))[..., None])
+    difference = shares[..., middle + 1 :] - shares[..., :middle][..., ::-1]
+    return difference @ self.bins[middle + 1 :] / networks.total(shares)
 
   def log_prob(self, target: jax.Array) -> jax.Array:
     """[...] float32, log-likelihood of `target` shared between its two neighbouring bins."""
-    count = self.bins.shape[0]
     target = jnp.clip(target, self.bins[0], self.bins[-1])
-    upper = jnp.clip(jnp.searchsorted(self.bins, target, side='right'), 1, count - 1)
+    upper = jnp.clip(jnp.searchsorted(self.bins, target, side='right'), 1, self.bins.shape[0] - 1)
     low, high = self.bins[upper - 1], self.bins[upper]
     share = (target - low) / (high - low)
-    take = lambda index: jnp.take_along_axis(self.log_probs, index[..., None], axis=-1)[..., 0]
-    return (1 - share) * take(upper - 1) + share * take(upper)
+    return _shared_log_prob(self.logits, upper, share)
+
+
+@jax.custom_vjp
+def _shared_log_prob(logits: jax.Array, upper: jax.Array, share: jax.Array) -> jax.Array:
+  """[...], `share` of the log-probability of bin `upper` and the rest of that of the bin below.
+
+  Its gradient is written out, as one pass over the bins: what is expected less what is believed.
+
+  Args:
+    logits: [..., bins] float32.
+    upper: [...] int32, at least 1.
+    share: [...] float32 in [0, 1].
+  """
+  return _shared_log_prob_forward(logits, upper, share)[0]
+
+
+def _shared_log_prob_forward(logits: jax.Array, upper: jax.Array, share: jax.Array):
+  highest = networks.largest(logits)
+  normaliser = highest + jnp.log(networks.total(jnp.exp(logits - highest[..., None])))
+  take = lambda index: jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
+  below, above = take(upper - 1), take(upper)
+  log_prob = (1 - share) * below + share * above - normaliser
+  return log_prob, (logits, normaliser, upper, share, above - below)
+
+
+def _shared_log_prob_backward(saved: tuple[jax.Array, ...], grad: jax.Array):
+  logits, normaliser, upper, share, slope = saved
+  place = jnp.arange(logits.shape[-1])
+  at = lambda index, weight: jnp.where(place == index[..., None], weight[..., None], 0.0)
+  expected = at(upper, share) + at(upper - 1, 1 - share)
+  believed = jnp.exp(logits - normaliser[..., None])
+  return grad[..., None] * (expected - believed), None, grad * slope
+
+
+_shared_log_prob.defvjp(_shared_log_prob_forward, _shared_log_prob_backward)

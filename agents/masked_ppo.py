@@ -144,7 +144,9 @@ class Network:
   def _modules(self) -> dict[str, nn.Module]:
     config = self.config
     orthogonal = nn.initializers.orthogonal
-    dense = lambda size, scale: nn.Dense(size, dtype=config.dtype, kernel_init=orthogonal(scale))
+    dense = lambda size, scale: networks.Dense(
+      size, dtype=config.dtype, kernel_init=orthogonal(scale)
+    )
     modules: dict[str, nn.Module] = {}
     for name in dict.fromkeys(self._readers):
       modules[f'{name}_encoder'] = networks.MLP(
@@ -244,7 +246,7 @@ class Network:
     Cho et al. (2014), with the reset behind the recurrent product as in cuDNN.
     """
     chex.assert_rank([gates, first], [3, 2])
-    product = nn.Dense(gates.shape[-1], dtype=self.config.dtype)
+    product = networks.Dense(gates.shape[-1], dtype=self.config.dtype)
 
     def step(memory, row):
       gates, first = row

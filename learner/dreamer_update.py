@@ -155,9 +155,10 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     novelty_scale: jax.Array,
   ):
     drive = lambda novelty: agent_config.novelty_scale * novelty / (novelty_scale + 1e-8)
+    since_start = lambda x: jnp.swapaxes(x[:, window - 1 :], 0, 1)
     return_, weight = dream.returns_and_weights(
       dreamt,
-      drive(dreamt.novelty[window - 1 :]),
+      drive(since_start(dreamt.novelty)),
       gamma=agent_config.gamma,
       lambda_=agent_config.lambda_,
     )
@@ -170,13 +171,14 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       slow_value=dreamt.value[:-1],
       weight=weight / jnp.maximum(total, 1e-8),
     )
+    targets = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
     params = state.params['actor_critic']
     count = agent_config.rows_per_chunk
 
     def add_chunk(chunk, carry):
       """Adds the gradient of one chunk of rows; chunks beyond the horizon are never visited."""
       first = chunk * count
-      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1)
       rows = dream.rows(dreamt, first, count, window)
       (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
         params, rows, jax.tree.map(cut, targets)
@@ -184,7 +186,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       return jax.tree.map(jnp.add, carry, (grads, metrics))
 
     rows = dream.rows(dreamt, 0, count, window)
-    first_targets = jax.tree.map(lambda x: x[:count], targets)
+    first_targets = jax.tree.map(lambda x: x[:, :count], targets)
     empty = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(jax.grad(policy.loss, has_aux=True), params, rows, first_targets),
@@ -193,7 +195,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     grads, metrics = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
 
     last = sequence.step_type == LAST
-    reward = sequence.reward + drive(replayed.novelty[window - 1 :])
+    reward = sequence.reward + drive(since_start(replayed.novelty))
     replayed_window = ac.Window(replayed.features, replayed.novelty, replayed.episode)
 
     def replayed_loss(params):
@@ -211,11 +213,11 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
     # Of rows as they arrive; what is dreamt behind the end of an episode is no dream of anything.
-    dreamt_mean = lambda x: jnp.sum(targets.weight * x[1:])
+    dreamt_mean = lambda x: jnp.sum(targets.weight * x[1:].T)
     dream_metrics = {
       'reward': dreamt_mean(dreamt.reward),
       'value': dreamt_mean(dreamt.value),
-      'novelty': dreamt_mean(dreamt.novelty[window - 1 :]),
+      'novelty': dreamt_mean(since_start(dreamt.novelty)),
     }
     # Asleep, nothing of it changes: fed with zeros, Adam would wake the actor by steps three times
     # as large as its rate.

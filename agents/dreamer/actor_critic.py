@@ -23,12 +23,12 @@ Tree = Any
 
 
 class Window(NamedTuple):
-  """The last W rows that salience pooling looks back on, oldest first.
+  """The last W rows that salience pooling looks back on, oldest first, or W - 1 + R for R rows.
 
   Attributes:
-    features: [W, B, F] in the compute dtype.
-    scores: [W, B] float32.
-    episode: [W, B] int32; only rows of the newest row's episode count.
+    features: [B, W, F] in the compute dtype.
+    scores: [B, W] float32.
+    episode: [B, W] int32; only rows of the newest row's episode count.
   """
 
   features: jax.Array
@@ -40,11 +40,11 @@ class Rows(NamedTuple):
   """Consecutive dreamt rows and the W - 1 before them, all that their losses read.
 
   Attributes:
-    features: [W - 1 + R, B, F] in the compute dtype.
-    novelty: [W - 1 + R, B] float32.
-    episode: [W - 1 + R, B] int32.
-    choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
-    mask: [R, B, A] bool.
+    features: [B, W - 1 + R, F] in the compute dtype.
+    novelty: [B, W - 1 + R] float32.
+    episode: [B, W - 1 + R] int32.
+    choice: [B, R] or [B, R, M] int32 actions, or [B, R, A] float32 actions before tanh.
+    mask: [B, R, A] bool.
   """
 
   features: jax.Array
@@ -58,10 +58,10 @@ class Targets(NamedTuple):
   """What the rows of a dream are taught.
 
   Attributes:
-    return_: [R, B] float32.
-    advantage: [R, B] float32, divided by the spread of returns.
-    slow_value: [R, B] float32, of the slow critic.
-    weight: [R, B] float32, a row's share of the loss; 0 beyond the horizon.
+    return_: [B, R] float32.
+    advantage: [B, R] float32, divided by the spread of returns.
+    slow_value: [B, R] float32, of the slow critic.
+    weight: [B, R] float32, a row's share of the loss; 0 beyond the horizon.
   """
 
   return_: jax.Array
@@ -118,54 +118,46 @@ class ActorCritic:
       for key, (name, module) in zip(keys, modules.items(), strict=True)
     }
 
-  def _apply(self, params: Tree, name: str, inputs: jax.Array) -> jax.Array:
-    return networks.apply(self._modules()[name], params[name], inputs)
+  def _apply(self, params: Tree, name: str, features: jax.Array, beside: jax.Array) -> jax.Array:
+    """A network that reads features, the map in them as seen from the agent, and one thing more."""
+    seen = features[..., self.feature_size - self.sight.size :]
+    return networks.apply(
+      self._modules()[name], params[name], features, self.sight.view(seen), beside
+    )
 
   def scores(self, params: Tree, features: jax.Array, novelty: jax.Array) -> jax.Array:
     """[..., F] features and [...] novelty to [...] float32 salience."""
     novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
-    joined = self._join(features, novelty)
-    return self._apply(params, 'salience', joined)[..., 0].astype(jnp.float32)
-
-  def _join(self, features: jax.Array, beside: jax.Array) -> jax.Array:
-    """What a network reads: features, the map in them as seen from the agent, and one thing more."""
-    seen = features[..., self.feature_size - self.sight.size :]
-    return jnp.concatenate([features, self.sight.view(seen), beside], axis=-1)
+    return self._apply(params, 'salience', features, novelty)[..., 0].astype(jnp.float32)
 
   def pool(self, window: Window) -> jax.Array:
-    """[W, B, ...] to the context of the newest row, [B, F]."""
-    same = window.episode == window.episode[-1]
-    scores = jnp.where(same, window.scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=0).astype(window.features.dtype)
-    # No product of matrices, for which XLA's CPU would turn the window around first.
-    return jnp.sum(weights[..., None] * window.features, axis=0)
+    """[B, W, ...] to the context of the newest row, [B, F]."""
+    same = window.episode == window.episode[:, -1:]
+    weights = jax.nn.softmax(jnp.where(same, window.scores, -jnp.inf), axis=1)
+    return jnp.sum(weights[..., None].astype(window.features.dtype) * window.features, axis=1)
 
   def pool_rows(self, window: Window) -> jax.Array:
-    """[W - 1 + R, B, ...] to the context of each of the last R rows, [R, B, F].
+    """[B, W - 1 + R, ...] to the context of each of the last R rows, [B, R, F].
 
-    Adds up W shifted slices, so no [R, W, B, F] array is ever made.
+    A product of matrices for each dream, or sequence; so the rows of one lie beside each other.
     """
-    weights = self.weights(window).astype(window.features.dtype)
-    rows = self._shifted(window.features)
-    return sum(weight[..., None] * features for weight, features in zip(weights, rows, strict=True))
+    return self.weights(window).astype(window.features.dtype) @ window.features
 
   def weights(self, window: Window) -> jax.Array:
-    """[W - 1 + R, B, ...] to what each row's window counts for its context, [W, R, B] float32.
+    """[B, W - 1 + R, ...] to what each row counts for the context of the last R, [B, R, W - 1 + R].
 
-    They sum to 1 over the window, oldest first, and rows of another episode have none.
+    They sum to 1 over the rows that are looked back on; those outside the window, or of another
+    episode, have none. Float32.
     """
-    episode = jnp.stack(self._shifted(window.episode))
-    scores = jnp.stack(self._shifted(window.scores))
-    return jax.nn.softmax(jnp.where(episode == episode[-1], scores, -jnp.inf), axis=0)
-
-  def _shifted(self, rows: jax.Array) -> list[jax.Array]:
-    """[W - 1 + R, ...] to W slices of R rows, the first beginning W - 1 rows before the last."""
-    size = self.config.window
-    return [rows[i : len(rows) - size + 1 + i] for i in range(size)]
+    before = self.config.window - 1
+    newest = window.episode[:, before:]
+    age = jnp.arange(before, window.episode.shape[1])[:, None] - jnp.arange(window.episode.shape[1])
+    counts = (window.episode[:, None] == newest[..., None]) & (age >= 0) & (age <= before)
+    return jax.nn.softmax(jnp.where(counts, window.scores[:, None], -jnp.inf), axis=-1)
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., F] context."""
-    outputs = self._apply(params, 'actor', self._join(features, context))
+    outputs = self._apply(params, 'actor', features, context)
     return self._actions.policy(outputs, mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
@@ -180,7 +172,7 @@ class ActorCritic:
   def value(self, params: Tree, features: jax.Array, context: jax.Array) -> distributions.TwoHot:
     """The belief about the return from [..., F] features with [..., F] context."""
     return distributions.TwoHot.from_logits(
-      self._apply(params, 'critic', self._join(features, context)), self.config.bin_limit
+      self._apply(params, 'critic', features, context), self.config.bin_limit
     )
 
   def loss(
@@ -205,7 +197,7 @@ class ActorCritic:
     config = self.config
     window = Window(rows.features, self.scores(params, rows.features, rows.novelty), rows.episode)
     context = self.pool_rows(window)
-    features = rows.features[config.window - 1 :]
+    features = rows.features[:, config.window - 1 :]
     policy = self.policy(params, features, context, rows.mask)
     entropy = policy.entropy()
     log_prob = policy.log_prob(rows.choice)
@@ -241,17 +233,18 @@ class ActorCritic:
     Args:
       params: of salience and critic.
       slow_critic: parameters of the slow critic.
-      window: [W - 1 + T, B, ...] replayed rows, W - 1 of no episode before them; its scores are
+      window: [B, W - 1 + T, ...] replayed rows, W - 1 of no episode before them; its scores are
         unread.
-      novelty: [W - 1 + T, B] float32.
+      novelty: [B, W - 1 + T] float32.
       reward: [T, B] float32, the task's and the drives'.
       discount: [T, B] float32.
       last: [T, B] bool, rows that end an episode: they lend a value and earn no loss.
     """
     config = self.config
     window = window._replace(scores=self.scores(params, window.features, novelty))
-    context = self.pool_rows(window)
-    features = window.features[config.window - 1 :]
+    by_row = lambda x: jnp.swapaxes(x, 0, 1)
+    context = by_row(self.pool_rows(window))
+    features = by_row(window.features[:, config.window - 1 :])
     slow = self.value({'critic': slow_critic}, features, jax.lax.stop_gradient(context)).mean()
     return_ = returns.lambda_returns(
       reward, discount, slow, gamma=config.gamma, lambda_=config.lambda_, bootstrap_t=last

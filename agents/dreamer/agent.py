@@ -20,9 +20,9 @@ class PolicyState(NamedTuple):
 
   Attributes:
     recurrent: what the world model carries.
-    features: [W, N, F], of the last rows, oldest first.
-    novelty: [W, N] float32.
-    episode: [W, N] int32, a count of FIRST rows.
+    features: [N, W, F], of the last rows, oldest first.
+    novelty: [N, W] float32.
+    episode: [N, W] int32, a count of FIRST rows.
   """
 
   recurrent: world_model.Recurrent
@@ -71,9 +71,9 @@ def make_dreamer(
   def initial_policy_state(num_worlds: int) -> PolicyState:
     return PolicyState(
       recurrent=model.initial(num_worlds),
-      features=jnp.zeros((config.window, num_worlds, model.feature_size), model.dtype),
-      novelty=jnp.zeros((config.window, num_worlds), jnp.float32),
-      episode=jnp.full((config.window, num_worlds), -1, jnp.int32),
+      features=jnp.zeros((num_worlds, config.window, model.feature_size), model.dtype),
+      novelty=jnp.zeros((num_worlds, config.window), jnp.float32),
+      episode=jnp.full((num_worlds, config.window), -1, jnp.int32),
     )
 
   def act(
@@ -90,11 +90,11 @@ def make_dreamer(
     )
     novelty = novelty_of(*model.priors(params['world_model'], members).moments())
 
-    shift = lambda rows, row: jnp.concatenate([rows[1:], row[None]])
+    shift = lambda rows, row: jnp.concatenate([rows[:, 1:], row[:, None]], axis=1)
     features = shift(state.features, latent.features)
     past_novelty = shift(state.novelty, novelty)
     # The first row of all is FIRST, so what no row has filled yet stays in episode -1.
-    episode = shift(state.episode, state.episode[-1] + first)
+    episode = shift(state.episode, state.episode[:, -1] + first)
     scores = policy.scores(params['actor_critic'], features, past_novelty)
     context = policy.pool(actor_critic.Window(features, scores, episode))
 

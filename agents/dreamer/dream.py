@@ -17,9 +17,9 @@ class Start(NamedTuple):
 
   Attributes:
     latent: [B', ...] posterior states.
-    features: [W - 1, B', F] of the rows before them.
-    novelty: [W, B'] float32, of the rows before them and their own.
-    episode: [W, B'] int32, likewise.
+    features: [B', W - 1, F] of the rows before them.
+    novelty: [B', W] float32, of the rows before them and their own.
+    episode: [B', W] int32, likewise.
     weight: [B'] float32, 0 where an episode has ended and nothing can follow.
     keys: [B'] one for each dream, so that a dream does not depend on its neighbours.
   """
@@ -36,9 +36,10 @@ class Dream(NamedTuple):
   """H imagined rows behind each start; what lies beyond the horizon is zero and weighs nothing.
 
   Attributes:
-    features: [W - 1 + H + 1, B', F]: the rows before, the start, and the imagined ones.
-    novelty: [W - 1 + H + 1, B'] float32.
-    episode: [W - 1 + H + 1, B'] int32.
+    features: [B', W - 1 + H + 1, F]: the rows before, the start, and the imagined ones; a dream's
+      beside each other, as pooling reads them.
+    novelty: [B', W - 1 + H + 1] float32.
+    episode: [B', W - 1 + H + 1] int32.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
     mask: [H, B', A] bool.
     reward: [H + 1, B'] float32, predicted, arriving at the row.
@@ -121,18 +122,18 @@ def rollout(
 
   latent = start.latent
   features = latent.features
-  prefix = jnp.concatenate([start.features, features[None]])
-  after = lambda x, rows: jnp.concatenate([x, jnp.zeros((rows, *x.shape[1:]), x.dtype)])
+  prefix = jnp.concatenate([start.features, features[:, None]], axis=1)
+  after = lambda x, rows: jnp.pad(x, ((0, 0), (0, rows), *[(0, 0)] * (x.ndim - 2)))
   row = lambda x: jnp.zeros((num_rows + 1, *x.shape), x.dtype).at[0].set(x)
   buffers = {
     'features': after(prefix, num_rows),
     'novelty': after(start.novelty, num_rows),
     'scores': after(actor_critic.scores(policy_params, prefix, start.novelty), num_rows),
-    'episode': jnp.concatenate([start.episode, jnp.tile(start.episode[-1], (num_rows, 1))]),
+    'episode': jnp.pad(start.episode, ((0, 0), (0, num_rows)), mode='edge'),
   }
 
   def context_at(buffers, t):
-    last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, window), buffers)
+    last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, window, axis=1), buffers)
     return actor_critic.pool(ac.Window(last['features'], last['scores'], last['episode']))
 
   context = context_at(buffers, 0)
@@ -168,7 +169,7 @@ def rollout(
       'scores': actor_critic.scores(policy_params, features, novelty),
     }
     put = jax.lax.dynamic_update_index_in_dim
-    buffers = buffers | {name: put(buffers[name], x, window + t, 0) for name, x in new.items()}
+    buffers = buffers | {name: put(buffers[name], x, window + t, 1) for name, x in new.items()}
     context = context_at(buffers, t + 1)
     arrived = {
       'reward': model.reward(model_params, latent.belief, seen_before, recurrent.action).mean(),
@@ -226,13 +227,14 @@ def returns_and_weights(
 
 def rows(dream: Dream, first: jax.Array | int, count: int, window: int) -> ac.Rows:
   """`count` rows of a dream from row `first` on, with the `window` - 1 rows before them."""
-  cut = lambda x, size: jax.lax.dynamic_slice_in_dim(x, first, size)
+  cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, window - 1 + count, axis=1)
+  by_dream = lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, first, count), 0, 1)
   return ac.Rows(
-    features=cut(dream.features, window - 1 + count),
-    novelty=cut(dream.novelty, window - 1 + count),
-    episode=cut(dream.episode, window - 1 + count),
-    choice=cut(dream.choice, count),
-    mask=cut(dream.mask, count),
+    features=cut(dream.features),
+    novelty=cut(dream.novelty),
+    episode=cut(dream.episode),
+    choice=by_dream(dream.choice),
+    mask=by_dream(dream.mask),
   )
 
 
@@ -240,9 +242,9 @@ class Past(NamedTuple):
   """Replayed rows as salience pooling wants them, W - 1 rows of no episode before the first.
 
   Attributes:
-    features: [W - 1 + T, B, F] in the compute dtype.
-    novelty: [W - 1 + T, B] float32.
-    episode: [W - 1 + T, B] int32; -1 before the sequence.
+    features: [B, W - 1 + T, F] in the compute dtype.
+    novelty: [B, W - 1 + T] float32.
+    episode: [B, W - 1 + T] int32; -1 before the sequence.
   """
 
   features: jax.Array
@@ -252,7 +254,11 @@ class Past(NamedTuple):
 
 def past(posterior: world_model.Posterior, novelty: jax.Array, window: int) -> Past:
   """From [T, B] rows; what came before the sequence is not known, so it is left out."""
-  before = lambda x, fill: jnp.concatenate([jnp.full((window - 1, *x.shape[1:]), fill, x.dtype), x])
+
+  def before(x: jax.Array, fill: int) -> jax.Array:
+    x = jnp.swapaxes(x, 0, 1)
+    return jnp.pad(x, ((0, 0), (window - 1, 0), *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
+
   return Past(
     features=before(posterior.latent.features, 0),
     novelty=before(novelty, 0),
@@ -293,17 +299,16 @@ def starts(
   column = jnp.arange(batch)
 
   rows = past(posterior, novelty, window)
-  offsets = jnp.arange(window)[:, None, None]
-  index = row + offsets  # [W, count, B], into the rows shifted by W - 1
-  merge = lambda x, lead: x.reshape(*x.shape[:lead], count * batch, *x.shape[lead + 2 :])
+  index = row[..., None] + jnp.arange(window)  # [count, B, W], into the rows shifted by W - 1
+  merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   dream_keys = jax.vmap(jax.random.fold_in)(
     jnp.tile(keys[:, 1], count), jnp.repeat(jnp.arange(count), batch)
   )
   return Start(
-    latent=jax.tree.map(lambda x: merge(x[row, column], 0), posterior.latent),
-    features=merge(rows.features[index[:-1], column], 1),
-    novelty=merge(rows.novelty[index, column], 1),
-    episode=merge(rows.episode[index, column], 1),
-    weight=merge(1.0 - last[row, column].astype(jnp.float32), 0),
+    latent=jax.tree.map(lambda x: merge(x[row, column]), posterior.latent),
+    features=merge(rows.features[column[:, None], index[..., :-1]]),
+    novelty=merge(rows.novelty[column[:, None], index]),
+    episode=merge(rows.episode[column[:, None], index]),
+    weight=merge(1.0 - last[row, column].astype(jnp.float32)),
     keys=dream_keys,
   )

@@ -69,4 +69,6 @@ def foresee(
   past = dream.past(posterior, novelty_of(*moments), model.config.window)
   scores = actor_critic.scores(policy_params, past.features, past.novelty)
   weights = actor_critic.weights(ac.Window(past.features, scores, past.episode))
-  return agent_lib.Foresight(expected, weights[..., 0].T)
+  row = jnp.arange(num_rows)[:, None]
+  looked_back_on = row + jnp.arange(model.config.window)
+  return agent_lib.Foresight(expected, weights[0, row, looked_back_on])

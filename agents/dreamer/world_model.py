@@ -108,7 +108,7 @@ class NormalisedGRU(nn.Module):
   def __call__(self, state: jax.Array, inputs: jax.Array) -> jax.Array:
     """[B, H] state and [B, F] inputs to the next [B, H] state."""
     joined = jnp.concatenate([inputs, state], axis=-1).astype(self.dtype)
-    gates = nn.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
+    gates = networks.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
     gates = networks.LayerNorm(dtype=self.dtype)(gates)
     return gated(gates, state.astype(self.dtype), self.memory_rows)
 
@@ -127,7 +127,7 @@ class Change(nn.Module):
   @nn.compact
   def __call__(self, cause: jax.Array, cells: jax.Array) -> jax.Array:
     """[..., F] what all cells share, and [..., N, L + 1] the cells, to [..., N, L] logits."""
-    dense = lambda size, **options: nn.Dense(size, dtype=self.dtype, **options)
+    dense = lambda size, **options: networks.Dense(size, dtype=self.dtype, **options)
     hidden = dense(CHANGE_SIZE)(cells.astype(self.dtype))
     hidden += dense(CHANGE_SIZE, use_bias=False)(cause.astype(self.dtype))[..., None, :]
     return dense(self.levels, kernel_init=nn.initializers.zeros)(nn.silu(hidden))

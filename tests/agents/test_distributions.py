@@ -370,7 +370,7 @@ def test_bins_are_fine_near_zero_and_antisymmetric():
 def test_a_target_between_two_bins_is_shared_by_distance():
   logits = jnp.array([0.0, 0.1, 0.2, 0.3, 0.4])
   belief = two_hot(logits, 2.0)  # bins at 0, +-1.718, +-6.389
-  log_probs = np.asarray(belief.log_probs)
+  log_probs = np.asarray(jax.nn.log_softmax(logits))
   target = 0.25 * (np.e - 1)
   np.testing.assert_allclose(
     belief.log_prob(jnp.array(target, jnp.float32)),
@@ -380,6 +380,29 @@ def test_a_target_between_two_bins_is_shared_by_distance():
   # Beyond the last bin, the last bin.
   beyond = jax.vmap(belief.log_prob)(jnp.array([-1e9, 1e9]))
   np.testing.assert_allclose(beyond, log_probs[[0, 4]], rtol=1e-5)
+
+
+@pytest.mark.parametrize('bins', [5, 101])
+def test_gradients_of_a_likelihood_are_those_of_its_formula(bins):
+  """By logits and by target; many bins are compared in pieces, the last of which overlaps."""
+  rng = np.random.default_rng(0)
+  logits = jnp.asarray(5 * rng.normal(size=(7, bins)), jnp.float32)
+  target = jnp.asarray(rng.uniform(-6, 6, 7), jnp.float32)
+  weight = jnp.asarray(rng.normal(size=7), jnp.float32)
+  edges = two_hot(logits, 2.0).bins
+
+  def by_formula(logits, target):
+    upper = jnp.searchsorted(edges, target)
+    share = (target - edges[upper - 1]) / (edges[upper] - edges[upper - 1])
+    log_probs = jax.nn.log_softmax(logits)
+    row = jnp.arange(7)
+    log_prob = (1 - share) * log_probs[row, upper - 1] + share * log_probs[row, upper]
+    return jnp.sum(weight * log_prob)
+
+  given = lambda logits, target: jnp.sum(weight * two_hot(logits, 2.0).log_prob(target))
+  results = [jax.value_and_grad(f, argnums=(0, 1))(logits, target) for f in (given, by_formula)]
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+  jax.tree.map(close, *results)
 
 
 def test_likelihood_is_greatest_at_the_target():

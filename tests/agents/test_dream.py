@@ -81,7 +81,7 @@ def dreamt(rollout, params, slow_critic, start):
 
 def latent_at(dreamer, dreamt, row):
   """The latents at one row of a dream; row 0 is the start."""
-  features = dreamt.features[WINDOW - 1 + row]
+  features = dreamt.features[:, WINDOW - 1 + row]
   size = dreamer.config.deterministic_size
   return world_model.Latent(features[:, :size], features[:, size:], features[:, :0])
 
@@ -114,11 +114,11 @@ def test_a_start_brings_the_rows_before_it(count):
     for w in range(WINDOW):
       before = row - (WINDOW - 1) + w
       expected = number[before, stream] if before >= 0 else 0.0
-      assert start.novelty[w, i] == expected / 2
+      assert start.novelty[i, w] == expected / 2
       if w < WINDOW - 1:
-        np.testing.assert_array_equal(start.features[w, i], [expected, -expected])
+        np.testing.assert_array_equal(start.features[i, w], [expected, -expected])
       same_episode = before >= 0 and not (stream == 1 and before < 3 <= row)
-      assert (start.episode[w, i] == start.episode[-1, i]) == same_episode
+      assert (start.episode[i, w] == start.episode[i, -1]) == same_episode
   assert len(seen) == total  # drawn without replacement
 
 
@@ -138,28 +138,28 @@ def test_a_window_of_one_row_brings_nothing_before_it():
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool)
   start = starts(posterior, last, number, DREAM_KEYS, num_rows=None, window=1)
-  assert start.features.shape == (0, 18, 2) and start.novelty.shape == (1, 18)
+  assert start.features.shape == (18, 0, 2) and start.novelty.shape == (18, 1)
 
 
 def test_the_past_of_a_sequence_is_left_out_of_its_first_window():
   posterior, number = numbered_posterior()
   past = dream.past(posterior, number, WINDOW)
   np.testing.assert_array_equal(
-    past.episode[:, :2].T, [[-1, -1, 1, 1, 1, 1, 1, 1], [-1, -1, 0, 0, 0, 1, 1, 1]]
+    past.episode[:2], [[-1, -1, 1, 1, 1, 1, 1, 1], [-1, -1, 0, 0, 0, 1, 1, 1]]
   )
-  np.testing.assert_array_equal(past.features[WINDOW - 1 :, :, 0], number)
-  np.testing.assert_array_equal(past.novelty[WINDOW - 1 :], number)
+  np.testing.assert_array_equal(past.features[:, WINDOW - 1 :, 0], number.T)
+  np.testing.assert_array_equal(past.novelty[:, WINDOW - 1 :], number.T)
 
 
 # What a dream follows.
 
 
 def test_a_dream_begins_at_its_start(dreamt, start):
-  np.testing.assert_array_equal(dreamt.features[: WINDOW - 1], start.features)
-  np.testing.assert_array_equal(dreamt.features[WINDOW - 1], start.latent.features)
-  np.testing.assert_array_equal(dreamt.novelty[:WINDOW], start.novelty)
-  np.testing.assert_array_equal(dreamt.episode[:WINDOW], start.episode)
-  assert (dreamt.episode[WINDOW:] == start.episode[-1]).all()
+  np.testing.assert_array_equal(dreamt.features[:, : WINDOW - 1], start.features)
+  np.testing.assert_array_equal(dreamt.features[:, WINDOW - 1], start.latent.features)
+  np.testing.assert_array_equal(dreamt.novelty[:, :WINDOW], start.novelty)
+  np.testing.assert_array_equal(dreamt.episode[:, :WINDOW], start.episode)
+  assert (dreamt.episode[:, WINDOW:] == start.episode[:, -1:]).all()
 
 
 def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dreamt):
@@ -174,26 +174,27 @@ def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dr
     deterministic, novelty = next_row(latent_at(dreamer, dreamt, t), dreamt.choice[t])
     expected = latent_at(dreamer, dreamt, t + 1).deterministic
     np.testing.assert_allclose(deterministic, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(novelty, dreamt.novelty[WINDOW + t], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(novelty, dreamt.novelty[:, WINDOW + t], rtol=1e-3, atol=1e-5)
   other = next_row(latent_at(dreamer, dreamt, 0), (dreamt.choice[0] + 1) % 4)[0]
   assert np.abs(other - latent_at(dreamer, dreamt, 1).deterministic).max() > 1e-3
 
 
 def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_critic, dreamt):
   model, policy = dreamer.model, dreamer.actor_critic
-  features = dreamt.features[WINDOW - 1 :]
+  features = dreamt.features[:, WINDOW - 1 :]
   rows = slice(1, 5)
 
   @jax.jit
   def predict(params):
     scores = policy.scores(params['actor_critic'], dreamt.features, dreamt.novelty)
     context = policy.pool_rows(ac.Window(dreamt.features, scores, dreamt.episode))
-    return (
+    predicted = (
       model.reward(params['world_model'], features, features[..., :0], features[..., :0]).mean(),
       model.discount(params['world_model'], features),
       policy.value({'critic': slow_critic}, features, context).mean(),
       model.action_mask(params['world_model'], features),
     )
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), predicted)
 
   reward, discount, value, mask = predict(params)
   close = {'rtol': 1e-3, 'atol': 1e-4}
@@ -224,11 +225,11 @@ def test_choices_are_the_policys_at_their_own_row(dreamer, params, slow_critic, 
   def modes(params, rows):
     scores = policy.scores(params, rows.features, rows.novelty)
     context = policy.pool_rows(ac.Window(rows.features, scores, rows.episode))
-    return policy.policy(params, rows.features[WINDOW - 1 :], context, rows.mask).mode()
+    return policy.policy(params, rows.features[:, WINDOW - 1 :], context, rows.mask).mode()
 
   expected = modes(sure['actor_critic'], rows)
   # One per cent of all choices is still drawn at random.
-  assert (dreamt.choice[:4] == expected).mean() > 0.9
+  assert (expected == dreamt.choice[:4].T).mean() > 0.9
   assert len(np.unique(expected)) > 1
 
 
@@ -244,10 +245,10 @@ def test_a_dream_follows_one_member_and_dreams_follow_all(
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   dreamt = rollout(changed, slow_critic, start, 4)
-  stochastic = np.asarray(dreamt.features[WINDOW : WINDOW + 4, :, -size:])
+  stochastic = np.asarray(dreamt.features[:, WINDOW : WINDOW + 4, -size:])
   followed = np.rint(stochastic / 100)
-  assert (followed == followed[:1, :, :1]).all()
-  assert set(followed[0, :, 0]) == set(range(NUM_MEMBERS))
+  assert (followed == followed[:, :1, :1]).all()
+  assert set(followed[:, 0, 0]) == set(range(NUM_MEMBERS))
   noise = stochastic - 100 * followed
   assert len(np.unique(noise)) == noise.size  # fresh at every row of every dream
 
@@ -262,21 +263,23 @@ def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, r
     keys=moved,
   )
 
-  def put(other, own, axis):
-    index = (slice(None),) * axis + (column,)
-    return other.at[index].set(own[index])
+  def put(other, own):
+    return other.at[column].set(own[column])
 
   mixed = others._replace(
-    latent=jax.tree.map(lambda other, own: put(other, own, 0), others.latent, start.latent),
-    features=put(others.features, start.features, 1),
-    novelty=put(others.novelty, start.novelty, 1),
-    keys=put(others.keys, start.keys, 0),
+    latent=jax.tree.map(lambda other, own: put(other, own), others.latent, start.latent),
+    features=put(others.features, start.features),
+    novelty=put(others.novelty, start.novelty),
+    keys=put(others.keys, start.keys),
   )
   result = rollout(params, slow_critic, mixed, 4)
-  for name in ('features', 'novelty', 'choice', 'reward', 'discount', 'value'):
+  for name in ('choice', 'reward', 'discount', 'value'):
     got, expected = (np.asarray(getattr(x, name)) for x in (result, dreamt))
     np.testing.assert_array_equal(got[:, column], expected[:, column])
-  assert (np.asarray(result.features)[WINDOW + 1] != np.asarray(dreamt.features)[WINDOW + 1])[
+  for name in ('features', 'novelty'):
+    got, expected = (np.asarray(getattr(x, name)) for x in (result, dreamt))
+    np.testing.assert_array_equal(got[column], expected[column])
+  assert (result.features[:, WINDOW + 1] != dreamt.features[:, WINDOW + 1])[
     np.arange(18) != column
   ].any(-1).all()  # fmt: skip
 
@@ -284,23 +287,27 @@ def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, r
 def test_a_dream_alone_is_the_dream_in_a_batch(params, slow_critic, start, rollout, dreamt):
   alone = dream.Start(
     latent=jax.tree.map(lambda x: x[7:8], start.latent),
-    features=start.features[:, 7:8],
-    novelty=start.novelty[:, 7:8],
-    episode=start.episode[:, 7:8],
+    features=start.features[7:8],
+    novelty=start.novelty[7:8],
+    episode=start.episode[7:8],
     weight=start.weight[7:8],
     keys=start.keys[7:8],
   )
   result = rollout(params, slow_critic, alone, 4)
   np.testing.assert_array_equal(result.choice[:, 0], dreamt.choice[:, 7])
-  for name in ('features', 'novelty', 'reward', 'discount', 'value'):
+  close = {'rtol': 1e-3, 'atol': 1e-4}
+  for name in ('reward', 'discount', 'value'):
     got, expected = (getattr(x, name) for x in (result, dreamt))
-    np.testing.assert_allclose(got[:, 0], expected[:, 7], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(got[:, 0], expected[:, 7], **close)
+  for name in ('features', 'novelty'):
+    got, expected = (getattr(x, name) for x in (result, dreamt))
+    np.testing.assert_allclose(got[0], expected[7], **close)
 
 
 def test_two_dreams_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
   same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), start.latent)
   dreamt = rollout(params, slow_critic, start._replace(latent=same), 4)
-  assert len(np.unique(np.asarray(dreamt.features)[WINDOW, :, -1])) == 18
+  assert len(np.unique(np.asarray(dreamt.features)[:, WINDOW, -1])) == 18
 
 
 # Where a dream ends.
@@ -309,9 +316,9 @@ def test_two_dreams_from_one_state_differ_by_their_keys(params, slow_critic, sta
 def test_a_longer_dream_continues_a_shorter_one(params, slow_critic, start, rollout, dreamt):
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], dreamt.choice[:4])
-  np.testing.assert_array_equal(longer.features[: WINDOW + 4], dreamt.features[: WINDOW + 4])
+  np.testing.assert_array_equal(longer.features[:, : WINDOW + 4], dreamt.features[:, : WINDOW + 4])
   np.testing.assert_array_equal(longer.reward[:5], dreamt.reward[:5])
-  assert (longer.features[-1] != 0).all()
+  assert (longer.features[:, -1] != 0).all()
 
 
 def test_nothing_is_dreamt_beyond_the_horizon(dreamt):
@@ -321,7 +328,7 @@ def test_nothing_is_dreamt_beyond_the_horizon(dreamt):
     assert (rows[5:] == 0).all() and (rows[1:5] != 0).all()
   for name in ('features', 'novelty'):
     rows = np.asarray(getattr(dreamt, name))
-    assert (rows[WINDOW + 4 :] == 0).all() and (rows[WINDOW : WINDOW + 4] != 0).all()
+    assert (rows[:, WINDOW + 4 :] == 0).all() and (rows[:, WINDOW : WINDOW + 4] != 0).all()
 
 
 def test_no_horizon_is_traced_again(params, slow_critic, start, rollout):
@@ -434,7 +441,7 @@ def policy_gradient(dreamer):
 def targets_of(dreamt, rows=slice(None)):
   return_, weight = worth(dreamt, gamma=0.99, lambda_=0.95)
   targets = ac.Targets(return_, return_ - dreamt.value[:-1], dreamt.value[:-1], weight)
-  return jax.tree.map(lambda x: x[rows], targets)
+  return jax.tree.map(lambda x: x[rows].T, targets)
 
 
 @pytest.mark.parametrize('trained', [False, True])
@@ -471,8 +478,8 @@ def test_the_parts_of_a_dream_add_up_to_the_whole(params, dreamt, policy_gradien
 def test_rows_beyond_the_horizon_teach_nothing(params, dreamt, policy_gradient):
   rows, targets = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW), targets_of(dreamt)
   changed = rows._replace(
-    features=rows.features.at[WINDOW + 4 :].set(9.0),
-    choice=rows.choice.at[4:].set(3),
+    features=rows.features.at[:, WINDOW + 4 :].set(9.0),
+    choice=rows.choice.at[:, 4:].set(3),
   )
   results = [policy_gradient(params['actor_critic'], x, targets) for x in (rows, changed)]
   jax.tree.map(np.testing.assert_array_equal, *results)
@@ -500,7 +507,7 @@ def test_a_continuous_world_is_dreamt_and_learned_from(
     )[0]  # fmt: skip
 
   dreamt, grads = learn(params)
-  assert dreamt.mask.all() and (dreamt.features[WINDOW : WINDOW + 3] != 0).all()
+  assert dreamt.mask.all() and (dreamt.features[:, WINDOW : WINDOW + 3] != 0).all()
   assert dreamt.choice.shape == (HORIZON_MAX, 6, 2) and dreamt.choice.dtype == jnp.float32
   for name in ('salience', 'actor', 'critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

@@ -33,6 +33,32 @@ def test_an_mlp_computes_in_its_dtype_on_float32_parameters(dtype):
   assert jax.eval_shape(mlp.apply, variables, x).dtype == dtype
 
 
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('sizes', [(5,), (2, 0, 3)])
+def test_parts_beside_each_other_are_read_as_if_joined(sizes, dtype):
+  """Values and all gradients are those of one product of what is joined."""
+  rng = np.random.default_rng(0)
+  array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  parts, weight = [array(3, 4, size).astype(dtype) for size in sizes], array(3, 4, 6)
+  dense = networks.Dense(6, dtype=dtype)
+  params = {'kernel': array(5, 6), 'bias': array(6)}
+
+  def apart(params, parts):
+    return jnp.sum(weight * networks.apply(dense, params, *parts).astype(jnp.float32))
+
+  def joined(params, parts):
+    x = jnp.concatenate(parts, axis=-1).astype(jnp.float32)
+    return jnp.sum(weight * (x @ params['kernel'] + params['bias']))
+
+  value, grads = jax.value_and_grad(apart, argnums=(0, 1))(params, parts)
+  expected, expected_grads = jax.value_and_grad(joined, argnums=(0, 1))(params, parts)
+  close = {'rtol': 1e-5, 'atol': 1e-5} if dtype == jnp.float32 else {'rtol': 0.05, 'atol': 0.1}
+  np.testing.assert_allclose(value, expected, **close)
+  compare = lambda x, y: np.testing.assert_allclose(*map(np.float32, (x, y)), **close)
+  jax.tree.map(compare, grads, expected_grads)
+  assert {leaf.dtype for leaf in jax.tree.leaves(grads[0])} == {jnp.dtype('float32')}
+
+
 def test_an_mlp_takes_any_leading_axes():
   mlp = networks.MLP(8, 1, 3)
   x = jax.random.normal(jax.random.key(0), (2, 3, 5))

@@ -133,7 +133,7 @@ def test_in_a_dream_the_map_is_decoded_and_rewards_come_from_the_map_before(
   dreamt = jax.jit(
     lambda start: dream.rollout(model, policy, params, slow_critic, start, jnp.int32(4))
   )(start)
-  features = dreamt.features[WINDOW - 1 : WINDOW + 4]
+  features = dreamt.features[:, WINDOW - 1 : WINDOW + 4].swapaxes(0, 1)
   belief, seen = features[..., : model.belief_size], features[..., model.belief_size :]
   np.testing.assert_array_equal(seen[0], start.latent.seen)
   action = model.encode_action(dreamt.choice[:4])
