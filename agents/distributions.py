@@ -384,11 +384,13 @@ class TwoHot(NamedTuple):
     return cls(logits.astype(jnp.float32), networks.symexp(positions))
 
   def mean(self) -> jax.Array:
-    """[...] float32; what is on both sides is taken away first, so equal ones give exactly 0."""
+    """[...] float32; of two opposite bins the difference counts, so equal ones give exactly 0."""
     middle = self.bins.shape[0] // 2
-    shares = jnp.exp(self.logits - jax.lax.stop_gradient(networks.largest(self.logits))[..., None])
-    difference = shares[..., middle + 1 :] - shares[..., :middle][..., ::-1]
-    return difference @ self.bins[middle + 1 :] / networks.total(shares)
+    highest = jax.lax.stop_gradient(networks.largest(self.logits))
+    logits = self.logits - highest[..., None]
+    above, below = jnp.exp(logits[..., middle + 1 :]), jnp.exp(logits[..., :middle])
+    total = networks.total(above) + networks.total(below) + jnp.exp(logits[..., middle])
+    return (above - below[..., ::-1]) @ self.bins[middle + 1 :] / total
 
   def log_prob(self, target: jax.Array) -> jax.Array:
     """[...] float32, log-likelihood of `target` shared between its two neighbouring bins."""

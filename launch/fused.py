@@ -16,7 +16,7 @@ from agents import agent as agent_lib
 from agents import masked_ppo
 from launch import config as launch_config
 from launch import local, metrics
-from learner import checkpoint, ppo_update
+from learner import allocator, checkpoint, ppo_update
 from learner import fused as fused_lib
 from replay import parameters
 
@@ -228,6 +228,7 @@ def _describe(
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   """What other runs tell their nodes by the environment; here JAX is imported already."""
+  allocator.keep()
   logging.set_verbosity(logging.WARNING)  # what nodes log goes to files, and here is the terminal
   for name, value in local.COMMON.items():
     os.environ.setdefault(name, value)

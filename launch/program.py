@@ -28,7 +28,7 @@ from agents import masked_ppo
 from agents.dreamer import agent as dreamer_agent
 from launch import config as launch_config
 from launch import metrics
-from learner import checkpoint, dreamer_update, on_policy, ppo_update
+from learner import allocator, checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
 from learner import process_group as process_group_lib
 from replay import checkpoint as replay_checkpoint
@@ -247,6 +247,7 @@ def build_learner(
   replay: Sequence[reverb.Client],
 ) -> learner_lib.Learner:
   """The learner node, or one of those that learn as one."""
+  allocator.keep()
   should_stop = _stop_signal()
   group = None
   if place is not None:  # before any array is made

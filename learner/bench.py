@@ -30,8 +30,8 @@ from agents import experience
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
 from agents.dreamer import dream
+from learner import allocator, dreamer_update
 from learner import config as learner_config
-from learner import dreamer_update
 
 _MIN_ROUNDS = 3
 _EPISODE_ROWS = 32  # of a random sequence, in the mean
@@ -165,6 +165,7 @@ def update(
     raise ValueError(f'--boredom {" ".join(map(str, boredom))}: each must lie in [0, 1]')
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
+  allocator.keep()
   # Boredom stays what it is set to, whatever the model learns.
   agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)

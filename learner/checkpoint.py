@@ -1,6 +1,5 @@
 """Saves and restores one replica of a train state, checked and in the background, with Orbax."""
 
-import ctypes
 import errno
 import hashlib
 import logging as levels
@@ -15,10 +14,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
+from learner import allocator
+
 Tree = Any
 STATE, DIGEST = 'state', 'digest'
 KEEP = 3
-_LIBC = ctypes.CDLL(None)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -133,7 +133,7 @@ class Checkpointer:
     """
     if step == self._manager.latest_step():
       return
-    _LIBC.malloc_trim(0)  # each save runs in threads of its own, whose memory is kept otherwise
+    allocator.trim()  # each save runs in threads of its own, whose memory is kept otherwise
     arrays = _to_arrays(state)
     for _ in range(2):  # the first may only hear of the save before
       try:
