@@ -3,7 +3,7 @@
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
-_FOREVER = 2**31 - 1
+_NEVER = -1
 _LIBC = ctypes.CDLL(None)
 
 
@@ -16,7 +16,7 @@ def keep() -> None:
   stays as it was. Does nothing where the C library is another.
   """
   if hasattr(_LIBC, 'mallopt'):
-    for option, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _FOREVER)):
+    for option, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER)):
       _LIBC.mallopt(option, value)
 
 
