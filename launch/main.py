@@ -611,7 +611,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
         exporter.serve_forever()
     return 0
   if sampling or arguments.check:
-    return _inspect_stored(arguments)
+    try:
+      return _inspect_stored(arguments)
+    except KeyboardInterrupt:
+      print('stopped', file=sys.stderr)
+      return 130
   report = inspection.inspect(arguments.target)
   print(local.to_json(report)) if arguments.json else inspection.show(report)
   return 0
