@@ -64,7 +64,7 @@ class Profiler:
   """Traces a span of one node's work, and never ends the node: what fails is logged.
 
   What a process does first is compiled, and left out. A span that was traced is not traced again,
-  so that a node which is started anew goes on; one that was killed while it traced begins again.
+  so a node that is started anew goes on; one that was killed while it traced traces the rest.
 
   Args:
     span: of learner steps.
