@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -41,6 +41,16 @@ class ActorConfig:
       raise ValueError(f'actor.log_period={self.log_period!r}: must be positive seconds')
 
 
+class Profiler(Protocol):
+  """Traces some unrolls."""
+
+  def reach(self, step: int) -> None:
+    """Is told the version of the parameters before each unroll."""
+
+  def close(self, step: int) -> None:
+    """Ends the trace."""
+
+
 class Actor:
   """Plays N worlds with the newest parameters, and writes what happened.
 
@@ -57,6 +67,7 @@ class Actor:
     actor_id: which actor this is.
     seed: of the run.
     launch_id: of this launch; final parameters of an older one do not end this one.
+    profiler: traces some of it; None for nothing.
   """
 
   def __init__(
@@ -72,6 +83,7 @@ class Actor:
     actor_id: int,
     seed: int,
     launch_id: int,
+    profiler: Profiler | None = None,
   ):
     self._unroll = unroll
     self._source = source
@@ -83,6 +95,7 @@ class Actor:
     self._actor_id = actor_id
     self._seed = seed
     self._launch_id = launch_id
+    self._profiler = profiler
     self._newest: parameters.Snapshot | None = None
 
   def run(self) -> None:
@@ -103,16 +116,21 @@ class Actor:
       if newest is not None and newest is not snapshot:
         snapshot, params = newest, jax.device_put(newest.params)
       key, unroll_key = jax.random.split(key)
+      if self._profiler is not None:
+        self._profiler.reach(snapshot.version)
       version = np.int32(snapshot.version)
       state, sequence, episodes = self._unroll.unroll(
         params, unroll_key, state, version, np.int32(self._actor_id)
       )
       host_sequence, episodes = jax.device_get((sequence, episodes))
-      window.throttled += self._writer.write(host_sequence, self._is_over)
+      with jax.profiler.TraceAnnotation('write to replay'):
+        window.throttled += self._writer.write(host_sequence, self._is_over)
       window.add(episodes, self._config)
       if time.monotonic() - window.start > self._config.log_period:
         self._logger.write(window.report(self._environment_step(), snapshot.version))
         window = _Window()
+    if self._profiler is not None:
+      self._profiler.close(snapshot.version)
     self._writer.close()
     self._logger.close()
 

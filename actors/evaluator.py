@@ -76,6 +76,8 @@ class Moment(NamedTuple):
     reward: for it.
     episode_return: undiscounted, so far.
     last: whether the episode ends here.
+    policy: probabilities of the legal choices from which the next action is made, by name, the
+      likeliest first; None where the episode ends, and of an agent that does not say.
   """
 
   step: int
@@ -86,6 +88,7 @@ class Moment(NamedTuple):
   reward: float
   episode_return: float
   last: bool
+  policy: dict[str, float] | None = None
 
 
 class Recording(NamedTuple):
@@ -165,9 +168,20 @@ class Play:
 
   @functools.cached_property
   def _one_world(self) -> rollout.Unroll:
+    agent = self._agent
+    if agent.explain is not None:
+      agent = agent._replace(act=agent.explain)
     return rollout.make_unroll(
-      self._environment, self._agent, num_worlds=1, num_rows=2, greedy=self._greedy
+      self._environment, agent, num_worlds=1, num_rows=2, greedy=self._greedy
     )
+
+  @functools.cached_property
+  def _choices(self) -> list[str]:
+    """What the choices are called; where they have no names, their numbers in each part."""
+    counts = environment_lib.num_choices(self._environment.action_spec)
+    part = lambda index: '' if len(counts) == 1 else f'{index}: '
+    numbers = [f'{part(i)}{choice}' for i, count in enumerate(counts) for choice in range(count)]
+    return list(self._environment.action_names) or numbers
 
   def moments(self, params: Any, key: jax.Array) -> Iterator[Moment]:
     """One episode, played as far as it is asked for."""
@@ -180,7 +194,7 @@ class Play:
     for step in itertools.count():
       first = lambda tree: jax.tree.map(lambda x: x[0], jax.device_get(tree))
       timestep = first(state.timestep)
-      yield Moment(
+      moment = Moment(
         step=step,
         observation=timestep.observation,
         frame=show(first(state.env_state)),
@@ -190,13 +204,21 @@ class Play:
         episode_return=float(state.episode_return[0]),
         last=bool(timestep.last()),
       )
-      if timestep.last():
+      if moment.last:
+        yield moment
         return
       step_key = jax.random.fold_in(key, step)
       state, sequence, _ = self._one_world.unroll(params, step_key, state, zero, zero)
-      action, log_prob = first((sequence.action, sequence.extras.get('log_prob')))
-      action = action[0]
-      probability = None if log_prob is None or not discrete else float(np.exp(log_prob[0]))
+      action, extras = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras)))
+      probability = float(np.exp(extras['log_prob'])) if discrete and 'log_prob' in extras else None
+      yield moment._replace(policy=self._policy(extras))
+
+  def _policy(self, extras: dict[str, np.ndarray]) -> dict[str, float] | None:
+    if 'log_probs' not in extras:
+      return None
+    chances = zip(self._choices, np.exp(extras['log_probs']).tolist(), strict=True)
+    legal = [(name, chance) for name, chance in chances if chance > 0]
+    return dict(sorted(legal, key=lambda pair: -pair[1]))
 
   def record(self, params: Any, key: jax.Array, num_rows: int | None = None) -> Recording:
     """One episode, or its first `num_rows` rows."""

@@ -9,6 +9,7 @@ from typing import Any
 import imageio.v2 as imageio
 import jax
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 Tree = Any
 Draw = Callable[[Tree], np.ndarray | None]
@@ -16,6 +17,7 @@ Draw = Callable[[Tree], np.ndarray | None]
 SIDE = 160  # pixels of the smaller side of what is small, at least
 MARGIN = 8
 BARS = 32  # pixels of height
+PANEL, LINE, NAME, BAR = 200, 14, 84, 64  # pixels: of what stands beside a frame, and of its parts
 GROUND = (24, 24, 27)
 INK = (228, 228, 231)
 SEEN, DREAMT = (0, 158, 115), (204, 121, 167)  # Okabe and Ito's green and purple
@@ -94,6 +96,45 @@ def _enlarge(frame: np.ndarray) -> np.ndarray:
   frame = frame.repeat(scale, axis=0).repeat(scale, axis=1)
   odd = [(0, length % 2) for length in frame.shape[:2]]
   return np.pad(frame, (*odd, (0, 0)), mode='edge')
+
+
+def likeliest(policy: dict[str, float], most: int) -> list[tuple[str, float]]:
+  """At most so many choices; of those that have no place, how many there are and their sum.
+
+  Args:
+    policy: probabilities by name, the likeliest first.
+    most: at least 1.
+  """
+  pairs = list(policy.items())
+  if len(pairs) <= most:
+    return pairs
+  shown, rest = pairs[: most - 1], pairs[most - 1 :]
+  return [*shown, (f'{len(rest)} others', sum(chance for _, chance in rest))]
+
+
+def with_policy(frame: np.ndarray, policy: dict[str, float]) -> np.ndarray:
+  """A frame, and right of it what may be done there and how likely it is.
+
+  Args:
+    frame: [H, W, 3] uint8; a small one is enlarged.
+    policy: as of `likeliest`; as many as there is room for.
+
+  Returns:
+    [H, W, 3] uint8, equal for equal frames whatever the policy.
+  """
+  frame = _enlarge(frame)
+  height = frame.shape[0]
+  panel = Image.new('RGB', (PANEL, height), GROUND)
+  draw, font = ImageDraw.Draw(panel), ImageFont.load_default(11)
+  left = MARGIN + NAME
+  rows = likeliest(policy, max(1, (height - 2 * MARGIN) // LINE))
+  for top, (name, chance) in zip(range(MARGIN, height, LINE), rows, strict=False):
+    while font.getlength(name) > NAME - MARGIN // 2:
+      name = name[:-1]
+    draw.text((MARGIN, top), name, INK, font)
+    draw.rectangle((left, top + 2, left + round(chance * BAR), top + LINE - 4), SEEN)
+    draw.text((left + BAR + MARGIN // 2, top), f'{chance:.2f}', INK, font)
+  return np.concatenate([frame, np.asarray(panel)], axis=1)
 
 
 def beside(

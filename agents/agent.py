@@ -33,6 +33,9 @@ class Agent(NamedTuple):
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
     act: (acting params, key, policy state, timestep, *, greedy) -> (policy state, Decision), for
       N worlds at once. A FIRST row clears the policy state. `greedy` asks for the mode.
+    explain: as `act`, with `extras` that say what it chose among as well: `log_probs` [N, A]
+      float32, those of all choices, in sum over an action's parts; None for an agent that acts
+      continuously or does not say.
     foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
       Foresight of one episode that begins at row 0 and of which it sees `context` rows; None for an
       agent without a model.
@@ -43,4 +46,5 @@ class Agent(NamedTuple):
   initial_policy_state: Callable[[int], Tree]
   stored_state: Callable[[Tree], Tree]
   act: Callable[..., tuple[Tree, Any]]
+  explain: Callable[..., tuple[Tree, Any]] | None = None
   foresee: Callable[..., Foresight] | None = None

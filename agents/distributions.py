@@ -78,6 +78,11 @@ class MultiCategorical(NamedTuple):
 
   parts: tuple[MaskedCategorical, ...]
 
+  @property
+  def log_probs(self) -> jax.Array:
+    """[..., A] float32, those of all parts, one after another."""
+    return jnp.concatenate([part.log_probs for part in self.parts], axis=-1)
+
   @classmethod
   def from_logits(
     cls,

@@ -5,6 +5,7 @@ and the heads where one row does not tell enough (`recurrent_size`).
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -389,7 +390,13 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
   network = Network(config, observation_spec, action_spec)
 
   def act(
-    params: Tree, key: chex.PRNGKey, memory: dict[str, jax.Array], timestep: Any, *, greedy: bool
+    params: Tree,
+    key: chex.PRNGKey,
+    memory: dict[str, jax.Array],
+    timestep: Any,
+    *,
+    greedy: bool,
+    explain: bool = False,
   ) -> tuple[dict[str, jax.Array], experience.Decision]:
     inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
     memory, outputs, value = network.apply(params, inputs[None], first[None], memory)
@@ -400,6 +407,8 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     if network.discrete:
       action = chances.mode() if greedy else chances.sample(noise)
       action = choice = action.astype(jnp.int32)
+      if explain:
+        extras['log_probs'] = chances.log_probs
     else:
       # Without noise a sample is the mode, and its likelihood that of what is played.
       action, choice = chances.sample(jnp.zeros_like(noise) if greedy else noise)
@@ -412,5 +421,6 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     initial_policy_state=network.initial_memory,
     stored_state=lambda memory: memory,
     act=act,
+    explain=functools.partial(act, explain=True) if network.discrete else None,
   )
   return PPO(config, network, agent)

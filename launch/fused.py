@@ -18,6 +18,7 @@ from launch import config as launch_config
 from launch import local, metrics
 from learner import allocator, checkpoint, ppo_update
 from learner import fused as fused_lib
+from learner import profile as profile_lib
 from replay import parameters
 
 
@@ -114,7 +115,11 @@ def _available_bytes(devices: list[jax.Device]) -> int | None:
 
 
 def train(
-  config: launch_config.ExperimentConfig, folder: pathlib.Path, *, reset_moments: bool = False
+  config: launch_config.ExperimentConfig,
+  folder: pathlib.Path,
+  *,
+  reset_moments: bool = False,
+  profile: profile_lib.Span | None = None,
 ) -> int:
   """Runs until it is learned, interrupted or failed.
 
@@ -122,6 +127,7 @@ def train(
     config: of the run.
     folder: of the run, opened.
     reset_moments: whether the optimizer begins anew where the run goes on.
+    profile: updates that are traced; None for none.
 
   Returns:
     The exit code: 0 when learned or stopped, 1 when its numbers were no longer finite.
@@ -195,6 +201,9 @@ def train(
       seed=config.seed,
       entropy_scale=agent_config.entropy_scale,
       reset_moments=reset_moments,
+      profiler=None
+      if profile is None
+      else profile_lib.Profiler(profile, profile.folder(folder) / 'learner'),
     )
     try:
       finished = run.run()
@@ -206,6 +215,8 @@ def train(
       for logger in (*loggers.values(), events):
         logger.close()
   progress.end()
+  if profile is not None:
+    print(profile_lib.report(profile, folder), flush=True)
   print(local.summary(folder) if finished else _farewell(folder), flush=True)
   return 0
 

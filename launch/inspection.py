@@ -459,6 +459,12 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
     named['environment steps'] = f'{report["environment_step"]:,}'
   if report['parameter_version'] is not None:
     named['parameters'] = f'version {report["parameter_version"]:,}'
+  elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone
+    published = report['tables'][tables.PARAMS]['inserted']
+    named['parameters'] = (
+      f'published {published:,} times; their version stands in what is stored, and to sample that would '
+      "change the table's counters: give the run's folder"
+    )
   if report['staleness']:
     newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
     span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -22,6 +23,7 @@ from launch import config as launch_config
 from launch import metrics, program, supervisor
 from launch import template as template_lib
 from learner import fused
+from learner import profile as profile_lib
 from replay import checkpoint as replay_checkpoint
 from replay import loopback, tables
 
@@ -214,6 +216,39 @@ def _memory() -> int:
   return min(total, int(text)) if text.isdigit() else total
 
 
+def prepare_profile(
+  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> None:
+  """Refuses updates that a run will not do, and makes room for the trace of the others.
+
+  Args:
+    profile: updates to be traced.
+    config: of the run.
+    folder: of the run, which may be new.
+
+  Raises:
+    ValueError: the run will not get there, or is there already.
+  """
+  text = f'--profile {profile.start}:{profile.stop}'
+  checkpoints = (folder / 'checkpoints').glob('*')
+  done = max((int(path.name) for path in checkpoints if path.name.isdigit()), default=0)
+  if profile.start < done:
+    raise ValueError(f'{text}: the run goes on from update {done:,}; begin there or later')
+  newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
+  missing = max(0, config.max_environment_steps - newest.get('environment_step', 0))
+  if config.agent_name == 'dreamer':
+    warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
+    missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
+  most = newest.get('learner_step', 0) - (
+    -missing // (config.batch_size * config.steps_per_sequence)
+  )
+  if profile.start >= most:
+    raise ValueError(
+      f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
+    )
+  shutil.rmtree(profile.folder(folder), ignore_errors=True)
+
+
 class Share(NamedTuple):
   """What of a run is this host's, when it has several.
 
@@ -239,6 +274,7 @@ def train(
   share: Share | None = None,
   *,
   exposed: bool = False,
+  profile: profile_lib.Span | None = None,
 ) -> int:
   """Runs everything, or a host's share, until it is learned, interrupted or failed.
 
@@ -248,6 +284,7 @@ def train(
     template: forks the nodes; without it each imports everything itself.
     share: of this host; None for everything.
     exposed: whether other machines may reach replay, where it is this host's.
+    profile: updates that are traced; None for none.
 
   Returns:
     The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
@@ -288,6 +325,7 @@ def train(
       shards_here=shards_here,
       exposed=exposed,
       coordinator=coordinator,
+      profile=profile,
     )
     commands = program.commands(topology, addresses, scratch)
     here = share.nodes if share else [name for name in commands if name != program.ENDING]
@@ -364,6 +402,8 @@ def train(
     ).run()
     shutil.rmtree(scratch, ignore_errors=True)
   progress.end()
+  if profile is not None:
+    print(profile_lib.report(profile, folder), flush=True)
   if outcome.failed is not None:
     print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')
     print('\n'.join(f'  {line}' for line in outcome.last_lines))

@@ -44,6 +44,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     action='store_true',
     help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
   )
+  train.add_argument(
+    '--profile',
+    metavar='START:STOP',
+    help='trace these updates of the learner, and an actor meanwhile; such as 100:110',
+  )
 
   launch = commands.add_parser(
     'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
@@ -363,21 +368,25 @@ def _check_environment(config: Any) -> None:
 
 def _train(arguments: argparse.Namespace) -> int:
   from launch import fused, local, template
+  from learner import profile as profile_lib
 
   # All is imported now and nothing has run: what follows will start the threads of JAX.
   with contextlib.closing(template.Template()) as forks:
     config = make_config(arguments)
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
+    profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
+    folder = arguments.run or _new_folder(config)
     _check_environment(config)
     memory = '' if config.fused else local.check_memory(config)
-    folder = arguments.run or _new_folder(config)
+    if profile is not None:
+      local.prepare_profile(profile, config, folder)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if config.fused:
-      return fused.train(config, folder, reset_moments=arguments.reset_moments)
+      return fused.train(config, folder, reset_moments=arguments.reset_moments, profile=profile)
     print(memory, flush=True)
-    return local.train(config, folder, forks, exposed=arguments.expose)
+    return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)
 
 
 def _new_folder(config: Any) -> pathlib.Path:
@@ -602,7 +611,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
         exporter.serve_forever()
     return 0
   if sampling or arguments.check:
-    return _inspect_stored(arguments)
+    try:
+      return _inspect_stored(arguments)
+    except KeyboardInterrupt:
+      print('stopped', file=sys.stderr)
+      return 130
   report = inspection.inspect(arguments.target)
   print(local.to_json(report)) if arguments.json else inspection.show(report)
   return 0

@@ -31,6 +31,7 @@ from launch import metrics
 from learner import allocator, checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
 from learner import process_group as process_group_lib
+from learner import profile as profile_lib
 from replay import checkpoint as replay_checkpoint
 from replay import connection, parameters, reader, tables, writer
 
@@ -244,6 +245,7 @@ def build_learner(
   launch_id: int,
   shards_here: Sequence[int],
   place: process_group_lib.Place | None,
+  profile: profile_lib.Span | None,
   replay: Sequence[reverb.Client],
 ) -> learner_lib.Learner:
   """The learner node, or one of those that learn as one."""
@@ -301,6 +303,9 @@ def build_learner(
     launch_id=launch_id,
     intake=intake,
     process_group=group,
+    profiler=profile_lib.Profiler(profile, profile.folder(run) / LEARNER)
+    if profile is not None and speaks
+    else None,
   )
 
 
@@ -309,11 +314,22 @@ def build_actor(
   run: pathlib.Path,
   actor_id: int,
   launch_id: int,
+  profile: profile_lib.Span | None,
   replay: Sequence[reverb.Client],
 ) -> actor.Actor:
   """One actor node."""
   parts = make_parts(config)
   name = f'{ACTOR}-{actor_id}'
+  profiler = None
+  if profile is not None and actor_id == 0:
+    # The version that the learner has published last when it begins.
+    start = max(0, profile.start + 1 - config.learner.publish_period)
+    profiler = profile_lib.Profiler(
+      profile._replace(start=start),
+      profile.folder(run) / name,
+      most=profile_lib.MOST_UNROLLS,
+      late=True,
+    )
   address = _addresses(replay)
   source = parameters.Source(address, parts.params_schema, name=name)
   environment_step = environment_steps(config, address, name)
@@ -335,6 +351,7 @@ def build_actor(
     actor_id=actor_id,
     seed=config.seed,
     launch_id=launch_id,
+    profiler=profiler,
   )
 
 
@@ -434,6 +451,7 @@ def make_program(
   shards_here: Sequence[int] | None = None,
   exposed: bool = True,
   coordinator: str | None = None,
+  profile: profile_lib.Span | None = None,
 ) -> lp.Program:
   """The topology of one run.
 
@@ -445,6 +463,7 @@ def make_program(
       for all.
     exposed: whether other machines may reach replay.
     coordinator: HOST:PORT of the first process of a learner that has several.
+    profile: updates that are traced; None for none.
   """
   program = lp.Program('hephaestus')
   folders = replay_folders(run, config.replay.num_shards)
@@ -455,10 +474,14 @@ def make_program(
     size = config.learner.num_processes
     for rank in range(size):
       place = None if coordinator is None else process_group_lib.Place(coordinator, rank, size)
-      program.add_node(lp.PyClassNode(build_learner, config, run, launch_id, here, place, replay))
+      program.add_node(
+        lp.PyClassNode(build_learner, config, run, launch_id, here, place, profile, replay)
+      )
   with program.group(ACTOR):
     for actor_id in range(config.actor.num_actors):
-      program.add_node(lp.PyClassNode(build_actor, config, run, actor_id, launch_id, replay))
+      program.add_node(
+        lp.PyClassNode(build_actor, config, run, actor_id, launch_id, profile, replay)
+      )
   with program.group(EVALUATOR):
     program.add_node(lp.PyClassNode(build_evaluator, config, run, launch_id, replay))
   with program.group(ENDING):

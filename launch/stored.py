@@ -3,7 +3,9 @@
 import collections
 import datetime
 import pathlib
+import threading
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import dm_env
@@ -63,7 +65,7 @@ class Stored(NamedTuple):
 def read(target: str, num_samples: int = 0) -> Stored:
   """Reads all of the newest checkpoint; the run may be going on, and is not disturbed.
 
-  It takes as much memory as the replay server does.
+  It takes as much memory as the replay server does. Ctrl-C ends it, and deletes the copy.
 
   Args:
     target: a run's folder.
@@ -72,6 +74,18 @@ def read(target: str, num_samples: int = 0) -> Stored:
   Raises:
     ValueError: the target is none, or has no checkpoint of its replay.
   """
+  stop = threading.Event()
+  # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+  with futures.ThreadPoolExecutor(1, thread_name_prefix='read') as thread:
+    reading = thread.submit(_read, target, num_samples, stop)
+    try:
+      return reading.result()
+    except KeyboardInterrupt:
+      stop.set()
+      raise
+
+
+def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
   folder, config, _ = inspection.find(target)
   if folder is None or config is None:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
@@ -87,6 +101,8 @@ def read(target: str, num_samples: int = 0) -> Stored:
   here = {name: place for name, place in places.items() if pathlib.Path(place).is_dir()} or places
   readings: list[_Reading] = []
   for name, place in here.items():
+    if stop.is_set():
+      raise InterruptedError
     try:
       copy = contents_lib.Contents(place)
     except FileNotFoundError as error:
@@ -96,7 +112,7 @@ def read(target: str, num_samples: int = 0) -> Stored:
       ) from None
     with copy:
       restarts = [row['time'] for row in inspection.starts_of_replay(folder, name)]
-      readings.append(_Reading(copy, schema, num_samples, restarts))
+      readings.append(_Reading(copy, schema, num_samples, restarts, stop))
   # An actor's sequences go to the shards in turn, so that what follows in one is not the next.
   num_worlds = config.actor.num_worlds if num_shards == 1 else None
   draw = parts.environment.draw
@@ -122,6 +138,7 @@ class _Reading:
     schema: columns_lib.Columns,
     num_samples: int,
     restarts: list[float],
+    stop: threading.Event,
   ):
     self._copy = copy
     self.saved = copy.saved
@@ -139,6 +156,8 @@ class _Reading:
       count = len(copy.items[name])
       wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
       for index, (item, arrays) in enumerate(copy.read(name)):
+        if stop.is_set():
+          raise InterruptedError
         self.digests[name].append(contents_lib.digest(arrays))
         mismatch = schema.mismatch(arrays)
         if mismatch:  # of all of them, where the table says so itself

@@ -11,6 +11,7 @@ import numpy as np
 import rich.color
 import rich.console
 import rich.live
+import rich.markup
 import rich.measure
 import rich.segment
 import rich.style
@@ -19,7 +20,8 @@ import rich.table
 from actors import evaluator, films
 from launch import local
 
-NUMBERS = 26  # columns of a terminal that are kept for what stands beside the picture
+NUMBERS = 30  # columns of a terminal that are kept for what stands beside the picture
+LIKELIEST, BAR = 8, 10  # choices of the policy that are shown, and the columns of a sure one's bar
 
 
 def watch(
@@ -84,7 +86,10 @@ def watch(
           raise ValueError(
             f'--output {output}: {world} has no renderer; leave it out to see the numbers'
           )
-        frames.append(moment.frame)
+        explained = saved.agent.explain is not None
+        frames.append(
+          films.with_policy(moment.frame, moment.policy or {}) if explained else moment.frame
+        )
     elif console.is_terminal:
       with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
         for episode, moment in moments():
@@ -94,7 +99,9 @@ def watch(
           time.sleep(max(0.0, begun + 1 / frames_per_second - time.monotonic()))
     else:
       for _, moment in moments():
-        say('  '.join(f'{name} {value}' for name, value in _numbers(moment).items()))
+        say(
+          '  '.join(f'{name} {value}' for name, value in _numbers(moment).items()) + _next(moment)
+        )
   except KeyboardInterrupt:
     ended.append('stopped')
   for line in ended:
@@ -126,6 +133,24 @@ def _numbers(moment: evaluator.Moment) -> dict[str, str]:
   }
 
 
+def _next(moment: evaluator.Moment) -> str:
+  """What the policy would do now, for the end of a line."""
+  if not moment.policy:
+    return ''
+  pairs = films.likeliest(moment.policy, LIKELIEST)
+  return '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
+
+
+def _bars(policy: dict[str, float]) -> rich.table.Table:
+  """The likeliest choices, each with a bar as long as it is likely."""
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
+  view.add_column(min_width=BAR)
+  for name, chance in films.likeliest(policy, LIKELIEST):
+    view.add_row(rich.markup.escape(name), '█' * round(chance * BAR), f'{chance:.2f}')
+  return view
+
+
 def _side_by_side(
   console: rich.console.Console, moment: evaluator.Moment, heading: str
 ) -> rich.console.RenderableType:
@@ -133,7 +158,7 @@ def _side_by_side(
   numbers = rich.table.Table.grid(padding=(0, 2))
   for name, value in _numbers(moment).items():
     numbers.add_row(name, value)
-  beside = rich.console.Group(heading, '', numbers)
+  beside = rich.console.Group(heading, '', numbers, '', _bars(moment.policy or {}))
   if moment.frame is None:
     return beside
   width, height = console.size

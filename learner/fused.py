@@ -15,6 +15,7 @@ from absl import logging
 from learner import checkpoint as checkpoint_lib
 from learner import config as learner_config
 from learner import dreamer_update, ppo_update
+from learner import profile as profile_lib
 
 Tree = Any
 DEVICES = ppo_update.DEVICES
@@ -234,6 +235,7 @@ class Run:
     seed: of the first state.
     entropy_scale: of the agent, to name in a warning.
     reset_moments: whether the optimizer begins anew where the run goes on.
+    profiler: traces some of the updates; None for none.
   """
 
   def __init__(
@@ -253,12 +255,14 @@ class Run:
     seed: int,
     entropy_scale: float,
     reset_moments: bool = False,
+    profiler: profile_lib.Profiler | None = None,
   ):
     self._fused = fused
     self._config = config
     self._checkpointer = checkpointer
     self._score = score
     self._score_period = score_period
+    self._profiler = profiler
     self._make_logger = make_logger
     self._tick = tick
     self._should_stop = should_stop
@@ -313,7 +317,11 @@ class Run:
         count = min(count, period - self._step % period, self._last_step - self._step)
         if save_period is not None:
           count = min(count, save_period - self._step % save_period)
-        self._state, metrics = self._fused.iterate(self._state, count)
+        if self._profiler is not None:
+          self._profiler.reach(self._step)
+          count = min(count, (self._profiler.next(self._step) or self._last_step) - self._step)
+        with jax.profiler.StepTraceAnnotation('update', step_num=self._step):
+          self._state, metrics = self._fused.iterate(self._state, count)
         values = jax.device_get(jax.tree.map(lambda x: x[0], metrics))
         _check_finite(values, self._step)  # before anything of it is saved
         for name, value in values.items():
@@ -333,6 +341,8 @@ class Run:
           self._save()
         self._tick()
     finally:
+      if self._profiler is not None:
+        self._profiler.close(self._step)
       logger.close()
     self._save()
     finished = not self._should_stop()

@@ -1,6 +1,7 @@
 """The Learner node: next batch, pmapped update; publish, save and report now and then."""
 
 import dataclasses
+import functools
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ from learner import checkpoint as checkpoint_lib
 from learner import config as learner_config
 from learner import dreamer_update, on_policy, ppo_update
 from learner import process_group as process_group_lib
+from learner import profile as profile_lib
 from replay import parameters
 from replay import reader as reader_lib
 
@@ -55,6 +57,7 @@ class Learner:
     devices: local devices; None for all.
     process_group: of the processes that learn as one, each of which reads its part of every batch;
       None where this one is alone. Only the first publishes, saves and reports.
+    profiler: traces some of the updates; None for none.
   """
 
   def __init__(
@@ -80,6 +83,7 @@ class Learner:
     intake: on_policy.Intake | None = None,
     devices: list[jax.Device] | None = None,
     process_group: process_group_lib.ProcessGroup | None = None,
+    profiler: profile_lib.Profiler | None = None,
   ):
     self._config = config
     self._reader = reader
@@ -99,6 +103,7 @@ class Learner:
     self._steps_per_batch = batch_size * steps_per_sequence
     self._devices = devices or jax.local_devices()
     self._group = process_group
+    self._profiler = profiler
     self._speaks = process_group is None or process_group.is_first
 
     self._update = jax.pmap(
@@ -146,7 +151,8 @@ class Learner:
     try:
       while self._group is not None or not self._wishes_to_end():
         waited = time.monotonic()
-        batch = batches.get(timeout_seconds=0.2)
+        with jax.profiler.TraceAnnotation('wait for replay'):
+          batch = batches.get(timeout_seconds=0.2)
         # Whoever waits while the device is still busy starves nobody.
         idle = not pending or _is_ready(pending[-1])
         window.starved += (time.monotonic() - waited) if idle else 0.0
@@ -168,9 +174,12 @@ class Learner:
           jax.block_until_ready(pending[-1])  # one update in flight, so batches are drawn in time
         if self._intake is not None:
           self._poll()  # a run ends after the update for which enough was collected
+        if self._profiler is not None:
+          self._profiler.reach(self._step)
         if self._group is not None:
           self._group.begin_update(self._step)
-        self._state, metrics = self._update(self._state, batch)
+        with jax.profiler.StepTraceAnnotation('update', step_num=self._step):
+          self._state, metrics = self._update(self._state, batch)
         if self._group is not None:
           self._group.dispatched_update(next(iter(metrics.values())))
         if self._first_update is None:
@@ -197,6 +206,8 @@ class Learner:
           self._save_state(pending)
           background.submit(self._try_save_replay)
     finally:
+      if self._profiler is not None:
+        self._profiler.close(self._step)
       batches.close()
       background.close()
     finished = self._finished
@@ -446,6 +457,7 @@ def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
   """
   traces = 0
 
+  @functools.wraps(function)  # whose name is that of the program, in a profile
   def traced(*arguments):
     nonlocal traces
     traces += 1

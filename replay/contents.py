@@ -8,9 +8,11 @@ table gives each item once, the oldest first, and holds nobody back.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import math
 import os
+import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -29,6 +31,7 @@ from replay import checkpoint, tables
 # seen confirmed, and what comes between the moments at which two tables are saved.
 IN_BETWEEN = 64
 _RECORDS = 1024  # read at once
+_COPY = '.copy-'
 
 
 class Item(NamedTuple):
@@ -88,9 +91,7 @@ class Contents:
       FileNotFoundError: there is no whole checkpoint.
     """
     with contextlib.ExitStack() as stack:
-      # Beside the original where that can be, so that the copy is of links.
-      place = directory if os.access(directory, os.W_OK) else None
-      target = stack.enter_context(tempfile.TemporaryDirectory(prefix='.copy-', dir=place))
+      target = stack.enter_context(_place(directory))
       folder, self.broken = checkpoint.copy(directory, target)
       if folder is None:
         raise FileNotFoundError('; '.join([f'no whole checkpoint in {directory}', *self.broken]))
@@ -137,6 +138,43 @@ class Contents:
   def _stop(self) -> None:
     with _quiet():
       self._server.stop()
+
+
+@contextlib.contextmanager
+def _place(directory: str) -> Iterator[str]:
+  """A folder for a copy; beside the original where that can be, so that the copy is of links.
+
+  Its owner holds a lock on it, so that those whose owners were killed are known, and deleted.
+  """
+  if not os.access(directory, os.W_OK):
+    with tempfile.TemporaryDirectory(prefix=_COPY) as target:
+      yield target
+    return
+  with contextlib.ExitStack() as stack:
+    with _locked(directory):  # lest another take a new one for an old one
+      for name in os.listdir(directory):
+        if name.startswith(_COPY):
+          path = os.path.join(directory, name)
+          with contextlib.suppress(OSError), _locked(path, wait=False):
+            shutil.rmtree(path)
+      target = stack.enter_context(tempfile.TemporaryDirectory(prefix=_COPY, dir=directory))
+      stack.enter_context(_locked(target))
+    yield target
+
+
+@contextlib.contextmanager
+def _locked(folder: str, *, wait: bool = True) -> Iterator[None]:
+  """Holds a folder; OSError where another process does, and it is not waited for."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks is no reason not to look
+      if not wait:
+        raise
+    yield
+  finally:
+    os.close(descriptor)
 
 
 def digest(columns: list[np.ndarray]) -> bytes:

@@ -45,6 +45,10 @@ class Catch(environment.Environment):
     return specs.DiscreteArray(3, np.int32, 'left_stay_right')
 
   @property
+  def action_names(self) -> tuple[str, ...]:
+    return ('left', 'stay', 'right')
+
+  @property
   def max_steps(self) -> int:
     return self.rows - 1
 

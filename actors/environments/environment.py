@@ -98,6 +98,11 @@ class Environment(abc.ABC):
   def max_steps(self) -> int:
     """The most steps an episode can take before it is LAST."""
 
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    """For people: what the choices are called, in their order; empty where nobody named them."""
+    return ()
+
   @abc.abstractmethod
   def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
     """Begins an episode: its state, and a timestep that is FIRST."""
@@ -192,6 +197,8 @@ def check(environment: Environment) -> None:
   if isinstance(action_spec, specs.DiscreteArray) and action_spec.dtype != np.int32:
     raise ValueError(f'action_spec has dtype {action_spec.dtype}: discrete actions are int32')
   choices = num_choices(action_spec)
+  if environment.action_names and len(environment.action_names) != sum(choices):
+    raise ValueError(f'action_names={environment.action_names!r}: there are {sum(choices)} choices')
   for path, spec in jax.tree_util.tree_leaves_with_path(environment.observation_spec):
     if not isinstance(spec, specs.Array):
       field = f'observation_spec{jax.tree_util.keystr(path)}'

@@ -97,6 +97,10 @@ class GridWorld(environment.Environment):
   def action_spec(self) -> specs.DiscreteArray:
     return specs.DiscreteArray(5, np.int32, 'up_down_left_right_collect')
 
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return ('up', 'down', 'left', 'right', 'collect')
+
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     grid_key, position_key = jax.random.split(key)
     position = jax.random.randint(position_key, (2,), 0, self.size)

@@ -83,6 +83,10 @@ class NoisyCorridor(environment.Environment):
   def action_spec(self) -> specs.DiscreteArray:
     return specs.DiscreteArray(3, np.int32, 'left_stay_right')
 
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return ('left', 'stay', 'right')
+
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     place_key, pixels_key = jax.random.split(key)
     place = jax.random.randint(place_key, (), 0, self._num_open)

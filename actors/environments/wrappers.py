@@ -57,6 +57,10 @@ class AutoReset(Environment):
   def max_steps(self) -> int:
     return self.environment.max_steps
 
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return self.environment.action_names
+
   def reset(self, key: chex.PRNGKey) -> tuple[AutoResetState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
     return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
@@ -112,6 +116,10 @@ class TimeLimit(Environment):
   @property
   def action_spec(self) -> specs.BoundedArray:
     return self.environment.action_spec
+
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return self.environment.action_names
 
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)

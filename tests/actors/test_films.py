@@ -85,3 +85,24 @@ def test_an_agent_is_filmed_at_the_end_and_beside_its_dream(tmp_path):
   camera.film(8, acting, jax.random.key(0), final=True)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['6-dream.gif', '8.gif']
   assert len(imageio.mimread(tmp_path / '6-dream.gif')) == 4
+
+
+def test_what_has_no_place_beside_a_frame_is_summed_up():
+  policy = {'up': 0.5, 'siphon': 0.25, 'PUSH': 0.125, 'WAIT': 0.125}
+  assert films.likeliest(policy, 4) == list(policy.items())
+  assert films.likeliest(policy, 3) == [('up', 0.5), ('siphon', 0.25), ('2 others', 0.25)]
+
+
+def test_the_likelier_a_choice_the_longer_its_bar():
+  frame = np.full((240, 336, 3), 9, np.uint8)
+  shown = films.with_policy(frame, {'a name that is too long for its place': 0.75, 'b': 0.25})
+  empty = films.with_policy(frame, {})
+  assert shown.shape == empty.shape and shown.dtype == np.uint8
+  np.testing.assert_array_equal(shown[:, :336], frame)
+  bars = (shown == films.SEEN).all(-1).sum(1)
+  lengths = [length for length in bars.tolist() if length]
+  assert lengths[0] > 2.5 * lengths[-1] and len(set(lengths)) == 2
+  assert not (empty[:, 336:] != films.GROUND).any()
+  # A name does not reach into its bar.
+  bar = 336 + films.MARGIN + films.NAME
+  assert (shown[:, bar - 2 : bar] == films.GROUND).all()

@@ -66,8 +66,12 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert list((folder / 'videos').glob('5.gif'))
   assert config.load(folder / 'config.yaml').agent_name == 'ppo'
 
-  assert train('--steps', 900) == 0  # without a word on agent or world: the folder knows
-  assert 'learner_step=8' in capsys.readouterr().out.splitlines()[-1]
+  # Without a word on agent or world: the folder knows.
+  assert train('--steps', 900, '--profile', '6:8') == 0
+  out = capsys.readouterr().out
+  assert 'learner_step=8' in out.splitlines()[-1]
+  assert 'learner, updates 6 to 8: ' in out and 'pmap_call' in out
+  assert (folder / 'profile' / '6-8' / 'learner' / 'perfetto.json.gz').exists()
   steps = [row['learner_step'] for row in rows(folder, 'learner')]
   assert steps == [2, 4, 5, 6, 8]
   scored = rows(folder, 'evaluator')
@@ -94,6 +98,10 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert 'without a replay' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
+  assert train('--profile', '8:10') == 2
+  assert '--profile 8:10: the run goes on from update 9; begin there' in capsys.readouterr().err
+  assert train('--profile', '10:11') == 2
+  assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 

@@ -167,6 +167,9 @@ def test_a_server_alone_tells_what_it_knows(run, capsys):
   printed = capsys.readouterr().out
   assert 'no batch before 4 more sequences are inserted' in printed
   assert 'nobody waits' in printed and 'environment steps' not in printed
+  words = ' '.join(printed.split())
+  assert 'parameters published 0 times; their version stands in what is stored' in words
+  assert "would change the table's counters: give the run's folder" in words
 
 
 def test_a_run_in_its_first_second_is_looked_at(run):

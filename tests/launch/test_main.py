@@ -38,6 +38,11 @@ def folder(tmp_path):
     (['--agent', 'ppo', '--expose'], '--expose: a fused run listens at no port'),
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
+    (['--profile', '5'], '--profile 5: write it as START:STOP'),
+    (
+      ['--preset', 'laptop', '--steps', '5000', '--profile', '259:300'],
+      '--profile 259:300: the run ends after about 259 updates; begin earlier',
+    ),
     (['--fused'], '--fused: the dreamer learns from replay'),
     (['--reset-moments'], '--reset-moments: is for fused runs of ppo'),
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pathlib
+import signal
+import threading
 import time
 
 import dm_env
@@ -11,7 +14,7 @@ import pytest
 import reverb
 
 from launch import config, experiments, local, main, program, stored
-from replay import checkpoint, tables, writer
+from replay import checkpoint, contents, tables, writer
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 ROWS, WORLDS, UNROLLS, FRONTIER = 6, 4, 6, 8
@@ -239,6 +242,35 @@ def test_a_live_server_is_left_as_it_was(run, sequences, capsys):
   assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
   printed = capsys.readouterr().out
   assert 'sampled 1 times' in printed or 'sampled 0 times' in printed
+
+
+def test_copies_of_the_dead_are_deleted_and_those_of_the_living_are_not(run, sequences):
+  run.write(sequences)
+  run.save()
+  # As a process leaves it that was killed: nobody holds a lock on it.
+  dead = pathlib.Path(run.replay, '.copy-dead')
+  (dead / 'checkpoint').mkdir(parents=True)
+  with contents.Contents(run.replay):
+    assert not dead.exists()
+    (living,) = pathlib.Path(run.replay).glob('.copy-*')
+    assert stored.read(str(run.folder)).violations == []
+    assert living.exists()
+  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
+
+
+def test_ctrl_c_deletes_the_copy(run, sequences, monkeypatch, capsys):
+  run.write(sequences)
+  run.save()
+  read = contents.Contents.read
+
+  def interrupted(self, table):
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    return read(self, table)
+
+  monkeypatch.setattr(contents.Contents, 'read', interrupted)
+  assert inspect(run.folder, '--check') == 130
+  assert capsys.readouterr().err == 'stopped\n'
+  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
 
 
 def test_samples_say_what_happened_and_who_acted(run, sequences, capsys):

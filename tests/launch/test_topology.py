@@ -30,13 +30,13 @@ PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 class Launch:
   """`hephaestus train` on one folder."""
 
-  def __init__(self, folder, *overrides, agent='dreamer'):
+  def __init__(self, folder, *overrides, agent='dreamer', flags=()):
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
       [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--agent', agent, '--no-fused',
-       '--set', *overrides],
+       *flags, '--set', *overrides],
       stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
     )  # fmt: skip
 
@@ -199,7 +199,8 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
 def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, monkeypatch):
   # Little time is spent in these programs, and much in making them.
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
-  run = Launch(folder, *tiny, 'replay.num_shards=2', 'max_environment_steps=600')
+  options = ('replay.num_shards=2', 'max_environment_steps=600')
+  run = Launch(folder, *tiny, *options, flags=('--profile', '20:24'))
   kept = lambda shard: any((folder / 'replay' / f'shard-{shard}' / 'kept').glob('*'))
   run.wait_for(lambda: run.step() > 0 and kept(0) and kept(1), 'a checkpoint of both shards')
   run.kill('replay-1')
@@ -207,6 +208,13 @@ def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, monkey
   assert living(folder) == []
   final = run.rows('evaluator')[-1]
   assert final['final'] and final['environment_step'] >= 600
+  # Learner and actor were traced for a while, and went on.
+  learner, actor = (
+    run.words().split('\nlearner, updates 20 to 24: ')[1].split('\nactor-0, versions ')
+  )
+  assert 'it waited for replay' in learner and 'pmap_update' in learner
+  assert 'it wrote to replay' in actor and 'jit_unroll' in actor
+  assert 'perfetto.json.gz' in actor and actor.index('perfetto') < actor.index('done: ')
   checked = subprocess.run(
     [HEPHAESTUS, 'inspect', folder, '--check'], capture_output=True, text=True, timeout=PATIENCE
   )

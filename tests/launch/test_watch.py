@@ -52,9 +52,18 @@ def test_where_there_is_no_terminal_each_step_is_a_line(folder, capsys):
   assert run(folder, '--episodes', 2, '--seed', 3) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == f'{folder}: catch, update 7, by chance'
-  assert lines[1] == 'step 0  action -  reward 0.00  return 0.00'
+  assert lines[1].startswith('step 0  action -  reward 0.00  return 0.00  next: ')
   assert all('action' in line and 'probability 0.' in line for line in lines[2 : 2 + STEPS])
   assert [line.split()[1] for line in lines[1:-2]] == [*map(str, range(STEPS + 1))] * 2
+  # Of what an untrained policy chooses among, the likeliest first.
+  pairs = [pair.split() for pair in lines[1].split('next: ')[1].split(', ')]
+  chances = [float(chance) for _, chance in pairs]
+  assert {name for name, _ in pairs} == {'left', 'stay', 'right'}
+  assert chances == sorted(chances, reverse=True) and sum(chances) == pytest.approx(1.0, abs=0.02)
+  played = int(lines[2].split('action ')[1].split()[0])
+  chosen = float(lines[2].split('probability ')[1].split()[0])
+  assert dict(pairs)[['left', 'stay', 'right'][played]] == f'{chosen:.2f}'
+  assert 'next' not in lines[1 + STEPS]
   final = lines[1 + STEPS].split()[-1]
   assert lines[-2] == f'episode 1: return {final} in {STEPS} steps'
 
@@ -68,6 +77,7 @@ def test_a_terminal_shows_picture_and_numbers(folder):
   shown = screen.getvalue()
   assert '▀' in shown and '38;2;' in shown and '48;2;' in shown
   assert 'episode 1 of 1' in shown and 'reward' in shown and 'by the mode' in shown
+  assert all(name in shown for name in ('left', 'stay', 'right')) and '█' in shown
   assert f'in {STEPS} steps' in shown.splitlines()[-1]
 
 
@@ -84,7 +94,9 @@ def test_a_picture_fits_the_terminal_and_keeps_its_colours():
 def test_a_film_has_every_frame(folder, tmp_path, capsys):
   film = tmp_path / 'film.gif'
   assert run(folder, '--output', film, '--episodes', 2, '--fps', 20) == 0
-  assert len(imageio.mimread(film)) <= 2 * (STEPS + 1)  # equal neighbours are one
+  frames = imageio.mimread(film)
+  assert len(frames) <= 2 * (STEPS + 1)  # equal neighbours are one
+  assert frames[0].shape[1] > 200  # beside it what the policy would do
   assert capsys.readouterr().out.splitlines()[-1] == f'{film}: {2 * (STEPS + 1)} frames'
 
 

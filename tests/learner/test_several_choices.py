@@ -1,12 +1,14 @@
 """Both agents play and learn where an action is several choices at once, some of them illegal."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
 
-from actors import rollout
+from actors import evaluator, rollout
 from actors.environments import environment
 from agents import masked_ppo
 from agents.dreamer import agent as dreamer_agent
@@ -104,3 +106,22 @@ def test_one_update_moves_the_actor_by_finite_numbers(trained):
   find = lambda params: params.get('actor_critic', params)['actor']
   for old, new in zip(*(jax.tree.leaves(find(params)) for params in (before, after)), strict=True):
     assert np.abs(old - new).max() > 0
+
+
+def test_what_is_shown_of_a_policy_is_what_it_chooses_among():
+  world = Dials()
+  config = masked_ppo.PPOConfig(hidden_size=8)
+  agent = masked_ppo.make_ppo(config, world.observation_spec, world.action_spec).agent
+  play = evaluator.Play(world, agent, 1, greedy=False)
+  params = jax.jit(agent.init_params)(jax.random.key(0))
+  moments = list(play.moments(params, jax.random.key(1)))
+  names = np.array(['0: 0', '0: 1', '0: 2', '1: 0', '1: 1'])
+  for before, after in itertools.pairwise(moments):
+    legal = before.observation['action_mask']
+    assert set(before.policy) == set(names[legal])
+    assert list(before.policy.values()) == sorted(before.policy.values(), reverse=True)
+    assert sum(before.policy.values()) == pytest.approx(2.0, abs=1e-5)
+    first, second = after.action
+    chosen = before.policy[f'0: {first}'] * before.policy[f'1: {second}']
+    assert after.probability == pytest.approx(chosen, rel=1e-5)
+  assert moments[-1].policy is None

@@ -85,6 +85,10 @@ class HackMatrix(environment.Environment):
     """As good as none."""
     return int(np.iinfo(np.int32).max)
 
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return ACTION_NAMES
+
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     """The first stage is empty, so nothing is drawn."""
     del key

@@ -1,4 +1,4 @@
-"""Frames of a game: the board, the player's numbers, the programs, and what a policy would do."""
+"""Frames of a game: the board, the player's numbers, and the programs."""
 
 import jax
 import numpy as np
@@ -21,18 +21,16 @@ DIGITS = (  # three bits a row, five rows
 # fmt: on
 
 
-def frame(state: State, probabilities: np.ndarray | None = None) -> np.ndarray:
+def frame(state: State) -> np.ndarray:
   """Draws one game, with row 0 at the bottom.
 
   Blocks are tiles with their points or the program's number, dimmed when siphoned; discs are
   enemies, by kind, with their HP; rings are transmissions with their countdown; the player is a
   dark diamond, the exit a green frame. Right of it are, from the top, stage, HP, score, credits,
-  energy and data siphons; then the 28 actions as tiles, programs dark when owned, with a bar below
-  each as wide as the policy gives it probability.
+  energy and data siphons; then the 28 actions as tiles, programs dark when owned.
 
   Args:
     state: of one world.
-    probabilities: [28], of the actions.
 
   Returns:
     [240, 336, 3] uint8.
@@ -56,7 +54,7 @@ def frame(state: State, probabilities: np.ndarray | None = None) -> np.ndarray:
   cell = _cell(pixels, state.row, state.col)
   down, right = np.indices((CELL, CELL)) - (CELL - 1) / 2
   cell[np.abs(down) + np.abs(right) < 8] = INK
-  _draw_panel(pixels[:, SIZE * CELL :], state, probabilities)
+  _draw_panel(pixels[:, SIZE * CELL :], state)
   return pixels
 
 
@@ -92,7 +90,7 @@ def _draw_cell(cell: np.ndarray, state: State, row: int, col: int) -> None:
     cell[frame] = EXIT_COLOUR
 
 
-def _draw_panel(panel: np.ndarray, state: State, probabilities: np.ndarray | None) -> None:
+def _draw_panel(panel: np.ndarray, state: State) -> None:
   numbers = (
     (state.stage, INK),
     (state.hp, KIND_COLOURS[0]),
@@ -109,9 +107,6 @@ def _draw_panel(panel: np.ndarray, state: State, probabilities: np.ndarray | Non
     has_action = program < 0 or bool(state.owned[program])
     panel[top : top + 14, left : left + 18] = INK if has_action else FAINT
     _write(panel, top + 2, left + 2, action, BACKGROUND if has_action else LINE)
-    if probabilities is not None:
-      width = round(18 * float(probabilities[action]))
-      panel[top + 16 : top + 20, left : left + width] = KIND_COLOURS[0]
 
 
 def _write(

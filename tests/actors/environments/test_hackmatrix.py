@@ -7,7 +7,7 @@ import pytest
 
 import actors.environments
 from actors.environments import hackmatrix, wrappers
-from actors.environments.hackmatrix import board, observation, rendering
+from actors.environments.hackmatrix import board, observation
 from actors.environments.hackmatrix import state as state_lib
 from actors.environments.hackmatrix.state import (
   DATA,
@@ -596,9 +596,9 @@ def test_the_limit_cuts_off_what_is_not_over():
   assert not first.last() and second.last() and second.discount == 1.0
 
 
-def test_a_frame_shows_the_policy():
+def test_a_frame_shows_what_is_on_the_board():
   state = game((1, 1), enemies=[(VIRUS, 4, 4)], transmissions=[(3, 3, 2)], blocks=[(2, 2, DATA)])
-  plain = GAME.render(state)
-  policy = rendering.frame(state, np.full((28,), 1 / 28))
-  assert plain.shape == policy.shape == (240, 336, 3) and plain.dtype == np.uint8
-  assert (plain != policy).any()
+  frame, empty = GAME.render(state), GAME.render(game((1, 1)))
+  assert frame.shape == (240, 336, 3) and frame.dtype == np.uint8
+  cells = (frame != empty)[:, :240].any(-1).reshape(6, 40, 6, 40).any((1, 3))[::-1]
+  assert {(4, 4), (3, 3), (2, 2)} == set(zip(*np.nonzero(cells), strict=True))

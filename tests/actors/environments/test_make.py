@@ -187,6 +187,10 @@ class ShortMaskOfTwo(ShortMask):
   action_spec = specs.BoundedArray((2,), np.int32, 0, [1, 2])
 
 
+class Misnamed(Still):
+  action_names = ('up', 'down', 'left')
+
+
 class Unlimited(Still):
   max_steps = None
 
@@ -213,6 +217,7 @@ def test_a_world_that_keeps_its_promises_passes():
     (WideActions, ['action_spec', 'int64', 'int32']),
     (LateChoices, ['action_spec', 'begins with 0']),
     (ShortMaskOfTwo, ['action_mask', 'bool[5]', 'bool[3]']),
+    (Misnamed, ["action_names=('up', 'down', 'left')", '2 choices']),
     (Unlimited, ['max_steps=None']),
     (FloatScript, ['scripted_action', 'int32[]', 'float32[]']),
     (object, ['Environment']),
