@@ -77,7 +77,13 @@ def make_dreamer(
     )
 
   def act(
-    params: Tree, key: chex.PRNGKey, state: PolicyState, timestep: Any, *, greedy: bool
+    params: Tree,
+    key: chex.PRNGKey,
+    state: PolicyState,
+    timestep: Any,
+    *,
+    greedy: bool,
+    explain: bool = False,
   ) -> tuple[PolicyState, experience.Decision]:
     num_worlds = timestep.step_type.shape[0]
     latent_key, action_key = jax.random.split(key)
@@ -104,9 +110,12 @@ def make_dreamer(
     # Without noise a sample is the mode, and its likelihood that of what is played.
     action, choice = policy.sample(chances, jnp.zeros_like(noise) if greedy else noise)
     recurrent = world_model.Recurrent(latent, model.encode_action(action))
+    extras = {'log_prob': chances.log_prob(choice)}
+    if explain:
+      extras['log_probs'] = chances.log_probs
     return (
       PolicyState(recurrent, features, past_novelty, episode),
-      experience.Decision(action, {'log_prob': chances.log_prob(choice)}),
+      experience.Decision(action, extras),
     )
 
   agent = agent_lib.Agent(
@@ -115,6 +124,7 @@ def make_dreamer(
     initial_policy_state=initial_policy_state,
     stored_state=lambda state: state.recurrent,
     act=act,
+    explain=functools.partial(act, explain=True) if policy.discrete else None,
     foresee=functools.partial(foresight.foresee, model, policy),
   )
   return Dreamer(config, model, policy, agent)

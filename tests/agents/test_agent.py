@@ -1,6 +1,7 @@
 """The dreamer acts as it trains: the same latents, windows and likelihoods, in any world."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -169,6 +170,23 @@ def test_a_first_row_clears_the_policy_state(make_dreamer, make_params, act, arr
   from_mid, remembered = act(dreamer, acting, key, state, mid)
   assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
   assert (from_mid.features[:, -1] != from_fresh.features[:, -1]).any(-1).all()
+
+
+def test_an_explained_action_is_the_same_and_says_how_likely_all_were(
+  make_dreamer, make_params, act, arrive
+):
+  dreamer = make_dreamer('masked')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
+  explain = jax.jit(functools.partial(dreamer.agent.explain, greedy=False))
+  _, explained = explain(acting, jax.random.key(0), state, arrival)
+  _, decision = act(dreamer, acting, jax.random.key(0), state, arrival, False)
+  np.testing.assert_array_equal(explained.action, decision.action)
+  log_probs = np.asarray(explained.extras['log_probs'])
+  chosen = log_probs[np.arange(3), explained.action]
+  np.testing.assert_allclose(chosen, explained.extras['log_prob'], rtol=1e-6)
+  np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-5)
+  assert make_dreamer('continuous').agent.explain is None
 
 
 def test_worlds_side_by_side_are_strangers(make_dreamer, make_params, act, arrive):
