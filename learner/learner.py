@@ -251,6 +251,7 @@ class Learner:
       'learner_step': self._step,
       'environment_step': self._environment_step,
       'starved_fraction': min(1.0, window.starved / elapsed),
+      'rejected_sequences': self._reader.rejected,
     }
     if self._intake is not None:
       collected = self._environment_step - window.environment_step
