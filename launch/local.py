@@ -21,7 +21,7 @@ from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
 from launch import template as template_lib
-from learner import fused
+from learner import fused, process_group
 from replay import checkpoint as replay_checkpoint
 from replay import loopback, tables
 
@@ -293,7 +293,15 @@ def train(
     here = share.nodes if share else [name for name in commands if name != program.ENDING]
     commands = {name: commands[name] for name in here}
     processes = [
-      supervisor.Process(name, command, _environment(name, config), folder / 'logs' / f'{name}.log')
+      supervisor.Process(
+        name,
+        command,
+        _environment(name, config),
+        folder / 'logs' / f'{name}.log',
+        blameless=process_group.PEER_GONE
+        if len(learners) > 1 and name in learners
+        else frozenset(),
+      )
       for name, command in commands.items()
     ]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')

@@ -196,6 +196,10 @@ class Learner:
           saved = time.monotonic()
           self._save_state(pending)
           background.submit(self._try_save_replay)
+    except Exception as error:
+      if self._group is not None:
+        self._group.note_failure(error)
+      raise
     finally:
       batches.close()
       background.close()
