@@ -206,7 +206,9 @@ class Learner:
     finished = self._finished
     self._save_state(pending)
     self._publish_surely(final=finished)
-    self._try_save_replay()
+    saving = process_group_lib.Call(self._try_save_replay)  # which takes as long as it is large
+    while not saving.wait(0.2):
+      self._should_stop()
     if self._checkpointer is not None:
       self._checkpointer.wait()
     logger.close()

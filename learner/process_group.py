@@ -74,7 +74,7 @@ class ProcessGroup:
     self._dispatched: tuple[int, float, float, Any] | None = None
     atexit.register(self._end_at_once)
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    join = _Call(functools.partial(_join, place))
+    join = Call(functools.partial(_join, place))
     try:
       while not join.wait(_POLL_SECONDS):
         if should_stop():
@@ -151,9 +151,9 @@ class ProcessGroup:
       self._wish()
       self._client.key_value_set(f'{round_}{self._place.rank}', '')
     wished = now
-    barrier = _Call(functools.partial(self._client.wait_at_barrier, 'update', _ENDLESS_MS))
+    barrier = Call(functools.partial(self._client.wait_at_barrier, 'update', _ENDLESS_MS))
     while not barrier.wait(_POLL_SECONDS):
-      if not wished and wishes():
+      if wishes() and not wished:  # asked all the while, by which a watchdog sees that this waits
         wished = True
         self._wish()
     return bool(self._client.key_value_dir_get(round_))
@@ -210,7 +210,9 @@ class ProcessGroup:
     if finished and self.is_first:
       self._client.key_value_set('finished/0', '')
     try:
-      _Call(functools.partial(self._client.wait_at_barrier, 'leave', _ENDLESS_MS)).wait(None)
+      barrier = Call(functools.partial(self._client.wait_at_barrier, 'leave', _ENDLESS_MS))
+      while not barrier.wait(_POLL_SECONDS):
+        was_asked()
     except RuntimeError as error:
       self.note_failure(error)
       raise
@@ -229,8 +231,8 @@ class ProcessGroup:
       _exit(self._exit_code)
 
 
-class _Call:
-  """A call that blocks outside Python, so that the main thread hears signals meanwhile."""
+class Call:
+  """A call in a thread, so that the main thread hears signals meanwhile, and shows that it waits."""
 
   def __init__(self, call: Callable[[], Any]):
     self._call = call
@@ -244,7 +246,7 @@ class _Call:
     except BaseException as error:  # handed to whoever waits
       self._failure = error
 
-  def wait(self, timeout_seconds: float | None) -> bool:
+  def wait(self, timeout_seconds: float) -> bool:
     """Whether it has returned; raises what it raised."""
     self._thread.join(timeout_seconds)
     if self._failure is not None:
