@@ -170,7 +170,8 @@ class Learner:
           self._poll()  # a run ends after the update for which enough was collected
         if self._group is not None:
           self._group.begin_update(self._step)
-        self._state, metrics = self._update(self._state, batch)
+        run_update = self._update if self._first_update is not None else self._compile_and_update
+        self._state, metrics = run_update(self._state, batch)
         if self._group is not None:
           self._group.dispatched_update(next(iter(metrics.values())))
         if self._first_update is None:
@@ -215,6 +216,18 @@ class Learner:
     logging.info('Learner %s at step %d.', 'finished' if finished else 'stopped', self._step)
     if self._group is not None:
       self._group.leave(finished=finished, was_asked=self._should_stop)
+
+  def _compile_and_update(self, state: Tree, batch: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+    """The first update of this process. Who is asked to stop meanwhile ends here, with code 0."""
+    update = process_group_lib.Call(
+      lambda: self._update(state, batch)
+    )  # minutes, for a large agent
+    while not update.wait(0.2):
+      if self._should_stop():
+        self._try_save_replay()
+        logging.info('Learner stopped at step %d, while it compiled.', self._step)
+        process_group_lib.exit_at_once(0)  # compiling cannot be interrupted
+    return update.result
 
   def _wishes_to_end(self) -> bool:
     return self._should_stop() or (self._speaks and self._finished)

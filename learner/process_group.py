@@ -78,7 +78,7 @@ class ProcessGroup:
     try:
       while not join.wait(_POLL_SECONDS):
         if should_stop():
-          _exit(0)
+          exit_at_once(0)
     except RuntimeError as error:
       self.note_failure(error)
       raise
@@ -193,7 +193,7 @@ class ProcessGroup:
         'process or another is stuck. Going back to the last checkpoint.',
         self._place.rank, self._place.size, step + 1, limit,
       )  # fmt: skip
-      _exit(1)
+      exit_at_once(1)
 
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     """Ends in order: returns when all processes have come so far, and all is saved.
@@ -228,21 +228,26 @@ class ProcessGroup:
 
   def _end_at_once(self) -> None:
     if not self._left:  # JAX would wait minutes for the others, who may wait for this one
-      _exit(self._exit_code)
+      exit_at_once(self._exit_code)
 
 
 class Call:
-  """A call in a thread, so that the main thread hears signals meanwhile, and shows that it waits."""
+  """A call in a thread, so that the main thread hears signals meanwhile, and shows that it waits.
+
+  Attributes:
+    result: what it has returned.
+  """
 
   def __init__(self, call: Callable[[], Any]):
     self._call = call
+    self.result: Any = None
     self._failure: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name='coordination', daemon=True)
     self._thread.start()
 
   def _run(self) -> None:
     try:
-      self._call()
+      self.result = self._call()
     except BaseException as error:  # handed to whoever waits
       self._failure = error
 
@@ -288,7 +293,8 @@ def _own_address(coordinator: str) -> str:
     return str(probe.getsockname()[0])
 
 
-def _exit(code: int) -> None:
+def exit_at_once(code: int) -> None:
+  """Ends this process without waiting for its threads or for other processes."""
   logging.flush()
   sys.stdout.flush()
   sys.stderr.flush()
