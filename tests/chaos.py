@@ -49,8 +49,8 @@ SIZES = (
   'actor.log_period=1', 'learner.batch_size=8', f'learner.log_period={LOG_PERIOD}',
   'learner.publish_period=5', 'learner.checkpoint_period=3600',
   f'learner.checkpoint_updates={CHECKPOINT_UPDATES}', 'evaluator.period=5',
-  'evaluator.num_episodes=8', 'evaluator.final_episodes=8', 'tensorboard=false',
-  'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
+  'evaluator.film_period=30', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
+  'tensorboard=false', 'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
   'replay.strata[0].max_size=64', 'replay.strata[1].max_size=400',
 )  # fmt: skip
 
