@@ -27,6 +27,7 @@ from replay import loopback, tables
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
+STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
 LEAVING_SECONDS = 3.0  # without a connection before replay goes: whoever is restarting comes back
 MOST_LEAVING_SECONDS = 60.0  # that it waits for the connections of others to end
 
@@ -250,8 +251,8 @@ def train(
     exposed: whether other machines may reach replay, where it is this host's.
 
   Returns:
-    The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
-    failed.
+    The exit code: 0 when learned or stopped in order (`STOPPED` then, of a host's share), 1 when a
+    node was given up or its last save failed.
   """
   with only_one(folder):
     replay = program.replay_names(config.replay.num_shards)
@@ -383,7 +384,7 @@ def train(
     return 1
   if outcome.interrupted:
     print('stopped' if share else f'stopped; go on with: hephaestus train --run {folder}')
-    return 0
+    return STOPPED if share else 0
   print(summary(folder) if program.EVALUATOR in commands else 'done')
   return 0
 

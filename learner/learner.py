@@ -218,15 +218,16 @@ class Learner:
       self._group.leave(finished=finished, was_asked=self._should_stop)
 
   def _compile_and_update(self, state: Tree, batch: Tree) -> tuple[Tree, dict[str, jax.Array]]:
-    """The first update of this process. Who is asked to stop meanwhile ends here, with code 0."""
-    update = process_group_lib.Call(
-      lambda: self._update(state, batch)
-    )  # minutes, for a large agent
+    """The first update of this process. Who is asked to stop meanwhile ends here, with code 0.
+
+    It compiles, which takes minutes for a large agent, hears no signal and cannot be interrupted.
+    """
+    update = process_group_lib.Call(lambda: self._update(state, batch))
     while not update.wait(0.2):
       if self._should_stop():
         self._try_save_replay()
         logging.info('Learner stopped at step %d, while it compiled.', self._step)
-        process_group_lib.exit_at_once(0)  # compiling cannot be interrupted
+        process_group_lib.exit_at_once(0)
     return update.result
 
   def _wishes_to_end(self) -> bool:

@@ -41,6 +41,7 @@ CALM_SECONDS = 1800.0  # at most, until a run that is left alone ends
 CHECKPOINT_UPDATES = 100
 LOG_PERIOD = 10
 MOST_SLOPE = 1.0  # MB per minute
+LEAST_MINUTES = 5.0  # that a node was seen for, so that its slope says anything
 SIZES = (
   'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
   'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
@@ -337,7 +338,7 @@ def main() -> int:
   grown = slopes(run)
   chaos.failures += [
     f'{node} grows by {slope:.2f} MB per minute'
-    for node, (slope, _) in grown.items() if slope > MOST_SLOPE
+    for node, (slope, minutes) in grown.items() if slope > MOST_SLOPE and minutes > LEAST_MINUTES
   ]  # fmt: skip
   print('\n| minute | node | event | outcome |', '|---|---|---|---|', sep='\n')
   for event in chaos.events:
