@@ -140,8 +140,17 @@ class Play:
     """Returns of random and of scripted play; None in a world without a script."""
     return wrappers.reference_returns(self._environment)
 
-  def evaluate(self, params: Any, key: jax.Array, num_episodes: int) -> Evaluation:
-    """Plays at least `num_episodes`, each world's first episode only: short ones are not favoured."""
+  def evaluate(
+    self, params: Any, key: jax.Array, num_episodes: int, on_part: Callable[[], Any] = lambda: None
+  ) -> Evaluation:
+    """Plays at least `num_episodes`, each world's first episode only: short ones are not favoured.
+
+    Args:
+      params: the agent's, for acting.
+      key: of the episodes.
+      num_episodes: see above.
+      on_part: called after every few rows of play.
+    """
     returns: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
     zero = np.int32(0)
@@ -153,6 +162,7 @@ class Play:
       for unroll_key in unroll_keys:
         state, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
         episodes = jax.device_get(episodes)
+        on_part()
         ends = episodes.ended.any(axis=0) & ~is_over
         end = episodes.ended.argmax(axis=0)[ends]
         returns.append(episodes.episode_return[end, world[ends]])
@@ -338,12 +348,17 @@ def score(
   logger: loggers.Logger,
   camera: Camera,
   seed: int,
+  on_part: Callable[[], Any] = lambda: None,
 ) -> Evaluation:
-  """Scores one snapshot and writes that down; films it when it is time."""
+  """Scores one snapshot and writes that down; films it when it is time.
+
+  `on_part` is called now and then meanwhile.
+  """
   key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
   play_key, video_key = jax.random.split(key)
   params = jax.device_put(snapshot.params)
-  result = play.evaluate(params, play_key, config.final_episodes if final else config.num_episodes)
+  num_episodes = config.final_episodes if final else config.num_episodes
+  result = play.evaluate(params, play_key, num_episodes, on_part)
   logger.write(
     {
       'environment_step': snapshot.environment_step,
@@ -427,4 +442,5 @@ class Evaluator:
       logger=self._logger,
       camera=self._camera,
       seed=self._seed,
+      on_part=self._should_stop,
     )

@@ -65,6 +65,7 @@ TITLES = {
   'learner/replayed_steps_per_second': 'replayed steps learned per second',
   'learner/replay_ratio': 'replay ratio',
   'learner/starved_fraction': 'share of time the learner waits for data',
+  'learner/rejected_sequences': 'sequences that the learner rejected',
   'learner/staleness': 'staleness, updates',
   'actor/steps_per_second': 'environment steps per second of an actor',
   'learner/steps_per_second': 'environment steps per second',

@@ -22,13 +22,14 @@ from agents import agent as agent_lib
 from launch import config as launch_config
 from launch import metrics, program, supervisor
 from launch import template as template_lib
-from learner import fused
+from learner import fused, process_group
 from learner import profile as profile_lib
 from replay import checkpoint as replay_checkpoint
 from replay import loopback, tables
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
+STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
 LEAVING_SECONDS = 3.0  # without a connection before replay goes: whoever is restarting comes back
 MOST_LEAVING_SECONDS = 60.0  # that it waits for the connections of others to end
 
@@ -287,8 +288,8 @@ def train(
     profile: updates that are traced; None for none.
 
   Returns:
-    The exit code: 0 when learned or stopped in order, 1 when a node was given up or its last save
-    failed.
+    The exit code: 0 when learned or stopped in order (`STOPPED` then, of a host's share), 1 when a
+    node was given up or its last save failed.
   """
   with only_one(folder):
     replay = program.replay_names(config.replay.num_shards)
@@ -331,7 +332,15 @@ def train(
     here = share.nodes if share else [name for name in commands if name != program.ENDING]
     commands = {name: commands[name] for name in here}
     processes = [
-      supervisor.Process(name, command, _environment(name, config), folder / 'logs' / f'{name}.log')
+      supervisor.Process(
+        name,
+        command,
+        _environment(name, config),
+        folder / 'logs' / f'{name}.log',
+        blameless=process_group.PEER_GONE
+        if len(learners) > 1 and name in learners
+        else frozenset(),
+      )
       for name, command in commands.items()
     ]
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
@@ -415,7 +424,7 @@ def train(
     return 1
   if outcome.interrupted:
     print('stopped' if share else f'stopped; go on with: hephaestus train --run {folder}')
-    return 0
+    return STOPPED if share else 0
   print(summary(folder) if program.EVALUATOR in commands else 'done')
   return 0
 

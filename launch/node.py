@@ -70,7 +70,8 @@ def run(
     stays: whether replay, which is alone here, outlives the run until it is stopped.
 
   Returns:
-    The exit code, as of `local.train`.
+    The exit code, as of `local.train`; 0 also when it was stopped, unless signs of life went on, so
+    that whoever gives them knows that the run is not over.
   """
   here = [name for name in names(hosts, host) if not (stays and name == program.ENDING)]
   addresses = hosts.replay_addresses(host.name)
@@ -93,7 +94,8 @@ def run(
     exit_code = local.train(config, folder, template, share, exposed=hosts.exposed)
     if follows:
       follower.tick()
-    return exit_code
+    is_asked_here = leash is not None and not leash.pulled
+    return 0 if exit_code == local.STOPPED and not is_asked_here else exit_code
   except BrokenPipeError:  # the connection died, so did the nodes, and nobody hears of it
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

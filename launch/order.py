@@ -58,20 +58,24 @@ def receive(descriptor: int) -> Order:
 
 
 class Leash:
-  """Interrupts this program once the signs of life end."""
+  """Interrupts this program once the signs of life end.
+
+  Attributes:
+    pulled: whether they have.
+  """
 
   def __init__(self, descriptor: int):
     """Counts as a sign of life itself."""
     self._descriptor = descriptor
     self._heard = time.monotonic()
-    self._pulled = False
+    self.pulled = False
 
   def tick(self) -> None:
     """To be called now and then."""
     is_closed = False
-    if not self._pulled and select.select([self._descriptor], [], [], 0)[0]:
+    if not self.pulled and select.select([self._descriptor], [], [], 0)[0]:
       is_closed = not os.read(self._descriptor, 4096)
       self._heard = time.monotonic()
-    if not self._pulled and (is_closed or time.monotonic() - self._heard > SILENCE_SECONDS):
-      self._pulled = True
+    if not self.pulled and (is_closed or time.monotonic() - self._heard > SILENCE_SECONDS):
+      self.pulled = True
       os.kill(os.getpid(), signal.SIGTERM)

@@ -27,7 +27,7 @@ from agents import agent as agent_lib
 from agents import masked_ppo
 from agents.dreamer import agent as dreamer_agent
 from launch import config as launch_config
-from launch import metrics
+from launch import metrics, watchdog
 from learner import allocator, checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
 from learner import process_group as process_group_lib
@@ -136,14 +136,19 @@ def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
   return restored.step, getattr(state, 'train', state).params
 
 
-def _stop_signal() -> Callable[[], bool]:
-  """Whether this node was asked to stop; to be called in its main thread.
+def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
+  """Whether this node was asked to stop; to be called in its main thread, which is then watched."""
+  _end_quietly()
+  return watchdog.watched(lp.stop_event().is_set, config.learner.stuck_seconds)
 
-  Launchpad rings an alarm every second from SIGTERM on, which would kill a node that is on its way
-  out once Python no longer listens, and make its orderly end look like a crash.
+
+def _end_quietly() -> None:
+  """Has a node that was asked to stop, and is on its way out, end with the exit code that it chose.
+
+  Launchpad rings an alarm every second from SIGTERM on, which would kill it once Python no longer
+  listens, and make its orderly end look like a crash.
   """
   atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
-  return lp.stop_event().is_set
 
 
 def replay_names(num_shards: int) -> list[str]:
@@ -223,7 +228,7 @@ def replay_saver(
 
 def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
   """The tables of the replay node."""
-  _stop_signal()
+  _end_quietly()
   parts = make_parts(config)
   return tables.make_tables(
     config.replay,
@@ -250,12 +255,11 @@ def build_learner(
 ) -> learner_lib.Learner:
   """The learner node, or one of those that learn as one."""
   allocator.keep()
-  should_stop = _stop_signal()
+  should_stop = _stop_signal(config)
   group = None
   if place is not None:  # before any array is made
-    stuck_seconds = config.dreamer()[1].stuck_seconds
     group = process_group_lib.ProcessGroup(
-      place, stuck_seconds=stuck_seconds, should_stop=should_stop
+      place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
   speaks = group is None or group.is_first
   parts = make_parts(config)
@@ -346,7 +350,7 @@ def build_actor(
     ),
     logger=_make_logger(config, run, name, steps_key='environment_step'),
     environment_step=environment_step,
-    should_stop=_stop_signal(),
+    should_stop=_stop_signal(config),
     config=config.actor,
     actor_id=actor_id,
     seed=config.seed,
@@ -373,7 +377,7 @@ def build_evaluator(
     play=play,
     source=parameters.Source(_addresses(replay), parts.params_schema, name=EVALUATOR),
     logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
-    should_stop=_stop_signal(),
+    should_stop=_stop_signal(config),
     config=config.evaluator,
     camera=evaluator.Camera(
       play,
@@ -415,7 +419,7 @@ def build_ending(
   """The node that a host waits for which has only replay."""
   schema = make_parts(config).params_schema
   source = parameters.Source(_addresses(replay), schema, name=ENDING)
-  return Ending(source, _stop_signal(), launch_id)
+  return Ending(source, _stop_signal(config), launch_id)
 
 
 class _ReplayNode(lp.ReverbNode):

@@ -18,6 +18,10 @@ from launch import supervisor
 ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
 STOP_SECONDS = 90.0  # for a host to stop in order: its learner saves
 LAST_SECONDS = 900.0  # for the others to end once the learner's host has: one may still evaluate
+AGAIN_SECONDS = 1.0, 30.0  # until a lost host is started again: at first, and at most
+HEALTHY_SECONDS = 60.0  # a host that was up for so long has recovered from earlier losses
+LOST_SECONDS = 3600.0  # after which a host that does not come back is given up
+_ENDED = (0, 1)  # the exit codes of a share that is over: its run is, or a node failed for good
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell say it
 
 
@@ -68,18 +72,33 @@ def _forwarding(
 
 
 class _Connection:
-  """A host as it is seen from here: a process that ends when its share has."""
+  """A host as it is seen from here: a process that ends when its share has.
+
+  A host that was up and then is lost, with its connection or because its `node` died, is to be
+  started again. One that never was up is not: what is wrong with it will not go away.
+  """
 
   def __init__(
     self, host: hosts_lib.Host, command: Sequence[str], order: bytes, lines: queue.Queue
   ):
     self.host = host
-    self.is_up = False
     self.exit_code: int | None = None
     self.told_to_stop = False
+    self.again_at: float | None = None
+    self._command = command
+    self._order = order
+    self._lines = lines
+    self._losses = 0
+    self._up_at: float | None = None
+    self._lost_at: float | None = None
+    self.start()
+
+  def start(self) -> None:
+    """Starts the host's share, for the first time or once the process before has ended."""
+    self.exit_code = self.again_at = self._up_at = None
     try:
       self._popen = subprocess.Popen(
-        command,
+        self._command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,24 +106,53 @@ class _Connection:
       )
     except OSError as error:
       raise ValueError(
-        f'hosts.{host.name}: needs {command[0]} here, which cannot be run ({error.strerror})'
+        f'hosts.{self.host.name}: needs {self._command[0]} here, which cannot be run '
+        f'({error.strerror})'
       ) from None
-    self._lines = lines
-    self._tell(order)
-    threading.Thread(target=self._read, name=host.name, daemon=True).start()
+    self._tell(self._order)
+    threading.Thread(
+      target=self._read, args=(self._popen,), name=self.host.name, daemon=True
+    ).start()
+
+  def hear(self, line: str) -> None:
+    """Takes note of what the host says."""
+    if line.startswith('up: ') and self._up_at is None:
+      self._up_at = time.monotonic()
+
+  def end(self, exit_code: int) -> float | None:
+    """Takes note of the end of the process.
+
+    Returns:
+      Seconds until it is to be started again; None when it is not.
+    """
+    now = time.monotonic()
+    self.exit_code = exit_code
+    if self._up_at is not None:
+      self._losses = 0 if now - self._up_at > HEALTHY_SECONDS else self._losses
+      self._lost_at = now
+    if exit_code in _ENDED or self.told_to_stop or self._lost_at is None:
+      return None
+    if now - self._lost_at > LOST_SECONDS:
+      return None
+    first, most = AGAIN_SECONDS
+    seconds = min(first * 2 ** min(self._losses, 10), most)
+    self._losses += 1
+    self.again_at = now + seconds
+    return seconds
 
   @property
   def health(self) -> str:
     """In one word or two."""
     if self.exit_code is not None:
-      return f'exit {self.exit_code}'
-    return 'stopping' if self.told_to_stop else 'up' if self.is_up else 'starting'
+      return f'exit {self.exit_code}' if self.again_at is None else 'lost'
+    return 'stopping' if self.told_to_stop else 'starting' if self._up_at is None else 'up'
 
   @property
   def failed(self) -> bool:
-    """Whether it ended, and not well."""
-    fine = (0, *_TERMINATED) if self.told_to_stop else (0,)
-    return self.exit_code is not None and self.exit_code not in fine
+    """Whether it ended, not well and for good."""
+    if self.exit_code is None or self.again_at is not None:
+      return False
+    return self.exit_code not in ((0, *_TERMINATED) if self.told_to_stop else (0,))
 
   def sign_of_life(self) -> None:
     if not self.told_to_stop:
@@ -113,6 +161,7 @@ class _Connection:
   def stop(self) -> None:
     """Asks the host to stop in order; it does whenever its stdin ends."""
     self.told_to_stop = True
+    self.again_at = None
     assert self._popen.stdin is not None
     with contextlib.suppress(OSError):
       self._popen.stdin.close()
@@ -129,18 +178,19 @@ class _Connection:
       self._popen.stdin.write(text)
       self._popen.stdin.flush()
 
-  def _read(self) -> None:
-    assert self._popen.stdout is not None
-    for line in self._popen.stdout:
+  def _read(self, popen: subprocess.Popen[bytes]) -> None:
+    assert popen.stdout is not None
+    for line in popen.stdout:
       self._lines.put((self, line.decode(errors='replace').rstrip(), None))
-    self._lines.put((self, None, self._popen.wait()))
+    self._lines.put((self, None, popen.wait()))
 
 
 class Launch:
   """A launch of all hosts that can be reached from here.
 
-  A host whose share fails is reported. The launch ends when it cannot go on: without any shard of
-  replay, without the learner, or once no actors are left.
+  A host that is lost is started again, with a pause that grows, until the learner has ended. One
+  whose share fails is reported. The launch ends when it cannot go on: without any shard of replay,
+  without the learner, or once no actors are left.
 
   Args:
     hosts: all of them.
@@ -191,7 +241,8 @@ class Launch:
   def _follow(self) -> None:
     """Shows lines until all hosts have ended, or the run cannot go on."""
     deadline: float | None = None
-    while self._alive(self._connections) and not self._interrupts.count:
+    goes_on = lambda each: each.exit_code is None or each.again_at is not None
+    while any(map(goes_on, self._connections)) and not self._interrupts.count:
       self._pump()
       if reason := self._hopeless():
         self._say(f'{reason}: stopping the others')
@@ -199,6 +250,11 @@ class Launch:
       learned = [each for each in self._connections if each.host.learner and each.exit_code == 0]
       if learned and deadline is None:
         deadline = time.monotonic() + LAST_SECONDS
+      for each in self._connections:
+        if each.again_at is not None and deadline is not None:
+          each.again_at = None
+        elif each.again_at is not None and time.monotonic() >= each.again_at:
+          each.start()
       if deadline is not None and time.monotonic() > deadline:
         self._say('the learner has ended: stopping who has not')
         return
@@ -257,9 +313,13 @@ class Launch:
     with contextlib.suppress(queue.Empty):
       connection, line, exit_code = self._lines.get(timeout=0.5)
       if line is None:
-        connection.exit_code = exit_code
+        seconds = connection.end(exit_code)
+        if seconds is not None:
+          self._say(
+            f'{connection.host.name} is lost (exit {exit_code}); starting it again in {seconds:g} s'
+          )
       else:
-        connection.is_up = connection.is_up or line.startswith('up: ')
+        connection.hear(line)
         self._say(f'{connection.host.name}| {line}')
     health = '  '.join(f'{each.host.name}: {each.health}' for each in self._connections)
     if health != self._health:

@@ -50,12 +50,15 @@ class Process(NamedTuple):
     command: the program and its arguments.
     environment: variables added to the supervisor's own.
     log: file to which stdout and stderr are appended.
+    blameless: exit codes by which it says that it ended on account of another, such as a peer on
+      another host; they count as being killed does.
   """
 
   name: str
   command: Sequence[str]
   environment: Mapping[str, str]
   log: pathlib.Path
+  blameless: Set[int] = frozenset()
 
 
 class Event(NamedTuple):
@@ -155,7 +158,8 @@ class Supervisor:
 
   A process that exits 0 is finished. One that ends otherwise is restarted after
   `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. One that
-  was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails. SIGINT
+  was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails; so is one
+  that ended with a code for which it is `blameless`. SIGINT
   and SIGTERM stop everything in order, a second one at once. Processes that share a fate are
   restarted together, as one: when one of them ends otherwise than with 0, the others are killed.
   Should the supervisor itself be killed, its processes, and whatever they started in their process
@@ -195,7 +199,8 @@ class Supervisor:
       stop_seconds: after which everything left is killed, whatever the grace of the groups.
       healthy_seconds: a process that ran this long has recovered from earlier failures.
       max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
-      max_fast_kills: the same for ends by SIGKILL, be it by a person or for want of memory.
+      max_fast_kills: the same for ends by SIGKILL, be it by a person or for want of memory, and for
+        those for which a process is `blameless`.
       backoff_seconds: before the first restart; doubles with every further one.
       max_backoff_seconds: bound of the above.
       on_event: called with every event, from the thread that runs.
@@ -347,7 +352,7 @@ class Supervisor:
       return
     if time.monotonic() - child.started_at >= self._healthy_seconds:
       child.fast_failures = child.fast_kills = 0
-    elif exit_code == -signal.SIGKILL:
+    elif exit_code == -signal.SIGKILL or exit_code in child.process.blameless:
       child.fast_kills += 1
     else:
       child.fast_failures += 1

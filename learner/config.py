@@ -23,7 +23,7 @@ class LearnerConfig:
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
   checkpoint_updates: int | None = None  # also saves whenever so many are done
   num_processes: int = 1  # that learn as one, each on a host of its own
-  stuck_seconds: float = 300.0  # of an update of several processes, which then end; 0: for ever
+  stuck_seconds: float = 300.0  # after which a node that hangs, or an update, ends; 0: never
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -84,6 +84,7 @@ class PPOLearnerConfig:
   checkpoint_updates: int | None = None  # also saves whenever so many are done
   fused: bool = True  # else with actors of their own, and a queue
   max_staleness: int = 2  # updates; without `fused`, sequences of an older policy are discarded
+  stuck_seconds: float = 300.0  # after which a node that hangs ends, without `fused`; 0: never
   num_processes: int = 1  # PPO has no more
 
   @property
@@ -94,8 +95,11 @@ class PPOLearnerConfig:
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if value is not None and not isinstance(value, bool) and value <= 0:
-        remedy = ', or null' if field.default is None else ''
+      if value is None or isinstance(value, bool):
+        continue
+      may_be_zero = field.name == 'stuck_seconds'
+      if value < 0 if may_be_zero else value <= 0:
+        remedy = ', or 0' if may_be_zero else ', or null' if field.default is None else ''
         raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')
     if self.num_processes > 1:
       raise ValueError(

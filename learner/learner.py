@@ -178,8 +178,9 @@ class Learner:
           self._profiler.reach(self._step)
         if self._group is not None:
           self._group.begin_update(self._step)
+        run_update = self._update if self._first_update is not None else self._compile_and_update
         with jax.profiler.StepTraceAnnotation('update', step_num=self._step):
-          self._state, metrics = self._update(self._state, batch)
+          self._state, metrics = run_update(self._state, batch)
         if self._group is not None:
           self._group.dispatched_update(next(iter(metrics.values())))
         if self._first_update is None:
@@ -205,6 +206,10 @@ class Learner:
           saved = time.monotonic()
           self._save_state(pending)
           background.submit(self._try_save_replay)
+    except Exception as error:
+      if self._group is not None:
+        self._group.note_failure(error)
+      raise
     finally:
       if self._profiler is not None:
         self._profiler.close(self._step)
@@ -213,13 +218,28 @@ class Learner:
     finished = self._finished
     self._save_state(pending)
     self._publish_surely(final=finished)
-    self._try_save_replay()
+    saving = process_group_lib.Call(self._try_save_replay)  # which takes as long as it is large
+    while not saving.wait(0.2):
+      self._should_stop()
     if self._checkpointer is not None:
       self._checkpointer.wait()
     logger.close()
     logging.info('Learner %s at step %d.', 'finished' if finished else 'stopped', self._step)
     if self._group is not None:
       self._group.leave(finished=finished, was_asked=self._should_stop)
+
+  def _compile_and_update(self, state: Tree, batch: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+    """The first update of this process. Who is asked to stop meanwhile ends here, with code 0.
+
+    It compiles, which takes minutes for a large agent, hears no signal and cannot be interrupted.
+    """
+    update = process_group_lib.Call(lambda: self._update(state, batch))
+    while not update.wait(0.2):
+      if self._should_stop():
+        self._try_save_replay()
+        logging.info('Learner stopped at step %d, while it compiled.', self._step)
+        process_group_lib.exit_at_once(0)
+    return update.result
 
   def _wishes_to_end(self) -> bool:
     return self._should_stop() or (self._speaks and self._finished)
@@ -262,6 +282,7 @@ class Learner:
       'learner_step': self._step,
       'environment_step': self._environment_step,
       'starved_fraction': min(1.0, window.starved / elapsed),
+      'rejected_sequences': self._reader.rejected,
     }
     if self._intake is not None:
       collected = self._environment_step - window.environment_step

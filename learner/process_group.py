@@ -29,6 +29,10 @@ JOIN_SECONDS = 300  # for all processes to be there; then the node fails, and is
 # Silence that counts as a death, which all others then share; the public function has 100 s.
 HEARTBEAT_SECONDS, MISSING_HEARTBEATS = 3, 6
 FIRST_UPDATES = 10  # times as long may the first take, for which others may still compile
+_PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
+PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
+"""Exit codes of a process that ends because another did; JAX aborts where it is first to notice."""
+_STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
 _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
 
@@ -51,8 +55,9 @@ class ProcessGroup:
   """This process among those that learn with it; to be made before any array is.
 
   It ends as one: when a process dies, the others end with an error within half a minute, be it by
-  what JAX does then (it aborts) or by an exception. A process that ends before `leave` ends with
-  code 1 at once, and waits for nobody. To be made in the main thread, as handlers of signals are.
+  what JAX does then (it aborts) or by an exception. A process that ends before `leave` ends at once,
+  and waits for nobody: with one of the codes `PEER_GONE` when that is why, otherwise with 1. To be
+  made in the main thread, as handlers of signals are.
 
   Args:
     place: of this process.
@@ -65,13 +70,18 @@ class ProcessGroup:
     self._place = place
     self._stuck_seconds = stuck_seconds
     self._left = False
+    self._exit_code = 1
     self._dispatched: tuple[int, float, float, Any] | None = None
     atexit.register(self._end_at_once)
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    join = _Call(functools.partial(_join, place))
-    while not join.wait(_POLL_SECONDS):
-      if should_stop():
-        _exit(0)
+    join = Call(functools.partial(_join, place))
+    try:
+      while not join.wait(_POLL_SECONDS):
+        if should_stop():
+          exit_at_once(0)
+    except RuntimeError as error:
+      self.note_failure(error)
+      raise
     signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
     self._client: Any = distributed.global_state.client
     self._rounds = 0
@@ -141,15 +151,22 @@ class ProcessGroup:
       self._wish()
       self._client.key_value_set(f'{round_}{self._place.rank}', '')
     wished = now
-    barrier = _Call(functools.partial(self._client.wait_at_barrier, 'update', _ENDLESS_MS))
+    barrier = Call(functools.partial(self._client.wait_at_barrier, 'update', _ENDLESS_MS))
     while not barrier.wait(_POLL_SECONDS):
-      if not wished and wishes():
+      if wishes() and not wished:  # asked all the while, by which a watchdog sees that this waits
         wished = True
         self._wish()
     return bool(self._client.key_value_dir_get(round_))
 
   def _wish(self) -> None:
     self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
+
+  def note_failure(self, error: Exception) -> None:
+    """Takes down whether an error, for which this process ends, is about another process."""
+    text = str(error)
+    is_of_peers = text.startswith(_STATUS_OF_PEERS) or 'gloo' in text.lower()
+    if isinstance(error, jax.errors.JaxRuntimeError) and is_of_peers:
+      self._exit_code = _PEER_GONE
 
   def begin_update(self, step: int) -> None:
     """Notes that an update is about to be dispatched; so many were done."""
@@ -176,7 +193,7 @@ class ProcessGroup:
         'process or another is stuck. Going back to the last checkpoint.',
         self._place.rank, self._place.size, step + 1, limit,
       )  # fmt: skip
-      _exit(1)
+      exit_at_once(1)
 
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     """Ends in order: returns when all processes have come so far, and all is saved.
@@ -192,36 +209,49 @@ class ProcessGroup:
     self._dispatched = None
     if finished and self.is_first:
       self._client.key_value_set('finished/0', '')
-    _Call(functools.partial(self._client.wait_at_barrier, 'leave', _ENDLESS_MS)).wait(None)
+    try:
+      barrier = Call(functools.partial(self._client.wait_at_barrier, 'leave', _ENDLESS_MS))
+      while not barrier.wait(_POLL_SECONDS):
+        was_asked()
+    except RuntimeError as error:
+      self.note_failure(error)
+      raise
     finished = bool(self._client.key_value_dir_get('finished/'))
-    self._left = True
     distributed.global_state.shutdown()
-    if not finished and not was_asked():
+    if finished or was_asked():
+      self._left = True
+    else:
+      self._exit_code = _PEER_GONE
       raise RuntimeError(
         'another process of this learner was asked to stop; what was learned is saved'
       )
 
   def _end_at_once(self) -> None:
     if not self._left:  # JAX would wait minutes for the others, who may wait for this one
-      _exit(1)
+      exit_at_once(self._exit_code)
 
 
-class _Call:
-  """A call that blocks outside Python, so that the main thread hears signals meanwhile."""
+class Call:
+  """A call in a thread, so that the main thread hears signals meanwhile, and shows that it waits.
+
+  Attributes:
+    result: what it has returned.
+  """
 
   def __init__(self, call: Callable[[], Any]):
     self._call = call
+    self.result: Any = None
     self._failure: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name='coordination', daemon=True)
     self._thread.start()
 
   def _run(self) -> None:
     try:
-      self._call()
+      self.result = self._call()
     except BaseException as error:  # handed to whoever waits
       self._failure = error
 
-  def wait(self, timeout_seconds: float | None) -> bool:
+  def wait(self, timeout_seconds: float) -> bool:
     """Whether it has returned; raises what it raised."""
     self._thread.join(timeout_seconds)
     if self._failure is not None:
@@ -263,7 +293,8 @@ def _own_address(coordinator: str) -> str:
     return str(probe.getsockname()[0])
 
 
-def _exit(code: int) -> None:
+def exit_at_once(code: int) -> None:
+  """Ends this process without waiting for its threads or for other processes."""
   logging.flush()
   sys.stdout.flush()
   sys.stderr.flush()

@@ -48,6 +48,9 @@ class Columns:
         )
     self.dtypes = tuple(np.dtype(leaf.dtype) for _, leaf in leaves)
     self.wire_dtypes = tuple(_wire_dtype(dtype) for dtype in self.dtypes)
+    self._inexact = [
+      index for index, dtype in enumerate(self.dtypes) if jax.dtypes.issubdtype(dtype, np.inexact)
+    ]
     self.nbytes = sum(
       int(np.prod(shape)) * dtype.itemsize
       for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -101,6 +104,19 @@ class Columns:
           f'the schema says {dtype.name}{[1, *shape]}'
         )
     return ''
+
+  def not_finite(self, arrays: Sequence[np.ndarray]) -> dict[int, str]:
+    """The rows of columns [B, ...] that hold an infinity or NaN, and what is wrong with each."""
+    found = {}
+    for index in self._inexact:
+      array = arrays[index].view(self.dtypes[index])
+      with np.errstate(over='ignore', invalid='ignore'):
+        # What is not finite shows in the sum, which makes no array of truth values to be looked at.
+        total = np.add.reduce(array, axis=tuple(range(1, array.ndim)))
+      for row in np.flatnonzero(~np.isfinite(total)).tolist():
+        if not np.isfinite(array[row]).all():
+          found[row] = f'{self.paths[index]} is not finite'
+    return found
 
   def signature(self) -> dict[str, tf.TensorSpec]:
     """What a Reverb table should expect: each column with an axis of one step."""

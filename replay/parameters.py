@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import reverb
 from absl import logging
@@ -224,16 +223,8 @@ class Source:
       return 'they belong to another schema'
     if not (0 <= numbers[0, 0] < _MOST_UPDATES and numbers.min() >= 0):
       return f'version, environment step and launch are {numbers[0].tolist()}'
-    mismatch = self._columns.mismatch(arrays[_HEADERS:])
-    if mismatch:
-      return mismatch
-    for path, dtype, array in zip(
-      self._columns.paths, self._columns.dtypes, arrays[_HEADERS:], strict=True
-    ):
-      values = array.view(dtype)
-      if jax.dtypes.issubdtype(dtype, np.inexact) and not np.isfinite(values).all():
-        return f'{path} is not finite'
-    return ''
+    params = arrays[_HEADERS:]
+    return self._columns.mismatch(params) or self._columns.not_finite(params).get(0, '')
 
 
 class _Shard:

@@ -53,7 +53,8 @@ class Reader:
   rows are filled from the others.
 
   A server stores what it is given, whatever its tables' signature says; a sequence that does not
-  fit the schema is rejected here, that is logged, and another is read in its place.
+  fit the schema, or whose numbers are not all finite, is rejected here, that is logged, and another
+  is read in its place.
   """
 
   def __init__(
@@ -123,7 +124,7 @@ class Reader:
 
   @property
   def rejected(self) -> int:
-    """Sequences read that did not fit the schema."""
+    """Sequences read that did not fit the schema, or were not finite."""
     return self._rejected
 
   @property
@@ -284,10 +285,23 @@ class Reader:
         draft.filled[shard] += 1  # at once: the next draw may take for ever
     finally:
       with self._changed:
-        if draft is self._draft and sum(draft.filled) == len(self._row_strata):
+        is_filled = draft is self._draft and sum(draft.filled) == len(self._row_strata)
+        if is_filled and self._is_finite(draft, shard):
           self._batches.append(draft.columns)
           self._draft = None
           self._changed.notify_all()
+
+  def _is_finite(self, draft: _Draft, shard: int) -> bool:
+    """Whether a whole batch is; rows that are not are for a shard to fill anew.
+
+    Looked at together, since that costs a small sequence a tenth of what it would by itself.
+    """
+    found = self._columns.not_finite(draft.columns)
+    for row, fault in found.items():
+      self._reject(self._strata[self._row_strata[row]].name, fault)
+    draft.rows[shard].extend(found)
+    draft.filled[shard] -= len(found)
+    return not found
 
   def _draw(self, sampler: Any, stratum: int) -> list[np.ndarray] | None:
     """A sequence of a stratum, in columns [1, ...]; None when closed meanwhile."""
@@ -301,12 +315,12 @@ class Reader:
       elif self._keep is None or self._keep(self._columns.unflatten(values)):
         return values
 
-  def _reject(self, stratum: str, mismatch: str) -> None:
+  def _reject(self, stratum: str, fault: str) -> None:
     self._rejected += 1
     if time.monotonic() - self._rejected_said > _REJECTED_PERIOD:
       self._rejected_said = time.monotonic()
       logging.error(
-        'reader: rejecting a sequence of %r: %s; %d so far', stratum, mismatch, self._rejected
+        'reader: rejecting a sequence of %r: %s; %d so far', stratum, fault, self._rejected
       )
 
   def _watch(self) -> None:

@@ -1,6 +1,6 @@
 """Kills and freezes the nodes of a run for minutes on end, and checks what was promised.
 
-  python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--seed 0] [--run DIR]
+  python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--shards 1] [--seed 0] [--run DIR]
 
 A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
 drawn at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
@@ -8,8 +8,8 @@ until it has collected its STEPS. Then, as a table and an exit code: whether it 
 updates each kill of the learner cost; whether replay came back with what its last checkpoint holds;
 what is left of processes and ports; how fast the memory of each node grew.
 
-While replay is restarted after a kill, learner and actor are frozen, so that what it holds can be
-compared with its checkpoint before anything is added.
+While replay, or a shard of it, is restarted after a kill, learner and actor are frozen, so that what
+it holds can be compared with its checkpoint before anything is added.
 """
 
 import argparse
@@ -31,16 +31,17 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 
-from launch import metrics  # noqa: E402
+from launch import metrics, program  # noqa: E402
 from replay import connection, contents  # noqa: E402
 
-NODES = ('replay', 'learner', 'actor-0', 'evaluator')
+OTHERS = ('learner', 'actor-0', 'evaluator')  # than replay
 FREEZE_SECONDS = 30.0
 WARM_UP_SECONDS = 120.0  # of a process, in which it compiles and fills its buffers
 CALM_SECONDS = 1800.0  # at most, until a run that is left alone ends
 CHECKPOINT_UPDATES = 100
 LOG_PERIOD = 10
 MOST_SLOPE = 1.0  # MB per minute
+LEAST_MINUTES = 5.0  # that a node was seen for, so that its slope says anything
 SIZES = (
   'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
   'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
@@ -49,8 +50,8 @@ SIZES = (
   'actor.log_period=1', 'learner.batch_size=8', f'learner.log_period={LOG_PERIOD}',
   'learner.publish_period=5', 'learner.checkpoint_period=3600',
   f'learner.checkpoint_updates={CHECKPOINT_UPDATES}', 'evaluator.period=5',
-  'evaluator.num_episodes=8', 'evaluator.final_episodes=8', 'tensorboard=false',
-  'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
+  'evaluator.film_period=30', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
+  'tensorboard=false', 'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
   'replay.strata[0].max_size=64', 'replay.strata[1].max_size=400',
 )  # fmt: skip
 
@@ -61,16 +62,23 @@ class Run:
   Args:
     folder: of it.
     steps: after which it ends.
+    shards: of replay.
     seed: of it.
   """
 
-  def __init__(self, folder: pathlib.Path, steps: int, seed: int):
+  def __init__(self, folder: pathlib.Path, steps: int, shards: int, seed: int):
     self.folder = folder
+    self.replay = program.replay_names(shards)
+    self.replay_folders = dict(
+      zip(self.replay, program.replay_folders(folder, shards), strict=True)
+    )
+    self.nodes = (*self.replay, *OTHERS)
     self.output = folder.parent / f'{folder.name}.out'
     with self.output.open('w') as output:
       self.process = subprocess.Popen(
         [sys.executable, '-m', 'launch.main', 'train', '--run', folder, '--preset', 'laptop',
-         '--steps', str(steps), '--seed', str(seed), '--set', *SIZES],
+         '--steps', str(steps), '--seed', str(seed),
+         '--set', *SIZES, f'replay.num_shards={shards}'],
         stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
       )  # fmt: skip
     self.seen: dict[int, psutil.Process] = {}  # every process of the run, also of the past
@@ -85,8 +93,8 @@ class Run:
       for process in (launcher, *launcher.children(recursive=True)):
         self.seen[process.pid] = process
     with contextlib.suppress(OSError):
-      self.ports.add(int((self.folder / 'address').read_text().rsplit(':', 1)[1]))
-    for name in (*NODES, 'launcher'):
+      self.ports |= {int(address.rsplit(':', 1)[1]) for address in self._addresses()}
+    for name in (*self.nodes, 'launcher'):
       pid = self.process.pid if name == 'launcher' else self.pid(name)
       with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -114,9 +122,12 @@ class Run:
     ]
     return [int(line[-1].rstrip('.')) if 'resumes' in line else 0 for line in words]
 
-  def sizes(self) -> dict[str, int] | None:
-    """What replay holds, by stratum; None while it does not answer."""
-    address = (self.folder / 'address').read_text()
+  def _addresses(self) -> list[str]:
+    return (self.folder / 'address').read_text().splitlines()
+
+  def sizes(self, shard: str) -> dict[str, int] | None:
+    """What a shard of replay holds, by stratum; None while it does not answer."""
+    address = self._addresses()[self.replay.index(shard)]
     infos = connection.Connection(address, 'chaos', timeout_seconds=1e9).info(1.0)
     if infos is None:
       return None
@@ -145,7 +156,9 @@ class Chaos:
 
   def strike(self) -> None:
     """Kills or freezes a node that runs and is not frozen."""
-    awake = [name for name in NODES if (pid := self._run.pid(name)) and pid not in self._frozen]
+    awake = [
+      name for name in self._run.nodes if (pid := self._run.pid(name)) and pid not in self._frozen
+    ]
     if not awake:
       self._note('-', 'nobody is awake', '')
       return
@@ -155,8 +168,8 @@ class Chaos:
       self._signal(pid, signal.SIGSTOP)
       self._frozen[pid] = time.monotonic() + FREEZE_SECONDS
       self._note(name, f'frozen for {FREEZE_SECONDS:.0f} s', 'goes on')
-    elif name == 'replay':
-      self._kill_replay()
+    elif name in self._run.replay:
+      self._kill_replay(name)
     else:
       if name == 'learner':
         self._pending.append((len(self.events), len(self._run.resumed()), self._run.step()))
@@ -197,26 +210,26 @@ class Chaos:
           f'{lost} updates lost, a checkpoint is made every {CHECKPOINT_UPDATES}'
         )
 
-  def _kill_replay(self) -> None:
+  def _kill_replay(self, shard: str) -> None:
     run = self._run
-    before = run.pid('replay')
+    before = run.pid(shard)
     others = [pid for name in ('learner', 'actor-0') if (pid := run.pid(name))]
     for pid in others:
       self._signal(pid, signal.SIGSTOP)
     self._signal(before, signal.SIGKILL)
     place = len(self.events)
-    self._note('replay', 'killed', 'restarted')
+    self._note(shard, 'killed', 'restarted')
     try:
       saved = dict.fromkeys(('frontier', 'episodic'), 0)
       with (
         contextlib.suppress(FileNotFoundError),
-        contents.Contents(str(run.folder / 'replay')) as held,
+        contents.Contents(run.replay_folders[shard]) as held,
       ):
         saved = {name: len(items) for name, items in held.items.items() if name != 'params'}
       deadline = time.monotonic() + 120.0
-      while run.pid('replay') in (0, before) or (sizes := run.sizes()) is None:
+      while run.pid(shard) in (0, before) or (sizes := run.sizes(shard)) is None:
         if time.monotonic() > deadline:
-          self.failures.append(f'event {place + 1}: replay did not come back')
+          self.failures.append(f'event {place + 1}: {shard} did not come back')
           return
         time.sleep(0.2)
     finally:
@@ -246,7 +259,7 @@ def slopes(run: Run) -> dict[str, tuple[float, float]]:
   Pooled over its processes: each has a level of its own, and counts from its warm-up on.
   """
   found = {}
-  for node in (*NODES, 'launcher'):
+  for node in (*run.nodes, 'launcher'):
     products = squares = seconds = 0.0
     for (name, _), samples in run.memory.items():
       warm = np.array([sample for sample in samples if sample[0] > WARM_UP_SECONDS])
@@ -284,13 +297,14 @@ def main() -> int:
   parser.add_argument('--minutes', type=float, default=20.0)
   parser.add_argument('--period', type=float, default=15.0, help='seconds between two events')
   parser.add_argument('--steps', type=int, default=20_000, help='of the environment, until the end')
+  parser.add_argument('--shards', type=int, default=1, help='of replay')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--run', type=pathlib.Path, help='a new folder for the run')
   arguments = parser.parse_args()
   folder = (arguments.run or pathlib.Path(tempfile.mkdtemp()) / 'run').resolve()
   folder.parent.mkdir(parents=True, exist_ok=True)
   signal.signal(signal.SIGTERM, lambda *unused: sys.exit(1))  # by way of what ends the run
-  run = Run(folder, arguments.steps, arguments.seed)
+  run = Run(folder, arguments.steps, arguments.shards, arguments.seed)
   chaos = Chaos(run, arguments.seed)
   start = struck = looked = time.monotonic()
   end = start + 60 * arguments.minutes
@@ -324,7 +338,7 @@ def main() -> int:
   grown = slopes(run)
   chaos.failures += [
     f'{node} grows by {slope:.2f} MB per minute'
-    for node, (slope, _) in grown.items() if slope > MOST_SLOPE
+    for node, (slope, minutes) in grown.items() if slope > MOST_SLOPE and minutes > LEAST_MINUTES
   ]  # fmt: skip
   print('\n| minute | node | event | outcome |', '|---|---|---|---|', sep='\n')
   for event in chaos.events:

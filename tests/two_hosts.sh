@@ -1,15 +1,22 @@
 #!/bin/sh
 # Trains over two hosts that are network namespaces with an sshd each. As root on Linux, with
-# iproute2 and openssh-server; takes about ten minutes:
+# iproute2, nftables and openssh-server; takes about ten minutes:
 #
 #   sudo tests/two_hosts.sh [COMMAND]      COMMAND: hephaestus, with its arguments so far
 #
 #   10.77.1.2 one --- hub --- two 10.77.2.2        replay and learner; actor and evaluator
 #
 # `hephaestus launch` runs in the hub, which routes between the two. First the link of `two` is cut
-# for a minute and restored; nobody may fail for it. Then nothing is routed, so that the hosts cannot
-# reach each other, and only a tunnel through ssh connects the actor with replay.
+# for a minute and restored; nobody may fail for it. Then a packet filter on both hosts drops whatever
+# comes in but TCP to port 22, and only a tunnel through ssh connects the actor with replay.
 set -eu
+for tool in ip nft sshd ssh-keygen python3; do
+  command -v $tool > /dev/null && continue
+  echo "two_hosts: there is no $tool; Debian has it by: apt-get install iproute2 nftables" \
+    "openssh-server python3"
+  exit 2
+done
+[ "$(id -u)" = 0 ] || { echo 'two_hosts: must be run by root, who alone may make hosts'; exit 2; }
 command=${1:-$(cd "$(dirname "$0")/.." && pwd)/.venv/bin/hephaestus}
 folder=$(mktemp -d)
 tiny='agent.deterministic_size=8 agent.hidden_size=16 agent.stochastic_size=4 agent.ensemble_size=2
@@ -39,6 +46,37 @@ trap 'exit 130' INT TERM
 say() { echo "two_hosts: $*"; }
 fail() { say "$*"; tail -n 40 "$folder/output"; exit 1; }
 hub() { ip netns exec heph-hub "$@"; }
+
+# reaches PORT: whether `two` can open a connection to a port of `one`.
+reaches() {
+  ip netns exec heph-two python3 -c 'import socket, sys
+socket.create_connection(("10.77.1.2", int(sys.argv[1])), 3)' "$1" 2> /dev/null
+}
+
+# filter HOST: drops and counts whatever comes in but TCP to port 22, and answers from such ports.
+filter() {
+  ip netns exec "heph-$1" nft -f - << EOF
+table inet only_ssh {
+  counter ssh {}
+  counter replay {}
+  counter others {}
+  chain input {
+    type filter hook input priority 0; policy drop;
+    iif lo accept
+    tcp dport 22 counter name ssh accept
+    tcp sport 22 ct state established accept
+    tcp dport 22001 counter name replay drop
+    counter name others drop
+  }
+}
+EOF
+}
+
+# packets HOST COUNTER
+packets() {
+  ip netns exec "heph-$1" nft list counter inet only_ssh "$2" | grep -o 'packets [0-9]*' \
+    | grep -o '[0-9]*'
+}
 
 ssh-keygen -q -t ed25519 -N '' -f "$folder/key"
 mkdir -p /run/sshd
@@ -122,6 +160,7 @@ say "a link that is cut for a minute"
 hosts "$folder/hosts.yaml" false
 launch cut 6000
 wait_for cut 100
+reaches 22001 || fail 'replay cannot be reached while nothing is filtered'
 ip -n heph-hub link set to-two down
 sleep 5 # what is on its way
 before=$(step cut)
@@ -132,10 +171,20 @@ say "cut: learner at $before when the link was cut, at $after a minute later"
 wait_for cut $((after + 100))
 finish cut
 
-say 'no route between the hosts, and a tunnel through ssh'
-hub sysctl -q net.ipv4.ip_forward=0
-reaches='import socket; socket.create_connection(("10.77.1.2", 22), 3)'
-! ip netns exec heph-two python3 -c "$reaches" 2> /dev/null || fail 'there is a route'
+say 'a packet filter on both hosts that lets in port 22 alone, and a tunnel through ssh'
+for name in one two; do filter $name; done
 hosts "$folder/hosts.yaml" true
 launch tunnel 1500
+wait_for tunnel 20
+reaches 22 || fail 'port 22 is not open'
+[ "$(packets one replay)" = 0 ] || fail 'something went for the port of replay beside the tunnel'
+! reaches 22001 || fail 'the port of replay is open'
+probes=$(packets one replay)
+[ "$probes" -gt 0 ] || fail 'the filter has not seen the connection to the port of replay'
 finish tunnel
+[ "$(packets one replay)" = "$probes" ] || fail 'something went for the port of replay'
+for name in one two; do
+  [ "$(packets $name ssh)" -gt 1000 ] || fail "hardly anything came to $name through ssh"
+  say "$name let in $(packets $name ssh) packets to port 22, dropped $(packets $name replay) to the" \
+    "port of replay (of a connection that was tried) and $(packets $name others) others"
+done

@@ -283,7 +283,7 @@ order = json.loads(sys.stdin.readline())
 print('up:', name, flush=True)
 (folder / f'{name}.up').write_text(order['config'])
 if (folder / f'{name}.fail').exists():
-  sys.exit(3)
+  sys.exit(1)
 if not (folder / f'{name}.end').exists():
   while sys.stdin.readline():
     pass
@@ -405,6 +405,24 @@ def test_ctrl_c_stops_actors_before_replay(tmp_path, launch):
   assert launched.left() == []
 
 
+def test_a_host_whose_node_dies_is_started_again(tmp_path, launch):
+  launched = launch(TWO)
+  launched.wait_for('cpu.up', 'trainer.up')
+  for name in ('cpu', 'trainer'):
+    (tmp_path / f'{name}.up').unlink()
+    (node,) = [
+      child
+      for child in psutil.Process(launched.process.pid).children()
+      if ['--host', name] == child.cmdline()[4:6]
+    ]
+    node.kill()
+    launched.wait_for(f'{name}.up')
+    assert f'{name} is lost (exit -9); starting it again in 1 s' in launched.words()
+  launched.process.send_signal(signal.SIGINT)
+  assert launched.end() == 0, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
+
+
 def test_a_killed_launch_leaves_nothing_on_its_hosts(tmp_path, launch):
   launched = launch(TWO)
   launched.wait_for('cpu.up', 'trainer.up')
@@ -428,7 +446,7 @@ def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path,
   launched = launch(TWO)
   assert launched.end() == 1, launched.words()
   assert 'trainer failed: stopping the others' in launched.words()
-  assert 'trainer failed: exit 3' in launched.words()
+  assert 'trainer failed: exit 1' in launched.words()
   assert launched.left() == []
 
 
@@ -437,7 +455,7 @@ def test_a_run_goes_on_without_one_of_the_hosts_that_keep_replay(tmp_path, launc
   launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
   launched.wait_for('store.up', 'cpu.up', 'trainer.up')
   deadline = time.monotonic() + PATIENCE
-  while 'store: exit 3' not in launched.words() and time.monotonic() < deadline:
+  while 'store: exit 1' not in launched.words() and time.monotonic() < deadline:
     time.sleep(0.05)
   assert launched.process.poll() is None, launched.words()
   launched.process.send_signal(signal.SIGTERM)
@@ -455,7 +473,7 @@ def test_a_run_goes_on_without_one_of_its_hosts(tmp_path, launch):
   launched.process.send_signal(signal.SIGTERM)
   assert launched.end() == 1, launched.words()
   assert ended(tmp_path) == ['cpu', 'trainer']
-  assert 'more failed: exit 3' in launched.words()
+  assert 'more failed: exit 1' in launched.words()
 
 
 SSHD = shutil.which('sshd', path=f'/usr/sbin:{os.environ["PATH"]}')
@@ -487,16 +505,21 @@ def sshd(tmp_path):
 
 
 @pytest.mark.skipif(SSHD is None, reason='there is no sshd')
-def test_a_host_behind_ssh_ends_when_the_connection_dies(tmp_path, launch, sshd):
+def test_a_host_behind_ssh_ends_when_the_connection_dies_and_is_started_again(
+  tmp_path, launch, sshd
+):
   ssh = f'ssh: {{target: {getpass.getuser()}@127.0.0.1, options: {sshd}}}'
   launched = launch(TWO.replace('local: true', ssh))
   launched.wait_for('cpu.up', 'trainer.up')
+  for name in ('cpu', 'trainer'):
+    (tmp_path / f'{name}.up').unlink()
   for client in psutil.Process(launched.process.pid).children():
     client.kill()
-  assert launched.end() == 1, launched.words()
-  assert 'exit -9' in launched.words()
+  launched.wait_for('cpu.up', 'trainer.up')
+  launched.process.send_signal(signal.SIGINT)
+  assert launched.end() == 0, launched.words()
   assert launched.left('stand_in.py') == []
-  assert sorted(ended(tmp_path)) == ['cpu', 'trainer']
+  assert sorted(ended(tmp_path)) == ['cpu', 'cpu', 'trainer', 'trainer']
 
 
 SHARE = """

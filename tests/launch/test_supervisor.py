@@ -295,11 +295,16 @@ def test_a_healthy_time_forgives_earlier_failures(make, tmp_path):
   assert {event.delay_seconds for event in events if event.kind == 'restarting'} == {0.01}
 
 
-def test_who_is_killed_is_given_more_chances_than_who_fails(make):
+@pytest.mark.parametrize(
+  'program, code',
+  [('import os, signal; os.kill(os.getpid(), signal.SIGKILL)', -signal.SIGKILL),
+   ('raise SystemExit(75)', 75)],
+)  # fmt: skip
+def test_who_is_not_to_blame_is_given_more_chances_than_who_fails(make, program, code):
   events = []
-  killed = make('actor', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)')
+  process = make('actor', program)._replace(blameless={75})
   outcome = supervisor.Supervisor(
-    [killed],
+    [process],
     until=['actor'],
     max_fast_failures=1,
     max_fast_kills=4,
@@ -307,7 +312,7 @@ def test_who_is_killed_is_given_more_chances_than_who_fails(make):
     max_backoff_seconds=0.02,
     on_event=events.append,
   ).run()
-  assert outcome.failed == 'actor' and outcome.failed_exit_code == -signal.SIGKILL
+  assert outcome.failed == 'actor' and outcome.failed_exit_code == code
   delays = [event.delay_seconds for event in events if event.kind == 'restarting']
   assert delays == [0.01, 0.02, 0.02]
 

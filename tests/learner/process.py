@@ -2,12 +2,13 @@
 
 When so many updates are done the last process asks for the end ('stop'), or stops like a machine that
 is frozen, within an update that the others have begun ('freeze'); or no process has more to read
-('starve').
+('starve'); or all are asked to stop while their first update compiles for ever ('compile').
 """
 
 import pathlib
 import signal
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -29,11 +30,12 @@ class Mean(NamedTuple):
   step: jax.Array
 
 
-def mean_update():
+def mean_update(compiles=lambda: None):
   def init(key):
     return Mean(jax.random.normal(key), key, jnp.zeros((), jnp.int32))
 
   def update(state, batch):
+    compiles()
     mean = dreamer_update.over_devices(batch.mean())
     params = state.params + (mean - state.params) / (state.step + 1)
     return state._replace(params=params, step=state.step + 1), {'mean': mean}
@@ -69,6 +71,12 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
   stuck_seconds = 2.0 if ending == 'freeze' else 0.0
   group = process_group.ProcessGroup(place, stuck_seconds=stuck_seconds, should_stop=lambda: False)
   node = None
+  compiling = threading.Event()
+
+  def compile_for_ever():
+    compiling.set()
+    threading.Event().wait()
+
   is_done = lambda: rank == size - 1 and node is not None and node._step >= num_updates
   if ending == 'freeze':
     begin = group.begin_update
@@ -82,7 +90,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     update = dreamer_update.make_update(dreamer, dreaming.RATES)
     make_batch = lambda seed: dreaming.make_batch(dreamer, seed, BATCH)
   else:
-    update = mean_update()
+    update = mean_update(compile_for_ever if ending == 'compile' else lambda: None)
     make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
   node = learner.Learner(
     update=update,
@@ -92,10 +100,10 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     reader=Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
     publisher=Nobody(),
     checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
-    save_replay=lambda: None,
+    save_replay=lambda: print('replay is saved', flush=True),
     environment_step=lambda: 0,
     make_logger=lambda step: learner.loggers.NoOpLogger(),
-    should_stop=lambda: ending == 'stop' and is_done(),
+    should_stop=lambda: compiling.is_set() or (ending == 'stop' and is_done()),
     max_environment_steps=1,
     steps_per_sequence=1,
     warm_up_steps=0,

@@ -1,8 +1,12 @@
 """Checkpoints: what was saved comes back, and what is broken is set aside for the one before."""
 
+import gc
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from learner import checkpoint
@@ -49,6 +53,28 @@ def test_the_newest_comes_back_with_its_key(tmp_path):
   assert restored.step == 8
   assert_equal(restored.state, make_state(8))
   jax.random.bits(restored.state['key'])
+
+
+def test_one_of_an_older_version_comes_back_too(tmp_path):
+  arrays = checkpoint._to_arrays(make_state(5))
+  manager = ocp.CheckpointManager(tmp_path, item_names=('state', 'digest'))
+  digest = ocp.args.JsonSave({'sha256': checkpoint._digest(arrays)})
+  manager.save(5, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), digest=digest))
+  manager.close()
+  assert_equal(checkpoint.Checkpointer(tmp_path).restore(like()).state, make_state(5))
+
+
+def test_saving_keeps_no_memory(tmp_path):
+  state = {f'layer {index}': np.zeros(2, np.float32) for index in range(500)}
+  saver = checkpoint.Checkpointer(tmp_path)
+  blocks = []
+  for step in range(8):
+    saver.save(step, state)
+    saver.wait()
+    gc.collect()
+    blocks.append(sys.getallocatedblocks())
+  saver.close()
+  assert blocks[-1] - blocks[3] < 500  # a block for each array and save would be four times that
 
 
 def test_few_are_kept(tmp_path):

@@ -221,7 +221,8 @@ def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, snapshot.params, acting)
   rows = rows_of(tmp_path)
   assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',
-          'world_model/loss', 'intrinsic/boredom', 'dream/horizon'} <= set(rows[-1])  # fmt: skip
+          'rejected_sequences', 'world_model/loss', 'intrinsic/boredom',
+          'dream/horizon'} <= set(rows[-1])  # fmt: skip
   # Actors took up what was learned while it was learned.
   versions = [row['parameter_version'] for row in rows_of(tmp_path, 'actor-0')]
   assert versions == sorted(versions) and len(set(versions)) > 1

@@ -58,7 +58,7 @@ def test_what_went_in_comes_out(serve, unlimited):
     'half': np.random.default_rng(0).normal(size=(2, 5)).astype(ml_dtypes.bfloat16),
     'scalar': np.array([7, 9], np.int32),
     'empty': np.zeros((2, 0, 3), np.float32),
-    'odd': (np.array([[np.nan, np.inf], [-0.0, 1e-45]], np.float32),),
+    'odd': (np.array([[3.4e38, 3.4e38], [-0.0, 1e-45]], np.float32),),
   }
   schema = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), values)
   config = unlimited()
@@ -167,6 +167,25 @@ def test_malformed_sequences_are_rejected_and_reading_goes_on(
   assert source.rejected > 0
   (record,) = [record for record in caplog.records if 'rejecting' in record.message]
   assert 'the schema' in record.message
+
+
+def test_sequences_that_are_not_finite_are_rejected_and_reading_goes_on(
+  serve, unlimited, schema, make_sequences, caplog
+):
+  config = unlimited()
+  _, address = serve(config)
+  sequences = make_sequences(0, 20)
+  sequences['rows'].noise[16, 3, 7] = np.nan
+  sequences['rows'].noise[17, 0, 0] = -np.inf
+  sequences['rows'].noise[18, 0] = np.finfo(np.float32).max  # only their sum is not finite
+  writer.Writer(address, config.strata, schema).write(sequences, never)
+  source = reader.Reader(address, config.strata, schema, batch_size=16)
+  identities = np.concatenate([source.get(20.0)['identity'] for _ in range(10)])
+  source.close()
+  assert 18 in identities and not {16, 17} & set(identities.tolist())
+  assert source.rejected > 0
+  (record,) = [record for record in caplog.records if 'rejecting' in record.message]
+  assert 'rows/noise is not finite' in record.message
 
 
 def queue(max_size):
