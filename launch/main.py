@@ -226,7 +226,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   targets = bench.add_subparsers(dest='target', required=True)
   bench_env = targets.add_parser('env', allow_abbrev=False, help='steps of worlds per second')
-  bench_env.add_argument('--env', default='catch', help='as of train (default: catch)')
+  bench_env.add_argument(
+    '--env', nargs='+', default=['catch'], help='worlds, each as of train (default: catch)'
+  )
   bench_env.add_argument('--worlds', type=int, nargs='+', default=[256, 2048], metavar='N')
   bench_env.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
   bench_env.add_argument(
@@ -684,12 +686,17 @@ def _bench(arguments: argparse.Namespace) -> int:
   elif arguments.target == 'replay':
     figures = _replay_figures(arguments)
   else:
-    config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
+    if arguments.set and len(arguments.env) > 1:
+      raise ValueError(f'--set {arguments.set[0]}: goes with one world; call once for each')
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
+    configs = {
+      name: launch_config.override(experiments.laptop(name), arguments.set)
+      for name in arguments.env
+    }
     if foreign:
       raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
-    world = config.make_environment()
-    figures = bench.environment(arguments.env, world, arguments.worlds, arguments.seconds)
+    worlds = {name: config.make_environment() for name, config in configs.items()}
+    figures = bench.environments(worlds, arguments.worlds, arguments.seconds)
   if arguments.json:
     print(local.to_json([figure._asdict() for figure in figures]))
   else:

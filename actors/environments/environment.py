@@ -98,6 +98,11 @@ class Environment(abc.ABC):
   def max_steps(self) -> int:
     """The most steps an episode can take before it is LAST."""
 
+  @property
+  def has_costly_reset(self) -> bool:
+    """Whether a reset takes longer than a step, and most steps do not end an episode."""
+    return False
+
   @abc.abstractmethod
   def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
     """Begins an episode: its state, and a timestep that is FIRST."""

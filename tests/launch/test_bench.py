@@ -38,12 +38,14 @@ def test_steps_of_worlds_are_measured_beside_their_limit(capsys):
 
 
 def test_people_see_a_line_for_each_figure(capsys):
-  assert run('env', '--worlds', 2, '--seconds', 1e-3) == 0
+  assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 2, '--seconds', 1e-3) == 0
   machine, *lines = capsys.readouterr().out.splitlines()
   assert machine.startswith('on ')
   assert [line.split()[0] for line in lines] == [
     'env/catch/2_worlds',
     'env/catch/2_worlds/compile',
+    'env/noisy_corridor/2_worlds',
+    'env/noisy_corridor/2_worlds/compile',
     'copy',
   ]
   assert '% of ' in lines[0]
@@ -55,6 +57,10 @@ def test_people_see_a_line_for_each_figure(capsys):
     (['--env', 'cach'], "environment.name='cach': no such world"),
     (['--worlds', '0'], '--worlds 0: each must be at least 1'),
     (['--seconds', 'nan'], '--seconds nan: must be positive'),
+    (
+      ['--env', 'catch', 'grid_world', '--set', 'environment.rows=5'],
+      '--set environment.rows=5: goe',
+    ),
     (['--set', 'agent.window=3'], '--set agent.window=3: bench env knows only environment'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
   ],
