@@ -267,6 +267,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   bench_learner.add_argument('--phases', action='store_true', help='also its parts alone')
   bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   bench_learner.add_argument('--json', action='store_true')
+  compare = targets.add_parser(
+    'compare',
+    allow_abbrev=False,
+    help='what two --json files of one target say; exit code 1 if something is worse',
+  )
+  compare.add_argument('old', type=pathlib.Path, metavar='OLD.json')
+  compare.add_argument('new', type=pathlib.Path, metavar='NEW.json')
+  compare.add_argument(
+    '--threshold',
+    type=float,
+    default=0.1,
+    help='the part of the old value by which a figure may be worse (default: 0.1)',
+  )
   return parser.parse_args(arguments[1:])
 
 
@@ -667,6 +680,10 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+  if arguments.target == 'compare':
+    from launch import bench_comparison
+
+    return bench_comparison.show(arguments.old, arguments.new, arguments.threshold)
   from launch import bench, experiments, local
   from launch import config as launch_config
   from learner import bench as learner_bench
