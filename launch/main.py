@@ -267,6 +267,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   bench_learner.add_argument('--phases', action='store_true', help='also its parts alone')
   bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   bench_learner.add_argument('--json', action='store_true')
+  scaling = targets.add_parser(
+    'scaling',
+    allow_abbrev=False,
+    help='what an update exchanges between simulated devices, and predicts for TPU v4',
+  )
+  scaling.add_argument('--size', default='laptop', help='laptop, 1m or full (default: laptop)')
+  scaling.add_argument('--devices', type=int, nargs='+', default=[1, 2, 4, 8], metavar='D')
+  scaling.add_argument('--ensemble', type=int, metavar='K', help='transition members')
+  scaling.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
+  scaling.add_argument('--batch', type=int, metavar='B', help='sequences of each device')
+  scaling.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  scaling.add_argument('--dtype', help='float32 or bfloat16')
+  scaling.add_argument('--json', action='store_true')
   compare = targets.add_parser(
     'compare',
     allow_abbrev=False,
@@ -684,22 +697,30 @@ def _bench(arguments: argparse.Namespace) -> int:
     from launch import bench_comparison
 
     return bench_comparison.show(arguments.old, arguments.new, arguments.threshold)
+  if arguments.target == 'scaling':  # read when JAX first looks for devices
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
+    os.environ.setdefault('XLA_FLAGS', simulated)
   from launch import bench, experiments, local
   from launch import config as launch_config
   from learner import bench as learner_bench
 
+  changes = ('ensemble', 'horizon', 'batch', 'length', 'dtype')
   logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
   if arguments.target == 'learner':
-    work = _learner_work(arguments).changed(
-      ensemble=arguments.ensemble,
-      horizon=arguments.horizon,
-      batch=arguments.batch,
-      length=arguments.length,
-      dtype=arguments.dtype,
-    )
+    work = _learner_work(arguments)
     figures = learner_bench.update(
-      work, arguments.boredom, seconds=arguments.seconds, phases=arguments.phases
+      work.changed(**{name: getattr(arguments, name) for name in changes}),
+      arguments.boredom,
+      seconds=arguments.seconds,
+      phases=arguments.phases,
     )
+  elif arguments.target == 'scaling':
+    from learner import scaling
+
+    work = learner_bench.Work.of_size(arguments.size)
+    work = work.changed(**{name: getattr(arguments, name) for name in changes})
+    figures = scaling.scaling(work, arguments.devices)
   elif arguments.target == 'replay':
     figures = _replay_figures(arguments)
   else:

@@ -169,7 +169,7 @@ def update(
   agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)
-  batch = _random_batch(dreamer, work)
+  batch = random_batch(dreamer, work)
   init_state = jax.jit(made.init)(jax.random.key(0))
 
   def at(boredom: float) -> dreamer_update.TrainState:
@@ -185,7 +185,7 @@ def update(
   began = time.perf_counter()
   compiled = mapped.lower(on_device(at(0.0)), sequence).compile()
   compile_seconds = time.perf_counter() - began
-  always, *by_row = _matmul_flops(jax.make_jaxpr(mapped)(on_device(at(0.0)), sequence).jaxpr)
+  always, *by_row = matmul_flops(jax.make_jaxpr(mapped)(on_device(at(0.0)), sequence).jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   name = f'learner/{work.name}'
@@ -265,7 +265,7 @@ def _phases(
   }
 
 
-def _random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
+def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
   """[B, T, ...] rows as a world might give them, in episodes of about _EPISODE_ROWS."""
   rng = np.random.default_rng(0)
   batch = work.learner.batch_per_device(1)
@@ -301,7 +301,7 @@ def _random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequ
   )
 
 
-def _matmul_flops(jaxpr: Any) -> list[float]:
+def matmul_flops(jaxpr: Any) -> list[float]:
   """Operations of the matrix products and convolutions of a program, a multiplication and an addition
   being two.
 
@@ -322,7 +322,7 @@ def _matmul_flops(jaxpr: Any) -> list[float]:
       kernel, output = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
       always += 2.0 * math.prod(output) * math.prod(kernel) / kernel[output_axis]
     inner = [
-      _matmul_flops(getattr(each, 'jaxpr', each))
+      matmul_flops(getattr(each, 'jaxpr', each))
       for value in equation.params.values()
       for each in (value if isinstance(value, tuple) else (value,))
       if hasattr(each, 'jaxpr') or hasattr(each, 'eqns')
@@ -398,7 +398,7 @@ def show(figures: list[Figure]) -> None:
   width = max(len(figure.name) for figure in figures)
   for name, value, unit, limit, ratio, _ in figures:
     bound = '' if limit is None else f'  {ratio:.1%} of {limit:,.0f} {unit}'
-    digits = {'s': 3, 'updates/s': 2}.get(unit, 0)
+    digits = {'s': 3, 'updates/s': 2, 'us': 1, '%': 1}.get(unit, 0)
     print(f'{name:<{width}}  {value:>18,.{digits}f} {unit:<9}{bound}'.rstrip())
 
 
