@@ -20,7 +20,7 @@ def work():
 
 @pytest.fixture(scope='module')
 def programs(work, little_optimization):
-  return {count: scaling.compile_for(work, count) for count in (1, 2, 4)}
+  return {count: scaling.compile_for(work, count) for count in (2, 4)}
 
 
 def test_devices_exchange_their_gradients_and_metrics(work, programs):
@@ -34,7 +34,6 @@ def test_devices_exchange_their_gradients_and_metrics(work, programs):
 
 
 def test_what_each_gives_does_not_grow_with_devices(programs):
-  assert programs[1].reduced == 0
   assert programs[2].reduced == programs[4].reduced
   assert programs[2].gathered == programs[4].gathered
   assert programs[4].instructions < 1.1 * programs[2].instructions
