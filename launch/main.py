@@ -267,6 +267,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   bench_learner.add_argument('--phases', action='store_true', help='also its parts alone')
   bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   bench_learner.add_argument('--json', action='store_true')
+  end_to_end = targets.add_parser(
+    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer, beside its parts alone'
+  )
+  end_to_end.add_argument('--preset', help='as of train (default: laptop)')
+  end_to_end.add_argument('--env', help='as of train (default: catch)')
+  end_to_end.add_argument('--seconds', type=float, default=180.0, help='once it has warmed up')
+  end_to_end.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  end_to_end.add_argument('--json', action='store_true')
   scaling = targets.add_parser(
     'scaling',
     allow_abbrev=False,
@@ -715,6 +723,10 @@ def _bench(arguments: argparse.Namespace) -> int:
       seconds=arguments.seconds,
       phases=arguments.phases,
     )
+  elif arguments.target == 'end-to-end':
+    from launch import bench_run
+
+    figures = bench_run.end_to_end(_preset_config(arguments), arguments.seconds)
   elif arguments.target == 'scaling':
     from learner import scaling
 
@@ -761,21 +773,27 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
   )
 
 
-def _learner_work(arguments: argparse.Namespace) -> Any:
-  """What `bench learner` measures: a size that has a name, or a preset in a world."""
+def _preset_config(arguments: argparse.Namespace) -> Any:
+  """Of --preset, --env and --set; ValueError where one of them cannot be."""
   from launch import config as launch_config
   from launch import experiments
+
+  preset = arguments.preset or 'laptop'
+  if preset not in experiments.PRESETS:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
+  config = experiments.PRESETS[preset](arguments.env or 'catch')
+  return launch_config.override(config, arguments.set)
+
+
+def _learner_work(arguments: argparse.Namespace) -> Any:
+  """What `bench learner` measures: a size that has a name, or a preset in a world."""
   from learner import bench as learner_bench
 
   if arguments.size is not None:
     if arguments.preset or arguments.env or arguments.set:
       raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
     return learner_bench.Work.of_size(arguments.size)
-  preset = arguments.preset or 'laptop'
-  if preset not in experiments.PRESETS:
-    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
-  config = experiments.PRESETS[preset](arguments.env or 'catch')
-  config = launch_config.override(config, arguments.set)
+  config = _preset_config(arguments)
   agent_config, learner_config = config.dreamer()
   world = config.make_environment()
   return learner_bench.Work(

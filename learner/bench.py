@@ -36,6 +36,9 @@ from learner import dreamer_update
 _MIN_ROUNDS = 3
 _EPISODE_ROWS = 32  # of a random sequence, in the mean
 _MATMUL_SECONDS = 1e-3  # that a product takes at least, so that calling it does not count
+_DIGITS = {
+  's': 3, 'us': 1, '%': 1, 'cores': 2, 'updates/s': 2, 'updates': 1, 'replayed/step': 1,
+}  # fmt: skip
 
 
 class Figure(NamedTuple):
@@ -398,7 +401,7 @@ def show(figures: list[Figure]) -> None:
   width = max(len(figure.name) for figure in figures)
   for name, value, unit, limit, ratio, _ in figures:
     bound = '' if limit is None else f'  {ratio:.1%} of {limit:,.0f} {unit}'
-    digits = {'s': 3, 'updates/s': 2, 'us': 1, '%': 1}.get(unit, 0)
+    digits = _DIGITS.get(unit, 0)
     print(f'{name:<{width}}  {value:>18,.{digits}f} {unit:<9}{bound}'.rstrip())
 
 
