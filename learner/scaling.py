@@ -82,7 +82,7 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
     share = 100 / (1 + exchange * _CHIP_FLOPS / flops)
     figures += [
       figure(f'{name}/v4-{cores}/predicted_exchange', 1e6 * exchange, 'us'),
-      figure(f'{name}/v4-{cores}/predicted_efficiency', share, '%'),
+      figure(f'{name}/v4-{cores}/predicted_efficiency_at_peak', share, '%'),
     ]
   return figures
 
