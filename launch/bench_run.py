@@ -36,10 +36,10 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
 
   Args:
     config: of the run; it is not ended by its steps.
-    seconds: to look at it.
+    seconds: to look at it; longer until learner and actors have reported twice.
 
   Raises:
-    ValueError: no time or too little, no dreamer, or a run that did not begin or go on.
+    ValueError: no time, no dreamer, or a run that did not begin or go on.
   """
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
@@ -48,17 +48,18 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
   folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
   local.open_run(folder, config)
-  used = _run(config, folder, seconds)
-  learner = metrics.read(folder / 'metrics' / 'learner.jsonl')
-  actors = [metrics.read(path) for path in sorted((folder / 'metrics').glob('actor-*.jsonl'))]
+  began, ended, cores = _run(config, folder, seconds)
+  seen = [
+    [row for row in metrics.since(path, began) if row['time'] <= ended] for path in _files(folder)
+  ]
   shutil.rmtree(folder)
-  return _figures(config, seconds, used, learner, actors)
+  return _figures(config, seconds, cores, seen[0], seen[1:])
 
 
 def _run(
   config: launch_config.ExperimentConfig, folder: pathlib.Path, seconds: float
-) -> tuple[float, dict[str, float]]:
-  """When the look at it began, and the cores that each node used in the mean."""
+) -> tuple[float, float, dict[str, float]]:
+  """When the look at it began and ended, and the cores that each node used in the mean."""
   output = folder / 'output.txt'
   command = [sys.executable, '-m', 'launch.main', 'train', '--run', str(folder)]
   with output.open('w') as file:
@@ -78,10 +79,12 @@ def _run(
     nodes = {name: psutil.Process(pid) for name, pid in pids.items()}
     used = {name: -_cpu_seconds(node) for name, node in nodes.items()}
     began, clock = time.time(), time.monotonic()
-    while time.monotonic() - clock < seconds:
+    while time.monotonic() - clock < seconds or not _have_reported(folder, began):
       _check(launcher, output)
-      time.sleep(min(0.1, seconds))
-    elapsed = time.monotonic() - clock
+      if time.monotonic() - clock > seconds + _PATIENCE:
+        raise ValueError(f'{folder}: learner or actors report nothing')
+      time.sleep(0.1)
+    elapsed, ended = time.monotonic() - clock, time.time()
     cores = {name: (used[name] + _cpu_seconds(node)) / elapsed for name, node in nodes.items()}
   except psutil.NoSuchProcess as error:
     raise ValueError(f'{folder}: process {error.pid} of the run died; see its logs') from None
@@ -92,7 +95,17 @@ def _run(
     except subprocess.TimeoutExpired:
       launcher.kill()  # and its nodes with it
       launcher.wait()
-  return began, cores
+  return began, ended, cores
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """What the learner writes of itself, then what the actors do."""
+  return [folder / 'metrics' / 'learner.jsonl', *sorted((folder / 'metrics').glob('actor-*.jsonl'))]
+
+
+def _have_reported(folder: pathlib.Path, began: float) -> bool:
+  """Whether learner and actors have said twice since then how they do, so that there is a between."""
+  return all(len(metrics.since(path, began)) >= 2 for path in _files(folder))
 
 
 def _check(launcher: subprocess.Popen[bytes], output: pathlib.Path) -> None:
@@ -108,17 +121,11 @@ def _cpu_seconds(process: psutil.Process) -> float:
 def _figures(
   config: launch_config.ExperimentConfig,
   seconds: float,
-  used: tuple[float, dict[str, float]],
+  cores: dict[str, float],
   learner: list[dict[str, Any]],
   actors: list[list[dict[str, Any]]],
 ) -> list[bench.Figure]:
   """Of the rows that were written while it was looked at."""
-  began, cores = used
-  seen = lambda rows: [row for row in rows if began <= row['time'] <= began + seconds]
-  learner, actors = seen(learner), [seen(rows) for rows in actors]
-  if len(learner) < 2 or not all(len(rows) >= 2 for rows in actors):
-    least = min(len(rows) for rows in (learner, *actors))
-    raise ValueError(f'--seconds {seconds:g}: too short, a node reported {least} times; use more')
   times = np.array([row['time'] for row in learner])
   steps = np.array([row['learner_step'] for row in learner])
   rate = lambda key: (learner[-1][key] - learner[0][key]) / (times[-1] - times[0])
