@@ -231,7 +231,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   targets = bench.add_subparsers(dest='target', required=True)
   bench_env = targets.add_parser('env', allow_abbrev=False, help='steps of worlds per second')
-  bench_env.add_argument('--env', default='catch', help='as of train (default: catch)')
+  bench_env.add_argument(
+    '--env', nargs='+', default=['catch'], help='worlds, each as of train (default: catch)'
+  )
   bench_env.add_argument('--worlds', type=int, nargs='+', default=[256, 2048], metavar='N')
   bench_env.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
   bench_env.add_argument(
@@ -270,6 +272,40 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   bench_learner.add_argument('--phases', action='store_true', help='also its parts alone')
   bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   bench_learner.add_argument('--json', action='store_true')
+  end_to_end = targets.add_parser(
+    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer, beside its parts alone'
+  )
+  end_to_end.add_argument('--preset', help='as of train (default: laptop)')
+  end_to_end.add_argument('--env', help='as of train (default: catch)')
+  end_to_end.add_argument('--seconds', type=float, default=180.0, help='once it has warmed up')
+  end_to_end.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  end_to_end.add_argument('--json', action='store_true')
+  scaling = targets.add_parser(
+    'scaling',
+    allow_abbrev=False,
+    help='what an update exchanges between simulated devices, and predicts for TPU v4',
+  )
+  scaling.add_argument('--size', default='laptop', help='laptop, 1m or full (default: laptop)')
+  scaling.add_argument('--devices', type=int, nargs='+', default=[1, 2, 4, 8], metavar='D')
+  scaling.add_argument('--ensemble', type=int, metavar='K', help='transition members')
+  scaling.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
+  scaling.add_argument('--batch', type=int, metavar='B', help='sequences of each device')
+  scaling.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  scaling.add_argument('--dtype', help='float32 or bfloat16')
+  scaling.add_argument('--json', action='store_true')
+  compare = targets.add_parser(
+    'compare',
+    allow_abbrev=False,
+    help='what two --json files of one target say; exit code 1 if something is worse',
+  )
+  compare.add_argument('old', type=pathlib.Path, metavar='OLD.json')
+  compare.add_argument('new', type=pathlib.Path, metavar='NEW.json')
+  compare.add_argument(
+    '--threshold',
+    type=float,
+    default=0.1,
+    help='the part of the old value by which a figure may be worse (default: 0.1)',
+  )
   return parser.parse_args(arguments[1:])
 
 
@@ -678,31 +714,52 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+  if arguments.target == 'compare':
+    from launch import bench_comparison
+
+    return bench_comparison.show(arguments.old, arguments.new, arguments.threshold)
+  if arguments.target == 'scaling':  # read when JAX first looks for devices
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
+    os.environ.setdefault('XLA_FLAGS', simulated)
   from launch import bench, experiments, local
   from launch import config as launch_config
   from learner import bench as learner_bench
 
+  changes = ('ensemble', 'horizon', 'batch', 'length', 'dtype')
   logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
   if arguments.target == 'learner':
-    work = _learner_work(arguments).changed(
-      ensemble=arguments.ensemble,
-      horizon=arguments.horizon,
-      batch=arguments.batch,
-      length=arguments.length,
-      dtype=arguments.dtype,
-    )
+    work = _learner_work(arguments)
     figures = learner_bench.update(
-      work, arguments.boredom, seconds=arguments.seconds, phases=arguments.phases
+      work.changed(**{name: getattr(arguments, name) for name in changes}),
+      arguments.boredom,
+      seconds=arguments.seconds,
+      phases=arguments.phases,
     )
+  elif arguments.target == 'end-to-end':
+    from launch import bench_run
+
+    figures = bench_run.end_to_end(_preset_config(arguments), arguments.seconds)
+  elif arguments.target == 'scaling':
+    from learner import scaling
+
+    work = learner_bench.Work.of_size(arguments.size)
+    work = work.changed(**{name: getattr(arguments, name) for name in changes})
+    figures = scaling.scaling(work, arguments.devices)
   elif arguments.target == 'replay':
     figures = _replay_figures(arguments)
   else:
-    config = launch_config.override(experiments.laptop(arguments.env), arguments.set)
+    if arguments.set and len(arguments.env) > 1:
+      raise ValueError(f'--set {arguments.set[0]}: goes with one world; call once for each')
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
+    configs = {
+      name: launch_config.override(experiments.laptop(name), arguments.set)
+      for name in arguments.env
+    }
     if foreign:
       raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
-    world = config.make_environment()
-    figures = bench.environment(arguments.env, world, arguments.worlds, arguments.seconds)
+    worlds = {name: config.make_environment() for name, config in configs.items()}
+    figures = bench.environments(worlds, arguments.worlds, arguments.seconds)
   if arguments.json:
     print(local.to_json([figure._asdict() for figure in figures]))
   else:
@@ -729,21 +786,27 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
   )
 
 
-def _learner_work(arguments: argparse.Namespace) -> Any:
-  """What `bench learner` measures: a size that has a name, or a preset in a world."""
+def _preset_config(arguments: argparse.Namespace) -> Any:
+  """Of --preset, --env and --set; ValueError where one of them cannot be."""
   from launch import config as launch_config
   from launch import experiments
+
+  preset = arguments.preset or 'laptop'
+  if preset not in experiments.PRESETS:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
+  config = experiments.PRESETS[preset](arguments.env or 'catch')
+  return launch_config.override(config, arguments.set)
+
+
+def _learner_work(arguments: argparse.Namespace) -> Any:
+  """What `bench learner` measures: a size that has a name, or a preset in a world."""
   from learner import bench as learner_bench
 
   if arguments.size is not None:
     if arguments.preset or arguments.env or arguments.set:
       raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
     return learner_bench.Work.of_size(arguments.size)
-  preset = arguments.preset or 'laptop'
-  if preset not in experiments.PRESETS:
-    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
-  config = experiments.PRESETS[preset](arguments.env or 'catch')
-  config = launch_config.override(config, arguments.set)
+  config = _preset_config(arguments)
   agent_config, learner_config = config.dreamer()
   world = config.make_environment()
   return learner_bench.Work(

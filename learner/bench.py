@@ -36,6 +36,9 @@ from learner import config as learner_config
 _MIN_ROUNDS = 3
 _EPISODE_ROWS = 32  # of a random sequence, in the mean
 _MATMUL_SECONDS = 1e-3  # that a product takes at least, so that calling it does not count
+_DIGITS = {
+  's': 3, 'us': 1, '%': 1, 'cores': 2, 'updates/s': 2, 'updates': 1, 'replayed/step': 1,
+}  # fmt: skip
 
 
 class Figure(NamedTuple):
@@ -170,7 +173,7 @@ def update(
   agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)
-  batch = _random_batch(dreamer, work)
+  batch = random_batch(dreamer, work)
   init_state = jax.jit(made.init)(jax.random.key(0))
 
   def at(boredom: float) -> dreamer_update.TrainState:
@@ -186,7 +189,7 @@ def update(
   began = time.perf_counter()
   compiled = mapped.lower(on_device(at(0.0)), sequence).compile()
   compile_seconds = time.perf_counter() - began
-  always, *by_row = _matmul_flops(jax.make_jaxpr(mapped)(on_device(at(0.0)), sequence).jaxpr)
+  always, *by_row = matmul_flops(jax.make_jaxpr(mapped)(on_device(at(0.0)), sequence).jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   name = f'learner/{work.name}'
@@ -266,7 +269,7 @@ def _phases(
   }
 
 
-def _random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
+def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
   """[B, T, ...] rows as a world might give them, in episodes of about _EPISODE_ROWS."""
   rng = np.random.default_rng(0)
   batch = work.learner.batch_per_device(1)
@@ -302,7 +305,7 @@ def _random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequ
   )
 
 
-def _matmul_flops(jaxpr: Any) -> list[float]:
+def matmul_flops(jaxpr: Any) -> list[float]:
   """Operations of the matrix products and convolutions of a program, a multiplication and an addition
   being two.
 
@@ -323,7 +326,7 @@ def _matmul_flops(jaxpr: Any) -> list[float]:
       kernel, output = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
       always += 2.0 * math.prod(output) * math.prod(kernel) / kernel[output_axis]
     inner = [
-      _matmul_flops(getattr(each, 'jaxpr', each))
+      matmul_flops(getattr(each, 'jaxpr', each))
       for value in equation.params.values()
       for each in (value if isinstance(value, tuple) else (value,))
       if hasattr(each, 'jaxpr') or hasattr(each, 'eqns')
@@ -399,7 +402,7 @@ def show(figures: list[Figure]) -> None:
   width = max(len(figure.name) for figure in figures)
   for name, value, unit, limit, ratio, _ in figures:
     bound = '' if limit is None else f'  {ratio:.1%} of {limit:,.0f} {unit}'
-    digits = {'s': 3, 'updates/s': 2}.get(unit, 0)
+    digits = _DIGITS.get(unit, 0)
     print(f'{name:<{width}}  {value:>18,.{digits}f} {unit:<9}{bound}'.rstrip())
 
 

@@ -103,6 +103,11 @@ class Environment(abc.ABC):
     """For people: what the choices are called, in their order; empty where nobody named them."""
     return ()
 
+  @property
+  def has_costly_reset(self) -> bool:
+    """Whether a reset takes longer than a step, and most steps do not end an episode."""
+    return False
+
   @abc.abstractmethod
   def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
     """Begins an episode: its state, and a timestep that is FIRST."""

@@ -22,6 +22,8 @@ from actors.environments.environment import (
   num_choices,
 )
 
+_GROUP = 4  # worlds whose reset is costly are reset so many at a time
+
 
 class AutoResetState(NamedTuple):
   """A world's state, and whether its episode is over.
@@ -40,7 +42,8 @@ class AutoReset(Environment):
   """Goes on for ever: the step after LAST ignores the action and returns FIRST of a new episode.
 
   So the last observation of an episode is an ordinary row, and nothing travels beside it. Under
-  vmap both branches are computed at every step, so a world's reset should be as cheap as a step.
+  vmap both branches are computed at every step, so a world's reset should be as cheap as a step;
+  one that says it is not is reset on CPUs in a loop over the worlds that need it.
   """
 
   environment: Environment
@@ -69,12 +72,17 @@ class AutoReset(Environment):
     self, key: chex.PRNGKey, state: AutoResetState, action: jax.Array
   ) -> tuple[AutoResetState, TimeStep]:
     reset_key, step_key = jax.random.split(key)
-    env_state, timestep = jax.tree.map(
-      functools.partial(jnp.where, state.is_over),
-      self.environment.reset(reset_key),
-      self.environment.step(step_key, state.env_state, action),
-    )
+    stepped = self.environment.step(step_key, state.env_state, action)
+    begin = _one_by_one(self._begin) if self.environment.has_costly_reset else self._begin
+    env_state, timestep = begin(reset_key, state.is_over, stepped)
     return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
+
+  def _begin(
+    self, key: chex.PRNGKey, is_over: jax.Array, stepped: tuple[EnvState, TimeStep]
+  ) -> tuple[EnvState, TimeStep]:
+    """A new episode where the old one is over, else what the step gave."""
+    new = self.environment.reset(key)
+    return jax.tree.map(functools.partial(jnp.where, is_over), new, stepped)
 
   def scripted_action(self, state: AutoResetState) -> jax.Array | None:
     return self.environment.scripted_action(state.env_state)
@@ -84,6 +92,45 @@ class AutoReset(Environment):
 
   def draw(self, observation: Observation) -> np.ndarray | None:
     return self.environment.draw(observation)
+
+
+def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
+  """`begin(key, is_over, stepped)`, which under vmap on a CPU is called for few worlds not over.
+
+  It gives the same, whatever the platform. An accelerator would wait for each turn of the loop.
+  """
+  mapped = jax.vmap(begin)
+  one = jax.custom_batching.custom_vmap(begin)
+
+  @one.def_vmap
+  def each(num_worlds, is_batched, *arguments):
+    keys, are_over, stepped = jax.tree.map(
+      lambda batched, x: x if batched else jnp.broadcast_to(x, (num_worlds, *x.shape)),
+      tuple(is_batched),
+      arguments,
+    )
+    begun = jax.lax.platform_dependent(keys, are_over, stepped, cpu=in_groups, default=mapped)
+    return begun, jax.tree.map(lambda _: True, begun)
+
+  def in_groups(keys, are_over, stepped):
+    num_worlds, bits = are_over.size, jax.random.key_data(keys)
+    size = min(num_worlds, _GROUP)
+    # The last group may share worlds with the one before it: by the same keys, so it is the same.
+    starts = np.minimum(np.arange(0, num_worlds, size), num_worlds - size)
+    is_needed = are_over[starts[:, None] + np.arange(size)].any(axis=1)
+    needed_first = jnp.asarray(starts)[jnp.argsort(~is_needed)]
+
+    def renew(i, stepped):
+      take = lambda x: jax.lax.dynamic_slice_in_dim(x, needed_first[i], size)
+      put = lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, needed_first[i], 0)
+      # As bits, since each turn takes other ones.
+      key = jax.random.wrap_key_data(take(bits), impl=jax.random.key_impl(keys))
+      begun = mapped(key, take(are_over), jax.tree.map(take, stepped))
+      return jax.tree.map(put, stepped, begun)
+
+    return jax.lax.fori_loop(0, is_needed.sum(), renew, stepped)
+
+  return one
 
 
 class TimeLimitState(NamedTuple):

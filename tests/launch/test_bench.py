@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 
+import jax
+import psutil
 import pytest
 
 from actors import environments
@@ -38,12 +40,14 @@ def test_steps_of_worlds_are_measured_beside_their_limit(capsys):
 
 
 def test_people_see_a_line_for_each_figure(capsys):
-  assert run('env', '--worlds', 2, '--seconds', 1e-3) == 0
+  assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 2, '--seconds', 1e-3) == 0
   machine, *lines = capsys.readouterr().out.splitlines()
   assert machine.startswith('on ')
   assert [line.split()[0] for line in lines] == [
     'env/catch/2_worlds',
     'env/catch/2_worlds/compile',
+    'env/noisy_corridor/2_worlds',
+    'env/noisy_corridor/2_worlds/compile',
     'copy',
   ]
   assert '% of ' in lines[0]
@@ -55,6 +59,10 @@ def test_people_see_a_line_for_each_figure(capsys):
     (['--env', 'cach'], "environment.name='cach': no such world"),
     (['--worlds', '0'], '--worlds 0: each must be at least 1'),
     (['--seconds', 'nan'], '--seconds nan: must be positive'),
+    (
+      ['--env', 'catch', 'grid_world', '--set', 'environment.rows=5'],
+      '--set environment.rows=5: goe',
+    ),
     (['--set', 'agent.window=3'], '--set agent.window=3: bench env knows only environment'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
   ],
@@ -137,6 +145,43 @@ def test_replay_is_measured_through_servers_and_writers_of_their_own(capsys):
     assert 0 < figures[f'{name}/median']['value'] <= figures[f'{name}/p99']['value']
     assert figures[name]['value'] == pytest.approx(1e5 / figures[f'{name}/median']['value'])
   assert not multiprocessing.active_children()
+
+
+def test_a_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_optimization):
+  assert jax.devices()  # those of this process, before its children are spared them
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+  assert run('end-to-end', '--seconds', 3, '--json', '--set', *tiny) == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  value = lambda name: figures[f'run/catch/{name}']['value']
+  for name in ('updates', 'steps'):
+    rate = figures[f'run/catch/{name}']
+    assert rate['value'] > 0 and rate['ratio'] == pytest.approx(rate['value'] / rate['limit'])
+  assert 0 <= value('learner_waits') <= 100 and 0 <= value('actors_wait') <= 100
+  assert 0 < value('replay_ratio') < 2 * 16 and value('staleness') >= 0
+  nodes = [name.split('/')[2] for name in figures if name.endswith('/cpu')]
+  assert nodes == ['actor-0', 'evaluator', 'learner', 'replay']
+  assert value('learner/cpu') > 0
+  left = psutil.Process().children(recursive=True)
+  assert not [child for child in left if 'train' in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--seconds', '0'], '--seconds 0.0: must be positive'),
+    (['--preset', 'lap'], '--preset lap: choose one of laptop'),
+    (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
+  ],
+)
+def test_bad_input_for_a_run_is_named(capsys, arguments, words):
+  assert run('end-to-end', *arguments) == 2
+  assert words in capsys.readouterr().err
+
+
+def test_bad_input_for_scaling_is_named(capsys):
+  assert run('scaling', '--size', '2m') == 2
+  assert '--size 2m: choose one of laptop' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])

@@ -89,6 +89,25 @@ def test_a_new_episode_is_not_the_old_one_again():
   assert set(states.env_state.ball_column.tolist()) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize('num_over', [0, 1, 10])
+def test_resetting_those_that_are_over_gives_what_resetting_all_would(num_over):
+  """Ten worlds, which are no multiple of a group, and keys of their own."""
+
+  class Costly(catch.Catch):
+    has_costly_reset = True
+
+  reset_key, step_key, order_key = jax.random.split(jax.random.key(0), 3)
+  is_over = jax.random.permutation(order_key, jnp.arange(10) < num_over)
+  played = []
+  for world in (catch.Catch(), Costly()):
+    world = wrappers.AutoReset(world)
+    state, _ = jax.vmap(world.reset)(jax.random.split(reset_key, 10))
+    step = jax.jit(jax.vmap(world.step, in_axes=(0, 0, None)))
+    played.append(step(jax.random.split(step_key, 10), state._replace(is_over=is_over), 1))
+  assert (played[0][1].first() == is_over).all()
+  assert jax.tree.all(jax.tree.map(lambda *leaves: (leaves[0] == leaves[1]).all(), *played))
+
+
 def test_catch_has_exact_references():
   reference = wrappers.reference_returns(catch.Catch(), num_episodes=4096)
   assert reference.scripted == 1.0

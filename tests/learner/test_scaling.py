@@ -1,0 +1,64 @@
+"""What devices exchange for an update: the gradients and little more, however many they are."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from agents.dreamer import agent as dreamer_agent
+from learner import bench, scaling
+
+
+@pytest.fixture(scope='module')
+def work():
+  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4, horizon=3)
+  tiny = dataclasses.replace(
+    laptop.agent, deterministic_size=8, hidden_size=8, stochastic_size=2, classes=2
+  )
+  return dataclasses.replace(laptop, agent=tiny, name='tiny')
+
+
+@pytest.fixture(scope='module')
+def programs(work, little_optimization):
+  return {count: scaling.compile_for(work, count) for count in (2, 4)}
+
+
+def test_devices_exchange_their_gradients_and_metrics(work, programs):
+  dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
+  params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
+  gradients = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
+  rest = programs[2].reduced - gradients
+  assert 0 < rest <= 4 * 64  # numbers that metrics are means of
+  starts = work.learner.batch_size * min(work.agent.dream_rows or work.num_rows, work.num_rows)
+  assert programs[2].gathered == 4 * starts  # returns, whose percentiles are those of all
+
+
+def test_what_each_gives_does_not_grow_with_devices(programs):
+  assert programs[2].reduced == programs[4].reduced
+  assert programs[2].gathered == programs[4].gathered
+  assert programs[4].instructions < 1.1 * programs[2].instructions
+
+
+def test_collectives_are_read_in_the_text_of_a_program():
+  text = """
+  %sum = f32[3,4]{1,0} all-reduce(%x), channel_id=1, to_apply=%add
+  %both = (f32[5]{0}, bf16[2,2]{1,0}, pred[]) all-reduce(%y, %z, %w), to_apply=%add
+  %all = u8[4,10]{1,0} all-gather(%v), dimensions={0}
+  ROOT %other = f32[9]{0} fusion(%all-reduce.1), calls=%add
+  """
+  assert scaling._read(text, 4) == scaling.Program(
+    reduced=48 + 20 + 8 + 1, gathered=10, instructions=4
+  )
+
+
+def test_a_ring_is_predicted_from_the_rate_of_a_link():
+  program = scaling.Program(reduced=50_000_000, gathered=0, instructions=0)
+  assert scaling.predicted_exchange(program, 2) == pytest.approx(1e-3)
+  assert scaling.predicted_exchange(program, 4) == pytest.approx(1.5e-3)
+  gathers = scaling.Program(reduced=0, gathered=50_000_000, instructions=0)
+  assert scaling.predicted_exchange(gathers, 4) == pytest.approx(3e-3)
+
+
+def test_devices_that_are_not_here_are_refused(work):
+  with pytest.raises(ValueError, match='--devices 2 99: each must lie in 1 to 8'):
+    scaling.scaling(work, [2, 99])
