@@ -491,7 +491,7 @@ def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _mean(pending: list[dict[str, jax.Array]]) -> dict[str, float]:
   """Means over updates; every replica holds the same numbers, so the first is read."""
-  rows = jax.device_get([jax.tree.map(lambda x: x[0], row) for row in pending])
+  rows = jax.device_get([jax.tree.map(lambda x: x.addressable_data(0), row) for row in pending])
   return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 

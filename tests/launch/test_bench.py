@@ -151,7 +151,7 @@ def test_a_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_op
   assert jax.devices()  # those of this process, before its children are spared them
   monkeypatch.delenv('XLA_FLAGS', raising=False)
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
-  assert run('end-to-end', '--seconds', 3, '--json', '--set', *tiny) == 0
+  assert run('end-to-end', '--seconds', 0.5, '--json', '--set', *tiny) == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
   value = lambda name: figures[f'run/catch/{name}']['value']
   for name in ('updates', 'steps'):
