@@ -515,7 +515,7 @@ class Progress:
     self._folder = folder
     self._starting = starting
     self._live = sys.stdout.isatty()
-    self._start = time.monotonic()
+    self._start, self._started_at = time.monotonic(), time.time()
     self._first: tuple[float, int] | None = None
     self._shown = 0.0
 
@@ -548,7 +548,7 @@ class Progress:
     actor = metrics.last(self._folder / 'metrics' / 'actor-0.jsonl') or {}
     elapsed = time.monotonic() - self._start
     name = self._config.environment['name']
-    if learner is None or learner['time'] < time.time() - elapsed:
+    if learner is None or learner['time'] < self._started_at:
       return f'{name}  {_clock(elapsed)}  starting: {self._starting}'
     # What an actor says may be newer than what the learner says.
     step = max(learner['environment_step'], actor.get('environment_step') or 0)
@@ -596,7 +596,7 @@ class ActorsProgress(Progress):
     elapsed = time.monotonic() - self._start
     begin = f'{self._config.environment["name"]}  {_clock(elapsed)}  '
     newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))
-    rows = [row for row in newest if row is not None and row['time'] > time.time() - elapsed]
+    rows = [row for row in newest if row is not None and row['time'] >= self._started_at]
     if not rows:
       return begin + f'starting: {self._starting}'
     steps = max(row['environment_step'] or 0 for row in rows)

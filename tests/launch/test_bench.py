@@ -147,6 +147,7 @@ def test_replay_is_measured_through_servers_and_writers_of_their_own(capsys):
   assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_optimization):
   assert jax.devices()  # those of this process, before its children are spared them
   monkeypatch.delenv('XLA_FLAGS', raising=False)
