@@ -19,9 +19,7 @@ from launch import config as launch_config
 from launch import local, metrics, program
 from learner import bench
 
-_PATIENCE = (
-  600.0  # seconds until the learner has warmed up, and until a run that is told to has ended
-)
+_PATIENCE = 600.0  # seconds to warm up, and to end when told to
 _ALONE_SECONDS = 10.0  # of each part, at most
 _ENDLESS = 10**12  # environment steps
 

@@ -178,8 +178,8 @@ def make_tables(
   """The tables of a server: one per stratum, and the one of parameters.
 
   Each of several shards has its part of what strata hold, of the warm-up and of the limiter's
-  slack, so that their sums are as configured. Only the limiting stratum is limited. It counts its own
-  samples, so
+  slack, so that their sums are as configured. Only the limiting stratum is limited. It counts
+  its own samples, so
 
     samples_per_insert = replay_ratio · rows of a batch from it / batch_size
 
