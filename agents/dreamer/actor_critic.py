@@ -5,7 +5,7 @@
 
 In a world with a map, all three also read it as seen from the agent: see `sight`. The window of the
 last W features is pooled in acting, in dreams and in replay alike; rows before an episode's FIRST
-are left out.
+are left out. With W = 1 there is nothing to look back on: no score, and a context of no numbers.
 """
 
 import dataclasses
@@ -93,6 +93,11 @@ class ActorCritic:
     return self._actions.discrete
 
   @property
+  def looks_back(self) -> bool:
+    """Whether there is a context."""
+    return self.config.window > 1
+
+  @property
   def _actions(self) -> distributions.Actions:
     return distributions.Actions(self.action_spec)
 
@@ -101,17 +106,18 @@ class ActorCritic:
     mlp = lambda layers, size, scale: networks.MLP(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
-    return {
-      'salience': mlp(1, 1, 0.1),
+    modules = {
       'actor': mlp(config.policy_layers, self._actions.num_outputs, 0.01),
       'critic': mlp(config.policy_layers, config.num_bins, 0.0),
     }
+    return {'salience': mlp(1, 1, 0.1)} | modules if self.looks_back else modules
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32, of 'salience', 'actor' and 'critic'."""
+    """Parameters, float32, of 'salience' where it looks back, 'actor' and 'critic'."""
     modules = self._modules()
     keys = jax.random.split(key, len(modules))
-    beside = {'salience': 1, 'actor': self.feature_size, 'critic': self.feature_size}
+    context_size = self.feature_size if self.looks_back else 0
+    beside = {'salience': 1, 'actor': context_size, 'critic': context_size}
     size = self.feature_size + self.sight.view_size
     return {
       name: module.init(key, jnp.zeros((1, size + beside[name])))['params']
@@ -126,21 +132,27 @@ class ActorCritic:
     )
 
   def scores(self, params: Tree, features: jax.Array, novelty: jax.Array) -> jax.Array:
-    """[..., F] features and [...] novelty to [...] float32 salience."""
+    """[..., F] features and [...] novelty to [...] float32 salience; zeros if it looks not back."""
+    if not self.looks_back:
+      return jnp.zeros(novelty.shape, jnp.float32)
     novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
     return self._apply(params, 'salience', features, novelty)[..., 0].astype(jnp.float32)
 
   def pool(self, window: Window) -> jax.Array:
-    """[B, W, ...] to the context of the newest row, [B, F]."""
+    """[B, W, ...] to the context of the newest row, [B, F], or [B, 0] if it looks not back."""
+    if not self.looks_back:
+      return window.features[:, -1, :0]
     same = window.episode == window.episode[:, -1:]
     weights = jax.nn.softmax(jnp.where(same, window.scores, -jnp.inf), axis=1)
     return jnp.sum(weights[..., None].astype(window.features.dtype) * window.features, axis=1)
 
   def pool_rows(self, window: Window) -> jax.Array:
-    """[B, W - 1 + R, ...] to the context of each of the last R rows, [B, R, F].
+    """[B, W - 1 + R, ...] to the context of each of the last R rows, [B, R, F], or [B, R, 0].
 
     A product of matrices for each dream, or sequence; so the rows of one lie beside each other.
     """
+    if not self.looks_back:
+      return window.features[..., :0]
     return self.weights(window).astype(window.features.dtype) @ window.features
 
   def weights(self, window: Window) -> jax.Array:

@@ -64,7 +64,7 @@ def make_dreamer(
   def acting_params(params: Tree) -> Tree:
     read = {
       'world_model': ('encoder', 'posterior', 'transition', 'prior'),
-      'actor_critic': ('salience', 'actor'),
+      'actor_critic': ('salience', 'actor') if policy.looks_back else ('actor',),
     }
     return {room: {name: params[room][name] for name in names} for room, names in read.items()}
 

@@ -42,7 +42,7 @@ class DreamerConfig:
 
   # Actor and critic.
   policy_layers: int = 2
-  window: int = 16  # rows that salience pooling looks back on
+  window: int = 16  # rows that salience pooling looks back on; 1: no salience
   gamma: float = 0.99
   lambda_: float = 0.95
   entropy_scale: float = 3e-4

@@ -91,13 +91,17 @@ def test_pooling_rows_together_is_pooling_them_one_by_one(policy):
     np.testing.assert_allclose(together[:, row], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_window_of_one_row_is_that_row(make_dreamer):
+def test_a_window_of_one_row_needs_no_salience(make_dreamer):
   policy = make_dreamer('plain', window=1).actor_critic
-  features = jax.random.normal(jax.random.key(0), (2, 5, 4))
-  window = ac.Window(features, jnp.ones((2, 5)), jnp.zeros((2, 5), jnp.int32))
-  np.testing.assert_allclose(policy.pool_rows(window), features, rtol=1e-6)
-  last = jax.tree.map(lambda x: x[:, -1:], window)
-  np.testing.assert_allclose(policy.pool(last), features[:, -1], rtol=1e-6)
+  params = policy.init(jax.random.key(1))
+  assert set(params) == {'actor', 'critic'}
+  features = jax.random.normal(jax.random.key(0), (2, 5, policy.feature_size))
+  episode = jnp.zeros((2, 5), jnp.int32)
+  window = ac.Window(features, policy.scores(params, features, jnp.ones((2, 5))), episode)
+  context = policy.pool_rows(window)
+  assert context.shape == (2, 5, 0)
+  assert policy.value(params, features, context).mean().shape == (2, 5)
+  assert policy.pool(jax.tree.map(lambda x: x[:, -1:], window)).shape == (2, 0)
 
 
 def test_what_is_left_out_of_a_window_gets_no_gradient_and_spoils_none(policy):
