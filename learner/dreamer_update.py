@@ -67,7 +67,7 @@ class TrainState(NamedTuple):
     policy_opt_state: of the actor-critic's.
     intrinsic: novelty's averages and boredom.
     spread: what advantages are divided by.
-    key: [] typed PRNG key.
+    key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
     step: [] int32, updates done.
   """
 
@@ -77,7 +77,7 @@ class TrainState(NamedTuple):
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
   spread: Spread
-  key: chex.PRNGKey
+  key: jax.Array
   step: jax.Array
 
 
@@ -123,7 +123,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       policy_opt_state=policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
       spread=Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)),
-      key=key,
+      key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
     )
 
@@ -240,7 +240,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     """One update, seen from one device; gradients are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
     batch = sequence.identity.shape[0]
-    key, shared_key = jax.random.split(state.key)
+    key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     place = jax.lax.axis_index(DEVICES) * batch + jnp.arange(batch)
     sequence_keys = jax.vmap(lambda place: jax.random.fold_in(shared_key, place))(place)
     keys = jax.vmap(jax.random.split)(sequence_keys)
@@ -277,7 +277,9 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
     }
-    state = state._replace(key=key, intrinsic=intrinsic_state, step=state.step + 1)
+    state = state._replace(
+      key=jax.random.key_data(key), intrinsic=intrinsic_state, step=state.step + 1
+    )
     return state, over_devices(metrics)
 
   return Update(init, update)

@@ -44,12 +44,12 @@ class FusedState(NamedTuple):
 
   Attributes:
     train: equal on all devices.
-    key: [] typed PRNG key of the unrolls, equal on all devices.
+    key: [2] uint32, data of the PRNG key of the unrolls, equal on all devices.
     worlds: of this device.
   """
 
   train: ppo_update.TrainState
-  key: chex.PRNGKey
+  key: jax.Array
   worlds: Tree
 
 
@@ -99,7 +99,7 @@ class Fused:
 
     def iterate(state: FusedState) -> tuple[FusedState, dict[str, jax.Array]]:
       """One unroll and one update, seen from one device."""
-      key, shared_key = jax.random.split(state.key)
+      key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
       unroll_key = jax.random.fold_in(shared_key, jax.lax.axis_index(DEVICES))
       world_state, sequence, episodes = worlds.unroll(
         acting_params(state.train.params), unroll_key, state.worlds, state.train.step, 0
@@ -112,7 +112,7 @@ class Fused:
         'episode_length': jnp.sum(ended * episodes.episode_length),
       }
       metrics |= dreamer_update.over_devices(played, jax.lax.psum)
-      return FusedState(train, key, world_state), metrics
+      return FusedState(train, jax.random.key_data(key), world_state), metrics
 
     def call(state: FusedState, count: jax.Array) -> tuple[FusedState, dict[str, jax.Array]]:
       """`count` iterations, which is data and no shape; metrics are sums over them."""
@@ -169,7 +169,7 @@ class Fused:
     train_key, unroll_key, worlds_key = jax.random.split(key, 3)
     worlds = jax.vmap(self._worlds.init)(jax.random.split(worlds_key, len(self.devices)))
     worlds = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), worlds)
-    return FusedState(self._update.init(train_key), unroll_key, worlds)
+    return FusedState(self._update.init(train_key), jax.random.key_data(unroll_key), worlds)
 
   def shapes(self) -> FusedState:
     """Shapes and dtypes of what `init` gives."""

@@ -121,14 +121,14 @@ class TrainState(NamedTuple):
   Attributes:
     params: of the network, float32.
     opt_state: of its optimizer.
-    key: [] typed PRNG key.
+    key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
     step: [] int32, updates done, each of one unroll.
     environment_step: [2] uint32, steps learned from by all devices, the low and the high half.
   """
 
   params: Tree
   opt_state: Tree
-  key: chex.PRNGKey
+  key: jax.Array
   step: jax.Array
   environment_step: jax.Array
 
@@ -225,7 +225,7 @@ def make_update(
     return TrainState(
       params=params,
       opt_state=optimizer.init(params),
-      key=key,
+      key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
       environment_step=jnp.zeros(2, jnp.uint32),
     )
@@ -262,7 +262,7 @@ def make_update(
   def update(state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
     """One update, seen from one device; gradients are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
-    key, shuffle_key = jax.random.split(state.key)
+    key, shuffle_key = jax.random.split(jax.random.wrap_key_data(state.key))
     rate = learning_rate(state)
     batch = network.rows(state.params, sequence, delayed=delayed)
     num_steps, num_worlds = batch.weight.shape
@@ -299,7 +299,7 @@ def make_update(
     state = TrainState(
       params=params,
       opt_state=opt_state,
-      key=key,
+      key=jax.random.key_data(key),
       step=state.step + 1,
       environment_step=_advance(
         state.environment_step, num_steps * num_worlds * jax.lax.axis_size(DEVICES)

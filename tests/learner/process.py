@@ -116,8 +116,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     node.run()
   finally:
     state = checkpoint.replica(node._state)
-    leaves = jax.tree.leaves(state._replace(key=jax.random.key_data(state.key)))
-    np.savez(folder / f'{rank}.npz', *leaves)
+    np.savez(folder / f'{rank}.npz', *jax.tree.leaves(state))
 
 
 if __name__ == '__main__':

@@ -85,8 +85,7 @@ class Trainer:
 
   def arrays(self, device=0):
     """One replica as host arrays."""
-    plain = self.state._replace(key=jax.random.key_data(self.state.key))
-    return jax.tree.map(lambda x: np.asarray(x[device]), plain)
+    return jax.tree.map(lambda x: np.asarray(x[device]), self.state)
 
 
 @pytest.fixture(scope='module')
@@ -277,6 +276,13 @@ def test_an_update_computes_as_much_as_its_horizon_says(dreamt):
   made.trainer.state = made.trainer.state._replace(step=made.trainer.state.step + 2)
   metrics, _, *counts = made.step()  # awake, and not yet as bored
   assert metrics['dream/horizon'] == 3 and counts == [3, 2]
+
+
+def test_no_typed_key_is_returned_which_pmap_would_dispatch_in_python(dreamer):
+  made = dreamer_update.make_update(dreamer, RATES)
+  state = jax.eval_shape(made.init, jax.random.key(0))
+  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  assert not any(map(is_key, jax.tree.leaves(state)))
 
 
 def test_no_key_is_used_twice(dreamer):
