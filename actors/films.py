@@ -143,7 +143,8 @@ def beside(
   """Frames with what happened on the left and what the model made of it on the right.
 
   The line above the right is green while the model sees, and purple where it dreams. Below are the
-  rows that the agent looked back on, the newest right, each bar as high as it counted.
+  rows that the agent looked back on, the newest right, each bar as high as it counted; none where
+  it looks back on itself alone.
 
   Args:
     draw: of the world; see `Environment.draw`.
@@ -161,17 +162,20 @@ def beside(
     at = functools.partial(jax.tree.map, lambda x, row=row: x[row])
     left, right = show(at(observation)), show(at(expected))
     height, width = left.shape[:2]
-    frame = np.empty((height + BARS + 4 * MARGIN, 2 * width + 3 * MARGIN, 3), np.uint8)
+    below = BARS + MARGIN if len(weights) > 1 else 0
+    frame = np.empty((height + below + 3 * MARGIN, 2 * width + 3 * MARGIN, 3), np.uint8)
     frame[...] = GROUND
     top = 2 * MARGIN
     frame[top : top + height, MARGIN : MARGIN + width] = left
     frame[top : top + height, 2 * MARGIN + width : -MARGIN] = right
     colour = SEEN if row < context else DREAMT
     frame[MARGIN // 2 : MARGIN // 2 + MARGIN, 2 * MARGIN + width : -MARGIN] = colour
+    frames.append(frame)
+    if not below:
+      continue
     bars = frame[-MARGIN - BARS : -MARGIN, MARGIN : MARGIN + width]
     edges = np.linspace(0, width, len(weights) + 1).astype(int)
     for weight, begin, end in zip(weights, edges[:-1], edges[1:], strict=True):
       bars[BARS - round(float(weight) * BARS) :, begin : max(begin + 1, end - 2)] = INK
       bars[-1:, begin : max(begin + 1, end - 2)] = INK
-    frames.append(frame)
   return frames

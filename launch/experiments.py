@@ -142,7 +142,7 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
 def _plain(preset: Preset) -> Preset:
   """DreamerV3's shape of a preset: one transition, nothing but the task's reward, dreams of 15 rows.
 
-  What an ensemble, curiosity, a horizon that adapts and salience are worth is measured against it.
+  What an ensemble, curiosity and a horizon that adapts are worth is measured against it.
   """
 
   def make(environment: str) -> launch_config.ExperimentConfig:
@@ -158,7 +158,6 @@ def _plain(preset: Preset) -> Preset:
         horizon_max=15,
         horizon_min=15,
         rows_per_chunk=5,
-        window=1,
       ),
     )
 

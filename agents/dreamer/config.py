@@ -42,7 +42,9 @@ class DreamerConfig:
 
   # Actor and critic.
   policy_layers: int = 2
-  window: int = 16  # rows that salience pooling looks back on; 1: no salience
+  window: int = (
+    1  # rows that salience pooling looks back on; 1: none, since it was of no use so far
+  )
   gamma: float = 0.99
   lambda_: float = 0.95
   entropy_scale: float = 3e-4
@@ -138,7 +140,6 @@ SIZES = {
     dream_rows=8,
     rows_per_chunk=4,
     policy_layers=1,
-    window=8,
     entropy_scale=0.01,
     return_floor=0.3,
     novelty_scale=0.05,
@@ -154,7 +155,6 @@ SIZES = {
     horizon_max=15,
     horizon_min=15,
     rows_per_chunk=15,
-    window=8,
     compute_dtype='float32',
   ),
   # One GPU.

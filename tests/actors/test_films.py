@@ -68,6 +68,8 @@ def test_what_happened_stands_left_of_what_was_expected():
   assert line == [films.SEEN] + [films.DREAMT] * 3
   bars = (frames[0][-films.MARGIN - films.BARS : -films.MARGIN] == films.INK).all(-1).sum(axis=0)
   assert sorted(set(bars.tolist())) == [0, 8, 24]  # of 32 pixels
+  without_salience = films.beside(draw, observation, expected, np.ones((ROWS, 1)), context=1)
+  assert len(without_salience[0]) == height - films.BARS - films.MARGIN
 
 
 def test_an_agent_is_filmed_at_the_end_and_beside_its_dream(tmp_path):

@@ -122,7 +122,7 @@ def test_another_configuration_is_refused_with_the_keys_that_differ(folder, caps
   before = (folder / 'config.yaml').read_text()
   assert run('train', '--run', folder, '--set', 'agent.window=4') == 2
   message = capsys.readouterr().err
-  assert 'agent.window: the folder has 8, you gave 4' in message
+  assert 'agent.window: the folder has 1, you gave 4' in message
   assert (folder / 'config.yaml').read_text() == before
 
 
