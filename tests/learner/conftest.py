@@ -1,5 +1,6 @@
 """Learners of several processes."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -20,12 +21,13 @@ class Processes:
     self.running = []
     address = f'127.0.0.1:{portpicker.pick_unused_port()}'
     program = pathlib.Path(__file__).with_name('process.py')
-    environment = {
+    environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
       'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
       'TF_CPP_MIN_LOG_LEVEL': '3',
       'PYTHONPATH': str(program.parents[2]),
+      'JAX_SHARE_BINARY_BETWEEN_HOSTS': '1',  # the second need not compile what the first does
     }
     for rank, log in enumerate(self._logs):
       arguments = map(str, (program, folder, address, rank, 2, kind, num_updates, ending))
