@@ -33,6 +33,8 @@ _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
 """Exit codes of a process that ends because another did; JAX aborts where it is first to notice."""
 _STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
+# Of gloo's errors all; of NCCL's those of its connections, not those of the device.
+_WORDS_OF_PEERS = ('gloo', 'remote process exited', 'unhandled system error')
 _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
 
@@ -163,9 +165,7 @@ class ProcessGroup:
 
   def note_failure(self, error: Exception) -> None:
     """Takes down whether an error, for which this process ends, is about another process."""
-    text = str(error)
-    is_of_peers = text.startswith(_STATUS_OF_PEERS) or 'gloo' in text.lower()
-    if isinstance(error, jax.errors.JaxRuntimeError) and is_of_peers:
+    if is_of_peers(error):
       self._exit_code = _PEER_GONE
 
   def begin_update(self, step: int) -> None:
@@ -257,6 +257,15 @@ class Call:
     if self._failure is not None:
       raise self._failure
     return not self._thread.is_alive()
+
+
+def is_of_peers(error: Exception) -> bool:
+  """Whether an error of JAX says that another process is gone, or cannot be reached."""
+  text = str(error)
+  says_so = any(words in text.lower() for words in _WORDS_OF_PEERS)
+  return isinstance(error, jax.errors.JaxRuntimeError) and (
+    says_so or text.startswith(_STATUS_OF_PEERS)
+  )
 
 
 def _join(place: Place) -> None:
