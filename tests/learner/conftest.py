@@ -27,7 +27,6 @@ class Processes:
       'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
       'TF_CPP_MIN_LOG_LEVEL': '3',
       'PYTHONPATH': str(program.parents[2]),
-      'JAX_SHARE_BINARY_BETWEEN_HOSTS': '1',  # the second need not compile what the first does
     }
     for rank, log in enumerate(self._logs):
       arguments = map(str, (program, folder, address, rank, 2, kind, num_updates, ending))
