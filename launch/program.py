@@ -12,6 +12,7 @@ import os
 import pathlib
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -435,6 +436,7 @@ class _ReplayNode(lp.ReverbNode):
     super().__init__(functools.partial(build_tables, config))
     self._directory = directory
     self._exposed = exposed
+    self._stuck_seconds = config.learner.stuck_seconds
 
   def run(self) -> None:
     """Serves until the node is asked to stop."""
@@ -444,7 +446,23 @@ class _ReplayNode(lp.ReverbNode):
       directory=self._directory,
       exposed=self._exposed,
     )
-    lp.wait_for_stop()
+    serve(lp.stop_event(), self._address.resolve(), self._stuck_seconds)
+
+
+def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
+  """Waits until replay's node is asked to stop; ends the node when its server hangs.
+
+  Args:
+    stop: set when it is; to be called in the main thread, which hears of it.
+    address: HOST:PORT of the server, in this process, of which the port counts.
+    stuck_seconds: without an answer after which it counts as hung, see `watchdog`; 0: never.
+  """
+  answered = watchdog.watched(stop.is_set, stuck_seconds)
+  period = stuck_seconds / 10
+  local_address = f'127.0.0.1:{lp_address.get_port_from_address(address)}'
+  while not stop.wait(period or None):
+    if connection.answers(local_address, timeout_seconds=period):
+      answered()
 
 
 def make_program(

@@ -33,6 +33,8 @@ _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
 """Exit codes of a process that ends because another did; JAX aborts where it is first to notice."""
 _STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
+# Of gloo's errors all; of NCCL's those of its connections, not those of the device.
+_WORDS_OF_PEERS = ('gloo', 'remote process exited', 'unhandled system error')
 _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
 
@@ -63,12 +65,13 @@ class ProcessGroup:
     place: of this process.
     stuck_seconds: after which an update that has not ended counts as hung; 0: never.
     should_stop: whether this process was asked to stop; it then ends, with code 0, while it waits
-      for others to join.
+      for others to join or to begin.
   """
 
   def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
     self._place = place
     self._stuck_seconds = stuck_seconds
+    self._should_stop = should_stop
     self._left = False
     self._exit_code = 1
     self._dispatched: tuple[int, float, float, Any] | None = None
@@ -77,8 +80,7 @@ class ProcessGroup:
     join = Call(functools.partial(_join, place))
     try:
       while not join.wait(_POLL_SECONDS):
-        if should_stop():
-          exit_at_once(0)
+        self._end_if_asked()
     except RuntimeError as error:
       self.note_failure(error)
       raise
@@ -117,6 +119,8 @@ class ProcessGroup:
         jax.random.key_data(leaf) if key else leaf for leaf, key in zip(leaves, is_key, strict=True)
       ]
       content = np.concatenate([np.frombuffer(np.asarray(x).tobytes(), np.uint8) for x in host])
+    # The first may have much to compile and to restore, and gloo waits half a minute for a process.
+    self._meet('broadcast', self._end_if_asked)
     pieces = np.split(np.asarray(multihost_utils.broadcast_one_to_all(content)), ends[:-1])
     received = [
       np.frombuffer(piece.tobytes(), leaf.dtype).reshape(leaf.shape)
@@ -151,21 +155,32 @@ class ProcessGroup:
       self._wish()
       self._client.key_value_set(f'{round_}{self._place.rank}', '')
     wished = now
-    barrier = Call(functools.partial(self._client.wait_at_barrier, 'update', _ENDLESS_MS))
-    while not barrier.wait(_POLL_SECONDS):
+
+    def listen() -> None:
+      nonlocal wished
       if wishes() and not wished:  # asked all the while, by which a watchdog sees that this waits
         wished = True
         self._wish()
+
+    self._meet('update', listen)
     return bool(self._client.key_value_dir_get(round_))
+
+  def _end_if_asked(self) -> None:
+    if self._should_stop():
+      exit_at_once(0)
+
+  def _meet(self, place: str, meanwhile: Callable[[], object]) -> None:
+    """Returns when all processes have come so far."""
+    barrier = Call(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS))
+    while not barrier.wait(_POLL_SECONDS):
+      meanwhile()
 
   def _wish(self) -> None:
     self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
 
   def note_failure(self, error: Exception) -> None:
     """Takes down whether an error, for which this process ends, is about another process."""
-    text = str(error)
-    is_of_peers = text.startswith(_STATUS_OF_PEERS) or 'gloo' in text.lower()
-    if isinstance(error, jax.errors.JaxRuntimeError) and is_of_peers:
+    if is_of_peers(error):
       self._exit_code = _PEER_GONE
 
   def begin_update(self, step: int) -> None:
@@ -210,9 +225,7 @@ class ProcessGroup:
     if finished and self.is_first:
       self._client.key_value_set('finished/0', '')
     try:
-      barrier = Call(functools.partial(self._client.wait_at_barrier, 'leave', _ENDLESS_MS))
-      while not barrier.wait(_POLL_SECONDS):
-        was_asked()
+      self._meet('leave', was_asked)
     except RuntimeError as error:
       self.note_failure(error)
       raise
@@ -257,6 +270,15 @@ class Call:
     if self._failure is not None:
       raise self._failure
     return not self._thread.is_alive()
+
+
+def is_of_peers(error: Exception) -> bool:
+  """Whether an error of JAX says that another process is gone, or cannot be reached."""
+  text = str(error)
+  says_so = any(words in text.lower() for words in _WORDS_OF_PEERS)
+  return isinstance(error, jax.errors.JaxRuntimeError) and (
+    says_so or text.startswith(_STATUS_OF_PEERS)
+  )
 
 
 def _join(place: Place) -> None:

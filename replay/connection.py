@@ -36,6 +36,15 @@ def connect(
   )
 
 
+def answers(address: str, *, timeout_seconds: float) -> bool:
+  """Whether the server at HOST:PORT does; no connection to it remains."""
+  try:
+    reverb.Client(address).server_info(timeout=max(1, round(timeout_seconds)))
+  except ERRORS:
+    return False
+  return True
+
+
 class Connection:
   """A client, and what is known of the server behind it."""
 

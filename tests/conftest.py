@@ -1,4 +1,4 @@
-"""Eight simulated devices, and quiet libraries; set before anything imports JAX or TensorFlow."""
+"""Eight simulated devices, programs compiled once, and quiet libraries; before anything imports JAX."""
 
 import contextlib
 import os
@@ -11,14 +11,26 @@ os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
+def pytest_configure(config):
+  """What one worker has compiled no other compiles, now or when the tests are run again."""
+  if cache := getattr(config, 'cache', None):
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache.mkdir('jax')))
+    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+
+
 @pytest.fixture(scope='module')
 def little_optimization():
-  """For programs that run a few times on tiny arrays: their time is the compiler's."""
+  """For programs that run a few times on tiny arrays: their time is the compiler's.
+
+  It holds for processes that are started meanwhile, too.
+  """
   import jax
 
   before = jax.config.read('jax_disable_most_optimizations')
   jax.config.update('jax_disable_most_optimizations', True)
-  yield
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+    yield
   jax.config.update('jax_disable_most_optimizations', before)
 
 

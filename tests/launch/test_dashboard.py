@@ -414,7 +414,7 @@ class Live:
 
 
 @pytest.fixture(scope='module')
-def live(tmp_path_factory, tiny):
+def live(tmp_path_factory, tiny, little_optimization):
   if CHROMIUM is None:
     pytest.skip('needs a browser: install the Debian package chromium')
   with contextlib.ExitStack() as stack:

@@ -337,6 +337,12 @@ class Launched:
   def words(self):
     return (self.folder / 'output').read_text()
 
+  def node(self, name):
+    """The process of a host's share."""
+    children = psutil.Process(self.process.pid).children()
+    (node,) = [child for child in children if f'--host {name} ' in ' '.join(child.cmdline())]
+    return node
+
   def left(self, name=''):
     """The processes that still run and name a file of the folder, after some time to end."""
     deadline = time.monotonic() + 20
@@ -373,7 +379,12 @@ def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
   made = config.override(experiments.laptop('catch'), ['max_environment_steps=400', *tiny])
   # Little time is spent in these programs, and much in making them.
   launched = launch(text, HEPHAESTUS, made=config.to_yaml(made), JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+  # A machine that is preempted says SIGTERM to whatever runs there.
+  events = 'cpu/run/metrics/events.jsonl'
+  launched.wait_for(events)
+  launched.node('cpu').terminate()
   assert launched.end() == 0, launched.words()
+  assert 'cpu is lost (exit 143); starting it again in 1 s' in launched.words()
   assert 'trainer: exit 0  cpu: exit 0' in launched.words()
   assert launched.left() == []
   rows = {name: tmp_path / name / 'run' / 'metrics' for name in ('trainer', 'cpu')}
@@ -410,12 +421,7 @@ def test_a_host_whose_node_dies_is_started_again(tmp_path, launch):
   launched.wait_for('cpu.up', 'trainer.up')
   for name in ('cpu', 'trainer'):
     (tmp_path / f'{name}.up').unlink()
-    (node,) = [
-      child
-      for child in psutil.Process(launched.process.pid).children()
-      if ['--host', name] == child.cmdline()[4:6]
-    ]
-    node.kill()
+    launched.node(name).kill()
     launched.wait_for(f'{name}.up')
     assert f'{name} is lost (exit -9); starting it again in 1 s' in launched.words()
   launched.process.send_signal(signal.SIGINT)

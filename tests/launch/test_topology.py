@@ -13,8 +13,10 @@ import time
 import psutil
 import pytest
 
-from launch import inspection, metrics
+from launch import inspection, main, metrics
 from replay import loopback
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 PPO = (
@@ -116,6 +118,17 @@ def folder(tmp_path):
       process.kill()
 
 
+@pytest.fixture
+def hephaestus(capsys):
+  """A command that succeeds, run in this process, which has imported all already; what it prints."""
+
+  def run(*arguments):
+    assert main._run(main._parse(['hephaestus', *map(str, arguments)])) == 0, capsys.readouterr()
+    return capsys.readouterr().out
+
+  return run
+
+
 def resumed_at(log):
   """The learner step from which whoever writes this log went on at last."""
   said = [line for line in log.read_text().splitlines() if 'Learner resumes at step' in line]
@@ -123,7 +136,7 @@ def resumed_at(log):
 
 
 @pytest.mark.timeout(900)
-def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
+def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
   run = Launch(folder, *tiny, 'max_environment_steps=100000000')
 
   # Actors hold a second version of the parameters: the circle is closed.
@@ -133,12 +146,7 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
 
   assert 'reached from this machine alone' in run.words() or loopback.refusal()
   assert not run.is_reached_from_outside() or loopback.refusal()
-  report = json.loads(
-    subprocess.run(
-      [HEPHAESTUS, 'inspect', folder, '--json'],
-      capture_output=True, text=True, timeout=PATIENCE, check=True,
-    ).stdout
-  )  # fmt: skip
+  report = json.loads(hephaestus('inspect', folder, '--json'))
   assert report['tables']['episodic']['size'] >= 8
   assert report['tables']['params']['size'] == 1
   assert report['parameter_version'] > 0
@@ -187,18 +195,14 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny):
   assert len(list((folder / 'videos').glob('*[0-9].gif'))) == 1
   assert len(list((folder / 'videos').glob('*-dream.gif'))) == 1
 
-  result = subprocess.run(
-    [HEPHAESTUS, 'evaluate', folder, '--episodes', '8', '--json', '--video', folder / 'film.gif'],
-    capture_output=True, text=True, timeout=PATIENCE, check=True,
-  )  # fmt: skip
-  assert json.loads(result.stdout)['learner_step'] == final['learner_step']
-  assert (folder / 'film.gif').stat().st_size > 0
+  film = folder / 'film.gif'
+  result = json.loads(hephaestus('evaluate', folder, '--episodes', 8, '--json', '--video', film))
+  assert result['learner_step'] == final['learner_step']
+  assert film.stat().st_size > 0
 
 
 @pytest.mark.timeout(600)
-def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, monkeypatch):
-  # Little time is spent in these programs, and much in making them.
-  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, hephaestus):
   options = ('replay.num_shards=2', 'max_environment_steps=600')
   run = Launch(folder, *tiny, *options, flags=('--profile', '20:24'))
   kept = lambda shard: any((folder / 'replay' / f'shard-{shard}' / 'kept').glob('*'))
@@ -215,16 +219,11 @@ def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, monkey
   assert 'it waited for replay' in learner and 'pmap_update' in learner
   assert 'it wrote to replay' in actor and 'jit_unroll' in actor
   assert 'perfetto.json.gz' in actor and actor.index('perfetto') < actor.index('done: ')
-  checked = subprocess.run(
-    [HEPHAESTUS, 'inspect', folder, '--check'], capture_output=True, text=True, timeout=PATIENCE
-  )
-  assert checked.returncode == 0, checked.stdout
-  assert 'nothing is wrong' in checked.stdout
+  assert 'nothing is wrong' in hephaestus('inspect', folder, '--check')
 
 
 @pytest.mark.timeout(600)
-def test_processes_that_learn_as_one_go_on_together_when_one_is_killed(folder, tiny, monkeypatch):
-  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')  # as above
+def test_processes_that_learn_as_one_go_on_together_when_one_is_killed(folder, tiny):
   run = Launch(folder, *tiny, 'learner.num_processes=2', 'max_environment_steps=100000000')
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   run.wait_for(lambda: saved() and run.step() > 0, 'a checkpoint and a row')

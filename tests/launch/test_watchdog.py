@@ -5,6 +5,12 @@ import subprocess
 import sys
 import textwrap
 
+WATCHED = """
+from launch import watchdog
+
+ask = watchdog.watched(lambda: False, stuck_seconds=0.5)
+"""
+
 HANGS = """
 def wait_for_what_never_comes():
   threading.Event().wait()
@@ -27,12 +33,28 @@ print('goes on', ask())
 """
 
 
+SERVES = """
+import reverb
+from launch import program
+
+uniform, fifo = reverb.selectors.Uniform(), reverb.selectors.Fifo()
+server = reverb.Server([reverb.Table('t', uniform, fifo, 10, reverb.rate_limiters.MinSize(1))])
+
+def serve(stop):
+  program.serve(stop, f'elsewhere:{server.port}', stuck_seconds=0.5)
+
+asked = threading.Event()
+threading.Timer(1.5, asked.set).start()  # three times as long as one that hangs is left alone
+serve(asked)
+print('asked to stop', flush=True)
+server.stop()
+serve(threading.Event())
+"""
+
+
 def end_of(program):
   head = """
   import os, signal, subprocess, threading, time
-  from launch import watchdog
-
-  ask = watchdog.watched(lambda: False, stuck_seconds=0.5)
   """
   return subprocess.run(
     [sys.executable, '-c', textwrap.dedent(head) + program],
@@ -41,12 +63,18 @@ def end_of(program):
 
 
 def test_a_node_that_hangs_says_where_and_ends():
-  ended = end_of(HANGS)
+  ended = end_of(WATCHED + HANGS)
   assert ended.returncode == 1
   assert 'neither gone on nor computed for 0.5 s (learner.stuck_seconds)' in ended.stderr
   assert 'in wait_for_what_never_comes' in ended.stderr
 
 
 def test_who_waits_or_computes_or_is_frozen_goes_on():
-  ended = end_of(DOES_NOT)
+  ended = end_of(WATCHED + DOES_NOT)
   assert (ended.returncode, ended.stdout) == (0, 'goes on False\n'), ended.stderr
+
+
+def test_replay_ends_when_its_server_no_longer_answers():
+  ended = end_of(SERVES)
+  assert (ended.returncode, ended.stdout) == (1, 'asked to stop\n'), ended.stderr
+  assert 'neither gone on nor computed for 0.5 s' in ended.stderr

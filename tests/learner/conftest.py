@@ -1,5 +1,6 @@
 """Learners of several processes."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -20,7 +21,7 @@ class Processes:
     self.running = []
     address = f'127.0.0.1:{portpicker.pick_unused_port()}'
     program = pathlib.Path(__file__).with_name('process.py')
-    environment = {
+    environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
       'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',

@@ -19,6 +19,8 @@ from learner import config as learner_config
 from replay import checkpoint as replay_checkpoint
 from replay import connection, parameters, reader, tables, writer
 
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
 NUM_WORLDS, NUM_ROWS, BATCH = 4, 6, 8
 REPLAY = tables.ReplayConfig(
   strata=(

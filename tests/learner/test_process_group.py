@@ -2,6 +2,7 @@
 
 import signal
 
+import jax
 import numpy as np
 import pytest
 
@@ -39,3 +40,22 @@ def test_who_is_asked_to_stop_while_it_compiles_has_replay_saved_and_ends(proces
   assert [run.end(rank) for rank in (0, 1)] == [0, 0], run.words(0, 1)
   assert [run.words(rank).count('replay is saved') for rank in (0, 1)] == [1, 0]
   assert run.saved() == []
+
+
+NCCL = 'INTERNAL: NCCL operation ncclGroupEnd() failed: {}. Last NCCL warning(error) log entry {}.'
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'),
+  [
+    ('UNAVAILABLE: failed to connect to all addresses', True),
+    ('INTERNAL: Gloo all-reduce failed: Connection closed by peer', True),
+    (NCCL.format('remote process exited or there was a network error', "'Broken pipe'"), True),
+    (NCCL.format('unhandled system error', "'Connection closed by remote peer'"), True),
+    (NCCL.format('unhandled cuda error', "'Cuda failure 2 out of memory'"), False),
+    ('RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes', False),
+  ],
+)
+def test_an_error_says_whether_it_is_about_another_process(text, expected):
+  assert process_group.is_of_peers(jax.errors.JaxRuntimeError(text)) == expected
+  assert not process_group.is_of_peers(ValueError(text))

@@ -123,8 +123,8 @@ from replay import reader, tables
 schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 strata = tables.ReplayConfig().strata
 # One is fed and one starves; neither is closed.
-for address in sys.argv[1:]:
-  print(reader.Reader(address, strata, schema, batch_size=4).get(5.0) is not None)
+for address, seconds in zip(sys.argv[1:], (30.0, 0.2)):
+  print(reader.Reader(address, strata, schema, batch_size=4).get(seconds) is not None)
 """
   process = subprocess.run(
     [sys.executable, '-c', script, *addresses],
