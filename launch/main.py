@@ -280,6 +280,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   end_to_end.add_argument('--seconds', type=float, default=180.0, help='once it has warmed up')
   end_to_end.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   end_to_end.add_argument('--json', action='store_true')
+  watching = targets.add_parser(
+    'watching', allow_abbrev=False, help='what a dashboard and inspect --watch cost a run'
+  )
+  watching.add_argument('--preset', help='as of train (default: laptop)')
+  watching.add_argument('--env', help='as of train (default: catch)')
+  watching.add_argument(
+    '--pairs', type=int, default=30, metavar='N', help='of windows, one of them watched'
+  )
+  watching.add_argument(
+    '--window',
+    type=float,
+    default=20.0,
+    metavar='SECONDS',
+    help='of which the first fifth is left out',
+  )
+  watching.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  watching.add_argument('--json', action='store_true')
   scaling = targets.add_parser(
     'scaling',
     allow_abbrev=False,
@@ -740,6 +757,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     from launch import bench_run
 
     figures = bench_run.end_to_end(_preset_config(arguments), arguments.seconds)
+  elif arguments.target == 'watching':
+    from launch import bench_watching
+
+    figures = bench_watching.watching(_preset_config(arguments), arguments.pairs, arguments.window)
   elif arguments.target == 'scaling':
     from learner import scaling
 
