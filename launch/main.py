@@ -871,7 +871,12 @@ def _run(arguments: argparse.Namespace) -> int:
     'bench': _bench,
   }
   try:
-    return commands[arguments.command](arguments)
+    exit_code = commands[arguments.command](arguments)
+    sys.stdout.flush()
+    return exit_code
+  except BrokenPipeError:  # whoever read what is printed has gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # as of SIGPIPE
   except (ValueError, ConnectionError) as error:
     print(f'hephaestus {arguments.command}: {error}', file=sys.stderr)
     return 2
