@@ -1,5 +1,6 @@
 """How fast a whole run is, beside its parts alone: who waits, for how long, and on which core's time."""
 
+import contextlib
 import functools
 import itertools
 import pathlib
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from learner import bench
 _PATIENCE = 600.0  # seconds to warm up, and to end when told to
 _ALONE_SECONDS = 10.0  # of each part, at most
 _ENDLESS = 10**12  # environment steps
+_OUTPUT = 'output.txt'  # of the launcher
 
 
 def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[bench.Figure]:
@@ -41,49 +44,75 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   """
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
-  if config.agent_name == 'ppo':
-    raise ValueError('--set: bench end-to-end knows only the dreamer; leave ppo out')
-  config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
-  folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
-  local.open_run(folder, config)
-  began, ended, cores = _run(config, folder, seconds)
+  with started(config) as run:
+    began, ended, cores = _look(run, seconds)
   seen = [
-    [row for row in metrics.since(path, began) if row['time'] <= ended] for path in _files(folder)
+    [row for row in metrics.since(path, began) if row['time'] <= ended] for path in run.files()
   ]
-  shutil.rmtree(folder)
+  shutil.rmtree(run.folder)
   return _figures(config, seconds, cores, seen[0], seen[1:])
 
 
-def _run(
-  config: launch_config.ExperimentConfig, folder: pathlib.Path, seconds: float
-) -> tuple[float, float, dict[str, float]]:
-  """When the look at it began and ended, and the cores that each node used in the mean."""
-  output = folder / 'output.txt'
+class Run:
+  """A run of the dreamer that goes on.
+
+  Attributes:
+    folder: its own.
+    nodes: its processes, by name.
+  """
+
+  def __init__(self, folder: pathlib.Path, launcher: subprocess.Popen[bytes]):
+    self.folder = folder
+    self.nodes: dict[str, psutil.Process] = {}
+    self._launcher = launcher
+
+  def check(self) -> None:
+    """Raises ValueError once it has ended."""
+    if self._launcher.poll() is not None:
+      output = self.folder / _OUTPUT
+      raise ValueError(
+        f'{output}: the run ended with code {self._launcher.returncode}; it says why'
+      )
+
+  def files(self) -> list[pathlib.Path]:
+    """What the learner writes of itself, then what the actors do."""
+    folder = self.folder / 'metrics'
+    return [folder / 'learner.jsonl', *sorted(folder.glob('actor-*.jsonl'))]
+
+
+@contextlib.contextmanager
+def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
+  """A run on this machine that has dreamt, in a new folder, which is left; it is stopped at the end.
+
+  Args:
+    config: of the run; it is not ended by its steps.
+
+  Raises:
+    ValueError: no dreamer, a run that did not begin, or one whose nodes died meanwhile.
+  """
+  if config.agent_name == 'ppo':
+    raise ValueError('--set: knows only runs of the dreamer; leave ppo out')
+  config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
+  local.open_run(folder, config)
   command = [sys.executable, '-m', 'launch.main', 'train', '--run', str(folder)]
-  with output.open('w') as file:
+  with (folder / _OUTPUT).open('w') as file:
     launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+  run = Run(folder, launcher)
   try:
     deadline = time.monotonic() + _PATIENCE
     awake = config.dreamer()[0].warm_up_updates
     while ((metrics.last(folder / 'metrics' / 'learner.jsonl')) or {}).get(
       'learner_step', -1
     ) < awake:
-      _check(launcher, output)
+      run.check()
       if time.monotonic() > deadline:
         raise ValueError(f'{folder}: the learner did not warm up within {_PATIENCE:g} s')
       time.sleep(0.1)
-    started = metrics.read(folder / 'metrics' / 'events.jsonl')
-    pids = {row['name']: row['pid'] for row in started if row['kind'] == 'started'}
-    nodes = {name: psutil.Process(pid) for name, pid in pids.items()}
-    used = {name: -_cpu_seconds(node) for name, node in nodes.items()}
-    began, clock = time.time(), time.monotonic()
-    while time.monotonic() - clock < seconds or not _have_reported(folder, began):
-      _check(launcher, output)
-      if time.monotonic() - clock > seconds + _PATIENCE:
-        raise ValueError(f'{folder}: learner or actors report nothing')
-      time.sleep(0.1)
-    elapsed, ended = time.monotonic() - clock, time.time()
-    cores = {name: (used[name] + _cpu_seconds(node)) / elapsed for name, node in nodes.items()}
+    events = metrics.read(folder / 'metrics' / 'events.jsonl')
+    pids = {row['name']: row['pid'] for row in events if row['kind'] == 'started'}
+    run.nodes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    yield run
   except psutil.NoSuchProcess as error:
     raise ValueError(f'{folder}: process {error.pid} of the run died; see its logs') from None
   finally:
@@ -93,25 +122,29 @@ def _run(
     except subprocess.TimeoutExpired:
       launcher.kill()  # and its nodes with it
       launcher.wait()
+
+
+def _look(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
+  """When the look at it began and ended, and the cores that each node used in the mean."""
+  used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
+  began, clock = time.time(), time.monotonic()
+  while time.monotonic() - clock < seconds or not _have_reported(run, began):
+    run.check()
+    if time.monotonic() - clock > seconds + _PATIENCE:
+      raise ValueError(f'{run.folder}: learner or actors report nothing')
+    time.sleep(0.1)
+  elapsed, ended = time.monotonic() - clock, time.time()
+  cores = {name: (used[name] + cpu_seconds(node)) / elapsed for name, node in run.nodes.items()}
   return began, ended, cores
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """What the learner writes of itself, then what the actors do."""
-  return [folder / 'metrics' / 'learner.jsonl', *sorted((folder / 'metrics').glob('actor-*.jsonl'))]
-
-
-def _have_reported(folder: pathlib.Path, began: float) -> bool:
+def _have_reported(run: Run, began: float) -> bool:
   """Whether learner and actors have said twice since then how they do, so that there is a between."""
-  return all(len(metrics.since(path, began)) >= 2 for path in _files(folder))
+  return all(len(metrics.since(path, began)) >= 2 for path in run.files())
 
 
-def _check(launcher: subprocess.Popen[bytes], output: pathlib.Path) -> None:
-  if launcher.poll() is not None:
-    raise ValueError(f'{output}: the run ended with code {launcher.returncode}; it says why')
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
+  """That a process has used, in its own code and in the system's for it."""
   times = process.cpu_times()
   return float(times.user + times.system)
 

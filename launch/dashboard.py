@@ -23,7 +23,7 @@ from launch import history, inspection, local, metrics, report
 
 PAGE = pathlib.Path(__file__).parent / 'page'
 FILMS = {'.gif': 'video/mp4', '.mp4': 'video/mp4', '.webm': 'video/webm'}
-MOST_FILMS = 6  # of a run, the newest
+MOST_FILMS = 6  # of a run, the newest; a page may still play one that was, a moment ago
 MOST_EVENTS = 12  # of a run, the newest
 READ_SECONDS = 0.04  # of an answer; what is still to be read is told, and asked for again
 LOOK_SECONDS = 0.9  # between two looks at a replay server, however many pages are open
@@ -348,7 +348,7 @@ def _state(run: history.History) -> dict[str, Any]:
   if run.broken:
     lines = 'line of its metrics is no row and is' if run.broken == 1 else 'lines of its metrics are no rows and are'  # fmt: skip
     messages.append(f'{run.broken} {lines} left out')
-  films = _films(run.folder)
+  films = _films(run.folder)[:MOST_FILMS]
   return {
     'folder': str(run.folder),
     'world': str(run.config.environment['name']),
@@ -359,7 +359,7 @@ def _state(run: history.History) -> dict[str, Any]:
     'messages': messages,
     'environment_step': newest(everyone, 'environment_step'),
     'max_environment_steps': run.config.max_environment_steps,
-    'learner_step': newest(learner, 'learner_step'),
+    'learner_step': newest([*learner, *evaluator], 'learner_step'),
     'score': newest(evaluator, 'normalised_score'),
     'episode_return': newest(evaluator, 'episode_return'),
     'written': written,
@@ -446,7 +446,7 @@ def _films(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
     with contextlib.suppress(OSError):
       if path.suffix in FILMS and path.is_file():
         dated.append((path.stat().st_mtime_ns // 10**6, path))
-  return sorted(dated, reverse=True)[:MOST_FILMS]
+  return sorted(dated, reverse=True)
 
 
 def _to_mp4(film: pathlib.Path, made: pathlib.Path) -> None:

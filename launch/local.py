@@ -220,7 +220,15 @@ def _memory() -> int:
 def prepare_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Refuses updates that a run will not do, and makes room for the trace of the others.
+  """Makes room for the trace of some updates; ValueError as of `check_profile`."""
+  check_profile(profile, config, folder)
+  shutil.rmtree(profile.folder(folder), ignore_errors=True)
+
+
+def check_profile(
+  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> None:
+  """Refuses updates that a run will not do, as far as its folder tells here.
 
   Args:
     profile: updates to be traced.
@@ -247,7 +255,6 @@ def prepare_profile(
     raise ValueError(
       f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
     )
-  shutil.rmtree(profile.folder(folder), ignore_errors=True)
 
 
 class Share(NamedTuple):
@@ -411,7 +418,8 @@ def train(
     ).run()
     shutil.rmtree(scratch, ignore_errors=True)
   progress.end()
-  if profile is not None:
+  traced = {learners[0], f'{program.ACTOR}-0'}
+  if profile is not None and not traced.isdisjoint(commands):
     print(profile_lib.report(profile, folder), flush=True)
   if outcome.failed is not None:
     print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')

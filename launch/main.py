@@ -44,11 +44,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     action='store_true',
     help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
   )
-  train.add_argument(
-    '--profile',
-    metavar='START:STOP',
-    help='trace these updates of the learner, and an actor meanwhile; such as 100:110',
-  )
 
   launch = commands.add_parser(
     'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
@@ -111,6 +106,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     help='of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi',
   )
   manifests.add_argument('--launch-id', type=int, metavar='N', help='as of node')
+  for profiled in (train, launch, node):
+    profiled.add_argument(
+      '--profile',
+      metavar='START:STOP',
+      help='trace these updates of the learner, and an actor meanwhile; such as 100:110',
+    )
   for several in (launch, node, manifests):
     _add_config_flags(several)
     several.set_defaults(fused=False, reset_moments=False)
@@ -280,6 +281,23 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   end_to_end.add_argument('--seconds', type=float, default=180.0, help='once it has warmed up')
   end_to_end.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   end_to_end.add_argument('--json', action='store_true')
+  watching = targets.add_parser(
+    'watching', allow_abbrev=False, help='what a dashboard and inspect --watch cost a run'
+  )
+  watching.add_argument('--preset', help='as of train (default: laptop)')
+  watching.add_argument('--env', help='as of train (default: catch)')
+  watching.add_argument(
+    '--pairs', type=int, default=30, metavar='N', help='of windows, one of them watched'
+  )
+  watching.add_argument(
+    '--window',
+    type=float,
+    default=20.0,
+    metavar='SECONDS',
+    help='of which the first fifth is left out',
+  )
+  watching.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  watching.add_argument('--json', action='store_true')
   scaling = targets.add_parser(
     'scaling',
     allow_abbrev=False,
@@ -459,8 +477,10 @@ def _node(arguments: argparse.Namespace) -> int:
   # As in _train.
   with contextlib.closing(template.Template()) as forks:
     attached = arguments.hosts == '-'
+    profile = arguments.profile
     if attached:
       order = order_lib.receive(sys.stdin.fileno())
+      profile = profile or order.profile
       hosts = hosts_lib.parse(order.hosts, 'HOSTS')
       config, launch_id = launch_config.from_yaml(order.config, local.CONFIG), order.launch_id
       hosts_lib.check(hosts, config)
@@ -474,13 +494,15 @@ def _node(arguments: argparse.Namespace) -> int:
     _check_environment(config)
     memory = local.check_memory(config, shards=1) if host.replay else ''
     folder = arguments.run or _new_folder(config)
+    span = None if profile is None else node.prepare_profile(profile, config, folder)
     local.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if memory:
       print(memory, flush=True)
     return node.run(
-      hosts, host, config, folder, launch_id, forks, attached=attached, stays=arguments.stay
-    )
+      hosts, host, config, folder, launch_id, forks,
+      attached=attached, stays=arguments.stay, profile=span,
+    )  # fmt: skip
 
 
 def _launch_id(arguments: argparse.Namespace, config: Any) -> int:
@@ -531,13 +553,16 @@ def _launch(arguments: argparse.Namespace) -> int:
 
   from launch import config as launch_config
   from launch import hosts as hosts_lib
-  from launch import node, remote
+  from launch import local, node, remote
   from launch import order as order_lib
+  from learner import profile as profile_lib
 
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
   config = _make_shared_config(arguments, hosts)
   folder = arguments.run or _new_folder(config)
+  if arguments.profile is not None:  # of what hosts know, each speaks itself
+    local.check_profile(profile_lib.parse(arguments.profile), config, folder)
   launch_id = time.time_ns()
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
@@ -545,7 +570,9 @@ def _launch(arguments: argparse.Namespace) -> int:
     nodes = ', '.join(node.names(hosts, hosts.find(name)))
     if words is None:
       words = ['hephaestus', 'node', str(path), '--host', name, '--run', str(folder)]
-      words += ['--launch-id', str(launch_id), *_config_flags(arguments)]
+      words += ['--launch-id', str(launch_id)]
+      words += [] if arguments.profile is None else ['--profile', arguments.profile]
+      words += _config_flags(arguments)
       print(f'# {name}: {nodes}; is started by somebody else:', shlex.join(words), sep='\n')
     elif arguments.dry_run:
       print(f'# {name}: {nodes}', shlex.join(words), sep='\n')
@@ -553,7 +580,9 @@ def _launch(arguments: argparse.Namespace) -> int:
     print('# nothing was started; hosts file and config reach each command through its stdin')
     return 0
   print(f'run folder on each host: {folder}', flush=True)
-  order = order_lib.Order(path.read_text(), launch_config.to_yaml(config), launch_id)
+  order = order_lib.Order(
+    path.read_text(), launch_config.to_yaml(config), launch_id, arguments.profile
+  )
   reached = {name: words for name, words in commands.items() if words is not None}
   if not reached:
     raise ValueError(f'{path}: no host has ssh, gcloud or local; start `hephaestus node` on each')
@@ -740,6 +769,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     from launch import bench_run
 
     figures = bench_run.end_to_end(_preset_config(arguments), arguments.seconds)
+  elif arguments.target == 'watching':
+    from launch import bench_watching
+
+    figures = bench_watching.watching(_preset_config(arguments), arguments.pairs, arguments.window)
   elif arguments.target == 'scaling':
     from learner import scaling
 
@@ -838,7 +871,12 @@ def _run(arguments: argparse.Namespace) -> int:
     'bench': _bench,
   }
   try:
-    return commands[arguments.command](arguments)
+    exit_code = commands[arguments.command](arguments)
+    sys.stdout.flush()
+    return exit_code
+  except BrokenPipeError:  # whoever read what is printed has gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # as of SIGPIPE
   except (ValueError, ConnectionError) as error:
     print(f'hephaestus {arguments.command}: {error}', file=sys.stderr)
     return 2

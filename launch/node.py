@@ -10,6 +10,7 @@ from launch import hosts as hosts_lib
 from launch import local, program
 from launch import order as order_lib
 from launch import template as template_lib
+from learner import profile as profile_lib
 
 
 def default_launch_id(config: launch_config.ExperimentConfig) -> int:
@@ -46,6 +47,31 @@ def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
     )
 
 
+def prepare_profile(
+  text: str, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> profile_lib.Span | None:
+  """What is traced on a host, after room was made for it.
+
+  A share that is started again is told the same as before, and may be behind these updates. Then
+  nothing is traced, which is said, and the run goes on.
+
+  Args:
+    text: START:STOP.
+    config: of the run.
+    folder: of this host's share, which may be new.
+
+  Raises:
+    ValueError: the text is none.
+  """
+  span = profile_lib.parse(text)
+  try:
+    local.prepare_profile(span, config, folder)
+  except ValueError as error:
+    print(f'nothing is traced on this host: {error}', flush=True)
+    return None
+  return span
+
+
 def run(
   hosts: hosts_lib.Hosts,
   host: hosts_lib.Host,
@@ -56,6 +82,7 @@ def run(
   *,
   attached: bool,
   stays: bool = False,
+  profile: profile_lib.Span | None = None,
 ) -> int:
   """Runs a host's share, supervised, until the run is over, interrupted or failed.
 
@@ -68,6 +95,7 @@ def run(
     template: forks the nodes.
     attached: whether stdin gives signs of life, whose end stops the share.
     stays: whether replay, which is alone here, outlives the run until it is stopped.
+    profile: updates that are traced, by the nodes that are here; None for none.
 
   Returns:
     The exit code, as of `local.train`; 0 also when it was stopped, unless signs of life went on, so
@@ -91,7 +119,7 @@ def run(
       print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
   share = local.Share(here, addresses, launch_id, on_tick, hosts.coordinator)
   try:
-    exit_code = local.train(config, folder, template, share, exposed=hosts.exposed)
+    exit_code = local.train(config, folder, template, share, exposed=hosts.exposed, profile=profile)
     if follows:
       follower.tick()
     is_asked_here = leash is not None and not leash.pulled

@@ -24,11 +24,13 @@ class Order(NamedTuple):
     hosts: text of the hosts file.
     config: text of config.yaml.
     launch_id: positive and different at every launch.
+    profile: updates to be traced, as START:STOP; None for none.
   """
 
   hosts: str
   config: str
   launch_id: int
+  profile: str | None = None
 
   def to_line(self) -> bytes:
     """One line of JSON."""
@@ -49,8 +51,8 @@ def receive(descriptor: int) -> Order:
   try:
     content = json.loads(line)
     order = Order(**content)
-    given = (order.hosts, order.config, order.launch_id)
-    if tuple(map(type, given)) != (str, str, int):
+    given = (order.hosts, order.config, order.launch_id, order.profile or '')
+    if tuple(map(type, given)) != (str, str, int, str):
       raise TypeError
   except (TypeError, ValueError, RecursionError):
     raise ValueError(f'HOSTS -: {line[:40]!r} is no order of this version') from None

@@ -33,7 +33,7 @@ Y_AXES = {
 INDIFFERENT = (
   'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
-  'actor.log_period', 'evaluator.period',
+  'actor.log_period', 'evaluator.period', 'evaluator.film_period',
 )  # fmt: skip
 # PPO anneals its rate towards it.
 INDIFFERENT_OF_DREAMER = ('max_environment_steps',)

@@ -38,6 +38,7 @@ _EPISODE_ROWS = 32  # of a random sequence, in the mean
 _MATMUL_SECONDS = 1e-3  # that a product takes at least, so that calling it does not count
 _DIGITS = {
   's': 3, 'us': 1, '%': 1, 'cores': 2, 'updates/s': 2, 'updates': 1, 'replayed/step': 1,
+  'with/without': 4, 's of CPU': 2, 's of CPU/min': 2,
 }  # fmt: skip
 
 

@@ -43,8 +43,13 @@ function short(value) {
   for (const [unit, letter] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
     if (size >= unit) return `${+(value / unit).toPrecision(4)}${letter}`;
   }
-  if (size !== 0 && size < 1e-3) return value.toExponential(0);
   return String(+value.toPrecision(4));
+}
+
+// Marks of an axis, all in one form: 0.0015, 0.001 and 0.0005, but 7.5e-5, 5e-5 and 2.5e-5.
+function marked(marks) {
+  const tiny = Math.max(...marks.map(Math.abs)) < 1e-3;
+  return marks.map((mark) => (tiny && mark !== 0 ? mark.toExponential(2).replace(/\.?0*e/, 'e') : short(mark)));
 }
 
 const percent = (share) => `${Math.round(100 * share)} %`;
@@ -89,7 +94,7 @@ function aligned(found) {
   })];
 }
 
-function options(width, height, series, bands, onCursor, sync) {
+function options(width, height, series, bands, onCursor, sync, unit) {
   const line = {stroke: colour('grid'), width: 1};
   const common = {stroke: colour('faint'), grid: line, ticks: {...line, size: 4}, font: '12px system-ui, sans-serif'};
   return {
@@ -98,8 +103,8 @@ function options(width, height, series, bands, onCursor, sync) {
     scales: {x: {time: false}},
     cursor: {y: false, drag: {x: true, y: false}, points: {size: 7}, ...(sync ? {sync: {key: sync, setSeries: false}} : {})},
     axes: [
-      {...common, size: 28, space: 62, values: (plot, marks) => marks.map(short)},
-      {...common, size: 50, space: 34, gap: 4, values: (plot, marks) => marks.map(short)},
+      {...common, size: 28, space: 62, values: (plot, marks) => marked(marks).map((mark) => mark + unit)},
+      {...common, size: 50, space: height < 120 ? 20 : 34, gap: 4, values: (plot, marks) => marked(marks)},
     ],
     padding: [8, 10, 0, 0],
     hooks: {setCursor: [onCursor]},
@@ -113,12 +118,13 @@ function before(column, index) {
 }
 
 class Chart {
-  constructor(title, height, sync) {
+  constructor(title, height, sync, unit = '') {
     this.values = make('span', {class: 'values'});
     this.place = make('div');
     this.element = make('figure', {class: 'card'}, make('figcaption', {}, make('b', {}, title), this.values), this.place);
     this.height = height;
     this.sync = sync;
+    this.unit = unit;
     this.shape = '';
     this.lines = [];
     this.plot = null;
@@ -161,7 +167,7 @@ class Chart {
       }
     }
     const onCursor = (plot) => this.tell(plot.cursor.idx);
-    this.plot = new uPlot(options(width, this.height, series, bands, onCursor, this.sync), this.data, this.place);
+    this.plot = new uPlot(options(width, this.height, series, bands, onCursor, this.sync, this.unit), this.data, this.place);
   }
 
   resize() {
@@ -274,6 +280,14 @@ function drawNodes() {
   }));
 }
 
+// Below the picture, so that what the controls cover is not the end of it: there are the weights of a dream.
+function makeRoom(video) {
+  const width = video.videoWidth;
+  const height = 1.25 * video.videoHeight;
+  video.style.aspectRatio = `${width} / ${height}`;
+  video.style.width = `min(100%, ${Math.round(400 * width / height)}px)`;
+}
+
 let filmsShown = '';
 function drawFilms() {
   const films = runs.runs.flatMap((run, index) => run.films.map((film) => ({run, index, film})));
@@ -281,10 +295,15 @@ function drawFilms() {
   if (names === filmsShown) return;
   filmsShown = names;
   const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
+  const dreams = films.some(({film}) => film.dream);
+  find('films-note').hidden = !dreams;
   const cards = films.map(({run, index, film}) => make('figure', {class: 'card'},
-    make('h3', {}, run.name, ' ', make('small', {}, film.update === null ? film.name : `update ${number(film.update)}`)),
+    make('h3', {}, run.name, ' ', make('small', {}, (film.update === null ? film.name : `update ${number(film.update)}`) + (film.dream ? ', beside its dream' : ''))),
     make('video', {src: `film/${index}/${encodeURIComponent(film.name)}?written=${film.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
-    ...(film.dream ? [make('figcaption', {class: 'note'}, 'Left what happened, right what the model made of it: under the green line it sees, under the purple one it dreams, told only the actions. Below: how much each row it looked back on counted, the newest right.')] : [])));
+  ));
+  for (const video of cards.map((card) => card.querySelector('video'))) {
+    video.addEventListener('loadedmetadata', () => makeRoom(video));
+  }
   find('film-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
     'No film yet: a run writes some now and then (evaluator.film_period) and at its end; hephaestus evaluate RUN --video makes more.')]));
 }
@@ -305,7 +324,7 @@ function drawConfigs() {
 const looks = [];
 const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
   const title = name === 'waiting' ? 'inserts wait, samples wait' : name;
-  const chart = new Chart(title, 104, null);
+  const chart = new Chart(title, 104, null, ' s');
   find('replay-charts').append(chart.element);
   return [name, chart];
 });

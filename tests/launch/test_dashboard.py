@@ -227,7 +227,7 @@ def test_a_folder_that_is_deleted_is_told(folder, serve):
 def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   folders = [tmp_path / str(seed) for seed in range(4)]
   for seed, folder in enumerate(folders):
-    make_run(folder, f'seed={seed}')
+    make_run(folder, f'seed={seed}', f'evaluator.film_period={60 + seed}')
     rows = [
       {'environment_step': step, 'normalised_score': step * seed / 100} for step in (0, 50, 100)
     ]
@@ -237,7 +237,11 @@ def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   runs = served.json('api/runs')
   assert [each['label'] for each in runs['groups']] == ['gamma=0.99', 'gamma=0.9']
   assert [each['group'] for each in runs['runs']] == [0, 0, 0, 0, 1]
-  assert runs['differences'] == {'agent.gamma': [0.99] * 4 + [0.9], 'seed': [0, 1, 2, 3, 0]}
+  assert runs['differences'] == {
+    'agent.gamma': [0.99] * 4 + [0.9],
+    'evaluator.film_period': [60.0, 61.0, 62.0, 63.0, 300.0],  # no matter to a curve
+    'seed': [0, 1, 2, 3, 0],
+  }
   answer = served.json('api/curves')
   curve = answer['groups'][0]['evaluator/normalised_score']
   assert curve['x'] == [0, 50, 100] and len(curve['seeds']) == 4
@@ -293,6 +297,10 @@ def test_a_film_is_played_from_its_folder_alone(folder, serve):
   for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
     assert served.ask(f'film/0/{name}')[0] == 404
   assert list((folder / 'videos').glob('*.mp4')) == []
+  for number in range(dashboard.MOST_FILMS):
+    shutil.copy(path, folder / 'videos' / f'9{number}.gif')
+  assert len(served.json('api/runs')['runs'][0]['films']) == dashboard.MOST_FILMS
+  assert served.ask('film/0/70.gif')[0] == 200  # of a page that still shows it
 
 
 def test_nodes_and_what_happened_to_them_are_told(folder, serve):
@@ -310,8 +318,10 @@ def test_nodes_and_what_happened_to_them_are_told(folder, serve):
     event('started', 'actor-0', restarts=1),
   )  # fmt: skip
   write(folder, 'learner', {'learner_step': 1, 'starved_fraction': 0.25})
+  write(folder, 'evaluator', {'learner_step': 3})  # of updates after the learner's last row
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
+  assert shown['learner_step'] == 3
   states = {node['name']: (node['state'], node['restarts']) for node in shown['nodes']}
   assert states == {
     'learner': ('gone with its launcher', 0),

@@ -265,14 +265,38 @@ hosts:
 
 def test_a_host_of_an_orchestrator_is_told_how_it_is_started(write, capsys):
   path = write(TWO.replace('    actors: 2\n    local: true\n', '    actors: 2\n'))
-  arguments = ['--preset', 'laptop', '--run', 'runs/two', '--seed', '3']
+  arguments = ['--preset', 'laptop', '--run', 'runs/two', '--seed', '3', '--profile', '5:7']
   assert run('launch', path, '--dry-run', *arguments, '--set', 'actor.num_actors=2') == 0
   by_hand = capsys.readouterr().out.splitlines()[3]
   assert re.fullmatch(
     rf'hephaestus node {re.escape(str(path))} --host cpu --run runs/two --launch-id \d+ '
-    '--preset laptop --seed 3 --set actor.num_actors=2',
+    '--profile 5:7 --preset laptop --seed 3 --set actor.num_actors=2',
     by_hand,
   )
+
+
+def test_updates_that_a_run_will_not_do_are_refused_before_any_host_is_started(write, capsys):
+  sizes = ['--preset', 'laptop', '--steps', '5000', '--set', 'actor.num_actors=2']
+  for span, words in (('5', 'write it as START:STOP'), ('900:910', 'the run ends after about')):
+    assert run('launch', write(TWO), '--dry-run', '--profile', span, *sizes) == 2
+    assert f'--profile {span}: {words}' in capsys.readouterr().err
+
+
+def test_a_share_that_goes_on_behind_the_updates_to_trace_says_so_and_keeps_its_trace(
+  tmp_path, capsys
+):
+  made = experiments.laptop('catch')
+  trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'
+  trace.parent.mkdir(parents=True)
+  trace.touch()
+  (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
+  assert node.prepare_profile('5:7', made, tmp_path) is None
+  said = capsys.readouterr().out
+  assert said.startswith('nothing is traced on this host: --profile 5:7: the run goes on from')
+  assert trace.exists()
+  (tmp_path / 'checkpoints' / '100').rmdir()
+  assert node.prepare_profile('5:7', made, tmp_path) == (5, 7)
+  assert not trace.exists()
 
 
 # Stands in for hephaestus on a host, where what matters is the connection to it.
@@ -302,7 +326,7 @@ commands = {
   host.name: remote.command(placed, host, str(here / host.name / 'run'), [1] * len(placed.keepers))
   for host in placed.hosts
 }
-told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7)
+told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7, *sys.argv[1:])
 say = lambda line: print(line, flush=True)
 sys.exit(remote.Launch(placed, commands, told, say).run())
 """
@@ -311,14 +335,14 @@ sys.exit(remote.Launch(placed, commands, told, say).run())
 class Launched:
   """A launch of hosts that run a command of this machine."""
 
-  def __init__(self, folder, text, command, made='the config', **variables):
+  def __init__(self, folder, text, command, made='the config', profile=(), **variables):
     self.folder = folder
     (folder / 'hosts.yaml').write_text(f'command: {command}\n{text}')
     (folder / 'config.yaml').write_text(made)
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     with open(folder / 'output', 'w') as output:
       self.process = subprocess.Popen(
-        [sys.executable, '-c', LAUNCH],
+        [sys.executable, '-c', LAUNCH, *profile],
         stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment | variables,
       )  # fmt: skip
 
@@ -378,13 +402,18 @@ def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
   made = config.override(experiments.laptop('catch'), ['max_environment_steps=400', *tiny])
   # Little time is spent in these programs, and much in making them.
-  launched = launch(text, HEPHAESTUS, made=config.to_yaml(made), JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+  launched = launch(
+    text, HEPHAESTUS, made=config.to_yaml(made), profile=['6:8'], JAX_DISABLE_MOST_OPTIMIZATIONS='1'
+  )
   # A machine that is preempted says SIGTERM to whatever runs there.
   events = 'cpu/run/metrics/events.jsonl'
   launched.wait_for(events)
   launched.node('cpu').terminate()
   assert launched.end() == 0, launched.words()
-  assert 'cpu is lost (exit 143); starting it again in 1 s' in launched.words()
+  # 143 once its nodes are watched, and the bare signal before.
+  assert re.search(r'cpu is lost \(exit (143|-15)\); starting it again in 1 s', launched.words())
+  assert 'trainer| learner, updates 6 to 8: ' in launched.words()
+  assert re.search(r'cpu\| actor-0, versions \d+ to \d+: ', launched.words())
   assert 'trainer: exit 0  cpu: exit 0' in launched.words()
   assert launched.left() == []
   rows = {name: tmp_path / name / 'run' / 'metrics' for name in ('trainer', 'cpu')}

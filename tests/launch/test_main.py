@@ -109,6 +109,19 @@ def test_unknown_words_end_with_code_two(arguments, capsys):
   assert 'Traceback' not in capsys.readouterr().err
 
 
+def test_a_reader_that_has_left_gets_no_words(tmp_path):
+  path = tmp_path / 'figures.json'
+  path.write_text(
+    '[{"name": "it", "value": 1, "unit": "s", "limit": null, "ratio": null, "machine": "M"}]'
+  )
+  reading, writing = os.pipe()
+  os.close(reading)
+  with open(writing, 'w') as gone:
+    command = [sys.executable, '-m', 'launch.main', 'bench', 'compare', path, path]
+    ended = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, timeout=120)
+  assert (ended.returncode, ended.stderr) == (141, b'')
+
+
 def test_a_folder_of_something_else_is_left_alone(folder, capsys):
   folder.mkdir()
   (folder / 'thesis.tex').write_text('precious')
