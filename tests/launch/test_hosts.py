@@ -380,8 +380,7 @@ def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
   # Little time is spent in these programs, and much in making them.
   launched = launch(text, HEPHAESTUS, made=config.to_yaml(made), JAX_DISABLE_MOST_OPTIMIZATIONS='1')
   # A machine that is preempted says SIGTERM to whatever runs there.
-  events = 'cpu/run/metrics/events.jsonl'
-  launched.wait_for(events)
+  launched.wait_for('cpu/run/logs/actor-0.log')
   launched.node('cpu').terminate()
   assert launched.end() == 0, launched.words()
   assert 'cpu is lost (exit 143); starting it again in 1 s' in launched.words()
