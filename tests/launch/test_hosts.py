@@ -406,8 +406,7 @@ def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
     text, HEPHAESTUS, made=config.to_yaml(made), profile=['6:8'], JAX_DISABLE_MOST_OPTIMIZATIONS='1'
   )
   # A machine that is preempted says SIGTERM to whatever runs there.
-  events = 'cpu/run/metrics/events.jsonl'
-  launched.wait_for(events)
+  launched.wait_for('cpu/run/logs/actor-0.log')
   launched.node('cpu').terminate()
   assert launched.end() == 0, launched.words()
   # 143 once its nodes are watched, and the bare signal before.
