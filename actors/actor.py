@@ -119,12 +119,17 @@ class Actor:
       if self._profiler is not None:
         self._profiler.reach(snapshot.version)
       version = np.int32(snapshot.version)
+      began = time.monotonic()
       state, sequence, episodes = self._unroll.unroll(
         params, unroll_key, state, version, np.int32(self._actor_id)
       )
       host_sequence, episodes = jax.device_get((sequence, episodes))
+      unrolled = time.monotonic()
       with jax.profiler.TraceAnnotation('write to replay'):
-        window.throttled += self._writer.write(host_sequence, self._is_over)
+        throttled = self._writer.write(host_sequence, self._is_over)
+      window.unrolled += unrolled - began
+      window.throttled += throttled
+      window.inserted += max(0.0, time.monotonic() - unrolled - throttled)
       window.add(episodes, self._config)
       if time.monotonic() - window.start > self._config.log_period:
         self._logger.write(window.report(self._environment_step(), snapshot.version))
@@ -160,7 +165,7 @@ class _Window:
 
   def __init__(self):
     self.start = time.monotonic()
-    self.throttled = 0.0
+    self.unrolled = self.throttled = self.inserted = 0.0  # seconds
     self._steps = 0
     self._returns: list[np.ndarray] = []
     self._lengths: list[np.ndarray] = []
@@ -174,6 +179,7 @@ class _Window:
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
     elapsed = time.monotonic() - self.start
     returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
+    share = lambda seconds: min(1.0, seconds / elapsed)
     return {
       'environment_step': environment_step,
       'episode_return': float(returns.mean()) if returns.size else None,
@@ -181,5 +187,7 @@ class _Window:
       'episodes': int(returns.size),
       'parameter_version': version,
       'steps_per_second': self._steps / elapsed,
-      'throttled_fraction': min(1.0, self.throttled / elapsed),
+      'unrolled_fraction': share(self.unrolled),
+      'throttled_fraction': share(self.throttled),
+      'inserted_fraction': share(self.inserted),
     }

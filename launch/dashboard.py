@@ -70,6 +70,8 @@ TITLES = {
   'actor/steps_per_second': 'environment steps per second of an actor',
   'learner/steps_per_second': 'environment steps per second',
   'actor/throttled_fraction': 'share of time replay holds actors back',
+  'actor/unrolled_fraction': 'share of time actors act and step their worlds',
+  'actor/inserted_fraction': 'share of time actors insert',
 }
 
 
@@ -426,16 +428,32 @@ def _happened(run: history.History) -> list[dict[str, Any]]:
 
 
 def _times(run: history.History) -> list[dict[str, Any]]:
-  """Where the time of learner and actors went between their last two rows, as shares."""
+  """Where the time of learner and actors went between their last two rows, as shares.
+
+  What no row speaks of is called by the first name.
+  """
   found = []
-  for node, key, waiting, working in (
-    ('learner', 'starved_fraction', 'waits for data', 'updates'),
-    ('actor', 'throttled_fraction', 'held back by replay', 'acts, steps its worlds, inserts'),
+  for node, doings in (
+    ('learner', {'updates': None, 'waits for data': 'starved_fraction'}),
+    (
+      'actor',
+      {
+        'other': None,
+        'held back by replay': 'throttled_fraction',
+        'acts and steps its worlds': 'unrolled_fraction',
+        'inserts': 'inserted_fraction',
+      },
+    ),
   ):
     for name in run.names(node):
-      share = run.last(name, key)
-      if share is not None:
-        found.append({'name': name, 'shares': {working: 1 - share, waiting: share}})
+      known = {
+        doing: share
+        for doing, key in doings.items()
+        if key is not None and (share := run.last(name, key)) is not None
+      }
+      if known:
+        rest = max(0.0, 1 - sum(known.values()))
+        found.append({'name': name, 'shares': {next(iter(doings)): rest, **known}})
   return found
 
 

@@ -240,7 +240,7 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Learning curves</title>
 <style>
-body { max-width: 1000px; margin: 32px auto; padding: 0 16px; color: #1c2430; background: #fff;
+body { max-width: 1240px; margin: 32px auto; padding: 0 16px; color: #1c2430; background: #fff;
   font: 15px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
