@@ -37,6 +37,7 @@ class PPOConfig:
   num_layers: int = 2
   activation: str = 'silu'
   layer_norm: bool = True
+  cell_size: int = 0  # width of the layer that all cells of a board share; 0: read it as any vector
   levels: int = 0  # that a number in [0, 1] is also read by, or a map seen by; 0: as a number only
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # actor and critic read one network, else each its own
@@ -60,6 +61,7 @@ class PPOConfig:
     known = sorted(networks.ACTIVATIONS)
     check(self.activation in known, 'activation', f'choose one of {known}')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
+    check(self.cell_size >= 0, 'cell_size', 'must be 0 for no layer of cells, or at least 1')
     check(self.recurrent_size >= 0, 'recurrent_size', 'must be 0 for no memory, or at least 1')
     check(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -87,7 +89,7 @@ class Rows(NamedTuple):
   """What the loss reads, [R, ...] in any order; with a memory [T, B, ...], whole streams.
 
   Attributes:
-    inputs: [..., F] float32, flattened observations.
+    inputs: observations, as `Network.flatten` gives them.
     mask: [..., A] bool, the legal actions; None in a world where all always are.
     first: [...] bool, rows that begin an episode.
     choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
@@ -100,7 +102,7 @@ class Rows(NamedTuple):
       to those who acted; None where they are the same.
   """
 
-  inputs: jax.Array
+  inputs: tuple[jax.Array, ...]
   mask: jax.Array | None
   first: jax.Array
   choice: jax.Array
@@ -150,7 +152,7 @@ class Network:
     )
     modules: dict[str, nn.Module] = {}
     for name in dict.fromkeys(self._readers):
-      modules[f'{name}_encoder'] = networks.MLP(
+      encoder: nn.Module = networks.MLP(
         config.hidden_size,
         config.num_layers,
         dtype=config.dtype,
@@ -159,6 +161,9 @@ class Network:
         hidden_init=orthogonal(np.sqrt(2)),
         raw=config.layer_norm,
       )
+      if self._board_specs:
+        encoder = networks.BoardEncoder(encoder, config.cell_size)
+      modules[f'{name}_encoder'] = encoder
       if config.recurrent_size:
         modules[f'{name}_gates'] = dense(3 * config.recurrent_size, 1.0)
         modules[f'{name}_memory'] = dense(3 * config.recurrent_size, 1.0)
@@ -172,12 +177,13 @@ class Network:
     keys = jax.random.split(key, len(modules))
     zeros = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape)), self.observation_spec)
     inputs = jax.eval_shape(lambda x: self._by_levels(self.flatten(x)), zeros)
-    sizes = {'encoder': inputs.shape[-1], 'gates': config.hidden_size}
-    head = config.recurrent_size or config.hidden_size
+    vector = lambda size: (jax.ShapeDtypeStruct((1, size), jnp.float32),)
+    shapes = {'encoder': inputs, 'gates': vector(config.hidden_size)}
+    head = vector(config.recurrent_size or config.hidden_size)
 
     def init(key, name, module):
-      size = sizes.get(name.split('_')[-1], head)
-      return module.init(key, jnp.zeros((1, size)))['params']
+      parts = shapes.get(name.split('_')[-1], head)
+      return module.init(key, *(jnp.zeros(part.shape) for part in parts))['params']
 
     return {
       name: init(key, name, module)
@@ -191,37 +197,56 @@ class Network:
     zeros = jnp.zeros((num_worlds, self.config.recurrent_size), jnp.float32)
     return {name: zeros for name in dict.fromkeys(self._readers)}
 
-  def flatten(self, observation: Tree) -> jax.Array:
+  def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:
     """[..., observation] to [..., F] float32, the mask left out; with a map, also its view.
 
-    What the rows of a batch are turned into once, before they are read in each epoch.
+    Behind it the boards that are read by their cells, [..., cells, features] float32 each. What the
+    rows of a batch are turned into once, before they are read in each epoch.
     """
-    flat = networks.flatten_observation(observation, self.observation_spec)
+    flat = networks.flatten_observation(observation, self._flat_spec)
+    if self._board_specs:
+      return flat, *networks.boards(observation, self.observation_spec)
     if not self._sight.size:
-      return flat
-    return jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1)
+      return (flat,)
+    return (jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1),)
+
+  @property
+  def _board_specs(self) -> list[Any]:
+    """Of the boards that are read by their cells."""
+    return networks.board_specs(self.observation_spec) if self.config.cell_size else []
+
+  @property
+  def _flat_spec(self) -> Tree:
+    """Of all that is not read by cells."""
+    spec = self.observation_spec
+    return networks.without_boards(spec) if self._board_specs else spec
 
   @property
   def _sight(self) -> sight.Sight:
     return sight.Sight.of(self.observation_spec, self.config.levels)
 
-  def _by_levels(self, inputs: jax.Array) -> jax.Array:
-    """What the encoder reads of [..., F]: levels for each row anew, since they are many numbers.
+  def _by_levels(self, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """What the encoder reads of them: levels for each row anew, since they are many numbers.
 
     A map is seen from where the agent stands, which says more than the levels of its cells.
     """
     if self._sight.size:
       return inputs
-    return networks.with_levels(inputs, self.observation_spec, self.config.levels)
+    flat, *boards = inputs
+    return networks.with_levels(flat, self._flat_spec, self.config.levels), *boards
 
   def apply(
-    self, params: Tree, inputs: jax.Array, first: jax.Array, memory: dict[str, jax.Array]
+    self,
+    params: Tree,
+    inputs: tuple[jax.Array, ...],
+    first: jax.Array,
+    memory: dict[str, jax.Array],
   ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
     """What the policy and the value are at some rows.
 
     Args:
       params: of this network.
-      inputs: [..., F] flattened observations; [T, B, F] with a memory.
+      inputs: [..., observation] as `flatten` gives them; [T, B, ...] with a memory.
       first: [...] bool, rows before which the memory is cleared.
       memory: of B streams, before the first row.
 
@@ -231,7 +256,7 @@ class Network:
     inputs = self._by_levels(inputs)
     modules, features, after = self._modules(), {}, {}
     for name in dict.fromkeys(self._readers):
-      x = networks.apply(modules[f'{name}_encoder'], params[f'{name}_encoder'], inputs)
+      x = networks.apply(modules[f'{name}_encoder'], params[f'{name}_encoder'], *inputs)
       if self.config.recurrent_size:
         gates = networks.apply(modules[f'{name}_gates'], params[f'{name}_gates'], x)
         after[name], x = self._remember(params[f'{name}_memory'], gates, first, memory[name])
@@ -290,7 +315,8 @@ class Network:
     # The value of the last row, from which nobody has acted; a memory must be led there first.
     # Where others acted all values are looked up: theirs would lag behind what they are to become.
     begin = 0 if self.config.recurrent_size or delayed else -1
-    _, outputs, value = self.apply(params, inputs[begin:], first[begin:], sequence.initial_state)
+    some = tuple(x[begin:] for x in inputs)
+    _, outputs, value = self.apply(params, some, first[begin:], sequence.initial_state)
     if not delayed:
       value = jnp.concatenate([sequence.extras['value'][:-1], value[-1:]])
     advantage, return_ = returns.generalised_advantages(
@@ -310,7 +336,7 @@ class Network:
       ratio = jnp.exp(jnp.clip(near - log_prob, -20.0, np.log(MOST_IMPORTANCE)))
       log_prob, importance = near, jnp.where(last[:-1], 1.0, ratio)
     return Rows(
-      inputs=inputs[:-1],
+      inputs=tuple(x[:-1] for x in inputs),
       mask=mask,
       first=first[:-1],
       choice=choice,
@@ -399,7 +425,8 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     explain: bool = False,
   ) -> tuple[dict[str, jax.Array], experience.Decision]:
     inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
-    memory, outputs, value = network.apply(params, inputs[None], first[None], memory)
+    row = tuple(x[None] for x in inputs)
+    memory, outputs, value = network.apply(params, row, first[None], memory)
     mask = networks.action_mask(timestep.observation) if network.discrete else None
     chances = network.policy(outputs[0], mask)
     noise = network.actions.noise(key, timestep.step_type.shape[0])

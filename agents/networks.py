@@ -149,14 +149,25 @@ def _affine_backward(saved: tuple[Any, jax.Array, jax.Array | None], grad: jax.A
   parts, kernel, bias = saved
   flat = lambda x: x.reshape(-1, x.shape[-1])
   rows = flat(grad)
-  over_rows = functools.partial(
-    jax.lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())),
-    preferred_element_type=jnp.float32,
-  )  # fmt: skip
-  kernel_grad = jnp.concatenate([over_rows(flat(part), rows) for part in parts])
+  kernel_grad = jnp.concatenate([_over_rows(flat(part), rows) for part in parts])
   bias_grad = None if bias is None else rows.sum(axis=0, dtype=jnp.float32).astype(bias.dtype)
   part_grads = tuple(grad @ kernel.astype(grad.dtype).T for kernel in _kernels(parts, kernel))
   return part_grads, kernel_grad.astype(kernel.dtype), bias_grad
+
+
+def _over_rows(x: jax.Array, grad: jax.Array) -> jax.Array:
+  """x^T grad, [I, O] float32, of [rows, I] and [rows, O].
+
+  Of a narrow output XLA's CPU computes the transposed product in half of the time; the barrier keeps
+  it from being turned back.
+  """
+  product = functools.partial(
+    jax.lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())),
+    preferred_element_type=jnp.float32,
+  )  # fmt: skip
+  if _on_cpu() and grad.shape[-1] < min(x.shape[-1], 32):
+    return jax.lax.optimization_barrier(product(grad, x)).T
+  return product(x, grad)
 
 
 affine.defvjp(_affine_forward, _affine_backward)
@@ -246,6 +257,32 @@ def _halvings(height: int, width: int) -> list[tuple[int, int]]:
     height, width = -(-height // 2), -(-width // 2)
     sizes.append((height, width))
   return sizes
+
+
+class BoardEncoder(nn.Module):
+  """An MLP that reads boards by their cells, through a dense layer which all cells share.
+
+  What becomes of a cell keeps its place, so the MLP still tells the cells apart; it only reads
+  fewer numbers of each. Takes any leading axes.
+
+  Attributes:
+    mlp: an MLP for the numbers and for what becomes of the cells.
+    cell_size: width of the layer.
+  """
+
+  mlp: Any
+  cell_size: int
+
+  @nn.compact
+  def __call__(self, flat: jax.Array, *boards: jax.Array) -> jax.Array:
+    """[..., F] numbers, of which there may be none, and [..., cells, features] boards."""
+    activate = ACTIVATIONS[self.mlp.activation]
+    cells = []
+    for board in boards:
+      x = board.reshape(-1, board.shape[-1])
+      x = Dense(self.cell_size, dtype=self.mlp.dtype, kernel_init=self.mlp.hidden_init)(x)
+      cells.append(activate(x).reshape(*board.shape[:-2], -1))
+    return self.mlp(*cells, flat)
 
 
 class Encoder(nn.Module):
@@ -401,6 +438,38 @@ def without_images(spec: Any) -> Any:
   return jax.tree.map(bare, spec)
 
 
+def board_specs(spec: Any) -> list[Any]:
+  """Of an observation's leaves that have a `board_shape`: rows, columns, features of a cell.
+
+  They are vectors which end with the cells of a board, row by row.
+  """
+  return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if hasattr(leaf, 'board_shape')]
+
+
+def boards(observation: Any, spec: Any) -> list[jax.Array]:
+  """The boards of an observation, [..., rows times columns, features] float32, as they are."""
+
+  def read(leaf, spec):
+    *_, features = spec.board_shape
+    begin = spec.shape[0] - math.prod(spec.board_shape)
+    return leaf[..., begin:].reshape(*leaf.shape[:-1], -1, features).astype(jnp.float32)
+
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  pairs = zip(leaves, leaf_specs, strict=True)
+  return [read(x, leaf) for x, leaf in pairs if hasattr(leaf, 'board_shape')]
+
+
+def without_boards(spec: Any) -> Any:
+  """A spec of what lies before the boards, so that a flat observation has none of their numbers."""
+
+  def bare(leaf: Any) -> specs.Array:
+    if not hasattr(leaf, 'board_shape'):
+      return leaf
+    return specs.Array((leaf.shape[0] - math.prod(leaf.board_shape),), leaf.dtype, leaf.name)
+
+  return jax.tree.map(bare, spec)
+
+
 def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
   """Whether all numbers of a leaf lie between these bounds and no closer ones, by spec or dtype."""
   if not isinstance(spec, specs.BoundedArray):
@@ -413,8 +482,8 @@ def flatten_observation(observation: Any, spec: Any) -> jax.Array:
 
   Args:
     observation: tree of [..., *shape] arrays.
-    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own. What has no
-      channel by its spec is left out, whatever the observation has: see `without_images`.
+    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own. What its
+      last axis has no room for is left out: see `without_images` and `without_boards`.
 
   Returns:
     [..., F] float32.
@@ -422,7 +491,7 @@ def flatten_observation(observation: Any, spec: Any) -> jax.Array:
   leaves = jax.tree.leaves(without_mask(observation))
   shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
   flat = [
-    (leaf[..., :0] if 0 in shape else leaf)
+    (leaf[..., : shape[-1]] if shape else leaf)
     .reshape(*leaf.shape[: leaf.ndim - len(shape)], -1)
     .astype(jnp.float32)
     for leaf, shape in zip(leaves, shapes, strict=True)

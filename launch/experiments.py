@@ -204,7 +204,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   num_worlds = _worlds_for(memory, usual=256, needed=2.0)
   config = launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=5e-3),
+    agent=masked_ppo.PPOConfig(hidden_size=192, cell_size=8, levels=9, entropy_scale=5e-3),
     replay=_on_policy(num_worlds),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=33),
@@ -221,7 +221,7 @@ def _ppo_laptop_hackmatrix(
   """Long unrolls, a high rate, and more chance than elsewhere (docs/results.md has what was tried)."""
   return dataclasses.replace(
     config,
-    agent=masked_ppo.PPOConfig(entropy_scale=0.05),
+    agent=masked_ppo.PPOConfig(cell_size=8, entropy_scale=0.05),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, learning_rate=5e-3),
     actor=dataclasses.replace(config.actor, sequence_length=129),
     max_environment_steps=5_000_000,
@@ -240,7 +240,9 @@ def _ppo_at_large(environment: str, num_worlds: int) -> launch_config.Experiment
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     # With 0.01 an agent goes to and fro in hackmatrix.
-    agent=masked_ppo.PPOConfig(entropy_scale=0.1 if environment == 'hackmatrix' else 0.01),
+    agent=masked_ppo.PPOConfig(
+      cell_size=8, entropy_scale=0.1 if environment == 'hackmatrix' else 0.01
+    ),
     replay=_on_policy(num_worlds),
     learner=learner_config.PPOLearnerConfig(),
     actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=129),

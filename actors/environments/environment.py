@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import math
 from typing import Any, NamedTuple
 
 import chex
@@ -161,6 +162,34 @@ class MapSpec(specs.BoundedArray):
 
   def __reduce__(self):
     return type(self), (self.shape, self.dtype, self.map_shape, self.name)
+
+
+class BoardSpec(specs.Array):
+  """A vector whose last numbers are the cells of a board, row by row, each with the same features.
+
+  An agent may read all cells with the same weights, or take it for any other vector. Features should
+  be of the order of 1.
+  """
+
+  def __init__(
+    self, shape: tuple[int], dtype: Any, board_shape: tuple[int, int, int], name: str | None = None
+  ):
+    """Args: `shape`, `dtype` and `name` as of any spec; `board_shape`: rows, columns, features.
+
+    Raises:
+      ValueError: the board has more numbers than the vector.
+    """
+    if len(shape) != 1 or math.prod(board_shape) > shape[0]:
+      raise ValueError(f'board_shape={board_shape}: is no part of a vector of shape {shape}')
+    super().__init__(shape, dtype, name)
+    self._board_shape = board_shape
+
+  @property
+  def board_shape(self) -> tuple[int, int, int]:
+    return self._board_shape
+
+  def __reduce__(self):
+    return type(self), (self.shape, self.dtype, self.board_shape, self.name)
 
 
 def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:

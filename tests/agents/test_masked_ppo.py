@@ -32,6 +32,8 @@ WORLDS = {
   ),
   # Six cells, a purse, and a place.
   'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
+  # Two numbers, and six cells of two.
+  'board': (environment.BoardSpec((14,), np.float32, (2, 3, 2)), specs.DiscreteArray(3)),
 }
 VARIANTS = {
   'plain': dict(world='plain', levels=3),
@@ -39,6 +41,7 @@ VARIANTS = {
   'continuous': dict(world='continuous'),
   'separate': dict(world='masked', shared=False, activation='tanh', layer_norm=False),
   'map': dict(world='map', levels=5),
+  'board': dict(world='board', cell_size=3),
   'memory': dict(world='masked', recurrent_size=6),
   'separate memories': dict(world='plain', shared=False, recurrent_size=6, levels=3),
 }
@@ -468,6 +471,7 @@ def test_bfloat16_stays_within_the_network():
     ({'hidden_size': 0}, r'agent.hidden_size=0: must be at least 1'),
     ({'activation': 'gelu'}, r"agent.activation='gelu': choose one of"),
     ({'levels': 1}, r'agent.levels=1'),
+    ({'cell_size': -1}, r'agent.cell_size=-1: must be 0'),
     ({'recurrent_size': -1}, r'agent.recurrent_size=-1'),
     ({'compute_dtype': 'float16'}, r"agent.compute_dtype='float16'"),
     ({'gamma': 0}, r'agent.gamma=0'),
@@ -486,10 +490,19 @@ def test_a_map_is_read_from_where_the_agent_stands():
   network = make('map', levels=5).network
   here = np.array([[1, 0, 0, 0, 0, 0, 0.5, 0, 0]], np.float32)  # in the corner where the thing is
   there = np.array([[0, 0, 0, 0, 0, 1, 0.5, 1, 1]], np.float32)
-  views = [network.flatten(x)[:, 9:] for x in (here, there)]
+  views = [network.flatten(x)[0][:, 9:] for x in (here, there)]
   assert views[0].shape == (1, 2 * 3 * 5)
   np.testing.assert_array_equal(*views)
-  assert make('map').network.flatten(here).shape == (1, 9)  # without levels it is a vector
+  assert make('map').network.flatten(here)[0].shape == (1, 9)  # without levels it is a vector
+
+
+def test_a_board_that_is_read_flat_has_the_parameters_of_a_vector():
+  """So what was learned before a world told of its board can still be loaded."""
+  vector = masked_ppo.make_ppo(
+    make().config, specs.Array((14,), np.float32), specs.DiscreteArray(3)
+  )
+  params = [jax.eval_shape(ppo.network.init, jax.random.key(0)) for ppo in (make('board'), vector)]
+  assert params[0] == params[1]
 
 
 def test_levels_are_only_for_numbers_between_zero_and_one():

@@ -9,6 +9,7 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
+from actors.environments import environment
 from agents import networks
 
 
@@ -31,6 +32,44 @@ def test_an_mlp_computes_in_its_dtype_on_float32_parameters(dtype):
   variables = jax.eval_shape(mlp.init, jax.random.key(0), x)
   assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
   assert jax.eval_shape(mlp.apply, variables, x).dtype == dtype
+
+
+class Beside(nn.Module):
+  """In place of an MLP: what it is given, joined."""
+
+  activation: str = 'tanh'
+  dtype: object = jnp.float32
+  hidden_init: object = nn.initializers.normal()
+
+  def __call__(self, *parts):
+    return jnp.concatenate(parts, axis=-1)
+
+
+def test_a_number_in_a_cell_moves_what_becomes_of_this_cell_alone():
+  spec = {
+    'board': environment.BoardSpec((2 + 2 * 3 * 4,), np.float32, (2, 3, 4)),
+    'purse': specs.Array((1,), np.float32),
+  }
+  encoder = networks.BoardEncoder(Beside(), 5)
+  read = lambda observation: (
+    networks.flatten_observation(observation, networks.without_boards(spec)),
+    *networks.boards(observation, spec),
+  )
+  empty = jax.tree.map(lambda leaf: np.zeros((7, *leaf.shape), np.float32), spec)
+  params = encoder.init(jax.random.key(0), *read(empty))['params']
+
+  def moved(**numbers):
+    observation = jax.tree.map(np.copy, empty)
+    for name, (place, value) in numbers.items():
+      observation[name][..., place] = value
+    out = networks.apply(encoder, params, *read(observation))
+    return np.asarray(out - networks.apply(encoder, params, *read(empty)))[3]
+
+  places = [np.flatnonzero(moved(board=(2 + 4 * cell + 1, 0.5))) for cell in range(6)]
+  np.testing.assert_array_equal(places, np.arange(30).reshape(6, 5))
+  one, other = moved(board=(2 + 1, 0.5)), moved(board=(2 + 4 * 5 + 1, 0.5))
+  np.testing.assert_allclose(one[:5], other[25:30], rtol=1e-6)
+  np.testing.assert_array_equal(np.flatnonzero(moved(board=(1, 0.5), purse=(0, 3.0))), [31, 32])
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])

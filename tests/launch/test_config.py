@@ -175,6 +175,14 @@ def test_values_of_ppo_are_replaced_by_path():
   assert changed.agent_name == 'ppo'
 
 
+def test_a_run_from_before_boards_reads_them_flat():
+  made = experiments.ppo_laptop('hackmatrix')
+  assert made.agent.cell_size > 0
+  lines = config.to_yaml(made).splitlines(keepends=True)
+  old = ''.join(line for line in lines if 'cell_size' not in line)
+  assert config.from_yaml(old, 'old').agent == dataclasses.replace(made.agent, cell_size=0)
+
+
 def test_an_update_has_what_all_actors_play_in_one_unroll():
   fused = experiments.ppo_laptop('catch')
   assert (fused.fused, fused.batch_size) == (True, 256)

@@ -72,7 +72,12 @@ class HackMatrix(environment.Environment):
   def observation_spec(self) -> dict[str, specs.Array]:
     num_actions = state_lib.NUM_ACTIONS
     return {
-      'features': specs.Array((observation.NUM_FEATURES,), np.float32, 'player_programs_cells'),
+      'features': environment.BoardSpec(
+        (observation.NUM_FEATURES,),
+        np.float32,
+        (state_lib.SIZE, state_lib.SIZE, observation.NUM_CHANNELS),
+        'player_programs_cells',
+      ),
       'action_mask': specs.BoundedArray((num_actions,), bool, False, True, 'action_mask'),
     }
 

@@ -1,12 +1,14 @@
 """The rules of HackMatrix, by worked examples on states built by hand."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import actors.environments
-from actors.environments import hackmatrix, wrappers
+from actors.environments import environment, hackmatrix, wrappers
 from actors.environments.hackmatrix import board, observation
 from actors.environments.hackmatrix import state as state_lib
 from actors.environments.hackmatrix.state import (
@@ -20,6 +22,7 @@ from actors.environments.hackmatrix.state import (
   UP,
   Program,
 )
+from agents import networks
 
 GAME = hackmatrix.HackMatrix()
 KEY = jax.random.key(0)
@@ -349,6 +352,19 @@ def test_the_mask_of_an_empty_board_with_everything_affordable():
   names = ('WAIT', 'STEP', 'SIPH_PLUS', 'EXCH', 'SHOW', 'RESET', 'CALM', 'SCORE', 'ATK_PLUS')
   legal = {0, 1, 2, 3, 4, *(Program[name].action for name in names)}
   assert set(np.flatnonzero(mask(state))) == legal
+
+
+def test_the_spec_tells_where_the_board_is_and_keeps_telling_when_copied():
+  spec = GAME.observation_spec['features']
+  observation = OBSERVE(state_lib.narrow(game(enemies=[(DAEMON, 2, 4)])))
+  for copy in (spec, pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
+    (board,) = networks.boards(observation, {'features': copy})
+    assert np.flatnonzero(board[:, DAEMON]).tolist() == [6 * 2 + 4]
+
+
+def test_a_board_larger_than_its_vector_is_refused_by_name():
+  with pytest.raises(ValueError, match=r'board_shape=\(2, 3, 4\)'):
+    environment.BoardSpec((23,), np.float32, (2, 3, 4))
 
 
 def test_delay_is_seen_up_to_four_turns():
