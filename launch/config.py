@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import io
+import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,9 @@ class ExperimentConfig:
   wandb: bool = False
 
   def __post_init__(self):
+    for key, value in flatten(dataclasses.asdict(self)).items():
+      if isinstance(value, float) and math.isnan(value):  # which no comparison below would refuse
+        raise ValueError(f'{key}={value}: must be a number')
     if self.max_environment_steps < 1:
       raise ValueError(f'max_environment_steps={self.max_environment_steps}: must be at least 1')
     if self.max_minutes is not None and self.max_minutes <= 0:

@@ -10,8 +10,6 @@ from actors.environments import catch, grid_world, noisy_corridor
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 ROWS = 4
 
 

@@ -101,6 +101,7 @@ def test_values_are_replaced_by_path(laptop):
     ('evaluator.period=0', r'evaluator.period=0'),
     ('max_environment_steps=0', r'max_environment_steps=0: must be at least 1'),
     ('max_minutes=-1', r'max_minutes=-1'),
+    ('learner.stuck_seconds=nan', r'learner.stuck_seconds=nan: must be a number'),
   ],
 )
 def test_what_cannot_work_is_refused_by_name(laptop, assignment, words):
