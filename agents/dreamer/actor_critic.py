@@ -132,14 +132,14 @@ class ActorCritic:
     )
 
   def scores(self, params: Tree, features: jax.Array, novelty: jax.Array) -> jax.Array:
-    """[..., F] features and [...] novelty to [...] float32 salience; zeros if it looks not back."""
+    """[..., F] features and [...] novelty to [...] float32 salience; zeros unless it looks back."""
     if not self.looks_back:
       return jnp.zeros(novelty.shape, jnp.float32)
     novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
     return self._apply(params, 'salience', features, novelty)[..., 0].astype(jnp.float32)
 
   def pool(self, window: Window) -> jax.Array:
-    """[B, W, ...] to the context of the newest row, [B, F], or [B, 0] if it looks not back."""
+    """[B, W, ...] to the context of the newest row, [B, F]; [B, 0] unless it looks back."""
     if not self.looks_back:
       return window.features[:, -1, :0]
     same = window.episode == window.episode[:, -1:]

@@ -42,9 +42,7 @@ class DreamerConfig:
 
   # Actor and critic.
   policy_layers: int = 2
-  window: int = (
-    1  # rows that salience pooling looks back on; 1: none, since it was of no use so far
-  )
+  window: int = 1  # rows that salience pooling looks back on; 1: no salience, see docs/results.md
   gamma: float = 0.99
   lambda_: float = 0.95
   entropy_scale: float = 3e-4
