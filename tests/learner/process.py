@@ -32,7 +32,7 @@ class Mean(NamedTuple):
 
 def mean_update(compiles=lambda: None):
   def init(key):
-    return Mean(jax.random.normal(key), key, jnp.zeros((), jnp.int32))
+    return Mean(jax.random.normal(key), jax.random.key_data(key), jnp.zeros((), jnp.int32))
 
   def update(state, batch):
     compiles()
