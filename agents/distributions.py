@@ -340,13 +340,18 @@ class Categorical(NamedTuple):
 
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
-    """Standard Gumbel noise for one sample, [Z C]."""
-    return jax.random.gumbel(key, (size * classes,))
+    """Uniform noise for one sample, [Z] in [0, 1): a number for each choice, not for each class."""
+    del classes
+    return jax.random.uniform(key, (size,))
 
   def sample(self, noise: jax.Array) -> jax.Array:
-    """[..., Z C] one-hot, with the straight-through gradient of the probabilities."""
+    """[..., Z C] one-hot, with the straight-through gradient of the probabilities.
+
+    The class within whose share of [0, 1) the noise lies; what rounding leaves is the last one's.
+    """
     classes = self.log_probs.shape[-1]
-    choice = jnp.argmax(self.log_probs + noise.reshape(self.log_probs.shape), axis=-1)
+    ends = jnp.cumsum(self.probs, axis=-1)[..., :-1]
+    choice = jnp.sum(noise[..., None] >= ends, axis=-1)
     one_hot = jax.nn.one_hot(choice, classes) + self.probs - jax.lax.stop_gradient(self.probs)
     return one_hot.reshape(*one_hot.shape[:-2], -1)
 

@@ -16,8 +16,6 @@ ACTION_MASK = 'action_mask'
 SMALLEST_IMAGE = 8
 """Rows and columns: one stage that halves them leaves 4. What is smaller is as good as flat."""
 
-ACTIVATIONS = {'silu': nn.silu, 'relu': nn.relu, 'tanh': nn.tanh}
-
 
 def symlog(x: jax.Array) -> jax.Array:
   """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9."""
@@ -91,6 +89,33 @@ def _normalise_backward(saved: tuple[jax.Array, ...], grad: jax.Array):
 
 
 normalise.defvjp(_normalise_forward, _normalise_backward)
+
+
+@jax.custom_vjp
+def silu(x: jax.Array) -> jax.Array:
+  """[..., F], x sigmoid(x).
+
+  XLA's CPU would write it over x, and goes number by number where it does; of another shape it gets
+  memory of its own, and is made in a quarter of the time.
+  """
+  if _on_cpu() and x.shape[-1] % 2 == 0:
+    return nn.silu(x.reshape(*x.shape[:-1], 2, -1)).reshape(x.shape)
+  return nn.silu(x)
+
+
+def _silu_forward(x: jax.Array):
+  share = nn.sigmoid(x)
+  return x * share, (x, share)
+
+
+def _silu_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array):
+  x, share = saved
+  return (grad * (share * (1 + x * (1 - share))),)
+
+
+silu.defvjp(_silu_forward, _silu_backward)
+
+ACTIVATIONS: dict[str, Any] = {'silu': silu, 'relu': nn.relu, 'tanh': nn.tanh}
 
 
 class LayerNorm(nn.Module):
@@ -313,9 +338,9 @@ class Encoder(nn.Module):
       for stage in reversed(range(len(_halvings(height, width)) - 1)):
         channels = max(1, self.channels >> stage)
         convolution = nn.Conv(channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype)
-        x = nn.silu(LayerNorm(dtype=dtype)(convolution(x)))
+        x = silu(LayerNorm(dtype=dtype)(convolution(x)))
       x = Dense(self.mlp.hidden_size, use_bias=False, dtype=dtype)(x.reshape(*axes, -1))
-      features.append(nn.silu(LayerNorm(dtype=dtype)(x)))
+      features.append(silu(LayerNorm(dtype=dtype)(x)))
     return jnp.concatenate(features, axis=-1)
 
 
@@ -344,7 +369,7 @@ class Decoder(nn.Module):
       image = Dense(height * width * self.channels, dtype=dtype)(x.astype(dtype))
       image = image.reshape(-1, height, width, self.channels)
       for stage, (height, width) in enumerate(reversed(sizes), 1):
-        image = nn.silu(LayerNorm(dtype=dtype)(image))
+        image = silu(LayerNorm(dtype=dtype)(image))
         channels = max(1, self.channels >> stage) if stage < len(sizes) else depth
         convolution = nn.ConvTranspose(
           channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype

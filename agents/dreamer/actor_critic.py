@@ -222,7 +222,6 @@ class ActorCritic:
       'actor_loss': total(actor),
       'critic_loss': total(critic),
       'entropy': total(entropy),
-      'value': total(value.mean()),
       'return': total(targets.return_),
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }

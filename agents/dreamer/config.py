@@ -145,7 +145,7 @@ SIZES = {
   ),
   # With one member about as many parameters as `size1m` of DreamerV3, and as many imagined rows.
   '1m': DreamerConfig(
-    deterministic_size=288,
+    deterministic_size=300,
     hidden_size=64,
     latent='categorical',
     stochastic_size=32,

@@ -75,7 +75,7 @@ def imagine(
     params: of it.
     recurrent: [B', ...] of the row before.
     member: [B'] int32, whose prior each dream follows.
-    noise: [B', Z] standard noise of the latent.
+    noise: [B', ...] of `WorldModel.noise`.
 
   Returns:
     The latent [B', ...], and all members' beliefs about it, [K, B', Z].

@@ -96,6 +96,8 @@ def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
     [...] float32 novelty, nats.
   """
   chex.assert_equal_shape([means, variances])
+  if len(means) == 1:  # nobody to disagree with; XLA would go through the logarithms of 1
+    return jnp.zeros(means.shape[1:-1], jnp.float32)
   means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
   noise = jnp.mean(variances, axis=0) + 1e-6
   return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)

@@ -418,7 +418,7 @@ class WorldModel:
       embedded: [B, hidden] of the row's observation.
       seen: [B, S] of the row's observation.
       first: [B] bool.
-      noise: [B, Z] standard noise of the latent, or None for the mode.
+      noise: [B, ...] of `noise`, or None for the mode.
     """
     matrices, rest = self._row_params(params)
     multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
@@ -461,7 +461,7 @@ class WorldModel:
     return Latent(deterministic, stochastic.astype(self.dtype), seen), members, belief
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
-    """Standard noise for one latent, [Z]."""
+    """Noise for one latent; see `distributions.LATENTS`."""
     return self.latent_type.noise(key, self.config.stochastic_size, self.config.classes)
 
   @property

@@ -242,6 +242,15 @@ def test_images_are_read_by_their_bounds_and_are_no_part_of_the_flat_observation
   assert networks.without_images(SPEC) == SPEC
 
 
+@pytest.mark.parametrize('shape', [(), (6,), (3, 7), (2, 3, 4)])
+def test_a_silu_and_its_gradient_are_those_of_flax(shape):
+  pairs = jnp.asarray(np.random.default_rng(0).normal(scale=20, size=(*shape, 2)), jnp.float32)
+  for x in (pairs, pairs[..., :1]):
+    np.testing.assert_allclose(networks.silu(x), nn.silu(x), rtol=1e-6)
+    slope = lambda activate, x=x: jax.grad(lambda x: jnp.sum(jnp.square(activate(x))))(x)
+    np.testing.assert_allclose(slope(networks.silu), slope(nn.silu), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_a_layer_norm_and_its_gradient_are_those_of_flax(dtype):
   rng = np.random.default_rng(0)
