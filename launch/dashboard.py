@@ -182,7 +182,9 @@ class _Looks:
       return {'error': panels.gone(self._folder)}
     try:
       if self._inspection is None:
-        self._inspection = inspection.Inspection(str(self._folder), timeout_seconds=2.0)
+        self._inspection = inspection.Inspection(
+          str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
+        )
       found = self._inspection.look()
     except (ValueError, ConnectionError) as error:
       return {'error': str(error)}
@@ -190,6 +192,7 @@ class _Looks:
       'report': metrics.plain(found),
       'cells': inspection.cells(found),
       'numbers': inspection.numbers(found),
+      'held': inspection.spreads(found),
       'moving': metrics.plain(inspection.moving(found)),
       'times': [
         {'name': f'table {name}', 'shares': shares}

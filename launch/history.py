@@ -95,7 +95,7 @@ class _Tail:
     self._inode, self._offset, self.unread = inode, 0, 0
 
 
-class _File:
+class File:
   """The rows of one file of metrics.
 
   Attributes:
@@ -188,8 +188,8 @@ class History:
     self.folder = folder
     self.config: launch_config.ExperimentConfig = launch_config.load(path)
     self.is_gone = False
-    self._events = _File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
-    self._nodes: dict[str, _File] = {}
+    self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
+    self._nodes: dict[str, File] = {}
     self._times: tuple[Any, np.ndarray] | None = None
     self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
     self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, np.ndarray]]] = {}
@@ -203,7 +203,7 @@ class History:
     self.is_gone = not (self.folder / local.CONFIG).exists()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if path.stem != 'events' and path.stem not in self._nodes:
-        self._nodes[path.stem] = _File(path)
+        self._nodes[path.stem] = File(path)
     for file in (self._events, *self._nodes.values()):
       while file.read():
         if time.monotonic() >= deadline:

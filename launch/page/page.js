@@ -342,6 +342,9 @@ function drawReplay(answer) {
   table(find('replay-tables'), headings, answer.cells.map((row) => headings.map((name) => row[name])));
   find('replay-numbers').replaceChildren(...Object.entries(answer.numbers).flatMap(([name, text]) =>
     [make('dt', {}, name), make('dd', {}, text)]));
+  find('replay-holds').hidden = !answer.held.length;
+  const spreads = Object.keys(answer.held[0] || {});
+  table(find('replay-held'), spreads, answer.held.map((row) => spreads.map((name) => row[name])), 2);
   find('replay').dataset.report = JSON.stringify(answer.report);
   if (!looks.length || looks[looks.length - 1].time !== answer.report.time) {
     looks.push({time: answer.report.time, moving: answer.moving});
