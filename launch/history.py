@@ -12,7 +12,7 @@ from launch import config as launch_config
 from launch import local, metrics
 
 POINTS = 240  # of a thinned curve; more than a screen tells apart
-CHUNK = 1 << 19  # bytes that are read at a time, some milliseconds of parsing
+CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
 FIRST_LEARNER = ('learner', 'learner-0')  # alone, or of several processes
 NODES = ('evaluator', 'learner', 'actor')
 X_AXES = {
@@ -25,6 +25,7 @@ NO_CURVES = (*PLACES, 'final', 'episodes')  # what a row says of itself
 # Of a distribution that a row tells by its quantiles the median is a curve, and two its band.
 MEDIAN, LOW, HIGH = '/median', '/low', '/high'
 NO_CURVE_ENDS = (LOW, HIGH, '/lowest', '/highest')
+_NUMBERS = {float, int, bool, type(None)}
 
 
 class Series(NamedTuple):
@@ -50,8 +51,8 @@ class Thinned(NamedTuple):
   Attributes:
     x: [N] f64, increasing.
     mean: [N] f64, of the rows between the place before and this one.
-    low: [N] f64, their lowest.
-    high: [N] f64, their highest.
+    low: [N] f64, their lowest; of a median, the mean of their 5 % quantiles.
+    high: [N] f64, their highest; of a median, the mean of their 95 % quantiles.
   """
 
   x: np.ndarray
@@ -153,18 +154,24 @@ class File:
 
   def _append(self, rows: list[dict[str, Any]]) -> None:
     start, end = self._count, self._count + len(rows)
-    for key in dict.fromkeys(key for row in rows for key in row):
-      values = [row.get(key) for row in rows]
-      if not any(isinstance(value, int | float) for value in values):
-        continue
+    for key in dict.fromkeys((*self._columns, *(key for row in rows for key in row))):
+      values = _numbers([row.get(key) for row in rows])
       column = self._columns.get(key)
+      if column is None and np.isnan(values).all():
+        continue
       if column is None or len(column) < end:
-        grown = np.full(max(64, 2 * end), np.nan)
-        if column is not None:
-          grown[:start] = column[:start]
+        grown = np.empty(max(64, 2 * end))  # what is not written takes neither time nor memory
+        grown[:start] = np.nan if column is None else column[:start]
         self._columns[key] = column = grown
-      column[start:end] = [value if isinstance(value, int | float) else np.nan for value in values]
+      column[start:end] = values
     self._count = end
+
+
+def _numbers(values: list[Any]) -> np.ndarray:
+  """[N] f64 of what may be numbers; NaN in the place of anything else."""
+  if not set(map(type, values)) <= _NUMBERS:
+    values = [value if type(value) in _NUMBERS else None for value in values]
+  return np.array(values, np.float64)
 
 
 class History:

@@ -34,7 +34,7 @@ TITLES = {
   'evaluator/normalised_score': 'score (0 is random play, 1 scripted play)',
   'evaluator/episode_return': 'return of an episode, evaluated',
   'actor/episode_return': 'return of an episode, while acting',
-  'actor/episode_return/median': 'return while acting, median and 90 % of episodes',
+  'actor/episode_return/median': 'return while acting, median and middle 90 %',
   'actor/episode_length': 'steps of an episode, while acting',
   'learner/episode_return': 'return of an episode, while acting',
   'evaluator/episode_length': 'steps of an episode, evaluated',

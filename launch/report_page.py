@@ -261,7 +261,7 @@ def _main_picture(world: report.World, pictures: '_Pictures') -> str:
   draw = functools.partial(
     _draw, world.name, history.X_AXES[world.x], y_label, lines, large=True, levels=levels
   )
-  picture = pictures.add(report.file_name(world.name), f'Curves of {world.name}', draw)
+  picture = pictures.add(report.file_name(world.name), f'Curves of {world.name}', draw, wide=True)
   return f'<figure class="card large">{picture}</figure>'
 
 
@@ -284,6 +284,7 @@ def _draw(
   lines: Sequence[Line],
   *,
   large: bool = False,
+  narrow: bool = True,
   levels: Sequence[float] = (),
   dark: bool = False,
 ) -> bytes:
@@ -294,7 +295,8 @@ def _draw(
     x_label: of the axis.
     y_label: likewise; '' where the title says it.
     lines: at least one.
-    large: whether it is to be read from afar, its curves as steps.
+    large: whether its curves are steps, and told by a legend.
+    narrow: whether it is to be read where there is little room.
     levels: where to draw a line across.
     dark: for a dark page.
   """
@@ -302,15 +304,14 @@ def _draw(
   from matplotlib import ticker
 
   palette = _palettes()[dark]
-  size, points = ((6.4, 3.9), 10.5) if large else ((4.2, 2.35), 9.5)
-  wrapped = textwrap.wrap(title, 60 if large else 46)
+  size, points = ((4.2, 3.4 if large else 2.35), 9.5) if narrow else ((6.4, 3.9), 10.5)
+  wrapped = textwrap.wrap(title, 46 if narrow else 60)
   figure = figures.Figure(figsize=size, dpi=DOTS_PER_INCH, facecolor=palette['card'])
   axes = figure.add_subplot(facecolor=palette['card'])
   # Matplotlib's own layouts draw twice; and so all pictures have their axes at the same place.
-  if large:
-    figure.subplots_adjust(left=0.125, right=0.975, bottom=0.135, top=0.93)
-  else:
-    figure.subplots_adjust(left=0.135, right=0.97, bottom=0.2, top=0.98 - 0.08 * len(wrapped))
+  left = 0.135 + 0.06 * (narrow and bool(y_label))
+  em = points / 72 / size[1]  # of text, as a share of the height
+  figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - 1.5 * em * len(wrapped))
   drawstyle = 'steps-post' if large else 'default'
   for line in lines:
     colour = palette[f'c{line.colour % COLOURS}']
@@ -343,7 +344,7 @@ def _draw(
   axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
   axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
   axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(7 if large else 5, steps=[1, 2, 2.5, 5, 10]))
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(5 if narrow else 7, steps=[1, 2, 2.5, 5, 10]))
   axes.yaxis.set_major_locator(ticker.MaxNLocator(7 if large else 5, steps=[1, 2, 2.5, 5, 10]))
   axes.grid(color=palette['grid'], linewidth=0.8)
   axes.set_axisbelow(True)
@@ -351,7 +352,7 @@ def _draw(
   axes.spines[['left', 'bottom']].set_color(palette['line'])
   if large or len(lines) > 1:
     axes.legend(
-      fontsize=points - (1 if large else 2.5), frameon=True, framealpha=0.8, edgecolor='none',
+      fontsize=points - (2 if narrow else 1), frameon=True, framealpha=0.8, edgecolor='none',
       facecolor=palette['card'], labelcolor=palette['text'], handlelength=1.4,
     )  # fmt: skip
   drawn, content = io.BytesIO(), io.BytesIO()
@@ -390,22 +391,29 @@ class _Pictures:
     self._out = out
     self.count = 0
 
-  def add(self, stem: str, text: str, draw: Any) -> str:
+  def add(self, stem: str, text: str, draw: Any, *, wide: bool = False) -> str:
     """Writes OUT/STEM.png; HTML that shows it, by daylight and in the dark.
 
     Args:
       stem: of the file's name.
       text: what it shows.
-      draw: a `_draw` but for the light.
+      draw: a `_draw` but for the light, and the room there is.
+      wide: whether it is larger where there is room.
     """
     self.count += 1
-    light = draw()
-    (self._out / f'{stem}.png').write_bytes(light)
-    sources = [_data('image/png', each) for each in (draw(dark=True), light)]
-    return (
-      f'<picture><source media="(prefers-color-scheme: dark)" srcset="{sources[0]}">'
-      f'<img alt="{html.escape(text)}" src="{sources[1]}"></picture>'
+    by_day = draw(narrow=not wide)
+    (self._out / f'{stem}.png').write_bytes(by_day)
+    dark, little = '(prefers-color-scheme: dark)', '(max-width: 600px)'
+    sources = {dark: draw(narrow=not wide, dark=True)}
+    if wide:
+      small = {f'{little} and {dark}': draw(narrow=True, dark=True), little: draw(narrow=True)}
+      sources = small | sources
+    listed = ''.join(
+      f'<source media="{media}" srcset="{_data("image/png", content)}">'
+      for media, content in sources.items()
     )
+    shown = f'<img alt="{html.escape(text)}" src="{_data("image/png", by_day)}">'
+    return f'<picture>{listed}{shown}</picture>'
 
 
 def _data(media_type: str, content: bytes) -> str:
@@ -445,7 +453,8 @@ class _Films:
     self.count += 1
     self._nbytes += len(content)
     media_type = 'video/webm' if played.suffix == '.webm' else 'video/mp4'
-    room = 1.25 * height  # below the picture, for what the controls would cover
+    # Below the picture, for what the controls would cover: as on the page.
+    room = height + max(0.25 * height, 0.26 * width)
     style = f'aspect-ratio: {width} / {room:g}; width: min(100%, {400 * width / room:.0f}px)'
     return (
       f'<video style="{style}" controls muted loop autoplay playsinline '
@@ -632,6 +641,9 @@ def _differences(
     return ''
   found = panels.differences(histories)
   show = lambda value: value if isinstance(value, str) else json.dumps(value)
+  if len(found) > len(names):  # the longer side is the one that a page has room for
+    by_key = [[key, *map(show, values)] for key, values in found.items()]
+    return _card(_table(['', *names], by_key))
   rows = [
     [
       _Html(_dot(colour_of[index]) + html.escape(name)),
