@@ -199,7 +199,7 @@ class History:
     self._nodes: dict[str, File] = {}
     self._times: tuple[Any, np.ndarray] | None = None
     self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
-    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, np.ndarray]]] = {}
+    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any]]] = {}
 
   def read(self, deadline: float) -> None:
     """Reads what is new.
@@ -297,11 +297,13 @@ class History:
     """Of one file, with the weight of each place."""
     places, kept = self._axis(name, node, x)
     values = self._nodes[name].column(metric)[kept]
-    finite = np.isfinite(values)
+    finite: Any = np.isfinite(values)
     if not finite.any():
       return None
+    if finite.all():
+      finite = slice(None)  # which copies nothing
     places, values = places[finite], values[finite]
-    weights = np.ones(len(values))
+    weights = None
     if node == 'actor' and metric.startswith('episode_'):
       weights = np.nan_to_num(self._nodes[name].column('episodes')[kept][finite], nan=1.0)
     thinned, total = thin(places, values, weights)
@@ -325,8 +327,8 @@ class History:
       self._times = self.version, np.sort(times, kind='stable')  # fast where much is sorted
     return self._times[1]
 
-  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the rows of a file that hold, and which rows these are."""
+  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any]:
+    """Places of the rows of a file that hold, and which rows these are; a slice where all do."""
     file = self._nodes[name]
     version = self.version if x == 'minutes' else file.version
     known = self._places.get((name, x))
@@ -338,17 +340,21 @@ class History:
         places = file.column(key)
       rows = np.flatnonzero(np.isfinite(places))
       kept = rows[holds(places[rows])] if len(rows) else rows
+      if len(kept) == len(places):
+        kept = slice(None)
       known = self._places[name, x] = version, (places[kept], kept)
     return known[1]
 
 
-def thin(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[Thinned, np.ndarray]:
+def thin(
+  places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[Thinned, np.ndarray]:
   """A curve at no more than POINTS places, in equal parts of the axis, and the weight of each.
 
   Args:
     places: [N] f64, increasing, at least one.
     values: [N] f64, finite.
-    weights: [N] f64, of the values in a mean.
+    weights: [N] f64, of the values in a mean; None: all alike.
   """
   starts = np.arange(len(places))
   if len(places) > POINTS:
@@ -356,12 +362,16 @@ def thin(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[T
     starts = np.unique(np.append(0, np.searchsorted(places, edges, side='right')))
     starts = starts[starts < len(places)]
   ends = np.append(starts[1:], len(places)) - 1
-  total = np.add.reduceat(weights, starts)
-  plain = np.add.reduceat(values, starts) / (ends - starts + 1)
-  mean = np.add.reduceat(values * weights, starts) / np.where(total > 0, total, 1)
+  counts = ends - starts + 1
+  mean = np.add.reduceat(values, starts) / counts
+  total = counts.astype(np.float64)
+  if weights is not None:
+    total = np.add.reduceat(weights, starts)
+    weighted = np.add.reduceat(values * weights, starts) / np.where(total > 0, total, 1)
+    mean = np.where(total > 0, weighted, mean)
   return Thinned(
     places[ends],
-    np.where(total > 0, mean, plain),
+    mean,
     np.minimum.reduceat(values, starts),
     np.maximum.reduceat(values, starts),
   ), total
