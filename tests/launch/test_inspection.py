@@ -226,9 +226,7 @@ def test_of_a_run_that_tells_less_the_rest_is_shown(nodes):
   report = inspection.inspect(str(nodes.folder), seconds=0.01)
   row = report['strata']['frontier']
   assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
-  assert {line['of what it holds'] for line in inspection.spreads(report)} == {
-    'age, steps'
-  }
+  assert {line['of what it holds'] for line in inspection.spreads(report)} == {'age, steps'}
   alone = inspection.inspect(nodes.address, seconds=0.01)
   assert alone['strata']['frontier']['age_steps'] is None and inspection.spreads(alone) == []
   assert alone['strata']['frontier']['shared'] == 1.0

@@ -329,6 +329,7 @@ def test_a_metric_that_is_asked_for_is_shown_alone_in_one_file(tmp_path):
 
 
 def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(report_page, 'DOTS_PER_INCH', 40)  # nobody looks at these
   points = [(0, 0.0), (80, 0.5)]
   dreamer = write_run(tmp_path / 'dreamer', points, agent='dreamer')
   steps = {'learner_step': 8, 'environment_step': 80}
@@ -369,7 +370,8 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   assert run(dreamer, '--out', out) == 0
   assert '<video' not in (out / 'report.html').read_text()
   said = capsys.readouterr().err.splitlines()
-  assert 'report.html: 0.1 MB, 6 pictures' in said[0] and said[0].endswith('0 films')
+  assert 'report.html: ' in said[0] and said[0].endswith(' as PNG, too), 0 films')
+  assert ' MB, 6 pictures ' in said[0]
   assert [line.split(': ')[1] for line in said[1:]] == [
     str(videos / name) for name in ('8.gif', '8-dream.gif')
   ]
