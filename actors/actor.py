@@ -11,7 +11,7 @@ from absl import logging
 from acme.utils.loggers import base as loggers
 
 from actors import rollout
-from replay import parameters
+from replay import inspector, parameters
 from replay import writer as writer_lib
 
 
@@ -184,6 +184,10 @@ class _Window:
       'environment_step': environment_step,
       'episode_return': float(returns.mean()) if returns.size else None,
       'episode_length': float(lengths.mean()) if lengths.size else None,
+      **{
+        f'episode_return/{quantile}': value
+        for quantile, value in (inspector.quantiles(returns) or {}).items()
+      },
       'episodes': int(returns.size),
       'parameter_version': version,
       'steps_per_second': self._steps / elapsed,

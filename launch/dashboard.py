@@ -12,22 +12,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import imageio.v2 as imageio
 import numpy as np
-from omegaconf import OmegaConf
 
-from launch import config as launch_config
-from launch import history, inspection, local, metrics, report
+from launch import history, inspection, local, metrics, panels
 
-PAGE = pathlib.Path(__file__).parent / 'page'
-FILMS = {'.gif': 'video/mp4', '.mp4': 'video/mp4', '.webm': 'video/webm'}
+MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_FILMS = 6  # of a run, the newest; a page may still play one that was, a moment ago
-MOST_EVENTS = 12  # of a run, the newest
 READ_SECONDS = 0.04  # of an answer; what is still to be read is told, and asked for again
 LOOK_SECONDS = 0.9  # between two looks at a replay server, however many pages are open
-FRAMES_PER_SECOND = 8.0  # of a film that does not say
 DIGITS = 5  # of a number that is drawn
 HEADERS = {
   'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -39,54 +33,6 @@ HEADERS = {
   'Cross-Origin-Opener-Policy': 'same-origin',
   'Cache-Control': 'no-store',
 }
-# Beginnings of 'NODE/METRIC', by the section of the page in which they are drawn.
-SECTIONS = {
-  'Learning': ('evaluator/', 'actor/episode', 'learner/episode'),
-  'Intrinsic drives': ('learner/intrinsic/', 'learner/dream/horizon'),
-  'World model': ('learner/world_model/',),
-  'Dreams': ('learner/dream/',),
-  'Actor and critic': ('learner/actor_critic/', 'learner/ppo/'),
-  'Speed': ('learner/', 'actor/'),
-}
-TITLES = {
-  'evaluator/normalised_score': 'score (0 is random play, 1 scripted play)',
-  'evaluator/episode_return': 'return of an episode, evaluated',
-  'actor/episode_return': 'return of an episode, while acting',
-  'actor/episode_length': 'steps of an episode, while acting',
-  'learner/episode_return': 'return of an episode, while acting',
-  'evaluator/episode_length': 'steps of an episode, evaluated',
-  'learner/episode_length': 'steps of an episode, while acting',
-  'learner/intrinsic/novelty': 'novelty',
-  'learner/intrinsic/novelty_fast': 'novelty, fast average',
-  'learner/intrinsic/novelty_slow': 'novelty, slow average',
-  'learner/intrinsic/competence': 'competence',
-  'learner/intrinsic/clean_novelty_positive': 'share of rows with clean novelty',
-  'learner/dream/horizon': 'horizon, rows of a dream',
-  'learner/replayed_steps_per_second': 'replayed steps learned per second',
-  'learner/replay_ratio': 'replay ratio',
-  'learner/starved_fraction': 'share of time the learner waits for data',
-  'learner/rejected_sequences': 'sequences that the learner rejected',
-  'learner/staleness': 'staleness, updates',
-  'actor/steps_per_second': 'environment steps per second of an actor',
-  'learner/steps_per_second': 'environment steps per second',
-  'actor/throttled_fraction': 'share of time replay holds actors back',
-  'actor/unrolled_fraction': 'share of time actors act and step their worlds',
-  'actor/inserted_fraction': 'share of time actors insert',
-}
-
-
-class Group(NamedTuple):
-  """Runs that are seeds of one curve.
-
-  Attributes:
-    label: what tells it from the others of its world.
-    world: of all of them.
-    members: places of the runs.
-  """
-
-  label: str
-  world: str
-  members: list[int]
 
 
 class Dashboard:
@@ -117,8 +63,8 @@ class Dashboard:
         self.left_out.append(str(error))
     if not self._histories:
       raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
-    self._groups = _group(self._histories)
-    self._differences = _differences(self._histories)
+    self._groups = panels.groups(self._histories)
+    self._differences = panels.differences(self._histories)
     self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
     self._looks = [_Looks(each.folder) for each in self._histories]
 
@@ -127,12 +73,12 @@ class Dashboard:
     with self._lock:
       self._read()
       colours = {index: at for at, group in enumerate(self._groups) for index in group.members}
-      names = _names([each.folder for each in self._histories])
+      names = panels.names([each.folder for each in self._histories])
       return {
-        'x_axes': report.X_AXES,
+        'x_axes': history.X_AXES,
         'groups': [{'label': group.label, 'world': group.world} for group in self._groups],
         'runs': [
-          _state(each) | {'name': name, 'group': colours[index]}
+          _of_run(each) | {'name': name, 'group': colours[index]}
           for index, (each, name) in enumerate(zip(self._histories, names, strict=True))
         ],
         'differences': self._differences,
@@ -147,7 +93,7 @@ class Dashboard:
     those of the rows that were thinned. While there is much to read there are no groups.
 
     Args:
-      x: one of report.X_AXES.
+      x: one of history.X_AXES.
       known: the version that was told last.
     """
     with self._lock:
@@ -158,8 +104,7 @@ class Dashboard:
       version = hashlib.sha256(versions.encode()).hexdigest()[:16]
       if version == known:
         return None
-      keys = dict.fromkeys(pair for each in self._histories for pair in each.metrics())
-      charts = sorted((_chart(*pair) for pair in keys), key=_order)
+      charts = [chart._asdict() for chart in panels.charts(self._histories)]
       head = json.dumps({'version': version, 'unread': unread, 'charts': charts})
       groups = ','.join(self._draw(x, index) for index in range(len(self._groups)))
       return f'{head[:-1]}, "groups": [{groups}]}}'
@@ -179,17 +124,19 @@ class Dashboard:
       index: of a run.
       name: of a file in its videos/.
     """
-    found = {path.name: (written, path) for written, path in _films(self._histories[index].folder)}
+    found = {
+      path.name: (written, path) for written, path in panels.films(self._histories[index].folder)
+    }
     if name not in found:
       return None
     written, path = found[name]
     if path.suffix != '.gif':
-      return path, FILMS[path.suffix]
+      return path, MEDIA_TYPES[path.suffix]
     with self._filming:  # two pages must not write the same file
       made = self._films / f'{index}-{path.stem}-{written}.mp4'
       if not made.exists():
-        _to_mp4(path, made)
-    return made, FILMS['.mp4']
+        panels.to_mp4(path, made)
+    return made, MEDIA_TYPES['.mp4']
 
   def __len__(self) -> int:
     return len(self._histories)
@@ -207,8 +154,8 @@ class Dashboard:
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:
       pairs = dict.fromkeys(pair for each in members for pair in each.metrics())
-      curves = {'/'.join(pair): _curve(members, *pair, x) for pair in pairs}
-      text = json.dumps({key: curve for key, curve in curves.items() if curve is not None})
+      curves = {key: panels.curve(members, key, x) for key in map('/'.join, pairs)}
+      text = json.dumps({key: _told(curve) for key, curve in curves.items() if curve is not None})
       known = self._drawn[x, index] = version, text
     return known[1]
 
@@ -232,10 +179,12 @@ class _Looks:
 
   def _look(self) -> dict[str, Any]:
     if not (self._folder / local.CONFIG).exists():
-      return {'error': _gone(self._folder)}
+      return {'error': panels.gone(self._folder)}
     try:
       if self._inspection is None:
-        self._inspection = inspection.Inspection(str(self._folder), timeout_seconds=2.0)
+        self._inspection = inspection.Inspection(
+          str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
+        )
       found = self._inspection.look()
     except (ValueError, ConnectionError) as error:
       return {'error': str(error)}
@@ -243,6 +192,7 @@ class _Looks:
       'report': metrics.plain(found),
       'cells': inspection.cells(found),
       'numbers': inspection.numbers(found),
+      'held': inspection.spreads(found),
       'moving': metrics.plain(inspection.moving(found)),
       'times': [
         {'name': f'table {name}', 'shares': shares}
@@ -251,65 +201,27 @@ class _Looks:
     }
 
 
-def _group(histories: Sequence[history.History]) -> list[Group]:
-  """In the order in which they come, those of a world together."""
-  runs = [report.Run(each.folder, each.config, {}, []) for each in histories]
-  worlds = list(dict.fromkeys(run.world for run in runs))
-  groups = []
-  for world in worlds:
-    found = [(None, run, index) for index, run in enumerate(runs) if run.world == world]
-    for label, members in report.grouped(found):
-      words = label or runs[members[0][1]].config.agent_name
-      groups.append(Group(words, world, [index for _, index in members]))
-  return groups
-
-
-def _names(folders: Sequence[pathlib.Path]) -> list[str]:
-  """Of folders, as short as tells them apart."""
-  lasts = [folder.name for folder in folders]
-  return [
-    folder.name if lasts.count(folder.name) == 1 else f'{folder.parent.name}/{folder.name}'
-    for folder in folders
-  ]
-
-
-def _chart(node: str, metric: str) -> dict[str, str]:
-  key = f'{node}/{metric}'
-  matching = (name for name, starts in SECTIONS.items() if key.startswith(starts))
-  title = TITLES.get(key) or metric.rsplit('/', 1)[-1].replace('_', ' ')
-  return {'key': key, 'section': next(matching), 'title': title}
-
-
-def _order(chart: dict[str, str]) -> tuple[int, int, str]:
-  """Sections in their order, and in them first what has a title of its own."""
-  titled = list(TITLES)
-  place = titled.index(chart['key']) if chart['key'] in TITLES else len(titled)
-  return list(SECTIONS).index(chart['section']), place, chart['key']
-
-
-def _curve(
-  members: Sequence[history.History], node: str, metric: str, x: str
-) -> dict[str, Any] | None:
-  """Of all runs that have it; None of none."""
-  found = [(each, each.thinned(node, metric, x)) for each in members]
-  known = [(each, thin) for each, thin in found if thin is not None]
-  if not known:
-    return None
-  if len(known) == 1:
-    return {name: rounded(each) for name, each in known[0][1]._asdict().items()} | {'seeds': []}
-  runs = [report.Run(each.folder, each.config, {}, []) for each, _ in known]
-  curve = report.Curve('', runs, [report.Series(thin.x, thin.mean) for _, thin in known])
-  start, end = curve.range
-  places = report.grid(curve) if start <= end else np.zeros(0)
-  values = curve.at(places)
-  numbers = {
-    'x': places,
-    'mean': report.interquartile_mean(values),
-    'low': values.min(axis=0),
-    'high': values.max(axis=0),
+def _of_run(run: history.History) -> dict[str, Any]:
+  """How a run is, where its time goes, and its films."""
+  shown = panels.films(run.folder)[:MOST_FILMS]
+  return panels.state(run) | {
+    'times': panels.times(run),
+    'films': [
+      {
+        'name': path.name,
+        'written': written,  # moves while it is being written
+        **panels.subject(path),
+      }
+      for written, path in shown
+    ],
   }
-  return {name: rounded(each) for name, each in numbers.items()} | {
-    'seeds': [{'x': rounded(each.x), 'mean': rounded(each.value)} for each in curve.series]
+
+
+def _told(curve: panels.Curve) -> dict[str, Any]:
+  """A curve as what JSON knows."""
+  numbers = {name: rounded(getattr(curve, name)) for name in ('x', 'mean', 'low', 'high')}
+  return numbers | {
+    'seeds': [{'x': rounded(each.x), 'mean': rounded(each.value)} for each in curve.seeds]
   }
 
 
@@ -319,180 +231,6 @@ def rounded(values: np.ndarray) -> list[float]:
     power = np.floor(np.log10(np.abs(values)))
   scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)
   return (np.round(values * scale) / scale).tolist()
-
-
-def _gone(folder: pathlib.Path) -> str:
-  return f'the folder {folder} is gone, or no longer one of a run'
-
-
-def _state(run: history.History) -> dict[str, Any]:
-  """A run as it is now."""
-  evaluator, learner = run.names('evaluator'), run.names('learner')
-  newest = lambda names, key: max(
-    (value for name in names if (value := run.last(name, key)) is not None), default=None
-  )
-  everyone = [name for node in report.NODES for name in run.names(node)]
-  written = newest(everyone, 'time')
-  running = local.is_running(run.folder)
-  final = newest(evaluator, 'final') == 1
-  ended = final and (newest(evaluator, 'time') or 0) >= (newest(learner, 'time') or 0)
-  state = 'running' if running else 'finished' if ended else 'stopped' if written else 'not started'
-  messages = []
-  if run.is_gone:
-    state = 'gone'
-    messages.append(_gone(run.folder))
-  elif written is None:
-    messages.append(
-      'nothing has been measured yet: nodes import and compile, about half a minute'
-      if running
-      else f'nothing was measured; start it with: hephaestus train --run {run.folder}'
-    )
-  if run.broken:
-    lines = 'line of its metrics is no row and is' if run.broken == 1 else 'lines of its metrics are no rows and are'  # fmt: skip
-    messages.append(f'{run.broken} {lines} left out')
-  films = _films(run.folder)[:MOST_FILMS]
-  return {
-    'folder': str(run.folder),
-    'world': str(run.config.environment['name']),
-    'agent': run.config.agent_name,
-    'seed': run.config.seed,
-    'fused': run.config.fused,
-    'state': state,
-    'messages': messages,
-    'environment_step': newest(everyone, 'environment_step'),
-    'max_environment_steps': run.config.max_environment_steps,
-    'learner_step': newest([*learner, *evaluator], 'learner_step'),
-    'score': newest(evaluator, 'normalised_score'),
-    'episode_return': newest(evaluator, 'episode_return'),
-    'written': written,
-    'nodes': _nodes(run, running),
-    'events': _happened(run)[-MOST_EVENTS:],
-    'times': _times(run),
-    'films': [
-      {
-        'name': path.name,
-        'written': written,  # moves while it is being written
-        **_subject(path),
-      }
-      for written, path in films
-    ],
-  }
-
-
-def _subject(film: pathlib.Path) -> dict[str, Any]:
-  """What a film shows: the agent of which update, and whether beside its dream."""
-  number, _, dream = film.stem.partition('-')
-  known = number.isdigit() and dream in ('', 'dream')
-  return {'update': int(number) if known else None, 'dream': known and bool(dream)}
-
-
-def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
-  """Each node with how it is, how often it was started again, and when it last wrote a row."""
-  newest = {row['name']: row for row in run.events if 'pid' in row}
-  words = {
-    'started': 'running' if running else 'gone with its launcher',
-    'restarting': 'waits for its restart',
-    'gave_up': 'failed again and again',
-    'finished': 'finished',
-    'stopping': 'stopping' if running else 'gone with its launcher',
-  }
-  return [
-    {
-      'name': name,
-      'state': words.get(row['kind'], 'stopped'),
-      'restarts': sum(
-        each.get('name') == name and each['kind'] == 'restarting' for each in run.events
-      ),
-      'since': row['time'],
-      'wrote': run.last(name, 'time'),
-    }
-    for name, row in newest.items()
-  ]
-
-
-def _happened(run: history.History) -> list[dict[str, Any]]:
-  """Restarts, failures and warnings, in words."""
-  told = []
-  for row in run.events:
-    name, code = row.get('name'), row.get('exit_code')
-    if row.get('kind') == 'restarting':
-      text = f'{name} ended with code {code}; restart {row.get("restarts")}'
-    elif row.get('kind') == 'gave_up':
-      text = f'{name} failed again and again, the last time with code {code}'
-    elif row.get('kind') == 'warning':
-      text = str(row.get('text'))
-    else:
-      continue
-    told.append({'time': row['time'], 'text': text})
-  return told
-
-
-def _times(run: history.History) -> list[dict[str, Any]]:
-  """Where the time of learner and actors went between their last two rows, as shares.
-
-  What no row speaks of is called by the first name.
-  """
-  found = []
-  for node, doings in (
-    ('learner', {'updates': None, 'waits for data': 'starved_fraction'}),
-    (
-      'actor',
-      {
-        'other': None,
-        'held back by replay': 'throttled_fraction',
-        'acts and steps its worlds': 'unrolled_fraction',
-        'inserts': 'inserted_fraction',
-      },
-    ),
-  ):
-    for name in run.names(node):
-      known = {
-        doing: share
-        for doing, key in doings.items()
-        if key is not None and (share := run.last(name, key)) is not None
-      }
-      if known:
-        rest = max(0.0, 1 - sum(known.values()))
-        found.append({'name': name, 'shares': {next(iter(doings)): rest, **known}})
-  return found
-
-
-def _films(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-  """Of a run, the newest first, and when each was written, in milliseconds."""
-  dated = []
-  for path in (folder / 'videos').glob('*'):
-    with contextlib.suppress(OSError):
-      if path.suffix in FILMS and path.is_file():
-        dated.append((path.stat().st_mtime_ns // 10**6, path))
-  return sorted(dated, reverse=True)
-
-
-def _to_mp4(film: pathlib.Path, made: pathlib.Path) -> None:
-  """Turns a GIF, which has no pause and no place to jump to, into what a video element plays."""
-  reader: Any = imageio.get_reader(str(film))
-  with contextlib.closing(reader):
-    milliseconds = reader.get_meta_data().get('duration') or 1000 / FRAMES_PER_SECOND
-    frames = [np.asarray(frame)[..., :3] for frame in reader]
-  temporary = made.with_suffix('.part.mp4')
-  writer = imageio.get_writer(
-    str(temporary), fps=1000 / milliseconds, codec='libx264', macro_block_size=2,
-    output_params=['-movflags', 'faststart'],
-  )  # fmt: skip
-  with writer:
-    for frame in frames:
-      writer.append_data(frame)
-  temporary.replace(made)
-
-
-def _differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
-  """By path, the values of each run, where not all are the same."""
-  flat = [
-    launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(each.config)))
-    for each in histories
-  ]
-  keys = dict.fromkeys(key for each in flat for key in each)
-  values = {key: [each.get(key) for each in flat] for key in keys}
-  return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
 
 
 Scope = MutableMapping[str, Any]
@@ -526,8 +264,8 @@ def make_app(dashboard: Dashboard, token: str) -> App:
 
   def curves(request: requests.Request) -> responses.Response:
     x = request.query_params.get('x', 'environment_step')
-    if x not in report.X_AXES:
-      raise exceptions.HTTPException(404, f'x={x}: choose one of {", ".join(report.X_AXES)}')
+    if x not in history.X_AXES:
+      raise exceptions.HTTPException(404, f'x={x}: choose one of {", ".join(history.X_AXES)}')
     text = dashboard.curves(x, request.query_params.get('known', ''))
     if text is None:
       return responses.Response(status_code=204)
@@ -549,7 +287,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     return responses.FileResponse(found[0], media_type=found[1])
 
   uplot = _uplot()
-  static = [PAGE / name for name in ('index.html', 'page.css', 'page.js', 'icon.svg')]
+  static = [panels.PAGE / name for name in ('index.html', 'page.css', 'page.js', 'icon.svg')]
   static += [uplot / 'uPlot.iife.js', uplot / 'uPlot.min.css']
   routes = [
     *map(file, static),

@@ -9,12 +9,40 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launch import config as launch_config
-from launch import local, metrics, report
+from launch import local, metrics
 
 POINTS = 240  # of a thinned curve; more than a screen tells apart
-CHUNK = 1 << 19  # bytes that are read at a time, some milliseconds of parsing
+CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
+FIRST_LEARNER = ('learner', 'learner-0')  # alone, or of several processes
+NODES = ('evaluator', 'learner', 'actor')
+X_AXES = {
+  'environment_step': 'environment steps',
+  'learner_step': 'updates of the learner',
+  'minutes': 'minutes of running',
+}
 PLACES = ('time', 'environment_step', 'learner_step', 'parameter_version')
 NO_CURVES = (*PLACES, 'final', 'episodes')  # what a row says of itself
+# Of a distribution that a row tells by its quantiles the median is a curve, and two its band.
+MEDIAN, LOW, HIGH = '/median', '/low', '/high'
+NO_CURVE_ENDS = (LOW, HIGH, '/lowest', '/highest')
+_NUMBERS = {float, int, bool, type(None)}
+
+
+class Series(NamedTuple):
+  """Numbers along an axis; each holds until the next.
+
+  Attributes:
+    x: [N] f64, increasing.
+    value: [N] f64, finite.
+  """
+
+  x: np.ndarray
+  value: np.ndarray
+
+  def at(self, x: np.ndarray) -> np.ndarray:
+    """The last value known at each x, [M]; NaN before the first."""
+    index = np.searchsorted(self.x, x, side='right') - 1
+    return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
 
 
 class Thinned(NamedTuple):
@@ -23,8 +51,8 @@ class Thinned(NamedTuple):
   Attributes:
     x: [N] f64, increasing.
     mean: [N] f64, of the rows between the place before and this one.
-    low: [N] f64, their lowest.
-    high: [N] f64, their highest.
+    low: [N] f64, their lowest; of a median, the mean of their 5 % quantiles.
+    high: [N] f64, their highest; of a median, the mean of their 95 % quantiles.
   """
 
   x: np.ndarray
@@ -68,7 +96,7 @@ class _Tail:
     self._inode, self._offset, self.unread = inode, 0, 0
 
 
-class _File:
+class File:
   """The rows of one file of metrics.
 
   Attributes:
@@ -126,18 +154,24 @@ class _File:
 
   def _append(self, rows: list[dict[str, Any]]) -> None:
     start, end = self._count, self._count + len(rows)
-    for key in dict.fromkeys(key for row in rows for key in row):
-      values = [row.get(key) for row in rows]
-      if not any(isinstance(value, int | float) for value in values):
-        continue
+    for key in dict.fromkeys((*self._columns, *(key for row in rows for key in row))):
+      values = _numbers([row.get(key) for row in rows])
       column = self._columns.get(key)
+      if column is None and np.isnan(values).all():
+        continue
       if column is None or len(column) < end:
-        grown = np.full(max(64, 2 * end), np.nan)
-        if column is not None:
-          grown[:start] = column[:start]
+        grown = np.empty(max(64, 2 * end))  # what is not written takes neither time nor memory
+        grown[:start] = np.nan if column is None else column[:start]
         self._columns[key] = column = grown
-      column[start:end] = [value if isinstance(value, int | float) else np.nan for value in values]
+      column[start:end] = values
     self._count = end
+
+
+def _numbers(values: list[Any]) -> np.ndarray:
+  """[N] f64 of what may be numbers; NaN in the place of anything else."""
+  if not set(map(type, values)) <= _NUMBERS:
+    values = [value if type(value) in _NUMBERS else None for value in values]
+  return np.array(values, np.float64)
 
 
 class History:
@@ -161,11 +195,11 @@ class History:
     self.folder = folder
     self.config: launch_config.ExperimentConfig = launch_config.load(path)
     self.is_gone = False
-    self._events = _File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
-    self._nodes: dict[str, _File] = {}
+    self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
+    self._nodes: dict[str, File] = {}
     self._times: tuple[Any, np.ndarray] | None = None
     self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
-    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, np.ndarray]]] = {}
+    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any]]] = {}
 
   def read(self, deadline: float) -> None:
     """Reads what is new.
@@ -176,7 +210,7 @@ class History:
     self.is_gone = not (self.folder / local.CONFIG).exists()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if path.stem != 'events' and path.stem not in self._nodes:
-        self._nodes[path.stem] = _File(path)
+        self._nodes[path.stem] = File(path)
     for file in (self._events, *self._nodes.values()):
       while file.read():
         if time.monotonic() >= deadline:
@@ -207,12 +241,12 @@ class History:
     """Unix seconds at which the run was started or went on."""
     return [
       row['time'] for row in self.events
-      if row.get('kind') == 'started' and row.get('name') in report.FIRST_LEARNER
+      if row.get('kind') == 'started' and row.get('name') in FIRST_LEARNER
       and not row.get('restarts')
     ]  # fmt: skip
 
   def names(self, node: str) -> list[str]:
-    """Of the nodes of a kind, one of report.NODES, that have written rows."""
+    """Of the nodes of a kind, one of NODES, that have written rows."""
     known = sorted(name for name, file in self._nodes.items() if len(file))
     return [name for name in known if name == node or name.startswith(f'{node}-')]
 
@@ -220,14 +254,20 @@ class History:
     """The newest row's number of a node; None where there is none."""
     return self._nodes[name].last(key) if name in self._nodes else None
 
+  def mean(self, name: str, key: str) -> float | None:
+    """The mean over a node's rows; None where there is none."""
+    values = self._nodes[name].column(key) if name in self._nodes else np.zeros(0)
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
   def metrics(self) -> list[tuple[str, str]]:
     """(kind of node, key) of all that there are curves of."""
     found = {
       (node, key): None
-      for node in report.NODES
+      for node in NODES
       for name in self.names(node)
       for key in self._nodes[name].keys
-      if key not in NO_CURVES
+      if key not in NO_CURVES and not key.endswith(NO_CURVE_ENDS)
     }
     return list(found)
 
@@ -238,9 +278,9 @@ class History:
     averaged, as in `report.series`.
 
     Args:
-      node: one of report.NODES.
+      node: one of NODES.
       metric: a key of its rows.
-      x: one of report.X_AXES.
+      x: one of X_AXES.
     """
     names = self.names(node)
     version = tuple((name, self._nodes[name].version) for name in names)
@@ -257,14 +297,28 @@ class History:
     """Of one file, with the weight of each place."""
     places, kept = self._axis(name, node, x)
     values = self._nodes[name].column(metric)[kept]
-    finite = np.isfinite(values)
+    finite: Any = np.isfinite(values)
     if not finite.any():
       return None
+    if finite.all():
+      finite = slice(None)  # which copies nothing
     places, values = places[finite], values[finite]
-    weights = np.ones(len(values))
+    weights = None
     if node == 'actor' and metric.startswith('episode_'):
       weights = np.nan_to_num(self._nodes[name].column('episodes')[kept][finite], nan=1.0)
-    return thin(places, values, weights)
+    thinned, total = thin(places, values, weights)
+    if metric.endswith(MEDIAN):
+      low, high = (self._quantile(name, metric, end)[kept][finite] for end in (LOW, HIGH))
+      thinned = thinned._replace(
+        low=thin(places, low, weights)[0].mean, high=thin(places, high, weights)[0].mean
+      )
+    return thinned, total
+
+  def _quantile(self, name: str, median: str, end: str) -> np.ndarray:
+    """[N] another quantile of the same distribution; the median where a row does not tell it."""
+    file = self._nodes[name]
+    values = file.column(median.removesuffix(MEDIAN) + end)
+    return np.where(np.isfinite(values), values, file.column(median))
 
   def _written(self) -> np.ndarray:
     """[N] f64, the times of all rows, sorted."""
@@ -273,30 +327,34 @@ class History:
       self._times = self.version, np.sort(times, kind='stable')  # fast where much is sorted
     return self._times[1]
 
-  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the rows of a file that hold, and which rows these are."""
+  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any]:
+    """Places of the rows of a file that hold, and which rows these are; a slice where all do."""
     file = self._nodes[name]
     version = self.version if x == 'minutes' else file.version
     known = self._places.get((name, x))
     if known is None or known[0] != version:
       key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
       if x == 'minutes':
-        places = report.minutes(self._written(), self.launches, file.column('time'))
+        places = minutes(self._written(), self.launches, file.column('time'))
       else:
         places = file.column(key)
       rows = np.flatnonzero(np.isfinite(places))
-      kept = rows[report.holds(places[rows])] if len(rows) else rows
+      kept = rows[holds(places[rows])] if len(rows) else rows
+      if len(kept) == len(places):
+        kept = slice(None)
       known = self._places[name, x] = version, (places[kept], kept)
     return known[1]
 
 
-def thin(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[Thinned, np.ndarray]:
+def thin(
+  places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[Thinned, np.ndarray]:
   """A curve at no more than POINTS places, in equal parts of the axis, and the weight of each.
 
   Args:
     places: [N] f64, increasing, at least one.
     values: [N] f64, finite.
-    weights: [N] f64, of the values in a mean.
+    weights: [N] f64, of the values in a mean; None: all alike.
   """
   starts = np.arange(len(places))
   if len(places) > POINTS:
@@ -304,27 +362,69 @@ def thin(places: np.ndarray, values: np.ndarray, weights: np.ndarray) -> tuple[T
     starts = np.unique(np.append(0, np.searchsorted(places, edges, side='right')))
     starts = starts[starts < len(places)]
   ends = np.append(starts[1:], len(places)) - 1
-  total = np.add.reduceat(weights, starts)
-  plain = np.add.reduceat(values, starts) / (ends - starts + 1)
-  mean = np.add.reduceat(values * weights, starts) / np.where(total > 0, total, 1)
+  counts = ends - starts + 1
+  mean = np.add.reduceat(values, starts) / counts
+  total = counts.astype(np.float64)
+  if weights is not None:
+    total = np.add.reduceat(weights, starts)
+    weighted = np.add.reduceat(values * weights, starts) / np.where(total > 0, total, 1)
+    mean = np.where(total > 0, weighted, mean)
   return Thinned(
     places[ends],
-    np.where(total > 0, mean, plain),
+    mean,
     np.minimum.reduceat(values, starts),
     np.maximum.reduceat(values, starts),
   ), total
+
+
+def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
+  """Unix seconds [N] as minutes since a run's first row, without the time between launches.
+
+  Args:
+    written: [M] unix seconds of all its rows, sorted, at least one.
+    launches: unix seconds at which it was started or went on.
+    times: [N] unix seconds.
+  """
+  pauses = set()
+  for index in np.searchsorted(written, launches, side='right'):
+    if 0 < index < len(written):
+      pauses.add((written[index - 1], written[index]))
+  seconds = times - written[0]
+  for before, after in pauses:
+    seconds = seconds - np.where(times >= after, after - before, 0.0)
+  return seconds / 60
+
+
+def holds(places: np.ndarray) -> np.ndarray:
+  """[N] bool: which rows of a file hold, and were not written again by a run that went on.
+
+  Args:
+    places: [N] of the rows on an axis, in the order in which they were written.
+  """
+  return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
+
+
+def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series:
+  """The weighted mean of several files, each by its last value.
+
+  Args:
+    parts: of each file its places, increasing, values and weights, [N] each.
+  """
+  if len(parts) == 1:
+    return Series(*parts[0][:2])
+  axis = np.unique(np.concatenate([x for x, _, _ in parts]))
+  values = np.stack([Series(x, value).at(axis) for x, value, _ in parts])
+  weights = np.stack([Series(x, weight).at(axis) for x, _, weight in parts])
+  return Series(axis, np.nansum(values * weights, axis=0) / np.nansum(weights, axis=0))
 
 
 def _join(parts: Sequence[tuple[Thinned, np.ndarray]]) -> Thinned | None:
   """Of several files of one kind of node."""
   if len(parts) < 2:
     return parts[0][0] if parts else None
-  mean = report.joined([(each.x, each.mean, weight) for each, weight in parts])
+  mean = joined([(each.x, each.mean, weight) for each, weight in parts])
   known = lambda values: np.stack(
-    [
-      report.Series(each.x, value).at(mean.x)
-      for (each, _), value in zip(parts, values, strict=True)
-    ]
+    [Series(each.x, value).at(mean.x) for (each, _), value in zip(parts, values, strict=True)]
   )
   low = np.nanmin(known([each.low for each, _ in parts]), axis=0)
   high = np.nanmax(known([each.high for each, _ in parts]), axis=0)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import rich.box
 import rich.console
@@ -21,12 +22,26 @@ import rich.markup
 import rich.table
 
 from launch import config as launch_config
-from launch import local, metrics, program
+from launch import history, local, metrics, program
 from replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
 WIDE = 130  # columns from which curves stand beside the numbers
 LABEL = 18  # columns of what names a number
+# What is told of what a stratum holds, by the key of the report.
+SPREADS = {
+  'version': 'version that acted',
+  'age_updates': 'age, updates',
+  'age_steps': 'age, steps',
+  'episode_return': 'return of episodes',
+}
+HEADINGS = {
+  'lowest': 'lowest',
+  'low': '5 %',
+  'median': 'median',
+  'high': '95 %',
+  'highest': 'highest',
+}
 _BLOCKS = '▁▂▃▄▅▆▇█'
 _DOINGS = {
   'sleeping': 'idle',
@@ -91,17 +106,22 @@ def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
 class Inspection:
   """Looks at a run, or at a server alone, now and then."""
 
-  def __init__(self, target: str, timeout_seconds: float = 4.0):
+  def __init__(
+    self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
+  ):
     """Makes no call yet.
 
     Args:
       target: a run's folder, or HOST:PORT of a replay server (then the nodes' own numbers are
         None).
       timeout_seconds: for the server to answer.
+      read_seconds: at most, in a look, to read what actors have written; the rest waits for the next.
 
     Raises:
       ValueError: neither of the two.
     """
+    self._read_seconds = read_seconds
+    self._actors: dict[pathlib.Path, history.File] = {}
     self._name = target
     self._target = find(target)
     self._timeout_seconds = timeout_seconds
@@ -122,7 +142,10 @@ class Inspection:
       Its keys, and 'time' (unix seconds), 'address', 'environment_step', 'parameter_version' (the
       newest acted by), 'learner_starved_fraction' and 'actors_throttled_fraction' (of the last
       minute; of the last report where none is as new), 'staleness': {'newest_updates',
-      'oldest_updates'} (how old the parameters are by which actors act) and 'bottleneck', in words.
+      'oldest_updates'} (how old the parameters are by which actors act), 'bottleneck', in words, and
+      'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
+      'episode_return', 'shared'}}, what `stored.Stored` says of a checkpoint as far as it is known of
+      what is held now: distributions as `inspector.QUANTILES`, None where nobody has told.
 
     Raises:
       ValueError: the folder is no longer one of a run.
@@ -154,7 +177,75 @@ class Inspection:
     }
     if folder is not None and config is not None:
       report |= _of_nodes(folder, config, report['shards'])
+      self._read_actors(folder)
+    report['strata'] = self._strata(report)
     return report | {'bottleneck': _bottleneck(report)}
+
+  def _strata(self, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is known of what the strata hold, without a sample of it.
+
+    All of them drop the oldest, so each holds the newest that were inserted, and its size says how
+    old these are in steps, and which the others hold as well. Their versions are those of what the
+    learner has drawn since its last row but one, and returns those that actors have written of.
+    """
+    folder, config, _ = self._target
+    sizes = {name: row['size'] for name, row in report['tables'].items() if name != tables.PARAMS}
+    learner = None if folder is None else metrics.last(folder / 'metrics' / 'learner.jsonl')
+    names = list(inspector.QUANTILES)
+    strata = {}
+    for name, size in sizes.items():
+      ages = versions = steps = None
+      if size and learner is not None and f'replay/{name}/age/median' in learner:
+        ages = {quantile: learner[f'replay/{name}/age/{quantile}'] for quantile in names}
+        versions = {  # the oldest is the lowest
+          quantile: learner['learner_step'] - ages[other]
+          for quantile, other in zip(names, reversed(names), strict=True)
+        }
+      episodes, returns = 0, None
+      if size and folder is not None and config is not None:
+        span = size * config.steps_per_sequence
+        steps = {
+          quantile: at * (size - 1) * config.steps_per_sequence
+          for quantile, at in inspector.QUANTILES.items()
+        }
+        if report['environment_step'] is not None:
+          episodes, returns = self._returns(folder, report['environment_step'] - span)
+      strata[name] = {
+        'sequences': size,
+        'version': versions,
+        'age_updates': ages,
+        'age_steps': steps,
+        'episodes': episodes,
+        'episode_return': returns,
+        'shared': min(sizes.values()) / size if size and len(sizes) > 1 else None,
+      }
+    return strata
+
+  def _returns(self, folder: pathlib.Path, start: float) -> tuple[int, dict[str, float] | None]:
+    """How many episodes ended after an environment step, as far as is written, and their returns."""
+    found, counts = [], []
+    for file in self._actors.values():
+      places = file.column('environment_step')
+      rows = np.flatnonzero(np.isfinite(places))
+      # What was inserted later than what came after it was lost when replay went back.
+      kept = places[rows] <= np.minimum.accumulate(places[rows][::-1])[::-1]
+      rows = rows[kept & (places[rows] > start)]
+      told = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
+      known = np.isfinite(told).all(axis=0)
+      found.append(np.stack(told, axis=1)[known])
+      counts.append(file.column('episodes')[rows][known])
+    if not found:
+      return 0, None
+    count = np.concatenate(counts)
+    return int(count.sum()), inspector.pooled(np.concatenate(found), count)
+
+  def _read_actors(self, folder: pathlib.Path) -> None:
+    deadline = time.monotonic() + self._read_seconds
+    for path in sorted((folder / 'metrics').glob('actor-*.jsonl')):
+      file = self._actors.setdefault(path, history.File(path))
+      while file.read():
+        if time.monotonic() >= deadline:
+          return
 
   def _newest_addresses(self, folder: pathlib.Path) -> list[str]:
     if not (folder / local.CONFIG).exists():
@@ -269,6 +360,9 @@ def show(report: dict[str, Any], console: rich.console.Console | None = None) ->
   console = console or rich.console.Console()
   console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
+  if spreads(report):
+    console.print()
+    console.print(_held(report))
 
 
 def watch(
@@ -292,13 +386,13 @@ def watch(
     ValueError: the target is none, or no longer.
   """
   console = console or rich.console.Console()
-  history: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+  looks: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
   try:
     if console.is_terminal and not as_json:
       with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
         for report in _looks(target, period):
-          history.append(report)
-          live.update(_frame(target, history, period, console.width), refresh=True)
+          looks.append(report)
+          live.update(_frame(target, looks, period, console.width), refresh=True)
     else:
       for report in _looks(target, period):
         line = json.dumps(metrics.plain(report)) if as_json else _line(report)
@@ -369,7 +463,8 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
 def exposition(report: dict[str, Any]) -> str:
   """A report in Prometheus' text format: a line for each number, tables and states as labels."""
   lines = ['hephaestus_up 1']
-  rest = {key: value for key, value in report.items() if key not in ('tables', 'time', 'shards')}
+  apart = ('tables', 'time', 'shards', 'strata')
+  rest = {key: value for key, value in report.items() if key not in apart}
   for key, value in launch_config.flatten(rest).items():
     lines += _sample(key.replace('.', '_'), '', value)
   for shard in report['shards']:
@@ -381,6 +476,14 @@ def exposition(report: dict[str, Any]) -> str:
           lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
       else:
         lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
+  for stratum, row in report['strata'].items():
+    for key, value in row.items():
+      if key in SPREADS:
+        for name, each in (value or {}).items():
+          labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
+          lines += _sample(f'stratum_{key}', labels, each)
+      else:
+        lines += _sample(f'stratum_{key}', f'{{stratum="{stratum}"}}', value)
   return '\n'.join(sorted(lines)) + '\n'
 
 
@@ -430,6 +533,43 @@ def _table(report: dict[str, Any], width: int) -> rich.table.Table:
   return view
 
 
+def spreads(report: dict[str, Any]) -> list[dict[str, str]]:
+  """What strata hold, a line for each distribution that is known, as `cells`."""
+  return [
+    {'stratum': name, 'of what it holds': label, **spread_cells(key, row[key])}
+    for name, row in sorted(report['strata'].items())
+    for key, label in SPREADS.items()
+    if row[key] is not None
+  ]
+
+
+def spread_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
+  """A distribution below HEADINGS.
+
+  Args:
+    key: of SPREADS.
+    values: by `inspector.QUANTILES`; None: not known.
+  """
+  number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
+  return {
+    heading: '-' if values is None else number(values[name]) for name, heading in HEADINGS.items()
+  }
+
+
+def _held(report: dict[str, Any]) -> rich.table.Table:
+  """As `spreads`, for a terminal."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  rows = spreads(report)
+  for index, heading in enumerate(rows[0] if rows else ()):
+    view.add_column(heading, justify='left' if index < 2 else 'right', no_wrap=True)
+  before = ''
+  for row in rows:
+    stratum, *rest = row.values()
+    view.add_row('' if stratum == before else stratum, *rest)
+    before = stratum
+  return view
+
+
 def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
   """How the thread of each stratum's table spends its time: {TABLE: {what it does: share}}."""
   return {
@@ -469,6 +609,14 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
     newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
     span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
     named['staleness'] = f'actors act by parameters {span} updates old'
+  shared = {name: row['shared'] for name, row in sorted(report['strata'].items()) if row['shared']}
+  if shared:
+    of_each = ', '.join(f'of {name} {_share(share)}' for name, share in shared.items())
+    named['overlap'] = f'{of_each} is in the others, too'
+  episodes = {name: row['episodes'] for name, row in sorted(report['strata'].items())}
+  if any(episodes.values()):
+    counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
+    named['episodes'] = f'{counts}, that ended there'
   named['memory'] = f'sequences {_size(memory["sequences"])}, if not compressed; ' + (
     f'the server {_size(memory["server"])}'
     if memory['server'] is not None
@@ -506,37 +654,41 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
 
 
 def _frame(
-  target: str, history: Sequence[dict[str, Any]], period: float, width: int
+  target: str, looks: Sequence[dict[str, Any]], period: float, width: int
 ) -> rich.console.RenderableType:
   """What a terminal shows: the newest numbers that there are, and the curves of the last ones."""
-  newest = history[-1]
+  newest = looks[-1]
   moment = datetime.datetime.fromtimestamp(newest['time'])
   heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C ends'
   parts: list[Any] = [rich.markup.escape(heading)]
   if 'error' in newest:
     parts.append(rich.markup.escape(f'{newest["error"]}; looking on'))
-  answered = next((report for report in reversed(history) if 'error' not in report), None)
+  answered = next((report for report in reversed(looks) if 'error' not in report), None)
   if answered is None:
     return rich.console.Group(*parts)
   parts.append(_table(answered, width))
   named = _grid(numbers(answered))
   if width < WIDE:
-    return rich.console.Group(*parts, named, '', _curves(history, width - LABEL - 12))
+    # Last is what a low terminal has no room for.
+    return rich.console.Group(
+      *parts, named, '', _curves(looks, width - LABEL - 12), '', _held(answered)
+    )
   half = width // 2 - 2
   beside = rich.table.Table.grid(padding=(0, 2), expand=True)
   beside.add_column(width=half)
   beside.add_column(width=half)
-  beside.add_row(named, _curves(history, half - LABEL - 12))
+  right = rich.console.Group(_curves(looks, half - LABEL - 12), '', _held(answered))
+  beside.add_row(named, right)
   return rich.console.Group(*parts, beside)
 
 
-def _curves(history: Sequence[dict[str, Any]], width: int) -> rich.table.Table:
+def _curves(looks: Sequence[dict[str, Any]], width: int) -> rich.table.Table:
   """A curve of blocks for each of the numbers that move, the newest at the right."""
   view = rich.table.Table.grid(padding=(0, 1))
   view.add_column(min_width=LABEL, no_wrap=True)
   view.add_column(width=width, no_wrap=True)
   view.add_column(justify='right', no_wrap=True)
-  columns = [moving(report) for report in list(history)[-width:]]
+  columns = [moving(report) for report in list(looks)[-width:]]
   for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
     values = [column.get(name) for column in columns]
     is_share = name in ('throttled', 'starved')

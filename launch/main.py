@@ -195,16 +195,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     allow_abbrev=False,
     help='learning curves of runs, with their spread over seeds',
     description='Runs that differ in nothing but their seed become one curve. Prints a table for each '
-    'world; needs the extra `report`.',
+    'world; with --out writes what the page of `dashboard` shows, as pictures and as one file. Needs '
+    'the extra `report`.',
   )
   report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
   report.add_argument(
     '--out',
     type=pathlib.Path,
-    help='folder for report.md, WORLD.png and report.html, which has all in one file',
+    help='folder for report.md, a PNG of each curve, and report.html, which has all in one file: '
+    'curves, losses, drives, speed, nodes, films, differences',
   )
   report.add_argument(
-    '--metric', help='a key of metrics/*.jsonl (default: score, or return where there is none)'
+    '--metric',
+    help='a key of metrics/*.jsonl, which is then shown alone (default: score, or return where there '
+    'is none)',
   )
   report.add_argument(
     '--node',
@@ -722,23 +726,28 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  from launch import report
+  from launch import report, report_page
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable says what it calculates
   for name, *runs in arguments.label:
     if not runs:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
+  all_panels = arguments.out is not None and arguments.metric is None
   made = report.make(
     arguments.runs,
     [(name, [pathlib.Path(run) for run in runs]) for name, *runs in arguments.label],
     metric=arguments.metric,
     node=arguments.node,
     x=arguments.x,
-    out=arguments.out,
+    pictures=arguments.out is not None,
+    all_panels=all_panels,
   )
+  remarks = [f'left out: {reason}' for reason in made.left_out]
+  if arguments.out is not None:
+    remarks += report_page.write(made, arguments.out, x=arguments.x, all_panels=all_panels)
   print(made.markdown, end='')
-  for reason in made.left_out:
-    print(f'hephaestus report: left out: {reason}', file=sys.stderr)
+  for remark in remarks:
+    print(f'hephaestus report: {remark}', file=sys.stderr)
   return 0
 
 

@@ -33,6 +33,7 @@ from learner import allocator, checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
 from learner import process_group as process_group_lib
 from learner import profile as profile_lib
+from learner import staleness as staleness_lib
 from replay import checkpoint as replay_checkpoint
 from replay import connection, parameters, reader, tables, writer
 
@@ -273,6 +274,9 @@ def build_learner(
     replay, [folder if shard in shards_here else None for shard, folder in folders]
   )
   intake = None
+  batch_size = config.batch_size // config.learner.num_processes
+  rows = tables.row_strata(config.replay.strata, batch_size)
+  staleness = staleness_lib.Staleness([config.replay.strata[index].name for index in rows])
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
   if config.agent_name == 'ppo':
     save_replay = lambda: None  # what is in a queue will be too old
@@ -288,7 +292,7 @@ def build_learner(
       read,
       config.replay.strata,
       parts.sequence_schema,
-      batch_size=config.batch_size // config.learner.num_processes,
+      batch_size=batch_size,
       timeout_seconds=config.replay.timeout_seconds,
       **reading,
     ),
@@ -308,6 +312,7 @@ def build_learner(
     launch_id=launch_id,
     intake=intake,
     process_group=group,
+    staleness=staleness if intake is None and speaks else None,
     profiler=profile_lib.Profiler(profile, profile.folder(run) / LEARNER)
     if profile is not None and speaks
     else None,

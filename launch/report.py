@@ -1,6 +1,5 @@
-"""Learning curves of runs with their spread over seeds: a picture and a table for each world."""
+"""Learning curves of runs with their spread over seeds, and a table for each world."""
 
-import base64
 import collections
 import json
 import math
@@ -13,17 +12,10 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from launch import config as launch_config
-from launch import local, metrics
+from launch import history, local, metrics
 
 Numbers = TypeVar('Numbers')
 
-FIRST_LEARNER = ('learner', 'learner-0')  # alone, or of several processes
-NODES = ('evaluator', 'learner', 'actor')
-X_AXES = {
-  'environment_step': 'environment steps',
-  'learner_step': 'updates of the learner',
-  'minutes': 'minutes of running',
-}
 Y_AXES = {
   'normalised_score': 'score (0 is random play, 1 scripted play)',
   'episode_return': 'mean return of an episode',
@@ -44,9 +36,6 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # of an interval; fewer have a range
 TABLE_POINTS = 10
-# Okabe and Ito's colours, which the colour-blind tell apart, without the yellow that white swallows.
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
-LINES = ('-', '--', ':')
 
 
 class Run(NamedTuple):
@@ -69,23 +58,6 @@ class Run(NamedTuple):
     return self.config.environment['name']
 
 
-class Series(NamedTuple):
-  """Numbers along an axis; each holds until the next.
-
-  Attributes:
-    x: [N] f64, increasing.
-    value: [N] f64, finite.
-  """
-
-  x: np.ndarray
-  value: np.ndarray
-
-  def at(self, x: np.ndarray) -> np.ndarray:
-    """The last value known at each x, [M]; NaN before the first."""
-    index = np.searchsorted(self.x, x, side='right') - 1
-    return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
-
-
 class Curve(NamedTuple):
   """Runs that are seeds of one thing.
 
@@ -97,7 +69,7 @@ class Curve(NamedTuple):
 
   label: str
   runs: list[Run]
-  series: list[Series]
+  series: list[history.Series]
 
   @property
   def range(self) -> tuple[float, float]:
@@ -132,8 +104,9 @@ class World(NamedTuple):
     name: of the world.
     metric: whose curves they are.
     node: that measured it.
-    x: name of the axis, one of X_AXES.
+    x: name of the axis, one of history.X_AXES.
     curves: those with a label of the user's first, then in the order in which the runs were given.
+    colours: of each curve its place among all groups of runs of the world, with or without a curve.
     notes: what a reader should know of them.
   """
 
@@ -142,11 +115,8 @@ class World(NamedTuple):
   node: str
   x: str
   curves: list[Curve]
+  colours: list[int]
   notes: list[str]
-
-  @property
-  def file_name(self) -> str:
-    return self.name.replace('/', '-').replace(':', '-')
 
 
 class Report(NamedTuple):
@@ -155,10 +125,16 @@ class Report(NamedTuple):
   Attributes:
     markdown: all tables.
     left_out: why some of the runs are not in it, a line for each.
+    worlds: what the tables are made of.
+    tables: Markdown, of each world.
+    runs: folder and label, if it was given one, of each run that could be read.
   """
 
   markdown: str
   left_out: list[str]
+  worlds: list[World]
+  tables: list[str]
+  runs: list[tuple[pathlib.Path, str | None]]
 
 
 def make(
@@ -168,7 +144,8 @@ def make(
   metric: str | None = None,
   node: str | None = None,
   x: str = 'environment_step',
-  out: pathlib.Path | None = None,
+  pictures: bool = False,
+  all_panels: bool = False,
 ) -> Report:
   """Reports on runs, which may be going on.
 
@@ -180,14 +157,13 @@ def make(
     labelled: a curve's label and the folders of its runs; these are not grouped with others.
     metric: a key of the rows; None: the evaluator's score where all runs of a world have it, else
       the return of an episode.
-    node: whose rows, one of NODES; None: the first that has the metric.
-    x: one of X_AXES.
-    out: where to put report.md, WORLD.png, and report.html with all of it in one file; None to draw
-      nothing.
+    node: whose rows, one of history.NODES; None: the first that has the metric.
+    x: one of history.X_AXES.
+    pictures: whether the tables are to name those that `report_page.write` makes.
+    all_panels: whether runs without such a curve are to be shown, too.
 
   Raises:
-    ValueError: nothing can be shown, rliable or matplotlib is not installed, or `out` cannot be
-      written to.
+    ValueError: nothing can be shown, or rliable or matplotlib is not installed.
   """
   _check_packages()
   names = [label for label, _ in labelled]
@@ -196,6 +172,7 @@ def make(
       raise ValueError(f'--label {name}: is given twice; name all its runs in one')
   left_out: list[str] = []
   taken: set[pathlib.Path] = set()
+  runs: list[tuple[pathlib.Path, str | None]] = []
   by_world: dict[str, list[tuple[str | None, Run]]] = {}
   # First those with a label, which may be among the others, too.
   for label, members in (*labelled, (None, folders)):
@@ -209,63 +186,19 @@ def make(
         left_out.append(str(error))
       else:
         by_world.setdefault(run.world, []).append((label, run))
+        runs.append((folder, label))
   worlds = []
   for found in by_world.values():
     try:
       worlds.append(_make_world(found, metric, node, x, left_out))
     except ValueError as error:
       left_out.append(str(error))
-  if not worlds:
+  if not (runs if all_panels else worlds):
     raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
   notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
-  sections = [_table(world, picture=out is not None) for world in worlds]
-  markdown = '\n\n'.join(sections + ([notes] if notes else [])) + '\n'
-  if out is not None:
-    try:
-      out.mkdir(parents=True, exist_ok=True)
-      pictures = {f'{world.file_name}.png': world for world in worlds}
-      for name, world in pictures.items():
-        draw(world, out / name)
-      (out / 'report.md').write_text(markdown)
-      page = _page(markdown, {name: (out / name).read_bytes() for name in pictures})
-      (out / 'report.html').write_text(page)
-    except OSError as error:
-      raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
-  return Report(markdown, left_out)
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Learning curves</title>
-<style>
-body { max-width: 1240px; margin: 32px auto; padding: 0 16px; color: #1c2430; background: #fff;
-  font: 15px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 12px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #dfe3e8; }
-th:first-child, td:first-child { text-align: left; }
-td:first-child { min-width: 220px; white-space: normal; }
-img { width: 100%; max-width: 800px; }
-li { overflow-wrap: anywhere; }
-</style>
-<body>
-"""
-
-
-def _page(markdown: str, pictures: dict[str, bytes]) -> str:
-  """Markdown as one file of HTML, with its pictures in it."""
-  import markdown_it
-
-  parser = markdown_it.MarkdownIt('commonmark', {'html': False}).enable('table')
-  tokens = parser.parse(markdown)
-  for image in (each for token in tokens for each in token.children or [] if each.type == 'image'):
-    content = base64.b64encode(pictures[str(image.attrs['src'])]).decode()
-    image.attrSet('src', f'data:image/png;base64,{content}')
-  body = parser.renderer.render(tokens, parser.options, {})
-  body = body.replace('<table>', '<div class="table"><table>').replace('</table>', '</table></div>')
-  return f'{PAGE}{body}</body>\n</html>\n'
+  tables = [_table(world, picture=pictures) for world in worlds]
+  markdown = '\n\n'.join(tables + ([notes] if notes else [])) + '\n'
+  return Report(markdown, left_out, worlds, tables, runs)
 
 
 def _check_packages() -> None:
@@ -291,7 +224,7 @@ def read(folder: pathlib.Path) -> Run:
     raise ValueError(f'{folder}: is not the folder of a run, it has no {local.CONFIG}')
   config = launch_config.load(path)
   rows: dict[str, list[list[dict[str, Any]]]] = {}
-  for node in NODES:
+  for node in history.NODES:
     pattern = 'actor-*.jsonl' if node == 'actor' else f'{node}.jsonl'
     files = [_read_rows(path) for path in sorted((folder / 'metrics').glob(pattern))]
     rows[node] = [file for file in files if file]
@@ -301,7 +234,7 @@ def read(folder: pathlib.Path) -> Run:
     event['time']
     for event in _read_rows(folder / 'metrics' / 'events.jsonl')
     if event.get('kind') == 'started'
-    and event.get('name') in FIRST_LEARNER
+    and event.get('name') in history.FIRST_LEARNER
     and not event.get('restarts')
   ]
   return Run(folder, config, rows, launches)
@@ -315,30 +248,12 @@ def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _minutes(run: Run, times: np.ndarray) -> np.ndarray:
-  """`minutes` of a run whose rows are at hand."""
+  """`history.minutes` of a run whose rows are at hand."""
   written = [row['time'] for files in run.rows.values() for rows in files for row in rows]
-  return minutes(np.sort(np.array(written)), run.launches, times)
+  return history.minutes(np.sort(np.array(written)), run.launches, times)
 
 
-def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
-  """Unix seconds [N] as minutes since a run's first row, without the time between launches.
-
-  Args:
-    written: [M] unix seconds of all its rows, sorted, at least one.
-    launches: unix seconds at which it was started or went on.
-    times: [N] unix seconds.
-  """
-  pauses = set()
-  for index in np.searchsorted(written, launches, side='right'):
-    if 0 < index < len(written):
-      pauses.add((written[index - 1], written[index]))
-  seconds = times - written[0]
-  for before, after in pauses:
-    seconds = seconds - np.where(times >= after, after - before, 0.0)
-  return seconds / 60
-
-
-def series(run: Run, node: str, metric: str, x: str) -> Series | None:
+def series(run: Run, node: str, metric: str, x: str) -> history.Series | None:
   """A metric of a run along an axis; None where there is no number of it.
 
   What a run that went on has written again is taken as it was written last. Several actors are
@@ -346,9 +261,9 @@ def series(run: Run, node: str, metric: str, x: str) -> Series | None:
 
   Args:
     run: as `read`.
-    node: whose rows, one of NODES.
+    node: whose rows, one of history.NODES.
     metric: a key of them.
-    x: one of X_AXES; an actor's learner step is that of its parameters.
+    x: one of history.X_AXES; an actor's learner step is that of its parameters.
   """
   parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
   key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
@@ -364,32 +279,9 @@ def series(run: Run, node: str, metric: str, x: str) -> Series | None:
     values = np.array([row[metric] for row in rows], np.float64)
     weigh = node == 'actor' and metric.startswith('episode_')
     weights = np.array([row.get('episodes', 1) if weigh else 1 for row in rows], np.float64)
-    kept = holds(places)
+    kept = history.holds(places)
     parts.append((places[kept], values[kept], weights[kept]))
-  return joined(parts) if parts else None
-
-
-def holds(places: np.ndarray) -> np.ndarray:
-  """[N] bool: which rows of a file hold, and were not written again by a run that went on.
-
-  Args:
-    places: [N] of the rows on an axis, in the order in which they were written.
-  """
-  return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
-
-
-def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series:
-  """The weighted mean of several files, each by its last value.
-
-  Args:
-    parts: of each file its places, increasing, values and weights, [N] each.
-  """
-  if len(parts) == 1:
-    return Series(*parts[0][:2])
-  axis = np.unique(np.concatenate([x for x, _, _ in parts]))
-  values = np.stack([Series(x, value).at(axis) for x, value, _ in parts])
-  weights = np.stack([Series(x, weight).at(axis) for x, _, weight in parts])
-  return Series(axis, np.nansum(values * weights, axis=0) / np.nansum(weights, axis=0))
+  return history.joined(parts) if parts else None
 
 
 def _is_number(value: Any) -> bool:
@@ -406,22 +298,26 @@ def _make_world(
   """All of one world; adds to `left_out` the runs that say nothing of the metric."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
-  found: list[tuple[str | None, Run, Series]] = []
-  for label, run in members:
-    numbers = series(run, node, metric, x)
-    if numbers is None:
-      left_out.append(f'{run.folder}: has no {metric} of the {node} by {X_AXES[x]}')
-    else:
-      found.append((label, run, numbers))
+  found = [(label, run, series(run, node, metric, x)) for label, run in members]
+  left_out += [
+    f'{run.folder}: has no {metric} of the {node} by {history.X_AXES[x]}'
+    for _, run, numbers in found
+    if numbers is None
+  ]
   curves: list[Curve] = []
-  for label, group in grouped(found):
-    curve = Curve(label, [run for run, _ in group], [numbers for _, numbers in group])
+  colours: list[int] = []
+  for colour, (label, group) in enumerate(grouped(found)):
+    known = [(run, numbers) for run, numbers in group if numbers is not None]
+    if not known:
+      continue
+    curve = Curve(label, [run for run, _ in known], [numbers for _, numbers in known])
     start, end = curve.range
     names = ', '.join(str(run.folder) for run in curve.runs)
     if start > end:
-      left_out.append(f'{names}: have no {X_AXES[x]} in common; give longer runs')
+      left_out.append(f'{names}: have no {history.X_AXES[x]} in common; give longer runs')
       continue
     curves.append(curve)
+    colours.append(colour)
   if not curves:
     raise ValueError(f'{runs[0].world}: nothing can be shown of it')
   firsts = [curve.runs[0] for curve in curves]
@@ -429,13 +325,13 @@ def _make_world(
     _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
     for curve in curves
   ]
-  return World(runs[0].world, metric, node, x, curves, notes)
+  return World(runs[0].world, metric, node, x, curves, colours, notes)
 
 
 def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[str, str]:
   """Node and metric to show: of those that may be meant, the first that most of the runs have."""
   names = ('normalised_score', 'episode_return') if metric is None else (metric,)
-  nodes = (node,) if node else NODES[:1] if metric is None else NODES
+  nodes = (node,) if node else history.NODES[:1] if metric is None else history.NODES
   known = [_known(run) for run in runs]
   counts = {
     (each, name): sum(name in metrics_of[each] for metrics_of in known)
@@ -560,7 +456,7 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
 
   Args:
     curve: to tell of.
-    x: one of X_AXES.
+    x: one of history.X_AXES.
     keys: in which it differs from others of its world and agent.
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
@@ -668,10 +564,10 @@ def _table(world: World, *, picture: bool) -> str:
   number = _number_format(float(np.nanmax(np.abs(shown))))
   lines = [f'## {world.name}', '']
   if picture:
-    lines += [f'![Curves of {world.name}]({world.file_name}.png)', '']
+    lines += [f'![Curves of {world.name}]({file_name(world.name)}.png)', '']
   what = Y_AXES.get(world.metric, f'`{world.metric}`')
   lines += [
-    f'{what[0].upper()}{what[1:]}, of the {world.node}, by {X_AXES[world.x]}: the interquartile mean '
+    f'{what[0].upper()}{what[1:]}, of the {world.node}, by {history.X_AXES[world.x]}: the interquartile mean '
     'over seeds (of fewer than four, the mean).',
     f'In parentheses its {100 * CONFIDENCE:.0f} % interval by stratified bootstrap over seeds; of '
     f'fewer than {FEWEST_SEEDS} seeds, their range.',
@@ -697,6 +593,11 @@ def _table(world: World, *, picture: bool) -> str:
     ]
     lines.append('| ' + ' | '.join(cells) + ' |')
   return '\n'.join([*lines, '', *(f'* {note}' for note in world.notes)])
+
+
+def file_name(world: str) -> str:
+  """A world's name as that of a file, without its suffix."""
+  return world.replace('/', '-').replace(':', '-')
 
 
 def _with_interval(estimate: Estimate, number: Callable[[float], str], seeds: int) -> str:
@@ -729,49 +630,3 @@ def _place(x: float, axis: str) -> str:
   if axis != 'minutes':
     return f'{x:,.0f}'
   return f'{x:,.1f} minutes' if x >= 10 else f'{x:.2f} minutes'
-
-
-def draw(world: World, path: pathlib.Path) -> None:
-  """Writes a PNG: the interquartile mean of each curve, its band, and its seeds as thin lines.
-
-  Raises:
-    OSError: it cannot be written.
-  """
-  from matplotlib import figure as figures
-  from matplotlib import ticker
-
-  figure = figures.Figure(figsize=(8, 4.8), dpi=200, layout='constrained', facecolor='white')
-  axes = figure.add_subplot()
-  for index, curve in enumerate(world.curves):
-    colour = COLOURS[index % len(COLOURS)]
-    style = LINES[index // len(COLOURS) % len(LINES)]
-    if len(curve.runs) > 1:
-      for each in curve.series:
-        axes.plot(
-          each.x, each.value, color=colour, linewidth=0.7, alpha=0.35, drawstyle='steps-post'
-        )
-    places = grid(curve)
-    point, low, high = estimate(curve.at(places), 'iqm')
-    axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0, step='post')
-    seeds = f'{len(curve.runs)} seed{"s" * (len(curve.runs) > 1)}'
-    axes.plot(
-      places, point, style, color=colour, linewidth=2.2, drawstyle='steps-post',
-      label=f'{curve.label} ({seeds})',
-    )  # fmt: skip
-    axes.plot(places[-1:], point[-1:], 'o', color=colour, markersize=5)
-  if world.metric == 'normalised_score':
-    for level in (0, 1):
-      axes.axhline(level, color='#777777', linewidth=1.0, linestyle=(0, (4, 4)), zorder=1)
-  axes.set_title(world.name, loc='left', fontsize=13, fontweight='bold')
-  axes.set_xlabel(X_AXES[world.x], fontsize=12)
-  axes.set_ylabel(Y_AXES.get(world.metric, f'{world.metric} ({world.node})'), fontsize=12)
-  axes.tick_params(labelsize=11)
-  thousands = lambda value, _: f'{value:,.10g}'
-  axes.xaxis.set_major_formatter(ticker.FuncFormatter(thousands))
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-  axes.yaxis.set_major_formatter(ticker.FuncFormatter(thousands))
-  axes.grid(color='#e6e6e6', linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(fontsize=11, frameon=True, framealpha=0.85, edgecolor='none')
-  figure.savefig(path)

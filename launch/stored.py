@@ -20,10 +20,9 @@ from agents import experience, networks
 from launch import inspection, metrics, program
 from replay import columns as columns_lib
 from replay import contents as contents_lib
-from replay import tables
+from replay import inspector, tables
 
 _SHOWN = 6  # numbers of a row that are printed one by one
-_QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
 
 
 class Sample(NamedTuple):
@@ -229,11 +228,11 @@ def _result(
     shared = shared if others else set()
     strata[name] = {
       'sequences': count,
-      'version': _quantiles(versions),
-      'age_updates': _quantiles(newest - versions),
-      'age_steps': _quantiles(np.arange(count) * steps_per_sequence),
+      'version': inspector.quantiles(versions),
+      'age_updates': inspector.quantiles(newest - versions),
+      'age_steps': inspector.quantiles(np.arange(count) * steps_per_sequence),
       'episodes': len(returns),
-      'episode_return': _quantiles(np.asarray(returns)),
+      'episode_return': inspector.quantiles(np.asarray(returns)),
       'shared': len(shared) / len(chunks) if chunks else None,
     }
   different = len(set().union(*(_chunks(readings, name) for name in readings[0].strata)))
@@ -283,12 +282,6 @@ def _worlds(
     yield stream
 
 
-def _quantiles(values: np.ndarray) -> dict[str, float] | None:
-  if not values.size:
-    return None
-  return {name: float(np.quantile(values, at)) for name, at in _QUANTILES.items()}
-
-
 def show(target: str, stored: Stored, console: rich.console.Console | None = None) -> None:
   """Prints the summary and the samples for people."""
   console = console or rich.console.Console()
@@ -319,17 +312,11 @@ def _spread(row: dict[str, Any]) -> rich.table.Table:
   """Quantiles of what is known of a stratum."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   view.add_column('')
-  for heading in ('lowest', '5 %', 'median', '95 %', 'highest'):
+  for heading in inspection.HEADINGS.values():
     view.add_column(heading, justify='right')
-  for label, key in {
-    'version that acted': 'version',
-    'age, updates': 'age_updates',
-    'age, environment steps': 'age_steps',
-    f'return of {row["episodes"]:,} episodes': 'episode_return',
-  }.items():
-    values = row[key] or dict.fromkeys(_QUANTILES)
-    view.add_row(label, *('-' if value is None else f'{value:,.5g}' if key == 'episode_return'
-                          else f'{value:,.0f}' for value in values.values()))  # fmt: skip
+  episodes = {'episode_return': f'return of {row["episodes"]:,} episodes'}
+  for key, label in (inspection.SPREADS | episodes).items():
+    view.add_row(label, *inspection.spread_cells(key, row[key]).values())
   return view
 
 

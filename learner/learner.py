@@ -19,6 +19,7 @@ from learner import config as learner_config
 from learner import dreamer_update, on_policy, ppo_update
 from learner import process_group as process_group_lib
 from learner import profile as profile_lib
+from learner import staleness as staleness_lib
 from replay import parameters
 from replay import reader as reader_lib
 
@@ -58,6 +59,7 @@ class Learner:
     process_group: of the processes that learn as one, each of which reads its part of every batch;
       None where this one is alone. Only the first publishes, saves and reports.
     profiler: traces some of the updates; None for none.
+    staleness: looks at every batch; None where nobody asks.
   """
 
   def __init__(
@@ -84,6 +86,7 @@ class Learner:
     devices: list[jax.Device] | None = None,
     process_group: process_group_lib.ProcessGroup | None = None,
     profiler: profile_lib.Profiler | None = None,
+    staleness: staleness_lib.Staleness | None = None,
   ):
     self._config = config
     self._reader = reader
@@ -104,6 +107,7 @@ class Learner:
     self._devices = devices or jax.local_devices()
     self._group = process_group
     self._profiler = profiler
+    self._staleness = staleness
     self._speaks = process_group is None or process_group.is_first
 
     self._update = jax.pmap(
@@ -288,13 +292,20 @@ class Learner:
       collected = self._environment_step - window.environment_step
       return row | {'steps_per_second': collected / elapsed} | self._intake.report()
     replayed = self._step * self._steps_per_batch
-    return row | {
-      'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
-      'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
-    }
+    ages = {} if self._staleness is None else self._staleness.report(self._step)
+    return (
+      row
+      | ages
+      | {
+        'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
+        'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
+      }
+    )
 
   def _place(self, batch: Tree) -> Tree:
     """Equal contiguous slices on the devices; each slice holds the mixture of strata."""
+    if self._staleness is not None:
+      self._staleness.note(batch)
     count = len(self._devices)
     batch = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), batch)
     slices = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import reverb
 
@@ -19,6 +21,10 @@ WORKER_STATES = (
 )  # fmt: skip
 """What a table's thread may do: nothing is asked of it; inserts are held back until something is
 sampled; samples until something is inserted; it works."""
+
+QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
+"""By which a distribution is told."""
+_MOST_POOLED = 1000  # distributions; of more, as many that lie evenly among them
 
 
 class _Look(NamedTuple):
@@ -202,6 +208,41 @@ class Inspector:
       'achieved': sampled / after_warm_up,
       'recent': sampled_since / inserted_since if inserted_since else None,
     }
+
+
+def quantiles(values: np.ndarray) -> dict[str, float] | None:
+  """QUANTILES of some numbers of any shape; None without any."""
+  if not values.size:
+    return None
+  found = np.quantile(values, list(QUANTILES.values()))
+  return dict(zip(QUANTILES, found.tolist(), strict=True))
+
+
+def pooled(rows: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
+  """QUANTILES of several distributions together, each of which is known by its own alone.
+
+  Each is taken to hold its quantiles alone, every value at the one whose level is nearest. So the
+  lowest and the highest are exact, so is what distributions that are alike have in common, and no
+  value is told that none of them has.
+
+  Args:
+    rows: [N, Q] QUANTILES of each.
+    counts: [N] of how many values.
+  """
+  if not len(rows):
+    return None
+  lowest, highest = float(rows[:, 0].min()), float(rows[:, -1].max())
+  if len(rows) > _MOST_POOLED:
+    some = np.linspace(0, len(rows) - 1, _MOST_POOLED).astype(int)
+    rows, counts = rows[some], counts[some]
+  levels = list(QUANTILES.values())
+  edges = [0.0, *((low + high) / 2 for low, high in itertools.pairwise(levels)), 1.0]
+  values = rows.ravel()
+  order = np.argsort(values)
+  below = np.cumsum(np.outer(counts, np.diff(edges)).ravel()[order])
+  at = np.searchsorted(below, np.array(levels) * below[-1]).clip(0, len(order) - 1)
+  found = values[order[at]].tolist()
+  return dict(zip(QUANTILES, [lowest, *found[1:-1], highest], strict=True))
 
 
 def _sum(values: list[Any]) -> Any:

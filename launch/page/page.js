@@ -283,7 +283,7 @@ function drawNodes() {
 // Below the picture, so that what the controls cover is not the end of it: there are the weights of a dream.
 function makeRoom(video) {
   const width = video.videoWidth;
-  const height = 1.25 * video.videoHeight;
+  const height = video.videoHeight + Math.max(0.25 * video.videoHeight, 0.26 * width);
   video.style.aspectRatio = `${width} / ${height}`;
   video.style.width = `min(100%, ${Math.round(400 * width / height)}px)`;
 }
@@ -312,11 +312,17 @@ function drawConfigs() {
   const keys = Object.keys(runs.differences);
   find('configs').hidden = runs.runs.length < 2;
   const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
+  const element = document.querySelector('#configs table');
+  const values = (key) => runs.differences[key].map((value) => show(value ?? null));
+  if (keys.length > runs.runs.length) {  // the longer side is the one that a page has room for
+    table(element, ['', ...runs.runs.map((run) => run.name)], keys.map((key) => [key, ...values(key)]));
+    return;
+  }
   const rows = runs.runs.map((run, index) => [
     make('span', {}, make('span', {class: `dot g${run.group % COLOURS}`}), ` ${run.name}`),
-    ...keys.map((key) => show(runs.differences[key][index] ?? null)),
+    ...keys.map((key) => values(key)[index]),
   ]);
-  table(document.querySelector('#configs table'), ['run', ...keys], rows);
+  table(element, ['run', ...keys], rows);
 }
 
 // Replay
@@ -342,6 +348,9 @@ function drawReplay(answer) {
   table(find('replay-tables'), headings, answer.cells.map((row) => headings.map((name) => row[name])));
   find('replay-numbers').replaceChildren(...Object.entries(answer.numbers).flatMap(([name, text]) =>
     [make('dt', {}, name), make('dd', {}, text)]));
+  find('replay-holds').hidden = !answer.held.length;
+  const spreads = Object.keys(answer.held[0] || {});
+  table(find('replay-held'), spreads, answer.held.map((row) => spreads.map((name) => row[name])), 2);
   find('replay').dataset.report = JSON.stringify(answer.report);
   if (!looks.length || looks[looks.length - 1].time !== answer.report.time) {
     looks.push({time: answer.report.time, moving: answer.moving});

@@ -174,6 +174,7 @@ def test_replay_is_told_as_inspect_tells_it(folder, serve):
   for name, row in expected['tables'].items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert told['report']['tables'][name][key] == row[key], (name, key)
+  assert told['held'] == inspection.spreads(expected) and len(told['held']) == 2
   assert told['cells'][0]['size'] == '6' and told['numbers']['staleness'].endswith('30 updates old')
 
 

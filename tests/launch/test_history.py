@@ -101,3 +101,21 @@ def test_a_curve_is_that_of_the_report(folder, x):
   thin = read(history.History(folder)).thinned('actor', 'episode_return', x)
   np.testing.assert_allclose(thin.x, expected.x)
   np.testing.assert_allclose(thin.mean, expected.value)
+
+
+def test_what_is_no_longer_told_is_not_known_any_more(folder):
+  write(folder, 'learner', rows(0, 3))
+  run = read(history.History(folder))
+  write(folder, 'learner', [{'learner_step': step, 'loss': None} for step in range(3, 200)])
+  assert read(run).last('learner', 'loss') is None and run.last('learner', 'learner_step') == 199
+  assert run.thinned('learner', 'loss', 'learner_step').x.tolist() == [0, 1, 2]
+  assert run.mean('learner', 'loss') == 10.0 and run.mean('learner', 'other') is None
+
+
+def test_a_distribution_is_a_curve_of_its_median_with_a_band(folder):
+  told = {'age/lowest': 0.0, 'age/low': 1.0, 'age/median': 5.0, 'age/high': 8.0, 'age/highest': 9.0}
+  write(folder, 'learner', rows(0, 3, **told))
+  run = read(history.History(folder))
+  assert run.metrics() == [('learner', 'loss'), ('learner', 'age/median')]
+  thin = run.thinned('learner', 'age/median', 'learner_step')
+  assert (thin.mean.tolist(), thin.low.tolist(), thin.high.tolist()) == ([5] * 3, [1] * 3, [8] * 3)

@@ -17,7 +17,7 @@ import pytest
 import rich.console
 
 from launch import config, experiments, inspection, local, main
-from replay import tables, writer
+from replay import inspector, tables, writer
 
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
@@ -160,6 +160,80 @@ def test_shards_are_added_up_and_a_silent_one_is_told(run, made):
   assert f'1 of 2 answer; silent: {other.address}' in screen.getvalue()
   assert 'shard 1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
   assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in inspection.exposition(report)
+
+
+def quantiles(key, *values):
+  return dict(zip((f'{key}/{name}' for name in inspector.QUANTILES), values, strict=True))
+
+
+@pytest.fixture
+def held(run, made):
+  """Frontier and episodic differ in size; learner and actors have told of what is in them."""
+  run.insert(600)
+  newest, steps = 600 * made.steps_per_sequence, made.steps_per_sequence
+  ages = quantiles('replay/frontier/age', 4, 8, 20, 30, 40)
+  ages |= quantiles('replay/episodic/age', 4, 20, 50, 80, 90)
+  run.write('learner', (0, {'learner_step': 100, 'starved_fraction': 0.0, **ages}))
+  told = lambda step, value, count: {
+    'environment_step': step, 'parameter_version': 99, 'throttled_fraction': 0.0,
+    'episodes': count, **quantiles('episode_return', *[value] * 5),
+  }  # fmt: skip
+  run.write(
+    'actor-0',
+    (60, told(newest + 5 * steps, 77.0, 9)),  # of what was lost when replay went back
+    (30, told(60 * steps, -1.0, 30)),  # too old for the frontier, of 512
+    (5, told(newest, 1.0, 10)),
+    (1, {**told(newest, 1.0, 0), **quantiles('episode_return', *[None] * 5)}),
+  )
+  return run
+
+
+def test_what_strata_hold_is_told_without_a_sample_of_it(held, made):
+  steps = made.steps_per_sequence
+  before = inspection.inspect(str(held.folder), seconds=0.01)
+  frontier, episodic = before['strata']['frontier'], before['strata']['episodic']
+  assert frontier['age_updates'] == quantiles_of(4, 8, 20, 30, 40)
+  assert frontier['version'] == quantiles_of(60, 70, 80, 92, 96)
+  assert episodic['version'] == quantiles_of(10, 20, 50, 80, 96)
+  assert (frontier['shared'], episodic['shared']) == (1.0, 512 / 600)
+  for row, size in ((frontier, 512), (episodic, 600)):
+    ages = np.arange(size) * steps
+    assert row['age_steps'] == pytest.approx(inspector.quantiles(ages)) and row['sequences'] == size
+  assert (frontier['episodes'], frontier['episode_return']['median']) == (10, 1.0)
+  assert episodic['episodes'] == 40
+  assert episodic['episode_return'] == quantiles_of(-1, -1, -1, 1, 1)
+  assert all(row['sampled'] == 0 for row in before['tables'].values())
+  assert inspection.numbers(before)['overlap'].startswith('of episodic 85 %, of frontier 100 %')
+  text = inspection.exposition(before)
+  assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
+  assert 'hephaestus_stratum_shared{stratum="frontier"} 1.0' in text
+
+
+@pytest.mark.parametrize('width', [80, 160])
+def test_what_strata_hold_fits_the_terminal(held, width):
+  report = inspection.inspect(str(held.folder), seconds=0.01)
+  screen = io.StringIO()
+  console = rich.console.Console(file=screen, width=width, height=50)
+  inspection.show(report, console)
+  console.print(inspection._frame(str(held.folder), [report], 2.0, width))
+  shown = screen.getvalue()
+  assert shown.count('age, steps') == 4 and shown.count('return of episodes') == 4
+  assert '…' not in shown and max(map(len, shown.splitlines())) <= width
+
+
+def test_of_a_run_that_tells_less_the_rest_is_shown(nodes):
+  nodes.insert(6)
+  report = inspection.inspect(str(nodes.folder), seconds=0.01)
+  row = report['strata']['frontier']
+  assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
+  assert {line['of what it holds'] for line in inspection.spreads(report)} == {'age, steps'}
+  alone = inspection.inspect(nodes.address, seconds=0.01)
+  assert alone['strata']['frontier']['age_steps'] is None and inspection.spreads(alone) == []
+  assert alone['strata']['frontier']['shared'] == 1.0
+
+
+def quantiles_of(*values):
+  return dict(zip(inspector.QUANTILES, values, strict=True))
 
 
 def test_a_server_alone_tells_what_it_knows(run, capsys):

@@ -1,6 +1,7 @@
 """Reports of runs: which are seeds of one curve, where they are compared, and how sure it is."""
 
 import base64
+import os
 import re
 import sys
 
@@ -8,7 +9,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from launch import config, experiments, local, main, metrics, report
+from launch import config, experiments, local, main, metrics, report, report_page
 
 HOUR = 3600.0
 
@@ -296,7 +297,9 @@ def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
   assert '![Curves of gymnax/CartPole-v1](gymnax-CartPole-v1.png)' in shown
   assert '0.47 (0.00 to 1.00) at 2,000 | 0.40 (0.00 to 1.00)' in shown
   assert sorted(path.name for path in out.iterdir()) == [
-    'catch.png', 'gymnax-CartPole-v1.png', 'report.html', 'report.md',
+    'catch-evaluator-episode_return.png', 'catch.png',
+    'gymnax-CartPole-v1-evaluator-episode_return.png', 'gymnax-CartPole-v1.png', 'report.html',
+    'report.md',
   ]  # fmt: skip
   picture = imageio.imread(out / 'catch.png')[..., :3]
   assert picture.shape[1] >= 1000
@@ -307,13 +310,14 @@ def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
   assert f'--out {tmp_path / "file"}: cannot be written to' in capsys.readouterr().err
 
 
-def test_one_file_holds_all_that_a_colleague_needs(tmp_path):
+def test_a_metric_that_is_asked_for_is_shown_alone_in_one_file(tmp_path):
   folders = [
     write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, 0.5)], overrides=[f'seed={seed}'])
     for seed in range(2)
   ]
   out = tmp_path / 'out'
-  assert run('--label', 'a <script> b', *folders, '--out', out) == 0
+  metric = ['--metric', 'normalised_score']
+  assert run('--label', 'a <script> b', *folders, '--out', out, *metric) == 0
   page = (out / 'report.html').read_text()
   (picture,) = re.findall(r'src="([^"]*)"', page)
   kind, content = picture.split(',')
@@ -321,6 +325,56 @@ def test_one_file_holds_all_that_a_colleague_needs(tmp_path):
   assert base64.b64decode(content) == (out / 'catch.png').read_bytes()
   assert '<td>a &lt;script&gt; b</td>' in page and '<script' not in page
   assert '0.50 (range 0.50 to 0.50) at 2,000' in page and 'http' not in page
+  assert re.findall('<h2>(.*?)</h2>', page) == ['Learning']
+
+
+def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(report_page, 'DOTS_PER_INCH', 40)  # nobody looks at these
+  points = [(0, 0.0), (80, 0.5)]
+  dreamer = write_run(tmp_path / 'dreamer', points, agent='dreamer')
+  steps = {'learner_step': 8, 'environment_step': 80}
+  losses = {'world_model/loss': 2.0, 'intrinsic/boredom': 0.0, 'replay_ratio': 32.0}
+  ages = {'replay/frontier/age/median': 9.0, 'replay/frontier/age/high': 20.0}
+  write_rows(dreamer, 'learner', [{**steps, **losses, **ages, 'starved_fraction': 0.25}])
+  node = {'name': 'learner', 'pid': 7, 'restarts': 1, 'exit_code': -9}
+  write_rows(dreamer, 'events', [{'kind': kind, **node} for kind in ('restarting', 'started')])
+  videos = dreamer / 'videos'
+  frames = [np.full((32, 48, 3), shade, np.uint8) for shade in (0, 200)]
+  for name in ('7.gif', '8.gif', '8-dream.gif'):
+    imageio.mimsave(videos / name, frames, duration=125)
+  os.utime(videos / '7.gif', (0, 0))
+  unscored = write_run(tmp_path / 'unscored', [(0, None)], node='learner', world='grid_world')
+  write_rows(unscored, 'learner', [{**steps, 'ppo/entropy': 1.0}])
+  out = tmp_path / 'out'
+  assert run(dreamer, unscored, '--out', out) == 0
+  page = (out / 'report.html').read_text()
+  assert [re.sub('<.*?>', '', title) for title in re.findall('<h2>(.*?)</h2>', page)] == [
+    'Runs', 'Learning catch', 'Intrinsic drives catch', 'World model catch',
+    'Replay over the run catch', 'Speed catch', 'Actor and critic grid_world', 'Where time goes',
+    'Nodes', 'Films of evaluations', 'What the runs differ in', 'Left out',
+  ]  # fmt: skip
+  for name in ('catch', 'catch-learner-world_model-loss', 'catch-learner-replay-frontier-age-median',
+               'grid_world-learner-ppo-entropy'):  # fmt: skip
+    content = base64.b64encode((out / f'{name}.png').read_bytes()).decode()
+    assert f'src="data:image/png;base64,{content}"' in page, name
+  assert (
+    '0 throughout: boredom' in page and not (out / 'catch-learner-intrinsic-boredom.png').exists()
+  )
+  films = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
+  assert len(films) == 2 and all(base64.b64decode(film)[4:8] == b'ftyp' for film in films)
+  assert 'update 8<' in page and 'update 8, beside its dream' in page and 'update 7' not in page
+  assert 'learner ended with code -9; restart 1' in page and 'waits for data 25 %' in page
+  assert not re.search(r'(src|srcset|href)="(?!data:)|url\(|@import|https?:|<script', page)
+  monkeypatch.setattr(report_page, 'MOST_FILM_BYTES', 10)
+  capsys.readouterr()
+  assert run(dreamer, '--out', out) == 0
+  assert '<video' not in (out / 'report.html').read_text()
+  said = capsys.readouterr().err.splitlines()
+  assert 'report.html: ' in said[0] and said[0].endswith(' as PNG, too), 0 films')
+  assert ' MB, 6 pictures ' in said[0]
+  assert [line.split(': ')[1] for line in said[1:]] == [
+    str(videos / name) for name in ('8.gif', '8-dream.gif')
+  ]
 
 
 @pytest.mark.parametrize('name', ['markdown_it', 'matplotlib', 'rliable'])

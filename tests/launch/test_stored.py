@@ -279,7 +279,7 @@ def test_samples_say_what_happened_and_who_acted(run, sequences, capsys):
   assert inspect(run.folder, '--sample', 2) == 0
   printed = capsys.readouterr().out
   assert 'frontier: 8 sequences, 100 % also in the others' in printed
-  assert 'return of' in printed and 'age, environment steps' in printed
+  assert 'return of' in printed and 'age, steps' in printed
   assert printed.count('step type') == 4
   assert 'made by version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
   assert 'FIRST' in printed and 'LAST' in printed and '[12] 0 to 0' in printed

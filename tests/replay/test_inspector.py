@@ -1,6 +1,7 @@
 import os
 import time
 
+import numpy as np
 import psutil
 import pytest
 import reverb
@@ -117,3 +118,18 @@ def test_a_dead_address_is_said_in_time():
   with pytest.raises(ConnectionError, match='localhost:1 within 2 s'):
     inspector.Inspector('localhost:1', timeout_seconds=2).look()
   assert time.monotonic() - start < 3.5
+
+
+def test_distributions_are_pooled_by_how_many_they_are_of():
+  draw = np.random.default_rng(0)
+  parts = [draw.normal(mean, 1.0, count) for mean, count in ((0, 900), (5, 300), (40, 3))]
+  rows = np.array([list(inspector.quantiles(part).values()) for part in parts])
+  counts = np.array([len(part) for part in parts])
+  told, true = inspector.pooled(rows, counts), inspector.quantiles(np.concatenate(parts))
+  assert told['lowest'] == true['lowest'] and told['highest'] == true['highest']
+  for name in ('low', 'median', 'high'):
+    assert abs(told[name] - true[name]) < 1.0, name
+  many = inspector.pooled(np.repeat(rows, 2000, axis=0), np.repeat(counts, 2000))
+  assert many == pytest.approx(told, abs=0.2)
+  assert inspector.pooled(np.zeros((0, 5)), np.zeros(0)) is None
+  assert inspector.quantiles(np.zeros(0)) is None
