@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from omegaconf import OmegaConf
-from scipy import stats
 
 from launch import config as launch_config
 from launch import history, local, metrics
@@ -489,7 +488,9 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
   Args:
     values: [S, M] f64, of S seeds; where one is NaN, so is the mean.
   """
-  return np.where(np.isnan(values).any(axis=0), np.nan, stats.trim_mean(values, 0.25, axis=0))
+  quarter = len(values) // 4
+  middle = np.sort(values, axis=0)[quarter : len(values) - quarter]
+  return np.where(np.isnan(values).any(axis=0), np.nan, middle.mean(axis=0))
 
 
 def estimate(values: np.ndarray, statistic: str) -> Estimate:
