@@ -20,7 +20,9 @@ ACTIVATIONS = {'silu': nn.silu, 'relu': nn.relu, 'tanh': nn.tanh}
 
 
 def symlog(x: jax.Array) -> jax.Array:
-  """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9."""
+  """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9. Of bits it is float32."""
+  if x.dtype == bool:
+    return jnp.where(x, np.float32(np.log(2)), np.float32(0))
   return jnp.sign(x) * jnp.log1p(jnp.abs(x))
 
 
@@ -384,6 +386,12 @@ def image_specs(spec: Any) -> list[specs.Array]:
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
 
 
+def pick_images(observation: Any, spec: Any) -> list[jax.Array]:
+  """The images of an observation, [..., H, W, C] in their own dtypes."""
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  return [x for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+
+
 def images(observation: Any, spec: Any) -> list[jax.Array]:
   """The images of an observation as a CNN reads and decodes them, [..., H, W, C] float32.
 
@@ -397,8 +405,7 @@ def images(observation: Any, spec: Any) -> list[jax.Array]:
       return leaf / 255 - 0.5
     return leaf if is_bounded(spec, 0, 1) else symlog(leaf)
 
-  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
-  return [read(x, leaf) for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+  return list(map(read, pick_images(observation, spec), image_specs(spec)))
 
 
 def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
@@ -477,8 +484,8 @@ def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
   return bool(np.all(spec.minimum == low) and np.all(spec.maximum == high))
 
 
-def flatten_observation(observation: Any, spec: Any) -> jax.Array:
-  """Joins the leaves of an observation (its mask left out) into one symlog vector.
+def join_observation(observation: Any, spec: Any) -> jax.Array:
+  """Joins the leaves of an observation (its mask left out) into one vector, as they are.
 
   Args:
     observation: tree of [..., *shape] arrays.
@@ -486,17 +493,23 @@ def flatten_observation(observation: Any, spec: Any) -> jax.Array:
       last axis has no room for is left out: see `without_images` and `without_boards`.
 
   Returns:
-    [..., F] float32.
+    [..., F] bool if all of it is, else float32.
   """
   leaves = jax.tree.leaves(without_mask(observation))
   shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
+  dtype = bool if all(leaf.dtype == bool for leaf in leaves) else jnp.float32
   flat = [
     (leaf[..., : shape[-1]] if shape else leaf)
     .reshape(*leaf.shape[: leaf.ndim - len(shape)], -1)
-    .astype(jnp.float32)
+    .astype(dtype)
     for leaf, shape in zip(leaves, shapes, strict=True)
   ]
-  return symlog(jnp.concatenate(flat, axis=-1))
+  return jnp.concatenate(flat, axis=-1)
+
+
+def flatten_observation(observation: Any, spec: Any) -> jax.Array:
+  """The same, [..., F] symlog float32: what a network reads."""
+  return symlog(join_observation(observation, spec))
 
 
 def unit_range(spec: Any) -> np.ndarray:
