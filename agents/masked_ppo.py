@@ -39,6 +39,7 @@ class PPOConfig:
   layer_norm: bool = True
   cell_size: int = 0  # width of the layer that all cells of a board share; 0: read it as any vector
   levels: int = 0  # that a number in [0, 1] is also read by, or a map seen by; 0: as a number only
+  symlog: bool = True  # numbers are read by their symlog, small whatever they are; else as they are
   image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # actor and critic read one network, else each its own
@@ -211,7 +212,7 @@ class Network:
     """
     flat = networks.join_observation(observation, self._flat_spec)
     if flat.dtype != bool or self._sight.size:
-      flat = networks.symlog(flat)
+      flat = self._numbers(flat)
     if self._image_specs:
       return flat, *networks.pick_images(observation, self.observation_spec)
     if self._board_specs:
@@ -219,6 +220,10 @@ class Network:
     if not self._sight.size:
       return (flat,)
     return (jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1),)
+
+  def _numbers(self, joined: jax.Array) -> jax.Array:
+    """[..., F] bool or float32 as observed, to what is read of them, float32."""
+    return networks.symlog(joined) if self.config.symlog else joined.astype(jnp.float32)
 
   @property
   def _image_specs(self) -> list[specs.Array]:
@@ -259,10 +264,11 @@ class Network:
       return inputs
     flat, *others = inputs
     if flat.dtype == bool:
-      flat = networks.symlog(flat)
+      flat = self._numbers(flat)
     if self._image_specs:
       others = networks.images(others, self._image_specs)
-    return networks.with_levels(flat, self._flat_spec, self.config.levels), *others
+    levels, is_symlog = self.config.levels, self.config.symlog
+    return networks.with_levels(flat, self._flat_spec, levels, is_symlog=is_symlog), *others
 
   def apply(
     self,

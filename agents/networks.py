@@ -525,7 +525,9 @@ def by_level(number: jax.Array, num_levels: int) -> jax.Array:
   return jax.nn.relu(1.0 - distance * (num_levels - 1))
 
 
-def with_levels(flat: jax.Array, spec: Any, num_levels: int) -> jax.Array:
+def with_levels(
+  flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
+) -> jax.Array:
   """A flattened observation, and beside it its numbers in [0, 1] by levels.
 
   A network then sees at once which of few values a number has, such as a coordinate of a small
@@ -535,11 +537,13 @@ def with_levels(flat: jax.Array, spec: Any, num_levels: int) -> jax.Array:
     flat: [..., F] float32, as `flatten_observation` gives it.
     spec: of the observation.
     num_levels: L, at least 2; or 0 for none.
+    is_symlog: whether `flat` is, or else the numbers themselves.
 
   Returns:
     [..., F + L times the numbers in [0, 1]] float32.
   """
   if not num_levels:
     return flat
-  shares = by_level(symexp(flat[..., unit_range(spec)]), num_levels)
+  numbers = flat[..., unit_range(spec)]
+  shares = by_level(symexp(numbers) if is_symlog else numbers, num_levels)
   return jnp.concatenate([flat, shares.reshape(*flat.shape[:-1], -1)], axis=-1)

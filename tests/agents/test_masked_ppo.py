@@ -513,6 +513,17 @@ def test_a_board_that_is_read_flat_has_the_parameters_of_a_vector():
   assert params[0] == params[1]
 
 
+def test_numbers_may_be_read_as_they_are():
+  observation = np.array([[0.0, 0.25, 0.5, 1.0, 0.75]], np.float32)
+  raw, usual = (make('plain', levels=3, symlog=symlog).network for symlog in (False, True))
+  for network, expected in ((raw, observation), (usual, np.log1p(observation))):
+    inputs = network.flatten(observation)
+    np.testing.assert_allclose(inputs[0], expected, rtol=1e-6)
+    (read,) = network._read(inputs)
+    np.testing.assert_allclose(read[0, 5:8], [1, 0, 0], atol=1e-6)  # 0, by three levels
+    np.testing.assert_allclose(read[0, 8:11], [0.5, 0.5, 0], atol=1e-6)
+
+
 def test_bits_stay_bits_until_they_are_read_as_the_same_numbers():
   rng = np.random.default_rng(0)
   bits = rng.uniform(size=(3, 4, 2)) < 0.5
