@@ -39,6 +39,8 @@ class PPOConfig:
   layer_norm: bool = True
   cell_size: int = 0  # width of the layer that all cells of a board share; 0: read it as any vector
   levels: int = 0  # that a number in [0, 1] is also read by, or a map seen by; 0: as a number only
+  symlog: bool = True  # numbers are read by their symlog, small whatever they are; else as they are
+  image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # actor and critic read one network, else each its own
   compute_dtype: str = 'float32'
@@ -62,6 +64,7 @@ class PPOConfig:
     check(self.activation in known, 'activation', f'choose one of {known}')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.cell_size >= 0, 'cell_size', 'must be 0 for no layer of cells, or at least 1')
+    check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.recurrent_size >= 0, 'recurrent_size', 'must be 0 for no memory, or at least 1')
     check(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -163,6 +166,8 @@ class Network:
       )
       if self._board_specs:
         encoder = networks.BoardEncoder(encoder, config.cell_size)
+      if self._image_specs:
+        encoder = networks.Encoder(encoder, config.image_channels)
       modules[f'{name}_encoder'] = encoder
       if config.recurrent_size:
         modules[f'{name}_gates'] = dense(3 * config.recurrent_size, 1.0)
@@ -176,10 +181,10 @@ class Network:
     config, modules = self.config, self._modules()
     keys = jax.random.split(key, len(modules))
     zeros = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape)), self.observation_spec)
-    inputs = jax.eval_shape(lambda x: self._by_levels(self.flatten(x)), zeros)
+    inputs = jax.eval_shape(lambda x: self._read(self.flatten(x)), zeros)
     vector = lambda size: (jax.ShapeDtypeStruct((1, size), jnp.float32),)
-    shapes = {'encoder': inputs, 'gates': vector(config.hidden_size)}
-    head = vector(config.recurrent_size or config.hidden_size)
+    shapes = {'encoder': inputs, 'gates': vector(self._feature_size)}
+    head = vector(config.recurrent_size or self._feature_size)
 
     def init(key, name, module):
       parts = shapes.get(name.split('_')[-1], head)
@@ -200,40 +205,70 @@ class Network:
   def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:
     """[..., observation] to [..., F] float32, the mask left out; with a map, also its view.
 
-    Behind it the boards that are read by their cells, [..., cells, features] float32 each. What the
-    rows of a batch are turned into once, before they are read in each epoch.
+    Where it is made of bits it stays bool, and images that a CNN reads come behind it as they are:
+    `_read` makes numbers of them, for they are smaller so. Without images the boards that are read
+    by their cells come behind it, [..., cells, features] float32 each. What the rows of a batch are
+    turned into once, before they are read in each epoch.
     """
-    flat = networks.flatten_observation(observation, self._flat_spec)
+    flat = networks.join_observation(observation, self._flat_spec)
+    if flat.dtype != bool or self._sight.size:
+      flat = self._numbers(flat)
+    if self._image_specs:
+      return flat, *networks.pick_images(observation, self.observation_spec)
     if self._board_specs:
       return flat, *networks.boards(observation, self.observation_spec)
     if not self._sight.size:
       return (flat,)
     return (jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1),)
 
+  def _numbers(self, joined: jax.Array) -> jax.Array:
+    """[..., F] bool or float32 as observed, to what is read of them, float32."""
+    return networks.symlog(joined) if self.config.symlog else joined.astype(jnp.float32)
+
+  @property
+  def _image_specs(self) -> list[specs.Array]:
+    """Of the images that are read by a CNN."""
+    return networks.image_specs(self.observation_spec) if self.config.image_channels else []
+
   @property
   def _board_specs(self) -> list[Any]:
-    """Of the boards that are read by their cells."""
-    return networks.board_specs(self.observation_spec) if self.config.cell_size else []
+    """Of the boards that are read by their cells; beside images, a board is a vector."""
+    by_cells = self.config.cell_size and not self._image_specs
+    return networks.board_specs(self.observation_spec) if by_cells else []
 
   @property
   def _flat_spec(self) -> Tree:
-    """Of all that is not read by cells."""
+    """Of all that is read neither by a CNN nor by cells."""
     spec = self.observation_spec
+    if self._image_specs:
+      return networks.without_images(spec)
     return networks.without_boards(spec) if self._board_specs else spec
+
+  @property
+  def _feature_size(self) -> int:
+    """Of what the encoder makes: one width for the numbers, if there are any, and for each image."""
+    num_images = len(self._image_specs)
+    has_numbers = not num_images or networks.unit_range(self._flat_spec).size > 0
+    return self.config.hidden_size * (num_images + has_numbers)
 
   @property
   def _sight(self) -> sight.Sight:
     return sight.Sight.of(self.observation_spec, self.config.levels)
 
-  def _by_levels(self, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """What the encoder reads of them: levels for each row anew, since they are many numbers.
+  def _read(self, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """What the encoder reads of them: what would be more bytes is made for each row anew.
 
     A map is seen from where the agent stands, which says more than the levels of its cells.
     """
     if self._sight.size:
       return inputs
-    flat, *boards = inputs
-    return networks.with_levels(flat, self._flat_spec, self.config.levels), *boards
+    flat, *others = inputs
+    if flat.dtype == bool:
+      flat = self._numbers(flat)
+    if self._image_specs:
+      others = networks.images(others, self._image_specs)
+    levels, is_symlog = self.config.levels, self.config.symlog
+    return networks.with_levels(flat, self._flat_spec, levels, is_symlog=is_symlog), *others
 
   def apply(
     self,
@@ -253,7 +288,7 @@ class Network:
     Returns:
       The memory after the last row, [..., outputs] of the actor and [...] values, float32.
     """
-    inputs = self._by_levels(inputs)
+    inputs = self._read(inputs)
     modules, features, after = self._modules(), {}, {}
     for name in dict.fromkeys(self._readers):
       x = networks.apply(modules[f'{name}_encoder'], params[f'{name}_encoder'], *inputs)

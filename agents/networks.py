@@ -18,7 +18,9 @@ SMALLEST_IMAGE = 8
 
 
 def symlog(x: jax.Array) -> jax.Array:
-  """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9."""
+  """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9. Of bits it is float32."""
+  if x.dtype == bool:
+    return jnp.where(x, np.float32(np.log(2)), np.float32(0))
   return jnp.sign(x) * jnp.log1p(jnp.abs(x))
 
 
@@ -409,6 +411,12 @@ def image_specs(spec: Any) -> list[specs.Array]:
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
 
 
+def pick_images(observation: Any, spec: Any) -> list[jax.Array]:
+  """The images of an observation, [..., H, W, C] in their own dtypes."""
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  return [x for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+
+
 def images(observation: Any, spec: Any) -> list[jax.Array]:
   """The images of an observation as a CNN reads and decodes them, [..., H, W, C] float32.
 
@@ -422,8 +430,7 @@ def images(observation: Any, spec: Any) -> list[jax.Array]:
       return leaf / 255 - 0.5
     return leaf if is_bounded(spec, 0, 1) else symlog(leaf)
 
-  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
-  return [read(x, leaf) for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+  return list(map(read, pick_images(observation, spec), image_specs(spec)))
 
 
 def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
@@ -502,8 +509,8 @@ def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
   return bool(np.all(spec.minimum == low) and np.all(spec.maximum == high))
 
 
-def flatten_observation(observation: Any, spec: Any) -> jax.Array:
-  """Joins the leaves of an observation (its mask left out) into one symlog vector.
+def join_observation(observation: Any, spec: Any) -> jax.Array:
+  """Joins the leaves of an observation (its mask left out) into one vector, as they are.
 
   Args:
     observation: tree of [..., *shape] arrays.
@@ -511,17 +518,23 @@ def flatten_observation(observation: Any, spec: Any) -> jax.Array:
       last axis has no room for is left out: see `without_images` and `without_boards`.
 
   Returns:
-    [..., F] float32.
+    [..., F] bool if all of it is, else float32.
   """
   leaves = jax.tree.leaves(without_mask(observation))
   shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
+  dtype = bool if all(leaf.dtype == bool for leaf in leaves) else jnp.float32
   flat = [
     (leaf[..., : shape[-1]] if shape else leaf)
     .reshape(*leaf.shape[: leaf.ndim - len(shape)], -1)
-    .astype(jnp.float32)
+    .astype(dtype)
     for leaf, shape in zip(leaves, shapes, strict=True)
   ]
-  return symlog(jnp.concatenate(flat, axis=-1))
+  return jnp.concatenate(flat, axis=-1)
+
+
+def flatten_observation(observation: Any, spec: Any) -> jax.Array:
+  """The same, [..., F] symlog float32: what a network reads."""
+  return symlog(join_observation(observation, spec))
 
 
 def unit_range(spec: Any) -> np.ndarray:
@@ -537,7 +550,9 @@ def by_level(number: jax.Array, num_levels: int) -> jax.Array:
   return jax.nn.relu(1.0 - distance * (num_levels - 1))
 
 
-def with_levels(flat: jax.Array, spec: Any, num_levels: int) -> jax.Array:
+def with_levels(
+  flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
+) -> jax.Array:
   """A flattened observation, and beside it its numbers in [0, 1] by levels.
 
   A network then sees at once which of few values a number has, such as a coordinate of a small
@@ -547,11 +562,13 @@ def with_levels(flat: jax.Array, spec: Any, num_levels: int) -> jax.Array:
     flat: [..., F] float32, as `flatten_observation` gives it.
     spec: of the observation.
     num_levels: L, at least 2; or 0 for none.
+    is_symlog: whether `flat` is, or else the numbers themselves.
 
   Returns:
     [..., F + L times the numbers in [0, 1]] float32.
   """
   if not num_levels:
     return flat
-  shares = by_level(symexp(flat[..., unit_range(spec)]), num_levels)
+  numbers = flat[..., unit_range(spec)]
+  shares = by_level(symexp(numbers) if is_symlog else numbers, num_levels)
   return jnp.concatenate([flat, shares.reshape(*flat.shape[:-1], -1)], axis=-1)

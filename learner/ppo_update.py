@@ -270,7 +270,7 @@ def make_update(
     rows = batch
     if not recurrent:
       # Time-major is how they lie already; so places are turned, and not the rows.
-      rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+      rows = _flat(batch)
       order = order % num_steps * num_worlds + order // num_steps
 
     def step(carry, places):
@@ -314,8 +314,8 @@ def make_update(
       if recurrent:
         part = lambda x: x[:, : x.shape[1] // num_minibatches]
         return rows, (jax.tree.map(part, rows), jax.tree.map(lambda x: part(x[None])[0], memory))
-      part = lambda x: x.reshape(-1, *x.shape[2:])[: x.shape[0] * x.shape[1] // num_minibatches]
-      return rows, (jax.tree.map(part, rows), memory)
+      part = lambda x: x[: x.shape[0] // num_minibatches]
+      return rows, (jax.tree.map(part, _flat(rows)), memory)
 
     def residuals(params: Tree, minibatch: tuple[masked_ppo.Rows, Tree]):
       return jax.vjp(lambda params: network.loss(params, *minibatch)[0], params)[1]
@@ -330,6 +330,11 @@ def make_update(
     )
 
   return Update(init, update, footprint, scale)
+
+
+def _flat(rows: masked_ppo.Rows) -> masked_ppo.Rows:
+  """[T, B, ...] rows, some of which may have no numbers, as [T B, ...]."""
+  return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), rows)
 
 
 def explained_variance(rows: masked_ppo.Rows) -> jax.Array:

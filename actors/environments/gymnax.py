@@ -32,7 +32,7 @@ def options(name: str) -> dict[str, Any]:
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
   """A world of gymnax; its own limit of time is one of ours, and so cuts off without terminating.
 
-  Where an observation is one of n numbers, it is one-hot here.
+  Where an observation is one of n numbers, it is one-hot here. MinAtar's planes are bits.
 
   Raises:
     ValueError: its actions or observations are of a kind that is not known here.
@@ -96,6 +96,8 @@ def _observation_spec(name: str, space: Any, like: jax.ShapeDtypeStruct) -> spec
     return specs.BoundedArray((space.n,), np.float32, 0.0, 1.0, 'one_hot')
   if not isinstance(space, spaces.Box):
     raise ValueError(f"environment.name='gymnax/{name}': cannot read the observations of {space}")
+  if name.endswith('-MinAtar'):  # gymnax makes them float32
+    return specs.BoundedArray(like.shape, bool, False, True)
   if _is_unit(space):
     return specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0)
   return specs.Array(like.shape, like.dtype)  # its other bounds are not always kept

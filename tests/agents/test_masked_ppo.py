@@ -34,6 +34,11 @@ WORLDS = {
   'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
   # Two numbers, and six cells of two.
   'board': (environment.BoardSpec((14,), np.float32, (2, 3, 2)), specs.DiscreteArray(3)),
+  'picture': (
+    {'picture': specs.Array((8, 9, 2), np.uint8), 'purse': specs.Array((), np.int32)},
+    specs.DiscreteArray(3),
+  ),
+  'only a picture': (specs.BoundedArray((9, 8, 1), np.float32, 0, 1), specs.DiscreteArray(3)),
 }
 VARIANTS = {
   'plain': dict(world='plain', levels=3),
@@ -42,6 +47,8 @@ VARIANTS = {
   'separate': dict(world='masked', shared=False, activation='tanh', layer_norm=False),
   'map': dict(world='map', levels=5),
   'board': dict(world='board', cell_size=3),
+  'picture': dict(world='picture', image_channels=4),
+  'only a picture': dict(world='only a picture', image_channels=4, recurrent_size=6, levels=3),
   'memory': dict(world='masked', recurrent_size=6),
   'separate memories': dict(world='plain', shared=False, recurrent_size=6, levels=3),
 }
@@ -472,6 +479,7 @@ def test_bfloat16_stays_within_the_network():
     ({'activation': 'gelu'}, r"agent.activation='gelu': choose one of"),
     ({'levels': 1}, r'agent.levels=1'),
     ({'cell_size': -1}, r'agent.cell_size=-1: must be 0'),
+    ({'image_channels': -1}, r'agent.image_channels=-1: must be 0'),
     ({'recurrent_size': -1}, r'agent.recurrent_size=-1'),
     ({'compute_dtype': 'float16'}, r"agent.compute_dtype='float16'"),
     ({'gamma': 0}, r'agent.gamma=0'),
@@ -503,6 +511,36 @@ def test_a_board_that_is_read_flat_has_the_parameters_of_a_vector():
   )
   params = [jax.eval_shape(ppo.network.init, jax.random.key(0)) for ppo in (make('board'), vector)]
   assert params[0] == params[1]
+
+
+def test_numbers_may_be_read_as_they_are():
+  observation = np.array([[0.0, 0.25, 0.5, 1.0, 0.75]], np.float32)
+  raw, usual = (make('plain', levels=3, symlog=symlog).network for symlog in (False, True))
+  for network, expected in ((raw, observation), (usual, np.log1p(observation))):
+    inputs = network.flatten(observation)
+    np.testing.assert_allclose(inputs[0], expected, rtol=1e-6)
+    (read,) = network._read(inputs)
+    np.testing.assert_allclose(read[0, 5:8], [1, 0, 0], atol=1e-6)  # 0, by three levels
+    np.testing.assert_allclose(read[0, 8:11], [0.5, 0.5, 0], atol=1e-6)
+
+
+def test_bits_stay_bits_until_they_are_read_as_the_same_numbers():
+  rng = np.random.default_rng(0)
+  bits = rng.uniform(size=(3, 4, 2)) < 0.5
+  as_bits, as_numbers = (
+    masked_ppo.make_ppo(
+      make().config, specs.BoundedArray((4, 2), dtype, 0, 1), specs.DiscreteArray(3)
+    ).network
+    for dtype in (bool, np.float32)
+  )
+  (kept,), (numbers,) = (
+    network.flatten(x) for network, x in ((as_bits, bits), (as_numbers, np.float32(bits)))
+  )
+  assert kept.dtype == bool
+  params = as_bits.init(jax.random.key(0))
+  apply = lambda network, x: network.apply(params, (x,), np.zeros(3, bool), {})[1:]
+  for found, expected in zip(apply(as_bits, kept), apply(as_numbers, numbers), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_levels_are_only_for_numbers_between_zero_and_one():

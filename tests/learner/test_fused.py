@@ -31,6 +31,7 @@ def make_fused(
   *,
   on_trace=lambda: None,
   world=None,
+  compiled=True,
   **changes,
 ):
   world = world or environments.make('catch', rows=4, columns=3)
@@ -54,7 +55,8 @@ def make_fused(
 
   worlds = fused.Worlds(unroll.init, act, num_worlds, NUM_STEPS)
   made = fused.Fused(update, ppo.agent.acting_params, worlds, jax.local_devices()[:num_devices])
-  made.compile()
+  if compiled:
+    made.compile()
   return made
 
 
@@ -295,6 +297,40 @@ class Puzzle(environment.Environment):
       observation,
     )
     return (number, count + 1), timestep
+
+
+class Picture(Puzzle):
+  """The same, its number shown as a picture of one colour."""
+
+  observation_spec = specs.BoundedArray((8, 9, 1), np.uint8, 0, 255)
+
+  def reset(self, key):
+    return self._shown(*super().reset(key))
+
+  def step(self, key, state, action):
+    return self._shown(*super().step(key, state, action))
+
+  def _shown(self, state, timestep):
+    shape = self.observation_spec.shape
+    colour = jnp.where(timestep.observation > 0, 255, 0).astype(jnp.uint8)
+    return state, timestep._replace(observation=jnp.broadcast_to(colour, shape))
+
+
+def test_an_update_moves_every_kernel_of_a_cnn_and_its_memory_is_counted():
+  world = Picture(shown_once=False, continuous=False)
+  made = make_fused(world=world, image_channels=4)
+  state = begin(made)
+  before = plain(made.gather(state)).train.params
+  state, metrics = made.iterate(state, 1)
+  after = plain(made.gather(state)).train.params
+  assert all(np.isfinite(value).all() for value in metrics.values())
+  encoder = after['shared_encoder']
+  assert encoder['Conv_0']['kernel'].shape == (4, 4, 1, 4)
+  for name, params in encoder.items():
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before['shared_encoder'][name], params)
+    assert min(jax.tree.leaves(moved)) > 1e-5, name
+  wider = make_fused(world=world, image_channels=64, compiled=False)
+  assert wider.memory().batch > 4 * made.memory().batch
 
 
 @pytest.mark.parametrize(
