@@ -204,9 +204,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   num_worlds = _worlds_for(memory, usual=256, needed=2.0)
   config = launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(
-      hidden_size=192, cell_size=8, levels=9, image_channels=32, entropy_scale=5e-3
-    ),
+    agent=masked_ppo.PPOConfig(hidden_size=192, cell_size=8, levels=9, entropy_scale=5e-3),
     replay=_on_policy(num_worlds),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=33),
