@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from launch import bench_watching, dashboard, experiments, local, main
+from launch import bench_watching, dashboard, experiments, local, main, panels
 
 
 def run(*arguments):
@@ -79,9 +79,9 @@ def test_the_page_asks_as_often_for_what_a_browsers_page_asks_for(tmp_path):
     server.should_exit = True
     thread.join()
     socket.close()
-  script = (dashboard.PAGE / 'page.js').read_text()
+  script = (panels.PAGE / 'page.js').read_text()
   assert f'PERIOD = {1000 * bench_watching.PERIOD:g};' in script
-  html = (dashboard.PAGE / 'index.html').read_text()
+  html = (panels.PAGE / 'index.html').read_text()
   static = re.findall(r'(?:src|href)="([^"]+)"', html)
   questions = set(re.findall(r'ask\([`\'](api/\w+)', script))
   paths, queries = zip(*asked[:12], strict=True)
