@@ -763,16 +763,13 @@ def _bench(arguments: argparse.Namespace) -> int:
   from launch import bench, experiments, local
   from launch import config as launch_config
   from learner import bench as learner_bench
-  from learner import cores
 
   changes = ('ensemble', 'horizon', 'batch', 'length', 'dtype')
   logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
   if arguments.target == 'learner':
     work = _learner_work(arguments)
-    work = work.changed(**{name: getattr(arguments, name) for name in changes})
-    cores.share(work.learner.batch_size)
     figures = learner_bench.update(
-      work,
+      work.changed(**{name: getattr(arguments, name) for name in changes}),
       arguments.boredom,
       seconds=arguments.seconds,
       phases=arguments.phases,
@@ -780,9 +777,7 @@ def _bench(arguments: argparse.Namespace) -> int:
   elif arguments.target == 'end-to-end':
     from launch import bench_run
 
-    config = _preset_config(arguments)
-    cores.share(config.batch_size)
-    figures = bench_run.end_to_end(config, arguments.seconds)
+    figures = bench_run.end_to_end(_preset_config(arguments), arguments.seconds)
   elif arguments.target == 'watching':
     from launch import bench_watching
 

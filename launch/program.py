@@ -29,7 +29,7 @@ from agents import masked_ppo
 from agents.dreamer import agent as dreamer_agent
 from launch import config as launch_config
 from launch import metrics, watchdog
-from learner import allocator, checkpoint, cores, dreamer_update, on_policy, ppo_update
+from learner import allocator, checkpoint, dreamer_update, on_policy, ppo_update
 from learner import learner as learner_lib
 from learner import process_group as process_group_lib
 from learner import profile as profile_lib
@@ -263,8 +263,6 @@ def build_learner(
     group = process_group_lib.ProcessGroup(
       place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
-  elif config.agent_name != 'ppo':
-    cores.share(config.batch_size)
   speaks = group is None or group.is_first
   parts = make_parts(config)
   address = _addresses(replay)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pathlib
 import platform
 import statistics
@@ -29,7 +30,7 @@ from agents import experience
 from agents.dreamer import agent as dreamer_agent
 from agents.dreamer import config as dreamer_config
 from agents.dreamer import dream
-from learner import allocator, cores, dreamer_update
+from learner import allocator, dreamer_update
 from learner import config as learner_config
 
 _MIN_ROUNDS = 3
@@ -147,18 +148,17 @@ def update(
 ) -> list[Figure]:
   """One update on one device, its batch already there, at several boredoms.
 
-  All are the same program: boredom is data, and decides how many rows are dreamt. On a CPU it is on
-  as many of JAX's devices as can share the batch: see `cores.share`.
+  All are the same program: boredom is data, and decides how many rows are dreamt.
 
   Args:
     work: to be done.
     boredom: each in [0, 1], one measurement for each.
     seconds: of each measurement, after a warm-up.
-    phases: whether world model and dream are measured alone, too; then all of it on one device.
+    phases: whether world model and dream are measured alone, too.
 
   Returns:
-    Seconds to trace and compile, parameters, devices, bytes of memory of all of them and the rate of a
-    plain matrix product; and for each boredom the horizon, the seconds of an update, updates, replayed and imagined steps
+    Seconds to trace and compile, parameters, bytes of memory and the rate of a plain matrix product;
+    and for each boredom the horizon, the seconds of an update, updates, replayed and imagined steps
     per second, and the rate of its matrix products, whose limit is that of the plain one. With
     `phases` also the seconds of the world model's gradient, of the dream, and of the rest.
 
@@ -183,16 +183,10 @@ def update(
       intrinsic=init_state.intrinsic._replace(boredom=jnp.float32(boredom)),
     )
 
-  devices = jax.local_devices()
-  on_cpu = devices[0].platform == 'cpu' and not phases
-  count = cores.fitting(work.learner.batch_size, len(devices)) if on_cpu else 1
-  devices = devices[:count]
-  mapped = jax.pmap(
-    made.update, axis_name=dreamer_update.DEVICES, donate_argnums=0, devices=devices
-  )
-  on_device = functools.partial(dreamer_update.replicate, devices=devices)
-  shared = lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:])
-  sequence = jax.pmap(lambda x: x, devices=devices)(jax.tree.map(shared, batch))
+  device = jax.local_devices()[:1]
+  mapped = jax.pmap(made.update, axis_name=dreamer_update.DEVICES, donate_argnums=0, devices=device)
+  on_device = functools.partial(dreamer_update.replicate, devices=device)
+  sequence = on_device(batch)
   began = time.perf_counter()
   compiled = mapped.lower(on_device(at(0.0)), sequence).compile()
   compile_seconds = time.perf_counter() - began
@@ -204,8 +198,7 @@ def update(
   figures = [
     figure(f'{name}/compile', compile_seconds, 's'),
     figure(f'{name}/parameters', size(init_state.params), ''),
-    figure(f'{name}/devices', count, ''),
-    figure(f'{name}/memory', count * _peak_bytes(compiled), 'bytes'),
+    figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
     figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
   ]
   num_starts = work.learner.batch_size * min(
@@ -216,7 +209,7 @@ def update(
     horizon = float(metrics['dream/horizon'][0])
     duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
     trips = (horizon, math.ceil(horizon / agent_config.rows_per_chunk))
-    flops = count * (always + sum(each * turns for each, turns in zip(by_row, trips, strict=True)))
+    flops = always + sum(each * count for each, count in zip(by_row, trips, strict=True))
     what = f'{name}/boredom_{each:g}'
     figures += [
       figure(f'{what}/horizon', horizon, 'rows'),
@@ -399,7 +392,9 @@ def machine() -> str:
       if line.startswith('model name'):
         kind = line.partition(':')[2].strip()
         break
-  return f'{kind}, {cores.available()} CPU cores'
+  has_affinity = hasattr(os, 'sched_getaffinity')
+  cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+  return f'{kind}, {cores} CPU cores'
 
 
 def show(figures: list[Figure]) -> None:
@@ -429,9 +424,7 @@ def main(arguments: list[str]) -> int:
   as_json = given.pop('json')
   measured = {name: given.pop(name) for name in ('boredom', 'seconds', 'phases')}
   try:
-    work = Work.of_size(given.pop('size')).changed(**given)
-    cores.share(work.learner.batch_size)
-    figures = update(work, **measured)
+    figures = update(Work.of_size(given.pop('size')).changed(**given), **measured)
   except ValueError as error:
     print(f'learner.bench: {error}', file=sys.stderr)
     return 2
