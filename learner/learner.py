@@ -292,15 +292,12 @@ class Learner:
       collected = self._environment_step - window.environment_step
       return row | {'steps_per_second': collected / elapsed} | self._intake.report()
     replayed = self._step * self._steps_per_batch
-    ages = {} if self._staleness is None else self._staleness.report(self._step)
-    return (
-      row
-      | ages
-      | {
-        'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
-        'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
-      }
-    )
+    if self._staleness is not None:
+      row |= self._staleness.report(self._step)
+    return row | {
+      'replay_ratio': replayed / max(1, self._environment_step - self._warm_up_steps),
+      'replayed_steps_per_second': (self._step - window.step) * self._steps_per_batch / elapsed,
+    }
 
   def _place(self, batch: Tree) -> Tree:
     """Equal contiguous slices on the devices; each slice holds the mixture of strata."""
