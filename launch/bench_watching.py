@@ -24,7 +24,7 @@ from launch import bench_run, dashboard, metrics
 from launch import config as launch_config
 from learner import bench
 
-PERIOD = 2.0  # seconds between two questions of a page, as in page.js
+PERIOD = 5.0  # seconds between two questions of a page, as in page.js
 LEFT_OUT = 0.2  # of each window, its beginning
 LOG_PERIOD = 10  # updates between two rows, so that a window has many
 _PATIENCE = 120.0  # seconds until who watches has begun, and until one ends

@@ -162,9 +162,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--watch',
     type=float,
     nargs='?',
-    const=2.0,
+    const=5.0,
     metavar='SECONDS',
-    help='look again and again, every 2 seconds if not told otherwise, until Ctrl-C',
+    help='look again and again, every 5 seconds if not told otherwise, until Ctrl-C',
   )
   inspect.add_argument(
     '--check',
