@@ -138,11 +138,16 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 
-  def measure_spread(spread: Spread, return_: jax.Array):
-    """The spread of the returns of all devices' starts, and what to divide advantages by."""
-    everyone = jax.lax.all_gather(return_, DEVICES)
-    low, high = jnp.percentile(everyone, jnp.array([5.0, 95.0]))
-    value = spread.value + agent_config.return_rate * (high - low - spread.value)
+  def measure_spread(spread: Spread, return_: jax.Array, weight: jax.Array):
+    """The spread of the returns of all devices' starts, and what to divide advantages by.
+
+    Starts of weight 0 are left out: nothing ever taught the model what follows the end of an episode,
+    so members disagree most there, and what novelty pays for it would set the scale of all others.
+    """
+    everyone = jax.lax.all_gather(jnp.where(weight > 0, return_, jnp.nan), DEVICES)
+    low, high = jnp.nanpercentile(everyone, jnp.array([5.0, 95.0]))
+    change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: none is left
+    value = spread.value + agent_config.return_rate * change
     spread = Spread(value, spread.num_updates + 1)
     correction = 1 - (1 - agent_config.return_rate) ** spread.num_updates
     return spread, jnp.maximum(agent_config.return_floor, spread.value / correction)
@@ -163,7 +168,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
       lambda_=agent_config.lambda_,
     )
     awake = dreamt.horizon > 0
-    spread, scale = measure_spread(state.spread, return_[0])
+    spread, scale = measure_spread(state.spread, return_[0], dreamt.weight)
     total = over_devices(weight.sum())
     targets = ac.Targets(
       return_=return_,

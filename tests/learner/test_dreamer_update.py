@@ -180,6 +180,15 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
   assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
 
 
+def test_what_is_dreamt_behind_the_end_of_an_episode_scales_no_advantages(dreamer, one_device):
+  one_device.begin()
+  batch = make_batch(dreamer)
+  one_device.step(batch)
+  spread = one_device.arrays().spread.value
+  one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
+  assert spread > 0 and one_device.arrays().spread.value == spread
+
+
 def test_many_updates_are_one_trace(dreamer, one_device):
   one_device.begin()
   for seed in range(3):
