@@ -37,7 +37,8 @@ class Dream(NamedTuple):
 
   Attributes:
     features: [B', W - 1 + H + 1, F]: the rows before, the start, and the imagined ones; a dream's
-      beside each other, as pooling reads them.
+      beside each other, as pooling reads them. With W = 1 nobody reads the last: [B', H, F], which
+      is all that is learned from, read as it lies.
     novelty: [B', W - 1 + H + 1] float32.
     episode: [B', W - 1 + H + 1] int32.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
@@ -125,14 +126,17 @@ def rollout(
   prefix = jnp.concatenate([start.features, features[:, None]], axis=1)
   after = lambda x, rows: jnp.pad(x, ((0, 0), (0, rows), *[(0, 0)] * (x.ndim - 2)))
   row = lambda x: jnp.zeros((num_rows + 1, *x.shape), x.dtype).at[0].set(x)
+  looks_back = actor_critic.looks_back
   buffers = {
-    'features': after(prefix, num_rows),
+    'features': after(prefix, num_rows if looks_back else num_rows - 1),
     'novelty': after(start.novelty, num_rows),
     'scores': after(actor_critic.scores(policy_params, prefix, start.novelty), num_rows),
     'episode': jnp.pad(start.episode, ((0, 0), (0, num_rows)), mode='edge'),
   }
 
   def context_at(buffers, t):
+    if not looks_back:
+      return features[:, :0]
     last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, window, axis=1), buffers)
     return actor_critic.pool(ac.Window(last['features'], last['scores'], last['episode']))
 
@@ -151,9 +155,9 @@ def rollout(
   }
 
   def step(t, carry):
-    latent, context, mask, buffers, outputs = carry
+    latent, features, context, mask, buffers, outputs = carry
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(step_keys)
-    policy = actor_critic.policy(policy_params, latent.features, context, mask)
+    policy = actor_critic.policy(policy_params, features, context, mask)
     action, choice = actor_critic.sample(policy, jax.vmap(actor_critic.noise)(noise_keys[:, 0]))
 
     recurrent = world_model.Recurrent(latent, model.encode_action(action))
@@ -162,13 +166,13 @@ def rollout(
     latent, priors = imagine(model, model_params, recurrent, member, noise)
     novelty = novelty_of(*priors.moments())
 
-    features = latent.features
-    new = {
-      'features': features,
-      'novelty': novelty,
-      'scores': actor_critic.scores(policy_params, features, novelty),
-    }
     put = jax.lax.dynamic_update_index_in_dim
+    if not looks_back:
+      buffers = buffers | {'features': put(buffers['features'], features, t, 1)}
+    features = latent.features
+    new = {'novelty': novelty, 'scores': actor_critic.scores(policy_params, features, novelty)}
+    if looks_back:  # on its own row, too
+      new['features'] = features
     buffers = buffers | {name: put(buffers[name], x, window + t, 1) for name, x in new.items()}
     context = context_at(buffers, t + 1)
     arrived = {
@@ -181,9 +185,9 @@ def rollout(
       name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()
     }
     mask = model.action_mask(model_params, latent.belief)
-    return latent, context, mask, buffers, outputs
+    return latent, features, context, mask, buffers, outputs
 
-  carry = (latent, context, mask, buffers, outputs)
+  carry = (latent, features, context, mask, buffers, outputs)
   *_, buffers, outputs = jax.lax.fori_loop(0, horizon, step, carry)
   return Dream(
     features=buffers['features'],

@@ -179,6 +179,35 @@ def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dr
   assert np.abs(other - latent_at(dreamer, dreamt, 1).deterministic).max() > 1e-3
 
 
+def test_without_a_window_the_rows_that_are_learned_from_are_all_that_is_kept(
+  make_dreamer, make_params, posterior, last
+):
+  dreamer = make_dreamer('masked', window=1)
+  params, model = make_params(dreamer), dreamer.model
+  novelty = intrinsic.information_gain(*posterior.moments)
+  start = starts(posterior, last, novelty, DREAM_KEYS, num_rows=None, window=1)
+
+  @jax.jit
+  def rollout(params, start, horizon):
+    critic = params['actor_critic']['critic']
+    return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
+
+  @jax.jit
+  def next_rows(params, features, choice):
+    deterministic, stochastic = jnp.split(features, [dreamer.config.deterministic_size], axis=-1)
+    latent = world_model.Latent(deterministic, stochastic, features[:, :0])
+    recurrent = world_model.Recurrent(latent, model.encode_action(choice))
+    return model.members(params['world_model'], recurrent).mean(0)
+
+  dreamt = rollout(params, start, HORIZON_MAX)
+  assert dreamt.features.shape[1] == HORIZON_MAX
+  np.testing.assert_array_equal(dreamt.features[:, 0], start.latent.features)
+  for t in range(HORIZON_MAX - 1):
+    expected = next_rows(params, dreamt.features[:, t], dreamt.choice[t])
+    found = dreamt.features[:, t + 1, : dreamer.config.deterministic_size]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_critic, dreamt):
   model, policy = dreamer.model, dreamer.actor_critic
   features = dreamt.features[:, WINDOW - 1 :]
