@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from agents import networks
+
 Tree = Any
 Multiply = Callable[[str, jax.Array], jax.Array]
 Step = Callable[[Multiply, Tree, Tree, Tree], tuple[Tree, Tree]]
@@ -39,12 +41,15 @@ def scan(
 
 
 @jax.custom_vjp
-def _tap(product: jax.Array, shift: jax.Array) -> jax.Array:
-  """The product, whose gradient is the shift's, too."""
-  return product
+def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, turned: jax.Array) -> jax.Array:
+  """x times the matrix, whose gradient is the shift's, too; x gets its own by the matrix turned."""
+  return x @ matrix
 
 
-_tap.defvjp(lambda product, shift: (product, None), lambda _, grad: (grad, grad))
+_product.defvjp(
+  lambda x, shift, matrix, turned: (x @ matrix, turned),
+  lambda turned, grad: (grad @ turned, grad, None, None),
+)
 
 
 def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments: Tree):
@@ -63,6 +68,7 @@ def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments
   shapes = jax.eval_shape(products, params, carry, jax.tree.map(lambda x: x[0], rows))
   num_rows = len(jax.tree.leaves(rows)[0])
   shifts = {name: jnp.zeros((num_rows, *x.shape), x.dtype) for name, x in shapes.items()}
+  turned = {name: networks.turned(matrix) for name, matrix in matrices.items()}
 
   def run(shifts, params, carry, rows):
     def tapped(carry, row):
@@ -71,7 +77,8 @@ def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments
 
       def multiply(name, x):
         inputs[name] = x
-        return _tap(x @ matrices[name].astype(x.dtype), shift[name])
+        both = (matrices[name].astype(x.dtype), turned[name].astype(x.dtype))
+        return _product(x, shift[name], *both)
 
       carry, output = step(multiply, params, carry, row)
       return carry, (output, inputs)
