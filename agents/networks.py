@@ -16,6 +16,8 @@ ACTION_MASK = 'action_mask'
 SMALLEST_IMAGE = 8
 """Rows and columns: one stage that halves them leaves 4. What is smaller is as good as flat."""
 
+_NARROW = 64  # columns, the most with which a kernel's gradient is sooner made transposed
+
 
 def symlog(x: jax.Array) -> jax.Array:
   """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9. Of bits it is float32."""
@@ -185,6 +187,9 @@ def _affine_backward(saved: tuple[Any, jax.Array, jax.Array | None], grad: jax.A
   parts, kernel, bias = saved
   flat = lambda x: x.reshape(-1, x.shape[-1])
   rows = flat(grad)
+  if bias is not None and _on_cpu():
+    # But for the barrier it would be added up over all axes that were made flat, number by number.
+    rows = jax.lax.optimization_barrier(rows)
   kernel_grad = jnp.concatenate([_over_rows(flat(part), rows) for part in parts])
   bias_grad = None if bias is None else rows.sum(axis=0, dtype=jnp.float32).astype(bias.dtype)
   part_grads = tuple(grad @ kernel.astype(grad.dtype).T for kernel in _kernels(parts, kernel))
@@ -194,14 +199,14 @@ def _affine_backward(saved: tuple[Any, jax.Array, jax.Array | None], grad: jax.A
 def _over_rows(x: jax.Array, grad: jax.Array) -> jax.Array:
   """x^T grad, [I, O] float32, of [rows, I] and [rows, O].
 
-  Of a narrow output XLA's CPU computes the transposed product in half of the time; the barrier keeps
-  it from being turned back.
+  Of a narrow output XLA's CPU computes the transposed product in less time, half of it for 32; the
+  barrier keeps it from being turned back.
   """
   product = functools.partial(
     jax.lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())),
     preferred_element_type=jnp.float32,
   )  # fmt: skip
-  if _on_cpu() and grad.shape[-1] < min(x.shape[-1], 32):
+  if _on_cpu() and grad.shape[-1] < min(x.shape[-1], _NARROW + 1):
     return jax.lax.optimization_barrier(product(grad, x)).T
   return product(x, grad)
 
@@ -265,6 +270,9 @@ class MLP(nn.Module):
   def __call__(self, *parts: jax.Array) -> jax.Array:
     if self.raw:
       parts = (*parts, jnp.ones_like(parts[0][..., :1]))
+    axes = parts[0].shape[:-1]
+    # One axis of rows: sums over two, as gradients are, XLA's CPU makes number by number.
+    parts = tuple(part.reshape(math.prod(axes), part.shape[-1]) for part in parts)
     activate = ACTIVATIONS[self.activation]
     hidden_init = self.hidden_init or nn.initializers.lecun_normal()
     for _ in range(self.num_layers):
@@ -274,13 +282,14 @@ class MLP(nn.Module):
       parts = (activate(LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x),)
     if self.output_size is None:
       (output,) = parts
-      return output
+      return output.reshape(*axes, self.hidden_size)
     kernel_init: Any = nn.initializers.zeros
     if self.output_scale:
       kernel_init = nn.initializers.variance_scaling(
         self.output_scale, 'fan_in', 'truncated_normal'
       )
-    return Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(*parts)
+    output = Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(*parts)
+    return output.reshape(*axes, self.output_size)
 
 
 def _halvings(height: int, width: int) -> list[tuple[int, int]]:
