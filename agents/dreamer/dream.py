@@ -155,28 +155,27 @@ def rollout(
   }
 
   def step(t, carry):
-    latent, features, context, mask, buffers, outputs = carry
+    before, context, mask, buffers, outputs = carry
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(step_keys)
-    policy = actor_critic.policy(policy_params, features, context, mask)
+    policy = actor_critic.policy(policy_params, before.features, context, mask)
     action, choice = actor_critic.sample(policy, jax.vmap(actor_critic.noise)(noise_keys[:, 0]))
 
-    recurrent = world_model.Recurrent(latent, model.encode_action(action))
-    seen_before = latent.seen
+    recurrent = world_model.Recurrent(before, model.encode_action(action))
     noise = jax.vmap(model.noise)(noise_keys[:, 1])
     latent, priors = imagine(model, model_params, recurrent, member, noise)
     novelty = novelty_of(*priors.moments())
 
     put = jax.lax.dynamic_update_index_in_dim
-    if not looks_back:
-      buffers = buffers | {'features': put(buffers['features'], features, t, 1)}
     features = latent.features
     new = {'novelty': novelty, 'scores': actor_critic.scores(policy_params, features, novelty)}
     if looks_back:  # on its own row, too
       new['features'] = features
+    else:
+      buffers = buffers | {'features': put(buffers['features'], before.features, t, 1)}
     buffers = buffers | {name: put(buffers[name], x, window + t, 1) for name, x in new.items()}
     context = context_at(buffers, t + 1)
     arrived = {
-      'reward': model.reward(model_params, latent.belief, seen_before, recurrent.action).mean(),
+      'reward': model.reward(model_params, latent.belief, before.seen, recurrent.action).mean(),
       'discount': model.discount(model_params, latent.belief),
       'value': judge(features, context),
     }
@@ -185,9 +184,9 @@ def rollout(
       name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()
     }
     mask = model.action_mask(model_params, latent.belief)
-    return latent, features, context, mask, buffers, outputs
+    return latent, context, mask, buffers, outputs
 
-  carry = (latent, features, context, mask, buffers, outputs)
+  carry = (latent, context, mask, buffers, outputs)
   *_, buffers, outputs = jax.lax.fori_loop(0, horizon, step, carry)
   return Dream(
     features=buffers['features'],
