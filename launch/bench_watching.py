@@ -24,7 +24,7 @@ from launch import bench_run, dashboard, metrics
 from launch import config as launch_config
 from learner import bench
 
-PERIOD = 5.0  # seconds between two questions of a page, as in page.js
+PERIOD = 5.0  # seconds between two looks, as in page.js and of `inspect --watch`
 LEFT_OUT = 0.2  # of each window, its beginning
 LOG_PERIOD = 10  # updates between two rows, so that a window has many
 _PATIENCE = 120.0  # seconds until who watches has begun, and until one ends
@@ -48,7 +48,7 @@ class Window(NamedTuple):
 
 
 def watching(
-  config: launch_config.ExperimentConfig, pairs: int, seconds: float
+  config: launch_config.ExperimentConfig, pairs: int, seconds: float, period: float = PERIOD
 ) -> list[bench.Figure]:
   """Looks at one run in every other window of time, and compares its speed in neighbouring ones.
 
@@ -62,6 +62,8 @@ def watching(
       more often.
     pairs: of windows.
     seconds: of each window, whose first fifth is left out.
+    period: seconds between two looks. Fewer than PERIOD make more of what looking costs than speed
+      differs by itself; a dashboard looks at replay every `dashboard.LOOK_SECONDS` at most.
 
   Returns:
     Updates per second without and with, the medians over windows; the median over pairs of the
@@ -76,13 +78,15 @@ def watching(
     raise ValueError(f'--pairs {pairs}: must be at least 2')
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--window {seconds}: must be positive seconds')
+  if not 0 < period < float('inf'):
+    raise ValueError(f'--period {period}: must be positive seconds')
   dashboard.check_packages()
   if config.agent_name != 'ppo':
     often = min(LOG_PERIOD, config.dreamer()[1].log_period)
     config = launch_config.override(config, [f'learner.log_period={often}'])
   windows: list[Window] = []
   with bench_run.started(config) as run, contextlib.ExitStack() as stack:
-    watchers = _attach(run.folder, stack)
+    watchers = _attach(run.folder, period, stack)
     began = {each.name: each.cpu_seconds() for each in watchers}
     used = dict.fromkeys(began, 0.0)
     rest = functools.partial(_rest, run, watchers)
@@ -156,12 +160,14 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
   return float(low), float(high)
 
 
-def _attach(folder: pathlib.Path, stack: contextlib.ExitStack) -> 'list[_Process | Page]':
+def _attach(
+  folder: pathlib.Path, period: float, stack: contextlib.ExitStack
+) -> 'list[_Process | Page]':
   """Who looks at a run, once each has seen it; the page first, since it asks another."""
   shows = _Process('dashboard', ['dashboard', str(folder)], stack)
-  looks = _Process('inspect', ['inspect', str(folder), '--watch'], stack)
+  looks = _Process('inspect', ['inspect', str(folder), '--watch', str(period)], stack)
   address = shows.wait_for(rb'(http://127\.0\.0\.1:\d+/\S+/) ').group(1).decode()
-  page = stack.enter_context(Page(address))
+  page = stack.enter_context(Page(address, period))
   looks.wait_for(rb'inserts/s')
   _until(lambda: page.answers >= 3, page, 'the page has no answers')
   return [page, shows, looks]
@@ -260,13 +266,15 @@ class Page:
 
   name = 'page'
 
-  def __init__(self, address: str):
+  def __init__(self, address: str, period: float = PERIOD):
     """Begins to ask; ends at the end of the context.
 
     Args:
       address: that a dashboard printed.
+      period: seconds between two questions of a kind.
     """
     self.answers = 0
+    self._period = period
     self._address = urllib.parse.urlsplit(address)
     self._is_open, self._ended = threading.Event(), threading.Event()
     self._is_open.set()
@@ -320,7 +328,7 @@ class Page:
         if answer and 'version' in (content := json.loads(answer)):
           known = content['version']
         yield
-      self._ended.wait(max(0.0, begin + PERIOD - time.monotonic()))
+      self._ended.wait(max(0.0, begin + self._period - time.monotonic()))
 
   def _get(self, name: str) -> bytes:
     with contextlib.closing(http.client.HTTPConnection(self._address.netloc)) as link:

@@ -300,6 +300,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     metavar='SECONDS',
     help='of which the first fifth is left out',
   )
+  watching.add_argument(
+    '--period',
+    type=float,
+    default=5.0,
+    metavar='SECONDS',
+    help='between two looks; with fewer, what they cost is easier to see',
+  )
   watching.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   watching.add_argument('--json', action='store_true')
   scaling = targets.add_parser(
@@ -781,7 +788,8 @@ def _bench(arguments: argparse.Namespace) -> int:
   elif arguments.target == 'watching':
     from launch import bench_watching
 
-    figures = bench_watching.watching(_preset_config(arguments), arguments.pairs, arguments.window)
+    config = _preset_config(arguments)
+    figures = bench_watching.watching(config, arguments.pairs, arguments.window, arguments.period)
   elif arguments.target == 'scaling':
     from learner import scaling
 

@@ -113,6 +113,7 @@ def test_a_run_is_looked_at_now_and_then(capsys, monkeypatch, tiny):
   [
     (['--pairs', '1'], '--pairs 1: must be at least 2'),
     (['--window', '0'], '--window 0.0: must be positive seconds'),
+    (['--period', 'nan'], '--period nan: must be positive seconds'),
     (['--preset', 'lap'], '--preset lap: choose one of laptop'),
     (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
   ],
