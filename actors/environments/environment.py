@@ -119,18 +119,6 @@ class Environment(abc.ABC):
   ) -> tuple[EnvState, TimeStep]:
     """Plays one action, and returns what it led to."""
 
-  def step_or_reset(
-    self, key: chex.PRNGKey, state: EnvState, action: jax.Array, is_over: jax.Array
-  ) -> tuple[EnvState, TimeStep] | None:
-    """What `step` gives, or what `reset` does where `is_over`, [] bool, and the action is ignored.
-
-    For `wrappers.AutoReset`, from a world that can choose before it has written its observation;
-    None from any other: it chooses between all that the two have given. Whether it is None does not
-    depend on the arguments.
-    """
-    del key, state, action, is_over
-    return None
-
   def scripted_action(self, state: EnvState) -> jax.Array | None:
     """The action of a good policy that may look into the state; None if this world has none.
 

@@ -72,12 +72,9 @@ class AutoReset(Environment):
     self, key: chex.PRNGKey, state: AutoResetState, action: jax.Array
   ) -> tuple[AutoResetState, TimeStep]:
     reset_key, step_key = jax.random.split(key)
-    begun = self.environment.step_or_reset(step_key, state.env_state, action, state.is_over)
-    if begun is None:
-      stepped = self.environment.step(step_key, state.env_state, action)
-      begin = _one_by_one(self._begin) if self.environment.has_costly_reset else self._begin
-      begun = begin(reset_key, state.is_over, stepped)
-    env_state, timestep = begun
+    stepped = self.environment.step(step_key, state.env_state, action)
+    begin = _one_by_one(self._begin) if self.environment.has_costly_reset else self._begin
+    env_state, timestep = begin(reset_key, state.is_over, stepped)
     return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
 
   def _begin(
@@ -178,21 +175,8 @@ class TimeLimit(Environment):
   def step(
     self, key: chex.PRNGKey, state: TimeLimitState, action: jax.Array
   ) -> tuple[TimeLimitState, TimeStep]:
-    stepped = self.environment.step(key, state.env_state, action)
-    return self._cut_off(stepped, state.step_count + 1)
-
-  def step_or_reset(
-    self, key: chex.PRNGKey, state: TimeLimitState, action: jax.Array, is_over: jax.Array
-  ) -> tuple[TimeLimitState, TimeStep] | None:
-    begun = self.environment.step_or_reset(key, state.env_state, action, is_over)
-    if begun is None:
-      return None
-    return self._cut_off(begun, jnp.where(is_over, 0, state.step_count + 1))
-
-  def _cut_off(
-    self, stepped: tuple[EnvState, TimeStep], step_count: jax.Array
-  ) -> tuple[TimeLimitState, TimeStep]:
-    env_state, timestep = stepped
+    env_state, timestep = self.environment.step(key, state.env_state, action)
+    step_count = state.step_count + 1
     is_last = timestep.last() | (step_count >= self.max_steps)
     step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
     timestep = timestep._replace(step_type=step_type)

@@ -37,18 +37,6 @@ class _Bits(NamedTuple):
   stage: stages.Chance = stages.NUM_BITS
 
 
-class _Seen(NamedTuple):
-  """What is seen of a state, before it is spread out.
-
-  Attributes:
-    codes: of the observation.
-    mask: [28, ...] bool.
-  """
-
-  codes: observation.Codes
-  mask: jax.Array
-
-
 class _Outcome(NamedTuple):
   """What a step led to.
 
@@ -56,13 +44,15 @@ class _Outcome(NamedTuple):
     state: the next.
     reward: its parts.
     done: [...] bool.
-    seen: of the state; or the observation, what is seen spread out.
+    codes: of the observation.
+    mask: [28, ...] bool.
   """
 
   state: State
   reward: rewards.Reward
   done: jax.Array
-  seen: Any
+  codes: observation.Codes
+  mask: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,23 +97,23 @@ class HackMatrix(environment.Environment):
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     """The first stage is empty, so nothing is drawn."""
     del key
-    return state_lib.initial(), environment.restart(_observation(_see_first()))
+    # What `observe` says of it, written down: auto-reset would compute it at every step.
+    features = np.zeros((observation.NUM_FEATURES,), np.float32)
+    features[observation.PLAYER_HP] = 1.0
+    features[observation.NUM_FEATURES - observation.NUM_CHANNELS + observation.EXIT] = 1.0
+    mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
+    seen = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
+    return state_lib.initial(), environment.restart(seen)
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, environment.TimeStep]:
-    return self.step_or_reset(key, state, action, jnp.zeros((), np.bool_))
-
-  def step_or_reset(
-    self, key: chex.PRNGKey, state: State, action: jax.Array, is_over: jax.Array
-  ) -> tuple[State, environment.TimeStep]:
-    outcome = _step_or_reset(state, action, _draw(key), is_over)
-    later = jnp.where(outcome.done, StepType.LAST.value, StepType.MID.value)
+    outcome = _step(state, action, _draw(key))
     timestep = environment.TimeStep(
-      step_type=jnp.where(is_over, StepType.FIRST.value, later).astype(np.int32),
-      reward=jnp.where(is_over, 0.0, outcome.reward.total()),
-      discount=jnp.where(outcome.done & ~is_over, 0.0, 1.0).astype(np.float32),
-      observation=outcome.seen,
+      step_type=jnp.where(outcome.done, StepType.LAST.value, StepType.MID.value).astype(np.int32),
+      reward=outcome.reward.total(),
+      discount=jnp.where(outcome.done, 0.0, 1.0).astype(np.float32),
+      observation=_observation(outcome.codes, outcome.mask),
     )
     return outcome.state, timestep
 
@@ -131,7 +121,7 @@ class HackMatrix(environment.Environment):
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, rewards.Reward, jax.Array]:
     """As `step`, but returns the 15 parts of the reward, and [] bool, whether the episode ended."""
-    outcome = _step_or_reset(state, action, _draw(key), jnp.zeros((), np.bool_))
+    outcome = _step(state, action, _draw(key))
     return outcome.state, outcome.reward, outcome.done
 
   def observe(self, state: State) -> dict[str, jax.Array]:
@@ -142,7 +132,7 @@ class HackMatrix(environment.Environment):
       by row, as `observation` names them; and 'action_mask', [28] bool, as `action_mask`.
     """
     state = state_lib.widen(state)
-    return _observation(_see(state))
+    return _observation(observation.encode(state), _legal(state))
 
   def action_mask(self, state: State) -> jax.Array:
     """[28] bool, True where an action is legal; of a finished state, too."""
@@ -176,30 +166,6 @@ def _assign(bits: jax.Array) -> _Bits:
   return jax.tree.unflatten(tree, parts)
 
 
-def _in_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Under vmap, calls a function of one world's arrays for `_BLOCK` worlds after another.
-
-  All that is made of them between is then in a core's cache. Other numbers of worlds than multiples
-  of a block are one block.
-  """
-  batched = jax.custom_batching.custom_vmap(function)
-  mapped = jax.vmap(function)
-
-  @batched.def_vmap
-  def _(axis_size, in_batched, *args):
-    args = _broadcast(axis_size, in_batched, args)
-    num_blocks, rest = divmod(axis_size, _BLOCK)
-    if num_blocks > 1 and not rest:
-      blocks = jax.tree.map(lambda x: x.reshape(num_blocks, _BLOCK, *x.shape[1:]), args)
-      outs = jax.lax.map(lambda block: mapped(*block), blocks)
-      outs = jax.tree.map(lambda x: x.reshape(axis_size, *x.shape[2:]), outs)
-    else:
-      outs = mapped(*args)
-    return outs, jax.tree.map(lambda _: True, outs)
-
-  return batched
-
-
 def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
   """Under vmap, calls a function of arrays with any trailing axes with the worlds' axis the last.
 
@@ -208,39 +174,26 @@ def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
   """
   batched = jax.custom_batching.custom_vmap(function)
 
+  def call(args):
+    outs = function(*jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), args))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
+
   @batched.def_vmap
   def _(axis_size, in_batched, *args):
-    args = _broadcast(axis_size, in_batched, args)
-    outs = function(*jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), args))
-    outs = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
+    def batch(x, is_batched):
+      return x if is_batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+
+    args = jax.tree.map(batch, args, tuple(in_batched))
+    num_blocks, rest = divmod(axis_size, _BLOCK)
+    if num_blocks > 1 and not rest:
+      blocks = jax.tree.map(lambda x: x.reshape(num_blocks, _BLOCK, *x.shape[1:]), args)
+      outs = jax.lax.map(call, blocks)
+      outs = jax.tree.map(lambda x: x.reshape(axis_size, *x.shape[2:]), outs)
+    else:
+      outs = call(args)
     return outs, jax.tree.map(lambda _: True, outs)
 
   return batched
-
-
-def _broadcast(axis_size: int, in_batched: Any, args: Any) -> Any:
-  """Arguments of a rule of `custom_vmap`, those without an axis of worlds repeated along it."""
-
-  def batch(x, is_batched):
-    return x if is_batched else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
-
-  return jax.tree.map(batch, args, tuple(in_batched))
-
-
-@_in_blocks
-def _step_or_reset(
-  state: State, action: jax.Array, bits: jax.Array, is_over: jax.Array
-) -> _Outcome:
-  """A step of one world; where `is_over`, the state and the observation are a new episode's.
-
-  They are chosen between while the observation is a few integers: once it is spread out, that would
-  be another pass over most of what a step writes.
-  """
-  outcome = _step(state, action, bits)
-  next_state, seen = state_lib.select(
-    is_over, (state_lib.initial(), _see_first()), (outcome.state, outcome.seen)
-  )
-  return outcome._replace(state=next_state, seen=_observation(seen))
 
 
 @_worlds_last
@@ -274,7 +227,8 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
     state=state_lib.narrow(state),
     reward=reward,
     done=died | won,
-    seen=_see(state),
+    codes=observation.encode(state),
+    mask=_legal(state),
   )
 
 
@@ -288,16 +242,5 @@ def _legal(state: State) -> jax.Array:
   return jnp.concatenate([player.legal_moves(state), siphon, programs.usable(state)])
 
 
-def _see(state: State) -> _Seen:
-  return _Seen(codes=observation.encode(state), mask=_legal(state))
-
-
-def _see_first() -> _Seen:
-  """What `_see` says of the first state, written down: it is asked for at every step."""
-  mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
-  return _Seen(codes=observation.first(), mask=jnp.asarray(mask))
-
-
-def _observation(seen: _Seen) -> dict[str, jax.Array]:
-  """Of one world."""
-  return {'features': observation.decode(seen.codes), 'action_mask': seen.mask}
+def _observation(codes: observation.Codes, mask: jax.Array) -> dict[str, jax.Array]:
+  return {'features': observation.decode(codes), 'action_mask': mask}

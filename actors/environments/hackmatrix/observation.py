@@ -92,15 +92,6 @@ def encode(state: State) -> Codes:
   return Codes(features=_features(state), cells=_cells(state))
 
 
-def first() -> Codes:
-  """What `encode` says of the first state of an episode."""
-  features = np.zeros((NUM_PLAYER + state_lib.NUM_PROGRAMS,), np.float32)
-  features[PLAYER_HP] = 1.0
-  cells = np.zeros((_NUM_WORDS, SIZE * SIZE), np.uint32)
-  cells[_FIELDS[EXIT].word, -1] = 1 << _FIELDS[EXIT].shift
-  return Codes(features=jnp.asarray(features), cells=jnp.asarray(cells))
-
-
 def decode(codes: Codes) -> jax.Array:
   """[1545] float32, the observation of one world.
 

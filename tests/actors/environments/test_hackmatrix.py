@@ -552,14 +552,7 @@ def check_invariants(before, action, state, timestep):
   assert np.isfinite(timestep.reward).all()
   assert np.isfinite(timestep.observation['features']).all()
   assert (mask_of(state) == timestep.observation['action_mask']).all()
-  began = timestep.first()
-  same = lambda first, later: (later[began] == first).all()
-  assert jax.tree.all(jax.tree.map(same, jax.device_get(hackmatrix.initial()), state))
-  first = jax.device_get(OBSERVE(hackmatrix.initial()))
-  assert jax.tree.all(jax.tree.map(same, first, timestep.observation))
-  assert (timestep.reward[began] == 0).all()
   ended = timestep.last()
-  assert (began[1:] == ended[:-1]).all()
   assert ((timestep.discount == 0) == ended).all()
   assert (ended | (state.hp > 0)).all()
 
@@ -597,7 +590,7 @@ def random_play(num_worlds, num_steps, seed):
 
 
 def test_random_play_keeps_the_invariants():
-  before, action, state, timestep = random_play(128, 64, seed=0)
+  before, action, state, timestep = random_play(64, 128, seed=0)
   check_invariants(before, action, state, timestep)
   assert timestep.last().sum() > 10
   assert state.stage.max() >= 2

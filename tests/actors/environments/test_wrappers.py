@@ -1,5 +1,3 @@
-import functools
-
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -89,28 +87,6 @@ def test_a_new_episode_is_not_the_old_one_again():
     jax.random.split(step_key, 64), over, jnp.int32(0)
   )
   assert set(states.env_state.ball_column.tolist()) == {0, 1, 2, 3, 4}
-
-
-def test_a_world_may_choose_itself_between_a_step_and_a_reset():
-  class Choosing(Corridor):
-    num_choices = 0
-
-    def step_or_reset(self, key, state, action, is_over):
-      self.num_choices += 1
-      stepped = self.step(key, state, action)
-      return jax.tree.map(functools.partial(jnp.where, is_over), self.reset(key), stepped)
-
-  key, choosing = jax.random.key(0), Choosing()
-  played = []
-  for world in (Corridor(), choosing):
-    world = wrappers.AutoReset(wrappers.TimeLimit(world, 2))
-    rows = [world.reset(key)]
-    for _ in range(5):
-      rows.append(world.step(key, rows[-1][0], jnp.int32(1)))
-    played.append(rows)
-  assert [int(timestep.step_type) for _, timestep in played[1]] == [FIRST, MID, LAST] * 2
-  assert jax.tree.all(jax.tree.map(lambda *leaves: (leaves[0] == leaves[1]).all(), *played))
-  assert choosing.num_choices == 5
 
 
 @pytest.mark.parametrize('num_over', [0, 1, 10])
