@@ -206,7 +206,8 @@ def _over_rows(x: jax.Array, grad: jax.Array) -> jax.Array:
     jax.lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())),
     preferred_element_type=jnp.float32,
   )  # fmt: skip
-  if _on_cpu() and grad.shape[-1] < min(x.shape[-1], _NARROW + 1):
+  columns = grad.shape[-1]
+  if _on_cpu() and columns < x.shape[-1] and columns <= _NARROW:
     return jax.lax.optimization_barrier(product(grad, x)).T
   return product(x, grad)
 

@@ -532,7 +532,7 @@ def _aligned(
 ) -> rich.text.Text:
   """Blocks of rows below headings, each under a line.
 
-  `rich.table` takes twenty times as long, and whoever watches takes it from the run's own cores.
+  `rich.table` takes ten times as long, and whoever watches takes it from the run's own cores.
 
   Args:
     headings: of the columns.

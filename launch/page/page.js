@@ -1,7 +1,7 @@
 // The page asks its server for numbers and draws them. Nothing is stored, nothing is sent but GET.
 'use strict';
 
-const PERIOD = 5000;  // milliseconds between two questions; each takes some 40 ms of a core from the run
+const PERIOD = 5000;  // milliseconds between two questions; each takes some 50 ms of a core from the run
 const KEPT = 150;  // looks at replay that are drawn
 const COLOURS = 7;
 const find = (id) => document.getElementById(id);

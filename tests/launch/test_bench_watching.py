@@ -81,6 +81,9 @@ def test_the_page_asks_as_often_for_what_a_browsers_page_asks_for(tmp_path):
     socket.close()
   script = (panels.PAGE / 'page.js').read_text()
   assert f'PERIOD = {1000 * bench_watching.PERIOD:g};' in script
+  given = lambda *words: main._parse(['hephaestus', *words])
+  assert given('inspect', 'run', '--watch').watch == bench_watching.PERIOD
+  assert given('bench', 'watching').period == bench_watching.PERIOD
   html = (panels.PAGE / 'index.html').read_text()
   static = re.findall(r'(?:src|href)="([^"]+)"', html)
   questions = set(re.findall(r'ask\([`\'](api/\w+)', script))
