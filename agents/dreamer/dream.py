@@ -135,8 +135,6 @@ def rollout(
   }
 
   def context_at(buffers, t):
-    if not looks_back:
-      return features[:, :0]
     last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, window, axis=1), buffers)
     return actor_critic.pool(ac.Window(last['features'], last['scores'], last['episode']))
 
