@@ -18,7 +18,8 @@ import numpy as np
 import psutil
 
 from launch import config as launch_config
-from launch import local, metrics, program
+from launch import local, metrics
+from launch import parts as parts_lib
 from learner import bench
 
 _PATIENCE = 600.0  # seconds to warm up, and to end when told to
@@ -191,7 +192,7 @@ def _alone(
   config: launch_config.ExperimentConfig, boredom: float, seconds: float
 ) -> tuple[float, float]:
   """Updates per second of the learner's program, and environment steps of an actor's, with nobody else."""
-  parts = program.make_parts(config)
+  parts = parts_lib.make_parts(config)
   agent_config, learner_config = config.dreamer()
   work = bench.Work(
     name='alone',

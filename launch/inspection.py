@@ -22,7 +22,8 @@ import rich.table
 import rich.text
 
 from launch import config as launch_config
-from launch import history, local, metrics, program
+from launch import history, local, metrics
+from launch import parts as parts_lib
 from replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
@@ -259,7 +260,7 @@ class Inspection:
     """What a run's folder says of a server that does not answer."""
     if folder is None:
       return ''
-    names = program.replay_names(len(self._addresses))
+    names = parts_lib.replay_names(len(self._addresses))
     started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
     if any(psutil.pid_exists(row['pid']) for row in started):
       return '; its process runs, and is starting, or too busy to answer'

@@ -20,7 +20,8 @@ import psutil
 from actors.environments import host
 from agents import agent as agent_lib
 from launch import config as launch_config
-from launch import metrics, program, supervisor
+from launch import metrics, supervisor
+from launch import parts as parts_lib
 from launch import template as template_lib
 from learner import fused, process_group
 from learner import profile as profile_lib
@@ -130,10 +131,10 @@ def _ports(config: launch_config.ExperimentConfig) -> list[int]:
 
 def _environment(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
   variables = dict(COMMON)
-  if name in program.learners(config.learner.num_processes):
+  if name in parts_lib.learners(config.learner.num_processes):
     return variables | ({} if config.accelerator else CPU_ONLY)
   variables |= CPU_ONLY | ONE_THREAD
-  return variables | FRUGAL if program.is_replay(name) else variables
+  return variables | FRUGAL if parts_lib.is_replay(name) else variables
 
 
 def _port_of(address: str) -> int:
@@ -151,7 +152,7 @@ def _reach(exposed: bool) -> tuple[bool, str]:
 
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
   """What replay will take of memory once its strata are full, if nothing compresses."""
-  return tables.nbytes(config.replay, program.make_parts(config).sequence_schema)
+  return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)
 
 
 def _check_coordinator(address: str) -> None:
@@ -298,8 +299,10 @@ def train(
     The exit code: 0 when learned or stopped in order (`STOPPED` then, of a host's share), 1 when a
     node was given up or its last save failed.
   """
+  from launch import program  # here, since Launchpad, Reverb and TensorFlow take seconds
+
   with only_one(folder):
-    replay = program.replay_names(config.replay.num_shards)
+    replay = parts_lib.replay_names(config.replay.num_shards)
     shards_here = [i for i, name in enumerate(replay) if share is None or name in share.nodes]
     if share is None:
       addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in _ports(config)]
@@ -312,7 +315,7 @@ def train(
       exposed, reach = _reach(exposed)
     for shard in shards_here:
       print(f'{replay[shard]} listens at port {_port_of(addresses[shard])}: {reach}', flush=True)
-    learners = program.learners(config.learner.num_processes)
+    learners = parts_lib.learners(config.learner.num_processes)
     coordinator = share.coordinator if share else None
     if share is None and len(learners) > 1:
       # One process has all accelerators of a machine; several are there to be tried out.
@@ -336,7 +339,7 @@ def train(
       profile=profile,
     )
     commands = program.commands(topology, addresses, scratch)
-    here = share.nodes if share else [name for name in commands if name != program.ENDING]
+    here = share.nodes if share else [name for name in commands if name != parts_lib.ENDING]
     commands = {name: commands[name] for name in here}
     processes = [
       supervisor.Process(
@@ -353,7 +356,7 @@ def train(
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     progress = Progress(config, folder)
     if learners[0] not in commands:
-      acts = any(name.startswith(program.ACTOR) for name in commands)
+      acts = any(name.startswith(parts_lib.ACTOR) for name in commands)
       progress = ActorsProgress(config, folder) if acts else NoProgress(config, folder)
     if isinstance(config.make_environment(), host.HostEnvironment):
       progress.say(
@@ -385,11 +388,11 @@ def train(
       if share is not None:
         share.on_tick()
         if learners[0] not in commands:
-          folders = program.replay_folders(folder, len(replay))
+          folders = parts_lib.replay_folders(folder, len(replay))
           for shard in shards_here:
             replay_checkpoint.keep(folders[shard])
 
-    ends = [name for name in commands if name in (*learners, program.EVALUATOR, program.ENDING)]
+    ends = [name for name in commands if name in (*learners, parts_lib.EVALUATOR, parts_lib.ENDING)]
 
     def is_over(finished: Set[str]) -> bool:
       # Where only actors are, the first that has seen the end speaks for all of them.
@@ -418,7 +421,7 @@ def train(
     ).run()
     shutil.rmtree(scratch, ignore_errors=True)
   progress.end()
-  traced = {learners[0], f'{program.ACTOR}-0'}
+  traced = {learners[0], f'{parts_lib.ACTOR}-0'}
   if profile is not None and not traced.isdisjoint(commands):
     print(profile_lib.report(profile, folder), flush=True)
   if outcome.failed is not None:
@@ -433,7 +436,7 @@ def train(
   if outcome.interrupted:
     print('stopped' if share else f'stopped; go on with: hephaestus train --run {folder}')
     return STOPPED if share else 0
-  print(summary(folder) if program.EVALUATOR in commands else 'done')
+  print(summary(folder) if parts_lib.EVALUATOR in commands else 'done')
   return 0
 
 
@@ -480,7 +483,7 @@ class Watch:
     """Says nothing yet; rows from before are not judged."""
 
     def warn(text: str) -> None:
-      events.write({'kind': 'warning', 'name': program.LEARNER, 'text': text})
+      events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
       say(f'warning: {text}')
 
     self._advice = fused.Advice(warn, config.ppo()[0].entropy_scale)
@@ -674,9 +677,9 @@ def newest(folder: pathlib.Path) -> Saved:
   if config.fused:
     environment, agent, like = fused_run.saved(config)
   else:
-    parts = program.make_parts(config)
-    environment, agent, like = parts.environment, parts.agent, program.saved_shapes(config, parts)
-  found = program.newest_params(folder, like)
+    parts = parts_lib.make_parts(config)
+    environment, agent, like = parts.environment, parts.agent, parts_lib.saved_shapes(config, parts)
+  found = parts_lib.newest_params(folder, like)
   if found is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
   step, params = found

@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from absl import app
@@ -432,12 +433,11 @@ def _check_environment(config: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-  from launch import fused, local, template
+  from launch import fused, local
   from learner import profile as profile_lib
 
-  # All is imported now and nothing has run: what follows will start the threads of JAX.
-  with contextlib.closing(template.Template()) as forks:
-    config = make_config(arguments)
+  config = make_config(arguments)
+  with contextlib.nullcontext() if config.fused else _forks() as forks:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
@@ -451,7 +451,17 @@ def _train(arguments: argparse.Namespace) -> int:
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments, profile=profile)
     print(memory, flush=True)
+    assert forks is not None
     return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)
+
+
+@contextlib.contextmanager
+def _forks() -> Iterator[Any]:
+  """What forks into nodes. All is imported by then, and what follows will start JAX's threads."""
+  from launch import program, template  # noqa: F401, program for the nodes: they import nothing
+
+  with contextlib.closing(template.Template()) as forks:
+    yield forks
 
 
 def _new_folder(config: Any) -> pathlib.Path:
@@ -482,11 +492,10 @@ def _make_shared_config(arguments: argparse.Namespace, hosts: Any) -> Any:
 def _node(arguments: argparse.Namespace) -> int:
   from launch import config as launch_config
   from launch import hosts as hosts_lib
-  from launch import local, node, template
+  from launch import local, node
   from launch import order as order_lib
 
-  # As in _train.
-  with contextlib.closing(template.Template()) as forks:
+  with _forks() as forks:
     attached = arguments.hosts == '-'
     profile = arguments.profile
     if attached:
@@ -820,13 +829,14 @@ def _bench(arguments: argparse.Namespace) -> int:
 def _replay_figures(arguments: argparse.Namespace) -> Any:
   """What `bench replay` measures: sequences as an actor of the laptop preset makes them."""
   from launch import config as launch_config
-  from launch import experiments, program, replay_bench
+  from launch import experiments, replay_bench
+  from launch import parts as parts_lib
 
   config = launch_config.override(
     experiments.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
   )
   return replay_bench.replay(
-    program.make_parts(config).sequence_schema,
+    parts_lib.make_parts(config).sequence_schema,
     shards=arguments.shards,
     writers=arguments.writers,
     megabytes=arguments.parameters,

@@ -73,23 +73,23 @@ class TensorBoardLogger(base.Logger):
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
-    import tensorflow as tf  # here, since it takes seconds
-
-    self._scalar = tf.summary.scalar
-    self._error = tf.errors.OpError
     self._directory = directory
     self._steps_key = steps_key
     self._writer: Any = None
-    with self._giving_up():
-      self._writer = tf.summary.create_file_writer(str(directory), flush_millis=10_000)
+    self._has_given_up = False
 
   def write(self, data: base.LoggingData) -> None:
-    if self._writer is None:
+    if self._has_given_up:
       return
-    with self._giving_up(), self._writer.as_default(step=data[self._steps_key]):
-      for key, value in data.items():
-        if isinstance(value, int | float) and key != self._steps_key:
-          self._scalar(key, value)
+    import tensorflow as tf
+
+    with self._giving_up():
+      if self._writer is None:
+        self._writer = tf.summary.create_file_writer(str(self._directory), flush_millis=10_000)
+      with self._writer.as_default(step=data[self._steps_key]):
+        for key, value in data.items():
+          if isinstance(value, int | float) and key != self._steps_key:
+            tf.summary.scalar(key, value)
 
   def close(self) -> None:
     if self._writer is not None:
@@ -98,11 +98,13 @@ class TensorBoardLogger(base.Logger):
 
   @contextlib.contextmanager
   def _giving_up(self) -> Iterator[None]:
+    import tensorflow as tf  # here, since it takes seconds: a run has begun by its first row
+
     try:
       yield
-    except self._error as error:
+    except tf.errors.OpError as error:
       logging.warning('%s: no more curves are written: %s', self._directory, error)
-      self._writer = None
+      self._writer, self._has_given_up = None, True
 
 
 class WandbLogger(base.Logger):

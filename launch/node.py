@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from launch import config as launch_config
 from launch import hosts as hosts_lib
-from launch import local, program
+from launch import local
 from launch import order as order_lib
+from launch import parts as parts_lib
 from launch import template as template_lib
 from learner import profile as profile_lib
 
@@ -29,19 +30,19 @@ def default_launch_id(config: launch_config.ExperimentConfig) -> int:
 
 def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
   """The nodes of a host, as `program.commands` calls them."""
-  shards = program.replay_names(len(hosts.keepers))
+  shards = parts_lib.replay_names(len(hosts.keepers))
   here = [shards[shard] for shard in hosts.shards(host.name)]
   if host.learner:
-    learners = program.learners(len(hosts.learners))
+    learners = parts_lib.learners(len(hosts.learners))
     here.append(learners[hosts.learners.index(host.name)])
-  here += [f'{program.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
-  here += [program.EVALUATOR] if host.evaluator else []
-  return here if not host.replay or len(here) > 1 else [*here, program.ENDING]
+  here += [f'{parts_lib.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
+  here += [parts_lib.EVALUATOR] if host.evaluator else []
+  return here if not host.replay or len(here) > 1 else [*here, parts_lib.ENDING]
 
 
 def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
   """Refuses to have a host stay that does more than to keep replay, and so ends; ValueError."""
-  if program.ENDING not in names(hosts, host):
+  if parts_lib.ENDING not in names(hosts, host):
     raise ValueError(
       f'--stay: is for a host that has replay alone, {host.name} has not; leave it out'
     )
@@ -101,7 +102,7 @@ def run(
     The exit code, as of `local.train`; 0 also when it was stopped, unless signs of life went on, so
     that whoever gives them knows that the run is not over.
   """
-  here = [name for name in names(hosts, host) if not (stays and name == program.ENDING)]
+  here = [name for name in names(hosts, host) if not (stays and name == parts_lib.ENDING)]
   addresses = hosts.replay_addresses(host.name)
   print(f'up: {", ".join(here)}; replay at {", ".join(addresses)}', flush=True)
   follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in here])

@@ -5,8 +5,6 @@ learner only ever speak to replay, so any node may die and return.
 """
 
 import atexit
-import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -15,21 +13,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import launchpad as lp
-import reverb
 from launchpad import address as lp_address
 from launchpad import context as lp_context
 
-from actors import actor, evaluator, rollout
-from agents import agent as agent_lib
-from agents import masked_ppo
-from agents.dreamer import agent as dreamer_agent
+from actors import actor, evaluator
 from launch import config as launch_config
 from launch import metrics, watchdog
-from learner import allocator, checkpoint, dreamer_update, on_policy, ppo_update
+from launch import parts as parts_lib
+from learner import allocator, checkpoint, on_policy
 from learner import learner as learner_lib
 from learner import process_group as process_group_lib
 from learner import profile as profile_lib
@@ -37,105 +32,10 @@ from learner import staleness as staleness_lib
 from replay import checkpoint as replay_checkpoint
 from replay import connection, parameters, reader, tables, writer
 
+if TYPE_CHECKING:
+  import reverb
+
 TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
-REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
-ENDING = 'ending'  # what a host waits for that has only replay
-
-
-def learners(count: int) -> list[str]:
-  """The names of the processes that learn as one; the first speaks for all."""
-  return [LEARNER] if count == 1 else [f'{LEARNER}-{rank}' for rank in range(count)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """What all nodes of a run agree on, computed from its config alone.
-
-  Attributes:
-    environment: the world.
-    agent: as those see it who act with it.
-    trained: the same with its losses, for the one who trains it.
-    unroll: of the actors.
-    params_schema: shapes and dtypes of acting parameters.
-    sequence_schema: shapes and dtypes of one Sequence.
-  """
-
-  environment: Any
-  agent: agent_lib.Agent
-  trained: dreamer_agent.Dreamer | masked_ppo.PPO
-  unroll: rollout.Unroll
-  params_schema: Any
-  sequence_schema: Any
-
-
-def make_parts(config: launch_config.ExperimentConfig) -> Parts:
-  """Builds them; makes no array."""
-  environment = config.make_environment()
-  specs = environment.observation_spec, environment.action_spec
-  trained: dreamer_agent.Dreamer | masked_ppo.PPO = (
-    masked_ppo.make_ppo(config.ppo()[0], *specs)
-    if config.agent_name == 'ppo'
-    else dreamer_agent.make_dreamer(config.dreamer()[0], *specs)
-  )
-  agent = trained.agent
-  unroll = rollout.make_unroll(
-    environment,
-    agent,
-    num_worlds=config.actor.num_worlds,
-    num_rows=config.actor.sequence_length,
-  )
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)
-  schema = rollout.sequence_schema(unroll, params)
-  return Parts(environment, agent, trained, unroll, params, schema)
-
-
-def make_update(
-  config: launch_config.ExperimentConfig, parts: Parts, *, num_devices: int
-) -> learner_lib.Update:
-  """The update of a run's agent; ValueError when a batch does not divide over the devices."""
-  if not isinstance(parts.trained, masked_ppo.PPO):
-    config.dreamer()[1].batch_per_device(num_devices)
-    return dreamer_update.make_update(parts.trained, config.dreamer()[1])
-  agent, learner = config.ppo()
-  scale = ppo_update.auto_scale(
-    learner,
-    num_worlds=config.batch_size,
-    num_steps=config.steps_per_sequence,
-    num_devices=num_devices,
-    recurrent=bool(agent.recurrent_size),
-  )
-  return ppo_update.make_update(
-    parts.trained,
-    learner,
-    scale,
-    max_environment_steps=config.max_environment_steps,
-    delayed=True,
-  )
-
-
-def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
-  """Shapes and dtypes of what the learner's checkpoints hold."""
-  update = make_update(config, parts, num_devices=1)
-  return learner_lib.saved_shapes(update, counted=config.agent_name == 'ppo')
-
-
-def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
-  """Learner step and all parameters of a run's newest checkpoint; None when there is none here.
-
-  Args:
-    run: its folder.
-    like: what its checkpoints hold.
-  """
-  folder = run / 'checkpoints'
-  if not folder.exists():
-    return None
-  with contextlib.closing(checkpoint.Checkpointer(folder, read_only=True)) as saved:
-    restored = saved.restore(like)
-  if restored is None:
-    return None
-  state: Any = restored.state
-  return restored.step, getattr(state, 'train', state).params
 
 
 def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
@@ -153,24 +53,7 @@ def _end_quietly() -> None:
   atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
 
 
-def replay_names(num_shards: int) -> list[str]:
-  """The nodes of replay, as `commands` calls them."""
-  return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
-
-
-def is_replay(name: str) -> bool:
-  """Whether a node is one of replay's."""
-  return name == REPLAY or name.startswith(f'{REPLAY}-')
-
-
-def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:
-  """Where each shard of a run keeps its checkpoints."""
-  folder = run / 'replay'
-  folders = [folder] if num_shards == 1 else [folder / f'shard-{i}' for i in range(num_shards)]
-  return [str(each) for each in folders]
-
-
-def _addresses(replay: Sequence[reverb.Client]) -> list[str]:
+def _addresses(replay: Sequence['reverb.Client']) -> list[str]:
   return [client.server_address for client in replay]
 
 
@@ -198,7 +81,7 @@ def environment_steps(
 
 
 def replay_saver(
-  replay: Sequence[reverb.Client], folders: Sequence[str | None]
+  replay: Sequence['reverb.Client'], folders: Sequence[str | None]
 ) -> Callable[[], Any]:
   """A function that has every shard write its checkpoint.
 
@@ -211,7 +94,7 @@ def replay_saver(
   if len(replay) == 1:
     (client,), (folder,) = replay, folders
     return client.checkpoint if folder is None else lambda: replay_checkpoint.save(client, folder)
-  links = connection.connect(_addresses(replay), LEARNER)
+  links = connection.connect(_addresses(replay), parts_lib.LEARNER)
 
   def save() -> None:
     errors = []
@@ -228,10 +111,10 @@ def replay_saver(
   return save
 
 
-def build_tables(config: launch_config.ExperimentConfig) -> list[reverb.Table]:
+def build_tables(config: launch_config.ExperimentConfig) -> list['reverb.Table']:
   """The tables of the replay node."""
   _end_quietly()
-  parts = make_parts(config)
+  parts = parts_lib.make_parts(config)
   return tables.make_tables(
     config.replay,
     parts.sequence_schema,
@@ -253,7 +136,7 @@ def build_learner(
   shards_here: Sequence[int],
   place: process_group_lib.Place | None,
   profile: profile_lib.Span | None,
-  replay: Sequence[reverb.Client],
+  replay: Sequence['reverb.Client'],
 ) -> learner_lib.Learner:
   """The learner node, or one of those that learn as one."""
   allocator.keep()
@@ -264,12 +147,12 @@ def build_learner(
       place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
   speaks = group is None or group.is_first
-  parts = make_parts(config)
+  parts = parts_lib.make_parts(config)
   address = _addresses(replay)
   read = address  # by this process: shards of its own, where there are enough
   if place is not None and len(address) >= place.size:
     read = address[place.rank :: place.size]
-  folders = enumerate(replay_folders(run, len(replay)))
+  folders = enumerate(parts_lib.replay_folders(run, len(replay)))
   save_replay = replay_saver(
     replay, [folder if shard in shards_here else None for shard, folder in folders]
   )
@@ -284,7 +167,7 @@ def build_learner(
     ahead = on_policy.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
     reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
   return learner_lib.Learner(
-    update=make_update(config, parts, num_devices=jax.device_count()),
+    update=parts_lib.make_update(config, parts, num_devices=jax.device_count()),
     acting_params=parts.agent.acting_params,
     config=config.learner,
     batch_size=config.batch_size,
@@ -299,9 +182,11 @@ def build_learner(
     publisher=parameters.Publisher(address, parts.params_schema),
     checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if speaks else None,
     save_replay=save_replay,
-    environment_step=environment_steps(config, address, LEARNER) if speaks else lambda: None,
+    environment_step=environment_steps(config, address, parts_lib.LEARNER)
+    if speaks
+    else lambda: None,
     make_logger=lambda step: _make_logger(
-      config, run, LEARNER, steps_key='learner_step', resume=('learner_step', step)
+      config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
     ),
     should_stop=should_stop,
     max_environment_steps=config.max_environment_steps,
@@ -313,7 +198,7 @@ def build_learner(
     intake=intake,
     process_group=group,
     staleness=staleness if intake is None and speaks else None,
-    profiler=profile_lib.Profiler(profile, profile.folder(run) / LEARNER)
+    profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
     if profile is not None and speaks
     else None,
   )
@@ -325,11 +210,11 @@ def build_actor(
   actor_id: int,
   launch_id: int,
   profile: profile_lib.Span | None,
-  replay: Sequence[reverb.Client],
+  replay: Sequence['reverb.Client'],
 ) -> actor.Actor:
   """One actor node."""
-  parts = make_parts(config)
-  name = f'{ACTOR}-{actor_id}'
+  parts = parts_lib.make_parts(config)
+  name = f'{parts_lib.ACTOR}-{actor_id}'
   profiler = None
   if profile is not None and actor_id == 0:
     # The version that the learner has published last when it begins.
@@ -369,10 +254,10 @@ def build_evaluator(
   config: launch_config.ExperimentConfig,
   run: pathlib.Path,
   launch_id: int,
-  replay: Sequence[reverb.Client],
+  replay: Sequence['reverb.Client'],
 ) -> evaluator.Evaluator:
   """The evaluator node."""
-  parts = make_parts(config)
+  parts = parts_lib.make_parts(config)
   play = evaluator.Play(
     parts.environment,
     parts.agent,
@@ -381,15 +266,15 @@ def build_evaluator(
   )
   return evaluator.Evaluator(
     play=play,
-    source=parameters.Source(_addresses(replay), parts.params_schema, name=EVALUATOR),
-    logger=_make_logger(config, run, EVALUATOR, steps_key='environment_step'),
+    source=parameters.Source(_addresses(replay), parts.params_schema, name=parts_lib.EVALUATOR),
+    logger=_make_logger(config, run, parts_lib.EVALUATOR, steps_key='environment_step'),
     should_stop=_stop_signal(config),
     config=config.evaluator,
     camera=evaluator.Camera(
       play,
       run / 'videos',
       config.evaluator.film_period,
-      lambda: newest_params(run, saved_shapes(config, parts)),
+      lambda: parts_lib.newest_params(run, parts_lib.saved_shapes(config, parts)),
     ),
     seed=config.seed,
     launch_id=launch_id,
@@ -420,11 +305,11 @@ class Ending:
 
 
 def build_ending(
-  config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence[reverb.Client]
+  config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence['reverb.Client']
 ) -> Ending:
   """The node that a host waits for which has only replay."""
-  schema = make_parts(config).params_schema
-  source = parameters.Source(_addresses(replay), schema, name=ENDING)
+  schema = parts_lib.make_parts(config).params_schema
+  source = parameters.Source(_addresses(replay), schema, name=parts_lib.ENDING)
   return Ending(source, _stop_signal(config), launch_id)
 
 
@@ -493,25 +378,25 @@ def make_program(
     profile: updates that are traced; None for none.
   """
   program = lp.Program('hephaestus')
-  folders = replay_folders(run, config.replay.num_shards)
+  folders = parts_lib.replay_folders(run, config.replay.num_shards)
   here = tuple(range(len(folders)) if shards_here is None else shards_here)
-  with program.group(REPLAY):
+  with program.group(parts_lib.REPLAY):
     replay = [program.add_node(_ReplayNode(config, folder, exposed)) for folder in folders]
-  with program.group(LEARNER):
+  with program.group(parts_lib.LEARNER):
     size = config.learner.num_processes
     for rank in range(size):
       place = None if coordinator is None else process_group_lib.Place(coordinator, rank, size)
       program.add_node(
         lp.PyClassNode(build_learner, config, run, launch_id, here, place, profile, replay)
       )
-  with program.group(ACTOR):
+  with program.group(parts_lib.ACTOR):
     for actor_id in range(config.actor.num_actors):
       program.add_node(
         lp.PyClassNode(build_actor, config, run, actor_id, launch_id, profile, replay)
       )
-  with program.group(EVALUATOR):
+  with program.group(parts_lib.EVALUATOR):
     program.add_node(lp.PyClassNode(build_evaluator, config, run, launch_id, replay))
-  with program.group(ENDING):
+  with program.group(parts_lib.ENDING):
     program.add_node(lp.PyClassNode(build_ending, config, launch_id, replay))
   return program
 
@@ -547,7 +432,7 @@ def commands(
     for node in nodes:
       for handle in node.input_handles:
         handle.connect(node, label)
-  shards = program.groups[REPLAY]
+  shards = program.groups[parts_lib.REPLAY]
   for node, address in zip(shards, addresses, strict=True):
     for listening in node.addresses:
       listening.bind(_StaticAddress(address))
@@ -557,9 +442,9 @@ def commands(
     for label, nodes in program.groups.items():
       executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
       names = {
-        LEARNER: learners(len(executables)),
-        REPLAY: replay_names(len(executables)),
-        ACTOR: [f'{ACTOR}-{index}' for index in range(len(executables))],
+        parts_lib.LEARNER: parts_lib.learners(len(executables)),
+        parts_lib.REPLAY: parts_lib.replay_names(len(executables)),
+        parts_lib.ACTOR: [f'{parts_lib.ACTOR}-{index}' for index in range(len(executables))],
       }.get(label, [label] * len(executables))
       for command, name in zip(executables, names, strict=True):
         notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'

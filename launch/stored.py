@@ -17,7 +17,8 @@ import rich.table
 
 from actors import films
 from agents import experience, networks
-from launch import inspection, metrics, program
+from launch import inspection, metrics
+from launch import parts as parts_lib
 from replay import columns as columns_lib
 from replay import contents as contents_lib
 from replay import inspector, tables
@@ -90,11 +91,13 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
   if config.agent_name == 'ppo':
     raise ValueError(f'{target}: keeps no checkpoint of its queue, from which all is read once')
-  parts = program.make_parts(config)
+  parts = parts_lib.make_parts(config)
   schema = columns_lib.Columns(parts.sequence_schema)
   num_shards = config.replay.num_shards
   places = dict(
-    zip(program.replay_names(num_shards), program.replay_folders(folder, num_shards), strict=True)
+    zip(
+      parts_lib.replay_names(num_shards), parts_lib.replay_folders(folder, num_shards), strict=True
+    )
   )
   # Where a run has several hosts, others may keep the rest.
   here = {name: place for name, place in places.items() if pathlib.Path(place).is_dir()} or places

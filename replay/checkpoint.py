@@ -15,9 +15,12 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
+from typing import TYPE_CHECKING
 
-import reverb
 from absl import logging
+
+if TYPE_CHECKING:
+  import reverb
 
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord', 'DONE')
 _KEPT = 2
@@ -26,6 +29,8 @@ _BLOCK = 1 << 18  # bytes read at once
 
 def checkpointer(directory: str) -> reverb.checkpointers.CheckpointerBase:
   """Reverb's checkpointer over `directory`, after `prepare`; for lp.ReverbNode's checkpoint_ctor."""
+  import reverb
+
   prepare(directory)
   return reverb.checkpointers.DefaultCheckpointer(os.path.join(directory, 'newest'))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import tensorflow as tf
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 
 class Columns:
@@ -120,6 +122,8 @@ class Columns:
 
   def signature(self) -> dict[str, tf.TensorSpec]:
     """What a Reverb table should expect: each column with an axis of one step."""
+    import tensorflow as tf
+
     return {
       name: tf.TensorSpec((1, *shape), dtype, name)
       for name, shape, dtype in zip(self.names, self.shapes, self.wire_dtypes, strict=True)

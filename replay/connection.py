@@ -6,14 +6,21 @@ import atexit
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import reverb
 from absl import logging
 
-# What Reverb's clients raise: DeadlineExceededError by itself, anything of gRPC's as RuntimeError.
-ERRORS = (RuntimeError, reverb.errors.ReverbError)
+if TYPE_CHECKING:
+  import reverb
 
-TableInfos = Mapping[str, reverb.reverb_types.TableInfo]
+TableInfos = Mapping[str, 'reverb.reverb_types.TableInfo']
+
+
+def errors() -> tuple[type[Exception], ...]:
+  """What Reverb's clients raise: DeadlineExceededError by itself, all of gRPC's as RuntimeError."""
+  import reverb  # here, since it brings TensorFlow: seconds, for those who need neither
+
+  return RuntimeError, reverb.errors.ReverbError
 
 
 def connect(
@@ -38,9 +45,11 @@ def connect(
 
 def answers(address: str, *, timeout_seconds: float) -> bool:
   """Whether the server at HOST:PORT does; no connection to it remains."""
+  import reverb
+
   try:
     reverb.Client(address).server_info(timeout=max(1, round(timeout_seconds)))
-  except ERRORS:
+  except errors():
     return False
   return True
 
@@ -59,6 +68,8 @@ class Connection:
       timeout_seconds: silence after which the server counts as down.
       meanwhile: what is done until it is back, for the logs.
     """
+    import reverb
+
     self.address = address
     self.client = reverb.Client(address)
     self._name = name
@@ -80,7 +91,7 @@ class Connection:
     asked = time.monotonic() if self._silent_since is None else self._silent_since
     try:
       infos = self.client.server_info(timeout=max(1, round(timeout_seconds)))  # whole seconds only
-    except ERRORS:
+    except errors():
       self._silent_since = asked
       if self._alive and time.monotonic() - asked >= self._timeout_seconds:
         self._alive = False

@@ -7,14 +7,16 @@ import math
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
-import reverb
 
 from replay import connection as connection_lib
 from replay import tables as tables_lib
+
+if TYPE_CHECKING:
+  import reverb
 
 WORKER_STATES = (
   'sleeping', 'waiting_for_sampling', 'waiting_for_inserts', 'sampling', 'inserting', 'running',

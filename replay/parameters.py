@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import reverb
 from absl import logging
 
 from replay import columns as columns_lib
 from replay import connection as connection_lib
 from replay import tables
+
+if TYPE_CHECKING:
+  import reverb
 
 # Columns before those of the parameters: numbers [3] int64 of a Snapshot, and the schema's digest.
 _NUMBERS = '-numbers'
@@ -104,7 +106,7 @@ class Publisher:
       trajectory = {name: column[-1:] for name, column in writer.history.items()}
       writer.create_item(tables.PARAMS, float(version), trajectory)
       writer.flush(timeout_ms=round(1000 * self._timeout_seconds))
-    except connection_lib.ERRORS as error:
+    except connection_lib.errors() as error:
       logging.warning(
         'publisher: version %d was not published at %s: %s', version, connection.address, error
       )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import reverb
 from absl import logging
 
 from replay import checkpoint, loopback
 from replay import columns as columns_lib
+
+if TYPE_CHECKING:
+  import reverb
 
 PARAMS = 'params'  # the table of acting parameters
 LEAST_SAMPLES_PER_INSERT = 0.05  # below it, a limiter's slack is thousands of sequences
@@ -191,6 +193,8 @@ def make_tables(
     batch_size: sequences of a batch, over all devices.
     insert_size: sequences an actor writes at once.
   """
+  import reverb
+
   check(config, batch_size, insert_size)
   signature = columns_lib.Columns(schema).signature()
   part = lambda count: -(-count // config.num_shards)
@@ -252,6 +256,8 @@ def make_server(
   Raises:
     OSError: it is not to be exposed, and the system cannot do that; `loopback.refusal` tells before.
   """
+  import reverb
+
   wanted = {table.name: table.info for table in tables}
   checkpointer = None if directory is None else checkpoint.checkpointer(directory)
   server = reverb.Server(tables, port=port, checkpointer=checkpointer)

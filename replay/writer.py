@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import reverb
 from absl import logging
 
 from replay import columns as columns_lib
 from replay import connection as connection_lib
 from replay import tables
+
+if TYPE_CHECKING:
+  import reverb
 
 _PENDING_ITEMS = 32  # confirmed before more is sent; Reverb complains from 50 on
 _FLUSH_SECONDS = 0.5  # between two looks at should_stop
@@ -192,6 +194,8 @@ class _Shard:
       return True
     if not self._push():
       return False
+    import reverb  # here, as in `connection`
+
     start = time.monotonic()
     try:
       self._writer.flush(timeout_ms=round(1000 * timeout_seconds))

@@ -31,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 
-from launch import metrics, program  # noqa: E402
+from launch import metrics  # noqa: E402
+from launch import parts as parts_lib  # noqa: E402
 from replay import connection, contents  # noqa: E402
 
 OTHERS = ('learner', 'actor-0', 'evaluator')  # than replay
@@ -68,9 +69,9 @@ class Run:
 
   def __init__(self, folder: pathlib.Path, steps: int, shards: int, seed: int):
     self.folder = folder
-    self.replay = program.replay_names(shards)
+    self.replay = parts_lib.replay_names(shards)
     self.replay_folders = dict(
-      zip(self.replay, program.replay_folders(folder, shards), strict=True)
+      zip(self.replay, parts_lib.replay_folders(folder, shards), strict=True)
     )
     self.nodes = (*self.replay, *OTHERS)
     self.output = folder.parent / f'{folder.name}.out'

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from launch import config, experiments, local, metrics, program
+from launch import config, experiments, local, metrics
+from launch import parts as parts_lib
 from replay import columns, loopback
 
 ROW = {
@@ -61,7 +62,7 @@ def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
 
 def test_the_memory_of_replay_is_said_and_refused_where_the_machine_has_less(monkeypatch):
   made = experiments.laptop('catch')
-  each = columns.Columns(program.make_parts(made).sequence_schema).nbytes
+  each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
   monkeypatch.setattr(local, '_memory', lambda: 50_000 * each)
   assert '50,000 sequences' in local.check_memory(made)
   monkeypatch.setattr(local, '_memory', lambda: 50_000 * each - 1)

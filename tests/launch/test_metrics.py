@@ -245,15 +245,20 @@ def test_logger_writes_curves_for_tensorboard(tmp_path):
   assert tensor_util.make_ndarray(point.tensor_proto) == 1.5
 
 
-def test_logger_without_tensorboard_does_not_load_tensorflow(tmp_path):
+def test_who_needs_no_replay_loads_no_tensorflow_before_the_first_row_of_curves(tmp_path):
   program = f"""
-    import sys
-    from launch import metrics
-    metrics.make_logger({str(tmp_path)!r}, 'learner', steps_key='learner_step')
-    assert 'tensorflow' not in sys.modules
+    import pathlib, sys
+    from launch import dashboard, fused, inspection, metrics, report, watch
+    run = pathlib.Path({str(tmp_path)!r})
+    plain = metrics.make_logger(run / 'plain', 'learner', steps_key='learner_step')
+    plain.write({{'learner_step': 1}})
+    drawn = metrics.make_logger(run / 'drawn', 'learner', steps_key='learner_step', tensorboard=True)
+    assert not {{'tensorflow', 'reverb'}} & sys.modules.keys()
+    drawn.write({{'learner_step': 1}})
+    assert 'tensorflow' in sys.modules
   """
   subprocess.run([sys.executable, '-c', textwrap.dedent(program)], check=True)
-  assert not (tmp_path / 'tensorboard').exists()
+  assert not (tmp_path / 'plain' / 'tensorboard').exists()
 
 
 def test_missing_wandb_names_the_extra(tmp_path, monkeypatch):

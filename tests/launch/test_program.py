@@ -8,6 +8,7 @@ import tensorflow  # noqa: F401  it gives the name bfloat16 to a type of its own
 
 from agents.dreamer import world_model
 from launch import config, experiments, program
+from launch import parts as parts_lib
 from learner import dreamer_update
 from replay import tables, writer
 
@@ -16,8 +17,8 @@ from replay import tables, writer
 @pytest.mark.parametrize('preset', experiments.PRESETS)
 def test_the_update_of_every_preset_can_be_built(preset, world):
   made = config.override(experiments.PRESETS[preset](world), ['agent.horizon_min=8'])
-  parts = program.make_parts(made)
-  update = program.make_update(made, parts, num_devices=1)
+  parts = parts_lib.make_parts(made)
+  update = parts_lib.make_update(made, parts, num_devices=1)
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
   state = jax.eval_shape(update.init, jax.random.key(0))
   replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import reverb
 
-from launch import config, experiments, local, main, program, stored
+from launch import config, experiments, local, main, stored
+from launch import parts as parts_lib
 from replay import checkpoint, contents, tables, writer
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
@@ -35,7 +36,7 @@ def made():
 
 @pytest.fixture(scope='module')
 def schema(made):
-  return program.make_parts(made).sequence_schema
+  return parts_lib.make_parts(made).sequence_schema
 
 
 @pytest.fixture
