@@ -34,36 +34,48 @@ REPLAY = tables.ReplayConfig(
 LEARNER = learner_config.LearnerConfig(batch_size=BATCH, publish_period=2, log_period=5)
 
 
-class Run:
-  """Replay, one actor in a thread, and learners that come and go, on one folder."""
+class Parts:
+  """World, agent and programs, which every run has alike: they are traced and compiled once."""
 
-  def __init__(self, folder: pathlib.Path):
-    self.folder = folder
-    self.environment = environments.make('catch', rows=4, columns=3)
+  def __init__(self):
+    environment = environments.make('catch', rows=4, columns=3)
     self.dreamer = dreamer_agent.make_dreamer(
       dreamer_config.DreamerConfig(
         deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
         num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, rows_per_chunk=2, window=2,
         policy_layers=1, dream_rows=2, warm_up_updates=3, compute_dtype='float32',
       ),
-      self.environment.observation_spec,
-      self.environment.action_spec,
+      environment.observation_spec,
+      environment.action_spec,
     )  # fmt: skip
-    self.unroll = rollout.make_unroll(
-      self.environment, self.dreamer.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
-    )
     agent = self.dreamer.agent
+    self.unroll = rollout.make_unroll(environment, agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS)
     self.params_schema = jax.eval_shape(
       lambda: agent.acting_params(agent.init_params(jax.random.key(0)))
     )
     self.schema = rollout.sequence_schema(self.unroll, self.params_schema)
+    made = dreamer_update.make_update(self.dreamer, LEARNER)
+    self.update = made._replace(update=jax.jit(made.update))
+
+
+@pytest.fixture(scope='module')
+def parts(little_optimization):
+  return Parts()
+
+
+class Run:
+  """Replay, one actor in a thread, and learners that come and go, on one folder."""
+
+  def __init__(self, folder: pathlib.Path, parts: Parts):
+    self.folder = folder
+    self.parts = parts
     self.port = portpicker.pick_unused_port()
     self.address = f'127.0.0.1:{self.port}'
     self.server = None
     self.start_server()
 
   def start_server(self):
-    made = tables.make_tables(REPLAY, self.schema, batch_size=BATCH, insert_size=NUM_WORLDS)
+    made = tables.make_tables(REPLAY, self.parts.schema, batch_size=BATCH, insert_size=NUM_WORLDS)
     self.server = tables.make_server(made, port=self.port, directory=str(self.folder / 'replay'))
 
   def stop_server(self):
@@ -85,14 +97,19 @@ class Run:
   def make_learner(self, should_stop, max_environment_steps=10**9):
     client = reverb.Client(self.address)
     return learner.Learner(
-      update=dreamer_update.make_update(self.dreamer, LEARNER),
-      acting_params=self.dreamer.agent.acting_params,
+      update=self.parts.update,
+      acting_params=self.parts.dreamer.agent.acting_params,
       config=LEARNER,
       batch_size=BATCH,
       reader=reader.Reader(
-        self.address, REPLAY.strata, self.schema, batch_size=BATCH, max_in_flight=1, prefetch=1
+        self.address,
+        REPLAY.strata,
+        self.parts.schema,
+        batch_size=BATCH,
+        max_in_flight=1,
+        prefetch=1,
       ),
-      publisher=parameters.Publisher(self.address, self.params_schema),
+      publisher=parameters.Publisher(self.address, self.parts.params_schema),
       checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
       save_replay=lambda: replay_checkpoint.save(client, str(self.folder / 'replay')),
       environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
@@ -112,9 +129,9 @@ class Run:
     """Starts an actor; returns what stops it, or waits for it to end by itself."""
     stop = threading.Event()
     node = actor.Actor(
-      unroll=self.unroll,
-      source=parameters.Source(self.address, self.params_schema),
-      writer=writer.Writer(self.address, REPLAY.strata, self.schema),
+      unroll=self.parts.unroll,
+      source=parameters.Source(self.address, self.parts.params_schema),
+      writer=writer.Writer(self.address, REPLAY.strata, self.parts.schema),
       logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
       environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
       should_stop=stop.is_set,
@@ -140,8 +157,7 @@ def rows_of(folder, name='learner'):
 
 
 def saved_state(run):
-  made = dreamer_update.make_update(run.dreamer, LEARNER)
-  like = jax.eval_shape(made.init, jax.random.key(0))
+  like = jax.eval_shape(run.parts.update.init, jax.random.key(0))
   return checkpoint.Checkpointer(run.folder / 'checkpoints', read_only=True).restore(like)
 
 
@@ -164,8 +180,8 @@ def train(run, num_updates):
   return node, begun
 
 
-def test_interrupted_anywhere_it_goes_on_from_there(tmp_path):
-  run = Run(tmp_path)
+def test_interrupted_anywhere_it_goes_on_from_there(tmp_path, parts):
+  run = Run(tmp_path, parts)
   end_actor = run.act()
   first, _ = train(run, num_updates=13)
   end_actor()
@@ -193,8 +209,8 @@ def test_interrupted_anywhere_it_goes_on_from_there(tmp_path):
   run.stop_server()
 
 
-def test_killed_between_checkpoints_it_repeats_no_step_in_the_metrics(tmp_path):
-  run = Run(tmp_path)
+def test_killed_between_checkpoints_it_repeats_no_step_in_the_metrics(tmp_path, parts):
+  run = Run(tmp_path, parts)
   end_actor = run.act()
   first, _ = train(run, num_updates=8)
   # What a killed learner leaves: rows behind its last checkpoint, the last one cut off.
@@ -209,17 +225,17 @@ def test_killed_between_checkpoints_it_repeats_no_step_in_the_metrics(tmp_path):
   run.stop_server()
 
 
-def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path):
-  run = Run(tmp_path)
+def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path, parts):
+  run = Run(tmp_path, parts)
   end_actor = run.act()
   node = run.make_learner(lambda: False, max_environment_steps=400)
   node.run()
   end_actor(by_itself=True)
-  snapshot = parameters.Source(run.address, run.params_schema).newest()
+  snapshot = parameters.Source(run.address, run.parts.params_schema).newest()
   assert snapshot.ended_launch == 1
   assert snapshot.version == node._step
   assert snapshot.environment_step >= 400
-  acting = run.dreamer.agent.acting_params(checkpoint.replica(node._state).params)
+  acting = run.parts.dreamer.agent.acting_params(checkpoint.replica(node._state).params)
   jax.tree.map(np.testing.assert_array_equal, snapshot.params, acting)
   rows = rows_of(tmp_path)
   assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',
