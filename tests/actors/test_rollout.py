@@ -145,9 +145,10 @@ def test_no_key_is_used_twice(world):
   ).agent
   unroll = rollout.make_unroll(environment, agent, num_worlds=2, num_rows=3)
   with jax.debug_key_reuse(True):
-    params = agent.acting_params(agent.init_params(jax.random.key(0)))
-    state = unroll.init(jax.random.key(1))
-    unroll.unroll(params, jax.random.key(2), state, np.int32(0), np.int32(0))
+    init = lambda key: agent.acting_params(agent.init_params(key))
+    params = jax.eval_shape(init, jax.random.key(0))  # tracing is enough to notice
+    state = jax.eval_shape(unroll.init, jax.random.key(1))
+    jax.eval_shape(unroll.unroll, params, jax.random.key(2), state, np.int32(0), np.int32(0))
 
 
 def test_greedy_play_reaches_the_end_of_every_episode():

@@ -280,7 +280,7 @@ def test_the_reuse_of_a_key_would_be_noticed():
     return jax.random.normal(key) + jax.random.uniform(key)
 
   with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
-    jax.jit(reuse)(jax.random.key(0))
+    jax.eval_shape(reuse, jax.random.key(0))  # tracing is enough
 
 
 def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
@@ -288,12 +288,11 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
   model, policy, agent = dreamer.model, dreamer.actor_critic, dreamer.agent
   params, sequence = make_params(dreamer), make_sequence(dreamer)
   with jax.debug_key_reuse(True):
-    jax.jit(agent.init_params)(jax.random.key(0))
+    jax.eval_shape(agent.init_params, jax.random.key(0))
     acting, state = agent.acting_params(params), agent.initial_policy_state(NUM_WORLDS)
-    act = jax.jit(lambda key: agent.act(acting, key, state, arrive(dreamer), greedy=False))
-    act(jax.random.key(1))
+    act = lambda key: agent.act(acting, key, state, arrive(dreamer), greedy=False)
+    jax.eval_shape(act, jax.random.key(1))
 
-    @jax.jit
     def learn(model_keys, dream_keys):
       _, (posterior, _) = model.loss(params['world_model'], model_keys, sequence)
       novelty = intrinsic.information_gain(*posterior.moments)
@@ -304,7 +303,7 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
       return dream.rollout(model, policy, params, critic, start, jnp.int32(2)).value
 
     keys = jax.random.split(jax.random.key(2), 6)
-    learn(keys[:3], keys[3:])
+    jax.eval_shape(learn, keys[:3], keys[3:])
 
 
 def test_other_latents_and_novelties_act_too(make_dreamer, make_params, act, arrive):

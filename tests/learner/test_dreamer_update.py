@@ -62,18 +62,19 @@ class Trainer:
   def __init__(self, dreamer, num_devices, rates=RATES):
     self.devices = jax.local_devices()[:num_devices]
     self.traces = 0
-    self._init = dreamer_update.make_update(dreamer, rates)
+    made = dreamer_update.make_update(dreamer, rates)
+    self._init = jax.jit(made.init)
 
     def update(state, sequence):
       self.traces += 1
-      return self._init.update(state, sequence)
+      return made.update(state, sequence)
 
     self._update = jax.pmap(update, axis_name=dreamer_update.DEVICES, devices=self.devices)
     self.begin()
 
   def begin(self):
     """A fresh state; what was compiled stays."""
-    state = self._init.init(jax.random.key(0))
+    state = self._init(jax.random.key(0))
     self.state = jax.device_put_replicated(state, self.devices)
     return self
 
@@ -81,11 +82,11 @@ class Trainer:
     count = len(self.devices)
     shard = lambda x: x.reshape(count, len(x) // count, *x.shape[1:])
     self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
-    return {name: float(value[0]) for name, value in metrics.items()}
+    return {name: float(np.asarray(value)[0]) for name, value in metrics.items()}
 
   def arrays(self, device=0):
     """One replica as host arrays."""
-    return jax.tree.map(lambda x: np.asarray(x[device]), self.state)
+    return jax.tree.map(lambda x: np.asarray(x)[device], self.state)
 
 
 @pytest.fixture(scope='module')
@@ -297,10 +298,10 @@ def test_no_typed_key_is_returned_which_pmap_would_dispatch_in_python(dreamer):
 def test_no_key_is_used_twice(dreamer):
   made = dreamer_update.make_update(dreamer, RATES)
   batch = jax.tree.map(lambda x: x[None], make_batch(dreamer))
-  with jax.debug_key_reuse(True):
-    state = jax.jit(made.init)(jax.random.key(0))
-    update = jax.jit(jax.vmap(made.update, axis_name=dreamer_update.DEVICES))
-    update(jax.tree.map(lambda x: x[None], state), batch)
+  with jax.debug_key_reuse(True):  # noticed when it is traced
+    state = jax.eval_shape(made.init, jax.random.key(0))
+    replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
+    jax.eval_shape(jax.vmap(made.update, axis_name=dreamer_update.DEVICES), replica, batch)
 
 
 def test_bfloat16_reaches_neither_losses_nor_state():

@@ -61,6 +61,16 @@ def make_batch(ppo, seed=0, batch=BATCH):
   )
 
 
+def make_update(ppo, num_devices=1, max_environment_steps=None, **changes):
+  options = {'num_minibatches': 2, 'num_epochs': 3, 'learning_rate': 1e-2} | changes
+  config = learner_config.PPOLearnerConfig(**options)
+  scale = ppo_update.auto_scale(
+    config, num_worlds=BATCH, num_steps=NUM_STEPS, num_devices=num_devices,
+    recurrent=bool(ppo.config.recurrent_size),
+  )  # fmt: skip
+  return ppo_update.make_update(ppo, config, scale, max_environment_steps=max_environment_steps)
+
+
 class Trainer:
   """The update on the first D devices."""
 
@@ -68,36 +78,29 @@ class Trainer:
     self.ppo = ppo
     self.devices = jax.local_devices()[:num_devices]
     self.traces = 0
-    options = {'num_minibatches': 2, 'num_epochs': 3, 'learning_rate': 1e-2} | changes
-    config = learner_config.PPOLearnerConfig(**options)
-    scale = ppo_update.auto_scale(
-      config, num_worlds=BATCH, num_steps=NUM_STEPS, num_devices=num_devices,
-      recurrent=bool(ppo.config.recurrent_size),
-    )  # fmt: skip
-    self.made = ppo_update.make_update(
-      ppo, config, scale, max_environment_steps=max_environment_steps
-    )
+    made = make_update(ppo, num_devices, max_environment_steps, **changes)
+    self._init = jax.jit(made.init)
 
     def update(state, sequence):
       self.traces += 1
-      return self.made.update(state, sequence)
+      return made.update(state, sequence)
 
     self._update = jax.pmap(update, axis_name=ppo_update.DEVICES, devices=self.devices)
     self.begin()
 
   def begin(self):
-    state = self.made.init(jax.random.key(0))
+    state = self._init(jax.random.key(0))
     self.state = jax.device_put_replicated(state, self.devices)
     return self
 
   def step(self, batch):
     shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
     self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
-    return {name: float(value[0]) for name, value in metrics.items()}
+    return {name: float(np.asarray(value)[0]) for name, value in metrics.items()}
 
   def arrays(self, device=0):
     plain = self.state._replace(key=jax.random.key_data(self.state.key))
-    return jax.tree.map(lambda x: np.asarray(x[device]), plain)
+    return jax.tree.map(lambda x: np.asarray(x)[device], plain)
 
 
 @pytest.fixture(scope='module')
@@ -157,12 +160,12 @@ def test_every_update_has_a_key_of_its_own(ppo, one_device):
 @pytest.mark.parametrize('memory', [0, 4])
 def test_no_key_is_used_twice(memory):
   ppo = make_ppo(recurrent_size=memory)
-  made = Trainer(ppo).made
+  made = make_update(ppo)
   batch = jax.tree.map(lambda x: jnp.asarray(x)[None], make_batch(ppo))
-  with jax.debug_key_reuse(True):
-    state = jax.jit(made.init)(jax.random.key(0))
-    update = jax.jit(jax.vmap(made.update, axis_name=ppo_update.DEVICES))
-    update(jax.tree.map(lambda x: x[None], state), batch)
+  with jax.debug_key_reuse(True):  # noticed when it is traced
+    state = jax.eval_shape(made.init, jax.random.key(0))
+    replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
+    jax.eval_shape(jax.vmap(made.update, axis_name=ppo_update.DEVICES), replica, batch)
 
 
 def test_the_better_action_becomes_likelier(ppo):
@@ -339,7 +342,7 @@ def test_each_epoch_reads_every_row_once(memory, minibatches):
   number = np.arange(BATCH * (NUM_STEPS + 1), dtype=np.float32).reshape(BATCH, -1)
   batch = batch._replace(extras=batch.extras | {'value': number})
   add_axis = lambda x: jnp.asarray(x)[None]
-  state = made.init(jax.random.key(0))
+  state = jax.jit(made.init)(jax.random.key(0))
   jax.vmap(made.update, axis_name=ppo_update.DEVICES)(
     jax.tree.map(add_axis, state), jax.tree.map(add_axis, batch)
   )
