@@ -12,9 +12,11 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def pytest_configure(config):
-  """What one worker has compiled no other compiles, now or when the tests are run again."""
+  """What one process has compiled no other compiles, now or when the tests are run again."""
   if cache := getattr(config, 'cache', None):
-    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(cache.mkdir('jax')))
+    # Where runs that tests start would look for it below the user's folder.
+    home = os.environ.setdefault('XDG_CACHE_HOME', str(cache.mkdir('home')))
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(home, 'hephaestus', 'jax'))
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 
