@@ -223,7 +223,7 @@ def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, hephae
 
 
 @pytest.mark.timeout(600)
-def test_processes_that_learn_as_one_go_on_together_when_one_is_killed(folder, tiny):
+def test_processes_that_learn_as_one_go_on_together_and_die_with_their_launcher(folder, tiny):
   run = Launch(folder, *tiny, 'learner.num_processes=2', 'max_environment_steps=100000000')
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   run.wait_for(lambda: saved() and run.step() > 0, 'a checkpoint and a row')
@@ -237,19 +237,16 @@ def test_processes_that_learn_as_one_go_on_together_when_one_is_killed(folder, t
   assert restarts == ['learner-1']
   assert 'learner-0 listens at 127.0.0.1:' in run.words()
 
-
-@pytest.mark.timeout(300)
-def test_nothing_outlives_a_killed_launcher(folder, tiny):
-  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
-  run.wait_for(lambda: len(living(folder)) >= 5, 'all nodes')
+  assert len(living(folder)) >= 6  # the launcher, and all nodes
   os.kill(run.process.pid, signal.SIGKILL)
   run.process.wait()
   assert wait_until(lambda: living(folder) == []), living(folder)
 
 
 @pytest.mark.timeout(600)
-def test_a_node_that_fails_again_and_again_ends_the_run(folder, tiny):
-  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
+def test_a_node_that_fails_again_and_again_ends_the_run(folder):
+  # Any agent's learner can fail; that of PPO compiles fastest.
+  run = Launch(folder, *PPO, 'max_environment_steps=100000000', agent='ppo')
   run.wait_for(lambda: run.pid('learner') is not None, 'the learner')
   # A file where the learner needs a folder: whatever it tries, it cannot save.
   run.wait_for(lambda: (folder / 'checkpoints').exists(), 'the folder')
