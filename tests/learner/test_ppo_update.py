@@ -343,9 +343,8 @@ def test_each_epoch_reads_every_row_once(memory, minibatches):
   batch = batch._replace(extras=batch.extras | {'value': number})
   add_axis = lambda x: jnp.asarray(x)[None]
   state = jax.jit(made.init)(jax.random.key(0))
-  jax.vmap(made.update, axis_name=ppo_update.DEVICES)(
-    jax.tree.map(add_axis, state), jax.tree.map(add_axis, batch)
-  )
+  update = jax.jit(jax.vmap(made.update, axis_name=ppo_update.DEVICES))
+  update(jax.tree.map(add_axis, state), jax.tree.map(add_axis, batch))
   jax.effects_barrier()
   assert len(read) == 2 * minibatches
   epochs = np.concatenate(read).reshape(2, -1)
