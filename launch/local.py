@@ -49,8 +49,13 @@ FRUGAL = {
   'MALLOC_TRIM_THRESHOLD_': '131072',
   'MALLOC_MMAP_THRESHOLD_': '131072',
 }
-# Acting is many small steps: threads would only take turns on the learner's cores.
-ONE_THREAD = {'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false', 'OMP_NUM_THREADS': '1'}
+# Acting is many small steps: threads would only take turns on the learner's cores. By the flag XLA
+# still divides what it compiles over all cores that it sees, so it is shown one.
+ONE_THREAD = {
+  'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false',
+  'PJRT_NPROC': '1',
+  'OMP_NUM_THREADS': '1',
+}
 CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
 
 

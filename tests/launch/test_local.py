@@ -1,7 +1,10 @@
 """What the launcher says of a run whose nodes write their rows to files."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -103,3 +106,20 @@ def test_the_line_of_a_host_that_only_acts_adds_up_its_actors(run):
   assert progress.line().endswith(
     '70,008/500,000 steps  actors 2  200 steps/s  throttled 50%  version 16'
   )
+
+
+def test_what_an_actor_compiles_is_not_divided_over_cores():
+  program = """
+import jax
+numbers = jax.ShapeDtypeStruct((1 << 22,), 'float32')
+print(jax.jit(jax.numpy.tanh).lower(numbers).compile().as_text().count('partitions'))
+"""
+  divided = []
+  for variables in ({}, local.ONE_THREAD):
+    environment = {**os.environ, 'JAX_COMPILATION_CACHE_DIR': '', 'PJRT_NPROC': '2', **variables}
+    said = subprocess.run(
+      [sys.executable, '-c', program], env=environment, capture_output=True, check=True, timeout=120
+    )
+    divided.append(int(said.stdout))
+  assert divided[0] > 0  # or else this looks for the wrong word
+  assert divided[1] == 0
