@@ -817,8 +817,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     }
     if foreign:
       raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
-    worlds = {name: config.make_environment() for name, config in configs.items()}
-    figures = bench.environments(worlds, arguments.worlds, arguments.seconds)
+    worlds = {name: config.make_environment for name, config in configs.items()}
+    figures = bench.environments(
+      worlds, arguments.worlds, arguments.seconds, of_actors=local.ONE_THREAD
+    )
   if arguments.json:
     print(local.to_json([figure._asdict() for figure in figures]))
   else:

@@ -392,9 +392,13 @@ def machine() -> str:
       if line.startswith('model name'):
         kind = line.partition(':')[2].strip()
         break
+  return f'{kind}, {num_cores()} CPU cores'
+
+
+def num_cores() -> int:
+  """Of the CPU, that this process may use."""
   has_affinity = hasattr(os, 'sched_getaffinity')
-  cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-  return f'{kind}, {cores} CPU cores'
+  return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def show(figures: list[Figure]) -> None:

@@ -9,15 +9,17 @@ import pytest
 
 from actors import environments
 from launch import main
+from learner import bench as learner_bench
 
 
 def run(*arguments):
   return main._run(main._parse(['hephaestus', 'bench', *map(str, arguments)]))
 
 
-def test_steps_of_worlds_are_measured_beside_their_limit(capsys):
+def test_steps_of_worlds_are_measured_beside_their_limit(capsys, monkeypatch):
+  monkeypatch.setattr(learner_bench, 'num_cores', lambda: 2)
   arguments = ('env', '--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
-  assert run(*arguments, '--worlds', 2, 4, '--json') == 0
+  assert run(*arguments, '--worlds', 1, 4, '--json') == 0
   figures = json.loads(capsys.readouterr().out)
   for figure in figures:
     assert list(figure) == ['name', 'value', 'unit', 'limit', 'ratio', 'machine']
@@ -25,12 +27,16 @@ def test_steps_of_worlds_are_measured_beside_their_limit(capsys):
     assert figure['machine'] == figures[0]['machine'] != ''
   by_name = {figure['name']: figure for figure in figures}
   assert list(by_name) == [
-    'env/catch/2_worlds',
-    'env/catch/2_worlds/compile',
+    'env/catch/1_worlds',
+    'env/catch/1_worlds/processes',
+    'env/catch/1_worlds/compile',
     'env/catch/4_worlds',
+    'env/catch/4_worlds/processes',
     'env/catch/4_worlds/compile',
     'copy',
   ]
+  assert by_name['env/catch/1_worlds/processes']['value'] == 1
+  assert by_name['env/catch/4_worlds/processes']['value'] == 2
   steps = by_name['env/catch/4_worlds']
   assert steps['unit'] == 'steps/s'
   (size,) = environments.make('catch', rows=5).observation_spec.shape
@@ -40,14 +46,16 @@ def test_steps_of_worlds_are_measured_beside_their_limit(capsys):
 
 
 def test_people_see_a_line_for_each_figure(capsys):
-  assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 2, '--seconds', 1e-3) == 0
+  assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 1, '--seconds', 1e-3) == 0
   machine, *lines = capsys.readouterr().out.splitlines()
   assert machine.startswith('on ')
   assert [line.split()[0] for line in lines] == [
-    'env/catch/2_worlds',
-    'env/catch/2_worlds/compile',
-    'env/noisy_corridor/2_worlds',
-    'env/noisy_corridor/2_worlds/compile',
+    'env/catch/1_worlds',
+    'env/catch/1_worlds/processes',
+    'env/catch/1_worlds/compile',
+    'env/noisy_corridor/1_worlds',
+    'env/noisy_corridor/1_worlds/processes',
+    'env/noisy_corridor/1_worlds/compile',
     'copy',
   ]
   assert '% of ' in lines[0]
