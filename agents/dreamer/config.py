@@ -31,6 +31,7 @@ class DreamerConfig:
   free_nats: float = 1.0  # that the posterior may cost; priors learn below it, too
   dynamics_scale: float = 1.0
   representation_scale: float = 0.1
+  reward_scale: float = 1.0  # more, where a large observation has rewards that are few and small
   num_bins: int = 255
   bin_limit: float = 20.0  # largest reward or return: symexp(limit)
 
@@ -91,6 +92,7 @@ class DreamerConfig:
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
+    check(self.reward_scale > 0, 'reward_scale', 'must be positive')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')

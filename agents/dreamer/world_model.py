@@ -629,7 +629,7 @@ class WorldModel:
   ) -> tuple[jax.Array, tuple[Posterior, dict[str, jax.Array]]]:
     """Negative evidence bound of real sequences, in float32.
 
-      reconstruction + reward + continue + mask
+      reconstruction + reward_scale reward + continue + mask
         + mean_k m_k [ b_dyn KL(sg q || p_k) + b_rep max(free, KL(q || sg p_k)) ]
 
     with m_k the bootstrap mask of (member, sequence), drawn from the sequence's identity and so
@@ -679,7 +679,7 @@ class WorldModel:
       ),
       axis=0,
     )
-    loss = jnp.mean(reconstruction + reward + goes_on + mask + kl)
+    loss = jnp.mean(reconstruction + config.reward_scale * reward + goes_on + mask + kl)
     predicted = rewards.mean()
     metrics = {
       'loss': loss,
