@@ -190,6 +190,22 @@ def test_what_is_dreamt_behind_the_end_of_an_episode_scales_no_advantages(dreame
   assert spread > 0 and one_device.arrays().spread.value == spread
 
 
+def test_the_spread_of_returns_is_a_float32_average_corrected_for_its_beginning(
+  dreamer, one_device
+):
+  """After one update that saw returns 5 apart, another one counts for half, and is not rounded."""
+  batch, rate = make_batch(dreamer), dreamer.config.return_rate
+  one_device.begin().step(batch)
+  seen = one_device.arrays().spread.value / rate
+  fresh = one_device.begin().state
+  spread = dreamer_update.Spread(fresh.spread.value + rate * 5, fresh.spread.num_updates + 1)
+  one_device.state = fresh._replace(spread=spread)
+  expected = ((1 - rate) * 5 + seen) / (2 - rate)
+  assert expected > dreamer.config.return_floor
+  metrics = one_device.step(batch)
+  assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
+
+
 def test_many_updates_are_one_trace(dreamer, one_device):
   one_device.begin()
   for seed in range(3):
