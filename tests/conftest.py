@@ -20,11 +20,6 @@ def pytest_configure(config):
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 
-def pytest_xdist_auto_num_workers():
-  """One more than there are cores: who tests processes waits for them half of the time."""
-  return len(os.sched_getaffinity(0)) + 1
-
-
 @pytest.fixture(scope='module')
 def little_optimization():
   """For programs that run a few times on tiny arrays: their time is the compiler's.
