@@ -481,7 +481,7 @@ def test_curves_of_a_run_appear_and_move(live):
   row = live.page.inner_text('#runs tbody tr')
   assert 'run' in row and 'catch' in row and 'running' in row
   assert 'learner' in live.page.inner_text('#nodes') and live.complaints == []
-  assert 'acts and steps its worlds' in live.page.inner_text('#times')
+  live.wait_for("document.getElementById('times').innerText.includes('acts and steps its worlds')")
 
 
 @pytest.mark.timeout(600)
