@@ -457,7 +457,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _forks() -> Iterator[Any]:
-  """What forks into nodes. All is imported by then, and what follows will start JAX's threads."""
+  """Forks into nodes, made once all is imported and before anything starts the threads of JAX."""
   from launch import program, template  # noqa: F401, program for the nodes: they import nothing
 
   with contextlib.closing(template.Template()) as forks:

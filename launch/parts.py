@@ -116,7 +116,7 @@ def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
 
 
 def replay_names(num_shards: int) -> list[str]:
-  """The nodes of replay, as `commands` calls them."""
+  """The nodes of replay, as `program.commands` calls them."""
   return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
 
 
