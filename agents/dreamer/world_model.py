@@ -141,9 +141,9 @@ def gated(gates: jax.Array, state: jax.Array, memory_rows: int) -> jax.Array:
   then left to learn from. Tallec & Ollivier (2018), "Can recurrent neural networks warp time?".
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
-  candidate = jnp.tanh(nn.sigmoid(reset) * candidate)
+  candidate = jnp.tanh(networks.sigmoid(reset) * candidate)
   rows = np.geomspace(2, memory_rows, state.shape[-1])
-  update = nn.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
+  update = networks.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
   return update * candidate + (1 - update) * state
 
 
@@ -455,7 +455,7 @@ class WorldModel:
     members = self._step(rest['transition'], gates, recurrent)
     deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(self.dtype)
     hidden = networks.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
-    hidden = nn.silu(hidden.astype(self.dtype))
+    hidden = networks.silu(hidden.astype(self.dtype))
     belief = self.belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
     stochastic = belief.mode() if noise is None else belief.sample(noise)
     return Latent(deterministic, stochastic.astype(self.dtype), seen), members, belief

@@ -246,7 +246,7 @@ def test_images_are_read_by_their_bounds_and_are_no_part_of_the_flat_observation
 def test_a_silu_and_its_gradient_are_those_of_flax(shape):
   pairs = jnp.asarray(np.random.default_rng(0).normal(scale=20, size=(*shape, 2)), jnp.float32)
   for x in (pairs, pairs[..., :1]):
-    np.testing.assert_allclose(networks.silu(x), nn.silu(x), rtol=1e-6)
+    np.testing.assert_allclose(networks.silu(x), nn.silu(x), rtol=1e-6, atol=1e-6)
     slope = lambda activate, x=x: jax.grad(lambda x: jnp.sum(jnp.square(activate(x))))(x)
     np.testing.assert_allclose(slope(networks.silu), slope(nn.silu), rtol=1e-5, atol=1e-6)
 
