@@ -55,6 +55,14 @@ def _mean(x: jax.Array) -> jax.Array:
   return total(x)[..., None] / x.shape[-1]
 
 
+def centre(kernel: jax.Array) -> jax.Array:
+  """[..., I, O], what a row is multiplied by for an output of mean 0: see `normalise`.
+
+  A row's mean is its product with the mean of the columns, which is taken off here for all rows.
+  """
+  return kernel - _mean(kernel)
+
+
 def turned(matrix: jax.Array) -> jax.Array:
   """[F, O] to [O, F], for products of a few rows each.
 
@@ -64,8 +72,8 @@ def turned(matrix: jax.Array) -> jax.Array:
   return jax.lax.optimization_barrier(matrix.T) if _on_cpu() else matrix.T
 
 
-@jax.custom_vjp
-def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = False) -> jax.Array:
   """[..., F] to mean 0 and variance 1 over the last axis, then scaled and shifted; float32.
 
   Ba et al. (2016), "Layer normalization", as flax computes it. Its gradient is written out, so that
@@ -75,27 +83,30 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     x: [..., F].
     scale: [F] float32.
     bias: [F] float32.
+    centred: whether the mean is 0 already, as behind a kernel from `centre`. It is then taken off
+      neither x nor its gradient, which loses it on the way through the kernel.
   """
-  return _normalise(x, scale, bias)[0]
+  return _normalise(x, scale, bias, centred)[0]
 
 
-def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array):
+def _normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool):
   x = x.astype(jnp.float32)
-  mean = _mean(x)
+  mean = jnp.zeros((), jnp.float32) if centred else _mean(x)
   rate = jax.lax.rsqrt(jnp.maximum(_mean(x * x) - mean * mean, 0) + 1e-6)
   return (x - mean) * rate * scale + bias, (mean, rate)
 
 
-def _normalise_forward(x: jax.Array, scale: jax.Array, bias: jax.Array):
-  normalised, moments = _normalise(x, scale, bias)
+def _normalise_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool):
+  normalised, moments = _normalise(x, scale, bias, centred)
   return normalised, (x, *moments, scale)
 
 
-def _normalise_backward(saved: tuple[jax.Array, ...], grad: jax.Array):
+def _normalise_backward(centred: bool, saved: tuple[jax.Array, ...], grad: jax.Array):
   x, mean, rate, scale = saved
   normal = (x.astype(jnp.float32) - mean) * rate
   scaled = grad * scale
-  x_grad = (scaled - _mean(scaled) - normal * _mean(scaled * normal)) * rate
+  uncentred = scaled if centred else scaled - _mean(scaled)
+  x_grad = (uncentred - normal * _mean(scaled * normal)) * rate
   # By one axis and not by several, which XLA's CPU would also do number by number.
   total = lambda x: jnp.sum(x.reshape(-1, x.shape[-1]), axis=0)
   return x_grad.astype(x.dtype), total(grad * normal), total(grad)

@@ -315,9 +315,12 @@ class WorldModel:
     return jax.tree_util.tree_map_with_path(cast, params | {'transition': transition})
 
   def _wide(self, params: Tree) -> jax.Array:
-    """The members' matrices side by side, [F, K 3H]: all of them read the same inputs."""
+    """The members' matrices side by side, [F, K 3H]: all of them read the same inputs.
+
+    Centred each, since a layer norm is what reads their outputs.
+    """
     kernel = params['transition']['Dense_0']['kernel']
-    return kernel if kernel.ndim == 2 else jnp.concatenate(list(kernel), axis=-1)
+    return kernel if kernel.ndim == 2 else jnp.concatenate(list(networks.centre(kernel)), axis=-1)
 
   def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
     """[B, ...] to each member's next deterministic state, [K, B, H]; see `fuse`."""
@@ -336,7 +339,7 @@ class WorldModel:
     state = recurrent.latent.deterministic
 
     def step(gates, scale, bias):
-      gates = networks.normalise(gates, scale, bias).astype(self.dtype)
+      gates = networks.normalise(gates, scale, bias, True).astype(self.dtype)
       return gated(gates, state, self.config.memory_rows)
 
     gates = gates.reshape(len(gates), self.config.ensemble_size, -1)

@@ -275,6 +275,21 @@ def test_a_layer_norm_and_its_gradient_are_those_of_flax(dtype):
   )
 
 
+def test_behind_a_centred_kernel_a_layer_norm_needs_no_mean():
+  rng = np.random.default_rng(0)
+  arrays = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((5, 7), (7, 40), 40, 40)]
+
+  def plain(x, kernel, *norm):
+    return jnp.sum(jnp.sin(networks.normalise(x @ kernel, *norm)))
+
+  def centred(x, kernel, *norm):
+    return jnp.sum(jnp.sin(networks.normalise(x @ networks.centre(kernel), *norm, True)))
+
+  of = lambda loss: jax.value_and_grad(loss, argnums=range(4))(*arrays)
+  same = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  jax.tree.map(same, of(centred), of(plain))
+
+
 def test_an_observation_is_put_together_again(make_dreamer, make_observation):
   for world in ('masked', 'pictures', 'plain', 'map'):
     dreamer = make_dreamer(world)
