@@ -256,7 +256,10 @@ def check_values(
     state, timestep = world.step(step_key, state, action)
     return (state, timestep.observation), is_fine(timestep)
 
-  @jax.jit
+  # It runs for a moment, and a CPU's compiler would optimise it for much longer.
+  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
+
+  @functools.partial(jax.jit, compiler_options=options)
   @jax.vmap
   def play(key):
     reset_key, steps_key = jax.random.split(key)
@@ -316,25 +319,13 @@ def reference_returns(
   if jax.eval_shape(environment.scripted_action, env_state) is None:
     return None
 
-  def random_policy(key, env_state, observation):
-    del env_state
-    return random_action(key, environment.action_spec, observation)
-
-  def scripted_policy(key, env_state, observation):
-    del key, observation
-    return environment.scripted_action(env_state)
-
-  @jax.jit
-  def play(key):
-    random_key, scripted_key = jax.random.split(key)
-    return (
-      _episode_returns(random_key, environment, random_policy, num_episodes),
-      _episode_returns(scripted_key, environment, scripted_policy, num_episodes),
-    )
-
-  (random, random_is_over), (scripted, scripted_is_over) = play(key)
-  if not (random_is_over.all() and scripted_is_over.all()):
+  # Both at once, since to compile a world takes longer than to play so many of it.
+  returns, are_over = jax.jit(_episode_returns, static_argnums=(1, 2))(
+    key, environment, num_episodes
+  )
+  if not are_over.all():
     raise ValueError(f'environment.max_steps={environment.max_steps}: an episode took longer')
+  random, scripted = returns
   reference = ReferenceReturns(random=float(random.mean()), scripted=float(scripted.mean()))
   if reference.scripted <= reference.random:
     logging.warning('The scripted policy is no better than random: %s gives no scale.', reference)
@@ -343,14 +334,21 @@ def reference_returns(
 
 
 def _episode_returns(
-  key: chex.PRNGKey,
-  environment: Environment,
-  policy: Callable[[chex.PRNGKey, EnvState, Observation], jax.Array],
-  num_episodes: int,
+  key: chex.PRNGKey, environment: Environment, num_episodes: int
 ) -> tuple[jax.Array, jax.Array]:
-  """[N] returns of the first episodes, and [N] bool, whether each came to its end."""
+  """Of the first episodes, N of random play and N of the scripted policy.
+
+  Returns:
+    [2, N] returns, and [2, N] bool, whether each came to its end.
+  """
+  size = 2 * num_episodes
+  is_scripted = jnp.arange(size) >= num_episodes
   key, reset_key = jax.random.split(key)
-  env_state, timestep = jax.vmap(environment.reset)(jax.random.split(reset_key, num_episodes))
+  env_state, timestep = jax.vmap(environment.reset)(jax.random.split(reset_key, size))
+
+  def choose(key, is_scripted, env_state, observation):
+    random = random_action(key, environment.action_spec, observation)
+    return jnp.where(is_scripted, environment.scripted_action(env_state), random)
 
   def is_playing(carry):
     _, num_steps, _, _, _, is_over = carry
@@ -359,14 +357,14 @@ def _episode_returns(
   def play(carry):
     key, num_steps, env_state, observation, returns, is_over = carry
     key, action_key, step_key = jax.random.split(key, 3)
-    action_keys = jax.random.split(action_key, num_episodes)
-    action = jax.vmap(policy)(action_keys, env_state, observation)
-    step_keys = jax.random.split(step_key, num_episodes)
+    action_keys = jax.random.split(action_key, size)
+    action = jax.vmap(choose)(action_keys, is_scripted, env_state, observation)
+    step_keys = jax.random.split(step_key, size)
     env_state, timestep = jax.vmap(environment.step)(step_keys, env_state, action)
     returns = returns + jnp.where(is_over, 0.0, timestep.reward)
     is_over = is_over | timestep.last()
     return key, num_steps + 1, env_state, timestep.observation, returns, is_over
 
-  carry = (key, 0, env_state, timestep.observation, jnp.zeros(num_episodes), timestep.last())
+  carry = (key, 0, env_state, timestep.observation, jnp.zeros(size), timestep.last())
   *_, returns, is_over = jax.lax.while_loop(is_playing, play, carry)
-  return returns, is_over
+  return returns.reshape(2, num_episodes), is_over.reshape(2, num_episodes)

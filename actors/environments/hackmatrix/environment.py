@@ -171,9 +171,12 @@ def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
   Then what is one number of each world is a row of them, as wide as there are worlds, and every
   rule is arithmetic on whole rows. With the worlds' axis first, rows would be as short as a board.
-  """
-  batched = jax.custom_batching.custom_vmap(function)
 
+  Both are under `jit` so that the rules are traced once for all the programs of a process.
+  """
+  batched = jax.custom_batching.custom_vmap(jax.jit(function))
+
+  @jax.jit
   def call(args):
     outs = function(*jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), args))
     return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), outs)
