@@ -174,11 +174,13 @@ def _prepare(make: MakeWorld, size: int, num_worlds: int, seed: int) -> float:
     return jax.lax.scan(cut_and_step, carry, steps)[0]
 
   key, reset_key, apart_key = jax.random.split(jax.random.key(seed), 3)
-  carry = jax.jit(jax.vmap(environment.reset))(jax.random.split(reset_key, size))
-  carry = jax.jit(draw_apart)(apart_key, carry)
+  reset, reset_keys = jax.vmap(environment.reset), jax.random.split(reset_key, size)
+  # Before anything else traces the world, since what is traced once is not traced again.
   began = time.perf_counter()
-  compiled = jax.jit(unroll, donate_argnums=(0, 1)).lower(key, carry).compile()
+  shapes = jax.eval_shape(reset, reset_keys)
+  compiled = jax.jit(unroll, donate_argnums=(0, 1)).lower(key, shapes).compile()
   compile_seconds = time.perf_counter() - began
+  carry = jax.jit(draw_apart)(apart_key, jax.jit(reset)(reset_keys))
   _share = _Share(compiled, (key, carry), size * num_steps)
   return compile_seconds
 
