@@ -69,9 +69,9 @@ def replay(
     raise ValueError(f'--stored {stored}: use at least {2 * max(shards)}, two for each shard')
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
-  # They fork from a process that has imported all and run nothing.
+  # They fork from a process that has imported all, what replay leaves for later too, and run nothing.
   processes = multiprocessing.get_context('forkserver')
-  processes.set_forkserver_preload([__name__])
+  processes.set_forkserver_preload([__name__, 'reverb'])
   bandwidth = _copy_bandwidth(seconds)
   nbytes = columns_lib.Columns(schema).nbytes
   figure = functools.partial(bench.Figure, machine=bench.machine())
