@@ -339,7 +339,7 @@ class WorldModel:
     state = recurrent.latent.deterministic
 
     def step(gates, scale, bias):
-      gates = networks.normalise(gates, scale, bias, True).astype(self.dtype)
+      gates = networks.normalise(gates, scale, bias, centred=True).astype(self.dtype)
       return gated(gates, state, self.config.memory_rows)
 
     gates = gates.reshape(len(gates), self.config.ensemble_size, -1)

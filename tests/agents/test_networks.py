@@ -283,7 +283,7 @@ def test_behind_a_centred_kernel_a_layer_norm_needs_no_mean():
     return jnp.sum(jnp.sin(networks.normalise(x @ kernel, *norm)))
 
   def centred(x, kernel, *norm):
-    return jnp.sum(jnp.sin(networks.normalise(x @ networks.centre(kernel), *norm, True)))
+    return jnp.sum(jnp.sin(networks.normalise(x @ networks.centre(kernel), *norm, centred=True)))
 
   of = lambda loss: jax.value_and_grad(loss, argnums=range(4))(*arrays)
   same = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
