@@ -1,6 +1,5 @@
 """Several servers are one replay: drawn from evenly, routed around when dead, and nothing twice."""
 
-import collections
 import threading
 
 import jax
@@ -61,20 +60,21 @@ def test_batches_are_drawn_evenly_and_hold_the_mixture(addresses):
       entry.write(identities(1000 * index + first, 1000 * index + first + 50), never)
       entry.close()
   source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16)
-  batches = [source.get(20.0) for _ in range(41)][1:]  # of the first one may have had all
+  even_in_a_row = 0  # a shard that is late on a busy machine is left out of some, and comes back
+  for _ in range(2000):
+    shard, place = np.divmod(source.get(20.0)['identity'], 1000)
+    is_frontier = place < 100
+    np.testing.assert_array_equal(is_frontier.reshape(4, 4).sum(1), np.ones(4))  # of 4 devices
+    is_even = [(shard[rows] == 0).sum() for rows in (is_frontier, ~is_frontier)] == [2, 6]
+    even_in_a_row = even_in_a_row + 1 if is_even else 0
+    if even_in_a_row == 20:
+      break
+  else:
+    pytest.fail('the shards never share the rows of 20 batches in a row evenly')
   source.close()
-  drawn: collections.Counter[tuple[int, bool]] = collections.Counter()
-  for batch in batches:
-    shard, place = np.divmod(batch['identity'], 1000)
-    np.testing.assert_array_equal((place < 100).reshape(4, 4).sum(1), np.ones(4))  # of 4 devices
-    drawn.update(zip(shard.tolist(), (place < 100).tolist(), strict=True))
-  for is_frontier, rows in ((True, 4), (False, 12)):
-    counts = [drawn[shard, is_frontier] for shard in (0, 1)]
-    assert sum(counts) == 40 * rows
-    assert counts[0] == pytest.approx(counts[1], rel=0.2)  # and not less: a busy machine is late
 
 
-def test_a_shard_without_sequences_is_left_out_until_it_has_some(addresses):
+def test_a_shard_without_sequences_is_left_out_until_it_has_some(addresses, wait_until):
   entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
   entry.write(identities(0, 40), never)
   entry.close()
@@ -83,11 +83,7 @@ def test_a_shard_without_sequences_is_left_out_until_it_has_some(addresses):
   entry = writer.Writer(addresses[1], CONFIG.strata, SCHEMA)
   entry.write(identities(1000, 1040), never)
   entry.close()
-  for _ in range(200):
-    if 0 < (source.get(20.0)['identity'] >= 1000).sum() < 16:
-      break
-  else:
-    pytest.fail('the second shard is never drawn from')
+  wait_until(lambda: 0 < (source.get(20.0)['identity'] >= 1000).sum() < 16, 30)
   source.close()
 
 
