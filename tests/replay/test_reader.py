@@ -1,5 +1,6 @@
 import collections
 import os
+import time
 
 import chex
 import jax
@@ -113,8 +114,9 @@ def test_an_empty_table_starves_the_reader_and_closing_does_not_hang(serve, unli
   config = unlimited()
   _, address = serve(config)
   source = reader.Reader(address, config.strata, schema, batch_size=4)
+  asked = time.monotonic()
   assert source.get(0.2) is None
-  assert 0.2 <= source.starved_seconds < 1.0
+  assert 0.2 <= source.starved_seconds <= time.monotonic() - asked
   assert source.server_alive
   source.close()
   assert list(source) == []
