@@ -99,11 +99,18 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
   )
 
 
+def _large(*, dream_rows: int | None = None) -> dreamer_config.DreamerConfig:
+  """The full model, with a latent that tells the known from the new: see docs/design.md."""
+  return dreamer_config.DreamerConfig(
+    latent='categorical', stochastic_size=16, classes=16, dream_rows=dream_rows
+  )
+
+
 def gpu(environment: str) -> launch_config.ExperimentConfig:
   """One GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.SIZES['full'],
+    agent=_large(dream_rows=16),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=2048, share=0.5),
@@ -123,7 +130,7 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   """The four chips of a v4-8 and CPU hosts: the full model, dreaming from every row."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.DreamerConfig(),
+    agent=_large(),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=4096, share=0.5),

@@ -157,7 +157,7 @@ SIZES = {
     rows_per_chunk=15,
     compute_dtype='float32',
   ),
-  # One GPU.
+  # One GPU, as the headline is stated; the presets of accelerators have a categorical latent.
   'full': DreamerConfig(dream_rows=16),
 }
 """Sizes that have a name."""
