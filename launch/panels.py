@@ -44,6 +44,7 @@ TITLES = {
   'learner/intrinsic/novelty_slow': 'novelty, slow average',
   'learner/intrinsic/competence': 'competence',
   'learner/intrinsic/clean_novelty_positive': 'share of rows with clean novelty',
+  'learner/world_model/reward_correlation': 'correlation of rewards expected and real',
   'learner/dream/horizon': 'horizon, rows of a dream',
   'learner/replayed_steps_per_second': 'replayed steps learned per second',
   'learner/replay_ratio': 'replay ratio',

@@ -261,7 +261,7 @@ def _phases(
     return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
 
   params = state.params
-  (_, (posterior, _)), _ = world_model(params['world_model'])
+  (_, (posterior, _, _)), _ = world_model(params['world_model'])
   begin = start(posterior)
   rows = jnp.int32(horizon)
   return {

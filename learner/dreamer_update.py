@@ -37,6 +37,34 @@ def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tre
   return tree if jax.lax.axis_size(DEVICES) == 1 else reduce(tree, DEVICES)
 
 
+def correlation(expected: jax.Array, real: jax.Array, counts: jax.Array) -> jax.Array:
+  """Pearson's correlation over the rows of all devices.
+
+  Args:
+    expected: [...] float32.
+    real: [...] float32.
+    counts: [...] bool, which rows count.
+
+  Returns:
+    [] float32. Where all that came is alike there is nothing to know: 1. Where only what was expected
+    is, nothing is known: 0.
+  """
+  total = lambda x: over_devices(jnp.sum(x))
+  weight = counts / jnp.maximum(total(counts.astype(jnp.float32)), 1e-8)
+
+  def centred(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What is left of x without its mean, its variance, and whether that is more than rounding."""
+    left = x - total(weight * x)
+    variance = total(weight * jnp.square(left))
+    return left, variance, variance > 1e-10 * total(weight * jnp.square(x))
+
+  expected, expected_variance, differs = centred(expected)
+  real, real_variance, varies = centred(real)
+  scale = jnp.where(differs & varies, jnp.sqrt(expected_variance) * jnp.sqrt(real_variance), 1.0)
+  known = jnp.where(differs, total(weight * expected * real) / scale, 0.0)
+  return jnp.where(varies, known, 1.0)
+
+
 def replicate(tree: Tree, devices: list[jax.Device]) -> Tree:
   """A copy for each device, [D, ...], as `pmap` over them takes it."""
   copies: Tree = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)(
@@ -129,12 +157,14 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
 
   def improve_world_model(state: TrainState, keys: jax.Array, sequence: experience.Sequence):
     gradient = jax.value_and_grad(model.loss, has_aux=True)
-    (_, (posterior, metrics)), grads = gradient(state.params['world_model'], keys, sequence)
+    (_, aux), grads = gradient(state.params['world_model'], keys, sequence)
+    posterior, expected_reward, metrics = aux
     grads = over_devices(grads)
     updates, opt_state = model_optimizer.update(grads, state.model_opt_state)
     params = optax.apply_updates(state.params['world_model'], updates)
     metrics['gradient_norm'] = optax.global_norm(grads)
     metrics['kl_after_first'] /= over_devices(jnp.mean(~posterior.first))
+    metrics['reward_correlation'] = correlation(expected_reward, sequence.reward, ~posterior.first)
     state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 

@@ -629,7 +629,7 @@ class WorldModel:
 
   def loss(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
-  ) -> tuple[jax.Array, tuple[Posterior, dict[str, jax.Array]]]:
+  ) -> tuple[jax.Array, tuple[Posterior, jax.Array, dict[str, jax.Array]]]:
     """Negative evidence bound of real sequences, in float32.
 
       reconstruction + reward_scale reward + continue + mask
@@ -645,7 +645,7 @@ class WorldModel:
       sequence: [T, B, ...].
 
     Returns:
-      The loss [], and (what was understood, metrics).
+      The loss [], and (what was understood, rewards expected [T, B], metrics).
     """
     config = self.config
     posterior, belief, priors = self.understand(params, keys, sequence)
@@ -683,19 +683,17 @@ class WorldModel:
       axis=0,
     )
     loss = jnp.mean(reconstruction + config.reward_scale * reward + goes_on + mask + kl)
-    predicted = rewards.mean()
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
       'reward': reward.mean(),
-      'reward_error': jnp.abs(jnp.where(posterior.first, 0.0, predicted - sequence.reward)).mean(),
       'continue': goes_on.mean(),
       'mask': mask.mean(),
       'kl': dynamics_kl.mean(),
       # Over all rows, as devices average it: how many of these are not FIRST is not theirs to know.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
     }
-    return loss, (stop(posterior), metrics)
+    return loss, (stop(posterior), stop(rewards.mean()), metrics)
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:

@@ -294,7 +294,7 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
     jax.eval_shape(act, jax.random.key(1))
 
     def learn(model_keys, dream_keys):
-      _, (posterior, _) = model.loss(params['world_model'], model_keys, sequence)
+      _, (posterior, _, _) = model.loss(params['world_model'], model_keys, sequence)
       novelty = intrinsic.information_gain(*posterior.moments)
       start = dream.starts(
         posterior, sequence.step_type == 2, novelty, dream_keys, num_rows=2, window=WINDOW

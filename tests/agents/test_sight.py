@@ -156,7 +156,7 @@ def test_a_reward_is_learned_from_the_map_that_was_acted_on(dreamer, params, seq
   @jax.jit
   def reward_loss(seen, rest):
     state = carried._replace(latent=carried.latent._replace(seen=seen))
-    _, (_, metrics) = model.loss(
+    _, (_, _, metrics) = model.loss(
       params['world_model'], KEYS, sequence._replace(initial_state=state, step_type=rest)
     )
     return metrics['reward']

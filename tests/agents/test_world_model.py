@@ -51,7 +51,7 @@ def latents(model, params, understand):
 
 @pytest.fixture(scope='module')
 def loss_and_grads(model):
-  """(params, keys, sequence) -> ((loss, (posterior, metrics)), grads)."""
+  """(params, keys, sequence) -> ((loss, (posterior, rewards, metrics)), grads)."""
   return jax.jit(jax.value_and_grad(model.loss, has_aux=True))
 
 
@@ -291,7 +291,7 @@ def test_reward_and_divergence_are_weighed(make_dreamer, make_params, make_seque
   """With every sequence in every bootstrap, what is not a head's is 1.1 times the divergence."""
   dreamer = make_dreamer('masked', bootstrap_share=1.0, reward_scale=3.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
-  loss, (_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
+  loss, (_, _, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
   heads = sum(metrics[name] for name in ('reconstruction', 'continue', 'mask'))
   divergence = loss - heads - 3 * metrics['reward']
   np.testing.assert_allclose(divergence, 1.1 * metrics['kl'], rtol=1e-4)
@@ -303,7 +303,7 @@ def test_below_the_free_nats_priors_still_learn_and_the_posterior_is_left_in_pea
   """What the members know of a step they must agree on, else it passes for new."""
   dreamer = make_dreamer('masked', bootstrap_share=1.0, free_nats=200.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
-  loss, (_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
+  loss, (_, _, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
   heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue', 'mask'))
   assert 0 < metrics['kl'] < 100
   np.testing.assert_allclose(loss - heads, metrics['kl'] + 0.1 * 200, rtol=1e-4)
@@ -322,7 +322,7 @@ def test_a_decoder_that_is_right_costs_nothing_and_one_that_is_wrong_what_it_sho
   def cost(decoded):
     decoder = jax.tree.map(jnp.zeros_like, params['decoder'])
     decoder['Dense_1']['bias'] = jnp.array(decoded)
-    _, (_, metrics) = loss(params | {'decoder': decoder}, KEYS, sequence)
+    _, (_, _, metrics) = loss(params | {'decoder': decoder}, KEYS, sequence)
     return float(metrics['reconstruction'])
 
   np.testing.assert_allclose(cost([-30.0, 30, 0, 30, np.log(8)]), 0, atol=1e-5)
@@ -358,7 +358,7 @@ def pictures(make_dreamer, make_params, make_sequence):
   @jax.jit
   def update(params, opt_state, sequence):
     gradient = jax.value_and_grad(dreamer.model.loss, has_aux=True)
-    (_, (_, metrics)), grads = gradient(params, KEYS, sequence)
+    (_, (_, _, metrics)), grads = gradient(params, KEYS, sequence)
     updates, opt_state = optimizer.update(grads, opt_state)
     return optax.apply_updates(params, updates), opt_state, metrics, grads
 
@@ -455,9 +455,10 @@ def test_bfloat16_computes_small_and_judges_in_float32(make_dreamer, make_params
   model, params = dreamer.model, make_params(dreamer)['world_model']
   sequence = make_sequence(dreamer)
   gradient = jax.value_and_grad(model.loss, has_aux=True)
-  (loss, (posterior, metrics)), grads = jax.eval_shape(gradient, params, KEYS, sequence)
+  (loss, aux), grads = jax.eval_shape(gradient, params, KEYS, sequence)
+  posterior, expected_rewards, metrics = aux
   assert {leaf.dtype for leaf in posterior.latent} == {jnp.dtype(jnp.bfloat16)}
-  float32 = (params, loss, metrics, grads, posterior.moments)
+  float32 = (params, loss, expected_rewards, metrics, grads, posterior.moments)
   assert {leaf.dtype for leaf in jax.tree.leaves(float32)} == {jnp.dtype('float32')}
   heads = lambda features: (
     model.reward(params, features, features[:, :0], features[:, :0]).mean(),

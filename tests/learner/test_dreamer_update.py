@@ -162,6 +162,27 @@ def test_tiny_data_is_learned(dreamer, one_device):
   for name in ('reward', 'continue', 'reconstruction', 'loss'):
     first, last = (losses[i][f'world_model/{name}'] for i in (0, -1))
     assert last < 0.8 * first, name
+  # What pays is known then; before, next to nothing of it.
+  assert losses[0]['world_model/reward_correlation'] < 0.3
+  assert losses[-1]['world_model/reward_correlation'] > 0.5
+
+
+@pytest.mark.parametrize(
+  ('expected', 'real', 'correlation'),
+  [
+    ([1.0, 3.0, 2.0, 9.0], [0.2, 0.9, 0.4, -7.0], np.corrcoef([1, 3, 2], [0.2, 0.9, 0.4])[0, 1]),
+    ([3e-9, 1e-9, 2e-9, 0.0], [10.0, 30.0, 20.0, 0.0], -1),
+    ([0.1, 0.1, 0.1, 5.0], [0.0, 1.0, 0.0, 5.0], 0),
+    ([0.3, 0.1, 0.2, 5.0], [0.1, 0.1, 0.1, 5.0], 1),
+  ],
+  ids=['as numpy has it', 'of any size', 'nothing is known', 'there is nothing to know'],
+)
+@pytest.mark.parametrize('num_devices', [1, 2])
+def test_correlation_is_that_of_the_rows_that_count(expected, real, correlation, num_devices):
+  rows = [np.float32(x).reshape(num_devices, -1) for x in (expected, real)]
+  counts = np.array([True, True, True, False]).reshape(num_devices, -1)
+  found = jax.pmap(dreamer_update.correlation, axis_name=dreamer_update.DEVICES)(*rows, counts)
+  np.testing.assert_allclose(found, correlation, atol=1e-5)
 
 
 def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one_device):
