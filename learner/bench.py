@@ -175,7 +175,7 @@ def update(
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)
   batch = random_batch(dreamer, work)
-  init_state = jax.jit(made.init)(jax.random.key(0))
+  init_state = dreamer_update.jit_once(made.init)(jax.random.key(0))
 
   def at(boredom: float) -> dreamer_update.TrainState:
     return init_state._replace(

@@ -73,6 +73,12 @@ def replicate(tree: Tree, devices: list[jax.Device]) -> Tree:
   return copies
 
 
+def jit_once(function: Callable[..., Tree]) -> Callable[..., Tree]:
+  """`jax.jit` of what runs once: a CPU's compiler would optimise it for longer than it takes."""
+  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
+  return jax.jit(function, compiler_options=options)
+
+
 class Spread(NamedTuple):
   """A slow average of the 5 to 95 % range of returns.
 

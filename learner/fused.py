@@ -268,7 +268,7 @@ class Run:
     self._should_stop = should_stop
     self._max_seconds = max_seconds
     self._advice = Advice(warn, entropy_scale)
-    key, init = jax.random.key(seed), jax.jit(fused.init)
+    key, init = jax.random.key(seed), dreamer_update.jit_once(fused.init)
     restored = checkpointer.restore(fused.shapes(), may_differ=('worlds',))
     if restored is None:
       state, self._step = init(key), 0

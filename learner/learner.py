@@ -126,7 +126,7 @@ class Learner:
     if not self._speaks:
       state, self._step = shapes, 0  # until the first process says
     elif restored is None:
-      state = jax.jit(update.init)(jax.random.key(seed))
+      state = dreamer_update.jit_once(update.init)(jax.random.key(seed))
       self._step = 0
       logging.info('Learner begins with seed %d.', seed)
     else:
