@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -34,7 +35,6 @@ class Parts:
     trained: the same with its losses, for the one who trains it.
     unroll: of the actors.
     params_schema: shapes and dtypes of acting parameters.
-    sequence_schema: shapes and dtypes of one Sequence.
   """
 
   environment: Any
@@ -42,7 +42,11 @@ class Parts:
   trained: dreamer_agent.Dreamer | masked_ppo.PPO
   unroll: rollout.Unroll
   params_schema: Any
-  sequence_schema: Any
+
+  @functools.cached_property
+  def sequence_schema(self) -> Any:
+    """Shapes and dtypes of one Sequence. For them the world and the policy are traced."""
+    return rollout.sequence_schema(self.unroll, self.params_schema)
 
 
 def make_parts(config: launch_config.ExperimentConfig) -> Parts:
@@ -63,8 +67,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)
-  schema = rollout.sequence_schema(unroll, params)
-  return Parts(environment, agent, trained, unroll, params, schema)
+  return Parts(environment, agent, trained, unroll, params)
 
 
 def make_update(
