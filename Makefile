@@ -33,7 +33,8 @@ test: $(VENV)/.synced-dev
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/mypy $(ROOMS)
+	@mkdir -p .tools/typing && ln -sfn ../.. .tools/typing/hephaestus
+	MYPYPATH=.tools/typing $(VENV)/bin/mypy $(addprefix -p hephaestus.,$(ROOMS))
 
 clean:
 	rm -rf $(VENV) .tools build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,9 +10,9 @@ import numpy as np
 from absl import logging
 from acme.utils.loggers import base as loggers
 
-from actors import rollout
-from replay import inspector, parameters
-from replay import writer as writer_lib
+from hephaestus.actors import rollout
+from hephaestus.replay import inspector, parameters
+from hephaestus.replay import writer as writer_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

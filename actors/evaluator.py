@@ -14,12 +14,12 @@ from absl import logging
 from acme.utils.loggers import base as loggers
 from dm_env import specs
 
-from actors import actor, films, rollout
-from actors.environments import environment as environment_lib
-from actors.environments import host, wrappers
-from agents import agent as agent_lib
-from agents import experience, networks
-from replay import parameters
+from hephaestus.actors import actor, films, rollout
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import host, wrappers
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import experience, networks
+from hephaestus.replay import parameters
 
 # Of one unroll: so its rows fit the memory, and nobody plays on once all episodes have ended.
 ROWS = 257

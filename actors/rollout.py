@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from actors.environments import environment as environment_lib
-from actors.environments import host, wrappers
-from agents import agent as agent_lib
-from agents import experience
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import host, wrappers
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import experience
 
 Tree = Any
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import networks
+from hephaestus.agents import networks
 
 # Small enough that exp() of it is 0, large enough that sums of it stay finite.
 ILLEGAL = -1e9

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import agent as agent_lib
-from agents import distributions, experience, networks, returns, sight
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import distributions, experience, networks, returns, sight
 
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents import networks
+from hephaestus.agents import networks
 
 
 @dataclasses.dataclass(frozen=True)

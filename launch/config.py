@@ -11,12 +11,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
-from actors import actor, environments, evaluator
-from agents import masked_ppo
-from agents.dreamer import config as dreamer_config
-from learner import config as learner_config
-from learner import on_policy, ppo_update
-from replay import tables
+from hephaestus.actors import actor, environments, evaluator
+from hephaestus.agents import masked_ppo
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import on_policy, ppo_update
+from hephaestus.replay import tables
 
 AGENTS: dict[str, tuple[type, type]] = {
   'dreamer': (dreamer_config.DreamerConfig, learner_config.LearnerConfig),

@@ -373,8 +373,9 @@ def make_config(arguments: argparse.Namespace) -> Any:
   Raises:
     ValueError: naming what cannot be.
   """
-  from launch import config as launch_config
-  from launch import experiments, local
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch import presets
+  from hephaestus.launch.run import local
 
   folder = arguments.run
   config: launch_config.ExperimentConfig | None = None
@@ -384,10 +385,10 @@ def make_config(arguments: argparse.Namespace) -> Any:
     if arguments.preset is not None or arguments.env is not None or other_agent:
       config = None  # what is asked for is compared with what is there
   if config is None:
-    preset = arguments.preset or experiments.default_preset()
-    if preset not in experiments.PRESETS:
-      raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
-    config = experiments.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
+    preset = arguments.preset or presets.default_preset()
+    if preset not in presets.PRESETS:
+      raise ValueError(f'--preset {preset}: choose one of {", ".join(presets.PRESETS)}')
+    config = presets.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
   overrides = list(arguments.set)
   if config.agent_name == 'ppo':
     # Last: what a run with actors cannot do is said of all values together.
@@ -413,8 +414,8 @@ def _check_environment(config: Any) -> None:
   """Refuses a world that is unknown or cannot be learned from, before anything is written."""
   import jax
 
-  from actors.environments import host, wrappers
-  from launch import local
+  from hephaestus.actors.environments import host, wrappers
+  from hephaestus.launch.run import local
 
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
@@ -433,8 +434,8 @@ def _check_environment(config: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-  from launch import fused, local
-  from learner import profile as profile_lib
+  from hephaestus.launch.run import fused, local
+  from hephaestus.learner import profile as profile_lib
 
   config = make_config(arguments)
   with contextlib.nullcontext() if config.fused else _forks() as forks:
@@ -458,9 +459,9 @@ def _train(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _forks() -> Iterator[Any]:
   """Forks into nodes, made once all is imported and before anything starts the threads of JAX."""
-  from launch import program, template  # noqa: F401, program for the nodes: they import nothing
+  from hephaestus.launch.run import fork_server, program  # noqa: F401, program for the nodes: they import nothing
 
-  with contextlib.closing(template.Template()) as forks:
+  with contextlib.closing(fork_server.Template()) as forks:
     yield forks
 
 
@@ -471,9 +472,9 @@ def _new_folder(config: Any) -> pathlib.Path:
 
 def _make_shared_config(arguments: argparse.Namespace, hosts: Any) -> Any:
   """`make_config`, of a run that has several hosts."""
-  from launch import config as launch_config
-  from launch import hosts as hosts_lib
-  from launch import local
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.cluster import hosts as hosts_lib
+  from hephaestus.launch.run import local
 
   given = getattr(arguments, 'config', None)
   known = arguments.run is not None and (arguments.run / local.CONFIG).exists()
@@ -490,10 +491,11 @@ def _make_shared_config(arguments: argparse.Namespace, hosts: Any) -> Any:
 
 
 def _node(arguments: argparse.Namespace) -> int:
-  from launch import config as launch_config
-  from launch import hosts as hosts_lib
-  from launch import local, node
-  from launch import order as order_lib
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.cluster import handshake as order_lib
+  from hephaestus.launch.cluster import hosts as hosts_lib
+  from hephaestus.launch.cluster import node
+  from hephaestus.launch.run import local
 
   with _forks() as forks:
     attached = arguments.hosts == '-'
@@ -527,7 +529,7 @@ def _node(arguments: argparse.Namespace) -> int:
 
 def _launch_id(arguments: argparse.Namespace, config: Any) -> int:
   """That of a launch which nobody conducts; ValueError where it must be given."""
-  from launch import node
+  from hephaestus.launch.cluster import node
 
   if arguments.launch_id is None:
     return node.default_launch_id(config)
@@ -539,8 +541,8 @@ def _launch_id(arguments: argparse.Namespace, config: Any) -> int:
 def _manifests(arguments: argparse.Namespace) -> int:
   if not arguments.kubernetes:
     raise ValueError('--kubernetes: is missing; it is the only engine there is')
-  from launch import hosts as hosts_lib
-  from launch import manifests
+  from hephaestus.launch.cluster import hosts as hosts_lib
+  from hephaestus.launch.cluster import kubernetes as manifests
 
   options = manifests.Options(
     name=arguments.name,
@@ -571,11 +573,12 @@ def _manifests(arguments: argparse.Namespace) -> int:
 def _launch(arguments: argparse.Namespace) -> int:
   import portpicker
 
-  from launch import config as launch_config
-  from launch import hosts as hosts_lib
-  from launch import local, node, remote
-  from launch import order as order_lib
-  from learner import profile as profile_lib
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.cluster import handshake as order_lib
+  from hephaestus.launch.cluster import hosts as hosts_lib
+  from hephaestus.launch.cluster import node, remote
+  from hephaestus.launch.run import local
+  from hephaestus.learner import profile as profile_lib
 
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
@@ -616,7 +619,7 @@ def _say(line: str) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  from launch import local
+  from hephaestus.launch.run import local
 
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
@@ -644,7 +647,7 @@ def _watch(arguments: argparse.Namespace) -> int:
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a film; add --output FILE, .gif or .mp4')
   try:
-    from launch import watch
+    from hephaestus.launch.report import play as watch
 
     watch.watch(
       arguments.run,
@@ -663,7 +666,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _environments(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   warnings.simplefilter('ignore')  # of packages, on themselves
-  from launch import catalogue
+  from hephaestus.launch.inspect import environments as catalogue
 
   report = catalogue.look_up(arguments.name)
   print(json.dumps(report)) if arguments.json else catalogue.show(report)
@@ -684,13 +687,14 @@ def _inspect(arguments: argparse.Namespace) -> int:
     raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
-  from launch import inspection, local
+  from hephaestus.launch.inspect import live
+  from hephaestus.launch.run import local
 
   if watching:
-    inspection.watch(arguments.target, arguments.watch, as_json=arguments.json)
+    live.watch(arguments.target, arguments.watch, as_json=arguments.json)
     return 0
   if serving:
-    with inspection.make_exporter(arguments.target, arguments.prometheus) as exporter:
+    with live.make_exporter(arguments.target, arguments.prometheus) as exporter:
       print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C ends', flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         exporter.serve_forever()
@@ -701,19 +705,20 @@ def _inspect(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
       print('stopped', file=sys.stderr)
       return 130
-  report = inspection.inspect(arguments.target)
-  print(local.to_json(report)) if arguments.json else inspection.show(report)
+  report = live.inspect(arguments.target)
+  print(local.to_json(report)) if arguments.json else live.show(report)
   return 0
 
 
 def _inspect_stored(arguments: argparse.Namespace) -> int:
   """What is stored, from a copy; 1 when it was to be checked and something is wrong."""
-  from launch import inspection, local, stored
+  from hephaestus.launch.inspect import live, stored
+  from hephaestus.launch.run import local
 
   found = stored.read(arguments.target, arguments.sample or 0)
   if arguments.json:
     try:
-      report = inspection.inspect(arguments.target)
+      report = live.inspect(arguments.target)
     except ConnectionError:  # what is stored can be looked at all the same
       report = {}
     report |= {'stored': found.summary, 'samples': stored.samples_json(found.samples)}
@@ -734,7 +739,7 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
 
 def _dashboard(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  from launch import dashboard
+  from hephaestus.launch.report import dashboard
 
   dashboard.serve(arguments.runs, arguments.port)
   return 0
@@ -742,7 +747,8 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  from launch import report, report_page
+  from hephaestus.launch.report import curves as report
+  from hephaestus.launch.report import page
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable says what it calculates
   for name, *runs in arguments.label:
@@ -760,7 +766,7 @@ def _report(arguments: argparse.Namespace) -> int:
   )
   remarks = [f'left out: {reason}' for reason in made.left_out]
   if arguments.out is not None:
-    remarks += report_page.write(made, arguments.out, x=arguments.x, all_panels=all_panels)
+    remarks += page.write(made, arguments.out, x=arguments.x, all_panels=all_panels)
   print(made.markdown, end='')
   for remark in remarks:
     print(f'hephaestus report: {remark}', file=sys.stderr)
@@ -769,16 +775,18 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
   if arguments.target == 'compare':
-    from launch import bench_comparison
+    from hephaestus.launch.bench import comparison
 
-    return bench_comparison.show(arguments.old, arguments.new, arguments.threshold)
+    return comparison.show(arguments.old, arguments.new, arguments.threshold)
   if arguments.target == 'scaling':  # read when JAX first looks for devices
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
     os.environ.setdefault('XLA_FLAGS', simulated)
-  from launch import bench, experiments, local
-  from launch import config as launch_config
-  from learner import bench as learner_bench
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch import presets
+  from hephaestus.launch.bench import environments as bench
+  from hephaestus.launch.run import local
+  from hephaestus.learner import bench as learner_bench
 
   changes = ('ensemble', 'horizon', 'batch', 'length', 'dtype')
   logging.getLogger('jax').setLevel(logging.WARNING)  # which says what accelerators there are not
@@ -791,16 +799,16 @@ def _bench(arguments: argparse.Namespace) -> int:
       phases=arguments.phases,
     )
   elif arguments.target == 'end-to-end':
-    from launch import bench_run
+    from hephaestus.launch.bench import end_to_end as bench_run
 
     figures = bench_run.end_to_end(_preset_config(arguments), arguments.seconds)
   elif arguments.target == 'watching':
-    from launch import bench_watching
+    from hephaestus.launch.bench import watching as bench_watching
 
     config = _preset_config(arguments)
     figures = bench_watching.watching(config, arguments.pairs, arguments.window, arguments.period)
   elif arguments.target == 'scaling':
-    from learner import scaling
+    from hephaestus.learner import scaling
 
     work = learner_bench.Work.of_size(arguments.size)
     work = work.changed(**{name: getattr(arguments, name) for name in changes})
@@ -812,8 +820,7 @@ def _bench(arguments: argparse.Namespace) -> int:
       raise ValueError(f'--set {arguments.set[0]}: goes with one world; call once for each')
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
     configs = {
-      name: launch_config.override(experiments.laptop(name), arguments.set)
-      for name in arguments.env
+      name: launch_config.override(presets.laptop(name), arguments.set) for name in arguments.env
     }
     if foreign:
       raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
@@ -830,14 +837,15 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _replay_figures(arguments: argparse.Namespace) -> Any:
   """What `bench replay` measures: sequences as an actor of the laptop preset makes them."""
-  from launch import config as launch_config
-  from launch import experiments, replay_bench
-  from launch import parts as parts_lib
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch import presets
+  from hephaestus.launch.bench import replay
+  from hephaestus.launch.run import parts as parts_lib
 
   config = launch_config.override(
-    experiments.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
+    presets.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
   )
-  return replay_bench.replay(
+  return replay.replay(
     parts_lib.make_parts(config).sequence_schema,
     shards=arguments.shards,
     writers=arguments.writers,
@@ -850,19 +858,19 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
 
 def _preset_config(arguments: argparse.Namespace) -> Any:
   """Of --preset, --env and --set; ValueError where one of them cannot be."""
-  from launch import config as launch_config
-  from launch import experiments
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch import presets
 
   preset = arguments.preset or 'laptop'
-  if preset not in experiments.PRESETS:
-    raise ValueError(f'--preset {preset}: choose one of {", ".join(experiments.PRESETS)}')
-  config = experiments.PRESETS[preset](arguments.env or 'catch')
+  if preset not in presets.PRESETS:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(presets.PRESETS)}')
+  config = presets.PRESETS[preset](arguments.env or 'catch')
   return launch_config.override(config, arguments.set)
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
   """What `bench learner` measures: a size that has a name, or a preset in a world."""
-  from learner import bench as learner_bench
+  from hephaestus.learner import bench as learner_bench
 
   if arguments.size is not None:
     if arguments.preset or arguments.env or arguments.set:

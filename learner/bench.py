@@ -1,6 +1,6 @@
 """How fast one update of the dreamer is on this device, and what limits it.
 
-    python -m learner.bench --size 1m --ensemble 1
+    python -m hephaestus.learner.bench --size 1m --ensemble 1
 
 The batch is random and already on the device, so this measures the update alone; it needs neither
 worlds nor replay, and so none of their libraries.
@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import experience
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
-from agents.dreamer import dream
-from learner import allocator, dreamer_update
-from learner import config as learner_config
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import dream
+from hephaestus.learner import allocator, dreamer_update
+from hephaestus.learner import config as learner_config
 
 _MIN_ROUNDS = 3
 _EPISODE_ROWS = 32  # of a random sequence, in the mean
@@ -412,7 +412,7 @@ def show(figures: list[Figure]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-  """What `python -m learner.bench` does; 2 for bad input, which it names in one line."""
+  """What `python -m hephaestus.learner.bench` does; 2 for bad input, which it names in one line."""
   parser = argparse.ArgumentParser('learner.bench', description=__doc__, allow_abbrev=False)
   parser.add_argument('--size', default='laptop', help=f'{", ".join(dreamer_config.SIZES)}')
   parser.add_argument('--ensemble', type=int, metavar='K', help='transition members')

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from learner import allocator
+from hephaestus.learner import allocator
 
 Tree = Any
 STATE, DIGEST = 'state', 'digest'

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import experience
-from agents.dreamer import actor_critic as ac
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import dream, intrinsic
-from learner import config as learner_config
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import dream, intrinsic
+from hephaestus.learner import config as learner_config
 
 Tree = Any
 Metrics = dict[str, jax.Array]

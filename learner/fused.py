@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from learner import checkpoint as checkpoint_lib
-from learner import config as learner_config
-from learner import dreamer_update, ppo_update
-from learner import profile as profile_lib
+from hephaestus.learner import checkpoint as checkpoint_lib
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import dreamer_update, ppo_update
+from hephaestus.learner import profile as profile_lib
 
 Tree = Any
 DEVICES = ppo_update.DEVICES

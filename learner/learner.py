@@ -14,14 +14,14 @@ import numpy as np
 from absl import logging
 from acme.utils.loggers import base as loggers
 
-from learner import checkpoint as checkpoint_lib
-from learner import config as learner_config
-from learner import dreamer_update, on_policy, ppo_update
-from learner import process_group as process_group_lib
-from learner import profile as profile_lib
-from learner import staleness as staleness_lib
-from replay import parameters
-from replay import reader as reader_lib
+from hephaestus.learner import checkpoint as checkpoint_lib
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import dreamer_update, on_policy, ppo_update
+from hephaestus.learner import process_group as process_group_lib
+from hephaestus.learner import profile as profile_lib
+from hephaestus.learner import staleness as staleness_lib
+from hephaestus.replay import parameters
+from hephaestus.replay import reader as reader_lib
 
 Tree = Any
 Update = dreamer_update.Update | ppo_update.Update

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import experience, masked_ppo
-from learner import config as learner_config
-from learner import dreamer_update
+from hephaestus.agents import experience, masked_ppo
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import dreamer_update
 
 Tree = Any
 Metrics = dict[str, jax.Array]

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from agents.dreamer import agent as dreamer_agent
-from learner import bench, dreamer_update
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.learner import bench, dreamer_update
 
 # Of a chip of TPU v4, by Jouppi et al. (2023), "TPU v4: An Optically Reconfigurable Supercomputer":
 # six links of 50 GB/s each, and 275 TFLOP/s in bfloat16.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from replay import inspector
+from hephaestus.replay import inspector
 
 
 class Staleness:

@@ -25,7 +25,7 @@ import tensorflow as tf
 from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 
-from replay import checkpoint, tables
+from hephaestus.replay import checkpoint, tables
 
 # Sequences that a writer may have put into one table and not yet into the other: those it has not
 # seen confirmed, and what comes between the moments at which two tables are saved.

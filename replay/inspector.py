@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import psutil
 
-from replay import connection as connection_lib
-from replay import tables as tables_lib
+from hephaestus.replay import connection as connection_lib
+from hephaestus.replay import tables as tables_lib
 
 if TYPE_CHECKING:
   import reverb

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from replay import columns as columns_lib
-from replay import connection as connection_lib
-from replay import tables
+from hephaestus.replay import columns as columns_lib
+from hephaestus.replay import connection as connection_lib
+from hephaestus.replay import tables
 
 if TYPE_CHECKING:
   import reverb

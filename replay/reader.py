@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from replay import columns as columns_lib
-from replay import connection as connection_lib
-from replay import tables
+from hephaestus.replay import columns as columns_lib
+from hephaestus.replay import connection as connection_lib
+from hephaestus.replay import tables
 
 _INFO_COLUMNS = 5  # key, probability, table size, priority, times sampled
 _ENDLESS = 10**12

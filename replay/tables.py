@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from replay import checkpoint, loopback
-from replay import columns as columns_lib
+from hephaestus.replay import checkpoint, loopback
+from hephaestus.replay import columns as columns_lib
 
 if TYPE_CHECKING:
   import reverb

@@ -31,9 +31,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 
-from launch import metrics  # noqa: E402
-from launch import parts as parts_lib  # noqa: E402
-from replay import connection, contents  # noqa: E402
+from hephaestus.launch.run import metrics  # noqa: E402
+from hephaestus.launch.run import parts as parts_lib  # noqa: E402
+from hephaestus.replay import connection, contents  # noqa: E402
 
 OTHERS = ('learner', 'actor-0', 'evaluator')  # than replay
 FREEZE_SECONDS = 30.0
@@ -77,7 +77,7 @@ class Run:
     self.output = folder.parent / f'{folder.name}.out'
     with self.output.open('w') as output:
       self.process = subprocess.Popen(
-        [sys.executable, '-m', 'launch.main', 'train', '--run', folder, '--preset', 'laptop',
+        [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', folder, '--preset', 'laptop',
          '--steps', str(steps), '--seed', str(seed),
          '--set', *SIZES, f'replay.num_shards={shards}'],
         stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,

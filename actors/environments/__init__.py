@@ -10,16 +10,16 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from actors.environments import environment as environment_lib
-from actors.environments import host
-from actors.environments.environment import Environment
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import host
+from hephaestus.actors.environments.environment import Environment
 
 # A new world is known by its name once it has a line here; importing waits until it is asked for.
 WORLDS = {
-  'catch': 'actors.environments.catch:Catch',
-  'grid_world': 'actors.environments.grid_world:GridWorld',
-  'hackmatrix': 'actors.environments.hackmatrix:make',
-  'noisy_corridor': 'actors.environments.noisy_corridor:NoisyCorridor',
+  'catch': 'hephaestus.actors.environments.catch:Catch',
+  'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
+  'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
+  'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
 }
 
 LISTING = '`hephaestus environments` lists them'
@@ -27,17 +27,17 @@ LISTING = '`hephaestus environments` lists them'
 # The worlds of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
 # `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
 FAMILIES = {
-  'brax': 'actors.environments.brax',
-  'craftax': 'actors.environments.craftax',
-  'gymnax': 'actors.environments.gymnax',
-  'jumanji': 'actors.environments.jumanji',
+  'brax': 'hephaestus.actors.environments.brax',
+  'craftax': 'hephaestus.actors.environments.craftax',
+  'gymnax': 'hephaestus.actors.environments.gymnax',
+  'jumanji': 'hephaestus.actors.environments.jumanji',
 }
 
 # Worlds that are stepped on the host, FAMILY/NAME too. What there is, only their packages know: the
 # module of such a family offers `make(name, **options)`, which refuses what it does not know.
 HOST_FAMILIES = {
-  'dm_env': 'actors.environments.dm_env',
-  'gymnasium': 'actors.environments.gymnasium',
+  'dm_env': 'hephaestus.actors.environments.dm_env',
+  'gymnasium': 'hephaestus.actors.environments.gymnasium',
 }
 
 

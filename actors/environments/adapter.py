@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from actors.environments import environment
+from hephaestus.actors.environments import environment
 
 
 class Adapter(environment.Environment):

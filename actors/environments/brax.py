@@ -9,7 +9,7 @@ import numpy as np
 from brax import envs
 from dm_env import specs
 
-from actors.environments import adapter, wrappers
+from hephaestus.actors.environments import adapter, wrappers
 
 BACKENDS = ('generalized', 'mjx', 'positional', 'spring')
 

@@ -12,7 +12,7 @@ import numpy as np
 from craftax import craftax_env
 from dm_env import specs
 
-from actors.environments import adapter, wrappers
+from hephaestus.actors.environments import adapter, wrappers
 
 NAMES = (
   'Craftax-Classic-Pixels-v1',

@@ -9,8 +9,8 @@ import dm_env
 import numpy as np
 from dm_env import specs
 
-from actors import environments
-from actors.environments import host
+from hephaestus.actors import environments
+from hephaestus.actors.environments import host
 
 
 def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnvironment:

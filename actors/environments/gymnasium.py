@@ -12,7 +12,7 @@ from dm_env import specs
 from gymnasium import error as gymnasium_error
 from gymnasium import spaces
 
-from actors.environments import host
+from hephaestus.actors.environments import host
 
 OBSERVATION = 'observation'
 """What an observation that is no dictionary is called beside its action mask."""

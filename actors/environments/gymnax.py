@@ -12,7 +12,7 @@ import numpy as np
 from dm_env import specs
 from gymnax.environments import spaces
 
-from actors.environments import adapter, wrappers
+from hephaestus.actors.environments import adapter, wrappers
 
 TIME = 'max_steps_in_episode'  # as gymnax calls it
 

@@ -12,7 +12,12 @@ import jax
 import numpy as np
 from dm_env import specs
 
-from actors.environments.environment import Environment, Observation, TimeStep, num_choices
+from hephaestus.actors.environments.environment import (
+  Environment,
+  Observation,
+  TimeStep,
+  num_choices,
+)
 
 ACTION_MASK = 'action_mask'
 LONE = ''  # the name of an observation that is one array

@@ -11,7 +11,7 @@ import jumanji
 import numpy as np
 from dm_env import specs
 
-from actors.environments import adapter, wrappers
+from hephaestus.actors.environments import adapter, wrappers
 
 MAX_CHOICES = 4096
 NO_LIMIT = int(np.iinfo(np.int32).max)

@@ -13,8 +13,8 @@ import numpy as np
 from absl import logging
 from dm_env import specs
 
-from actors.environments import host
-from actors.environments.environment import (
+from hephaestus.actors.environments import host
+from hephaestus.actors.environments.environment import (
   Environment,
   EnvState,
   Observation,

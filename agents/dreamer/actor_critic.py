@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from agents import distributions, networks, returns, sight
-from agents.dreamer import config as dreamer_config
+from hephaestus.agents import distributions, networks, returns, sight
+from hephaestus.agents.dreamer import config as dreamer_config
 
 Tree = Any
 

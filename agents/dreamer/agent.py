@@ -7,10 +7,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from agents import agent as agent_lib
-from agents import experience, networks
-from agents.dreamer import actor_critic, foresight, intrinsic, world_model
-from agents.dreamer import config as dreamer_config
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import experience, networks
+from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, world_model
+from hephaestus.agents.dreamer import config as dreamer_config
 
 Tree = Any
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from agents import distributions
+from hephaestus.agents import distributions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

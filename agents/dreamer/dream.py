@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents import returns
-from agents.dreamer import actor_critic as ac
-from agents.dreamer import intrinsic, world_model
+from hephaestus.agents import returns
+from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import intrinsic, world_model
 
 Tree = Any
 

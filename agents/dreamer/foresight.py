@@ -6,9 +6,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from agents import agent as agent_lib
-from agents.dreamer import actor_critic as ac
-from agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 Tree = Any
 

@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import config as dreamer_config
 
 
 class IntrinsicState(NamedTuple):

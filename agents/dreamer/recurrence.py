@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agents import networks
+from hephaestus.agents import networks
 
 Tree = Any
 Multiply = Callable[[str, jax.Array], jax.Array]

@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from agents import distributions, experience, networks, sight
-from agents.dreamer import config as dreamer_config
-from agents.dreamer import recurrence
+from hephaestus.agents import distributions, experience, networks, sight
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import recurrence
 
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from actors import evaluator, films
-from actors.environments import catch, grid_world, noisy_corridor
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
+from hephaestus.actors import evaluator, films
+from hephaestus.actors.environments import catch, grid_world, noisy_corridor
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
 
 ROWS = 4
 

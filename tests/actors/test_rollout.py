@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actors import environments, evaluator, rollout
-from actors.environments import wrappers
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
+from hephaestus.actors import environments, evaluator, rollout
+from hephaestus.actors.environments import wrappers
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
 
 NUM_WORLDS, NUM_ROWS = 3, 7
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)

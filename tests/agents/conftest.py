@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from actors.environments import environment
-from agents import experience, networks
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
+from hephaestus.actors.environments import environment
+from hephaestus.agents import experience, networks
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 

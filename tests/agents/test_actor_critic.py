@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import actor_critic as ac
 
 WINDOW = 3
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import distributions
-from agents.dreamer import actor_critic as ac
-from agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents import distributions
+from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 FIRST, MID = 0, 1
 NUM_WORLDS, WINDOW = 3, 3

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import config as dreamer_config
 
 
 @pytest.mark.parametrize(

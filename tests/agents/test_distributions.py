@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
-from agents import distributions
+from hephaestus.agents import distributions
 
 ACTIONS = 5
 few_examples = hypothesis.settings(max_examples=40, deadline=None)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.dreamer import actor_critic as ac
-from agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
 NUM_ROWS, BATCH = 6, 3

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import experience
+from hephaestus.agents import experience
 
 
 def test_time_major_swaps_rows_and_leaves_what_has_no_time():

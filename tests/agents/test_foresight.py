@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents import networks
+from hephaestus.agents import networks
 
 NUM_ROWS, CONTEXT = 6, 3
 ALL_WORLDS = ['plain', 'masked', 'continuous', 'pictures', 'map']

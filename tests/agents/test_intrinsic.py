@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from agents.dreamer import config as dreamer_config
-from agents.dreamer import intrinsic
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import intrinsic
 
 CONFIG = dreamer_config.DreamerConfig(horizon_max=64, horizon_min=8)
 

@@ -12,8 +12,8 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
-from actors.environments import environment
-from agents import distributions, experience, masked_ppo, networks, returns
+from hephaestus.actors.environments import environment
+from hephaestus.agents import distributions, experience, masked_ppo, networks, returns
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 WORLDS = {

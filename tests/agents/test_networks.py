@@ -9,8 +9,8 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
-from actors.environments import environment
-from agents import networks
+from hephaestus.actors.environments import environment
+from hephaestus.agents import networks
 
 
 @hypothesis.settings(max_examples=30, deadline=None)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from agents.dreamer import recurrence
+from hephaestus.agents.dreamer import recurrence
 
 ROWS, BATCH, STATE, INPUT = 5, 3, 4, 2
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from agents import returns
+from hephaestus.agents import returns
 
 lambda_returns = jax.jit(returns.lambda_returns, static_argnames=('gamma', 'lambda_'))
 UNREAD = np.nan

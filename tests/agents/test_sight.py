@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import sight
-from agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents import sight
+from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 WINDOW = 3
 KEYS = jax.random.split(jax.random.key(5), 3)

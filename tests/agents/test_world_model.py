@@ -7,8 +7,8 @@ import optax
 import pytest
 from dm_env import specs
 
-from agents import networks
-from agents.dreamer import config, intrinsic, world_model
+from hephaestus.agents import networks
+from hephaestus.agents.dreamer import config, intrinsic, world_model
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)

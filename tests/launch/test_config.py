@@ -4,38 +4,38 @@ import dataclasses
 
 import pytest
 
-from launch import config, experiments
-from replay import tables
+from hephaestus.launch import config, presets
+from hephaestus.replay import tables
 
 
 @pytest.fixture
 def laptop():
-  return experiments.laptop('catch')
+  return presets.laptop('catch')
 
 
-@pytest.mark.parametrize('agent', experiments.AGENTS)
-@pytest.mark.parametrize('preset', experiments.PRESETS)
+@pytest.mark.parametrize('agent', presets.AGENTS)
+@pytest.mark.parametrize('preset', presets.PRESETS)
 def test_every_preset_survives_its_file(preset, agent, tmp_path):
-  made = experiments.AGENTS[agent][preset]('catch')
+  made = presets.AGENTS[agent][preset]('catch')
   assert made.agent_name == ('dreamer' if agent == 'plain' else agent)
   config.save(made, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == made
 
 
 @pytest.mark.parametrize('world', ['catch', 'grid_world'])
-@pytest.mark.parametrize('preset', experiments.PRESETS)
+@pytest.mark.parametrize('preset', presets.PRESETS)
 def test_every_preset_may_disagree_and_be_bored(preset, world):
   """One member, or copies of it, are never surprised."""
-  agent, _ = experiments.AGENTS['dreamer'][preset](world).dreamer()
+  agent, _ = presets.AGENTS['dreamer'][preset](world).dreamer()
   assert agent.ensemble_size > 1
   assert agent.novelty == 'information_gain'
   assert agent.horizon_min < agent.horizon_max
 
 
-@pytest.mark.parametrize('preset', experiments.PRESETS)
+@pytest.mark.parametrize('preset', presets.PRESETS)
 def test_the_plain_agent_is_the_same_but_for_what_is_compared(preset):
-  ours, _ = experiments.PRESETS[preset]('catch').dreamer()
-  plain = experiments.AGENTS['plain'][preset]('catch')
+  ours, _ = presets.PRESETS[preset]('catch').dreamer()
+  plain = presets.AGENTS['plain'][preset]('catch')
   agent, learner = plain.dreamer()
   assert (agent.ensemble_size, agent.novelty_scale) == (1, 0.0)
   assert agent.horizon_max == agent.horizon_min == 15
@@ -45,11 +45,11 @@ def test_the_plain_agent_is_the_same_but_for_what_is_compared(preset):
   )  # fmt: skip
   back = {name: getattr(ours, name) for name in compared}
   assert dataclasses.replace(agent, **back) == ours
-  assert learner == experiments.PRESETS[preset]('catch').learner
+  assert learner == presets.PRESETS[preset]('catch').learner
 
 
 def test_ppo_learns_in_one_process():
-  ppo = experiments.AGENTS['ppo']['laptop']('catch')
+  ppo = presets.AGENTS['ppo']['laptop']('catch')
   with pytest.raises(ValueError, match=r'learner.num_processes=2: PPO learns in one process'):
     config.override(ppo, ['learner.num_processes=2'])
 
@@ -139,7 +139,7 @@ def test_only_ppo_may_change_its_number_of_worlds(laptop):
   assert config.conflicts(laptop, config.override(laptop, more)) == [
     'actor.num_worlds: the folder has 16, you gave 32'
   ]
-  ppo = experiments.ppo_laptop('catch')
+  ppo = presets.ppo_laptop('catch')
   assert config.conflicts(ppo, config.override(ppo, more)) == []
 
 
@@ -162,12 +162,12 @@ def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
 )
 def test_what_cannot_work_with_ppo_is_refused_by_name(assignment, words):
   with pytest.raises(ValueError, match=words):
-    config.override(experiments.ppo_laptop('catch'), [assignment])
+    config.override(presets.ppo_laptop('catch'), [assignment])
 
 
 def test_values_of_ppo_are_replaced_by_path():
   changed = config.override(
-    experiments.ppo_laptop('catch'),
+    presets.ppo_laptop('catch'),
     ['agent.value_clip=0.2', 'learner.num_epochs=null', 'replay.strata[0].max_size=64'],
   )
   assert changed.agent.value_clip == 0.2
@@ -177,7 +177,7 @@ def test_values_of_ppo_are_replaced_by_path():
 
 
 def test_a_run_from_before_boards_reads_them_flat():
-  made = experiments.ppo_laptop('hackmatrix')
+  made = presets.ppo_laptop('hackmatrix')
   assert made.agent.cell_size > 0
   lines = config.to_yaml(made).splitlines(keepends=True)
   old = ''.join(line for line in lines if 'cell_size' not in line)
@@ -185,7 +185,7 @@ def test_a_run_from_before_boards_reads_them_flat():
 
 
 def test_an_update_has_what_all_actors_play_in_one_unroll():
-  fused = experiments.ppo_laptop('catch')
+  fused = presets.ppo_laptop('catch')
   assert (fused.fused, fused.batch_size) == (True, 256)
   longer = config.override(fused, ['actor.num_actors=2', 'replay.strata[0].max_size=512'])
   apart = config.override(longer, ['learner.fused=false'])
@@ -193,18 +193,18 @@ def test_an_update_has_what_all_actors_play_in_one_unroll():
   assert config.conflicts(fused, config.override(fused, ['learner.fused=false'])) == [
     'learner.fused: the folder has True, you gave False'
   ]
-  assert not experiments.laptop('catch').fused
+  assert not presets.laptop('catch').fused
 
 
 def test_agent_and_learner_must_belong_together(laptop):
   with pytest.raises(ValueError, match='do not belong together'):
-    dataclasses.replace(laptop, agent=experiments.ppo_laptop('catch').agent)
+    dataclasses.replace(laptop, agent=presets.ppo_laptop('catch').agent)
   with pytest.raises(ValueError, match='this needs PPO, and is the run of dreamer'):
     laptop.ppo()
 
 
 def test_another_agent_is_one_difference(laptop):
-  found = config.conflicts(laptop, experiments.ppo_laptop('catch'))
+  found = config.conflicts(laptop, presets.ppo_laptop('catch'))
   assert found == ['--agent: the folder has dreamer, you gave ppo']
 
 
@@ -228,14 +228,14 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
   ],
 )
 def test_the_worlds_of_ppo_follow_the_memory_of_the_gpu(monkeypatch, said, worlds):
-  monkeypatch.setattr(experiments, 'GPU_MEMORY', ('printf', said))
-  made = experiments.ppo_gpu('catch')
+  monkeypatch.setattr(presets, 'GPU_MEMORY', ('printf', said))
+  made = presets.ppo_gpu('catch')
   assert made.actor.num_worlds == worlds
   assert made.replay.strata[0].max_size == worlds // 2
 
 
 @pytest.mark.parametrize('command', ['no-such-command', 'false'])
 def test_a_machine_without_a_driver_has_the_usual_worlds(monkeypatch, command):
-  monkeypatch.setattr(experiments, 'GPU_MEMORY', (command,))
-  assert experiments.gpu_gibibytes() is None
-  assert experiments.ppo_gpu('catch').actor.num_worlds == 2048
+  monkeypatch.setattr(presets, 'GPU_MEMORY', (command,))
+  assert presets.gpu_gibibytes() is None
+  assert presets.ppo_gpu('catch').actor.num_worlds == 2048

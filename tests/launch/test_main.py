@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from launch import config, experiments, local, main
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.run import local
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
@@ -117,7 +118,7 @@ def test_a_reader_that_has_left_gets_no_words(tmp_path):
   reading, writing = os.pipe()
   os.close(reading)
   with open(writing, 'w') as gone:
-    command = [sys.executable, '-m', 'launch.main', 'bench', 'compare', path, path]
+    command = [sys.executable, '-m', 'hephaestus.launch.main', 'bench', 'compare', path, path]
     ended = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, timeout=120)
   assert (ended.returncode, ended.stderr) == (141, b'')
 
@@ -131,7 +132,7 @@ def test_a_folder_of_something_else_is_left_alone(folder, capsys):
 
 
 def test_another_configuration_is_refused_with_the_keys_that_differ(folder, capsys):
-  local.open_run(folder, experiments.laptop('catch'))
+  local.open_run(folder, presets.laptop('catch'))
   before = (folder / 'config.yaml').read_text()
   assert run('train', '--run', folder, '--set', 'agent.window=4') == 2
   message = capsys.readouterr().err
@@ -147,7 +148,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
 
 
 def test_a_folder_in_use_is_refused(folder, capsys):
-  local.open_run(folder, experiments.laptop('catch'))
+  local.open_run(folder, presets.laptop('catch'))
   with local.only_one(folder):
     assert run('train', '--run', folder) == 2
   assert 'is being trained already' in capsys.readouterr().err
@@ -172,7 +173,7 @@ def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
   assert 'is not the folder of a run' in capsys.readouterr().err
   assert run('inspect', tmp_path / 'gone') == 2
   assert 'neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
-  local.open_run(folder, experiments.laptop('catch'))
+  local.open_run(folder, presets.laptop('catch'))
   assert run('inspect', folder) == 2
   assert 'was never started' in capsys.readouterr().err
 
@@ -180,7 +181,7 @@ def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
 def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
   assert run('evaluate', tmp_path) == 2
   assert 'is not the folder of a run' in capsys.readouterr().err
-  local.open_run(folder, experiments.laptop('catch'))
+  local.open_run(folder, presets.laptop('catch'))
   assert run('evaluate', folder) == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
   assert run('evaluate', folder, '--video', 'film.avi') == 2
@@ -188,9 +189,7 @@ def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
 
 
 def test_a_run_is_compared_with_random_play_of_its_world(folder, capsys):
-  made = config.override(
-    experiments.laptop('catch'), ['environment.rows=4', 'environment.columns=3']
-  )
+  made = config.override(presets.laptop('catch'), ['environment.rows=4', 'environment.columns=3'])
   local.open_run(folder, made)
   assert run('evaluate', folder, '--random', '--episodes', 256, '--json') == 0
   result = json.loads(capsys.readouterr().out)
@@ -209,7 +208,7 @@ def test_the_command_itself_ends_with_code_two_and_one_line(folder):
 
 
 def test_an_old_run_goes_on_with_its_own_configuration(folder):
-  made = config.override(experiments.laptop('catch'), ['agent.window=4', 'seed=7'])
+  made = config.override(presets.laptop('catch'), ['agent.window=4', 'seed=7'])
   local.open_run(folder, made)
   arguments = main._parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
   found = main.make_config(arguments)

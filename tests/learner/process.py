@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learner import checkpoint, dreamer_update, learner, process_group
-from learner import config as learner_config
+from hephaestus.learner import checkpoint, dreamer_update, learner, process_group
+from hephaestus.learner import config as learner_config
 
 BATCH = 8
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from agents.dreamer import config as dreamer_config
-from learner import bench
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.learner import bench
 
 
 def test_matrix_products_are_counted_with_the_turns_of_their_loops():
@@ -90,7 +90,9 @@ def test_bad_input_is_named(capsys, arguments, words):
 
 
 def test_neither_worlds_nor_replay_are_needed():
-  program = 'import json, sys; import learner.bench; print(json.dumps(sorted(sys.modules)))'
+  program = (
+    'import json, sys; import hephaestus.learner.bench; print(json.dumps(sorted(sys.modules)))'
+  )
   found = subprocess.run(
     [sys.executable, '-c', program], capture_output=True, text=True, check=True, timeout=120
   )

@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from learner import checkpoint
+from hephaestus.learner import checkpoint
 
 
 def make_state(value):

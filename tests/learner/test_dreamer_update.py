@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from agents import experience
-from agents.dreamer import actor_critic, world_model
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
-from learner import checkpoint, dreamer_update
-from learner import config as learner_config
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import actor_critic, world_model
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.learner import checkpoint, dreamer_update
+from hephaestus.learner import config as learner_config
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 

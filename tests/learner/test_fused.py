@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from actors import environments, rollout
-from actors.environments import environment
-from agents import masked_ppo
-from launch import metrics
-from learner import checkpoint, fused, ppo_update
-from learner import config as learner_config
+from hephaestus.actors import environments, rollout
+from hephaestus.actors.environments import environment
+from hephaestus.agents import masked_ppo
+from hephaestus.launch.run import metrics
+from hephaestus.learner import checkpoint, fused, ppo_update
+from hephaestus.learner import config as learner_config
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 

@@ -10,14 +10,14 @@ import portpicker
 import pytest
 import reverb
 
-from actors import actor, environments, rollout
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
-from launch import metrics
-from learner import checkpoint, dreamer_update, learner
-from learner import config as learner_config
-from replay import checkpoint as replay_checkpoint
-from replay import connection, parameters, reader, tables, writer
+from hephaestus.actors import actor, environments, rollout
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.launch.run import metrics
+from hephaestus.learner import checkpoint, dreamer_update, learner
+from hephaestus.learner import config as learner_config
+from hephaestus.replay import checkpoint as replay_checkpoint
+from hephaestus.replay import connection, parameters, reader, tables, writer
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 

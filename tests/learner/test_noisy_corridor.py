@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from actors import rollout
-from actors.environments import noisy_corridor
-from agents import experience
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
-from agents.dreamer import intrinsic
-from learner import config as learner_config
-from learner import dreamer_update
+from hephaestus.actors import rollout
+from hephaestus.actors.environments import noisy_corridor
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import intrinsic
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import dreamer_update
 
 NUM_WORLDS, NUM_ROWS, BATCH = 64, 8, 64
 UPDATES_PER_UNROLL, PUBLISH_PERIOD = 8, 4

@@ -6,12 +6,12 @@ import portpicker
 import pytest
 import reverb
 
-from actors import environments, rollout
-from agents import masked_ppo
-from launch import metrics
-from learner import checkpoint, learner, on_policy, ppo_update
-from learner import config as learner_config
-from replay import parameters, reader, tables, writer
+from hephaestus.actors import environments, rollout
+from hephaestus.agents import masked_ppo
+from hephaestus.launch.run import metrics
+from hephaestus.learner import checkpoint, learner, on_policy, ppo_update
+from hephaestus.learner import config as learner_config
+from hephaestus.replay import parameters, reader, tables, writer
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 

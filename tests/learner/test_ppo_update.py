@@ -9,9 +9,9 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
-from agents import experience, masked_ppo
-from learner import config as learner_config
-from learner import ppo_update
+from hephaestus.agents import experience, masked_ppo
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import ppo_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from learner import process_group
+from hephaestus.learner import process_group
 
 BOUND = 30  # seconds in which the others end once a process is dead or stuck
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from learner import profile
+from hephaestus.learner import profile
 
 HOST, GPU = 1, 2
 

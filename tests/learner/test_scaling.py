@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import pytest
 
-from agents.dreamer import agent as dreamer_agent
-from learner import bench, scaling
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.learner import bench, scaling
 
 
 @pytest.fixture(scope='module')

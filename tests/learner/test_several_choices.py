@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from actors import evaluator, rollout
-from actors.environments import environment
-from agents import masked_ppo
-from agents.dreamer import agent as dreamer_agent
-from agents.dreamer import config as dreamer_config
-from learner import config as learner_config
-from learner import dreamer_update, ppo_update
+from hephaestus.actors import evaluator, rollout
+from hephaestus.actors.environments import environment
+from hephaestus.agents import masked_ppo
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import dreamer_update, ppo_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 

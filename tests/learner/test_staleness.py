@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 
-from learner import staleness
+from hephaestus.learner import staleness
 
 
 def test_ages_are_told_by_stratum_and_each_batch_once():

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from replay import tables
+from hephaestus.replay import tables
 
 
 class Step(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reverb
 
-from replay import checkpoint, tables, writer
+from hephaestus.replay import checkpoint, tables, writer
 
 
 @pytest.fixture

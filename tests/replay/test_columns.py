@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replay import columns
+from hephaestus.replay import columns
 
 SCHEMA = {'b': jax.ShapeDtypeStruct((3,), ml_dtypes.bfloat16), 'a': jax.ShapeDtypeStruct((), bool)}
 

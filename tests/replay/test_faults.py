@@ -13,7 +13,7 @@ import portpicker
 import pytest
 import reverb
 
-from replay import checkpoint, inspector, parameters, reader, tables, writer
+from hephaestus.replay import checkpoint, inspector, parameters, reader, tables, writer
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = tables.ReplayConfig(

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import reverb
 
-from replay import inspector, reader, tables, writer
+from hephaestus.replay import inspector, reader, tables, writer
 
 SEQUENCE_BYTES = 4 * 4 + 4 * 8 * 4 + 4  # of the schema
 

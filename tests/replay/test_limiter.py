@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from replay import inspector, reader, tables, writer
+from hephaestus.replay import inspector, reader, tables, writer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import socket
 import psutil
 import pytest
 
-from replay import connection, loopback
+from hephaestus.replay import connection, loopback
 
 
 @pytest.fixture(scope='module')

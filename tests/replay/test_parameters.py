@@ -9,7 +9,7 @@ import pytest
 import reverb
 from hypothesis import strategies
 
-from replay import parameters
+from hephaestus.replay import parameters
 
 SCHEMA = {
   'dense': {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reverb
 
-from replay import checkpoint, columns, reader, tables, writer
+from hephaestus.replay import checkpoint, columns, reader, tables, writer
 
 
 def never():

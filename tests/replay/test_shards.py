@@ -8,7 +8,7 @@ import portpicker
 import pytest
 import reverb
 
-from replay import checkpoint, contents, parameters, reader, tables, writer
+from hephaestus.replay import checkpoint, contents, parameters, reader, tables, writer
 
 SCHEMA = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 CONFIG = tables.ReplayConfig(

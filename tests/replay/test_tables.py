@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from replay import tables
+from hephaestus.replay import tables
 
 Stratum, ReplayConfig = tables.Stratum, tables.ReplayConfig
 FRONTIER = Stratum(name='frontier', max_size=100, share=0.5)

@@ -1,8 +1,8 @@
 """HackMatrix: `make` is what the list of worlds names, `HackMatrix` the game as its rules have it."""
 
-from actors.environments import wrappers
-from actors.environments.hackmatrix.environment import HackMatrix
-from actors.environments.hackmatrix.state import State, initial
+from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments.hackmatrix.environment import HackMatrix
+from hephaestus.actors.environments.hackmatrix.state import State, initial
 
 __all__ = ['HackMatrix', 'State', 'initial', 'make']
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix import state as state_lib
 
 SIZE = state_lib.SIZE
 _HALF_ROWS = SIZE // 2

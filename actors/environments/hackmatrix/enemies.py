@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import board
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import Enemies, State, Transmissions
+from hephaestus.actors.environments.hackmatrix import board
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import Enemies, State, Transmissions
 
 SCHEDULED_TURNS = 1
 

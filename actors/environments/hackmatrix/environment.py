@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import StepType, specs
 
-from actors.environments import environment
-from actors.environments.hackmatrix import (
+from hephaestus.actors.environments import environment
+from hephaestus.actors.environments.hackmatrix import (
   enemies,
   observation,
   player,
@@ -20,8 +20,8 @@ from actors.environments.hackmatrix import (
   rewards,
   stages,
 )
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import Program, State
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import Program, State
 
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import SIZE, State
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import SIZE, State
 
 NUM_PLAYER = 10
 NUM_CHANNELS = 42

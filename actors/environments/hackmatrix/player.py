@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import board, enemies
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import State
+from hephaestus.actors.environments.hackmatrix import board, enemies
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import State
 
 MAX_RELEASED = 9  # transmissions of one siphon
 RELEASED_TURNS = 3

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import board, enemies
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import Enemies, Program, State
+from hephaestus.actors.environments.hackmatrix import board, enemies
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import Enemies, Program, State
 
 # fmt: off
 CREDITS = np.array([0, 0, 3, 2, 1, 0, 3, 3, 3, 1, 0, 5, 4, 2, 0, 2, 3, 1, 3, 0, 2, 4, 2], np.int32)

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import SIZE, State
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import SIZE, State
 
 CELL = 40  # pixels
 PANEL = 96  # pixels right of the board

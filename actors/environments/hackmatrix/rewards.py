@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import board
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import Program, State
+from hephaestus.actors.environments.hackmatrix import board
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import Program, State
 
 STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # of completing stages 1 to 8
 STEP, SCORE, KILL, DATA_SIPHON, DISTANCE, HP = 0.01, 0.5, 0.3, 1.0, 0.05, 1.0

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from actors.environments.hackmatrix import board
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import SIZE, State
+from hephaestus.actors.environments.hackmatrix import board
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import SIZE, State
 
 MIN_BLOCKS, MAX_BLOCKS = 5, 11
 MAX_POINTS = 9  # of a data block, which releases as many transmissions

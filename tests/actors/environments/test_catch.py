@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actors.environments import catch
+from hephaestus.actors.environments import catch
 
 LEFT, STAY, RIGHT = range(3)
 

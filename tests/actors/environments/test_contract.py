@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import actors.environments
-from actors.environments import wrappers
+from hephaestus.actors import environments
+from hephaestus.actors.environments import wrappers
 
 NUM_STEPS = 200
 FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
@@ -83,7 +83,7 @@ def example(tmp_path_factory):
 @pytest.fixture(scope='module')
 def environment(world, example):
   del example
-  return wrappers.AutoReset(actors.environments.make(world.name, **world.options))
+  return wrappers.AutoReset(environments.make(world.name, **world.options))
 
 
 def random_step(environment, key, state, observation):
@@ -235,7 +235,7 @@ def test_legal_actions_are_there_to_choose_from(environment, played):
 
 
 def test_the_script_beats_chance(world, environment):
-  if world.name not in actors.environments.WORLDS:
+  if world.name not in environments.WORLDS:
     pytest.skip('only our own worlds have a script')
   if world.name == 'noisy_corridor':
     pytest.skip('it pays nothing')

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actors.environments import grid_world, wrappers
-from actors.environments.grid_world import COLLECT, DOWN, EMPTY, LEFT, RIGHT, UP
+from hephaestus.actors.environments import grid_world, wrappers
+from hephaestus.actors.environments.grid_world import COLLECT, DOWN, EMPTY, LEFT, RIGHT, UP
 
 
 def world_with(resources, position, *, size=3, max_steps=256):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import actors.environments
-from actors.environments import environment, hackmatrix, wrappers
-from actors.environments.hackmatrix import board, observation
-from actors.environments.hackmatrix import state as state_lib
-from actors.environments.hackmatrix.state import (
+from hephaestus.actors import environments
+from hephaestus.actors.environments import environment, hackmatrix, wrappers
+from hephaestus.actors.environments.hackmatrix import board, observation
+from hephaestus.actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments.hackmatrix.state import (
   DATA,
   DOWN,
   LEFT,
@@ -22,7 +22,7 @@ from actors.environments.hackmatrix.state import (
   UP,
   Program,
 )
-from agents import networks
+from hephaestus.agents import networks
 
 GAME = hackmatrix.HackMatrix()
 KEY = jax.random.key(0)
@@ -604,7 +604,7 @@ def test_a_state_built_by_hand_may_hold_any_integers():
 
 
 def test_the_limit_cuts_off_what_is_not_over():
-  world = actors.environments.make('hackmatrix', max_steps=2)
+  world = environments.make('hackmatrix', max_steps=2)
   state, _ = world.reset(KEY)
   step = jax.jit(world.step)
   state, first = step(KEY, state, UP)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from actors.environments import hackmatrix
-from actors.environments.hackmatrix import rewards
-from actors.environments.hackmatrix import state as state_lib
+from hephaestus.actors.environments import hackmatrix
+from hephaestus.actors.environments.hackmatrix import rewards
+from hephaestus.actors.environments.hackmatrix import state as state_lib
 
 # fmt: off
 COSTS = [

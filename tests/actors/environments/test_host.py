@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from actors import environments, evaluator, rollout
-from actors.environments import host, wrappers
-from agents import agent as agent_lib
-from agents import experience
+from hephaestus.actors import environments, evaluator, rollout
+from hephaestus.actors.environments import host, wrappers
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import experience
 
 NUM_WORLDS, NUM_ROWS, MAX_STEPS, LENGTH = 3, 6, 9, 4
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -508,7 +508,11 @@ def test_a_spec_that_no_agent_could_use_is_refused(monkeypatch, options, words):
     ('dm_env/corridor:Corridor', {'max_steps': 0}, ['max_steps=0', 'at least 1']),
     ('dm_env/os:getcwd', {}, ["os is Python's own and has no world"]),
     ('os:system', {'command': ':'}, ["os is Python's own and has no world"]),
-    ('dm_env/actors.environments:Iterable', {}, ["Iterable is Python's own and no world"]),
+    (
+      'dm_env/hephaestus.actors.environments:Iterable',
+      {},
+      ["Iterable is Python's own and no world"],
+    ),
     ('dm_env/numpy:get_include', {}, ['a dm_env.Environment is needed']),
     ('gymnasium/CartPol-v1', {}, ["'gymnasium/CartPol-v1'", 'did you mean CartPole-v1']),
     ('gymnasium/zzz', {}, ["'gymnasium/zzz'", 'gymnasium/package:Name-v0']),
@@ -531,7 +535,7 @@ def test_a_refusal_names_what_was_asked_for_and_what_would_do(name, options, wor
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'gymnasium', None)
-  monkeypatch.delitem(sys.modules, 'actors.environments.gymnasium', raising=False)
+  monkeypatch.delitem(sys.modules, 'hephaestus.actors.environments.gymnasium', raising=False)
   with pytest.raises(ValueError, match=r"package 'gymnasium'.*uv sync --extra envs"):
     environments.make('gymnasium/CartPole-v1')
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-import actors.environments
-from actors.environments import catch, environment, wrappers
+from hephaestus.actors import environments
+from hephaestus.actors.environments import catch, environment, wrappers
 
 MINE = """
-from actors.environments import catch
+from hephaestus.actors.environments import catch
 
 class Mine(catch.Catch):
   pass
@@ -35,11 +35,11 @@ def my_world(tmp_path, monkeypatch):
 
 
 def test_a_name_and_options_make_a_world():
-  assert actors.environments.make('catch', rows=6) == catch.Catch(rows=6)
+  assert environments.make('catch', rows=6) == catch.Catch(rows=6)
 
 
 def test_an_import_path_makes_a_world_of_the_users(my_world):
-  world = actors.environments.make(f'{my_world}:Mine', columns=7)
+  world = environments.make(f'{my_world}:Mine', columns=7)
   assert type(world).__name__ == 'Mine'
   assert world.columns == 7
 
@@ -66,7 +66,7 @@ def test_an_import_path_makes_a_world_of_the_users(my_world):
 def test_a_refusal_names_the_field_the_value_and_what_would_do(my_world, name, options, words):
   del my_world
   with pytest.raises(ValueError) as error:
-    actors.environments.make(name, **options)
+    environments.make(name, **options)
   for word in words:
     assert word in str(error.value)
 
@@ -74,7 +74,7 @@ def test_a_refusal_names_the_field_the_value_and_what_would_do(my_world, name, o
 def test_a_missing_library_of_the_users_world_is_not_called_an_unknown_world(my_world):
   del my_world
   with pytest.raises(ModuleNotFoundError, match='a_library_that_is_missing'):
-    actors.environments.make('my_broken_world:World')
+    environments.make('my_broken_world:World')
 
 
 def test_a_family_refuses_an_unknown_world_or_option_by_name():
@@ -87,7 +87,7 @@ def test_a_family_refuses_an_unknown_world_or_option_by_name():
     ('gymnax/CartPole-v1', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
   ):
     with pytest.raises(ValueError) as error:
-      actors.environments.make(name, **options)
+      environments.make(name, **options)
     for word in words:
       assert word in str(error.value)
 
@@ -95,15 +95,15 @@ def test_a_family_refuses_an_unknown_world_or_option_by_name():
 def test_worlds_for_several_agents_are_refused_by_name():
   pytest.importorskip('jumanji', reason='of the extra envs')
   with pytest.raises(ValueError, match=r'jumanji/Cleaner-v0.*several agents'):
-    actors.environments.make('jumanji/Cleaner-v0')
+    environments.make('jumanji/Cleaner-v0')
 
 
 def test_a_family_whose_package_is_missing_says_what_installs_it(monkeypatch):
-  module = actors.environments.FAMILIES['gymnax']
+  module = environments.FAMILIES['gymnax']
   monkeypatch.delitem(sys.modules, module, raising=False)
   monkeypatch.setitem(sys.modules, 'gymnax', None)  # what Python takes for: not there
   with pytest.raises(ValueError, match=r"need the package 'gymnax'.*uv sync --extra envs"):
-    actors.environments.make('gymnax/CartPole-v1')
+    environments.make('gymnax/CartPole-v1')
 
 
 class Still(environment.Environment):
@@ -273,7 +273,9 @@ def test_a_world_that_can_be_learned_from_is_not_refused():
 
 
 def test_making_a_world_claims_no_device():
-  code = "import actors.environments as e; [e.make(name) for name in e.WORLDS]; print('made')"
+  code = (
+    "import hephaestus.actors.environments as e; [e.make(name) for name in e.WORLDS]; print('made')"
+  )
   made = subprocess.run(
     [sys.executable, '-c', code],
     env={**os.environ, 'JAX_PLATFORMS': 'none_such'},

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import actors.environments
-from actors.environments import noisy_corridor
+from hephaestus.actors import environments
+from hephaestus.actors.environments import noisy_corridor
 
 LEFT, STAY, RIGHT = range(3)
 WORLD = noisy_corridor.NoisyCorridor(
@@ -73,4 +73,4 @@ def test_a_frame_shows_place_and_pixels():
 )
 def test_options_that_cannot_work_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
-    actors.environments.make('noisy_corridor', **options)
+    environments.make('noisy_corridor', **options)

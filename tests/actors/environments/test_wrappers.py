@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from actors.environments import catch, environment, wrappers
+from hephaestus.actors.environments import catch, environment, wrappers
 
 FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
 

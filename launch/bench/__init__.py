@@ -1,0 +1,1 @@
+"""Throughput of each part, and of all together."""

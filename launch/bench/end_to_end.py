@@ -1,0 +1,216 @@
+"""How fast a whole run is, beside its parts alone: who waits, for how long, and on which core's time."""
+
+import contextlib
+import functools
+import itertools
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import bench
+
+_PATIENCE = 600.0  # seconds to warm up, and to end when told to
+_ALONE_SECONDS = 10.0  # of each part, at most
+_ENDLESS = 10**12  # environment steps
+_OUTPUT = 'output.txt'  # of the launcher
+
+
+def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[bench.Figure]:
+  """Starts a run on this machine, looks at it from its first dream on, and stops it.
+
+  Waiting, replay ratio and staleness are what learner and actors write of themselves, as in
+  `inspect`. Updates per second are measured again with the update alone, as by `bench learner` and
+  at the boredom that the run had in the mean, and environment steps with an unroll alone; these are
+  the limits.
+
+  Args:
+    config: of the run; it is not ended by its steps.
+    seconds: to look at it; longer until learner and actors have reported twice.
+
+  Raises:
+    ValueError: no time, no dreamer, or a run that did not begin or go on.
+  """
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--seconds {seconds}: must be positive')
+  with started(config) as run:
+    began, ended, cores = _look(run, seconds)
+  seen = [
+    [row for row in metrics.since(path, began) if row['time'] <= ended] for path in run.files()
+  ]
+  shutil.rmtree(run.folder)
+  return _figures(config, seconds, cores, seen[0], seen[1:])
+
+
+class Run:
+  """A run of the dreamer that goes on.
+
+  Attributes:
+    folder: its own.
+    nodes: its processes, by name.
+  """
+
+  def __init__(self, folder: pathlib.Path, launcher: subprocess.Popen[bytes]):
+    self.folder = folder
+    self.nodes: dict[str, psutil.Process] = {}
+    self._launcher = launcher
+
+  def check(self) -> None:
+    """Raises ValueError once it has ended."""
+    if self._launcher.poll() is not None:
+      output = self.folder / _OUTPUT
+      raise ValueError(
+        f'{output}: the run ended with code {self._launcher.returncode}; it says why'
+      )
+
+  def files(self) -> list[pathlib.Path]:
+    """What the learner writes of itself, then what the actors do."""
+    folder = self.folder / 'metrics'
+    return [folder / 'learner.jsonl', *sorted(folder.glob('actor-*.jsonl'))]
+
+
+@contextlib.contextmanager
+def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
+  """A run on this machine that has dreamt, in a new folder, which is left; it is stopped at the end.
+
+  Args:
+    config: of the run; it is not ended by its steps.
+
+  Raises:
+    ValueError: no dreamer, a run that did not begin, or one whose nodes died meanwhile.
+  """
+  if config.agent_name == 'ppo':
+    raise ValueError('--set: knows only runs of the dreamer; leave ppo out')
+  config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
+  local.open_run(folder, config)
+  command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(folder)]
+  with (folder / _OUTPUT).open('w') as file:
+    launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+  run = Run(folder, launcher)
+  try:
+    deadline = time.monotonic() + _PATIENCE
+    awake = config.dreamer()[0].warm_up_updates
+    while ((metrics.last(folder / 'metrics' / 'learner.jsonl')) or {}).get(
+      'learner_step', -1
+    ) < awake:
+      run.check()
+      if time.monotonic() > deadline:
+        raise ValueError(f'{folder}: the learner did not warm up within {_PATIENCE:g} s')
+      time.sleep(0.1)
+    events = metrics.read(folder / 'metrics' / 'events.jsonl')
+    pids = {row['name']: row['pid'] for row in events if row['kind'] == 'started'}
+    run.nodes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    yield run
+  except psutil.NoSuchProcess as error:
+    raise ValueError(f'{folder}: process {error.pid} of the run died; see its logs') from None
+  finally:
+    launcher.send_signal(signal.SIGINT)
+    try:
+      launcher.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+      launcher.kill()  # and its nodes with it
+      launcher.wait()
+
+
+def _look(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
+  """When the look at it began and ended, and the cores that each node used in the mean."""
+  used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
+  began, clock = time.time(), time.monotonic()
+  while time.monotonic() - clock < seconds or not _have_reported(run, began):
+    run.check()
+    if time.monotonic() - clock > seconds + _PATIENCE:
+      raise ValueError(f'{run.folder}: learner or actors report nothing')
+    time.sleep(0.1)
+  elapsed, ended = time.monotonic() - clock, time.time()
+  cores = {name: (used[name] + cpu_seconds(node)) / elapsed for name, node in run.nodes.items()}
+  return began, ended, cores
+
+
+def _have_reported(run: Run, began: float) -> bool:
+  """Whether learner and actors have said twice since then how they do, so that there is a between."""
+  return all(len(metrics.since(path, began)) >= 2 for path in run.files())
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+  """That a process has used, in its own code and in the system's for it."""
+  times = process.cpu_times()
+  return float(times.user + times.system)
+
+
+def _figures(
+  config: launch_config.ExperimentConfig,
+  seconds: float,
+  cores: dict[str, float],
+  learner: list[dict[str, Any]],
+  actors: list[list[dict[str, Any]]],
+) -> list[bench.Figure]:
+  """Of the rows that were written while it was looked at."""
+  times = np.array([row['time'] for row in learner])
+  steps = np.array([row['learner_step'] for row in learner])
+  rate = lambda key: (learner[-1][key] - learner[0][key]) / (times[-1] - times[0])
+  ages = [
+    max(0.0, float(np.interp(row['time'], times, steps)) - row['parameter_version'])
+    for rows in actors
+    for row in rows
+  ]
+  waits = [_mean(rows, 'throttled_fraction') for rows in actors]
+  updates, unrolled = _alone(config, _mean(learner, 'intrinsic/boredom'), seconds)
+  figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
+  beside: Any = lambda value, limit: {'value': value, 'limit': limit, 'ratio': value / limit}
+  name = f'run/{config.environment["name"]}'
+  return [
+    figure(f'{name}/updates', unit='updates/s', **beside(rate('learner_step'), updates)),
+    figure(f'{name}/steps', unit='steps/s', **beside(rate('environment_step'), unrolled)),
+    figure(f'{name}/learner_waits', 100 * _mean(learner, 'starved_fraction'), '%'),
+    figure(f'{name}/actors_wait', 100 * sum(waits) / len(waits), '%'),
+    figure(f'{name}/replay_ratio', learner[-1]['replay_ratio'], 'replayed/step'),
+    figure(f'{name}/staleness', sum(ages) / len(ages), 'updates'),
+    *(figure(f'{name}/{node}/cpu', value, 'cores') for node, value in sorted(cores.items())),
+  ]
+
+
+def _mean(rows: list[dict[str, Any]], key: str) -> float:
+  """Over the time between the first row and the last: a row speaks of that since the one before."""
+  spans = [later['time'] - earlier['time'] for earlier, later in itertools.pairwise(rows)]
+  return sum(row[key] * span for row, span in zip(rows[1:], spans, strict=True)) / sum(spans)
+
+
+def _alone(
+  config: launch_config.ExperimentConfig, boredom: float, seconds: float
+) -> tuple[float, float]:
+  """Updates per second of the learner's program, and environment steps of an actor's, with nobody else."""
+  parts = parts_lib.make_parts(config)
+  agent_config, learner_config = config.dreamer()
+  work = bench.Work(
+    name='alone',
+    agent=agent_config,
+    learner=learner_config,
+    observation_spec=parts.environment.observation_spec,
+    action_spec=parts.environment.action_spec,
+    num_rows=config.actor.sequence_length,
+  )
+  seconds = min(seconds, _ALONE_SECONDS)
+  boredom = min(max(boredom, 0.0), 1.0)
+  figures = {figure.name: figure.value for figure in bench.update(work, [boredom], seconds=seconds)}
+  init_key, worlds_key, key = jax.random.split(jax.random.key(0), 3)
+  params = parts.agent.acting_params(parts.agent.init_params(init_key))
+  duration = bench.median_duration(
+    lambda state: parts.unroll.unroll(params, key, state, np.int32(0), np.int32(0))[0],
+    parts.unroll.init(worlds_key),
+    seconds,
+  )
+  steps = config.actor.num_worlds * config.steps_per_sequence
+  return figures[f'learner/alone/boredom_{boredom:g}/updates'], steps / duration

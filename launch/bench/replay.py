@@ -1,0 +1,314 @@
+"""How fast replay takes sequences, gives batches and hands parameters on, beside what limits it."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing import connection
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from hephaestus.learner import bench
+from hephaestus.replay import columns as columns_lib
+from hephaestus.replay import parameters, reader, tables, writer
+
+_GROUP = 16  # sequences that a writer is given at once, as by an actor of so many worlds
+_LEAVES = 100  # arrays that parameters are made of
+_COPIED_BYTES = 1 << 27  # more than caches hold
+_PATIENCE = 120.0  # seconds for a process to begin, or a batch to come
+_UNLIMITED = 10**9  # sequences that the limiter lets run ahead
+_LEAST_ROUNDS = 5
+
+
+def replay(
+  schema: Any,
+  *,
+  shards: Sequence[int],
+  writers: Sequence[int],
+  megabytes: Sequence[float],
+  batch_size: int,
+  stored: int,
+  seconds: float,
+) -> list[bench.Figure]:
+  """Measures servers in processes of their own, by the ways that actors and learner go.
+
+  The limit is the rate at which the bytes could be copied once, in the memory of this machine by
+  one thread, measured here too. Sequences are random, so they hardly compress. Nobody is held back
+  by a limiter.
+
+  Args:
+    schema: tree of jax.ShapeDtypeStruct of one sequence.
+    shards: numbers of servers to sample from.
+    writers: numbers of processes that insert into one server.
+    megabytes: sizes of parameters, in 1e6 bytes.
+    batch_size: sequences of a batch, half of each of two strata.
+    stored: sequences in all servers together while they are sampled.
+    seconds: of each measurement.
+
+  Returns:
+    Sequences and bytes per second of sampling and inserting, with the CPU time that a sequence took
+    on each side; bytes per second of publishing and fetching parameters, with the median and the
+    99th percentile of their times; and the bandwidth of copying.
+
+  Raises:
+    ValueError: what cannot be measured, by its flag.
+  """
+  for name, values in (('--shards', shards), ('--writers', writers)):
+    if not values or min(values) < 1:
+      raise ValueError(f'{name} {" ".join(map(str, values))}: each must be at least 1')
+  if not megabytes or not 0 < min(megabytes) <= max(megabytes) < float('inf'):
+    raise ValueError(f'--parameters {" ".join(map(str, megabytes))}: each must be positive MB')
+  if batch_size < 2:
+    raise ValueError(f'--batch {batch_size}: must be at least 2, one row of each stratum')
+  if stored < 2 * max(shards):
+    raise ValueError(f'--stored {stored}: use at least {2 * max(shards)}, two for each shard')
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--seconds {seconds}: must be positive')
+  # They fork from a process that has imported all, what replay leaves for later too, and run nothing.
+  processes = multiprocessing.get_context('forkserver')
+  processes.set_forkserver_preload([__name__, 'reverb'])
+  bandwidth = _copy_bandwidth(seconds)
+  nbytes = columns_lib.Columns(schema).nbytes
+  figure = functools.partial(bench.Figure, machine=bench.machine())
+
+  def moved(name: str, per_second: float, used: dict[str, float]) -> list[bench.Figure]:
+    rate = per_second * nbytes
+    return [
+      figure(name, per_second, 'sequences/s', bandwidth / nbytes, rate / bandwidth),
+      figure(f'{name}/bytes', rate, 'bytes/s', bandwidth, rate / bandwidth),
+      *(
+        figure(f'{name}/{side}', 1e6 * each, 'us of CPU/sequence', None, None)
+        for side, each in used.items()
+      ),
+    ]
+
+  figures = [figure('replay/sequence', nbytes, 'bytes', None, None)]
+  for count in shards:
+    name = f'replay/sample/{count}_shards'
+    per_second, used = _sampled(processes, schema, count, batch_size, stored, seconds)
+    figures += moved(name, per_second, used)
+  for count in writers:
+    name = f'replay/insert/{count}_writers'
+    per_second, used = _inserted(processes, schema, count, stored, seconds)
+    figures += moved(name, per_second, used)
+  for size in megabytes:
+    times = _handed_on(processes, size, seconds)
+    for way, taken in times.items():
+      name, median = f'replay/parameters/{size:g}_MB/{way}', float(np.median(taken))
+      rate = 1e6 * size / median
+      figures += [
+        figure(name, rate, 'bytes/s', bandwidth, rate / bandwidth),
+        figure(f'{name}/median', median, 's', None, None),
+        figure(f'{name}/p99', float(np.quantile(taken, 0.99)), 's', None, None),
+      ]
+  return [*figures, figure('copy', bandwidth, 'bytes/s', None, None)]
+
+
+def _sampled(
+  processes: Any, schema: Any, shards: int, batch_size: int, stored: int, seconds: float
+) -> tuple[float, dict[str, float]]:
+  """Sequences per second that a reader gets from servers, and seconds of CPU time for each."""
+  config = _config(stored, shards)
+  with _servers(processes, config, schema, batch_size) as (addresses, pids):
+    entry = writer.Writer(addresses, config.strata, schema)
+    sequences = _random(schema, _GROUP)
+    while entry.sequences_written < stored + _GROUP * shards:
+      entry.write(sequences, lambda: False)
+    entry.close()
+    source = reader.Reader(addresses, config.strata, schema, batch_size=batch_size)
+    try:
+      for _ in range(4):  # those that were read ahead while nobody took any
+        _next(source)
+      reading, serving = _Clock([os.getpid()]), _Clock(pids)
+      batches = 0
+      while batches < _LEAST_ROUNDS or reading.seconds < seconds:
+        _next(source)
+        batches += 1
+      per_second = batches * batch_size / reading.seconds
+      count = batches * batch_size
+      return per_second, {'reader': reading.used / count, 'servers': serving.used / count}
+    finally:
+      source.close()
+
+
+def _inserted(
+  processes: Any, schema: Any, count: int, stored: int, seconds: float
+) -> tuple[float, dict[str, float]]:
+  """Sequences per second that a server takes from so many processes, and CPU seconds for each."""
+  config = _config(stored, 1)
+  with contextlib.ExitStack() as stack:
+    addresses, pids = stack.enter_context(_servers(processes, config, schema, batch_size=2))
+    links = [
+      stack.enter_context(_process(processes, _write, addresses, config.strata, schema))
+      for _ in range(count)
+    ]
+    for _, link in links:
+      _receive(link)  # it has written something
+    serving, writing = _Clock(pids), _Clock([pid for pid, _ in links])
+    for _, link in links:
+      link.send(seconds)
+    counts, times = zip(*(_receive(link) for _, link in links), strict=True)
+    used = {'writers': writing.used / sum(counts), 'servers': serving.used / sum(counts)}
+    return sum(counts) / max(times), used
+
+
+def _handed_on(processes: Any, megabytes: float, seconds: float) -> dict[str, list[float]]:
+  """Seconds of each publishing and fetching of parameters."""
+  leaf = max(1, round(1e6 * megabytes / 4 / _LEAVES))
+  params = dict.fromkeys(
+    [f'leaf_{i:03d}' for i in range(_LEAVES)],
+    np.random.default_rng(0).normal(size=leaf).astype(np.float32),
+  )
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+  taken: dict[str, list[float]] = {'push': [], 'fetch': []}
+  schema = jax.ShapeDtypeStruct((), np.float32)  # of sequences, of which there are none
+  with _servers(processes, _config(2, 1), schema, batch_size=2) as (addresses, _):
+    publisher = parameters.Publisher(addresses, shapes, timeout_seconds=_PATIENCE)
+    source = parameters.Source(addresses, shapes)
+    end = time.perf_counter() + seconds
+    version = 0
+    while version <= _LEAST_ROUNDS or time.perf_counter() < end:
+      version += 1
+      began = time.perf_counter()
+      if not publisher.publish(parameters.Snapshot(version, 0, 0, params)):
+        raise RuntimeError(f'{megabytes:g} MB of parameters were not published')
+      pushed = time.perf_counter()
+      if source.newest(_PATIENCE) is None:
+        raise RuntimeError(f'{megabytes:g} MB of parameters did not arrive')
+      if version > 1:  # the first opens connections
+        taken['push'].append(pushed - began)
+        taken['fetch'].append(time.perf_counter() - pushed)
+    publisher.close()
+  return taken
+
+
+def _config(stored: int, shards: int) -> tables.ReplayConfig:
+  """Two strata that hold as much."""
+  strata = tuple(
+    tables.Stratum(name=name, max_size=stored, share=0.5) for name in ('frontier', 'episodic')
+  )
+  return tables.ReplayConfig(strata=strata, warm_up=shards, num_shards=shards)
+
+
+def _random(schema: Any, count: int) -> Any:
+  """[N, ...] sequences of random bits; floats of random numbers."""
+  rng = np.random.default_rng(0)
+
+  def draw(leaf: Any) -> np.ndarray:
+    shape, dtype = (count, *leaf.shape), np.dtype(leaf.dtype)
+    if dtype.kind in 'biu':
+      return rng.integers(0, 2, shape).astype(dtype)
+    return rng.normal(size=shape).astype(dtype)
+
+  return jax.tree.map(draw, schema)
+
+
+def _next(source: reader.Reader) -> Any:
+  batch = source.get(_PATIENCE)
+  if batch is None:
+    raise RuntimeError(f'no batch within {_PATIENCE:g} s')
+  return batch
+
+
+class _Clock:
+  """Seconds from now on, and those of CPU time that some processes use."""
+
+  def __init__(self, pids: Sequence[int]):
+    self._processes = [psutil.Process(pid) for pid in pids]
+    self._before = self._used()
+    self._began = time.perf_counter()
+
+  @property
+  def seconds(self) -> float:
+    return time.perf_counter() - self._began
+
+  @property
+  def used(self) -> float:
+    return self._used() - self._before
+
+  def _used(self) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in self._processes)
+
+
+@contextlib.contextmanager
+def _process(processes: Any, target: Any, *arguments: Any) -> Iterator[tuple[int, Any]]:
+  """A process that is given one end of a pipe first, and ends when the other is closed."""
+  here, there = processes.Pipe()
+  process = processes.Process(target=target, args=(there, *arguments), daemon=True)
+  process.start()
+  there.close()
+  try:
+    yield process.pid, here
+  finally:
+    here.close()
+    process.join(10.0)
+    process.kill()
+    process.join()
+
+
+def _receive(link: connection.Connection) -> Any:
+  if not link.poll(_PATIENCE):
+    raise RuntimeError(f'a process of the benchmark was silent for {_PATIENCE:g} s')
+  return link.recv()
+
+
+@contextlib.contextmanager
+def _servers(
+  processes: Any, config: tables.ReplayConfig, schema: Any, batch_size: int
+) -> Iterator[tuple[list[str], list[int]]]:
+  """Addresses and process ids of the shards of a replay."""
+  with contextlib.ExitStack() as stack:
+    started = [
+      stack.enter_context(_process(processes, _serve, config, schema, batch_size))
+      for _ in range(config.num_shards)
+    ]
+    yield [f'localhost:{_receive(link)}' for _, link in started], [pid for pid, _ in started]
+
+
+def _serve(
+  link: connection.Connection, config: tables.ReplayConfig, schema: Any, batch_size: int
+) -> None:
+  """A server, in a process of its own; tells its port."""
+  made = tables.make_tables(config, schema, batch_size=batch_size, insert_size=_UNLIMITED)
+  server = tables.make_server(made)
+  link.send(server.port)
+  with contextlib.suppress(EOFError):
+    link.recv()
+  server.stop()
+
+
+def _write(
+  link: connection.Connection,
+  addresses: Sequence[str],
+  strata: Sequence[tables.Stratum],
+  schema: Any,
+) -> None:
+  """A writer, in a process of its own; told for how long, tells its sequences and seconds."""
+  entry = writer.Writer(addresses, strata, schema)
+  sequences = _random(schema, _GROUP)
+  entry.write(sequences, lambda: False)
+  link.send(None)
+  seconds = link.recv()
+  before, began = entry.sequences_written, time.perf_counter()
+  while time.perf_counter() - began < seconds:
+    entry.write(sequences, lambda: False)
+  link.send((entry.sequences_written - before, time.perf_counter() - began))
+  with contextlib.suppress(EOFError):
+    link.recv()
+  entry.close()
+
+
+def _copy_bandwidth(seconds: float) -> float:
+  """Bytes per second that one thread copies from one place of memory to another."""
+  source, target = (np.full(_COPIED_BYTES // 8, value) for value in (1.0, 2.0))
+
+  def copy(state: np.ndarray) -> np.ndarray:
+    np.copyto(state, source)
+    return state
+
+  return _COPIED_BYTES / bench.median_duration(copy, target, min(seconds, 2.0))

@@ -1,0 +1,342 @@
+"""What it costs a run to be looked at: a dashboard with a page, and `inspect --watch`, now and then."""
+
+import contextlib
+import functools
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.bench import end_to_end
+from hephaestus.launch.report import dashboard
+from hephaestus.launch.run import metrics
+from hephaestus.learner import bench
+
+PERIOD = 5.0  # seconds between two looks, as in page.js and of `inspect --watch`
+LEFT_OUT = 0.2  # of each window, its beginning
+LOG_PERIOD = 10  # updates between two rows, so that a window has many
+_PATIENCE = 120.0  # seconds until who watches has begun, and until one ends
+_TERMINAL = {'COLUMNS': '160', 'LINES': '50', 'TERM': 'xterm-256color'}
+_RESAMPLES = 10_000
+_CONFIDENCE = 0.95
+
+
+class Window(NamedTuple):
+  """A part of the time of a run.
+
+  Attributes:
+    watched: whether anybody looked at it.
+    begin: unix seconds.
+    end: unix seconds.
+  """
+
+  watched: bool
+  begin: float
+  end: float
+
+
+def watching(
+  config: launch_config.ExperimentConfig, pairs: int, seconds: float, period: float = PERIOD
+) -> list[bench.Figure]:
+  """Looks at one run in every other window of time, and compares its speed in neighbouring ones.
+
+  Who looks is a dashboard, whose page asks for what a browser's page asks for and as often, and
+  `inspect --watch` in a terminal. Between times their processes are frozen: what they cost when they
+  start and import is told apart. Pairs of windows are watched and unwatched in turns, so that a run
+  that becomes slower by itself is no matter.
+
+  Args:
+    config: of the run; it is not ended by its steps, and writes a row every LOG_PERIOD updates or
+      more often.
+    pairs: of windows.
+    seconds: of each window, whose first fifth is left out.
+    period: seconds between two looks. Fewer than PERIOD make more of what looking costs than speed
+      differs by itself; a dashboard looks at replay every `dashboard.LOOK_SECONDS` at most.
+
+  Returns:
+    Updates per second without and with, the medians over windows; the median over pairs of the
+    ratio with / without, and the limits of its 95 % interval by bootstrap over pairs; and of each
+    who looks the CPU time until it has begun, and in a minute.
+
+  Raises:
+    ValueError: no pairs or no time, no dreamer, a package that the dashboard needs is missing, or a
+      run or who looks at it ended meanwhile.
+  """
+  if pairs < 2:
+    raise ValueError(f'--pairs {pairs}: must be at least 2')
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--window {seconds}: must be positive seconds')
+  if not 0 < period < float('inf'):
+    raise ValueError(f'--period {period}: must be positive seconds')
+  dashboard.check_packages()
+  if config.agent_name != 'ppo':
+    often = min(LOG_PERIOD, config.dreamer()[1].log_period)
+    config = launch_config.override(config, [f'learner.log_period={often}'])
+  windows: list[Window] = []
+  with end_to_end.started(config) as run, contextlib.ExitStack() as stack:
+    watchers = _attach(run.folder, period, stack)
+    began = {each.name: each.cpu_seconds() for each in watchers}
+    used = dict.fromkeys(began, 0.0)
+    rest = functools.partial(_rest, run, watchers)
+    for pair in range(pairs):
+      for watched in (pair % 2 == 1, pair % 2 == 0):
+        for each in watchers:
+          each.go_on() if watched else each.freeze()
+        rest(LEFT_OUT * seconds)
+        begin, before = time.time(), [each.cpu_seconds() for each in watchers]
+        rest((1 - LEFT_OUT) * seconds)
+        windows.append(Window(watched, begin, time.time()))
+        for each, start in zip(watchers, before, strict=True):
+          used[each.name] += each.cpu_seconds() - start
+  rows = metrics.read(run.folder / 'metrics' / 'learner.jsonl')
+  speeds = rates(rows, windows)
+  shutil.rmtree(run.folder)
+  ratios = speeds[:, 1] / speeds[:, 0]
+  low, high = interval(ratios)
+  minutes = sum(window.end - window.begin for window in windows if window.watched) / 60
+  figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
+  name = f'watching/{config.environment["name"]}'
+  return [
+    figure(f'{name}/without', float(np.median(speeds[:, 0])), 'updates/s'),
+    figure(f'{name}/with', float(np.median(speeds[:, 1])), 'updates/s'),
+    figure(f'{name}/ratio', float(np.median(ratios)), 'with/without'),
+    figure(f'{name}/ratio/low', low, 'with/without'),
+    figure(f'{name}/ratio/high', high, 'with/without'),
+    *(figure(f'{name}/{each}/start', value, 's of CPU') for each, value in began.items()),
+    *(figure(f'{name}/{each}', value / minutes, 's of CPU/min') for each, value in used.items()),
+  ]
+
+
+def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarray:
+  """How fast a run was.
+
+  Args:
+    rows: of the learner.
+    windows: two that are neighbours after two others, one of them watched.
+
+  Returns:
+    [P, 2] f64, updates per second of each pair without and with: between the first row in a window
+    and the last.
+
+  Raises:
+    ValueError: there are no two rows in a window.
+  """
+  times = np.array([row['time'] for row in rows])
+  steps = np.array([row['learner_step'] for row in rows])
+  found: list[list[float]] = [[], []]
+  for watched, begin, end in windows:
+    within = np.flatnonzero((times >= begin) & (times <= end))
+    if len(within) < 2 or times[within[-1]] == times[within[0]]:
+      raise ValueError(
+        f'--window: the learner wrote {len(within)} rows in one; give it more seconds, or '
+        '--set learner.log_period=1'
+      )
+    first, last = within[0], within[-1]
+    found[watched].append((steps[last] - steps[first]) / (times[last] - times[first]))
+  return np.array(found, float).T
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float]:
+  """The limits of the 95 % interval of a median, by percentiles of the bootstrap; always the same.
+
+  Args:
+    ratios: [P] f64.
+  """
+  drawn = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
+  outside = (1 - _CONFIDENCE) / 2
+  low, high = np.quantile(np.median(ratios[drawn], axis=1), [outside, 1 - outside])
+  return float(low), float(high)
+
+
+def _attach(
+  folder: pathlib.Path, period: float, stack: contextlib.ExitStack
+) -> 'list[_Process | Page]':
+  """Who looks at a run, once each has seen it; the page first, since it asks another."""
+  shows = _Process('dashboard', ['dashboard', str(folder)], stack)
+  looks = _Process('inspect', ['inspect', str(folder), '--watch', str(period)], stack)
+  address = shows.wait_for(rb'(http://127\.0\.0\.1:\d+/\S+/) ').group(1).decode()
+  page = stack.enter_context(Page(address, period))
+  looks.wait_for(rb'inserts/s')
+  _until(lambda: page.answers >= 3, page, 'the page has no answers')
+  return [page, shows, looks]
+
+
+def _rest(run: end_to_end.Run, watchers: 'Sequence[_Process | Page]', seconds: float) -> None:
+  """Waits, and ends the measurement if somebody died."""
+  deadline = time.monotonic() + seconds
+  while (left := deadline - time.monotonic()) > 0:
+    run.check()
+    for each in watchers:
+      each.check()
+    time.sleep(min(left, 0.5))
+
+
+def _until(predicate: Callable[[], Any], watcher: '_Process | Page', what: str) -> Any:
+  deadline = time.monotonic() + _PATIENCE
+  while not (found := predicate()):
+    watcher.check()
+    if time.monotonic() > deadline:
+      raise ValueError(f'{what} after {_PATIENCE:g} s')
+    time.sleep(0.05)
+  return found
+
+
+class _Process:
+  """A command of ours that looks at a run, in a terminal of its own.
+
+  Attributes:
+    name: of the command.
+  """
+
+  def __init__(self, name: str, words: Sequence[str], stack: contextlib.ExitStack):
+    self.name = name
+    self._said = b''
+    ours, its = os.openpty()
+    stack.callback(os.close, ours)
+    self._popen = subprocess.Popen(
+      [sys.executable, '-m', 'hephaestus.launch.main', *words],
+      stdin=subprocess.DEVNULL,
+      stdout=its,
+      stderr=its,
+      env=os.environ | _TERMINAL,
+      start_new_session=True,
+    )
+    os.close(its)
+    self._process = psutil.Process(self._popen.pid)
+    stack.callback(self._end)
+    threading.Thread(target=self._read, args=(ours,), daemon=True).start()
+
+  def wait_for(self, pattern: bytes) -> 're.Match[bytes]':
+    """Where it first said so."""
+    words = f'hephaestus {self.name} said nothing'
+    return _until(lambda: re.search(pattern, self._said), self, words)
+
+  def check(self) -> None:
+    """Raises ValueError once it has ended."""
+    if self._popen.poll() is not None:
+      said = self._said.decode(errors='replace').strip().splitlines()
+      raise ValueError(f'hephaestus {self.name} ended: {said[-1] if said else "it said nothing"}')
+
+  def freeze(self) -> None:
+    self._process.suspend()
+
+  def go_on(self) -> None:
+    self._process.resume()
+
+  def cpu_seconds(self) -> float:
+    """That it has used since it was started."""
+    return end_to_end.cpu_seconds(self._process)
+
+  def _read(self, terminal: int) -> None:
+    """What it shows is taken at once, as by a terminal; only the end of it is kept."""
+    with contextlib.suppress(OSError):  # which has nobody left to show something
+      while content := os.read(terminal, 1 << 16):
+        self._said = (self._said + content)[-(1 << 16) :]
+
+  def _end(self) -> None:
+    """As Ctrl-C does."""
+    self._popen.send_signal(signal.SIGINT)
+    self._popen.send_signal(signal.SIGCONT)
+    try:
+      self._popen.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+      self._popen.kill()
+      self._popen.wait()
+
+
+class Page:
+  """Asks a dashboard for what its page asks for, and as often, with no browser to draw it.
+
+  Attributes:
+    name: of this.
+    answers: how many it got, but for the page itself.
+  """
+
+  name = 'page'
+
+  def __init__(self, address: str, period: float = PERIOD):
+    """Begins to ask; ends at the end of the context.
+
+    Args:
+      address: that a dashboard printed.
+      period: seconds between two questions of a kind.
+    """
+    self.answers = 0
+    self._period = period
+    self._address = urllib.parse.urlsplit(address)
+    self._is_open, self._ended = threading.Event(), threading.Event()
+    self._is_open.set()
+    self._used = 0.0
+    self._error: Exception | None = None
+    threading.Thread(target=self._run, name='page', daemon=True).start()
+
+  def __enter__(self) -> 'Page':
+    return self
+
+  def __exit__(self, *unused: Any) -> None:
+    self._ended.set()
+    self._is_open.set()
+
+  def check(self) -> None:
+    """Raises ValueError once it had no answer."""
+    if self._error is not None:
+      raise ValueError(f'the dashboard does not answer ({self._error})')
+
+  def freeze(self) -> None:
+    self._is_open.clear()
+
+  def go_on(self) -> None:
+    self._is_open.set()
+
+  def cpu_seconds(self) -> float:
+    """That asking has used."""
+    return self._used
+
+  def _run(self) -> None:
+    try:
+      for _ in self._ask_on():
+        self._used = time.thread_time()
+        self._is_open.wait()
+        if self._ended.is_set():
+          return
+    except (OSError, ValueError, http.client.HTTPException) as error:
+      self._error = None if self._ended.is_set() else error
+
+  def _ask_on(self) -> Iterator[None]:
+    """All questions of a page, one after the other."""
+    for name in ('', 'uPlot.min.css', 'page.css', 'uPlot.iife.js', 'page.js', 'icon.svg'):
+      self._get(name)
+      yield
+    known = ''
+    while True:
+      begin = time.monotonic()
+      for question in ('api/runs', f'api/curves?x=environment_step&known={known}', 'api/replay/0'):
+        answer = self._get(question)
+        self.answers += 1
+        if answer and 'version' in (content := json.loads(answer)):
+          known = content['version']
+        yield
+      self._ended.wait(max(0.0, begin + self._period - time.monotonic()))
+
+  def _get(self, name: str) -> bytes:
+    with contextlib.closing(http.client.HTTPConnection(self._address.netloc)) as link:
+      link.request('GET', self._address.path + name)
+      response = link.getresponse()
+      content = response.read()
+    if response.status not in (200, 204):
+      raise ValueError(f'{name}: {response.status}')
+    return content

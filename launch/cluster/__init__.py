@@ -1,0 +1,1 @@
+"""One run over several hosts: ssh, gcloud and Kubernetes."""

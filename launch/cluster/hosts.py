@@ -1,0 +1,459 @@
+"""Which host runs what, where replay is, and how each host is reached: a hosts file, checked.
+
+A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
+
+    directory: hephaestus                  # on every host, from the home directory on
+    command: .venv/bin/hephaestus          # there
+    hosts:
+      store:
+        replay: {address: 10.128.0.2, port: 22001}   # as the other hosts dial it
+        evaluator: true
+        ssh: {target: me@10.128.0.2}
+      tpu:                                 # stands for tpu-0, tpu-1, tpu-2 and tpu-3
+        learner: {address: 10.128.0.8, port: 22100}  # of tpu-0, as the other three dial it
+        gcloud: {name: my-tpu, zone: us-central2-b, project: my-project, workers: 4}
+      cpu:
+        actors: 8                          # processes
+        ssh: {target: me@10.128.0.3, options: [-p, '2222']}
+
+Where several hosts have `replay`, each keeps a shard of it.
+
+A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none where an orchestrator
+starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
+"""
+
+import dataclasses
+import difflib
+import io
+import pathlib
+import re
+import shlex
+import typing
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import OmegaConf
+
+if TYPE_CHECKING:  # it takes seconds to import, which a machine that only launches can spare
+  from hephaestus.launch import config as launch_config
+
+_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+  """Where replay listens.
+
+  Attributes:
+    address: name or IPv4 address by which the other hosts reach it.
+    port: of TCP.
+  """
+
+  address: str
+  port: int
+
+  def __post_init__(self):
+    _check_endpoint(self.address, self.port)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coordinator:
+  """Where the first process of a learner on several hosts listens.
+
+  Attributes:
+    address: name or IPv4 address of its host, by which the other learners reach it.
+    port: of TCP.
+  """
+
+  address: str
+  port: int
+
+  def __post_init__(self):
+    _check_endpoint(self.address, self.port)
+
+
+def _check_endpoint(address: str, port: int) -> None:
+  if not _NAME.fullmatch(address):
+    raise ValueError(f'address={address!r}: give a host name or an IPv4 address, no port')
+  if not 1 <= port <= 65535:
+    raise ValueError(f'port={port}: use 1 to 65535, above 1023 without being root')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SSH:
+  """A host behind ssh.
+
+  Attributes:
+    target: USER@HOST, or what ~/.ssh/config calls it.
+    options: of ssh, before the target.
+  """
+
+  target: str
+  options: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if not re.fullmatch(r'[^\s-]\S*', self.target):
+      raise ValueError(f'target={self.target!r}: write USER@HOST; what ssh is told is in options')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GCloud:
+  """A TPU VM, or workers of a slice.
+
+  Attributes:
+    name: of the TPU VM.
+    zone: it is in.
+    project: it belongs to; None for gcloud's own setting.
+    worker: one host of a slice.
+    workers: all hosts of a slice, so many; each becomes a host of its own, NAME-0 and so on.
+    options: of `gcloud compute tpus tpu-vm ssh`, such as --internal-ip.
+  """
+
+  name: str
+  zone: str
+  project: str | None = None
+  worker: int | None = None
+  workers: int | None = None
+  options: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    for field in ('name', 'zone', 'project'):
+      value = getattr(self, field)
+      if value is not None and not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._:@-]*', value):
+        raise ValueError(f'{field}={value!r}: is no name that gcloud knows')
+    if self.worker is not None and self.workers is not None:
+      raise ValueError('worker, workers: give the number of one host, or how many there are')
+    if self.worker is not None and self.worker < 0:
+      raise ValueError(f'worker={self.worker}: must be at least 0')
+    if self.workers is not None and self.workers < 1:
+      raise ValueError(f'workers={self.workers}: must be at least 1')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+  """One machine.
+
+  Attributes:
+    name: in the file, the logs and the commands.
+    replay: where it listens, on each host that keeps it, or a shard of it.
+    learner: whether it learns; where it listens, on the first of several that do.
+    evaluator: whether it scores.
+    actors: processes that act.
+    ssh, gcloud, local: how it is reached; at most one.
+    tunnel: whether replay is reached through ssh.
+    directory: in which the command runs; None for where one arrives.
+    command: hephaestus there, as a shell reads it; begins with a program.
+  """
+
+  name: str
+  replay: Replay | None = None
+  learner: bool | Coordinator = False
+  evaluator: bool = False
+  actors: int = 0
+  ssh: SSH | None = None
+  gcloud: GCloud | None = None
+  local: bool = False
+  tunnel: bool = False
+  directory: str | None = None
+  command: str = 'hephaestus'
+
+  def __post_init__(self):
+    if not _NAME.fullmatch(self.name):
+      raise ValueError(f'{self.name!r}: a name of letters, digits, dots and dashes is needed')
+    if self.actors < 0:
+      raise ValueError(f'actors={self.actors}: must be at least 0')
+    if not (self.replay or self.learner or self.evaluator or self.actors):
+      raise ValueError('runs nothing; give it actors, or leave it out')
+    ways = [way for way in ('ssh', 'gcloud', 'local') if getattr(self, way)]
+    if len(ways) > 1:
+      raise ValueError(f'{", ".join(ways)}: there are several ways to reach it; keep one')
+    if self.tunnel and self.replay:
+      raise ValueError('tunnel=True: replay is on this host itself; leave it out')
+    if self.tunnel and not (self.ssh or self.gcloud):
+      raise ValueError('tunnel=True: needs ssh or gcloud')
+    try:
+      words = shlex.split(self.command)
+    except ValueError as error:
+      raise ValueError(f'command={self.command!r}: is no shell command ({error})') from None
+    if not words:
+      raise ValueError(f'command={self.command!r}: is empty; leave it out for hephaestus')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hosts:
+  """All hosts of a run.
+
+  Attributes:
+    hosts: in the order of the file; actors and shards of replay are numbered through in this order.
+  """
+
+  hosts: tuple[Host, ...]
+
+  def __post_init__(self):
+    keepers = self.keepers
+    if not keepers:
+      raise ValueError('replay: is on no host; give one of them replay: {address: ..., port: ...}')
+    if len({host.replay for host in keepers}) < len(keepers):
+      names = _enumerate([host.name for host in keepers])
+      raise ValueError(f'replay: {names} have the same address and port; give each its own')
+    if not any(host.learner for host in self.hosts):
+      raise ValueError('learner: is on no host; give one of them learner: true')
+    first, *others = [host for host in self.hosts if host.learner]
+    if others and not isinstance(first.learner, Coordinator):
+      raise ValueError(
+        f'hosts.{first.name}.learner=True: is the first of {len(others) + 1} hosts that learn, and the '
+        'others have to reach it; use learner: {address: ..., port: ...}'
+      )
+    for host in others:
+      if isinstance(host.learner, Coordinator):
+        raise ValueError(
+          f'hosts.{host.name}.learner: {first.name} is the first and listens; use learner: true here'
+        )
+    scorers = [host.name for host in self.hosts if host.evaluator]
+    if len(scorers) != 1:
+      where = _enumerate(scorers) if scorers else 'no host'
+      raise ValueError(f'evaluator: is on {where}; give evaluator: true to one')
+    if not self.num_actors:
+      raise ValueError('actors: are on no host; give one of them actors: 1 or more')
+    tunnelled = [host.name for host in self.hosts if host.tunnel]
+    for keeper in keepers:
+      if tunnelled and not (keeper.ssh or keeper.gcloud or keeper.local):
+        raise ValueError(
+          f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs ssh, '
+          'gcloud or local'
+        )
+    if tunnelled and len(set(self.ports)) < len(keepers):
+      raise ValueError(
+        f'hosts.{tunnelled[0]}.tunnel=True: reaches all of replay at 127.0.0.1; give each host with '
+        'replay another port'
+      )
+
+  @property
+  def keepers(self) -> list[Host]:
+    """The hosts that keep replay, a shard each where there are several."""
+    return [host for host in self.hosts if host.replay]
+
+  @property
+  def ports(self) -> list[int]:
+    """Of replay, one for each shard."""
+    return [host.replay.port for host in self.hosts if host.replay]
+
+  @property
+  def exposed(self) -> bool:
+    """Whether a host reaches replay over the network, and not through ssh."""
+    return any(not host.tunnel for host in self.hosts if [host] != self.keepers)
+
+  @property
+  def learners(self) -> list[str]:
+    """Names of the hosts that learn."""
+    return [host.name for host in self.hosts if host.learner]
+
+  @property
+  def coordinator(self) -> str | None:
+    """HOST:PORT at which the first of several learners listens for the others; None for one."""
+    first, *others = [host.learner for host in self.hosts if host.learner]
+    return f'{first.address}:{first.port}' if others and isinstance(first, Coordinator) else None
+
+  @property
+  def num_actors(self) -> int:
+    """Of all hosts."""
+    return sum(host.actors for host in self.hosts)
+
+  def find(self, name: str) -> Host:
+    """The host of that name; ValueError when there is none."""
+    for host in self.hosts:
+      if host.name == name:
+        return host
+    raise ValueError(f'--host {name}: there is {_enumerate([host.name for host in self.hosts])}')
+
+  def actor_ids(self, name: str) -> range:
+    """The numbers of a host's actors, which no other host has."""
+    before = 0
+    for host in self.hosts:
+      if host.name == name:
+        return range(before, before + host.actors)
+      before += host.actors
+    raise ValueError(f'{name}: is no host')
+
+  def shards(self, name: str) -> list[int]:
+    """The numbers of the shards of replay that a host keeps: one or none."""
+    return [shard for shard, keeper in enumerate(self.keepers) if keeper.name == name]
+
+  def replay_addresses(self, name: str) -> tuple[str, ...]:
+    """HOST:PORT of each shard of replay, as a host reaches it."""
+    host = self.find(name)
+    # Itself by loopback: not every machine reaches itself by the address that others dial.
+    return tuple(
+      f'{"127.0.0.1" if keeper is host or host.tunnel else keeper.replay.address}:{keeper.replay.port}'
+      for keeper in self.keepers
+      if keeper.replay is not None
+    )
+
+
+def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
+  """Refuses hosts and config that do not belong together, or cannot be run yet.
+
+  Raises:
+    ValueError: naming what was given and what would do.
+  """
+  if config.fused:
+    raise ValueError('learner.fused=True: is one process on one machine; add --no-fused')
+  if config.actor.num_actors != hosts.num_actors:
+    raise ValueError(
+      f'actor.num_actors={config.actor.num_actors}: the hosts have {hosts.num_actors} actors in '
+      f'all; add --set actor.num_actors={hosts.num_actors}, or change the hosts'
+    )
+  if config.learner.num_processes != len(hosts.learners):
+    count = len(hosts.learners)
+    remedy = f'add --set learner.num_processes={count}, or change the hosts'
+    if config.agent_name == 'ppo':
+      remedy = 'PPO learns in one process; give learner: true to one host'
+    raise ValueError(
+      f'learner.num_processes={config.learner.num_processes}: the learner is on '
+      f'{_enumerate(hosts.learners)}; {remedy}'
+    )
+  num_shards = len(hosts.keepers)
+  if config.replay.num_shards != num_shards:
+    raise ValueError(
+      f'replay.num_shards={config.replay.num_shards}: the hosts keep {num_shards} in all, one on each '
+      f'that has replay; add --set replay.num_shards={num_shards}, or change the hosts'
+    )
+  first = config.replay.port
+  if first is not None and [first + shard for shard in range(num_shards)] != hosts.ports:
+    said = _enumerate([str(port) for port in hosts.ports])
+    raise ValueError(f'replay.port={first}: the hosts say {said}; leave one of them out')
+
+
+def load(path: pathlib.Path) -> Hosts:
+  """Reads a hosts file; ValueError when it cannot be read or says what cannot be."""
+  try:
+    text = path.read_text()
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f'{path}: cannot be read ({error})') from None
+  return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Hosts:
+  """What a hosts file says.
+
+  Args:
+    text: of the file.
+    name: of the file, for messages.
+
+  Raises:
+    ValueError: naming the key, and what would do.
+  """
+  try:
+    content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+  except Exception as error:  # whatever a broken or foreign file makes a reader raise
+    reason = ' '.join(str(error).split())
+    raise ValueError(f'{name}: is no hosts file ({reason})') from None
+  try:
+    return _hosts(content)
+  except ValueError as error:
+    raise ValueError(f'{name}: {error}') from None
+
+
+def to_yaml(hosts: Hosts) -> str:
+  """The text of a hosts file that says the same."""
+  entries = {}
+  for host in hosts.hosts:
+    values = dataclasses.asdict(host)
+    fields = [field for field in dataclasses.fields(Host) if field.name != 'name']
+    entries[host.name] = {
+      field.name: values[field.name] for field in fields if values[field.name] != field.default
+    }
+  return yaml.safe_dump({'hosts': entries}, sort_keys=False)
+
+
+COMMON = ('directory', 'command')  # may stand beside `hosts`, for all of them
+
+
+def _hosts(content: Any) -> Hosts:
+  if not isinstance(content, dict):
+    raise ValueError('must be a mapping with the key hosts')
+  _check_keys(content, ('hosts', *COMMON), '')
+  entries = content.get('hosts')
+  if not isinstance(entries, dict) or not entries:
+    raise ValueError('hosts: must map the name of each host to what it runs')
+  common = {key: content[key] for key in COMMON if key in content}
+  hosts: list[Host] = []
+  for name, entry in entries.items():
+    if not isinstance(name, str):
+      raise ValueError(f'hosts.{name}: the name must be a word; put it in quotes')
+    if isinstance(entry, dict) and 'name' in entry:
+      raise ValueError(f'hosts.{name}.name: unknown key; the name stands before the colon')
+    entry = common | entry if isinstance(entry, dict) else entry
+    host = _read(Host, entry, f'hosts.{name}', name=name)
+    hosts += _workers(host)
+  names = [host.name for host in hosts]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(f'hosts.{name}: is there twice (workers of a slice are NAME-0 and so on)')
+  return Hosts(hosts=tuple(hosts))
+
+
+def _workers(host: Host) -> list[Host]:
+  """A host, or each one of the slice that it stands for."""
+  if host.gcloud is None or host.gcloud.workers is None:
+    return [host]
+  return [
+    dataclasses.replace(
+      host,
+      name=f'{host.name}-{worker}',
+      learner=host.learner if worker == 0 else bool(host.learner),
+      gcloud=dataclasses.replace(host.gcloud, worker=worker, workers=None),
+    )
+    for worker in range(host.gcloud.workers)
+  ]
+
+
+def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
+  """A dataclass from a mapping that may have its fields as keys, and no others."""
+  fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in known}
+  if not isinstance(content, dict):
+    raise ValueError(f'{path}={content!r}: must be a mapping of {_enumerate(list(fields))}')
+  _check_keys(content, list(fields), f'{path}.')
+  types = typing.get_type_hints(kind)
+  for name, field in fields.items():
+    if field.default is dataclasses.MISSING and name not in content:
+      raise ValueError(f'{path}.{name}: is missing')
+  values = {key: _convert(types[key], value, f'{path}.{key}') for key, value in content.items()}
+  try:
+    return kind(**known, **values)
+  except ValueError as error:
+    separator = ': ' if kind is Host else '.'
+    raise ValueError(f'{path}{separator}{error}') from None
+
+
+def _convert(kind: Any, value: Any, path: str) -> Any:
+  kinds = [each for each in typing.get_args(kind) if each is not type(None)]
+  if kinds == [bool, Coordinator]:
+    kind = Coordinator if isinstance(value, dict) else bool
+  if type(None) in typing.get_args(kind):
+    if value is None:
+      return None
+    (kind,) = kinds
+  if dataclasses.is_dataclass(kind):
+    assert isinstance(kind, type)
+    return _read(kind, value, path)
+  if kind == tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+      raise ValueError(f"{path}={value!r}: must be a list of words, such as [-p, '2222']")
+    return tuple(value)
+  names = {bool: 'true or false', int: 'a whole number', str: 'a word, in quotes if need be'}
+  if type(value) is not kind:  # a bool is an int as well
+    raise ValueError(f'{path}={value!r}: must be {names[kind]}')
+  return value
+
+
+def _check_keys(content: dict[Any, Any], known: Sequence[str], prefix: str) -> None:
+  for key in content:
+    if key not in known:
+      near = difflib.get_close_matches(str(key), known, n=1) or [_enumerate(known)]
+      raise ValueError(f'{prefix}{key}: unknown key; did you mean {near[0]}?')
+
+
+def _enumerate(words: Sequence[str]) -> str:
+  return words[0] if len(words) == 1 else f'{", ".join(words[:-1])} and {words[-1]}'

@@ -1,0 +1,523 @@
+"""A run over several hosts as Kubernetes manifests; what a hosts file places, pods take over.
+
+Each role is a workload of its own, so that losing one restarts no other:
+
+  replay     a StatefulSet, for each shard a pod with a volume, behind a headless Service
+  learner    a JobSet with one indexed Job, a pod for each host; they fail and return together
+  actors     an indexed Job, a pod for each host with actors (a Job for each number of them)
+  evaluator  a Job with one pod
+
+Actors are no Deployment: its pods have no numbers, which every actor needs, and those that end with
+the run would be started again for ever. Every pod runs `hephaestus node` with a hosts file of its
+own, in which each pod is a host: `actors-8-2` is the third pod of the Job `NAME-actors-8`. It comes
+with config.yaml out of a ConfigMap. Pods may be reached at replay's port by this run's pods, and by
+nobody else; several learners reach each other at any port, since what adds up gradients takes any.
+"""
+
+import dataclasses
+import importlib.metadata
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.cluster import hosts as hosts_lib
+from hephaestus.launch.run import local
+
+Object = dict[str, Any]
+
+REPLAY, LEARNER, ACTORS, EVALUATOR = 'replay', 'learner', 'actors', 'evaluator'
+ROLES = (REPLAY, LEARNER, ACTORS, EVALUATOR)
+KINDS = ('cpu', 'memory', 'storage')
+USER = 10001  # of the image
+ETC, DATA, TMP = '/etc/hephaestus', '/data', '/tmp'
+RESTARTS = 100  # of one pod, before what it is part of has failed
+GIBIBYTE = 2**30
+
+_LABEL = re.compile(r'[a-z]([a-z0-9-]*[a-z0-9])?')
+_LONGEST_NAME = 40  # what is appended to it must fit a DNS label as well
+_IMAGE = re.compile(
+  r'([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*'
+  r'(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?',
+  re.ASCII,
+)
+_QUANTITY = re.compile(r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """What a cluster must be told besides hosts and config.
+
+  Attributes:
+    name: of the run; every object's name begins with it.
+    namespace: of all objects; None where kubectl is told.
+    image: made by the Dockerfile.
+    gpus: of each learner pod.
+    tpu: GKE's name of the kind of TPU that the learner's hosts have.
+    topology: of their slice, such as 2x2x4.
+    storage_class: of all volumes; None for the cluster's own.
+    resources: by role and by one of KINDS, in place of what is estimated.
+    launch_id: of `hephaestus node`.
+
+  Raises:
+    ValueError: what no cluster would take, by the name of the flag.
+  """
+
+  name: str = 'hephaestus'
+  namespace: str | None = None
+  image: str = f'hephaestus:{importlib.metadata.version("hephaestus")}'
+  gpus: int = 0
+  tpu: str | None = None
+  topology: str | None = None
+  storage_class: str | None = None
+  resources: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+  launch_id: int | None = None
+
+  def __post_init__(self):
+    for flag, value, longest in (
+      ('--name', self.name, _LONGEST_NAME),
+      ('--namespace', self.namespace, 63),
+      ('--tpu', self.tpu, 63),
+      ('--storage-class', self.storage_class, 253),
+    ):
+      labels = [] if value is None else value.split('.') if longest > 63 else [value]
+      if not all(map(_LABEL.fullmatch, labels)) or len(value or '') > longest:
+        raise ValueError(
+          f'{flag} {value}: must begin with a letter and go on with small letters, digits and dashes, '
+          f'{longest} at most'
+        )
+    if not _IMAGE.fullmatch(self.image):
+      raise ValueError(f'--image {self.image}: write it as registry.example.com/name:tag')
+    if self.gpus < 0:
+      raise ValueError(f'--gpus {self.gpus}: must be at least 0')
+    if self.gpus and self.tpu:
+      raise ValueError(f'--gpus {self.gpus}: goes with no --tpu; leave one of them out')
+    if (self.tpu is None) != (self.topology is None):
+      raise ValueError(
+        '--tpu, --topology: go together, as in --tpu tpu-v4-podslice --topology 2x2x1'
+      )
+    if self.topology and not re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', self.topology, re.ASCII):
+      raise ValueError(f'--topology {self.topology}: write it as 2x4 or 2x2x4')
+
+  def accelerators(self, num_learners: int) -> tuple[str, int] | None:
+    """Name and number of what each learner pod must get; ValueError when a slice is not divided."""
+    if self.gpus:
+      return 'nvidia.com/gpu', self.gpus
+    if self.topology is None:
+      return None
+    chips = math.prod(map(int, self.topology.split('x')))
+    if chips % num_learners:
+      raise ValueError(
+        f'--topology {self.topology}: its {chips} chips do not divide over {num_learners} learner hosts'
+      )
+    return 'google.com/tpu', chips // num_learners
+
+
+def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
+  """`Options.resources` from words such as 'learner.memory=32Gi'; ValueError for others."""
+  resources = {}
+  for assignment in assignments:
+    path, _, quantity = assignment.partition('=')
+    role, _, kind = path.partition('.')
+    if role not in ROLES or kind not in KINDS:
+      raise ValueError(
+        f'--resources {assignment}: write it as ROLE.KIND=QUANTITY, with a role of '
+        f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}'
+      )
+    if (role, kind) == (ACTORS, 'storage'):
+      raise ValueError(f'--resources {assignment}: actors keep nothing; leave it out')
+    if not _QUANTITY.fullmatch(quantity) or not float(re.sub('[^0-9.]', '', quantity)):
+      raise ValueError(f'--resources {assignment}: give a quantity such as 2, 500m or 4Gi')
+    resources[role, kind] = quantity
+  return resources
+
+
+def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
+  """The hosts of a run whose hosts are pods.
+
+  Args:
+    hosts: of a hosts file; how they are reached is of no matter here.
+    name: of the run.
+
+  Raises:
+    ValueError: replay's port is one that pods may not listen at.
+  """
+  shards = [host.replay for host in hosts.hosts if host.replay is not None]
+  port = shards[0].port
+  if port < 1024:
+    raise ValueError(f'port={port}: pods are not root and cannot listen there; use 1024 to 65535')
+  pods = [
+    hosts_lib.Host(
+      name=f'{REPLAY}-{index}',
+      # The search path of a pod leads to its own namespace.
+      replay=hosts_lib.Replay(address=f'{name}-{REPLAY}-{index}.{name}-{REPLAY}', port=port),
+    )
+    for index in range(len(shards))
+  ]
+  for index, learner in enumerate(host.learner for host in hosts.hosts if host.learner):
+    if dataclasses.is_dataclass(learner):  # the first of several, which the others dial
+      learner = dataclasses.replace(learner, address=f'{name}-{LEARNER}-0-{index}.{name}')
+    pods.append(hosts_lib.Host(name=f'{LEARNER}-{index}', learner=learner))
+  acting: dict[int, int] = {}
+  for host in hosts.hosts:
+    if host.actors:
+      index = acting[host.actors] = acting.get(host.actors, -1) + 1
+      pods.append(hosts_lib.Host(name=f'{ACTORS}-{host.actors}-{index}', actors=host.actors))
+  pods.append(hosts_lib.Host(name=f'{EVALUATOR}-0', evaluator=True))
+  return hosts_lib.Hosts(hosts=tuple(pods))
+
+
+def make(
+  hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
+) -> list[Object]:
+  """All objects of a run, in the order in which they are to be made.
+
+  Args:
+    hosts: of a hosts file.
+    config: of the run, which fits them.
+    options: of the cluster.
+
+  Raises:
+    ValueError: hosts, config and options do not belong together.
+  """
+  if config.accelerator and not (options.gpus or options.tpu):
+    raise ValueError(
+      'accelerator=True: say which one each learner pod gets, by --gpus 1 or by --tpu TYPE --topology '
+      'AxBxC; or add --set accelerator=false'
+    )
+  if not config.accelerator and (options.gpus or options.tpu):
+    raise ValueError('accelerator=False: this run keeps to the CPU; leave --gpus and --tpu out')
+  return list(_Run(hosts, config, options).objects())
+
+
+def to_yaml(objects: Sequence[Object]) -> str:
+  """The text of a file for `kubectl apply -f`."""
+  return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True)
+
+
+class _Dumper(yaml.SafeDumper):
+  """Writes texts of several lines as such, and what is there twice a second time."""
+
+  def ignore_aliases(self, data: Any) -> bool:
+    return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+  style = '|' if '\n' in text else None
+  return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+class _Run:
+  """One run as objects."""
+
+  def __init__(
+    self, hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
+  ):
+    self._name = options.name
+    self._options = options
+    # The port is in the hosts file, and may be the same for all shards, which have pods of their own.
+    self._config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, port=None))
+    self._pods = place(hosts, options.name)
+    shards = [host.replay for host in self._pods.hosts if host.replay is not None]
+    self._num_shards, self._port = len(shards), shards[0].port
+    self._num_learners = len(self._pods.learners)
+    self._accelerators = options.accelerators(self._num_learners)
+    self._shard_bytes = -(-local.replay_bytes(config) // self._num_shards)
+
+  def objects(self) -> Iterator[Object]:
+    yield self._object(
+      'v1',
+      'ConfigMap',
+      '',
+      data={
+        'hosts.yaml': hosts_lib.to_yaml(self._pods),
+        local.CONFIG: launch_config.to_yaml(self._config),
+      },
+    )
+    yield from self._network_policies()
+    yield from self._replay()
+    yield from self._learner()
+    acting = [host.actors for host in self._pods.hosts if host.actors]
+    for count in dict.fromkeys(acting):
+      yield self._job(f'{ACTORS}-{count}', ACTORS, acting.count(count), actors=count)
+    yield self._claim(EVALUATOR)
+    yield self._job(EVALUATOR, EVALUATOR, 1, claim=f'{self._name}-{EVALUATOR}')
+
+  def _object(self, api: str, kind: str, suffix: str, role: str = '', **content: Any) -> Object:
+    metadata = {
+      'name': f'{self._name}-{suffix}' if suffix else self._name,
+      **({'namespace': self._options.namespace} if self._options.namespace else {}),
+      'labels': self._labels(role),
+    }
+    return {'apiVersion': api, 'kind': kind, 'metadata': metadata, **content}
+
+  def _labels(self, role: str = '') -> dict[str, str]:
+    """Those of one role, or what all objects and pods of the run have."""
+    return {
+      'app.kubernetes.io/name': 'hephaestus',
+      'app.kubernetes.io/instance': self._name,
+      **({'app.kubernetes.io/component': role} if role else {}),
+    }
+
+  def _network_policies(self) -> Iterator[Object]:
+    run = {'podSelector': {'matchLabels': self._labels()}}
+    replay = {'podSelector': {'matchLabels': self._labels(REPLAY)}}
+    learner = {'podSelector': {'matchLabels': self._labels(LEARNER)}}
+    port = [{'protocol': 'TCP', 'port': self._port}]
+
+    def policy(suffix: str, pods: Object, types: Sequence[str], **rules: Any) -> Object:
+      spec = {**pods, 'policyTypes': list(types), **rules}
+      return self._object('networking.k8s.io/v1', 'NetworkPolicy', suffix, spec=spec)
+
+    yield policy('deny', run, ('Ingress', 'Egress'))
+    dns = [{'protocol': protocol, 'port': 53} for protocol in ('UDP', 'TCP')]
+    servers = [
+      {
+        'namespaceSelector': {'matchLabels': {'kubernetes.io/metadata.name': 'kube-system'}},
+        'podSelector': {'matchLabels': {'k8s-app': 'kube-dns'}},
+      },
+      # Where each node has a cache of its own (NodeLocal DNSCache), and Cloud DNS of GKE.
+      {'ipBlock': {'cidr': '169.254.20.10/32'}},
+      {'ipBlock': {'cidr': '169.254.169.254/32'}},
+    ]
+    yield policy('dns', run, ('Egress',), egress=[{'to': servers, 'ports': dns}])
+    yield policy('to-replay', run, ('Egress',), egress=[{'to': [replay], 'ports': port}])
+    yield policy('replay', replay, ('Ingress',), ingress=[{'from': [run], 'ports': port}])
+    if self._num_learners > 1:
+      both = {'ingress': [{'from': [learner]}], 'egress': [{'to': [learner]}]}
+      yield policy('learners', learner, ('Ingress', 'Egress'), **both)
+
+  def _replay(self) -> Iterator[Object]:
+    # Without readiness, so that the name of a shard leads to it from its first moment on.
+    service = {
+      'clusterIP': 'None',
+      'publishNotReadyAddresses': True,
+      'selector': self._labels(REPLAY),
+      'ports': [{'name': 'reverb', 'port': self._port, 'targetPort': 'reverb'}],
+    }
+    yield self._object('v1', 'Service', REPLAY, REPLAY, spec=service)
+    opened = {'tcpSocket': {'port': 'reverb'}}
+    container = {
+      'ports': [{'name': 'reverb', 'containerPort': self._port}],
+      # Replay listens once it has read its checkpoint. There is no liveness probe: a server that
+      # hangs still accepts connections, and one that died is started again within the pod.
+      'startupProbe': opened | {'periodSeconds': 5, 'failureThreshold': 360},
+      'readinessProbe': opened | {'periodSeconds': 10},
+    }
+    pod = self._pod(
+      REPLAY,
+      REPLAY,
+      "metadata.labels['apps.kubernetes.io/pod-index']",
+      arguments=['--stay'],
+      container=container,
+      seconds=90,
+    )
+    claim = {'metadata': {'name': 'data', 'labels': self._labels(REPLAY)}}
+    spec = {
+      'serviceName': f'{self._name}-{REPLAY}',
+      'replicas': self._num_shards,
+      'podManagementPolicy': 'Parallel',
+      'selector': {'matchLabels': self._labels(REPLAY)},
+      'template': pod,
+      'volumeClaimTemplates': [claim | {'spec': self._claim_spec(REPLAY)}],
+    }
+    yield self._object('apps/v1', 'StatefulSet', REPLAY, REPLAY, spec=spec)
+
+  def _learner(self) -> Iterator[Object]:
+    yield self._claim(LEARNER, shared=self._num_learners > 1)
+    pod = self._pod(
+      LEARNER, LEARNER, _JOB_INDEX, claim=f'{self._name}-{LEARNER}', seconds=120, restarts=False
+    )
+    if self._options.tpu:
+      pod['spec']['nodeSelector'] = {
+        'cloud.google.com/gke-tpu-accelerator': self._options.tpu,
+        'cloud.google.com/gke-tpu-topology': self._options.topology,
+      }
+    # The first of several is also refused while the cluster does not know its name yet.
+    refusal = 'FailJob' if self._num_learners == 1 else None
+    rule = {
+      'name': 'refused',
+      'action': 'FailJobSet',
+      'onJobFailureReasons': ['PodFailurePolicy'],
+    }
+    failures = {'maxRestarts': RESTARTS, **({'rules': [rule]} if refusal else {})}
+    # One that fails takes the others along, which could not go on without it.
+    job = self._job_spec(pod, self._num_learners, refusal, backoffLimit=0)
+    spec = {
+      'network': {'enableDNSHostnames': True},
+      'failurePolicy': failures,
+      'replicatedJobs': [{'name': LEARNER, 'replicas': 1, 'template': {'spec': job}}],
+    }
+    jobset = self._object('jobset.x-k8s.io/v1alpha2', 'JobSet', '', LEARNER, spec=spec)
+    if self._options.tpu:  # all of it on one slice, which is a node pool
+      jobset['metadata']['annotations'] = {
+        'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'
+      }
+    yield jobset
+
+  def _job(
+    self, hosts: str, role: str, num_pods: int, *, actors: int = 0, claim: str | None = None
+  ) -> Object:
+    pod = self._pod(role, hosts, _JOB_INDEX, actors=actors, claim=claim, seconds=30, restarts=False)
+    # Each pod by itself: one that failed for good ends no other.
+    spec = self._job_spec(pod, num_pods, 'FailIndex', backoffLimitPerIndex=RESTARTS)
+    return self._object('batch/v1', 'Job', hosts, role, spec=spec)
+
+  def _job_spec(self, pod: Object, num_pods: int, refusal: str | None, **limits: int) -> Object:
+    exit_code = {'containerName': 'hephaestus', 'operator': 'In', 'values': [2]}
+    refused = {'action': refusal, 'onExitCodes': exit_code}  # it would be refused again
+    # Drained, preempted or evicted.
+    disrupted = {
+      'action': 'Ignore',
+      'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}],
+    }
+    return {
+      'completionMode': 'Indexed',
+      'completions': num_pods,
+      'parallelism': num_pods,
+      **limits,
+      'podFailurePolicy': {'rules': [refused, disrupted] if refusal else [disrupted]},
+      'template': pod,
+    }
+
+  def _claim(self, role: str, *, shared: bool = False) -> Object:
+    spec = self._claim_spec(role, shared=shared)
+    return self._object('v1', 'PersistentVolumeClaim', role, role, spec=spec)
+
+  def _claim_spec(self, role: str, *, shared: bool = False) -> Object:
+    storage_class = self._options.storage_class
+    return {
+      'accessModes': ['ReadWriteMany' if shared else 'ReadWriteOnce'],
+      **({'storageClassName': storage_class} if storage_class else {}),
+      'resources': {'requests': {'storage': self._quantity(role, 'storage')}},
+    }
+
+  def _pod(
+    self,
+    role: str,
+    hosts: str,
+    index: str,
+    *,
+    arguments: Sequence[str] = (),
+    container: Mapping[str, Any] | None = None,
+    actors: int = 0,
+    claim: str | None = None,
+    seconds: int,
+    restarts: bool = True,
+  ) -> Object:
+    """The template of pods that are equal but for their number.
+
+    Args:
+      role: of ROLES.
+      hosts: what the names of their hosts begin with.
+      index: field of the pod that has its number.
+      arguments: further ones of `hephaestus node`.
+      container: further keys.
+      actors: processes in each.
+      claim: of the volume that outlives the pod. None for that of a StatefulSet, and where nothing
+        outlives it.
+      seconds: to stop in.
+      restarts: whether it is started again when it has ended, however that was.
+    """
+    host = f'{hosts}-$(INDEX)'
+    launch_id = self._options.launch_id
+    command = ['node', f'{ETC}/hosts.yaml', '--host', host, '--config', f'{ETC}/{local.CONFIG}']
+    command += ['--run', f'{DATA}/{host}', *arguments]
+    command += [] if launch_id is None else ['--launch-id', str(launch_id)]
+    volumes: list[Object] = [
+      {'name': 'config', 'configMap': {'name': self._name}},
+      {'name': 'tmp', 'emptyDir': {'sizeLimit': '1Gi'}},
+    ]
+    if claim is not None:
+      volumes.append({'name': 'data', 'persistentVolumeClaim': {'claimName': claim}})
+    elif role == ACTORS:
+      volumes.append({'name': 'data', 'emptyDir': {'sizeLimit': '4Gi'}})
+    spec: Object = {
+      'restartPolicy': 'Always' if restarts else 'Never',
+      'terminationGracePeriodSeconds': seconds,
+      'automountServiceAccountToken': False,
+      'enableServiceLinks': False,
+      'shareProcessNamespace': True,  # who is process 1 must reap what others leave
+      'securityContext': {
+        'runAsNonRoot': True,
+        'runAsUser': USER,
+        'runAsGroup': USER,
+        'fsGroup': USER,
+        'fsGroupChangePolicy': 'OnRootMismatch',
+        'seccompProfile': {'type': 'RuntimeDefault'},
+      },
+      'containers': [
+        {
+          'name': 'hephaestus',
+          'image': self._options.image,
+          'args': command,
+          'env': [
+            {'name': 'INDEX', 'valueFrom': {'fieldRef': {'fieldPath': index}}},
+            {'name': 'HOME', 'value': TMP},
+            {'name': 'XDG_CACHE_HOME', 'value': f'{DATA}/cache'},
+          ],
+          'resources': self._resources(role, actors),
+          'securityContext': {
+            'allowPrivilegeEscalation': False,
+            'readOnlyRootFilesystem': True,
+            'capabilities': {'drop': ['ALL']},
+          },
+          'volumeMounts': [
+            {'name': 'config', 'mountPath': ETC, 'readOnly': True},
+            {'name': 'tmp', 'mountPath': TMP},
+            {'name': 'data', 'mountPath': DATA},
+          ],
+          **(container or {}),
+        }
+      ],
+      'volumes': volumes,
+    }
+    if role == LEARNER and self._accelerators is not None:
+      spec['tolerations'] = [
+        {'key': self._accelerators[0], 'operator': 'Exists', 'effect': 'NoSchedule'}
+      ]
+    return {'metadata': {'labels': self._labels(role)}, 'spec': spec}
+
+  def _resources(self, role: str, actors: int) -> Object:
+    """Memory as much as is asked for; of cores more where there are some."""
+    cpu, memory = (self._quantity(role, kind, actors) for kind in ('cpu', 'memory'))
+    requests, limits = {'cpu': cpu, 'memory': memory}, {'memory': memory}
+    if role == LEARNER and self._accelerators is not None:
+      name, count = self._accelerators
+      requests[name] = limits[name] = str(count)
+    return {'requests': requests, 'limits': limits}
+
+  def _quantity(self, role: str, kind: str, actors: int = 0) -> str:
+    given = self._options.resources.get((role, kind))
+    if given is not None:
+      return given
+    large = self._accelerators is not None
+    # What `node` itself takes is measured in docs/launch.md. Replay has two checkpoints, and a third
+    # while it is written.
+    usual = {
+      (REPLAY, 'cpu'): '1',
+      (REPLAY, 'memory'): _gibibytes(self._shard_bytes + 2 * GIBIBYTE),
+      (REPLAY, 'storage'): _gibibytes(3 * self._shard_bytes + GIBIBYTE),
+      (LEARNER, 'cpu'): '4' if large else '2',
+      (LEARNER, 'memory'): '16Gi' if large else '4Gi',
+      (LEARNER, 'storage'): '10Gi',
+      (ACTORS, 'cpu'): str(max(1, actors)),
+      (ACTORS, 'memory'): _gibibytes((1 + actors) * GIBIBYTE),
+      (EVALUATOR, 'cpu'): '1',
+      (EVALUATOR, 'memory'): '2Gi',
+      (EVALUATOR, 'storage'): '1Gi',
+    }
+    return usual[role, kind]
+
+
+_JOB_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def _gibibytes(count: int) -> str:
+  return f'{math.ceil(count / GIBIBYTE)}Gi'

@@ -1,0 +1,1 @@
+"""Replay tables and environments, looked at from outside."""

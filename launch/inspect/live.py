@@ -1,0 +1,790 @@
+"""What the replay of a run holds and who waits for whom: one report, and its views for people."""
+
+import collections
+import datetime
+import http.server
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import rich.console
+import rich.live
+import rich.markup
+import rich.table
+import rich.text
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.report import history
+from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.replay import inspector, tables
+
+MINUTE = 60.0  # seconds over which waiting is averaged
+WIDE = 130  # columns from which curves stand beside the numbers
+LABEL = 18  # columns of what names a number
+# What is told of what a stratum holds, by the key of the report.
+SPREADS = {
+  'version': 'version that acted',
+  'age_updates': 'age, updates',
+  'age_steps': 'age, steps',
+  'episode_return': 'return of episodes',
+}
+HEADINGS = {
+  'lowest': 'lowest',
+  'low': '5 %',
+  'median': 'median',
+  'high': '95 %',
+  'highest': 'highest',
+}
+_BLOCKS = '▁▂▃▄▅▆▇█'
+_DOINGS = {
+  'sleeping': 'idle',
+  'waiting_for_sampling': 'inserts wait',
+  'waiting_for_inserts': 'samples wait',
+  'sampling': 'sampling',
+  'inserting': 'inserting',
+  'running': 'other',
+}
+
+
+class Target(NamedTuple):
+  """What was asked to be looked at.
+
+  Attributes:
+    folder: of a run; None for a server alone.
+    config: of the run; None for a server alone.
+    address: HOST:PORT of the server alone; a run's may change whenever it is started.
+  """
+
+  folder: pathlib.Path | None
+  config: launch_config.ExperimentConfig | None
+  address: str | None
+
+
+def find(target: str) -> Target:
+  """Tells a run's folder from HOST:PORT.
+
+  Raises:
+    ValueError: it is neither of the two, or a run without replay.
+  """
+  folder = pathlib.Path(target)
+  if folder.is_dir():
+    if not (folder / local.CONFIG).exists():
+      raise ValueError(f'{target}: is not the folder of a run, it has no {local.CONFIG}')
+    config = launch_config.load(folder / local.CONFIG)
+    if config.fused:
+      raise ValueError(f'{target}: environment and update are one program here, without a replay')
+    return Target(folder, config, None)
+  if ':' in target and target.rsplit(':', 1)[1].isdigit():
+    return Target(None, None, target)
+  raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
+
+
+def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+  """When one of a run's replay servers was started, in all launches.
+
+  Args:
+    folder: of the run.
+    name: of the server's node.
+
+  Returns:
+    {'time': unix seconds, 'pid', ...} each.
+  """
+  return [
+    row
+    for row in metrics.read(folder / 'metrics' / 'events.jsonl')
+    if row.get('kind') == 'started' and row.get('name') == name
+  ]
+
+
+class Inspection:
+  """Looks at a run, or at a server alone, now and then."""
+
+  def __init__(
+    self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
+  ):
+    """Makes no call yet.
+
+    Args:
+      target: a run's folder, or HOST:PORT of a replay server (then the nodes' own numbers are
+        None).
+      timeout_seconds: for the server to answer.
+      read_seconds: at most, in a look, to read what actors have written; the rest waits for the next.
+
+    Raises:
+      ValueError: neither of the two.
+    """
+    self._read_seconds = read_seconds
+    self._actors: dict[pathlib.Path, history.File] = {}
+    self._name = target
+    self._target = find(target)
+    self._timeout_seconds = timeout_seconds
+    self._addresses: list[str] = []
+    self._inspector: inspector.Inspector | None = None
+    # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+    self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
+
+  @property
+  def address(self) -> str:
+    """HOST:PORT that was last looked at; of shards all, with commas between."""
+    return ', '.join(self._addresses)
+
+  def look(self) -> dict[str, Any]:
+    """What `inspector.Inspector.look` tells, and what the run's nodes say of themselves.
+
+    Returns:
+      Its keys, and 'time' (unix seconds), 'address', 'environment_step', 'parameter_version' (the
+      newest acted by), 'learner_starved_fraction' and 'actors_throttled_fraction' (of the last
+      minute; of the last report where none is as new), 'staleness': {'newest_updates',
+      'oldest_updates'} (how old the parameters are by which actors act), 'bottleneck', in words, and
+      'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
+      'episode_return', 'shared'}}, what `stored.Stored` says of a checkpoint as far as it is known of
+      what is held now: distributions as `inspector.QUANTILES`, None where nobody has told.
+
+    Raises:
+      ValueError: the folder is no longer one of a run.
+      ConnectionError: nothing answers.
+    """
+    folder, config, address = self._target
+    addresses = [address] if address is not None else []
+    if folder is not None:
+      addresses = self._newest_addresses(folder)
+    if self._inspector is None or addresses != self._addresses:
+      self._addresses = addresses
+      self._inspector = inspector.Inspector(
+        addresses,
+        None if config is None else config.replay,
+        timeout_seconds=self._timeout_seconds,
+      )
+    try:
+      report = self._thread.submit(self._inspector.look).result()
+    except ConnectionError as error:
+      raise ConnectionError(f'{error}{self._why(folder)}') from None
+    report |= {
+      'time': time.time(),
+      'address': self.address,
+      'environment_step': None,
+      'parameter_version': None,
+      'learner_starved_fraction': None,
+      'actors_throttled_fraction': None,
+      'staleness': {},
+    }
+    if folder is not None and config is not None:
+      report |= _of_nodes(folder, config, report['shards'])
+      self._read_actors(folder)
+    report['strata'] = self._strata(report)
+    return report | {'bottleneck': _bottleneck(report)}
+
+  def _strata(self, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is known of what the strata hold, without a sample of it.
+
+    All of them drop the oldest, so each holds the newest that were inserted, and its size says how
+    old these are in steps, and which the others hold as well. Their versions are those of what the
+    learner has drawn since its last row but one, and returns those that actors have written of.
+    """
+    folder, config, _ = self._target
+    sizes = {name: row['size'] for name, row in report['tables'].items() if name != tables.PARAMS}
+    learner = None if folder is None else metrics.last(folder / 'metrics' / 'learner.jsonl')
+    names = list(inspector.QUANTILES)
+    strata = {}
+    for name, size in sizes.items():
+      ages = versions = steps = None
+      if size and learner is not None and f'replay/{name}/age/median' in learner:
+        ages = {quantile: learner[f'replay/{name}/age/{quantile}'] for quantile in names}
+        versions = {  # the oldest is the lowest
+          quantile: learner['learner_step'] - ages[other]
+          for quantile, other in zip(names, reversed(names), strict=True)
+        }
+      episodes, returns = 0, None
+      if size and folder is not None and config is not None:
+        span = size * config.steps_per_sequence
+        steps = {
+          quantile: at * (size - 1) * config.steps_per_sequence
+          for quantile, at in inspector.QUANTILES.items()
+        }
+        if report['environment_step'] is not None:
+          episodes, returns = self._returns(folder, report['environment_step'] - span)
+      strata[name] = {
+        'sequences': size,
+        'version': versions,
+        'age_updates': ages,
+        'age_steps': steps,
+        'episodes': episodes,
+        'episode_return': returns,
+        'shared': min(sizes.values()) / size if size and len(sizes) > 1 else None,
+      }
+    return strata
+
+  def _returns(self, folder: pathlib.Path, start: float) -> tuple[int, dict[str, float] | None]:
+    """How many episodes ended after an environment step, as far as is written, and their returns."""
+    found, counts = [], []
+    for file in self._actors.values():
+      places = file.column('environment_step')
+      rows = np.flatnonzero(np.isfinite(places))
+      # What was inserted later than what came after it was lost when replay went back.
+      kept = places[rows] <= np.minimum.accumulate(places[rows][::-1])[::-1]
+      rows = rows[kept & (places[rows] > start)]
+      told = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
+      known = np.isfinite(told).all(axis=0)
+      found.append(np.stack(told, axis=1)[known])
+      counts.append(file.column('episodes')[rows][known])
+    if not found:
+      return 0, None
+    count = np.concatenate(counts)
+    return int(count.sum()), inspector.pooled(np.concatenate(found), count)
+
+  def _read_actors(self, folder: pathlib.Path) -> None:
+    deadline = time.monotonic() + self._read_seconds
+    for path in sorted((folder / 'metrics').glob('actor-*.jsonl')):
+      file = self._actors.setdefault(path, history.File(path))
+      while file.read():
+        if time.monotonic() >= deadline:
+          return
+
+  def _newest_addresses(self, folder: pathlib.Path) -> list[str]:
+    if not (folder / local.CONFIG).exists():
+      raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
+    try:
+      return (folder / local.ADDRESS).read_text().split()
+    except FileNotFoundError:
+      raise ConnectionError(f'{self._name}: this run was never started') from None
+
+  def _why(self, folder: pathlib.Path | None) -> str:
+    """What a run's folder says of a server that does not answer."""
+    if folder is None:
+      return ''
+    names = parts_lib.replay_names(len(self._addresses))
+    started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
+    if any(psutil.pid_exists(row['pid']) for row in started):
+      return '; its process runs, and is starting, or too busy to answer'
+    return f'; the run is not running, go on with: hephaestus train --run {folder}'
+
+
+def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
+  """One report, of two looks.
+
+  Args:
+    target: as of `Inspection`.
+    timeout_seconds: as well.
+    seconds: between the looks.
+
+  Raises:
+    ValueError: the target is none.
+    ConnectionError: nothing answers.
+  """
+  inspection = Inspection(target, timeout_seconds)
+  inspection.look()
+  time.sleep(seconds)
+  return inspection.look()
+
+
+def _of_nodes(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig, shards: list[dict[str, Any]]
+) -> dict[str, Any]:
+  """What learner and actors have written of themselves."""
+  learner_file = folder / 'metrics' / 'learner.jsonl'
+  learner = metrics.last(learner_file)
+  files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
+  actors = [row for path in files if (row := metrics.last(path)) is not None]
+  stratum = config.replay.limiting_stratum.name
+  # Of a shard that is down as well, by what it last said.
+  known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
+  step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
+  if config.agent_name == 'ppo':  # whose queue forgets what was inserted into the one before
+    step = 0 if learner is None else learner['environment_step']
+  versions = [row['parameter_version'] for row in actors]
+  staleness = {}
+  if versions and learner is not None:
+    staleness = {
+      'newest_updates': max(0, learner['learner_step'] - max(versions)),
+      'oldest_updates': max(0, learner['learner_step'] - min(versions)),
+    }
+  return {
+    'environment_step': step,
+    'parameter_version': max(versions, default=None),
+    'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
+    'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
+    'staleness': staleness,
+  }
+
+
+def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
+  """Mean over nodes of a share of their time in the last minute; None where none says it.
+
+  A row speaks of the time since the row before, and counts for so long.
+  """
+  shares = []
+  begin = time.time() - MINUTE
+  for path in files:
+    rows = metrics.since(path, begin)
+    if not rows:
+      newest = metrics.last(path)
+      shares += [] if newest is None else [newest[key]]
+      continue
+    times = [begin, *(row['time'] for row in rows)]
+    spans = [later - earlier for earlier, later in itertools.pairwise(times)]
+    shares.append(sum(row[key] * span for row, span in zip(rows, spans, strict=True)) / sum(spans))
+  return sum(shares) / len(shares) if shares else None
+
+
+def _bottleneck(report: dict[str, Any]) -> str | None:
+  """Who waits for whom, in words; None where nothing tells."""
+  throttled, starved = report['actors_throttled_fraction'], report['learner_starved_fraction']
+  during = 'the last minute'
+  if throttled is None or starved is None:
+    if report['limiter'] is None:
+      return None
+    throttled, starved = _waiting(report)
+    during = 'the time' if report['seconds'] is None else f'the last {report["seconds"]:.1f} s'
+  if max(throttled, starved) < 0.01:
+    return 'nobody waits'
+  if throttled >= starved:
+    return f'actors throttled {_share(throttled)} of {during}: the learner is the bottleneck'
+  return f'learner starved {_share(starved)} of {during}: the actors are the bottleneck'
+
+
+def _waiting(report: dict[str, Any]) -> tuple[float, float]:
+  """Shares of the time in which the limiter held inserts back, and samples, since the last look."""
+  worked = report['tables'][report['limiter']['table']]['worker_time']
+  return worked['waiting_for_sampling'], worked['waiting_for_inserts']
+
+
+def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
+  """Prints a report for people."""
+  console = console or rich.console.Console()
+  console.print(_table(report, console.width))
+  console.print(_grid(numbers(report)))
+  if spreads(report):
+    console.print()
+    console.print(_held(report))
+
+
+def watch(
+  target: str,
+  period: float,
+  *,
+  as_json: bool = False,
+  console: rich.console.Console | None = None,
+) -> None:
+  """Shows a run until Ctrl-C: a live view in a terminal, a line for each look elsewhere.
+
+  A server that dies is said and looked for, since a run's comes back.
+
+  Args:
+    target: as of `Inspection`.
+    period: seconds between two looks.
+    as_json: a line of JSON for each look instead; a dead server gives {'time', 'address', 'error'}.
+    console: to show it on.
+
+  Raises:
+    ValueError: the target is none, or no longer.
+  """
+  console = console or rich.console.Console()
+  looks: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+  try:
+    if console.is_terminal and not as_json:
+      with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
+        for report in _looks(target, period):
+          looks.append(report)
+          live.update(_frame(target, looks, period, console.width), refresh=True)
+    else:
+      for report in _looks(target, period):
+        line = json.dumps(metrics.plain(report)) if as_json else _line(report)
+        print(line, file=console.file, flush=True)
+  except BrokenPipeError:  # whoever read the lines has gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except KeyboardInterrupt:
+    if not as_json:
+      console.print('stopped')
+
+
+def _looks(target: str, period: float) -> Iterator[dict[str, Any]]:
+  """A report for each period, for ever; the first without rates, and soon followed."""
+  inspection = Inspection(target)
+  wait = min(1.0, period)
+  while True:
+    begun = time.monotonic()
+    try:
+      report = inspection.look()
+    except ConnectionError as error:
+      report = {'time': time.time(), 'address': inspection.address, 'error': str(error)}
+    yield report
+    time.sleep(max(0.0, begun + wait - time.monotonic()))
+    wait = period
+
+
+def make_exporter(target: str, port: int) -> http.server.HTTPServer:
+  """A web server for Prometheus, on this machine's loopback alone: /metrics looks and tells.
+
+  Args:
+    target: as of `Inspection`.
+    port: to listen at; 0 for a free one.
+
+  Raises:
+    ValueError: the target is none, or the port is taken.
+  """
+  inspection = Inspection(target)
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+      # A page of another site may have its own name lead here, and would read the answer.
+      host = self.headers.get('Host', '').rsplit(':', 1)[0]
+      if host not in ('127.0.0.1', 'localhost'):
+        self.send_error(403, 'only for 127.0.0.1 and localhost')
+        return
+      if self.path != '/metrics':
+        self.send_error(404, 'there is only /metrics')
+        return
+      try:
+        text = exposition(inspection.look())
+      except (ConnectionError, ValueError):
+        text = 'hephaestus_up 0\n'
+      self.send_response(200)
+      self.send_header('Content-Type', 'text/plain; version=0.0.4; charset=utf-8')
+      self.end_headers()
+      self.wfile.write(text.encode())
+
+    def log_message(self, *unused: Any) -> None:
+      pass
+
+  try:
+    return http.server.HTTPServer(('127.0.0.1', port), Handler)
+  except (OSError, OverflowError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise ValueError(f'--prometheus {port}: cannot be used ({reason}); give another') from None
+
+
+def exposition(report: dict[str, Any]) -> str:
+  """A report in Prometheus' text format: a line for each number, tables and states as labels."""
+  lines = ['hephaestus_up 1']
+  apart = ('tables', 'time', 'shards', 'strata')
+  rest = {key: value for key, value in report.items() if key not in apart}
+  for key, value in launch_config.flatten(rest).items():
+    lines += _sample(key.replace('.', '_'), '', value)
+  for shard in report['shards']:
+    lines += _sample('shard_up', f'{{address="{shard["address"]}"}}', int(shard['alive']))
+  for table, row in report['tables'].items():
+    for key, value in row.items():
+      if key == 'worker_time':
+        for state, share in value.items():
+          lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
+      else:
+        lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
+  for stratum, row in report['strata'].items():
+    for key, value in row.items():
+      if key in SPREADS:
+        for name, each in (value or {}).items():
+          labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
+          lines += _sample(f'stratum_{key}', labels, each)
+      else:
+        lines += _sample(f'stratum_{key}', f'{{stratum="{stratum}"}}', value)
+  return '\n'.join(sorted(lines)) + '\n'
+
+
+def _sample(name: str, labels: str, value: Any) -> list[str]:
+  """A line for a number, none for anything else."""
+  return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
+
+
+def cells(report: dict[str, Any]) -> list[dict[str, str]]:
+  """For each table of a report, or of one of its shards, what stands below each heading, with units."""
+  return [
+    {
+      'table': name,
+      'size': f'{row["size"]:,}',
+      'capacity': f'{row["max_size"]:,}',
+      'full': _share(row['fill']),
+      'inserted': f'{row["inserted"]:,}',
+      'inserts/s': _rate(row['inserts_per_second']),
+      'sampled': f'{row["sampled"]:,}',
+      'samples/s': _rate(row['samples_per_second']),
+      'drawn': _share(row['unique_share']),
+      'memory': _size(row['bytes']),
+    }
+    for name, row in sorted(report['tables'].items())
+  ]
+
+
+def _table(report: dict[str, Any], width: int) -> rich.text.Text:
+  """A line for each table, with counts where there is room; of shards all together, then each."""
+  totals = width >= 100
+  headings = ['table', 'size', 'capacity', 'full']
+  headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
+  headings += ['drawn', 'memory']
+  blocks = [[[row[heading] for heading in headings] for row in cells(report)]]
+  for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
+    if not shard['alive']:
+      blocks.append([[f'shard {number}: no answer', *[''] * (len(headings) - 1)]])
+      continue
+    named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard)]
+    blocks.append([[row[heading] for heading in headings] for row in named])
+  return _aligned(headings, blocks, left=1)
+
+
+def _aligned(
+  headings: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]], left: int
+) -> rich.text.Text:
+  """Blocks of rows below headings, each under a line.
+
+  `rich.table` takes ten times as long, and whoever watches takes it from the run's own cores.
+
+  Args:
+    headings: of the columns.
+    blocks: rows of cells.
+    left: how many columns, the first ones, are not aligned right.
+  """
+  rows = [headings, *itertools.chain(*blocks)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  drawn = [
+    '  '.join(
+      cell.ljust(width) if at < left else cell.rjust(width)
+      for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    for row in rows
+  ]
+  heading, *lines = drawn
+  text = rich.text.Text.assemble((heading, 'bold'), no_wrap=True)
+  for block in blocks:
+    shown, lines = lines[: len(block)], lines[len(block) :]
+    text.append('\n'.join(['', '─' * len(heading), *shown]))
+  return text
+
+
+def spreads(report: dict[str, Any]) -> list[dict[str, str]]:
+  """What strata hold, a line for each distribution that is known, as `cells`."""
+  return [
+    {'stratum': name, 'of what it holds': label, **spread_cells(key, row[key])}
+    for name, row in sorted(report['strata'].items())
+    for key, label in SPREADS.items()
+    if row[key] is not None
+  ]
+
+
+def spread_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
+  """A distribution below HEADINGS.
+
+  Args:
+    key: of SPREADS.
+    values: by `inspector.QUANTILES`; None: not known.
+  """
+  number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
+  return {
+    heading: '-' if values is None else number(values[name]) for name, heading in HEADINGS.items()
+  }
+
+
+def _held(report: dict[str, Any]) -> rich.text.Text:
+  """As `spreads`, for a terminal."""
+  rows = spreads(report)
+  if not rows:
+    return rich.text.Text()
+  lines, before = [], ''
+  for row in rows:
+    stratum, *rest = row.values()
+    lines.append(['' if stratum == before else stratum, *rest])
+    before = stratum
+  return _aligned(list(rows[0]), [lines], left=2)
+
+
+def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+  """How the thread of each stratum's table spends its time: {TABLE: {what it does: share}}."""
+  return {
+    name: {_DOINGS[state]: share for state, share in row['worker_time'].items()}
+    for name, row in sorted(report['tables'].items())
+    if name != tables.PARAMS
+  }
+
+
+def numbers(report: dict[str, Any]) -> dict[str, str]:
+  """All that is no table, named and with units."""
+  ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
+  named = {
+    'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} lately, '
+    + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
+    + ' configured'
+  }
+  if len(report['shards']) > 1:
+    silent = [shard['address'] for shard in report['shards'] if not shard['alive']]
+    alive = f'{len(report["shards"]) - len(silent)} of {len(report["shards"])} answer'
+    named['shards'] = f'{alive}; silent: {", ".join(silent)}' if silent else alive
+  if limiter is not None:
+    named['limiter'] = _limiter(limiter)
+  if report['bottleneck'] is not None:
+    named['who waits'] = report['bottleneck']
+  if report['environment_step'] is not None:
+    named['environment steps'] = f'{report["environment_step"]:,}'
+  if report['parameter_version'] is not None:
+    named['parameters'] = f'version {report["parameter_version"]:,}'
+  elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone
+    published = report['tables'][tables.PARAMS]['inserted']
+    named['parameters'] = (
+      f'published {published:,} times; their version stands in what is stored, and to sample that would '
+      "change the table's counters: give the run's folder"
+    )
+  if report['staleness']:
+    newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
+    span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
+    named['staleness'] = f'actors act by parameters {span} updates old'
+  shared = {name: row['shared'] for name, row in sorted(report['strata'].items()) if row['shared']}
+  if shared:
+    of_each = ', '.join(f'of {name} {_share(share)}' for name, share in shared.items())
+    named['overlap'] = f'{of_each} is in the others, too'
+  episodes = {name: row['episodes'] for name, row in sorted(report['strata'].items())}
+  if any(episodes.values()):
+    counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
+    named['episodes'] = f'{counts}, that ended there'
+  named['memory'] = f'sequences {_size(memory["sequences"])}, if not compressed; ' + (
+    f'the server {_size(memory["server"])}'
+    if memory['server'] is not None
+    else 'the server is not on this machine'
+  )
+  for name, shares in worker_times(report).items():
+    named[f'time of {name}'] = _worked(shares)
+  return named
+
+
+def _limiter(limiter: dict[str, Any]) -> str:
+  missing = f'{limiter["missing"]:,}'
+  words = {
+    'open': 'inserts and samples both go on',
+    'warming up': f'no batch before {missing} more sequences are inserted',
+    'inserts wait': f'inserts wait until {missing} more are sampled',
+    'samples wait': f'samples wait until {missing} more are inserted',
+  }
+  return f'{limiter["table"]}: {words[limiter["state"]]}'
+
+
+def _worked(shares: dict[str, float]) -> str:
+  """How a table's thread spends its time, the most first."""
+  parts = sorted(shares.items(), key=lambda part: -part[1])
+  return ', '.join(f'{doing} {_share(share)}' for doing, share in parts if share >= 0.005)
+
+
+def _grid(named: dict[str, str]) -> rich.table.Table:
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(min_width=LABEL, no_wrap=True)
+  view.add_column()
+  for name, value in named.items():
+    view.add_row(name, value)
+  return view
+
+
+def _frame(
+  target: str, looks: Sequence[dict[str, Any]], period: float, width: int
+) -> rich.console.RenderableType:
+  """What a terminal shows: the newest numbers that there are, and the curves of the last ones."""
+  newest = looks[-1]
+  moment = datetime.datetime.fromtimestamp(newest['time'])
+  heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C ends'
+  parts: list[Any] = [rich.markup.escape(heading)]
+  if 'error' in newest:
+    parts.append(rich.markup.escape(f'{newest["error"]}; looking on'))
+  answered = next((report for report in reversed(looks) if 'error' not in report), None)
+  if answered is None:
+    return rich.console.Group(*parts)
+  parts.append(_table(answered, width))
+  named = _grid(numbers(answered))
+  if width < WIDE:
+    # Last is what a low terminal has no room for.
+    return rich.console.Group(
+      *parts, named, '', _curves(looks, width - LABEL - 12), '', _held(answered)
+    )
+  half = width // 2 - 2
+  beside = rich.table.Table.grid(padding=(0, 2), expand=True)
+  beside.add_column(width=half)
+  beside.add_column(width=half)
+  right = rich.console.Group(_curves(looks, half - LABEL - 12), '', _held(answered))
+  beside.add_row(named, right)
+  return rich.console.Group(*parts, beside)
+
+
+def _curves(looks: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
+  """A curve of blocks for each of the numbers that move, the newest at the right."""
+  columns = [moving(report) for report in list(looks)[-width:]]
+  lines = []
+  for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
+    values = [column.get(name) for column in columns]
+    is_share = name in ('throttled', 'starved')
+    top = 1.0 if is_share else max((value for value in values if value is not None), default=0.0)
+    newest = _share(values[-1]) if is_share else _rate(values[-1])
+    lines.append(f'{name:{LABEL}} {curve(values, top):{width}} {newest:>9}')
+  return rich.text.Text('\n'.join(lines), no_wrap=True)
+
+
+def moving(report: dict[str, Any]) -> dict[str, float | None]:
+  """The numbers of a report that are drawn; none of a server that is dead or begins anew."""
+  if 'error' in report or report['limiter'] is None or report['seconds'] is None:
+    return {}
+  throttled, starved = _waiting(report)
+  strata = [row for name, row in report['tables'].items() if name != tables.PARAMS]
+  limited = report['tables'][report['limiter']['table']]
+  return {
+    'inserts/s': limited['inserts_per_second'],
+    'samples/s': sum(row['samples_per_second'] for row in strata),
+    'replay ratio': report['replay_ratio']['recent'],
+    'throttled': throttled,
+    'starved': starved,
+  }
+
+
+def curve(values: Iterable[float | None], top: float) -> str:
+  """A character for each value, higher blocks for higher ones; a space for None.
+
+  Args:
+    values: at least 0.
+    top: what fills a character.
+  """
+  last = len(_BLOCKS) - 1
+  height = lambda value: min(last, int(value / top * (last + 1))) if top > 0 else 0
+  return ''.join(' ' if value is None else _BLOCKS[height(value)] for value in values)
+
+
+def _line(report: dict[str, Any]) -> str:
+  """A report on one line."""
+  clock = f'{datetime.datetime.fromtimestamp(report["time"]):%H:%M:%S}'
+  if 'error' in report:
+    return f'{clock}  {report["error"]}; looking on'
+  strata = [name for name in sorted(report['tables']) if name != tables.PARAMS]
+  held = [
+    f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
+    for name in strata
+  ]
+  rates = moving(report)
+  return '  '.join(
+    [
+      clock,
+      *held,
+      f'{_rate(rates.get("inserts/s"))} inserts/s',
+      f'{_rate(rates.get("samples/s"))} samples/s',
+      f'ratio {report["replay_ratio"]["achieved"]:.2f}',
+      f'throttled {_share(rates.get("throttled"))}',
+      f'starved {_share(rates.get("starved"))}',
+    ]
+  )
+
+
+def _share(value: float | None) -> str:
+  return '-' if value is None else f'{100 * value:.0f} %'
+
+
+def _rate(value: float | None) -> str:
+  return '-' if value is None else f'{value:,.1f}'
+
+
+def _size(count: float | None) -> str:
+  """Bytes, in the decimal unit that suits them."""
+  if count is None:
+    return '-'
+  for unit in ('B', 'kB', 'MB'):
+    if count < 1000:
+      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
+    count /= 1000
+  return f'{count:.1f} GB'

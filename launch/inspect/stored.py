@@ -1,0 +1,407 @@
+"""What a run's replay has stored, from a copy of its newest checkpoint: checked, summed up, shown."""
+
+import collections
+import datetime
+import pathlib
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import dm_env
+import jax
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from hephaestus.actors import films
+from hephaestus.agents import experience, networks
+from hephaestus.launch.inspect import live
+from hephaestus.launch.run import metrics
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.replay import columns as columns_lib
+from hephaestus.replay import contents as contents_lib
+from hephaestus.replay import inspector, tables
+
+_SHOWN = 6  # numbers of a row that are printed one by one
+
+
+class Sample(NamedTuple):
+  """One stored sequence.
+
+  Attributes:
+    table: where it was found.
+    item: the reference to it.
+    age_rank: of the table's items, 0 the oldest.
+    sequence: [T, ...] of host arrays.
+  """
+
+  table: str
+  item: contents_lib.Item
+  age_rank: int
+  sequence: experience.Sequence
+
+
+class Stored(NamedTuple):
+  """What a checkpoint holds.
+
+  Attributes:
+    violations: one line each.
+    summary: {'checkpoint': {'saved': unix seconds, 'sequences': different ones},
+      'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episode_return':
+      {'lowest', 'low' (5 %), 'median', 'high' (95 %), 'highest'}, None without any, 'episodes',
+      'shared': share of it that every other stratum holds as well}}}. Ages are in updates before
+      the newest version that acted, and in environment steps collected since.
+    samples: of each stratum, evenly from the oldest to the newest.
+    draw: of the run's world: see `Environment.draw`.
+  """
+
+  violations: list[str]
+  summary: dict[str, Any]
+  samples: list[Sample]
+  draw: films.Draw
+
+
+def read(target: str, num_samples: int = 0) -> Stored:
+  """Reads all of the newest checkpoint; the run may be going on, and is not disturbed.
+
+  It takes as much memory as the replay server does. Ctrl-C ends it, and deletes the copy.
+
+  Args:
+    target: a run's folder.
+    num_samples: of each stratum.
+
+  Raises:
+    ValueError: the target is none, or has no checkpoint of its replay.
+  """
+  stop = threading.Event()
+  # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+  with futures.ThreadPoolExecutor(1, thread_name_prefix='read') as thread:
+    reading = thread.submit(_read, target, num_samples, stop)
+    try:
+      return reading.result()
+    except KeyboardInterrupt:
+      stop.set()
+      raise
+
+
+def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
+  folder, config, _ = live.find(target)
+  if folder is None or config is None:
+    raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
+  if config.agent_name == 'ppo':
+    raise ValueError(f'{target}: keeps no checkpoint of its queue, from which all is read once')
+  parts = parts_lib.make_parts(config)
+  schema = columns_lib.Columns(parts.sequence_schema)
+  num_shards = config.replay.num_shards
+  places = dict(
+    zip(
+      parts_lib.replay_names(num_shards), parts_lib.replay_folders(folder, num_shards), strict=True
+    )
+  )
+  # Where a run has several hosts, others may keep the rest.
+  here = {name: place for name, place in places.items() if pathlib.Path(place).is_dir()} or places
+  readings: list[_Reading] = []
+  for name, place in here.items():
+    if stop.is_set():
+      raise InterruptedError
+    try:
+      copy = contents_lib.Contents(place)
+    except FileNotFoundError as error:
+      raise ValueError(
+        f'{error}; a run makes one every learner.checkpoint_period='
+        f'{config.learner.checkpoint_period:g} seconds of learning, and at its end'
+      ) from None
+    with copy:
+      restarts = [row['time'] for row in live.starts_of_replay(folder, name)]
+      readings.append(_Reading(copy, schema, num_samples, restarts, stop))
+  # An actor's sequences go to the shards in turn, so that what follows in one is not the next.
+  num_worlds = config.actor.num_worlds if num_shards == 1 else None
+  draw = parts.environment.draw
+  return _result(readings, list(here), num_worlds, config.steps_per_sequence, draw)
+
+
+class _Reading:
+  """One pass over a checkpoint.
+
+  Attributes:
+    saved: unix seconds at which it was finished.
+    items: by table, the oldest first.
+    strata: the tables that hold sequences.
+    violations: one line each.
+    samples: evenly from the oldest to the newest of each stratum.
+    digests: of each stratum's items, in their order.
+    kept: of each stratum what its numbers are made of, and no observations, which would not fit.
+  """
+
+  def __init__(
+    self,
+    copy: contents_lib.Contents,
+    schema: columns_lib.Columns,
+    num_samples: int,
+    restarts: list[float],
+    stop: threading.Event,
+  ):
+    self._copy = copy
+    self.saved = copy.saved
+    self.items = copy.items
+    self._schema = schema
+    self.strata = [name for name in copy.items if name != tables.PARAMS]
+    self.violations = list(copy.broken)
+    self.samples: list[Sample] = []
+    self.digests: dict[str, list[bytes]] = {}
+    self.kept: dict[str, list[tuple[contents_lib.Item, experience.Sequence]]] = {}
+    checked: set[tuple[int, ...]] = set()
+    for name in self.strata:
+      self.digests[name], self.kept[name] = [], []
+      is_sound = self._check_signature(name)
+      count = len(copy.items[name])
+      wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
+      for index, (item, arrays) in enumerate(copy.read(name)):
+        if stop.is_set():
+          raise InterruptedError
+        self.digests[name].append(contents_lib.digest(arrays))
+        mismatch = schema.mismatch(arrays)
+        if mismatch:  # of all of them, where the table says so itself
+          self.violations += [_place(name, item.key) + mismatch] if is_sound else []
+          continue
+        sequence = jax.tree.map(lambda x: x[0], schema.unflatten(arrays))
+        if item.chunks not in checked:
+          checked.add(item.chunks)
+          self.violations += [
+            _place(name, item.key, row) + text for row, text in experience.faults(sequence)
+          ]
+        if index in wanted:
+          self.samples.append(Sample(name, item, index, sequence))
+        self.kept[name].append((item, sequence._replace(observation=(), initial_state=())))
+    self.violations += [
+      _place(fault.table, fault.key) + fault.text
+      for fault in contents_lib.faults(copy, self.digests, restarts)
+    ]
+
+  def _check_signature(self, name: str) -> bool:
+    try:
+      self._schema.check_signature(name, self._copy.signatures[name])
+    except ValueError as error:
+      self.violations.append(_place(name) + str(error))
+      return False
+    return True
+
+
+def _result(
+  readings: list[_Reading],
+  names: list[str],
+  num_worlds: int | None,
+  steps_per_sequence: int,
+  draw: films.Draw,
+) -> Stored:
+  """What all shards hold together.
+
+  Args:
+    readings: of each shard.
+    names: of their nodes.
+    num_worlds: whose sequences take turns in a stream of one writer; None where no sequence is
+      known to follow another, and only episodes that lie in one have a return.
+    steps_per_sequence: of a world.
+    draw: of the run's world.
+  """
+  several = len(readings) > 1
+  violations = [
+    f'{name}, {text}' if several else text
+    for name, reading in zip(names, readings, strict=True)
+    for text in reading.violations
+  ]
+  if several:
+    violations += _in_several(readings, names)
+  strata = {}
+  newest = max(
+    (int(row.version) for reading in readings for kept in reading.kept.values() for _, row in kept),
+    default=0,
+  )
+  for name in readings[0].strata:
+    kept = [pair for reading in readings for pair in reading.kept.get(name, ())]
+    count = sum(len(reading.items.get(name, ())) for reading in readings)
+    versions = np.array([int(sequence.version) for _, sequence in kept], np.int64)
+    streams = [[row] for _, row in kept] if num_worlds is None else _worlds(kept, num_worlds)
+    returns = [value for stream in streams for value in experience.episode_returns(stream)]
+    chunks, shared = _chunks(readings, name), _chunks(readings, name)
+    others = [other for other in readings[0].strata if other != name]
+    for other in others:
+      shared &= _chunks(readings, other)
+    shared = shared if others else set()
+    strata[name] = {
+      'sequences': count,
+      'version': inspector.quantiles(versions),
+      'age_updates': inspector.quantiles(newest - versions),
+      'age_steps': inspector.quantiles(np.arange(count) * steps_per_sequence),
+      'episodes': len(returns),
+      'episode_return': inspector.quantiles(np.asarray(returns)),
+      'shared': len(shared) / len(chunks) if chunks else None,
+    }
+  different = len(set().union(*(_chunks(readings, name) for name in readings[0].strata)))
+  checkpoint = {'saved': min(reading.saved for reading in readings), 'sequences': different}
+  samples = [sample for reading in readings for sample in reading.samples]
+  return Stored(violations, {'checkpoint': checkpoint, 'strata': strata}, samples, draw)
+
+
+def _chunks(readings: list[_Reading], table: str) -> set[tuple[int, ...]]:
+  """What a table's items refer to, in all shards."""
+  return {item.chunks for reading in readings for item in reading.items.get(table, ())}
+
+
+def _in_several(readings: list[_Reading], names: list[str]) -> Iterator[str]:
+  """Sequences that more than one shard stores."""
+  seen: dict[bytes, str] = {}
+  for name, reading in zip(names, readings, strict=True):
+    for table, digests in reading.digests.items():
+      for item, what in zip(reading.items[table], digests, strict=True):
+        other = seen.setdefault(what, name)
+        if other != name:
+          yield f'{name}, {_place(table, item.key)}{other} stores the same'
+
+
+def _place(table: str, key: int | None = None, row: int | None = None) -> str:
+  """Where a violation is."""
+  place = f'table {table}'
+  place += '' if key is None else f', key {key}'
+  return place + ('' if row is None else f', row {row}') + ': '
+
+
+def _worlds(
+  kept: list[tuple[contents_lib.Item, experience.Sequence]], num_worlds: int
+) -> Iterator[list[experience.Sequence]]:
+  """Sequences of one world that follow each other without a gap.
+
+  An actor writes those of its worlds in turns, so the next one of a world is `num_worlds` further.
+  """
+  places = {(item.writer, item.position): sequence for item, sequence in kept}
+  for writer, position in sorted(places):
+    if (writer, position - num_worlds) in places:
+      continue
+    stream = []
+    while (writer, position) in places:
+      stream.append(places[writer, position])
+      position += num_worlds
+    yield stream
+
+
+def show(target: str, stored: Stored, console: rich.console.Console | None = None) -> None:
+  """Prints the summary and the samples for people."""
+  console = console or rich.console.Console()
+  moment = datetime.datetime.fromtimestamp(stored.summary['checkpoint']['saved'])
+  say = lambda text: console.print(text, markup=False, highlight=False)
+  say(
+    f'{target}: checkpoint of {moment:%Y-%m-%d %H:%M:%S}, '
+    f'{stored.summary["checkpoint"]["sequences"]:,} different sequences'
+  )
+  for name, row in stored.summary['strata'].items():
+    shared = '' if row['shared'] is None else f', {100 * row["shared"]:.0f} % also in the others'
+    say(f'\n{name}: {row["sequences"]:,} sequences{shared}')
+    console.print(_spread(row))
+  for sample in stored.samples:
+    console.print()
+    version = int(sample.sequence.version)
+    newest = stored.summary['strata'][sample.table]['version']['highest']
+    say(
+      f'{sample.table}, key {sample.item.key}, {sample.age_rank + 1:,} of '
+      f'{stored.summary["strata"][sample.table]["sequences"]:,} from the oldest: made by version '
+      f'{version:,} of actor {int(sample.sequence.actor_id)}, {newest - version:,.0f} updates before '
+      f'the newest; sampled {sample.item.times_sampled:,} times'
+    )
+    console.print(_rows(sample.sequence))
+
+
+def _spread(row: dict[str, Any]) -> rich.table.Table:
+  """Quantiles of what is known of a stratum."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  view.add_column('')
+  for heading in live.HEADINGS.values():
+    view.add_column(heading, justify='right')
+  episodes = {'episode_return': f'return of {row["episodes"]:,} episodes'}
+  for key, label in (live.SPREADS | episodes).items():
+    view.add_row(label, *live.spread_cells(key, row[key]).values())
+  return view
+
+
+def _rows(sequence: experience.Sequence) -> rich.table.Table:
+  """A line for each row of a sequence."""
+  view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+  leaves: dict[str, Any] = {
+    'action': sequence.action,
+    'reward': sequence.reward,
+    'discount': sequence.discount,
+    **_named(sequence.extras, ''),
+    **_named(sequence.observation, 'observation'),
+  }
+  for heading in ('row', 'step type', *leaves):
+    view.add_column(heading, justify='left' if heading == 'step type' else 'right')
+  last = len(sequence.step_type) - 1
+  of_decision = {'action', *_named(sequence.extras, '')}
+  for row, kind in enumerate(sequence.step_type.tolist()):
+    name = dm_env.StepType(kind).name if kind in (0, 1, 2) else str(kind)
+    cells = [
+      '-' if row == last and label in of_decision else _cell(leaf[row])
+      for label, leaf in leaves.items()
+    ]
+    view.add_row(str(row), name, *cells)
+  return view
+
+
+def _named(tree: Any, name: str) -> dict[str, np.ndarray]:
+  """The leaves of a tree by their paths, below a name."""
+  return {
+    '/'.join(filter(None, [name, jax.tree_util.keystr(path, simple=True, separator='/')])): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _cell(value: np.ndarray) -> str:
+  """A row's value; of many numbers how many, and their range."""
+  value = np.asarray(value)
+  if value.dtype.kind not in 'biuf':  # such as bfloat16
+    value = value.astype(np.float32)
+  show = lambda number: f'{number:.4g}'
+  if value.size <= _SHOWN:
+    return ' '.join(show(number) for number in value.reshape(-1))
+  shape = ' x '.join(map(str, value.shape))
+  return f'[{shape}] {show(value.min())} to {show(value.max())}'
+
+
+def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
+  """The samples as what JSON knows, each with the rows of its sequence."""
+  return [
+    {
+      'table': sample.table,
+      'key': sample.item.key,
+      'times_sampled': sample.item.times_sampled,
+      'inserted': sample.item.inserted,
+      'version': int(sample.sequence.version),
+      'actor_id': int(sample.sequence.actor_id),
+      'rows': {
+        'step_type': metrics.plain(sample.sequence.step_type),
+        'action': metrics.plain(sample.sequence.action),
+        'reward': metrics.plain(sample.sequence.reward),
+        'discount': metrics.plain(sample.sequence.discount),
+      },
+    }
+    for sample in samples
+  ]
+
+
+def write_films(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
+  """A GIF of each sample's observations, as `films.drawing` shows them; returns the films.
+
+  The state, by which a world draws itself, is not stored, so it may show less than it does in play.
+  """
+  made = []
+  numbers: collections.Counter[str] = collections.Counter()
+  for sample in stored.samples:
+    observation = networks.without_mask(sample.sequence.observation)
+    show = films.drawing(stored.draw, observation)
+    rows = range(len(sample.sequence.step_type))
+    numbers[sample.table] += 1
+    path = folder / f'{sample.table}-{numbers[sample.table]}.gif'
+    films.write([show(jax.tree.map(lambda x, row=row: x[row], observation)) for row in rows], path)
+    made.append(path)
+  return made

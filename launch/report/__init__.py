@@ -1,0 +1,1 @@
+"""Curves, pages, videos and scores made from the folders of runs."""

@@ -1,0 +1,634 @@
+"""Learning curves of runs with their spread over seeds, and a table for each world."""
+
+import collections
+import json
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.report import history
+from hephaestus.launch.run import local, metrics
+
+Numbers = TypeVar('Numbers')
+
+Y_AXES = {
+  'normalised_score': 'score (0 is random play, 1 scripted play)',
+  'episode_return': 'mean return of an episode',
+}
+# What two runs may differ in and yet be seeds of one curve: it moves no number, only when it is
+# written down, and where to.
+INDIFFERENT = (
+  'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
+  'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
+  'actor.log_period', 'evaluator.period', 'evaluator.film_period',
+)  # fmt: skip
+# PPO anneals its rate towards it.
+INDIFFERENT_OF_DREAMER = ('max_environment_steps',)
+INDIFFERENT_OF_FUSED = ('replay', 'learner.max_staleness')
+MAX_KEYS = 3  # of a label that nobody gave
+CURVE_POINTS = 101
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+FEWEST_SEEDS = 3  # of an interval; fewer have a range
+TABLE_POINTS = 10
+
+
+class Run(NamedTuple):
+  """What a run's folder says.
+
+  Attributes:
+    folder: of the run.
+    config: of the run.
+    rows: by node, a list for each of its files, and in it the rows as they were written.
+    launches: unix seconds at which it was started or went on, as far as that was written down.
+  """
+
+  folder: pathlib.Path
+  config: launch_config.ExperimentConfig
+  rows: dict[str, list[list[dict[str, Any]]]]
+  launches: list[float]
+
+  @property
+  def world(self) -> str:
+    return self.config.environment['name']
+
+
+class Curve(NamedTuple):
+  """Runs that are seeds of one thing.
+
+  Attributes:
+    label: what tells it from the other curves of its world.
+    runs: at least one.
+    series: of each run.
+  """
+
+  label: str
+  runs: list[Run]
+  series: list[history.Series]
+
+  @property
+  def range(self) -> tuple[float, float]:
+    """Where on the axis all seeds are known; the first may be behind the last, if nowhere."""
+    return max(each.x[0] for each in self.series), min(each.x[-1] for each in self.series)
+
+  def at(self, x: np.ndarray) -> np.ndarray:
+    """[S, M] f64: every seed's last value known at each x; NaN outside the range of all."""
+    start, end = self.range
+    values = np.stack([each.at(x) for each in self.series])
+    return np.where((x < start) | (x > end), np.nan, values)
+
+
+class Estimate(NamedTuple):
+  """A statistic over seeds, at each of M positions.
+
+  Attributes:
+    point: [M] f64.
+    low: [M] f64, of the confidence interval, or the lowest of fewer than three seeds.
+    high: [M] f64, likewise.
+  """
+
+  point: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+
+
+class World(NamedTuple):
+  """What one picture and one table show.
+
+  Attributes:
+    name: of the world.
+    metric: whose curves they are.
+    node: that measured it.
+    x: name of the axis, one of history.X_AXES.
+    curves: those with a label of the user's first, then in the order in which the runs were given.
+    colours: of each curve its place among all groups of runs of the world, with or without a curve.
+    notes: what a reader should know of them.
+  """
+
+  name: str
+  metric: str
+  node: str
+  x: str
+  curves: list[Curve]
+  colours: list[int]
+  notes: list[str]
+
+
+class Report(NamedTuple):
+  """What was made.
+
+  Attributes:
+    markdown: all tables.
+    left_out: why some of the runs are not in it, a line for each.
+    worlds: what the tables are made of.
+    tables: Markdown, of each world.
+    runs: folder and label, if it was given one, of each run that could be read.
+  """
+
+  markdown: str
+  left_out: list[str]
+  worlds: list[World]
+  tables: list[str]
+  runs: list[tuple[pathlib.Path, str | None]]
+
+
+def make(
+  folders: Sequence[pathlib.Path],
+  labelled: Sequence[tuple[str, Sequence[pathlib.Path]]] = (),
+  *,
+  metric: str | None = None,
+  node: str | None = None,
+  x: str = 'environment_step',
+  pictures: bool = False,
+  all_panels: bool = False,
+) -> Report:
+  """Reports on runs, which may be going on.
+
+  Intervals are rliable's, by stratified bootstrap over the seeds (Agarwal et al., 2021, "Deep
+  reinforcement learning at the edge of the statistical precipice"), and the same at every call.
+
+  Args:
+    folders: of runs; those that differ in nothing but their seed become one curve.
+    labelled: a curve's label and the folders of its runs; these are not grouped with others.
+    metric: a key of the rows; None: the evaluator's score where all runs of a world have it, else
+      the return of an episode.
+    node: whose rows, one of history.NODES; None: the first that has the metric.
+    x: one of history.X_AXES.
+    pictures: whether the tables are to name those that `report_page.write` makes.
+    all_panels: whether runs without such a curve are to be shown, too.
+
+  Raises:
+    ValueError: nothing can be shown, or rliable or matplotlib is not installed.
+  """
+  _check_packages()
+  names = [label for label, _ in labelled]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(f'--label {name}: is given twice; name all its runs in one')
+  left_out: list[str] = []
+  taken: set[pathlib.Path] = set()
+  runs: list[tuple[pathlib.Path, str | None]] = []
+  by_world: dict[str, list[tuple[str | None, Run]]] = {}
+  # First those with a label, which may be among the others, too.
+  for label, members in (*labelled, (None, folders)):
+    for folder in members:
+      if folder.resolve() in taken:
+        continue
+      taken.add(folder.resolve())
+      try:
+        run = read(folder)
+      except ValueError as error:
+        left_out.append(str(error))
+      else:
+        by_world.setdefault(run.world, []).append((label, run))
+        runs.append((folder, label))
+  worlds = []
+  for found in by_world.values():
+    try:
+      worlds.append(_make_world(found, metric, node, x, left_out))
+    except ValueError as error:
+      left_out.append(str(error))
+  if not (runs if all_panels else worlds):
+    raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
+  notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
+  tables = [_table(world, picture=pictures) for world in worlds]
+  markdown = '\n\n'.join(tables + ([notes] if notes else [])) + '\n'
+  return Report(markdown, left_out, worlds, tables, runs)
+
+
+def _check_packages() -> None:
+  try:
+    import markdown_it  # noqa: F401
+    import matplotlib  # noqa: F401
+    import rliable  # noqa: F401
+  except ImportError as error:
+    raise ValueError(
+      f'the package {error.name} is not installed. Install the extra `report`: '
+      'uv sync --extra report'
+    ) from None
+
+
+def read(folder: pathlib.Path) -> Run:
+  """Reads a run's folder.
+
+  Raises:
+    ValueError: it is not one, nothing was measured yet, or a file is damaged.
+  """
+  path = folder / local.CONFIG
+  if not path.exists():
+    raise ValueError(f'{folder}: is not the folder of a run, it has no {local.CONFIG}')
+  config = launch_config.load(path)
+  rows: dict[str, list[list[dict[str, Any]]]] = {}
+  for node in history.NODES:
+    pattern = 'actor-*.jsonl' if node == 'actor' else f'{node}.jsonl'
+    files = [_read_rows(path) for path in sorted((folder / 'metrics').glob(pattern))]
+    rows[node] = [file for file in files if file]
+  if not any(rows.values()):
+    raise ValueError(f'{folder}: nothing has been measured yet; wait for the first rows')
+  launches = [
+    event['time']
+    for event in _read_rows(folder / 'metrics' / 'events.jsonl')
+    if event.get('kind') == 'started'
+    and event.get('name') in history.FIRST_LEARNER
+    and not event.get('restarts')
+  ]
+  return Run(folder, config, rows, launches)
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+  try:
+    return metrics.read(path)
+  except (ValueError, OSError) as error:
+    raise ValueError(f'{path}: cannot be read ({error})') from None
+
+
+def _minutes(run: Run, times: np.ndarray) -> np.ndarray:
+  """`history.minutes` of a run whose rows are at hand."""
+  written = [row['time'] for files in run.rows.values() for rows in files for row in rows]
+  return history.minutes(np.sort(np.array(written)), run.launches, times)
+
+
+def series(run: Run, node: str, metric: str, x: str) -> history.Series | None:
+  """A metric of a run along an axis; None where there is no number of it.
+
+  What a run that went on has written again is taken as it was written last. Several actors are
+  averaged, each by its last value; those of episodes by how many episodes are in it.
+
+  Args:
+    run: as `read`.
+    node: whose rows, one of history.NODES.
+    metric: a key of them.
+    x: one of history.X_AXES; an actor's learner step is that of its parameters.
+  """
+  parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+  key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
+  for rows in run.rows[node]:
+    rows = [row for row in rows if _is_number(row.get(metric))]
+    if x == 'minutes':
+      places = _minutes(run, np.array([row['time'] for row in rows], np.float64))
+    else:
+      rows = [row for row in rows if row.get(key) is not None]
+      places = np.array([row[key] for row in rows], np.float64)
+    if not rows:
+      continue
+    values = np.array([row[metric] for row in rows], np.float64)
+    weigh = node == 'actor' and metric.startswith('episode_')
+    weights = np.array([row.get('episodes', 1) if weigh else 1 for row in rows], np.float64)
+    kept = history.holds(places)
+    parts.append((places[kept], values[kept], weights[kept]))
+  return history.joined(parts) if parts else None
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _make_world(
+  members: Sequence[tuple[str | None, Run]],
+  metric: str | None,
+  node: str | None,
+  x: str,
+  left_out: list[str],
+) -> World:
+  """All of one world; adds to `left_out` the runs that say nothing of the metric."""
+  runs = [run for _, run in members]
+  node, metric = _choose(runs, metric, node)
+  found = [(label, run, series(run, node, metric, x)) for label, run in members]
+  left_out += [
+    f'{run.folder}: has no {metric} of the {node} by {history.X_AXES[x]}'
+    for _, run, numbers in found
+    if numbers is None
+  ]
+  curves: list[Curve] = []
+  colours: list[int] = []
+  for colour, (label, group) in enumerate(grouped(found)):
+    known = [(run, numbers) for run, numbers in group if numbers is not None]
+    if not known:
+      continue
+    curve = Curve(label, [run for run, _ in known], [numbers for _, numbers in known])
+    start, end = curve.range
+    names = ', '.join(str(run.folder) for run in curve.runs)
+    if start > end:
+      left_out.append(f'{names}: have no {history.X_AXES[x]} in common; give longer runs')
+      continue
+    curves.append(curve)
+    colours.append(colour)
+  if not curves:
+    raise ValueError(f'{runs[0].world}: nothing can be shown of it')
+  firsts = [curve.runs[0] for curve in curves]
+  notes = [
+    _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
+    for curve in curves
+  ]
+  return World(runs[0].world, metric, node, x, curves, colours, notes)
+
+
+def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[str, str]:
+  """Node and metric to show: of those that may be meant, the first that most of the runs have."""
+  names = ('normalised_score', 'episode_return') if metric is None else (metric,)
+  nodes = (node,) if node else history.NODES[:1] if metric is None else history.NODES
+  known = [_known(run) for run in runs]
+  counts = {
+    (each, name): sum(name in metrics_of[each] for metrics_of in known)
+    for name in names
+    for each in nodes
+  }
+  best = max(counts, key=lambda pair: counts[pair])
+  if counts[best]:
+    return best
+  lists = [
+    f'{each}: {", ".join(sorted(set().union(*(metrics_of[each] for metrics_of in known)))) or "none"}'
+    for each in nodes
+  ]
+  asked = f'--metric {metric}' if metric is not None else ' and '.join(names)
+  raise ValueError(f'{asked}: {runs[0].world} has no such numbers; known are, {"; ".join(lists)}')
+
+
+def _known(run: Run) -> dict[str, set[str]]:
+  """By node, the metrics that there is a number of."""
+  return {
+    node: {key for rows in files for row in rows for key, value in row.items() if _is_number(value)}
+    - {'time'}
+    for node, files in run.rows.items()
+  }
+
+
+def _moves_nothing(key: str, run: Run) -> bool:
+  """Whether a run's curve does not depend on what its config has at this path."""
+  names = list(INDIFFERENT)
+  if run.config.agent_name == 'dreamer':
+    names += INDIFFERENT_OF_DREAMER
+  if run.config.fused:
+    names += INDIFFERENT_OF_FUSED
+  return any(key == name or key.startswith(f'{name}.') for name in names)
+
+
+def _values(run: Run) -> dict[str, Any]:
+  """What a run's curve depends on, by path."""
+  values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
+  return {key: value for key, value in values.items() if not _moves_nothing(key, run)}
+
+
+def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+  """How many different ones there are, seen by these keys."""
+  return len({tuple(str(each.get(key)) for key in keys) for each in values})
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+  """The paths at which the configs of these runs differ, as far as it matters."""
+  values = [_values(run) for run in runs]
+  known = dict.fromkeys(key for each in values for key in each)
+  keys = [key for key in known if _kinds(values, [key]) > 1]
+  # Where one run has no use for a value, others seem to differ from it.
+  of_all = [key for key in keys if not any(_moves_nothing(key, run) for run in runs)]
+  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
+
+
+def grouped(
+  found: Sequence[tuple[str | None, Run, Numbers]],
+) -> list[tuple[str, list[tuple[Run, Numbers]]]]:
+  """Runs that are seeds of one curve, with its label, in the order in which they come.
+
+  Args:
+    found: the runs of a world, each with a label of the user's, if any, and what belongs to it.
+
+  Raises:
+    ValueError: a label that was given is that of another curve, too.
+  """
+  groups: dict[Any, list[tuple[Run, Numbers]]] = collections.defaultdict(list)
+  for label, run, numbers in found:
+    key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
+    groups[key].append((run, numbers))
+  unlabelled = {key: group[0][0] for key, group in groups.items() if not isinstance(key, str)}
+  made = _labels(list(unlabelled.values()))
+  labels = {key: key if isinstance(key, str) else '' for key in groups}
+  labels.update(zip(unlabelled, made, strict=True))
+  for label in labels.values():
+    if list(labels.values()).count(label) > 1:
+      raise ValueError(f'--label {label}: is the name of another curve, too; give another')
+  return [(labels[key], group) for key, group in groups.items()]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+  """What distinguishes each of these runs from the others: agent, and a few `key=value`."""
+  labels = []
+  for run in runs:
+    rivals = _of_agent(runs, run.config.agent_name)
+    keys = _differing(rivals)
+    shown = keys if len(keys) <= MAX_KEYS else _telling([_values(each) for each in rivals], keys)
+    parts = [f'{_short(key, keys)}={_plain(_values(run).get(key))}' for key in shown]
+    if len(shown) < len(keys):
+      parts.append('…')
+    words = [run.config.agent_name] if len(rivals) < len(runs) or not parts else []
+    labels.append(' '.join([*words, ', '.join(parts)]).strip())
+  return labels
+
+
+def _of_agent(runs: Sequence[Run], name: str) -> list[Run]:
+  return [run for run in runs if run.config.agent_name == name]
+
+
+def _telling(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
+  """A few of the keys that tell all apart, each the one that then separates most."""
+  chosen: list[str] = []
+  while _kinds(values, chosen) < _kinds(values, keys):
+    chosen.append(max(keys, key=lambda key: _kinds(values, [*chosen, key])))
+  return chosen
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+  """The last part of a path, or all of it where another one ends so, too."""
+  last = key.rsplit('.', 1)[-1]
+  return key if [other.rsplit('.', 1)[-1] for other in keys].count(last) > 1 else last
+
+
+def _plain(value: Any) -> str:
+  return value if isinstance(value, str) else json.dumps(value)
+
+
+def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
+  """Which runs a curve is made of, and what to beware of.
+
+  Args:
+    curve: to tell of.
+    x: one of history.X_AXES.
+    keys: in which it differs from others of its world and agent.
+  """
+  runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
+  text = [f'`{curve.label}`: {runs}']
+  if len(keys) > MAX_KEYS:  # not all of them are in the label
+    own = _values(curve.runs[0])
+    text.append('with ' + ', '.join(f'{key}={_plain(own.get(key))}' for key in keys))
+  mixed = _differing(curve.runs)
+  if len({run.config.agent_name for run in curve.runs}) > 1:
+    text.append('its runs are of different agents')
+  elif mixed:
+    text.append(f'its runs differ in {", ".join(mixed)}')
+  seeds = [run.config.seed for run in curve.runs]
+  again = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+  if again:
+    text.append(f'seed {", ".join(map(str, again))} is in it more than once')
+  ends = [each.x[-1] for each in curve.series]
+  if min(ends) < 0.9 * max(ends):
+    shortest = curve.runs[int(np.argmin(ends))].folder
+    text.append(
+      f'all seeds are known until {_place(min(ends), x)} only, where {shortest} ends; the longest '
+      f'goes to {_place(max(ends), x)}'
+    )
+  return '; '.join(text)
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+  """[M] f64, the mean over seeds without the lowest and the highest quarter, as rliable's.
+
+  Args:
+    values: [S, M] f64, of S seeds; where one is NaN, so is the mean.
+  """
+  quarter = len(values) // 4
+  middle = np.sort(values, axis=0)[quarter : len(values) - quarter]
+  return np.where(np.isnan(values).any(axis=0), np.nan, middle.mean(axis=0))
+
+
+def estimate(values: np.ndarray, statistic: str) -> Estimate:
+  """A statistic over seeds with its interval; the same at every call.
+
+  Args:
+    values: [S, M] f64, of S seeds at M positions; NaN where there is nothing to say.
+    statistic: 'iqm', the interquartile mean, or 'median'.
+  """
+  from rliable import library
+  from rliable import metrics as aggregates
+
+  aggregate = {'iqm': aggregates.aggregate_iqm, 'median': aggregates.aggregate_median}[statistic]
+  # With seeds in the place of tasks, since rliable's median is one over tasks, of means over runs.
+  over_seeds = lambda scores: np.array(
+    [aggregate(scores[..., index].T) for index in range(scores.shape[-1])]
+  )
+  # Seeds seldom change all at once: many positions are alike, and resampling is slow.
+  columns, place = np.unique(values, axis=1, return_inverse=True, equal_nan=False)
+  known = ~np.isnan(columns).any(axis=0)
+  result = np.full((3, columns.shape[1]), np.nan)
+  scores = columns[:, None, known]  # one task
+  if not known.any():
+    pass
+  elif len(values) < FEWEST_SEEDS:
+    result[:, known] = over_seeds(scores), scores.min((0, 1)), scores.max((0, 1))
+  else:
+    before = np.random.get_state()
+    np.random.seed(0)  # the generator that rliable draws from, whatever it is given
+    try:
+      points, intervals = library.get_interval_estimates(
+        {'all': scores}, over_seeds, reps=RESAMPLES, confidence_interval_size=CONFIDENCE
+      )
+    finally:
+      np.random.set_state(before)
+    result[:, known] = points['all'], *intervals['all']
+  return Estimate(*result[:, place.reshape(-1)])
+
+
+def grid(curve: Curve) -> np.ndarray:
+  """Where a curve is drawn: wherever a seed changes, unless that is too often to be seen."""
+  start, end = curve.range
+  changes = np.unique(np.concatenate([each.x for each in curve.series]))
+  changes = changes[(changes >= start) & (changes <= end)]
+  return changes if len(changes) <= CURVE_POINTS else np.linspace(start, end, CURVE_POINTS)
+
+
+def _positions(world: World) -> np.ndarray:
+  """About ten round places on the axis, from 0 on."""
+  end = max(curve.range[1] for curve in world.curves)
+  if end <= 0:
+    return np.zeros(1)
+  power = 10.0 ** math.floor(math.log10(end / TABLE_POINTS))
+  step = power * min(
+    each for each in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if each * power * TABLE_POINTS >= end
+  )
+  if world.x != 'minutes':
+    step = math.ceil(step)
+  return step * np.arange(math.floor(end / step) + 1)
+
+
+def _table(world: World, *, picture: bool) -> str:
+  """Markdown."""
+  positions = _positions(world)
+  over_x = [estimate(curve.at(positions), 'iqm') for curve in world.curves]
+  last = [np.array([curve.range[1]]) for curve in world.curves]
+  finals = [
+    [estimate(curve.at(x), statistic) for statistic in ('iqm', 'median')]
+    for curve, x in zip(world.curves, last, strict=True)
+  ]
+  shown = np.concatenate([each.point for each in over_x] + [each[0].point for each in finals])
+  number = _number_format(float(np.nanmax(np.abs(shown))))
+  lines = [f'## {world.name}', '']
+  if picture:
+    lines += [f'![Curves of {world.name}]({file_name(world.name)}.png)', '']
+  what = Y_AXES.get(world.metric, f'`{world.metric}`')
+  lines += [
+    f'{what[0].upper()}{what[1:]}, of the {world.node}, by {history.X_AXES[world.x]}: the interquartile mean '
+    'over seeds (of fewer than four, the mean).',
+    f'In parentheses its {100 * CONFIDENCE:.0f} % interval by stratified bootstrap over seeds; of '
+    f'fewer than {FEWEST_SEEDS} seeds, their range.',
+    '',
+  ]
+  headings = ['curve', 'seeds', *map(_round_place, positions), 'last', 'median', 'minutes']
+  lines += ['| ' + ' | '.join(headings) + ' |', '|' + '---|' * len(headings)]
+  for curve, along, x, (iqm, median) in zip(world.curves, over_x, last, finals, strict=True):
+    seconds = [
+      max(row['time'] for files in run.rows.values() for rows in files for row in rows)
+      for run in curve.runs
+    ]
+    minutes = [
+      float(_minutes(run, np.array([end]))[0]) for run, end in zip(curve.runs, seconds, strict=True)
+    ]
+    cells = [
+      curve.label.replace('|', '\\|'),
+      str(len(curve.runs)),
+      *('–' if np.isnan(value) else number(value) for value in along.point),
+      f'{_with_interval(iqm, number, len(curve.runs))} at {_place(float(x[0]), world.x)}',
+      _with_interval(median, number, len(curve.runs)),
+      ' to '.join(dict.fromkeys(f'{value:,.1f}' for value in (min(minutes), max(minutes)))),
+    ]
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join([*lines, '', *(f'* {note}' for note in world.notes)])
+
+
+def file_name(world: str) -> str:
+  """A world's name as that of a file, without its suffix."""
+  return world.replace('/', '-').replace(':', '-')
+
+
+def _with_interval(estimate: Estimate, number: Callable[[float], str], seeds: int) -> str:
+  point, low, high = (number(float(each[0])) for each in estimate)
+  if seeds == 1:
+    return point
+  return f'{point} ({"range " if seeds < FEWEST_SEEDS else ""}{low} to {high})'
+
+
+def _number_format(largest: float) -> Callable[[float], str]:
+  """How numbers of one table are written: about three digits of the largest."""
+  power = math.floor(math.log10(largest)) if largest > 0 else 0
+  decimals = 1 - power if power < -1 else min(2, max(0, 2 - power))
+
+  def write(value: float) -> str:
+    text = f'{value:,.{decimals}f}'
+    return text if float(text.replace(',', '')) else text.lstrip('-')  # no -0.00
+
+  return write
+
+
+def _round_place(x: float) -> str:
+  for unit, suffix in ((1e6, 'M'), (1e3, 'k')):
+    if x >= unit:
+      return f'{x / unit:g}{suffix}'
+  return f'{x:g}'
+
+
+def _place(x: float, axis: str) -> str:
+  if axis != 'minutes':
+    return f'{x:,.0f}'
+  return f'{x:,.1f} minutes' if x >= 10 else f'{x:.2f} minutes'

@@ -1,0 +1,426 @@
+"""A web page that shows runs while they run and after, on this machine's loopback and read-only."""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import pathlib
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hephaestus.launch.inspect import live
+from hephaestus.launch.report import history, panels
+from hephaestus.launch.run import local, metrics
+
+MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
+MOST_FILMS = 6  # of a run, the newest; a page may still play one that was, a moment ago
+READ_SECONDS = 0.04  # of an answer; what is still to be read is told, and asked for again
+LOOK_SECONDS = 0.9  # between two looks at a replay server, however many pages are open
+DIGITS = 5  # of a number that is drawn
+HEADERS = {
+  'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
+  "img-src 'self'; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+  "frame-ancestors 'none'",
+  'X-Content-Type-Options': 'nosniff',
+  'Referrer-Policy': 'no-referrer',  # the token is in the address
+  'Cross-Origin-Resource-Policy': 'same-origin',
+  'Cross-Origin-Opener-Policy': 'same-origin',
+  'Cache-Control': 'no-store',
+}
+
+
+class Dashboard:
+  """What the page shows: every answer is made of the runs' files, and of a look at replay.
+
+  Attributes:
+    left_out: why some of the folders are not shown, a line for each.
+  """
+
+  def __init__(self, folders: Sequence[pathlib.Path], films: pathlib.Path):
+    """Reads configs only.
+
+    Args:
+      folders: of runs, which may be going on; those that are seeds of one thing become one curve.
+      films: an empty folder for films in a form that browsers play.
+
+    Raises:
+      ValueError: none of them is one of a run.
+    """
+    self.left_out: list[str] = []
+    self._films = films
+    self._lock, self._filming = threading.Lock(), threading.Lock()
+    self._histories: list[history.History] = []
+    for folder in dict((folder.resolve(), folder) for folder in folders).values():
+      try:
+        self._histories.append(history.History(folder))
+      except ValueError as error:
+        self.left_out.append(str(error))
+    if not self._histories:
+      raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
+    self._groups = panels.groups(self._histories)
+    self._differences = panels.differences(self._histories)
+    self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
+    self._looks = [_Looks(each.folder) for each in self._histories]
+
+  def runs(self) -> dict[str, Any]:
+    """What the runs are and how they are."""
+    with self._lock:
+      self._read()
+      colours = {index: at for at, group in enumerate(self._groups) for index in group.members}
+      names = panels.names([each.folder for each in self._histories])
+      return {
+        'x_axes': history.X_AXES,
+        'groups': [{'label': group.label, 'world': group.world} for group in self._groups],
+        'runs': [
+          _of_run(each) | {'name': name, 'group': colours[index]}
+          for index, (each, name) in enumerate(zip(self._histories, names, strict=True))
+        ],
+        'differences': self._differences,
+      }
+
+  def curves(self, x: str, known: str = '') -> str | None:
+    """All curves along an axis, as JSON; None where nothing is new.
+
+    {'version', 'unread': bytes still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low',
+    'high', 'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several
+    runs `mean` is the interquartile mean, where all are known, and the rest their range; with one,
+    those of the rows that were thinned. While there is much to read there are no groups.
+
+    Args:
+      x: one of history.X_AXES.
+      known: the version that was told last.
+    """
+    with self._lock:
+      unread = self._read()
+      if unread > history.CHUNK:
+        return json.dumps({'version': '', 'unread': unread, 'groups': None, 'charts': []})
+      versions = json.dumps([x, unread, [each.version for each in self._histories]])
+      version = hashlib.sha256(versions.encode()).hexdigest()[:16]
+      if version == known:
+        return None
+      charts = [chart._asdict() for chart in panels.charts(self._histories)]
+      head = json.dumps({'version': version, 'unread': unread, 'charts': charts})
+      groups = ','.join(self._draw(x, index) for index in range(len(self._groups)))
+      return f'{head[:-1]}, "groups": [{groups}]}}'
+
+  def replay(self, index: int) -> dict[str, Any]:
+    """The report of `inspect` and its words, or {'error': why there is none}.
+
+    Args:
+      index: of a run.
+    """
+    return self._looks[index].newest()
+
+  def film(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
+    """A film of a run as a file that browsers play, and its media type; None without it.
+
+    Args:
+      index: of a run.
+      name: of a file in its videos/.
+    """
+    found = {
+      path.name: (written, path) for written, path in panels.films(self._histories[index].folder)
+    }
+    if name not in found:
+      return None
+    written, path = found[name]
+    if path.suffix != '.gif':
+      return path, MEDIA_TYPES[path.suffix]
+    with self._filming:  # two pages must not write the same file
+      made = self._films / f'{index}-{path.stem}-{written}.mp4'
+      if not made.exists():
+        panels.to_mp4(path, made)
+    return made, MEDIA_TYPES['.mp4']
+
+  def __len__(self) -> int:
+    return len(self._histories)
+
+  def _read(self) -> int:
+    deadline = time.monotonic() + READ_SECONDS
+    for each in self._histories:
+      each.read(deadline)
+    return sum(each.unread for each in self._histories)
+
+  def _draw(self, x: str, index: int) -> str:
+    """All curves of a group, as JSON; made anew where one of its runs has changed."""
+    members = [self._histories[place] for place in self._groups[index].members]
+    version = [each.version for each in members]
+    known = self._drawn.get((x, index))
+    if known is None or known[0] != version:
+      pairs = dict.fromkeys(pair for each in members for pair in each.metrics())
+      curves = {key: panels.curve(members, key, x) for key in map('/'.join, pairs)}
+      text = json.dumps({key: _told(curve) for key, curve in curves.items() if curve is not None})
+      known = self._drawn[x, index] = version, text
+    return known[1]
+
+
+class _Looks:
+  """The newest look at the replay of a run, for any number of pages."""
+
+  def __init__(self, folder: pathlib.Path):
+    self._folder = folder
+    self._inspection: live.Inspection | None = None
+    self._lock = threading.Lock()
+    self._at = -np.inf
+    self._newest: dict[str, Any] = {}
+
+  def newest(self) -> dict[str, Any]:
+    with self._lock:
+      if time.monotonic() - self._at > LOOK_SECONDS:
+        self._newest = self._look()
+        self._at = time.monotonic()
+      return self._newest
+
+  def _look(self) -> dict[str, Any]:
+    if not (self._folder / local.CONFIG).exists():
+      return {'error': panels.gone(self._folder)}
+    try:
+      if self._inspection is None:
+        self._inspection = live.Inspection(
+          str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
+        )
+      found = self._inspection.look()
+    except (ValueError, ConnectionError) as error:
+      return {'error': str(error)}
+    return {
+      'report': metrics.plain(found),
+      'cells': live.cells(found),
+      'numbers': live.numbers(found),
+      'held': live.spreads(found),
+      'moving': metrics.plain(live.moving(found)),
+      'times': [
+        {'name': f'table {name}', 'shares': shares}
+        for name, shares in live.worker_times(found).items()
+      ],
+    }
+
+
+def _of_run(run: history.History) -> dict[str, Any]:
+  """How a run is, where its time goes, and its films."""
+  shown = panels.films(run.folder)[:MOST_FILMS]
+  return panels.state(run) | {
+    'times': panels.times(run),
+    'films': [
+      {
+        'name': path.name,
+        'written': written,  # moves while it is being written
+        **panels.subject(path),
+      }
+      for written, path in shown
+    ],
+  }
+
+
+def _told(curve: panels.Curve) -> dict[str, Any]:
+  """A curve as what JSON knows."""
+  numbers = {name: rounded(getattr(curve, name)) for name in ('x', 'mean', 'low', 'high')}
+  return numbers | {
+    'seeds': [{'x': rounded(each.x), 'mean': rounded(each.value)} for each in curve.seeds]
+  }
+
+
+def rounded(values: np.ndarray) -> list[float]:
+  """Finite numbers [N] with DIGITS digits, or as many as whole numbers have."""
+  with np.errstate(divide='ignore'):
+    power = np.floor(np.log10(np.abs(values)))
+  scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)
+  return (np.round(values * scale) / scale).tolist()
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def make_app(dashboard: Dashboard, token: str) -> App:
+  """An ASGI app that answers GET below /TOKEN/ alone.
+
+  Args:
+    dashboard: what it shows.
+    token: which must be in the path of every request.
+  """
+  from starlette import applications, exceptions, requests, responses, routing
+
+  def file(path: pathlib.Path) -> routing.Route:
+    return routing.Route(
+      '/' if path.name == 'index.html' else f'/{path.name}',
+      lambda request: responses.FileResponse(path),
+    )
+
+  def place(request: requests.Request, value: str) -> int:
+    if not value.isdigit() or int(value) >= len(dashboard):
+      raise exceptions.HTTPException(404, f'run {value}: there is none')
+    return int(value)
+
+  def runs(request: requests.Request) -> responses.Response:
+    return responses.JSONResponse(dashboard.runs())
+
+  def curves(request: requests.Request) -> responses.Response:
+    x = request.query_params.get('x', 'environment_step')
+    if x not in history.X_AXES:
+      raise exceptions.HTTPException(404, f'x={x}: choose one of {", ".join(history.X_AXES)}')
+    text = dashboard.curves(x, request.query_params.get('known', ''))
+    if text is None:
+      return responses.Response(status_code=204)
+    return responses.Response(text, media_type='application/json')
+
+  def replay(request: requests.Request) -> responses.Response:
+    index = place(request, request.path_params['run'])
+    return responses.JSONResponse(dashboard.replay(index))
+
+  def film(request: requests.Request) -> responses.Response:
+    index = place(request, request.path_params['run'])
+    name = request.path_params['name']
+    try:
+      found = dashboard.film(index, name)
+    except Exception as error:  # of decoders, which raise whatever they like
+      raise exceptions.HTTPException(404, f'{name}: cannot be played ({error})') from None
+    if found is None:
+      raise exceptions.HTTPException(404, f'{name}: is gone')
+    return responses.FileResponse(found[0], media_type=found[1])
+
+  uplot = _uplot()
+  static = [panels.PAGE / name for name in ('index.html', 'page.css', 'page.js', 'icon.svg')]
+  static += [uplot / 'uPlot.iife.js', uplot / 'uPlot.min.css']
+  routes = [
+    *map(file, static),
+    routing.Route('/api/runs', runs),
+    routing.Route('/api/curves', curves),
+    routing.Route('/api/replay/{run}', replay),
+    routing.Route('/film/{run}/{name}', film),
+  ]
+  app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])
+  return _Guard(app, token)
+
+
+class _Guard:
+  """Lets through who reads, from this machine's own page, and knows the token."""
+
+  def __init__(self, app: App, token: str):
+    self._app = app
+    self._token = token
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    from starlette import responses
+
+    if scope['type'] != 'http':
+      return
+    refusal = self._refusal(scope)
+
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+      if message['type'] == 'http.response.start':
+        own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        message['headers'] = [*message.get('headers', []), *own]
+      await send(message)
+
+    if refusal is None:
+      await self._app(scope, receive, send_with_headers)
+    else:
+      status, text = refusal
+      await responses.PlainTextResponse(text, status)(scope, receive, send_with_headers)
+
+  def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    headers = [(name, value.decode('latin-1')) for name, value in scope['headers']]
+    hosts = [value for name, value in headers if name == b'host']
+    origins = [value for name, value in headers if name == b'origin']
+    # A page of another site may have its own name lead here, and would read the answer.
+    if len(hosts) != 1 or hosts[0].rsplit(':', 1)[0] not in ('127.0.0.1', 'localhost'):
+      return 403, 'only for 127.0.0.1 and localhost'
+    if any(origin != f'http://{hosts[0]}' for origin in origins):
+      return 403, 'only for its own page'
+    if scope['method'] not in ('GET', 'HEAD'):
+      return 405, 'nothing can be written here'
+    first = scope['path'].split('/')[1]
+    if not secrets.compare_digest(first.encode(), self._token.encode()):
+      return (
+        403,
+        'the token is wrong or missing: open the address that hephaestus dashboard printed',
+      )
+    return None
+
+
+def _uplot() -> pathlib.Path:
+  """Where the installed package keeps the library that draws; found without running it."""
+  found = importlib.util.find_spec('uplot')
+  assert found is not None and found.submodule_search_locations is not None
+  return pathlib.Path(found.submodule_search_locations[0]) / 'static'
+
+
+def check_packages() -> None:
+  """Raises ValueError where what the page needs is not installed."""
+  for name in ('starlette', 'uvicorn', 'uplot'):
+    if importlib.util.find_spec(name) is None:
+      raise ValueError(
+        f'the package {name} is not installed. Install the extra `dashboard`: '
+        'uv sync --extra dashboard'
+      )
+
+
+def listen(port: int) -> socket.socket:
+  """A socket on this machine's loopback alone.
+
+  Args:
+    port: to listen at; 0 for a free one.
+
+  Raises:
+    ValueError: the port is taken, or is none.
+  """
+  listening = socket.socket()
+  listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  try:
+    listening.bind(('127.0.0.1', port))
+    listening.listen()  # whoever opens the address at once waits for the server
+  except (OSError, OverflowError) as error:
+    listening.close()
+    reason = getattr(error, 'strerror', None) or error
+    raise ValueError(f'--port {port}: cannot be used ({reason}); give another') from None
+  return listening
+
+
+def make_server(app: App) -> Any:
+  """A `uvicorn.Server`, to be run on a socket."""
+  import uvicorn
+
+  return uvicorn.Server(
+    uvicorn.Config(
+      app,
+      lifespan='off',
+      ws='none',
+      log_level='warning',
+      access_log=False,  # with the token in it
+      server_header=False,
+      timeout_graceful_shutdown=1,
+    )
+  )
+
+
+def serve(folders: Sequence[pathlib.Path], port: int) -> None:
+  """Serves the page until Ctrl-C, and prints where.
+
+  Args:
+    folders: of runs.
+    port: of 127.0.0.1; 0 for a free one.
+
+  Raises:
+    ValueError: nothing can be shown, a package is missing, or the port is taken.
+  """
+  check_packages()
+  with tempfile.TemporaryDirectory() as films, contextlib.ExitStack() as stack:
+    dashboard = Dashboard(folders, pathlib.Path(films))
+    listening = stack.enter_context(listen(port))
+    token = secrets.token_urlsafe(16)
+    for reason in dashboard.left_out:
+      print(f'hephaestus dashboard: left out: {reason}', file=sys.stderr)
+    address = f'http://127.0.0.1:{listening.getsockname()[1]}/{token}/'
+    print(f'{address} (Ctrl-C ends)', flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+      make_server(make_app(dashboard, token)).run(sockets=[listening])

@@ -1,0 +1,431 @@
+"""The numbers of runs as their files grow: each row read once, kept in columns, thinned to be drawn."""
+
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import local, metrics
+
+POINTS = 240  # of a thinned curve; more than a screen tells apart
+CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
+FIRST_LEARNER = ('learner', 'learner-0')  # alone, or of several processes
+NODES = ('evaluator', 'learner', 'actor')
+X_AXES = {
+  'environment_step': 'environment steps',
+  'learner_step': 'updates of the learner',
+  'minutes': 'minutes of running',
+}
+PLACES = ('time', 'environment_step', 'learner_step', 'parameter_version')
+NO_CURVES = (*PLACES, 'final', 'episodes')  # what a row says of itself
+# Of a distribution that a row tells by its quantiles the median is a curve, and two its band.
+MEDIAN, LOW, HIGH = '/median', '/low', '/high'
+NO_CURVE_ENDS = (LOW, HIGH, '/lowest', '/highest')
+_NUMBERS = {float, int, bool, type(None)}
+
+
+class Series(NamedTuple):
+  """Numbers along an axis; each holds until the next.
+
+  Attributes:
+    x: [N] f64, increasing.
+    value: [N] f64, finite.
+  """
+
+  x: np.ndarray
+  value: np.ndarray
+
+  def at(self, x: np.ndarray) -> np.ndarray:
+    """The last value known at each x, [M]; NaN before the first."""
+    index = np.searchsorted(self.x, x, side='right') - 1
+    return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
+
+
+class Thinned(NamedTuple):
+  """A metric along an axis, at no more than POINTS places.
+
+  Attributes:
+    x: [N] f64, increasing.
+    mean: [N] f64, of the rows between the place before and this one.
+    low: [N] f64, their lowest; of a median, the mean of their 5 % quantiles.
+    high: [N] f64, their highest; of a median, the mean of their 95 % quantiles.
+  """
+
+  x: np.ndarray
+  mean: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+
+
+class _Tail:
+  """The lines of a file that may grow, be replaced by a shorter one, or vanish."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path = path
+    self.generation = 0  # moves when all lines that came before are void
+    self.unread = path.stat().st_size if path.exists() else 0  # bytes
+    self._inode: int | None = None
+    self._offset = 0
+
+  def lines(self) -> list[bytes]:
+    """Some of the whole lines that were not given yet; none when there are no more."""
+    try:
+      with open(self.path, 'rb') as file:
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self._offset:
+          self._begin(status.st_ino)
+        file.seek(self._offset)
+        content = file.read(CHUNK)
+    except FileNotFoundError:
+      if self._inode is not None:
+        self._begin(None)
+      return []
+    end = content.rfind(b'\n') + 1
+    if end == 0 and len(content) == CHUNK:  # no row is as long; whatever it is, it is broken
+      end = len(content)
+    self._offset += end
+    self.unread = status.st_size - self._offset if end else 0
+    return content[:end].splitlines()
+
+  def _begin(self, inode: int | None) -> None:
+    self.generation += self._inode is not None
+    self._inode, self._offset, self.unread = inode, 0, 0
+
+
+class File:
+  """The rows of one file of metrics.
+
+  Attributes:
+    rows: as they were written, if they are to be kept.
+    broken: how many lines are no rows.
+  """
+
+  def __init__(self, path: pathlib.Path, *, keep_rows: bool = False):
+    self.tail = _Tail(path)
+    self.broken = 0
+    self.rows: list[dict[str, Any]] = []
+    self._keep_rows = keep_rows
+    self._generation = 0
+    self._count = 0
+    self._columns: dict[str, np.ndarray] = {}
+
+  @property
+  def version(self) -> tuple[int, int]:
+    """Moves with every change."""
+    return self._generation, self._count
+
+  @property
+  def keys(self) -> list[str]:
+    return list(self._columns)
+
+  def __len__(self) -> int:
+    return self._count
+
+  def column(self, key: str) -> np.ndarray:
+    """[N] f64 of a key; NaN where a row has no number of it."""
+    column = self._columns.get(key)
+    return np.full(self._count, np.nan) if column is None else column[: self._count]
+
+  def last(self, key: str) -> float | None:
+    """The newest row's number of a key."""
+    value = float(self.column(key)[-1]) if self._count else np.nan
+    return None if np.isnan(value) else value
+
+  def read(self) -> bool:
+    """Reads some of what is new; whether there was any."""
+    lines = self.tail.lines()
+    if self.tail.generation != self._generation:
+      self._generation = self.tail.generation
+      self._count, self._columns, self.rows, self.broken = 0, {}, [], 0
+    rows = []
+    for line in lines:
+      try:
+        rows.append(metrics.row(line, self.tail.path))
+      except ValueError:
+        self.broken += 1
+    if self._keep_rows:
+      self.rows += rows
+    self._append(rows)
+    return bool(lines)
+
+  def _append(self, rows: list[dict[str, Any]]) -> None:
+    start, end = self._count, self._count + len(rows)
+    for key in dict.fromkeys((*self._columns, *(key for row in rows for key in row))):
+      values = _numbers([row.get(key) for row in rows])
+      column = self._columns.get(key)
+      if column is None and np.isnan(values).all():
+        continue
+      if column is None or len(column) < end:
+        grown = np.empty(max(64, 2 * end))  # what is not written takes neither time nor memory
+        grown[:start] = np.nan if column is None else column[:start]
+        self._columns[key] = column = grown
+      column[start:end] = values
+    self._count = end
+
+
+def _numbers(values: list[Any]) -> np.ndarray:
+  """[N] f64 of what may be numbers; NaN in the place of anything else."""
+  if not set(map(type, values)) <= _NUMBERS:
+    values = [value if type(value) in _NUMBERS else None for value in values]
+  return np.array(values, np.float64)
+
+
+class History:
+  """What a run's files say, read on at each call of `read`.
+
+  Attributes:
+    folder: of the run.
+    config: of the run.
+    is_gone: whether the folder is no longer one of a run.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    """Reads the config only.
+
+    Raises:
+      ValueError: it is not the folder of a run.
+    """
+    path = folder / local.CONFIG
+    if not path.exists():
+      raise ValueError(f'{folder}: is not the folder of a run, it has no {local.CONFIG}')
+    self.folder = folder
+    self.config: launch_config.ExperimentConfig = launch_config.load(path)
+    self.is_gone = False
+    self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
+    self._nodes: dict[str, File] = {}
+    self._times: tuple[Any, np.ndarray] | None = None
+    self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
+    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any]]] = {}
+
+  def read(self, deadline: float) -> None:
+    """Reads what is new.
+
+    Args:
+      deadline: monotonic seconds at which to leave the rest for the next call.
+    """
+    self.is_gone = not (self.folder / local.CONFIG).exists()
+    for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
+      if path.stem != 'events' and path.stem not in self._nodes:
+        self._nodes[path.stem] = File(path)
+    for file in (self._events, *self._nodes.values()):
+      while file.read():
+        if time.monotonic() >= deadline:
+          return
+
+  @property
+  def unread(self) -> int:
+    """Bytes that are still to be read."""
+    return sum(file.tail.unread for file in (self._events, *self._nodes.values()))
+
+  @property
+  def broken(self) -> int:
+    """How many lines are no rows."""
+    return sum(file.broken for file in (self._events, *self._nodes.values()))
+
+  @property
+  def version(self) -> tuple[Any, ...]:
+    """Moves with every row."""
+    return (*((name, file.version) for name, file in self._nodes.items()), len(self.launches))
+
+  @property
+  def events(self) -> list[dict[str, Any]]:
+    """What happened to the nodes, as `supervisor.Event`, and what was warned of."""
+    return self._events.rows
+
+  @property
+  def launches(self) -> list[float]:
+    """Unix seconds at which the run was started or went on."""
+    return [
+      row['time'] for row in self.events
+      if row.get('kind') == 'started' and row.get('name') in FIRST_LEARNER
+      and not row.get('restarts')
+    ]  # fmt: skip
+
+  def names(self, node: str) -> list[str]:
+    """Of the nodes of a kind, one of NODES, that have written rows."""
+    known = sorted(name for name, file in self._nodes.items() if len(file))
+    return [name for name in known if name == node or name.startswith(f'{node}-')]
+
+  def last(self, name: str, key: str) -> float | None:
+    """The newest row's number of a node; None where there is none."""
+    return self._nodes[name].last(key) if name in self._nodes else None
+
+  def mean(self, name: str, key: str) -> float | None:
+    """The mean over a node's rows; None where there is none."""
+    values = self._nodes[name].column(key) if name in self._nodes else np.zeros(0)
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
+  def metrics(self) -> list[tuple[str, str]]:
+    """(kind of node, key) of all that there are curves of."""
+    found = {
+      (node, key): None
+      for node in NODES
+      for name in self.names(node)
+      for key in self._nodes[name].keys
+      if key not in NO_CURVES and not key.endswith(NO_CURVE_ENDS)
+    }
+    return list(found)
+
+  def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
+    """A metric along an axis; None where there is no number of it.
+
+    What a run that went on has written again is taken as it was written last; several actors are
+    averaged, as in `report.series`.
+
+    Args:
+      node: one of NODES.
+      metric: a key of its rows.
+      x: one of X_AXES.
+    """
+    names = self.names(node)
+    version = tuple((name, self._nodes[name].version) for name in names)
+    if x == 'minutes':
+      version += (self.version,)  # which count from the first row of any node
+    known = self._thinned.get((node, metric, x))
+    if known is None or known[0] != version:
+      parts = [self._thin(name, node, metric, x) for name in names]
+      thin = _join([part for part in parts if part is not None])
+      known = self._thinned[node, metric, x] = version, thin
+    return known[1]
+
+  def _thin(self, name: str, node: str, metric: str, x: str) -> tuple[Thinned, np.ndarray] | None:
+    """Of one file, with the weight of each place."""
+    places, kept = self._axis(name, node, x)
+    values = self._nodes[name].column(metric)[kept]
+    finite: Any = np.isfinite(values)
+    if not finite.any():
+      return None
+    if finite.all():
+      finite = slice(None)  # which copies nothing
+    places, values = places[finite], values[finite]
+    weights = None
+    if node == 'actor' and metric.startswith('episode_'):
+      weights = np.nan_to_num(self._nodes[name].column('episodes')[kept][finite], nan=1.0)
+    thinned, total = thin(places, values, weights)
+    if metric.endswith(MEDIAN):
+      low, high = (self._quantile(name, metric, end)[kept][finite] for end in (LOW, HIGH))
+      thinned = thinned._replace(
+        low=thin(places, low, weights)[0].mean, high=thin(places, high, weights)[0].mean
+      )
+    return thinned, total
+
+  def _quantile(self, name: str, median: str, end: str) -> np.ndarray:
+    """[N] another quantile of the same distribution; the median where a row does not tell it."""
+    file = self._nodes[name]
+    values = file.column(median.removesuffix(MEDIAN) + end)
+    return np.where(np.isfinite(values), values, file.column(median))
+
+  def _written(self) -> np.ndarray:
+    """[N] f64, the times of all rows, sorted."""
+    if self._times is None or self._times[0] != self.version:
+      times = np.concatenate([each.column('time') for each in self._nodes.values()])
+      self._times = self.version, np.sort(times, kind='stable')  # fast where much is sorted
+    return self._times[1]
+
+  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any]:
+    """Places of the rows of a file that hold, and which rows these are; a slice where all do."""
+    file = self._nodes[name]
+    version = self.version if x == 'minutes' else file.version
+    known = self._places.get((name, x))
+    if known is None or known[0] != version:
+      key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
+      if x == 'minutes':
+        places = minutes(self._written(), self.launches, file.column('time'))
+      else:
+        places = file.column(key)
+      rows = np.flatnonzero(np.isfinite(places))
+      kept = rows[holds(places[rows])] if len(rows) else rows
+      if len(kept) == len(places):
+        kept = slice(None)
+      known = self._places[name, x] = version, (places[kept], kept)
+    return known[1]
+
+
+def thin(
+  places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[Thinned, np.ndarray]:
+  """A curve at no more than POINTS places, in equal parts of the axis, and the weight of each.
+
+  Args:
+    places: [N] f64, increasing, at least one.
+    values: [N] f64, finite.
+    weights: [N] f64, of the values in a mean; None: all alike.
+  """
+  starts = np.arange(len(places))
+  if len(places) > POINTS:
+    edges = np.linspace(places[0], places[-1], POINTS + 1)[1:-1]
+    starts = np.unique(np.append(0, np.searchsorted(places, edges, side='right')))
+    starts = starts[starts < len(places)]
+  ends = np.append(starts[1:], len(places)) - 1
+  counts = ends - starts + 1
+  mean = np.add.reduceat(values, starts) / counts
+  total = counts.astype(np.float64)
+  if weights is not None:
+    total = np.add.reduceat(weights, starts)
+    weighted = np.add.reduceat(values * weights, starts) / np.where(total > 0, total, 1)
+    mean = np.where(total > 0, weighted, mean)
+  return Thinned(
+    places[ends],
+    mean,
+    np.minimum.reduceat(values, starts),
+    np.maximum.reduceat(values, starts),
+  ), total
+
+
+def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
+  """Unix seconds [N] as minutes since a run's first row, without the time between launches.
+
+  Args:
+    written: [M] unix seconds of all its rows, sorted, at least one.
+    launches: unix seconds at which it was started or went on.
+    times: [N] unix seconds.
+  """
+  pauses = set()
+  for index in np.searchsorted(written, launches, side='right'):
+    if 0 < index < len(written):
+      pauses.add((written[index - 1], written[index]))
+  seconds = times - written[0]
+  for before, after in pauses:
+    seconds = seconds - np.where(times >= after, after - before, 0.0)
+  return seconds / 60
+
+
+def holds(places: np.ndarray) -> np.ndarray:
+  """[N] bool: which rows of a file hold, and were not written again by a run that went on.
+
+  Args:
+    places: [N] of the rows on an axis, in the order in which they were written.
+  """
+  return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
+
+
+def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series:
+  """The weighted mean of several files, each by its last value.
+
+  Args:
+    parts: of each file its places, increasing, values and weights, [N] each.
+  """
+  if len(parts) == 1:
+    return Series(*parts[0][:2])
+  axis = np.unique(np.concatenate([x for x, _, _ in parts]))
+  values = np.stack([Series(x, value).at(axis) for x, value, _ in parts])
+  weights = np.stack([Series(x, weight).at(axis) for x, _, weight in parts])
+  return Series(axis, np.nansum(values * weights, axis=0) / np.nansum(weights, axis=0))
+
+
+def _join(parts: Sequence[tuple[Thinned, np.ndarray]]) -> Thinned | None:
+  """Of several files of one kind of node."""
+  if len(parts) < 2:
+    return parts[0][0] if parts else None
+  mean = joined([(each.x, each.mean, weight) for each, weight in parts])
+  known = lambda values: np.stack(
+    [Series(each.x, value).at(mean.x) for (each, _), value in zip(parts, values, strict=True)]
+  )
+  low = np.nanmin(known([each.low for each, _ in parts]), axis=0)
+  high = np.nanmax(known([each.high for each, _ in parts]), axis=0)
+  return Thinned(mean.x, mean.value, low, high)

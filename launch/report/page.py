@@ -1,0 +1,654 @@
+"""A report in a folder: pictures as PNG, the tables as Markdown, and all of it in one HTML file."""
+
+import base64
+import datetime
+import functools
+import html
+import io
+import json
+import pathlib
+import re
+import tempfile
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import imageio.v2 as imageio
+import numpy as np
+from PIL import Image
+
+from hephaestus.launch.report import curves, history, panels
+
+COLOURS = 7  # of curves on the page; further ones are dashed
+LINES = ('-', '--', ':')
+MOST_FILM_BYTES = 4_000_000  # of one that is put into the page; a larger one is named
+MOST_FILMS_BYTES = 32_000_000  # of all of them
+DOTS_PER_INCH = 200
+TONES = 64  # of a picture, whose file is then a quarter as large
+# What the page of the dashboard has no need of.
+STYLE = """
+header { position: static; }
+h2 small { font-weight: 400; color: var(--faint); font-size: 14px; }
+h3 { margin: 18px 0 8px; font-size: 15px; }
+.card h3 { margin: 0; font-size: 14px; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 10px; font-size: 14px; }
+.legend .dot, td .dot { margin-right: 7px; }
+picture { display: block; }
+img { display: block; width: 100%; }
+.large img { max-width: 760px; margin: 0 auto; }
+.list { color: var(--text); font-size: 14px; list-style: disc; padding-left: 20px; }
+.card + .card { margin-top: 12px; }
+.card + .grid { margin-top: 12px; }
+.grid > .card { margin-top: 0; }
+.curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 370px), 1fr)); }
+.left .g, td.wrap { white-space: normal; min-width: 180px; }
+"""
+
+
+class Line(NamedTuple):
+  """A curve in a picture.
+
+  Attributes:
+    label: what it is called.
+    colour: its place among the groups of its world.
+    x: [N] f64, increasing.
+    point: [N] f64.
+    low: [N] f64, of its band.
+    high: [N] f64, likewise.
+    seeds: drawn as thin lines.
+  """
+
+  label: str
+  colour: int
+  x: np.ndarray
+  point: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+  seeds: Sequence[history.Series]
+
+
+def write(
+  made: curves.Report,
+  out: pathlib.Path,
+  *,
+  x: str = 'environment_step',
+  all_panels: bool = True,
+) -> list[str]:
+  """Writes report.md, a picture of each curve, and report.html with all of it in one file.
+
+  Args:
+    made: with pictures in its tables.
+    out: the folder, which is made.
+    x: the axis, one of history.X_AXES.
+    all_panels: whether to show what the web page of `dashboard` shows of these runs; else the
+      curves of the report alone.
+
+  Returns:
+    What was written, and what was too large for it, a line for each.
+
+  Raises:
+    ValueError: the folder cannot be written to.
+  """
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / 'report.md').write_text(made.markdown)
+    pictures = _Pictures(out)
+    films = _Films()
+    histories = [_read(folder) for folder, _ in made.runs] if all_panels else []
+    body = _body(made, histories, pictures, films, x)
+    (out / 'report.html').write_text(_page(made, body))
+  except OSError as error:
+    raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
+  megabytes = (out / 'report.html').stat().st_size / 1e6
+  return [
+    f'{out / "report.html"}: {megabytes:.1f} MB, {pictures.count} pictures (beside it as PNG, too), '
+    f'{films.count} films',
+    *films.left_out,
+  ]
+
+
+def _read(folder: pathlib.Path) -> history.History:
+  run = history.History(folder)
+  run.read(float('inf'))
+  return run
+
+
+def _page(made: curves.Report, body: str) -> str:
+  worlds = dict.fromkeys(world.name for world in made.worlds)
+  style = (panels.PAGE / 'page.css').read_text() + STYLE
+  title = html.escape(', '.join(worlds) or 'runs')
+  day = f'{datetime.datetime.now():%Y-%m-%d %H:%M}'
+  return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title} · Hephaestus</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header><h1>Hephaestus</h1><span class="note">report of {day}</span></header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _body(
+  made: curves.Report,
+  histories: Sequence[history.History],
+  pictures: '_Pictures',
+  films: '_Films',
+  x: str,
+) -> str:
+  groups = panels.groups(histories, [label for _, label in made.runs]) if histories else []
+  group_of = {index: at for at, group in enumerate(groups) for index in group.members}
+  # As in a table, colours begin anew in each world.
+  worlds = list(dict.fromkeys(group.world for group in groups)) or [
+    world.name for world in made.worlds
+  ]
+  of_world = {name: [group for group in groups if group.world == name] for name in worlds}
+  colour_of = {
+    index: of_world[groups[at].world].index(groups[at]) for index, at in group_of.items()
+  }
+  states = [panels.state(run) for run in histories]
+  names = panels.names([run.folder for run in histories])
+  parts = []
+  if histories:
+    parts.append(_section('Runs', _runs(states, names, colour_of)))
+  tables = {
+    world.name: (world, table) for world, table in zip(made.worlds, made.tables, strict=True)
+  }
+  for name in worlds:
+    heading = f' <small>{html.escape(name)}</small>' if len(worlds) > 1 else ''
+    parts += _of_world(name, heading, tables.get(name), of_world[name], histories, pictures, x)
+  named = [
+    _Named(run, name, state) for run, name, state in zip(histories, names, states, strict=True)
+  ]
+  for title, content in (
+    ('Where time goes', _times(named)),
+    ('Nodes', _nodes(named)),
+    ('Films of evaluations', _films_of(named, films)),
+    ('What the runs differ in', _differences(histories, names, colour_of)),
+  ):
+    if content:
+      parts.append(_section(title, content))
+  if made.left_out:
+    parts.append(_section('Left out', _list(made.left_out)))
+  return '\n'.join(parts)
+
+
+def _section(title: str, content: str, more: str = '') -> str:
+  slug = re.sub(r'\W+', '-', title.lower())
+  return f'<section class="{slug}"><h2>{html.escape(title)}{more}</h2>\n{content}\n</section>'
+
+
+def _of_world(
+  name: str,
+  heading: str,
+  table: tuple[curves.World, str] | None,
+  groups: Sequence[panels.Group],
+  histories: Sequence[history.History],
+  pictures: '_Pictures',
+  x: str,
+) -> list[str]:
+  """A section for each kind of curve."""
+  sections: dict[str, list[str]] = {}
+  shown: dict[str, set[int]] = {}  # places of groups, by section
+  zeros: dict[str, list[str]] = {}
+  first = ''
+  main = None
+  if table is not None:
+    world, markdown = table
+    main = f'{world.node}/{world.metric}'
+    first = _main_picture(world, pictures) + _tables(markdown)
+  members = [[histories[index] for index in group.members] for group in groups]
+  for chart in panels.charts([run for runs in members for run in runs]) if members else ():
+    if chart.key == main:
+      continue
+    found = [
+      (colour, group.label, curve)
+      for colour, (group, runs) in enumerate(zip(groups, members, strict=True))
+      if (curve := panels.curve(runs, chart.key, x)) is not None and len(curve.x)
+    ]
+    if not found:
+      continue
+    shown.setdefault(chart.section, set()).update(colour for colour, _, _ in found)
+    if all(not curve.low.any() and not curve.high.any() for _, _, curve in found):
+      zeros.setdefault(chart.section, []).append(chart.title)
+      continue
+    lines = [Line(label, colour, *curve) for colour, label, curve in found]
+    stem = f'{curves.file_name(name)}-{chart.key.replace("/", "-")}'
+    draw = functools.partial(_draw, chart.title, history.X_AXES[x], '', lines)
+    picture = pictures.add(stem, chart.title, draw)
+    sections.setdefault(chart.section, []).append(f'<figure class="card">{picture}</figure>')
+  labels = list(enumerate(group.label for group in groups))
+
+  def legend(section: str) -> str:
+    if len(groups) < 2:
+      return ''
+    is_first = section == panels.LEARNING
+    return _legend([pair for pair in labels if is_first or pair[0] in shown[section]])
+
+  made = []
+  for title in panels.SECTIONS:
+    content = first if title == panels.LEARNING else ''
+    pictures_of = ''.join(sections.get(title, ()))
+    if pictures_of:
+      content += f'<div class="grid curves">{pictures_of}</div>'
+    if title in zeros:
+      content += f'<p class="zeros">0 throughout: {html.escape(", ".join(zeros[title]))}</p>'
+    if content:
+      made.append(_section(title, legend(title) + content, heading))
+  return made
+
+
+def _main_picture(world: curves.World, pictures: '_Pictures') -> str:
+  """Of the curves that have an interval."""
+  lines = []
+  for colour, curve in zip(world.colours, world.curves, strict=True):
+    places = curves.grid(curve)
+    seeds = f'{len(curve.runs)} seed{"s" * (len(curve.runs) > 1)}'
+    thin = curve.series if len(curve.runs) > 1 else []
+    estimate = curves.estimate(curve.at(places), 'iqm')
+    lines.append(Line(f'{curve.label} ({seeds})', colour, places, *estimate, seeds=thin))
+  y_label = curves.Y_AXES.get(world.metric, f'{world.metric} ({world.node})')
+  levels = (0, 1) if world.metric == 'normalised_score' else ()
+  draw = functools.partial(
+    _draw, world.name, history.X_AXES[world.x], y_label, lines, large=True, levels=levels
+  )
+  picture = pictures.add(curves.file_name(world.name), f'Curves of {world.name}', draw, wide=True)
+  return f'<figure class="card large">{picture}</figure>'
+
+
+def _tables(markdown: str) -> str:
+  """Markdown without its heading and picture, which are there already."""
+  import markdown_it
+
+  lines = [line for line in markdown.splitlines() if not line.startswith(('## ', '!['))]
+  parser = markdown_it.MarkdownIt('commonmark', {'html': False}).enable('table')
+  body = parser.render('\n'.join(lines))
+  body = body.replace('<table>', '<div class="scroll"><table>')
+  body = body.replace('</table>', '</table></div>').replace('<ul>', '<ul class="list">')
+  return f'<div class="card">{body}</div>'
+
+
+def _draw(
+  title: str,
+  x_label: str,
+  y_label: str,
+  lines: Sequence[Line],
+  *,
+  large: bool = False,
+  narrow: bool = True,
+  levels: Sequence[float] = (),
+  dark: bool = False,
+) -> bytes:
+  """A PNG of curves with their bands, and seeds as thin lines, in the page's colours.
+
+  Args:
+    title: above it.
+    x_label: of the axis.
+    y_label: likewise; '' where the title says it.
+    lines: at least one.
+    large: whether its curves are steps, and told by a legend.
+    narrow: whether it is to be read where there is little room.
+    levels: where to draw a line across.
+    dark: for a dark page.
+  """
+  from matplotlib import figure as figures
+  from matplotlib import ticker
+
+  palette = _palettes()[dark]
+  size, points = ((4.2, 3.4 if large else 2.35), 9.5) if narrow else ((6.4, 3.9), 10.5)
+  wrapped = textwrap.wrap(title, 46 if narrow else 60)
+  figure = figures.Figure(figsize=size, dpi=DOTS_PER_INCH, facecolor=palette['card'])
+  axes = figure.add_subplot(facecolor=palette['card'])
+  # Matplotlib's own layouts draw twice; and so all pictures have their axes at the same place.
+  left = 0.135 + 0.06 * (narrow and bool(y_label))
+  em = points / 72 / size[1]  # of text, as a share of the height
+  figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - 1.5 * em * len(wrapped))
+  drawstyle = 'steps-post' if large else 'default'
+  for line in lines:
+    colour = palette[f'c{line.colour % COLOURS}']
+    style = LINES[line.colour // COLOURS % len(LINES)]
+    for seed in line.seeds:
+      axes.plot(seed.x, seed.value, color=colour, linewidth=0.7, alpha=0.4, drawstyle=drawstyle)
+    axes.fill_between(
+      line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0,
+      step='post' if large else None,
+    )  # fmt: skip
+    width = 2.0 if large else 1.6
+    axes.plot(
+      line.x, line.point, style, color=colour, linewidth=width, drawstyle=drawstyle,
+      label=line.label,
+    )  # fmt: skip
+    axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=2.2 * width)
+  for level in levels:
+    axes.axhline(level, color=palette['faint'], linewidth=0.9, linestyle=(0, (4, 4)), zorder=1)
+  weight = 'bold' if large else 'normal'
+  axes.set_title(
+    '\n'.join(wrapped),
+    loc='left',
+    fontsize=points + 1.5 * large,
+    fontweight=weight,
+    color=palette['text'],
+  )
+  axes.set_xlabel(x_label, fontsize=points if large else points - 1, color=palette['faint'])
+  if y_label:
+    axes.set_ylabel(y_label, fontsize=points, color=palette['faint'])
+  axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
+  axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
+  axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(5 if narrow else 7, steps=[1, 2, 2.5, 5, 10]))
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(7 if large else 5, steps=[1, 2, 2.5, 5, 10]))
+  axes.grid(color=palette['grid'], linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.spines[['left', 'bottom']].set_color(palette['line'])
+  if large or len(lines) > 1:
+    axes.legend(
+      fontsize=points - (2 if narrow else 1), frameon=True, framealpha=0.8, edgecolor='none',
+      facecolor=palette['card'], labelcolor=palette['text'], handlelength=1.4,
+    )  # fmt: skip
+  drawn, content = io.BytesIO(), io.BytesIO()
+  figure.savefig(drawn, format='png')
+  few = Image.open(drawn).convert('RGB').quantize(TONES, Image.Quantize.MEDIANCUT)
+  few.save(content, 'PNG', optimize=True)
+  return content.getvalue()
+
+
+@functools.cache
+def _palettes() -> tuple[dict[str, str], dict[str, str]]:
+  """The page's colours by their names, light and dark."""
+  style = (panels.PAGE / 'page.css').read_text()
+  light, dark = re.findall(r':root \{(.*?)\}', style, re.DOTALL)
+  read = lambda text: dict(re.findall(r'--(\w+): (#\w+);', text))
+  return read(light), read(dark)
+
+
+def _short(value: float) -> str:
+  """A mark of an axis."""
+  size = abs(value)
+  for unit, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
+    if size >= unit:
+      return f'{value / unit:.4g}{letter}'
+  return f'{value:.4g}'
+
+
+class _Pictures:
+  """The pictures of a report: as files, and for the page.
+
+  Attributes:
+    count: of those made.
+  """
+
+  def __init__(self, out: pathlib.Path):
+    self._out = out
+    self.count = 0
+
+  def add(self, stem: str, text: str, draw: Any, *, wide: bool = False) -> str:
+    """Writes OUT/STEM.png; HTML that shows it, by daylight and in the dark.
+
+    Args:
+      stem: of the file's name.
+      text: what it shows.
+      draw: a `_draw` but for the light, and the room there is.
+      wide: whether it is larger where there is room.
+    """
+    self.count += 1
+    by_day = draw(narrow=not wide)
+    (self._out / f'{stem}.png').write_bytes(by_day)
+    dark, little = '(prefers-color-scheme: dark)', '(max-width: 600px)'
+    sources = {dark: draw(narrow=not wide, dark=True)}
+    if wide:
+      small = {f'{little} and {dark}': draw(narrow=True, dark=True), little: draw(narrow=True)}
+      sources = small | sources
+    listed = ''.join(
+      f'<source media="{media}" srcset="{_data("image/png", content)}">'
+      for media, content in sources.items()
+    )
+    shown = f'<img alt="{html.escape(text)}" src="{_data("image/png", by_day)}">'
+    return f'<picture>{listed}{shown}</picture>'
+
+
+def _data(media_type: str, content: bytes) -> str:
+  return f'data:{media_type};base64,{base64.b64encode(content).decode()}'
+
+
+class _Films:
+  """The films of a report.
+
+  Attributes:
+    count: of those in the page.
+    left_out: those that are not, a line for each.
+  """
+
+  def __init__(self) -> None:
+    self.count = 0
+    self.left_out: list[str] = []
+    self._nbytes = 0
+
+  def add(self, path: pathlib.Path) -> str:
+    """HTML that plays a film; words where it cannot be put into the page."""
+    try:
+      size = path.stat().st_size
+      if size > MOST_FILM_BYTES or self._nbytes > MOST_FILMS_BYTES:
+        return self._leave_out(path, f'{size / 1e6:.1f} MB, which would make the page too large')
+      with tempfile.TemporaryDirectory() as folder:
+        played = path
+        if path.suffix == '.gif':
+          played = pathlib.Path(folder) / 'film.mp4'
+          panels.to_mp4(path, played)
+        content = played.read_bytes()
+        reader: Any = imageio.get_reader(str(played))
+        width, height = reader.get_meta_data()['size']
+        reader.close()
+    except Exception as error:  # of decoders, which raise whatever they like
+      return self._leave_out(path, f'cannot be played ({error})')
+    self.count += 1
+    self._nbytes += len(content)
+    media_type = 'video/webm' if played.suffix == '.webm' else 'video/mp4'
+    # Below the picture, for what the controls would cover: as on the page.
+    room = height + max(0.25 * height, 0.26 * width)
+    style = f'aspect-ratio: {width} / {room:g}; width: min(100%, {400 * width / room:.0f}px)'
+    return (
+      f'<video style="{style}" controls muted loop autoplay playsinline '
+      f'src="{_data(media_type, content)}"></video>'
+    )
+
+  def _leave_out(self, path: pathlib.Path, reason: str) -> str:
+    self.left_out.append(f'{path}: is not in report.html: {reason}')
+    return f'<p class="note">{html.escape(path.name)}: {html.escape(reason)}</p>'
+
+
+class _Named(NamedTuple):
+  """A run, what it is called, and `panels.state` of it."""
+
+  run: history.History
+  name: str
+  state: dict[str, Any]
+
+
+def _cell(content: Any) -> str:
+  """Of a table: HTML as it is, and text escaped."""
+  return content.text if isinstance(content, _Html) else html.escape(str(content))
+
+
+class _Html(NamedTuple):
+  """HTML that is no text to be escaped."""
+
+  text: str
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+  """Like the page's: on a narrow screen each row becomes a block."""
+  side = lambda index: ' class="left"' if index < left else ''
+  head = ''.join(f'<th{side(at)}>{html.escape(text)}</th>' for at, text in enumerate(headings))
+  body = ''.join(
+    '<tr>'
+    + ''.join(
+      f'<td{side(at)} data-name="{html.escape(headings[at])}">{_cell(cell)}</td>'
+      for at, cell in enumerate(row)
+    )
+    + '</tr>'
+    for row in rows
+  )
+  return (
+    f'<div class="scroll"><table class="stack"><thead><tr>{head}</tr></thead>'
+    f'<tbody>{body}</tbody></table></div>'
+  )
+
+
+def _card(content: str) -> str:
+  return f'<div class="card">{content}</div>'
+
+
+def _list(lines: Iterable[str]) -> str:
+  items = ''.join(f'<li>{html.escape(line)}</li>' for line in lines)
+  return _card(f'<ul class="list">{items}</ul>')
+
+
+def _dot(colour: int) -> str:
+  return f'<span class="dot g{colour % COLOURS}"></span>'
+
+
+def _legend(labels: Sequence[tuple[int, str]]) -> str:
+  items = ''.join(f'<span>{_dot(colour)}{html.escape(label)}</span>' for colour, label in labels)
+  return f'<div class="legend">{items}</div>'
+
+
+def _number(value: float | None) -> str:
+  if value is None:
+    return '–'
+  return f'{value:,.0f}' if float(value).is_integer() or abs(value) >= 1e5 else f'{value:.3g}'
+
+
+def _moment(seconds: float | None) -> str:
+  return '–' if seconds is None else f'{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}'
+
+
+def _runs(states: Sequence[dict[str, Any]], names: Sequence[str], colour_of: dict[int, int]) -> str:
+  rows = [
+    [
+      _Html(_dot(colour_of[index]) + html.escape(name)),
+      run['world'],
+      run['agent'],
+      run['seed'],
+      _Html(f'<span class="state {run["state"].split(" ")[0]}">{run["state"]}</span>'),
+      _number(run['environment_step']),
+      _number(run['max_environment_steps']),
+      _number(run['learner_step']),
+      _number(run['episode_return'] if run['score'] is None else run['score']),
+      _moment(run['written']),
+    ]
+    for index, (run, name) in enumerate(zip(states, names, strict=True))
+  ]
+  headings = [
+    'run', 'world', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return', 'last row'
+  ]  # fmt: skip
+  messages = [
+    f'{name}: {text}' for name, run in zip(names, states, strict=True) for text in run['messages']
+  ]
+  return _card(_table(headings, rows, 5)) + (_list(messages) if messages else '')
+
+
+def _times(runs: Sequence[_Named]) -> str:
+  cards = []
+  for run, name, _ in runs:
+    bars = ''
+    for node in panels.times(run, throughout=True):
+      shown = [(at, doing, share) for at, (doing, share) in enumerate(node['shares'].items())]
+      shown = [each for each in shown if each[2] >= 0.005]
+      bar = ''.join(
+        f'<span class="g{at % COLOURS}" style="flex-grow: {share:.3f}"></span>'
+        for at, _, share in shown
+      )
+      words = ''.join(
+        f'<span>{_dot(at)}{html.escape(doing)} {100 * share:.0f} %</span>'
+        for at, doing, share in shown
+      )
+      bars += (
+        f'<p class="zeros">{html.escape(node["name"])}</p><div class="bar">{bar}</div>'
+        f'<div class="shares">{words}</div>'
+      )
+    if bars:
+      cards.append(_card(f'<h3>{html.escape(name)} <small>mean over the run</small></h3>{bars}'))
+  return f'<div class="grid">{"".join(cards)}</div>' if cards else ''
+
+
+def _nodes(runs: Sequence[_Named]) -> str:
+  kinds = {
+    'running': 'running',
+    'finished': 'running',
+    'stopped': 'stopped',
+    'waits for its restart': 'waits',
+  }
+  cards = []
+  for _, name, state in runs:
+    if not state['nodes'] and not state['events']:
+      continue
+    rows = [
+      [
+        node['name'],
+        _Html(f'<span class="{kinds.get(node["state"], "failed")}">{node["state"]}</span>'),
+        node['restarts'],
+        _moment(node['wrote']),
+      ]
+      for node in state['nodes']
+    ]
+    events = ''.join(
+      f'<li><time>{_moment(event["time"])}</time>{html.escape(event["text"])}</li>'
+      for event in reversed(state['events'])
+    )
+    table = _table(['node', 'state', 'restarts', 'last row'], rows, 2) if rows else ''
+    cards.append(_card(f'<h3>{html.escape(name)}</h3>{table}{events and f"<ul>{events}</ul>"}'))
+  return f'<div class="grid wide">{"".join(cards)}</div>' if cards else ''
+
+
+def _films_of(runs: Sequence[_Named], films: _Films) -> str:
+  """The newest film of an evaluation of each run, and the newest beside its dream."""
+  figures = []
+  dreams = False
+  for run, name, _ in runs:
+    known = [(panels.subject(path), path) for _, path in panels.films(run.folder)]
+    for dream in (False, True):
+      newest = next((each for each in known if each[0]['dream'] == dream), None)
+      if newest is None:
+        continue
+      about, path = newest
+      words = path.name if about['update'] is None else f'update {about["update"]:,}'
+      words += ', beside its dream' * dream
+      dreams = dreams or dream
+      figures.append(
+        f'<figure class="card"><h3>{html.escape(name)} <small>{html.escape(words)}</small></h3>'
+        f'{films.add(path)}</figure>'
+      )
+  if not figures:
+    return ''
+  note = f'<p class="note" id="films-note">{html.escape(panels.DREAM_NOTE)}</p>' if dreams else ''
+  return f'{note}<div class="grid">{"".join(figures)}</div>'
+
+
+def _differences(
+  histories: Sequence[history.History], names: Sequence[str], colour_of: dict[int, int]
+) -> str:
+  if len(histories) < 2:
+    return ''
+  found = panels.differences(histories)
+  show = lambda value: value if isinstance(value, str) else json.dumps(value)
+  if len(found) > len(names):  # the longer side is the one that a page has room for
+    by_key = [[key, *map(show, values)] for key, values in found.items()]
+    return _card(_table(['', *names], by_key))
+  rows = [
+    [
+      _Html(_dot(colour_of[index]) + html.escape(name)),
+      *(show(values[index]) for values in found.values()),
+    ]
+    for index, name in enumerate(names)
+  ]
+  return _card(_table(['run', *found], rows))

@@ -1,0 +1,211 @@
+"""Watches a run's newest agent play: live in a terminal, as lines of text, or as a film."""
+
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import rich.color
+import rich.console
+import rich.live
+import rich.markup
+import rich.measure
+import rich.segment
+import rich.style
+import rich.table
+
+from hephaestus.actors import evaluator, films
+from hephaestus.launch.run import local
+
+NUMBERS = 30  # columns of a terminal that are kept for what stands beside the picture
+LIKELIEST, BAR = 8, 10  # choices of the policy that are shown, and the columns of a sure one's bar
+
+
+def watch(
+  folder: pathlib.Path,
+  *,
+  seed: int = 0,
+  episodes: int = 1,
+  frames_per_second: float = 8.0,
+  greedy: bool | None = None,
+  output: pathlib.Path | None = None,
+  dream: bool = False,
+  console: rich.console.Console | None = None,
+) -> None:
+  """Plays some episodes of a run's newest checkpoint; the run may be going on.
+
+  Ctrl-C ends it before its time, and a film is then of what was played until then.
+
+  Args:
+    folder: of the run.
+    seed: of the worlds and of the policy.
+    episodes: how many.
+    frames_per_second: of the film, or live; lines are not held back.
+    greedy: by the mode of the policy, else by chance; None: as the run's evaluator plays.
+    output: where to put a film of it, .gif or .mp4; None to show it.
+    dream: the film is of one episode's beginning beside what the model dreams of it.
+    console: to show it on; one that is no terminal gets a line for each step.
+
+  Raises:
+    ValueError: not a run, nothing saved yet, a film of a world without a renderer, or a dream of an
+      agent without a model.
+  """
+  console = console or rich.console.Console(color_system='truecolor')
+  saved = local.newest(folder)
+  world = saved.config.environment['name']
+  greedy = saved.config.evaluator.greedy if greedy is None else greedy
+  title = f'{world}, update {saved.step:,}, {"by the mode" if greedy else "by chance"}'
+  say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+  say(f'{folder}: {title}')
+  play = evaluator.Play(saved.environment, saved.agent, 1, greedy=greedy)
+  if dream:
+    dreamt = play.dream(saved.all_params, jax.random.key(seed))
+    if dreamt is None:
+      raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
+    _write(dreamt, output, frames_per_second, say)
+    return
+  frames: list[np.ndarray] = []
+  ended: list[str] = []
+
+  def moments() -> Iterator[tuple[int, evaluator.Moment]]:
+    for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
+      for moment in play.moments(saved.params, key):
+        yield episode, moment
+        if moment.last:
+          ended.append(
+            f'episode {episode + 1}: return {moment.episode_return:.2f} in {moment.step} steps'
+          )
+
+  try:
+    if output is not None:
+      for _, moment in moments():
+        if moment.frame is None:
+          raise ValueError(
+            f'--output {output}: {world} has no renderer; leave it out to see the numbers'
+          )
+        explained = saved.agent.explain is not None
+        frames.append(
+          films.with_policy(moment.frame, moment.policy or {}) if explained else moment.frame
+        )
+    elif console.is_terminal:
+      with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
+        for episode, moment in moments():
+          begun = time.monotonic()
+          heading = f'{title}\nepisode {episode + 1} of {episodes}'
+          live.update(_side_by_side(console, moment, heading), refresh=True)
+          time.sleep(max(0.0, begun + 1 / frames_per_second - time.monotonic()))
+    else:
+      for _, moment in moments():
+        say(
+          '  '.join(f'{name} {value}' for name, value in _numbers(moment).items()) + _next(moment)
+        )
+  except KeyboardInterrupt:
+    ended.append('stopped')
+  for line in ended:
+    say(line)
+  if frames:
+    _write(frames, output, frames_per_second, say)
+
+
+def _write(
+  frames: list[np.ndarray],
+  output: pathlib.Path | None,
+  frames_per_second: float,
+  say: Callable[[str], None],
+) -> None:
+  assert output is not None
+  films.write(frames, output, frames_per_second)
+  say(f'{output}: {len(frames)} frames')
+
+
+def _numbers(moment: evaluator.Moment) -> dict[str, str]:
+  numbers = {'step': str(moment.step), 'action': '-'}
+  if moment.action is not None:
+    numbers['action'] = np.array2string(np.asarray(moment.action), precision=2)
+  if moment.probability is not None:
+    numbers['probability'] = f'{moment.probability:.2f}'
+  return numbers | {
+    'reward': f'{moment.reward:.2f}',
+    'return': f'{moment.episode_return:.2f}',
+  }
+
+
+def _next(moment: evaluator.Moment) -> str:
+  """What the policy would do now, for the end of a line."""
+  if not moment.policy:
+    return ''
+  pairs = films.likeliest(moment.policy, LIKELIEST)
+  return '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
+
+
+def _bars(policy: dict[str, float]) -> rich.table.Table:
+  """The likeliest choices, each with a bar as long as it is likely."""
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
+  view.add_column(min_width=BAR)
+  for name, chance in films.likeliest(policy, LIKELIEST):
+    view.add_row(rich.markup.escape(name), '█' * round(chance * BAR), f'{chance:.2f}')
+  return view
+
+
+def _side_by_side(
+  console: rich.console.Console, moment: evaluator.Moment, heading: str
+) -> rich.console.RenderableType:
+  """The frame as large as the terminal lets it be, and the numbers right of it."""
+  numbers = rich.table.Table.grid(padding=(0, 2))
+  for name, value in _numbers(moment).items():
+    numbers.add_row(name, value)
+  beside = rich.console.Group(heading, '', numbers, '', _bars(moment.policy or {}))
+  if moment.frame is None:
+    return beside
+  width, height = console.size
+  view = rich.table.Table.grid(padding=(0, 2))
+  view.add_row(Picture(moment.frame, max(1, width - NUMBERS), height), beside)
+  return view
+
+
+class Picture:
+  """A frame in half blocks: each character shows two pixels, one above the other, in 24-bit colour.
+
+  Args:
+    frame: [H, W, 3] uint8.
+    columns: of the terminal that it may take.
+    rows: as well; the frame keeps its proportions, a character being twice as high as wide.
+  """
+
+  def __init__(self, frame: np.ndarray, columns: int, rows: int):
+    height, width, _ = frame.shape
+    scale = min(columns / width, 2 * rows / height)
+    pixels = _resize(frame, max(1, int(width * scale)), axis=1)
+    self.pixels = _resize(pixels, 2 * max(1, int(height * scale / 2)), axis=0).astype(np.uint8)
+
+  def __rich_console__(self, console: Any, options: Any) -> Iterator[rich.segment.Segment]:
+    del console, options
+    for top, bottom in zip(self.pixels[::2].tolist(), self.pixels[1::2].tolist(), strict=True):
+      for above, below in zip(top, bottom, strict=True):
+        yield rich.segment.Segment('▀', _style(tuple(above), tuple(below)))
+      yield rich.segment.Segment.line()
+
+  def __rich_measure__(self, console: Any, options: Any) -> rich.measure.Measurement:
+    del console, options
+    return rich.measure.Measurement(self.pixels.shape[1], self.pixels.shape[1])
+
+
+@functools.lru_cache(maxsize=4096)
+def _style(above: tuple[int, int, int], below: tuple[int, int, int]) -> rich.style.Style:
+  colour = rich.color.Color.from_rgb
+  return rich.style.Style(color=colour(*above), bgcolor=colour(*below))
+
+
+def _resize(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
+  """Pixels repeated, or the means of neighbours, so that there are `size` along one axis."""
+  length = pixels.shape[axis]
+  edges = np.arange(size) * length // size
+  if size >= length:
+    return np.take(pixels, edges, axis)
+  counts = np.diff(np.append(edges, length))
+  sums = np.add.reduceat(pixels.astype(np.float32), edges, axis)
+  return sums / counts.reshape([-1 if i == axis else 1 for i in range(pixels.ndim)])

@@ -1,0 +1,135 @@
+"""What the parts of a run are and are called, by its config alone: no Reverb, and no Launchpad."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+
+from hephaestus.actors import rollout
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import masked_ppo
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.launch import config as launch_config
+from hephaestus.learner import checkpoint, dreamer_update, ppo_update
+from hephaestus.learner import learner as learner_lib
+
+REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
+ENDING = 'ending'  # what a host waits for that has only replay
+
+
+def learners(count: int) -> list[str]:
+  """The names of the processes that learn as one; the first speaks for all."""
+  return [LEARNER] if count == 1 else [f'{LEARNER}-{rank}' for rank in range(count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What all nodes of a run agree on, computed from its config alone.
+
+  Attributes:
+    environment: the world.
+    agent: as those see it who act with it.
+    trained: the same with its losses, for the one who trains it.
+    unroll: of the actors.
+    params_schema: shapes and dtypes of acting parameters.
+  """
+
+  environment: Any
+  agent: agent_lib.Agent
+  trained: dreamer_agent.Dreamer | masked_ppo.PPO
+  unroll: rollout.Unroll
+  params_schema: Any
+
+  @functools.cached_property
+  def sequence_schema(self) -> Any:
+    """Shapes and dtypes of one Sequence. For them the world and the policy are traced."""
+    return rollout.sequence_schema(self.unroll, self.params_schema)
+
+
+def make_parts(config: launch_config.ExperimentConfig) -> Parts:
+  """Builds them; makes no array."""
+  environment = config.make_environment()
+  specs = environment.observation_spec, environment.action_spec
+  trained: dreamer_agent.Dreamer | masked_ppo.PPO = (
+    masked_ppo.make_ppo(config.ppo()[0], *specs)
+    if config.agent_name == 'ppo'
+    else dreamer_agent.make_dreamer(config.dreamer()[0], *specs)
+  )
+  agent = trained.agent
+  unroll = rollout.make_unroll(
+    environment,
+    agent,
+    num_worlds=config.actor.num_worlds,
+    num_rows=config.actor.sequence_length,
+  )
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)
+  return Parts(environment, agent, trained, unroll, params)
+
+
+def make_update(
+  config: launch_config.ExperimentConfig, parts: Parts, *, num_devices: int
+) -> learner_lib.Update:
+  """The update of a run's agent; ValueError when a batch does not divide over the devices."""
+  if not isinstance(parts.trained, masked_ppo.PPO):
+    config.dreamer()[1].batch_per_device(num_devices)
+    return dreamer_update.make_update(parts.trained, config.dreamer()[1])
+  agent, learner = config.ppo()
+  scale = ppo_update.auto_scale(
+    learner,
+    num_worlds=config.batch_size,
+    num_steps=config.steps_per_sequence,
+    num_devices=num_devices,
+    recurrent=bool(agent.recurrent_size),
+  )
+  return ppo_update.make_update(
+    parts.trained,
+    learner,
+    scale,
+    max_environment_steps=config.max_environment_steps,
+    delayed=True,
+  )
+
+
+def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
+  """Shapes and dtypes of what the learner's checkpoints hold."""
+  update = make_update(config, parts, num_devices=1)
+  return learner_lib.saved_shapes(update, counted=config.agent_name == 'ppo')
+
+
+def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
+  """Learner step and all parameters of a run's newest checkpoint; None when there is none here.
+
+  Args:
+    run: its folder.
+    like: what its checkpoints hold.
+  """
+  folder = run / 'checkpoints'
+  if not folder.exists():
+    return None
+  with contextlib.closing(checkpoint.Checkpointer(folder, read_only=True)) as saved:
+    restored = saved.restore(like)
+  if restored is None:
+    return None
+  state: Any = restored.state
+  return restored.step, getattr(state, 'train', state).params
+
+
+def replay_names(num_shards: int) -> list[str]:
+  """The nodes of replay, as `program.commands` calls them."""
+  return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
+
+
+def is_replay(name: str) -> bool:
+  """Whether a node is one of replay's."""
+  return name == REPLAY or name.startswith(f'{REPLAY}-')
+
+
+def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:
+  """Where each shard of a run keeps its checkpoints."""
+  folder = run / 'replay'
+  folders = [folder] if num_shards == 1 else [folder / f'shard-{i}' for i in range(num_shards)]
+  return [str(each) for each in folders]

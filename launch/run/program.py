@@ -1,0 +1,454 @@
+"""make_program: the topology of a run; the one file that knows Launchpad's nodes.
+
+Every node is built in its own process, from the config and a client of replay. Actors and the
+learner only ever speak to replay, so any node may die and return.
+"""
+
+import atexit
+import functools
+import os
+import pathlib
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import launchpad as lp
+from launchpad import address as lp_address
+from launchpad import context as lp_context
+
+from hephaestus.actors import actor, evaluator
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import metrics, watchdog
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import allocator, checkpoint, on_policy
+from hephaestus.learner import learner as learner_lib
+from hephaestus.learner import process_group as process_group_lib
+from hephaestus.learner import profile as profile_lib
+from hephaestus.learner import staleness as staleness_lib
+from hephaestus.replay import checkpoint as replay_checkpoint
+from hephaestus.replay import connection, parameters, reader, tables, writer
+
+if TYPE_CHECKING:
+  import reverb
+
+TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
+
+
+def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
+  """Whether this node was asked to stop; to be called in its main thread, which is then watched."""
+  _end_quietly()
+  return watchdog.watched(lp.stop_event().is_set, config.learner.stuck_seconds)
+
+
+def _end_quietly() -> None:
+  """Has a node that was asked to stop, and is on its way out, end with the exit code that it chose.
+
+  Launchpad rings an alarm every second from SIGTERM on, which would kill it once Python no longer
+  listens, and make its orderly end look like a crash.
+  """
+  atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
+
+
+def _addresses(replay: Sequence['reverb.Client']) -> list[str]:
+  return [client.server_address for client in replay]
+
+
+def environment_steps(
+  config: launch_config.ExperimentConfig, address: str | Sequence[str], name: str
+) -> Callable[[], int | None]:
+  """A function that asks replay how many steps all actors have collected; None: no answer.
+
+  A shard that does not answer counts as it did when it last answered, and if it never did, as 0.
+  """
+  links = connection.connect(address, name, timeout_seconds=config.replay.timeout_seconds)
+  stratum = config.replay.limiting_stratum.name
+  inserted: dict[str, int] = {}
+
+  def ask() -> int | None:
+    answered = False
+    for link in links:
+      infos = link.look(1.0)
+      if infos is not None and stratum in infos:
+        answered = True
+        inserted[link.address] = infos[stratum].rate_limiter_info.insert_stats.completed
+    return sum(inserted.values()) * config.steps_per_sequence if answered else None
+
+  return ask
+
+
+def replay_saver(
+  replay: Sequence['reverb.Client'], folders: Sequence[str | None]
+) -> Callable[[], Any]:
+  """A function that has every shard write its checkpoint.
+
+  It raises RuntimeError or OSError when one did not, once all others have.
+
+  Args:
+    replay: its shards.
+    folders: of their checkpoints; None for those of other hosts, where somebody else keeps them.
+  """
+  if len(replay) == 1:
+    (client,), (folder,) = replay, folders
+    return client.checkpoint if folder is None else lambda: replay_checkpoint.save(client, folder)
+  links = connection.connect(_addresses(replay), parts_lib.LEARNER)
+
+  def save() -> None:
+    errors = []
+    for link, client, folder in zip(links, replay, folders, strict=True):
+      try:
+        if link.look(1.0) is None:  # it would be waited for
+          raise RuntimeError(f'the replay server at {link.address} does not answer')
+        client.checkpoint() if folder is None else replay_checkpoint.save(client, folder)
+      except (RuntimeError, OSError) as error:
+        errors.append(str(error))
+    if errors:
+      raise RuntimeError('; '.join(errors))
+
+  return save
+
+
+def build_tables(config: launch_config.ExperimentConfig) -> list['reverb.Table']:
+  """The tables of the replay node."""
+  _end_quietly()
+  parts = parts_lib.make_parts(config)
+  return tables.make_tables(
+    config.replay,
+    parts.sequence_schema,
+    batch_size=config.batch_size,
+    insert_size=config.actor.num_worlds * config.actor.num_actors,
+  )
+
+
+def _make_logger(config: launch_config.ExperimentConfig, run: pathlib.Path, name: str, **options):
+  return metrics.make_logger(
+    run, name, tensorboard=config.tensorboard, wandb=config.wandb, **options
+  )
+
+
+def build_learner(
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  shards_here: Sequence[int],
+  place: process_group_lib.Place | None,
+  profile: profile_lib.Span | None,
+  replay: Sequence['reverb.Client'],
+) -> learner_lib.Learner:
+  """The learner node, or one of those that learn as one."""
+  allocator.keep()
+  should_stop = _stop_signal(config)
+  group = None
+  if place is not None:  # before any array is made
+    group = process_group_lib.ProcessGroup(
+      place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
+    )
+  speaks = group is None or group.is_first
+  parts = parts_lib.make_parts(config)
+  address = _addresses(replay)
+  read = address  # by this process: shards of its own, where there are enough
+  if place is not None and len(address) >= place.size:
+    read = address[place.rank :: place.size]
+  folders = enumerate(parts_lib.replay_folders(run, len(replay)))
+  save_replay = replay_saver(
+    replay, [folder if shard in shards_here else None for shard, folder in folders]
+  )
+  intake = None
+  batch_size = config.batch_size // config.learner.num_processes
+  rows = tables.row_strata(config.replay.strata, batch_size)
+  staleness = staleness_lib.Staleness([config.replay.strata[index].name for index in rows])
+  reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
+  if config.agent_name == 'ppo':
+    save_replay = lambda: None  # what is in a queue will be too old
+    intake = on_policy.Intake(config.ppo()[1].max_staleness)
+    ahead = on_policy.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
+    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
+  return learner_lib.Learner(
+    update=parts_lib.make_update(config, parts, num_devices=jax.device_count()),
+    acting_params=parts.agent.acting_params,
+    config=config.learner,
+    batch_size=config.batch_size,
+    reader=reader.Reader(
+      read,
+      config.replay.strata,
+      parts.sequence_schema,
+      batch_size=batch_size,
+      timeout_seconds=config.replay.timeout_seconds,
+      **reading,
+    ),
+    publisher=parameters.Publisher(address, parts.params_schema),
+    checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if speaks else None,
+    save_replay=save_replay,
+    environment_step=environment_steps(config, address, parts_lib.LEARNER)
+    if speaks
+    else lambda: None,
+    make_logger=lambda step: _make_logger(
+      config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
+    ),
+    should_stop=should_stop,
+    max_environment_steps=config.max_environment_steps,
+    max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
+    steps_per_sequence=config.steps_per_sequence,
+    warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
+    seed=config.seed,
+    launch_id=launch_id,
+    intake=intake,
+    process_group=group,
+    staleness=staleness if intake is None and speaks else None,
+    profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
+    if profile is not None and speaks
+    else None,
+  )
+
+
+def build_actor(
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  actor_id: int,
+  launch_id: int,
+  profile: profile_lib.Span | None,
+  replay: Sequence['reverb.Client'],
+) -> actor.Actor:
+  """One actor node."""
+  parts = parts_lib.make_parts(config)
+  name = f'{parts_lib.ACTOR}-{actor_id}'
+  profiler = None
+  if profile is not None and actor_id == 0:
+    # The version that the learner has published last when it begins.
+    start = max(0, profile.start + 1 - config.learner.publish_period)
+    profiler = profile_lib.Profiler(
+      profile._replace(start=start),
+      profile.folder(run) / name,
+      most=profile_lib.MOST_UNROLLS,
+      late=True,
+    )
+  address = _addresses(replay)
+  source = parameters.Source(address, parts.params_schema, name=name)
+  environment_step = environment_steps(config, address, name)
+  if config.agent_name == 'ppo':  # a queue that began anew does not know; the learner does
+    environment_step = lambda: source.environment_step
+  return actor.Actor(
+    unroll=parts.unroll,
+    source=source,
+    writer=writer.Writer(
+      address,
+      config.replay.strata,
+      parts.sequence_schema,
+      timeout_seconds=config.replay.timeout_seconds,
+    ),
+    logger=_make_logger(config, run, name, steps_key='environment_step'),
+    environment_step=environment_step,
+    should_stop=_stop_signal(config),
+    config=config.actor,
+    actor_id=actor_id,
+    seed=config.seed,
+    launch_id=launch_id,
+    profiler=profiler,
+  )
+
+
+def build_evaluator(
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  replay: Sequence['reverb.Client'],
+) -> evaluator.Evaluator:
+  """The evaluator node."""
+  parts = parts_lib.make_parts(config)
+  play = evaluator.Play(
+    parts.environment,
+    parts.agent,
+    config.evaluator.num_episodes,
+    greedy=config.evaluator.greedy,
+  )
+  return evaluator.Evaluator(
+    play=play,
+    source=parameters.Source(_addresses(replay), parts.params_schema, name=parts_lib.EVALUATOR),
+    logger=_make_logger(config, run, parts_lib.EVALUATOR, steps_key='environment_step'),
+    should_stop=_stop_signal(config),
+    config=config.evaluator,
+    camera=evaluator.Camera(
+      play,
+      run / 'videos',
+      config.evaluator.film_period,
+      lambda: parts_lib.newest_params(run, parts_lib.saved_shapes(config, parts)),
+    ),
+    seed=config.seed,
+    launch_id=launch_id,
+  )
+
+
+class Ending:
+  """A node that ends with the run and does nothing else.
+
+  Args:
+    source: of acting parameters.
+    should_stop: whether the node was asked to stop.
+    launch_id: of this launch.
+  """
+
+  def __init__(self, source: parameters.Source, should_stop: Callable[[], bool], launch_id: int):
+    self._source = source
+    self._should_stop = should_stop
+    self._launch_id = launch_id
+
+  def run(self) -> None:
+    """Waits for the learner's final parameters."""
+    while not self._should_stop():
+      snapshot = self._source.newest(timeout_seconds=1.0)
+      if snapshot is not None and snapshot.ended_launch == self._launch_id:
+        return
+      time.sleep(0.5)
+
+
+def build_ending(
+  config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence['reverb.Client']
+) -> Ending:
+  """The node that a host waits for which has only replay."""
+  schema = parts_lib.make_parts(config).params_schema
+  source = parameters.Source(_addresses(replay), schema, name=parts_lib.ENDING)
+  return Ending(source, _stop_signal(config), launch_id)
+
+
+class _ReplayNode(lp.ReverbNode):
+  """Launchpad's node of a Reverb server, with ours in it.
+
+  Args:
+    config: of the run.
+    directory: of the server's checkpoints.
+    exposed: whether other machines may reach it.
+  """
+
+  def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):
+    super().__init__(functools.partial(build_tables, config))
+    self._directory = directory
+    self._exposed = exposed
+    self._stuck_seconds = config.learner.stuck_seconds
+
+  def run(self) -> None:
+    """Serves until the node is asked to stop."""
+    self._server = tables.make_server(
+      self._priority_tables_fn(),
+      port=lp_address.get_port_from_address(self._address.resolve()),
+      directory=self._directory,
+      exposed=self._exposed,
+    )
+    serve(lp.stop_event(), self._address.resolve(), self._stuck_seconds)
+
+
+def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
+  """Waits until replay's node is asked to stop; ends the node when its server hangs.
+
+  Args:
+    stop: set when it is; to be called in the main thread, which hears of it.
+    address: HOST:PORT of the server, in this process, of which the port counts.
+    stuck_seconds: without an answer after which it counts as hung, see `watchdog`; 0: never.
+  """
+  answered = watchdog.watched(stop.is_set, stuck_seconds)
+  period = stuck_seconds / 10
+  local_address = f'127.0.0.1:{lp_address.get_port_from_address(address)}'
+  while not stop.wait(period or None):
+    if connection.answers(local_address, timeout_seconds=period):
+      answered()
+
+
+def make_program(
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  *,
+  shards_here: Sequence[int] | None = None,
+  exposed: bool = True,
+  coordinator: str | None = None,
+  profile: profile_lib.Span | None = None,
+) -> lp.Program:
+  """The topology of one run.
+
+  Args:
+    config: of the run.
+    run: its folder.
+    launch_id: positive and different at every launch; tells this launch's end from an older one's.
+    shards_here: of replay that write into the same folder, and not into that of another host; None
+      for all.
+    exposed: whether other machines may reach replay.
+    coordinator: HOST:PORT of the first process of a learner that has several.
+    profile: updates that are traced; None for none.
+  """
+  program = lp.Program('hephaestus')
+  folders = parts_lib.replay_folders(run, config.replay.num_shards)
+  here = tuple(range(len(folders)) if shards_here is None else shards_here)
+  with program.group(parts_lib.REPLAY):
+    replay = [program.add_node(_ReplayNode(config, folder, exposed)) for folder in folders]
+  with program.group(parts_lib.LEARNER):
+    size = config.learner.num_processes
+    for rank in range(size):
+      place = None if coordinator is None else process_group_lib.Place(coordinator, rank, size)
+      program.add_node(
+        lp.PyClassNode(build_learner, config, run, launch_id, here, place, profile, replay)
+      )
+  with program.group(parts_lib.ACTOR):
+    for actor_id in range(config.actor.num_actors):
+      program.add_node(
+        lp.PyClassNode(build_actor, config, run, actor_id, launch_id, profile, replay)
+      )
+  with program.group(parts_lib.EVALUATOR):
+    program.add_node(lp.PyClassNode(build_evaluator, config, run, launch_id, replay))
+  with program.group(parts_lib.ENDING):
+    program.add_node(lp.PyClassNode(build_ending, config, launch_id, replay))
+  return program
+
+
+class _StaticAddress(lp_address.AbstractAddressBuilder):
+  """An address that is known before anything runs."""
+
+  def __init__(self, address: str):
+    self._address = address
+
+  def build(self) -> str:
+    return self._address
+
+
+def commands(
+  program: lp.Program, addresses: Sequence[str], scratch: pathlib.Path
+) -> dict[str, list[str]]:
+  """The command that runs each node of a program, by the node's name.
+
+  Launchpad's own launcher would start them too, but neither restarts a node nor reports its end
+  (docs/design.md); so its nodes are bound here and their commands handed to our supervisor.
+
+  Args:
+    program: whose only listening nodes are those of replay.
+    addresses: HOST:PORT of each shard of replay.
+    scratch: folder for the pickled nodes, which must live as long as the run.
+  """
+  launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
+  for nodes in program.groups.values():
+    for node in nodes:
+      node._initialize_context(launch_type, launch_config=None)
+  for label, nodes in program.groups.items():
+    for node in nodes:
+      for handle in node.input_handles:
+        handle.connect(node, label)
+  shards = program.groups[parts_lib.REPLAY]
+  for node, address in zip(shards, addresses, strict=True):
+    for listening in node.addresses:
+      listening.bind(_StaticAddress(address))
+  result = {}
+  previous, tempfile.tempdir = tempfile.tempdir, str(scratch)
+  try:
+    for label, nodes in program.groups.items():
+      executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
+      names = {
+        parts_lib.LEARNER: parts_lib.learners(len(executables)),
+        parts_lib.REPLAY: parts_lib.replay_names(len(executables)),
+        parts_lib.ACTOR: [f'{parts_lib.ACTOR}-{index}' for index in range(len(executables))],
+      }.get(label, [label] * len(executables))
+      for command, name in zip(executables, names, strict=True):
+        notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'
+        result[name] = [*map(os.fspath, command.command_as_list), notice]
+  finally:
+    tempfile.tempdir = previous
+  return result

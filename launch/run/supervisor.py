@@ -1,0 +1,479 @@
+"""Keeps a host's node processes alive: restart, back-off, give up, no orphans.
+
+It knows commands, exit codes and signals, and nothing of what the processes do.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import BinaryIO, NamedTuple
+
+from hephaestus.launch.run import fork_server as template_lib
+
+POLL_SECONDS = 0.1
+LAST_LINES = 20
+GROUP_SECONDS = 1.0  # for what a process has started to be gone once it is killed
+CANNOT_START = 127  # as a shell reports a command that it cannot run
+
+# One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
+SAME_INTERRUPT_SECONDS = 0.5
+
+# Is told of every process group, and outlives the supervisor by the moment it takes to kill them:
+# the kernel's death signal reaches a child, but not the child's own children.
+GUARD = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+groups = set()
+for line in sys.stdin:
+  (groups.add if line[0] == '+' else groups.discard)(int(line[1:]))
+for group in groups:
+  try:
+    os.killpg(group, signal.SIGKILL)
+  except OSError:
+    pass
+"""
+
+
+class Process(NamedTuple):
+  """What to run, and where its words go.
+
+  Attributes:
+    name: unique on this host, such as `actor-0`.
+    command: the program and its arguments.
+    environment: variables added to the supervisor's own.
+    log: file to which stdout and stderr are appended.
+    blameless: exit codes by which it says that it ended on account of another, such as a peer on
+      another host; they count as being killed does.
+  """
+
+  name: str
+  command: Sequence[str]
+  environment: Mapping[str, str]
+  log: pathlib.Path
+  blameless: Set[int] = frozenset()
+
+
+class Event(NamedTuple):
+  """Something happened to a process.
+
+  Attributes:
+    kind: `started`; `exited`, followed by `finished` (it was 0), `restarting` or `gave_up`. When
+      the run stops: `stopping`, followed by `exited`, or by `killed` after the time of grace.
+      `killed` is also who shares the fate of one that is restarted, and then starts with it.
+    name: of the process.
+    pid: of its last start, 0 where it could not be started.
+    exit_code: of its last end, negative for a signal; None before.
+    restarts: how often it was restarted so far.
+    delay_seconds: until it is restarted, for `restarting`.
+  """
+
+  kind: str
+  name: str
+  pid: int
+  exit_code: int | None
+  restarts: int
+  delay_seconds: float = 0.0
+
+
+class Outcome(NamedTuple):
+  """How a run ended.
+
+  Attributes:
+    exit_code: 0 when finished or interrupted, 1 when a process was given up.
+    interrupted: whether a signal ended the run.
+    failed: name of the process that was given up.
+    failed_exit_code: its last exit code, negative for a signal.
+    last_lines: the end of its log, of its last start only.
+    restarts: how often each process was restarted.
+  """
+
+  exit_code: int
+  interrupted: bool
+  failed: str | None
+  failed_exit_code: int | None
+  last_lines: list[str]
+  restarts: dict[str, int]
+
+
+@dataclasses.dataclass
+class _Child:
+  """A process as it lives: running, waiting for its restart, or finished."""
+
+  process: Process
+  running: subprocess.Popen[bytes] | template_lib.Forked | None = None
+  pid: int = 0
+  exit_code: int | None = None
+  finished: bool = False
+  started_at: float = 0.0
+  restart_at: float | None = None
+  fast_failures: int = 0
+  fast_kills: int = 0
+  restarts: int = 0
+  log_offset: int = 0
+
+
+class Interrupts:
+  """Counts the signals that ask to stop, while it is entered; in the main thread only.
+
+  They are SIGINT, SIGTERM and, where it is not ignored as `nohup` has it, SIGHUP.
+
+  Attributes:
+    count: how often, one press of Ctrl-C that arrives twice counting once.
+  """
+
+  def __init__(self):
+    self.count = 0
+    self._at = 0.0
+    self._stack = contextlib.ExitStack()
+
+  def __enter__(self) -> 'Interrupts':
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+      numbers.append(signal.SIGHUP)
+    for number in numbers:
+      self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._stack.close()
+
+  def _on_signal(self, number, frame) -> None:
+    del number, frame
+    now = time.monotonic()
+    if not self.count or now - self._at > SAME_INTERRUPT_SECONDS:
+      self.count += 1
+      self._at = now
+
+
+class Supervisor:
+  """Runs processes until some of them are finished, one fails for good, or a signal comes.
+
+  A process that exits 0 is finished. One that ends otherwise is restarted after
+  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. One that
+  was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails; so is one
+  that ended with a code for which it is `blameless`. SIGINT
+  and SIGTERM stop everything in order, a second one at once. Processes that share a fate are
+  restarted together, as one: when one of them ends otherwise than with 0, the others are killed.
+  Should the supervisor itself be killed, its processes, and whatever they started in their process
+  groups, die with it.
+  """
+
+  def __init__(
+    self,
+    processes: Sequence[Process],
+    *,
+    until: Sequence[str],
+    is_over: Callable[[Set[str]], bool] | None = None,
+    stop_order: Sequence[Sequence[str]] | None = None,
+    fates: Sequence[Sequence[str]] = (),
+    grace_seconds: float | Sequence[float] = 10.0,
+    stop_seconds: float = 30.0,
+    healthy_seconds: float = 60.0,
+    max_fast_failures: int = 5,
+    max_fast_kills: int = 20,
+    backoff_seconds: float = 0.5,
+    max_backoff_seconds: float = 30.0,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+    tick_seconds: float = 0.5,
+    template: template_lib.Template | None = None,
+  ):
+    """Initializes the supervisor; nothing starts before `run`.
+
+    Args:
+      processes: to be started, in this order.
+      until: names of the processes that must all finish for the run to be finished; when empty,
+        it ends by a signal or a failure only.
+      is_over: names of finished processes -> whether the run is finished, in place of `until`.
+      stop_order: groups of names, stopped one group after another; all at once when None.
+      fates: groups of names, each of which is of no use without all of it.
+      grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
+      stop_seconds: after which everything left is killed, whatever the grace of the groups.
+      healthy_seconds: a process that ran this long has recovered from earlier failures.
+      max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
+      max_fast_kills: the same for ends by SIGKILL, be it by a person or for want of memory, and for
+        those for which a process is `blameless`.
+      backoff_seconds: before the first restart; doubles with every further one.
+      max_backoff_seconds: bound of the above.
+      on_event: called with every event, from the thread that runs.
+      on_tick: called about every `tick_seconds`, also while stopping.
+      tick_seconds: see `on_tick`.
+      template: forks the commands that it can run, which saves their imports; others, and all
+        should it be gone, are started anew.
+    """
+    names = [process.name for process in processes]
+    if not names:
+      raise ValueError('No processes to supervise: give at least one.')
+    if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
+      raise ValueError(f'Names of processes must differ, but {repeated} are repeated.')
+    if unknown := [name for name in until if name not in names]:
+      raise ValueError(f'`until` names {unknown}, which are not among the processes {names}.')
+    stop_order = [names] if stop_order is None else stop_order
+    if sorted(name for group in stop_order for name in group) != sorted(names):
+      raise ValueError(f'`stop_order` must name each of {names} once, got {stop_order}.')
+    if max_fast_failures < 1:
+      raise ValueError(f'max_fast_failures must be at least 1, got {max_fast_failures}.')
+    if max_fast_kills < 1:
+      raise ValueError(f'max_fast_kills must be at least 1, got {max_fast_kills}.')
+    if isinstance(grace_seconds, int | float):
+      grace_seconds = [grace_seconds] * len(stop_order)
+    if len(grace_seconds) != len(stop_order):
+      raise ValueError(f'{len(grace_seconds)} values of grace for {len(stop_order)} groups.')
+    self._children = {process.name: _Child(process) for process in processes}
+    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
+    self._stop_order = stop_order
+    self._fates = fates
+    self._grace_seconds = grace_seconds
+    self._stop_seconds = stop_seconds
+    self._healthy_seconds = healthy_seconds
+    self._max_fast_failures = max_fast_failures
+    self._max_fast_kills = max_fast_kills
+    self._backoff_seconds = backoff_seconds
+    self._max_backoff_seconds = max_backoff_seconds
+    self._on_event = on_event
+    self._on_tick = on_tick
+    self._tick_seconds = tick_seconds
+    self._template = template
+    self._next_tick = 0.0
+    self._interrupts = Interrupts()
+    self._failed: _Child | None = None
+    self._guard_pipe = -1
+
+  def run(self) -> Outcome:
+    """Starts everything and returns when everything is gone; in the main thread only.
+
+    Signals are handled there, and the kernel's death signal follows the thread that starts a
+    process, not the program.
+    """
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(self._interrupts)
+      stack.enter_context(self._run_guard())
+      stack.callback(self._kill_what_is_left)
+      for child in self._children.values():
+        self._start(child)
+      while not (self._failed or self._interrupts.count or self._is_finished()):
+        self._pause()
+        self._restart_what_ended()
+      interrupted = self._interrupts.count > 0 and not self._failed
+      self._stop()
+    failed = self._failed
+    return Outcome(
+      exit_code=1 if failed else 0,
+      interrupted=interrupted,
+      failed=failed.process.name if failed else None,
+      failed_exit_code=failed.exit_code if failed else None,
+      last_lines=_last_lines(failed) if failed else [],
+      restarts={name: child.restarts for name, child in self._children.items()},
+    )
+
+  @contextlib.contextmanager
+  def _run_guard(self) -> Iterator[None]:
+    guard_end, self._guard_pipe = os.pipe()
+    guard = subprocess.Popen(
+      [sys.executable, '-I', '-S', '-c', GUARD],
+      stdin=guard_end,
+      start_new_session=True,  # out of reach of the terminal's Ctrl-C
+    )
+    try:
+      yield
+    finally:
+      os.close(self._guard_pipe)
+      guard.wait()
+      os.close(guard_end)  # so late, lest a write to the pipe raise when the guard is gone
+
+  def _is_finished(self) -> bool:
+    return self._is_over({name for name, child in self._children.items() if child.finished})
+
+  def _start(self, child: _Child) -> None:
+    process = child.process
+    with _open_log(process.log) as log:
+      child.log_offset = log.tell()
+      now = time.strftime('%Y-%m-%d %H:%M:%S')
+      _note(log, f'--- {now} {process.name}: start {child.restarts + 1}\n')
+      child.started_at = time.monotonic()
+      child.restart_at = None
+      try:
+        child.running = self._fork(process, log) or self._execute(process, log)
+      except OSError as error:
+        _note(log, f'{error}\n')
+    if child.running is None:
+      child.pid = 0
+      self._on_exit(child, CANNOT_START)
+    else:
+      child.pid = child.running.pid
+      self._emit('started', child)
+
+  def _fork(self, process: Process, log: BinaryIO) -> template_lib.Forked | None:
+    """Runs a command in a fork of the template, None where that cannot be."""
+    if self._template is None or not self._template.runs(process.command):
+      return None
+    try:
+      return self._template.start(
+        process.name, process.command, process.environment, log.fileno(), self._guard_pipe
+      )
+    except OSError as error:
+      _note(log, f'{error}; starting it anew\n')
+      return None
+
+  def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+      process.command,
+      env={**os.environ, **process.environment},
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      preexec_fn=functools.partial(template_lib.bind_to, os.getpid(), self._guard_pipe),
+    )
+
+  def _restart_what_ended(self) -> None:
+    for child in self._children.values():
+      exit_code = self._reap(child)
+      if exit_code is not None:
+        self._on_exit(child, exit_code)
+      elif child.restart_at is not None and time.monotonic() >= child.restart_at:
+        child.restarts += 1
+        self._start(child)
+
+  def _on_exit(self, child: _Child, exit_code: int) -> None:
+    child.exit_code = exit_code
+    self._emit('exited', child)
+    if exit_code == 0:
+      child.finished = True
+      self._emit('finished', child)
+      return
+    if time.monotonic() - child.started_at >= self._healthy_seconds:
+      child.fast_failures = child.fast_kills = 0
+    elif exit_code == -signal.SIGKILL or exit_code in child.process.blameless:
+      child.fast_kills += 1
+    else:
+      child.fast_failures += 1
+    if child.fast_failures >= self._max_fast_failures or child.fast_kills >= self._max_fast_kills:
+      self._failed = self._failed or child
+      self._emit('gave_up', child)
+      return
+    doublings = min(max(child.fast_failures + child.fast_kills - 1, 0), 30)
+    delay_seconds = min(self._backoff_seconds * 2**doublings, self._max_backoff_seconds)
+    child.restart_at = time.monotonic() + delay_seconds
+    self._emit('restarting', child, delay_seconds)
+    others = self._others(child)
+    self._kill([other for other in others if other.running])
+    for other in others:
+      other.finished = False
+      other.restart_at = child.restart_at
+      other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
+
+  def _others(self, child: _Child) -> list[_Child]:
+    """Who shares its fate."""
+    names = [name for fate in self._fates if child.process.name in fate for name in fate]
+    return [self._children[name] for name in names if name != child.process.name]
+
+  def _stop(self) -> None:
+    deadline = time.monotonic() + self._stop_seconds
+    for names, grace_seconds in zip(self._stop_order, self._grace_seconds, strict=True):
+      children = [self._children[name] for name in names]
+      for child in children:
+        if child.running and self._reap_stopped(child):
+          os.kill(child.pid, signal.SIGTERM)
+          self._emit('stopping', child)
+      group_deadline = min(time.monotonic() + grace_seconds, deadline)
+      while alive := [child for child in children if self._reap_stopped(child)]:
+        if self._interrupts.count > 1 or time.monotonic() >= group_deadline:
+          self._kill(alive)
+          break
+        self._pause()
+
+  def _reap_stopped(self, child: _Child) -> bool:
+    """Notes the end of a child that is not to be restarted; True while it lives."""
+    exit_code = self._reap(child)
+    if exit_code is not None:
+      child.exit_code = exit_code
+      self._emit('exited', child)
+    return child.running is not None
+
+  def _reap(self, child: _Child) -> int | None:
+    """The exit code of a child that has just ended; what is left of its group is killed."""
+    if child.running is None:
+      return None
+    # Not collected yet, so that its number cannot have passed on to somebody else's group.
+    if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+      return None
+    return self._collect(child)
+
+  def _kill_what_is_left(self) -> None:
+    self._kill([child for child in self._children.values() if child.running])
+
+  def _kill(self, children: Sequence[_Child]) -> None:
+    for child in children:
+      os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+      child.exit_code = self._collect(child)
+    for child in children:
+      self._emit('killed', child)
+
+  def _collect(self, child: _Child) -> int:
+    assert child.running is not None
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+      os.killpg(child.pid, signal.SIGKILL)
+    exit_code = child.running.wait()
+    child.running = None
+    deadline = time.monotonic() + GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+      while time.monotonic() < deadline:
+        os.killpg(child.pid, 0)
+        time.sleep(0.005)
+    os.write(self._guard_pipe, f'-{child.pid}\n'.encode())
+    return exit_code
+
+  def _pause(self) -> None:
+    time.sleep(POLL_SECONDS)
+    if time.monotonic() >= self._next_tick:
+      self._next_tick = time.monotonic() + self._tick_seconds
+      with contextlib.suppress(OSError):  # as in _emit
+        self._on_tick()
+
+  def _emit(self, kind: str, child: _Child, delay_seconds: float = 0.0) -> None:
+    event = Event(
+      kind=kind,
+      name=child.process.name,
+      pid=child.pid,
+      exit_code=child.exit_code,
+      restarts=child.restarts,
+      delay_seconds=delay_seconds,
+    )
+    with contextlib.suppress(OSError):  # a closed terminal is no reason to kill what learns
+      self._on_event(event)
+
+
+def _open_log(path: pathlib.Path) -> BinaryIO:
+  """A log to append to; nowhere, when it cannot be made: a full disk is no reason to end a run."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, 'ab', buffering=0)
+  except OSError:
+    return open(os.devnull, 'ab', buffering=0)
+
+
+def _note(log: BinaryIO, text: str) -> None:
+  with contextlib.suppress(OSError):
+    log.write(text.encode())
+
+
+def _last_lines(child: _Child) -> list[str]:
+  """The end of what a child wrote since its last start, without the supervisor's header."""
+  if not child.process.log.exists():
+    return []
+  with open(child.process.log, 'rb') as log:
+    log.seek(child.log_offset)
+    lines = collections.deque(log, maxlen=LAST_LINES + 1)
+  if lines and lines[0].startswith(b'--- '):
+    lines.popleft()
+  return [line.decode(errors='replace').rstrip() for line in lines][-LAST_LINES:]

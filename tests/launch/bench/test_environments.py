@@ -1,0 +1,200 @@
+"""The `bench` command: what it prints, and what it refuses."""
+
+import json
+import multiprocessing
+
+import jax
+import psutil
+import pytest
+
+from hephaestus.actors import environments
+from hephaestus.launch import main
+from hephaestus.learner import bench as learner_bench
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', 'bench', *map(str, arguments)]))
+
+
+def test_steps_of_worlds_are_measured_beside_their_limit(capsys, monkeypatch):
+  monkeypatch.setattr(learner_bench, 'num_cores', lambda: 2)
+  arguments = ('env', '--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
+  assert run(*arguments, '--worlds', 1, 4, '--json') == 0
+  figures = json.loads(capsys.readouterr().out)
+  for figure in figures:
+    assert list(figure) == ['name', 'value', 'unit', 'limit', 'ratio', 'machine']
+    assert figure['value'] > 0
+    assert figure['machine'] == figures[0]['machine'] != ''
+  by_name = {figure['name']: figure for figure in figures}
+  assert list(by_name) == [
+    'env/catch/1_worlds',
+    'env/catch/1_worlds/processes',
+    'env/catch/1_worlds/compile',
+    'env/catch/4_worlds',
+    'env/catch/4_worlds/processes',
+    'env/catch/4_worlds/compile',
+    'copy',
+  ]
+  assert by_name['env/catch/1_worlds/processes']['value'] == 1
+  assert by_name['env/catch/4_worlds/processes']['value'] == 2
+  steps = by_name['env/catch/4_worlds']
+  assert steps['unit'] == 'steps/s'
+  (size,) = environments.make('catch', rows=5).observation_spec.shape
+  assert steps['limit'] == pytest.approx(by_name['copy']['value'] / (4 * size))
+  assert steps['ratio'] == pytest.approx(steps['value'] / steps['limit'])
+  assert by_name['copy']['limit'] is None
+
+
+def test_people_see_a_line_for_each_figure(capsys):
+  assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 1, '--seconds', 1e-3) == 0
+  machine, *lines = capsys.readouterr().out.splitlines()
+  assert machine.startswith('on ')
+  assert [line.split()[0] for line in lines] == [
+    'env/catch/1_worlds',
+    'env/catch/1_worlds/processes',
+    'env/catch/1_worlds/compile',
+    'env/noisy_corridor/1_worlds',
+    'env/noisy_corridor/1_worlds/processes',
+    'env/noisy_corridor/1_worlds/compile',
+    'copy',
+  ]
+  assert '% of ' in lines[0]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--env', 'cach'], "environment.name='cach': no such world"),
+    (['--worlds', '0'], '--worlds 0: each must be at least 1'),
+    (['--seconds', 'nan'], '--seconds nan: must be positive'),
+    (
+      ['--env', 'catch', 'grid_world', '--set', 'environment.rows=5'],
+      '--set environment.rows=5: goe',
+    ),
+    (['--set', 'agent.window=3'], '--set agent.window=3: bench env knows only environment'),
+    (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
+  ],
+)
+def test_bad_input_is_named(capsys, arguments, words):
+  assert run('env', *arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--boredom', '0', '1.5'], '--boredom 0.0 1.5: each must lie in [0, 1]'),
+    (['--preset', 'lap'], '--preset lap: choose one of laptop'),
+    (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
+    (['--size', '1m', '--env', 'catch'], '--size 1m: takes neither --preset, --env nor --set'),
+    (['--size', '2m'], '--size 2m: choose one of laptop'),
+  ],
+)
+def test_bad_input_for_an_update_is_named(capsys, arguments, words):
+  assert run('learner', *arguments) == 2
+  assert words in capsys.readouterr().err
+
+
+def test_an_update_is_measured_by_boredom(capsys, little_optimization):
+  small = [
+    'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2',
+    'agent.classes=2', 'agent.dream_rows=2', 'learner.batch_size=2', 'actor.sequence_length=4',
+  ]  # fmt: skip
+  arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--set', *small)
+  assert run('learner', *arguments) == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  assert all(figure['value'] > 0 for figure in figures.values())
+  horizons = [figures[f'learner/catch/boredom_{b}/horizon']['value'] for b in ('0', '0.5', '1')]
+  assert horizons == [12, 8, 4]  # from the longest of the preset to its shortest
+  seconds = figures['learner/catch/boredom_1']
+  assert seconds['unit'] == 's'
+  replayed = figures['learner/catch/boredom_1/replayed']
+  assert replayed['value'] == pytest.approx(2 * 3 / seconds['value'])
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--shards', '0'], '--shards 0: each must be at least 1'),
+    (['--writers', '2', '-1'], '--writers 2 -1: each must be at least 1'),
+    (['--parameters', '0'], '--parameters 0.0: each must be positive MB'),
+    (['--batch', '1'], '--batch 1: must be at least 2'),
+    (['--stored', '7'], '--stored 7: use at least 8'),
+    (['--seconds', '0'], '--seconds 0.0: must be positive'),
+    (['--length', '1'], 'actor.sequence_length=1: must be at least 2'),
+  ],
+)
+def test_bad_input_for_replay_is_named(capsys, arguments, words):
+  assert run('replay', *arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.count('\n') == 1
+
+
+def test_replay_is_measured_through_servers_and_writers_of_their_own(capsys):
+  arguments = ('--shards', 1, 2, '--writers', 1, 2, '--parameters', 0.1, '--batch', 8)
+  arguments += ('--length', 8, '--stored', 32, '--seconds', 0.05)
+  assert run('replay', *arguments, '--json') == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  moved = [
+    *(f'replay/sample/{count}_shards' for count in (1, 2)),
+    *(f'replay/insert/{count}_writers' for count in (1, 2)),
+  ]
+  size, copied = figures['replay/sequence']['value'], figures['copy']['value']
+  for name in moved:
+    rate, moved_bytes = figures[name], figures[f'{name}/bytes']
+    assert rate['value'] > 0 and rate['limit'] == pytest.approx(copied / size)
+    assert moved_bytes['value'] == pytest.approx(rate['value'] * size)
+    assert moved_bytes['ratio'] == pytest.approx(moved_bytes['value'] / copied)
+  for way in ('push', 'fetch'):
+    name = f'replay/parameters/0.1_MB/{way}'
+    assert 0 < figures[f'{name}/median']['value'] <= figures[f'{name}/p99']['value']
+    assert figures[name]['value'] == pytest.approx(1e5 / figures[f'{name}/median']['value'])
+  assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_optimization):
+  assert jax.devices()  # those of this process, before its children are spared them
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+  assert run('end-to-end', '--seconds', 0.5, '--json', '--set', *tiny) == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  value = lambda name: figures[f'run/catch/{name}']['value']
+  for name in ('updates', 'steps'):
+    rate = figures[f'run/catch/{name}']
+    assert rate['value'] > 0 and rate['ratio'] == pytest.approx(rate['value'] / rate['limit'])
+  assert 0 <= value('learner_waits') <= 100 and 0 <= value('actors_wait') <= 100
+  assert 0 < value('replay_ratio') < 2 * 16 and value('staleness') >= 0
+  nodes = [name.split('/')[2] for name in figures if name.endswith('/cpu')]
+  assert nodes == ['actor-0', 'evaluator', 'learner', 'replay']
+  assert value('learner/cpu') > 0
+  left = psutil.Process().children(recursive=True)
+  assert not [child for child in left if 'train' in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--seconds', '0'], '--seconds 0.0: must be positive'),
+    (['--preset', 'lap'], '--preset lap: choose one of laptop'),
+    (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
+  ],
+)
+def test_bad_input_for_a_run_is_named(capsys, arguments, words):
+  assert run('end-to-end', *arguments) == 2
+  assert words in capsys.readouterr().err
+
+
+def test_bad_input_for_scaling_is_named(capsys):
+  assert run('scaling', '--size', '2m') == 2
+  assert '--size 2m: choose one of laptop' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])
+def test_unknown_words_end_with_code_two(arguments, capsys):
+  with pytest.raises(SystemExit) as ended:
+    run(*arguments)
+  assert ended.value.code == 2

@@ -1,0 +1,607 @@
+"""Hosts files are checked by name, commands lead to every host, and nothing is left on any of them."""
+
+import getpass
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import portpicker
+import psutil
+import pytest
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.cluster import handshake, hosts, node, remote
+from hephaestus.launch.run import metrics
+
+HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+PATIENCE = 240  # seconds
+SLICE = """
+directory: hephaestus
+command: .venv/bin/hephaestus
+hosts:
+  tpu:
+    learner: {address: 10.128.0.12, port: 22100}
+    gcloud: {name: my-tpu, zone: us-central2-b, project: mine, workers: 4}
+  cpu-0:
+    replay: {address: 10.128.0.2, port: 22001}
+    evaluator: true
+    ssh: {target: me@10.128.0.2}
+""" + ''.join(
+  f'  cpu-{i}: {{actors: 8, ssh: {{target: me@10.128.0.{2 + i}, options: [-p, "2222"]}}}}\n'
+  for i in range(1, 9)
+)
+TWO = """
+hosts:
+  trainer:
+    replay: {address: 127.0.0.2, port: 22001}
+    learner: true
+    local: true
+  cpu:
+    evaluator: true
+    actors: 2
+    local: true
+"""
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+
+
+@pytest.fixture
+def write(tmp_path):
+  def write(text, name='hosts.yaml'):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+  return write
+
+
+@pytest.mark.parametrize(
+  ('old', 'new', 'words'),
+  [
+    ('    evaluator', '    evaluatr', 'hosts.cpu.evaluatr: unknown key; did you mean evaluator?'),
+    ('hosts:', 'gosts:', 'gosts: unknown key; did you mean hosts?'),
+    ('port: 22001', 'prt: 22001', 'hosts.trainer.replay.prt: unknown key; did you mean port?'),
+    (', port: 22001', '', 'hosts.trainer.replay.port: is missing'),
+    ('port: 22001', 'port: 70000', 'hosts.trainer.replay.port=70000: use 1 to 65535'),
+    ('port: 22001', 'port: "22001"', "hosts.trainer.replay.port='22001': must be a whole number"),
+    ('127.0.0.2,', '"127.0.0.2:22001",', "hosts.trainer.replay.address='127.0.0.2:22001': give a"),
+    ('    replay: {address: 127.0.0.2, port: 22001}\n', '', 'replay: is on no host; give one of'),
+    ('    actors: 2', '    replay: {address: 127.0.0.2, port: 22001}', 'have the same address and'),
+    ('    learner: true\n', '', 'learner: is on no host; give one of them learner: true'),
+    ('    evaluator: true\n', '', 'evaluator: is on no host; give evaluator: true to one'),
+    ('    actors: 2\n', '', 'actors: are on no host'),
+    ('  cpu:', '  trainer:', 'found duplicate key trainer'),
+    ('actors: 2', 'actors: -2', 'hosts.cpu: actors=-2: must be at least 0'),
+    ('actors: 2', 'actors: yes', 'hosts.cpu.actors=True: must be a whole number'),
+    ('    actors: 2', '    ssh: {target: me@there}', 'hosts.cpu: ssh, local: there are several'),
+    ('    actors: 2', '    tunnel: true', 'hosts.cpu: tunnel=True: needs ssh or gcloud'),
+    ('    local: true\n  cpu', '    ssh: {target: -oProxyCommand=x}\n  cpu', "target='-oProxyCo"),
+    ('    learner: true', '    learner: !!python/object/apply:os.getcwd []', 'is no hosts file'),
+    (
+      '    evaluator',
+      '    learner: true\n    evaluator',
+      'hosts.trainer.learner=True: is the first of 2',
+    ),
+    ('learner: true', 'learner: {address: a}', 'hosts.trainer.learner.port: is missing'),
+    ('learner: true', 'learner: 1', 'hosts.trainer.learner=1: must be true or false'),
+    (
+      '    evaluator',
+      '    learner: {address: a, port: 1}\n    evaluator',
+      'hosts.trainer.learner=True: is the first',
+    ),
+    ('  cpu:', '  "c pu":', "hosts.c pu: 'c pu': a name of letters"),
+    ('    local: true\n  cpu', '    tunnel: true\n  cpu', 'replay is on this host itself'),
+  ],
+)
+def test_what_cannot_be_is_named_with_what_would_do(write, capsys, old, new, words):
+  assert old in TWO
+  path = write(TWO.replace(old, new, 1))
+  assert run('launch', path, '--preset', 'laptop', '--dry-run') == 2
+  message = capsys.readouterr().err
+  assert words in message and str(path) in message
+  assert message.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    ([], '--preset: give one'),
+    (
+      ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.num_shards=2'],
+      'replay.num_shards=2: the hosts keep 1 in all, one on each that has replay; add --set',
+    ),
+    (['--preset', 'laptop'], 'the hosts have 2 actors in all; add --set actor.num_actors=2'),
+    (
+      ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.port=22'],
+      'replay.port=22: the hosts say 22001',
+    ),
+    (
+      ['--preset', 'laptop', '--host', 'gpu', '--set', 'actor.num_actors=2'],
+      '--host gpu: there is',
+    ),
+    (
+      ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'max_minutes=1'],
+      '--launch-id: is needed for runs that end by max_minutes',
+    ),
+  ],
+)
+def test_a_host_refuses_a_configuration_that_does_not_fit_its_hosts(
+  write, tmp_path, capsys, arguments, words
+):
+  host = [] if '--host' in arguments else ['--host', 'cpu']
+  assert run('node', write(TWO), *host, '--run', tmp_path / 'run', *arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.count('\n') == 1
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('agent', 'remedy'),
+  [
+    ('dreamer', 'add --set learner.num_processes=4, or'),
+    ('ppo', 'PPO learns in one process; give'),
+  ],
+)
+def test_a_learner_on_several_hosts_has_as_many_processes(write, tmp_path, capsys, agent, remedy):
+  path = write(SLICE)
+  arguments = ['--preset', 'tpu-v4-8', '--agent', agent, '--run', tmp_path / 'run']
+  arguments += ['--set', 'actor.num_actors=64']
+  for command in (['launch', path], ['node', path, '--host', 'cpu-1']):
+    assert run(*command, *arguments) == 2
+    message = capsys.readouterr().err
+    assert 'learner.num_processes=1: the learner is on tpu-0, tpu-1, tpu-2 and tpu-3' in message
+    assert remedy in message
+  assert not (tmp_path / 'run').exists()
+
+
+def test_the_first_learner_listens_and_each_host_has_its_own():
+  placed = hosts.parse(SLICE, 'hosts.yaml')
+  assert placed.coordinator == '10.128.0.12:22100'
+  assert [node.names(placed, placed.find(f'tpu-{worker}')) for worker in range(4)] == [
+    [f'learner-{worker}'] for worker in range(4)
+  ]
+  alone = hosts.parse(TWO, 'hosts.yaml')
+  assert alone.coordinator is None
+  assert node.names(alone, alone.find('trainer')) == ['replay', 'learner']
+
+
+def test_a_second_learner_does_not_listen(write):
+  text = SLICE.replace(
+    '    evaluator: true', '    learner: {address: b, port: 1}\n    evaluator: true'
+  )
+  with pytest.raises(ValueError, match=r'hosts.cpu-0.learner: tpu-0 is the first and listens; use'):
+    hosts.parse(text, 'hosts.yaml')
+
+
+def test_a_dry_run_prints_what_starts_a_slice_and_its_cpu_hosts(write, capsys):
+  sizes = ['--set', 'actor.num_actors=64', 'learner.num_processes=4']
+  arguments = ['--preset', 'tpu-v4-8', *sizes, '--run', 'runs/big']
+  assert run('launch', write(SLICE), '--dry-run', *arguments) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[-1].startswith('# nothing was started')
+  printed = dict(zip(lines[:-1:2], map(shlex.split, lines[1::2]), strict=True))
+  assert len(printed) == 4 + 9
+  for worker in range(4):
+    there = f'cd hephaestus && exec .venv/bin/hephaestus node - --host tpu-{worker} --run runs/big'
+    assert printed[f'# tpu-{worker}: learner-{worker}'] == [
+      'gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'my-tpu', '--zone=us-central2-b',
+      '--project=mine', f'--worker={worker}', '--quiet', '--ssh-flag=-oServerAliveInterval=30',
+      '--ssh-flag=-oServerAliveCountMax=10', f'--command={there}',
+    ]  # fmt: skip
+  acting = ', '.join(f'actor-{i}' for i in range(56, 64))
+  assert printed[f'# cpu-8: {acting}'] == [
+    'ssh', '-T', '-p', '2222', '-oBatchMode=yes', '-oServerAliveInterval=30',
+    '-oServerAliveCountMax=10', 'me@10.128.0.10',
+    'cd hephaestus && exec .venv/bin/hephaestus node - --host cpu-8 --run runs/big',
+  ]  # fmt: skip
+  assert printed['# cpu-0: replay, evaluator'][-2] == 'me@10.128.0.2'
+
+
+def test_actors_are_numbered_through_and_replay_is_reached_by_its_address():
+  placed = hosts.parse(SLICE, 'hosts.yaml')
+  ids = [actor_id for host in placed.hosts for actor_id in placed.actor_ids(host.name)]
+  assert ids == list(range(64))
+  assert placed.replay_addresses('cpu-3') == ('10.128.0.2:22001',)
+  assert placed.replay_addresses('cpu-0') == ('127.0.0.1:22001',)
+
+
+def test_a_tunnel_leads_from_a_host_over_here_to_replay():
+  text = SLICE.replace('{actors: 8,', '{actors: 8, tunnel: true,', 1)
+  placed = hosts.parse(text, 'hosts.yaml')
+  words = {host.name: remote.command(placed, host, 'run', [4000]) for host in placed.hosts}
+  assert placed.replay_addresses('cpu-1') == ('127.0.0.1:22001',)
+  assert placed.replay_addresses('cpu-2') == ('10.128.0.2:22001',)
+  assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu-1']
+  assert '-L127.0.0.1:4000:127.0.0.1:22001' in words['cpu-0']
+  assert not any(word.startswith(('-L', '-R')) for word in words['cpu-2'])
+
+
+SHARDS = """
+hosts:
+  trainer: {learner: true, evaluator: true, local: true}
+  store-0: {replay: {address: 10.128.0.2, port: 22001}, ssh: {target: me@10.128.0.2}}
+  store-1: {replay: {address: 10.128.0.3, port: 22002}, actors: 1, ssh: {target: me@10.128.0.3}}
+  cpu: {actors: 1, tunnel: true, ssh: {target: me@10.128.0.4}}
+"""
+
+
+def test_each_host_with_replay_keeps_a_shard_that_all_others_reach():
+  placed = hosts.parse(SHARDS, 'hosts.yaml')
+  assert placed.replay_addresses('trainer') == ('10.128.0.2:22001', '10.128.0.3:22002')
+  assert placed.replay_addresses('store-1') == ('10.128.0.2:22001', '127.0.0.1:22002')
+  assert placed.replay_addresses('cpu') == ('127.0.0.1:22001', '127.0.0.1:22002')
+  names = {host.name: node.names(placed, host) for host in placed.hosts}
+  assert names['store-0'] == ['replay-0', 'ending']
+  assert names['store-1'] == ['replay-1', 'actor-0']
+  words = {host.name: remote.command(placed, host, 'run', [4000, 4001]) for host in placed.hosts}
+  assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu']
+  assert '-R127.0.0.1:22002:127.0.0.1:4001' in words['cpu']
+  assert '-L127.0.0.1:4001:127.0.0.1:22002' in words['store-1']
+  assert '-L127.0.0.1:4000:127.0.0.1:22001' not in words['store-1']
+  with pytest.raises(ValueError, match='give each host with replay another port'):
+    hosts.parse(SHARDS.replace('22002', '22001'), 'hosts.yaml')
+
+
+def test_replay_is_exposed_only_where_a_host_reaches_it_over_the_network():
+  text = """
+hosts:
+  store: {replay: {address: 10.128.0.2, port: 22001}, learner: true, evaluator: true, local: true}
+  near: {actors: 1, tunnel: true, ssh: {target: me@10.128.0.3}}
+  far: {actors: 1, ssh: {target: me@10.128.0.4}}
+"""
+  assert hosts.parse(text, 'hosts.yaml').exposed
+  assert not hosts.parse(
+    text.replace('{actors: 1, ssh', '{actors: 1, tunnel: true, ssh'), ''
+  ).exposed
+
+
+def test_a_host_of_an_orchestrator_is_told_how_it_is_started(write, capsys):
+  path = write(TWO.replace('    actors: 2\n    local: true\n', '    actors: 2\n'))
+  arguments = ['--preset', 'laptop', '--run', 'runs/two', '--seed', '3', '--profile', '5:7']
+  assert run('launch', path, '--dry-run', *arguments, '--set', 'actor.num_actors=2') == 0
+  by_hand = capsys.readouterr().out.splitlines()[3]
+  assert re.fullmatch(
+    rf'hephaestus node {re.escape(str(path))} --host cpu --run runs/two --launch-id \d+ '
+    '--profile 5:7 --preset laptop --seed 3 --set actor.num_actors=2',
+    by_hand,
+  )
+
+
+def test_updates_that_a_run_will_not_do_are_refused_before_any_host_is_started(write, capsys):
+  sizes = ['--preset', 'laptop', '--steps', '5000', '--set', 'actor.num_actors=2']
+  for span, words in (('5', 'write it as START:STOP'), ('900:910', 'the run ends after about')):
+    assert run('launch', write(TWO), '--dry-run', '--profile', span, *sizes) == 2
+    assert f'--profile {span}: {words}' in capsys.readouterr().err
+
+
+def test_a_share_that_goes_on_behind_the_updates_to_trace_says_so_and_keeps_its_trace(
+  tmp_path, capsys
+):
+  made = presets.laptop('catch')
+  trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'
+  trace.parent.mkdir(parents=True)
+  trace.touch()
+  (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
+  assert node.prepare_profile('5:7', made, tmp_path) is None
+  said = capsys.readouterr().out
+  assert said.startswith('nothing is traced on this host: --profile 5:7: the run goes on from')
+  assert trace.exists()
+  (tmp_path / 'checkpoints' / '100').rmdir()
+  assert node.prepare_profile('5:7', made, tmp_path) == (5, 7)
+  assert not trace.exists()
+
+
+# Stands in for hephaestus on a host, where what matters is the connection to it.
+STAND_IN = """
+import json, pathlib, sys, time
+name, folder = sys.argv[4], pathlib.Path(__file__).parent
+order = json.loads(sys.stdin.readline())
+print('up:', name, flush=True)
+(folder / f'{name}.up').write_text(order['config'])
+if (folder / f'{name}.fail').exists():
+  sys.exit(1)
+if not (folder / f'{name}.end').exists():
+  while sys.stdin.readline():
+    pass
+with open(folder / 'ended', 'a') as file:
+  file.write(f'{name}\\n')
+"""
+
+# What `hephaestus launch` does once it has checked all, without its seconds of imports.
+LAUNCH = """
+import pathlib, sys
+from launch import hosts, order, remote
+text = pathlib.Path('hosts.yaml').read_text()
+placed = hosts.parse(text, 'hosts.yaml')
+here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
+commands = {
+  host.name: remote.command(placed, host, str(here / host.name / 'run'), [1] * len(placed.keepers))
+  for host in placed.hosts
+}
+told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7, *sys.argv[1:])
+say = lambda line: print(line, flush=True)
+sys.exit(remote.Launch(placed, commands, told, say).run())
+"""
+
+
+class Launched:
+  """A launch of hosts that run a command of this machine."""
+
+  def __init__(self, folder, text, command, made='the config', profile=(), **variables):
+    self.folder = folder
+    (folder / 'hosts.yaml').write_text(f'command: {command}\n{text}')
+    (folder / 'config.yaml').write_text(made)
+    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    with open(folder / 'output', 'w') as output:
+      self.process = subprocess.Popen(
+        [sys.executable, '-c', LAUNCH, *profile],
+        stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=environment | variables,
+      )  # fmt: skip
+
+  def wait_for(self, *names):
+    deadline = time.monotonic() + PATIENCE
+    while not all((self.folder / name).exists() for name in names):
+      assert time.monotonic() < deadline and self.process.poll() is None, self.words()
+      time.sleep(0.05)
+
+  def end(self):
+    try:
+      return self.process.wait(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+      pytest.fail(f'does not end: {self.words()}')
+
+  def words(self):
+    return (self.folder / 'output').read_text()
+
+  def node(self, name):
+    """The process of a host's share."""
+    children = psutil.Process(self.process.pid).children()
+    (node,) = [child for child in children if f'--host {name} ' in ' '.join(child.cmdline())]
+    return node
+
+  def left(self, name=''):
+    """The processes that still run and name a file of the folder, after some time to end."""
+    deadline = time.monotonic() + 20
+    while found := [
+      command
+      for process in psutil.process_iter(['cmdline'])
+      if str(self.folder / name) in (command := ' '.join(process.info['cmdline'] or []))
+    ]:
+      if time.monotonic() > deadline:
+        return found
+      time.sleep(0.05)
+    return []
+
+
+@pytest.fixture
+def launch(tmp_path):
+  """Launches hosts that run the stand-in, or another command; none is left when the test fails."""
+  (tmp_path / 'stand_in.py').write_text(STAND_IN)
+  launched = []
+
+  def launch(text, command=f'{sys.executable} {tmp_path}/stand_in.py', **options):
+    launched.append(Launched(tmp_path, text, command, **options))
+    return launched[-1]
+
+  yield launch
+  for each in launched:
+    each.process.kill()  # its hosts end without it
+    each.process.wait()
+
+
+@pytest.mark.timeout(600)
+def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
+  text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
+  made = config.override(presets.laptop('catch'), ['max_environment_steps=400', *tiny])
+  # Little time is spent in these programs, and much in making them.
+  launched = launch(
+    text, HEPHAESTUS, made=config.to_yaml(made), profile=['6:8'], JAX_DISABLE_MOST_OPTIMIZATIONS='1'
+  )
+  # A machine that is preempted says SIGTERM to whatever runs there.
+  launched.wait_for('cpu/run/logs/actor-0.log')
+  launched.node('cpu').terminate()
+  assert launched.end() == 0, launched.words()
+  # 143 once its nodes are watched, and the bare signal before.
+  assert re.search(r'cpu is lost \(exit (143|-15)\); starting it again in 1 s', launched.words())
+  assert 'trainer| learner, updates 6 to 8: ' in launched.words()
+  assert re.search(r'cpu\| actor-0, versions \d+ to \d+: ', launched.words())
+  assert 'trainer: exit 0  cpu: exit 0' in launched.words()
+  assert launched.left() == []
+  rows = {name: tmp_path / name / 'run' / 'metrics' for name in ('trainer', 'cpu')}
+  assert metrics.last(rows['trainer'] / 'learner.jsonl')['learner_step'] >= 10
+  assert metrics.last(rows['cpu'] / 'actor-0.jsonl')['parameter_version'] > 0
+  final = metrics.last(rows['cpu'] / 'evaluator.jsonl')
+  assert final['final'] and final['environment_step'] >= 400
+  started = {
+    name: {row['name'] for row in metrics.read(path / 'events.jsonl') if row['kind'] == 'started'}
+    for name, path in rows.items()
+  }
+  assert started == {'trainer': {'replay', 'learner'}, 'cpu': {'actor-0', 'evaluator'}}
+
+
+def ended(folder):
+  path = folder / 'ended'
+  return path.read_text().split() if path.exists() else []
+
+
+def test_ctrl_c_stops_actors_before_replay(tmp_path, launch):
+  launched = launch(TWO)
+  launched.wait_for('cpu.up', 'trainer.up')
+  assert (tmp_path / 'cpu.up').read_text() == 'the config'
+  launched.process.send_signal(signal.SIGINT)
+  assert launched.end() == 0, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
+  assert 'cpu| up: cpu' in launched.words()
+  assert 'trainer: exit 0  cpu: exit 0' in launched.words()
+  assert launched.left() == []
+
+
+def test_a_host_whose_node_dies_is_started_again(tmp_path, launch):
+  launched = launch(TWO)
+  launched.wait_for('cpu.up', 'trainer.up')
+  for name in ('cpu', 'trainer'):
+    (tmp_path / f'{name}.up').unlink()
+    launched.node(name).kill()
+    launched.wait_for(f'{name}.up')
+    assert f'{name} is lost (exit -9); starting it again in 1 s' in launched.words()
+  launched.process.send_signal(signal.SIGINT)
+  assert launched.end() == 0, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
+
+
+def test_a_killed_launch_leaves_nothing_on_its_hosts(tmp_path, launch):
+  launched = launch(TWO)
+  launched.wait_for('cpu.up', 'trainer.up')
+  launched.process.kill()
+  launched.process.wait()
+  assert launched.left() == []
+  assert sorted(ended(tmp_path)) == ['cpu', 'trainer']
+
+
+def test_what_reaches_a_host_must_be_here(monkeypatch):
+  monkeypatch.setenv('PATH', '')
+  text = TWO.replace('local: true', 'ssh: {target: me@there}')
+  placed = hosts.parse(text, 'hosts.yaml')
+  commands = {host.name: remote.command(placed, host, 'run', [1]) for host in placed.hosts}
+  with pytest.raises(ValueError, match=r'hosts.trainer: needs ssh here, which cannot be run'):
+    remote.Launch(placed, commands, handshake.Order(text, '', 1), lambda line: None).run()
+
+
+def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path, launch):
+  (tmp_path / 'trainer.fail').touch()
+  launched = launch(TWO)
+  assert launched.end() == 1, launched.words()
+  assert 'trainer failed: stopping the others' in launched.words()
+  assert 'trainer failed: exit 1' in launched.words()
+  assert launched.left() == []
+
+
+def test_a_run_goes_on_without_one_of_the_hosts_that_keep_replay(tmp_path, launch):
+  (tmp_path / 'store.fail').touch()
+  launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
+  launched.wait_for('store.up', 'cpu.up', 'trainer.up')
+  deadline = time.monotonic() + PATIENCE
+  while 'store: exit 1' not in launched.words() and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert launched.process.poll() is None, launched.words()
+  launched.process.send_signal(signal.SIGTERM)
+  assert launched.end() == 1, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
+
+
+def test_a_run_goes_on_without_one_of_its_hosts(tmp_path, launch):
+  (tmp_path / 'cpu.end').touch()
+  (tmp_path / 'more.fail').touch()
+  text = TWO.replace('actors: 2', 'actors: 1') + '  more: {actors: 1, local: true}\n'
+  launched = launch(text)
+  launched.wait_for('more.up', 'ended')
+  assert launched.process.poll() is None
+  launched.process.send_signal(signal.SIGTERM)
+  assert launched.end() == 1, launched.words()
+  assert ended(tmp_path) == ['cpu', 'trainer']
+  assert 'more failed: exit 1' in launched.words()
+
+
+SSHD = shutil.which('sshd', path=f'/usr/sbin:{os.environ["PATH"]}')
+
+
+@pytest.fixture
+def sshd(tmp_path):
+  """The options of ssh for a server at 127.0.0.1 that lets this user in."""
+  key, port = tmp_path / 'key', portpicker.pick_unused_port()
+  subprocess.run(['ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', key], check=True)
+  if os.getuid() == 0:
+    os.makedirs('/run/sshd', exist_ok=True)
+  settings = [
+    'ListenAddress=127.0.0.1', f'AuthorizedKeysFile={key}.pub', 'StrictModes=no', 'PidFile=none',
+    'PermitRootLogin=yes',
+  ]  # fmt: skip
+  server = subprocess.Popen(
+    [SSHD, '-D', '-f', '/dev/null', '-h', key, '-p', str(port)]
+    + [f'-o{setting}' for setting in settings],
+    stderr=subprocess.DEVNULL,
+  )
+  deadline = time.monotonic() + PATIENCE
+  while socket.socket().connect_ex(('127.0.0.1', port)):
+    assert server.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+  yield f'[-F, none, -p, "{port}", -i, {key}, -oStrictHostKeyChecking=no, -oUserKnownHostsFile=/dev/null]'
+  server.kill()
+  server.wait()
+
+
+@pytest.mark.skipif(SSHD is None, reason='there is no sshd')
+def test_a_host_behind_ssh_ends_when_the_connection_dies_and_is_started_again(
+  tmp_path, launch, sshd
+):
+  ssh = f'ssh: {{target: {getpass.getuser()}@127.0.0.1, options: {sshd}}}'
+  launched = launch(TWO.replace('local: true', ssh))
+  launched.wait_for('cpu.up', 'trainer.up')
+  for name in ('cpu', 'trainer'):
+    (tmp_path / f'{name}.up').unlink()
+  for client in psutil.Process(launched.process.pid).children():
+    client.kill()
+  launched.wait_for('cpu.up', 'trainer.up')
+  launched.process.send_signal(signal.SIGINT)
+  assert launched.end() == 0, launched.words()
+  assert launched.left('stand_in.py') == []
+  assert sorted(ended(tmp_path)) == ['cpu', 'cpu', 'trainer', 'trainer']
+
+
+SHARE = """
+import pathlib, sys
+from launch import order, supervisor
+order.SILENCE_SECONDS = float(sys.argv[2])
+leash = order.Leash(sys.stdin.fileno())
+sleeper = supervisor.Process('actor', ['sleep', '987654'], {}, pathlib.Path(sys.argv[1]))
+on_event = lambda event: print(event.kind, event.pid, flush=True)
+outcome = supervisor.Supervisor(
+  [sleeper], until=[], on_tick=leash.tick, tick_seconds=0.05, on_event=on_event
+).run()
+sys.exit(5 if outcome.interrupted else 1)
+"""
+
+
+@pytest.mark.parametrize(('silence', 'closes'), [('1000', True), ('0.5', False)])
+def test_a_hosts_share_ends_with_its_connection(tmp_path, silence, closes):
+  share = subprocess.Popen(
+    [sys.executable, '-c', SHARE, tmp_path / 'log', silence],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  kind, pid = share.stdout.readline().split()
+  assert kind == 'started'
+  share.stdin.write('\n')  # a sign of life
+  share.stdin.flush()
+  if closes:
+    share.stdin.close()
+  assert share.wait(timeout=PATIENCE) == 5
+  assert not psutil.pid_exists(int(pid))
+
+
+@pytest.mark.parametrize('line', [b'', b'\n', b'{"hosts": 1}\n', b'x' * 100])
+def test_a_host_that_is_told_nothing_says_so(line):
+  reading, writing = os.pipe()
+  os.write(writing, line)
+  os.close(writing)
+  with pytest.raises(ValueError, match='HOSTS -: '):
+    handshake.receive(reading)
+
+
+def test_an_order_arrives_as_it_was_given_and_nothing_behind_it_is_taken():
+  given = handshake.Order('hosts: {}\n', config.to_yaml(presets.laptop('catch')), 2**62)
+  reading, writing = os.pipe()
+  os.write(writing, given.to_line() + b'\n')
+  taken = handshake.receive(reading)
+  assert taken == given
+  assert config.from_yaml(taken.config, 'it') == presets.laptop('catch')
+  assert os.read(reading, 10) == b'\n'

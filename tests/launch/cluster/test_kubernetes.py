@@ -1,0 +1,493 @@
+"""Manifests fit the schemas of Kubernetes, let nobody else in, and their pods train a run to its end."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jsonschema
+import kubernetes_validate
+import portpicker
+import pytest
+import yaml
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.cluster import hosts, kubernetes
+from hephaestus.launch.run import local, metrics
+
+PATIENCE = 600  # seconds
+OLDEST = '1.29'
+ROOT = pathlib.Path(main.__file__).parents[1]
+ONE = """
+hosts:
+  all: {replay: {address: here, port: 22001}, learner: true, evaluator: true, actors: 1, local: true}
+"""
+MANY = """
+directory: hephaestus
+command: .venv/bin/hephaestus
+hosts:
+  tpu:
+    replay: {address: 10.128.0.2, port: 22001}
+    learner: true
+    gcloud: {name: my-tpu, zone: us-central2-b, worker: 0}
+  cpu_0: {actors: 8, evaluator: true, tunnel: true, ssh: {target: me@10.128.0.2}}
+  cpu_1: {actors: 8}
+  cpu_2: {actors: 3}
+"""
+SLICE = """
+hosts:
+  tpu: {learner: {address: tpu, port: 22100}, gcloud: {name: my-tpu, zone: us-central2-b, workers: 4}}
+  cpu: {replay: {address: 10.128.0.2, port: 22001}, evaluator: true, actors: 4}
+"""
+TPU = {'tpu': 'tpu-v4-podslice', 'topology': '2x2x4'}
+
+
+def make(text, *overrides, preset=presets.laptop, **options):
+  placed = hosts.parse(text, 'hosts.yaml')
+  overrides = [f'actor.num_actors={placed.num_actors}', *overrides]
+  made = config.override(preset('catch'), overrides)
+  written = kubernetes.to_yaml(kubernetes.make(placed, made, kubernetes.Options(**options)))
+  return list(yaml.safe_load_all(written))
+
+
+@pytest.fixture(autouse=True, scope='module')
+def schemas_are_read_once():
+  with pytest.MonkeyPatch.context() as patch:
+    cached = functools.cache(kubernetes_validate.utils.schema_contents)
+    patch.setattr(kubernetes_validate.utils, 'schema_contents', cached)
+    yield
+
+
+@pytest.fixture(scope='module')
+def cases():
+  """Manifests of all kinds, by name."""
+  return {
+    'one': make(ONE),
+    'many': make(MANY, name='big-run', namespace='rl', storage_class='fast', launch_id=7),
+    'gpu': make(MANY, preset=presets.gpu, gpus=2, image='registry:5000/rl/hephaestus:1'),
+    'slice': make(SLICE, 'learner.num_processes=4', preset=presets.tpu_v4_8, **TPU),
+  }
+
+
+CASES = pytest.mark.parametrize('case', ['one', 'many', 'gpu', 'slice'])
+
+
+def workloads(objects):
+  """(spec of the pods' template, how many there are, field with a pod's number) by name."""
+  found = {}
+  for each in objects:
+    name, spec = each['metadata']['name'], each.get('spec')
+    if each['kind'] == 'StatefulSet':
+      found[name] = spec['template'], spec['replicas']
+    if each['kind'] == 'JobSet':
+      (replicated,) = spec['replicatedJobs']
+      assert replicated['replicas'] == 1
+      each = {'kind': 'Job', 'spec': replicated['template']['spec']}
+      name, spec = f'{name}-{replicated["name"]}-0', each['spec']
+    if each['kind'] == 'Job':
+      assert spec['completionMode'] == 'Indexed' and spec['parallelism'] == spec['completions']
+      found[name] = spec['template'], spec['completions']
+  return found
+
+
+def find(objects, kind, name):
+  (found,) = (o for o in objects if o['kind'] == kind and o['metadata']['name'] == name)
+  return found
+
+
+def container(template):
+  (only,) = template['spec']['containers']
+  return only
+
+
+def told(objects):
+  """The text of the hosts file that the pods read."""
+  (data,) = (each['data'] for each in objects if each['kind'] == 'ConfigMap')
+  return data['hosts.yaml']
+
+
+@CASES
+@pytest.mark.parametrize('version', [OLDEST, kubernetes_validate.latest_version()])
+def test_objects_fit_the_schemas_of_kubernetes(cases, case, version):
+  frame = yaml.safe_load(pathlib.Path(__file__).with_name('jobset.yaml').read_text())
+  kinds = set()
+  for each in cases[case]:
+    kinds.add(each['kind'])
+    if each['kind'] != 'JobSet':
+      kubernetes_validate.validate(each, version, strict=True)
+      continue
+    jsonschema.validate(each, frame)
+    for replicated in each['spec']['replicatedJobs']:
+      job = {'apiVersion': 'batch/v1', 'kind': 'Job', **replicated['template']}
+      kubernetes_validate.validate(job, version, strict=True)
+  assert kinds == {
+    'ConfigMap', 'NetworkPolicy', 'Service', 'StatefulSet', 'PersistentVolumeClaim', 'JobSet', 'Job',
+  }  # fmt: skip
+
+
+@CASES
+def test_every_host_of_the_pods_file_is_run_by_one_pod(cases, case):
+  objects = cases[case]
+  placed = hosts.parse(told(objects), 'hosts.yaml')
+  run_by = []
+  for template, count in workloads(objects).values():
+    arguments = container(template)['args']
+    for index in range(count):
+      words = [word.replace('$(INDEX)', str(index)) for word in arguments]
+      parsed = main._parse(['hephaestus', *words])
+      assert (parsed.command, parsed.hosts) == ('node', '/etc/hephaestus/hosts.yaml')
+      assert parsed.run == pathlib.Path('/data') / parsed.host
+      assert parsed.stay == bool(placed.find(parsed.host).replay)
+      run_by.append(parsed.host)
+  assert sorted(run_by) == sorted(host.name for host in placed.hosts)
+  for host in placed.hosts:  # one failure domain each
+    assert sum(map(bool, (host.replay, host.learner, host.evaluator, host.actors))) == 1
+  ids = [actor_id for host in placed.hosts for actor_id in placed.actor_ids(host.name)]
+  (data,) = (each['data'] for each in objects if each['kind'] == 'ConfigMap')
+  told_config = config.from_yaml(data[local.CONFIG], 'config.yaml')
+  assert ids == list(range(told_config.actor.num_actors))
+  hosts.check(placed, told_config)
+
+
+@CASES
+def test_the_name_of_replay_leads_to_its_pod(cases, case):
+  objects = cases[case]
+  placed = hosts.parse(told(objects), 'hosts.yaml')
+  (service,) = (each for each in objects if each['kind'] == 'Service')
+  (keeper,) = (each for each in objects if each['kind'] == 'StatefulSet')
+  name = keeper['metadata']['name']
+  shards = [host.replay for host in placed.hosts if host.replay]
+  assert [shard.address for shard in shards] == [
+    f'{name}-{index}.{service["metadata"]["name"]}' for index in range(keeper['spec']['replicas'])
+  ]
+  assert keeper['spec']['serviceName'] == service['metadata']['name']
+  pod = keeper['spec']['template']
+  assert service['spec']['selector'].items() <= pod['metadata']['labels'].items()
+  (port,) = container(pod)['ports']
+  assert {port['containerPort']} == {shard.port for shard in shards}
+  assert service['spec']['ports'][0]['targetPort'] == port['name']
+
+
+@CASES
+def test_pods_are_restricted(cases, case):
+  for template, _ in workloads(cases[case]).values():
+    spec, only = template['spec'], container(template)
+    assert spec['automountServiceAccountToken'] is False
+    assert spec['securityContext']['runAsNonRoot'] and spec['securityContext']['runAsUser'] > 0
+    assert spec['securityContext']['seccompProfile'] == {'type': 'RuntimeDefault'}
+    assert only['securityContext'] == {
+      'allowPrivilegeEscalation': False,
+      'readOnlyRootFilesystem': True,
+      'capabilities': {'drop': ['ALL']},
+    }
+    assert not spec.keys() & {'hostNetwork', 'hostPID', 'hostIPC'}
+    volumes = {volume['name'] for volume in spec['volumes']}
+    assert not any('hostPath' in volume for volume in spec['volumes'])
+    mounts = {mount['name']: mount['mountPath'] for mount in only['volumeMounts']}
+    # Those of the shards come from the StatefulSet.
+    is_shard = template['metadata']['labels']['app.kubernetes.io/component'] == 'replay'
+    assert mounts.keys() == volumes | ({'data'} if is_shard else set())
+    written = [each['value'] for each in only['env'] if each['name'] in ('HOME', 'XDG_CACHE_HOME')]
+    assert len(written) == 2 and all(path.startswith(tuple(mounts.values())) for path in written)
+    assert only['resources']['limits']['memory'] == only['resources']['requests']['memory']
+
+
+def is_allowed(policies, source, destination, port):
+  """Whether a pod may connect to another of the same namespace, by the labels of both."""
+  matches = lambda selector, labels: selector['matchLabels'].items() <= labels.items()
+
+  def passes(direction, key, pod, peer):
+    chosen = [
+      policy
+      for policy in policies
+      if direction in policy['policyTypes'] and matches(policy['podSelector'], pod)
+    ]
+    rules = [rule for policy in chosen for rule in policy.get(direction.lower(), [])]
+    selectors = lambda rule: [to['podSelector'] for to in rule[key] if to.keys() == {'podSelector'}]
+    return not chosen or any(
+      any(matches(selector, peer) for selector in selectors(rule))
+      and port in [each['port'] for each in rule.get('ports', [{'port': port}])]
+      for rule in rules
+    )
+
+  return passes('Egress', 'to', source, destination) and passes(
+    'Ingress', 'from', destination, source
+  )
+
+
+@CASES
+def test_only_this_runs_pods_reach_replay_and_nothing_else(cases, case):
+  objects = cases[case]
+  policies = [each['spec'] for each in objects if each['kind'] == 'NetworkPolicy']
+  pods = {}
+  for template, _ in workloads(objects).values():
+    labels = template['metadata']['labels']
+    pods[labels['app.kubernetes.io/component']] = labels
+  other_run = {role: labels | {'app.kubernetes.io/instance': 'x'} for role, labels in pods.items()}
+  strangers = [{}, {'app.kubernetes.io/component': 'learner'}, *other_run.values()]
+  num_learners = len(hosts.parse(told(objects), 'hosts.yaml').learners)
+  for role, source in pods.items():
+    assert is_allowed(policies, source, pods['replay'], 22001)
+    for other, destination in pods.items():
+      learners = (role, other) == ('learner', 'learner') and num_learners > 1
+      assert is_allowed(policies, source, destination, 8476) == learners
+      assert other == 'replay' or learners == is_allowed(policies, source, destination, 22001)
+    for stranger in strangers:
+      assert not is_allowed(policies, stranger, source, 22001)
+      assert not is_allowed(policies, source, stranger, 22001)
+  outside = [
+    {each['port'] for each in rule['ports']}
+    for policy in policies
+    for rule in policy.get('egress', [])
+    if any(to.keys() != {'podSelector'} for to in rule['to'])
+  ]
+  assert outside == [{53}]
+
+
+def test_losing_an_actor_touches_nothing_else(cases):
+  for case in cases.values():
+    for each in case:
+      if each['kind'] == 'Job':
+        assert 'backoffLimit' not in each['spec'] and each['spec']['backoffLimitPerIndex'] > 0
+        failing = each['spec']['podFailurePolicy']['rules'][0]
+        assert failing['action'] == 'FailIndex'
+      if each['kind'] == 'JobSet':
+        (job,) = each['spec']['replicatedJobs']
+        assert job['name'] == 'learner' and job['template']['spec']['backoffLimit'] == 0
+
+
+def test_replay_may_take_the_memory_that_its_sequences_need(cases):
+  objects = cases['gpu']
+  needed = local.replay_bytes(presets.gpu('catch'))
+  template, _ = workloads(objects)['hephaestus-replay']
+  gibibytes = int(container(template)['resources']['limits']['memory'].removesuffix('Gi'))
+  assert needed + 2**30 < gibibytes * 2**30 < needed + 2**32
+  assert 'livenessProbe' not in container(template)
+  assert container(template)['readinessProbe']['tcpSocket'] == {'port': 'reverb'}
+
+
+def test_accelerators_are_the_learners_alone(cases):
+  for case, name, count in (('gpu', 'nvidia.com/gpu', '2'), ('slice', 'google.com/tpu', '4')):
+    for workload, (template, num_pods) in workloads(cases[case]).items():
+      is_learner = workload == 'hephaestus-learner-0'
+      limits = container(template)['resources']['limits']
+      assert limits.get(name) == (count if is_learner else None)
+      selected = template['spec'].get('nodeSelector')
+      assert selected == (
+        {
+          'cloud.google.com/gke-tpu-accelerator': 'tpu-v4-podslice',
+          'cloud.google.com/gke-tpu-topology': '2x2x4',
+        }
+        if is_learner and case == 'slice'
+        else None
+      )
+      assert not is_learner or num_pods == (4 if case == 'slice' else 1)
+
+
+def test_resources_can_be_given():
+  given = kubernetes.parse_resources(['actors.cpu=500m', 'replay.storage=2Ti', 'learner.memory=9G'])
+  objects = make(ONE, resources=given)
+  requests = {
+    name: container(template)['resources']['requests']
+    for name, (template, _) in workloads(objects).items()
+  }
+  assert requests['hephaestus-actors-1']['cpu'] == '500m'
+  assert requests['hephaestus-learner-0']['memory'] == '9G'
+  claim = find(objects, 'StatefulSet', 'hephaestus-replay')['spec']['volumeClaimTemplates'][0]
+  assert claim['spec']['resources']['requests'] == {'storage': '2Ti'}
+
+
+def test_a_hosts_file_is_written_as_it_was_read():
+  for text in (ONE, MANY, SLICE):
+    read = hosts.parse(text, 'hosts.yaml')
+    assert hosts.parse(hosts.to_yaml(read), 'again') == read
+
+
+KUBERNETES = ('--kubernetes', '--preset', 'laptop')
+DIGEST = 'a' * 64
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--preset', 'laptop'], '--kubernetes: is missing'),
+    (['--kubernetes'], '--preset: give one'),
+    ([*KUBERNETES, '--set', 'actor.num_actors=2'], 'the hosts have 1 actors in all'),
+    ([*KUBERNETES, '--image', 'Registry/Name'], '--image Registry/Name: write it as'),
+    ([*KUBERNETES, '--image', 'name:tag:tag'], '--image name:tag:tag: write it as'),
+    ([*KUBERNETES, '--image', f'name@sha256:{DIGEST}0'], 'write it as'),
+    ([*KUBERNETES, '--name', 'my_run'], '--name my_run: must begin with a letter'),
+    ([*KUBERNETES, '--name', 'a' * 41], 'digits and dashes, 40 at most'),
+    ([*KUBERNETES, '--namespace', 'RL'], '--namespace RL: must begin with a letter'),
+    ([*KUBERNETES, '--gpus', '1'], 'accelerator=False: this run keeps to the CPU'),
+    ([*KUBERNETES, '--gpus', '-1'], '--gpus -1: must be at least 0'),
+    ([*KUBERNETES, '--set', 'accelerator=true'], 'accelerator=True: say which one'),
+    ([*KUBERNETES, '--tpu', 'tpu-v4-podslice'], '--tpu, --topology: go together'),
+    ([*KUBERNETES, '--resources', 'learner.ram=1'], '--resources learner.ram=1: write it as'),
+    ([*KUBERNETES, '--resources', 'learner.memory=lots'], 'give a quantity such as'),
+    ([*KUBERNETES, '--resources', 'actors.storage=1Gi'], 'actors keep nothing; leave it out'),
+    ([*KUBERNETES, '--set', 'max_minutes=1'], '--launch-id: is needed for runs that end by'),
+    ([*KUBERNETES, '--out', '/nowhere/run.yaml'], '--out /nowhere/run.yaml: cannot be written'),
+  ],
+)
+def test_what_no_cluster_would_take_is_refused(tmp_path, capsys, arguments, words):
+  path = tmp_path / 'hosts.yaml'
+  path.write_text(ONE)
+  assert main._run(main._parse(['hephaestus', 'manifests', str(path), *arguments])) == 2
+  said = capsys.readouterr()
+  assert words in said.err and said.err.count('\n') == 1 and not said.out
+
+
+@pytest.mark.parametrize(
+  ('text', 'options', 'words'),
+  [
+    (ONE.replace('22001', '80'), {}, 'port=80: pods are not root'),
+    (SLICE, TPU | {'topology': '1x3'}, 'its 3 chips do not divide over 4 learner hosts'),
+  ],
+)
+def test_hosts_that_cannot_be_pods_are_refused(text, options, words):
+  with pytest.raises(ValueError, match=words):
+    make(text, f'accelerator={bool(options)}', **options)
+
+
+def test_the_command_writes_what_kubectl_reads(cases, tmp_path, capsys):
+  path, out = tmp_path / 'hosts.yaml', tmp_path / 'run.yaml'
+  path.write_text(ONE)
+  command = ['hephaestus', 'manifests', str(path), *KUBERNETES, '--out', str(out)]
+  assert main._run(main._parse(command)) == 0
+  assert not capsys.readouterr().out
+  assert list(yaml.safe_load_all(out.read_text())) == cases['one']
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
+    (['--config', '/nowhere.yaml'], '/nowhere.yaml: is no configuration of this version'),
+    (['--preset', 'laptop', '--stay'], '--stay: is for a host that has replay alone, all has not'),
+  ],
+)
+def test_a_node_refuses_what_only_pods_are_told(tmp_path, capsys, arguments, words):
+  path = tmp_path / 'hosts.yaml'
+  path.write_text(ONE)
+  command = ['hephaestus', 'node', str(path), '--host', 'all', '--run', str(tmp_path / 'run')]
+  assert main._run(main._parse([*command, *arguments])) == 2
+  said = capsys.readouterr().err
+  assert words in said and said.count('\n') == 1
+  assert not (tmp_path / 'run').exists()
+
+
+# A cluster of one machine: imports once, forks into all pods, and when all others have ended stops
+# replay, as one deletes its StatefulSet.
+CLUSTER = """
+import json, os, signal, socket, sys, time
+from launch import local, main, node, template
+told = json.load(sys.stdin)
+pods = {}
+for name, pod in told['pods'].items():
+  pid = os.fork()
+  if pid == 0:
+    template.LIBC.prctl(template.PR_SET_PDEATHSIG, signal.SIGTERM)
+    log = os.open(pod['log'], os.O_WRONLY | os.O_CREAT)
+    for standard in (1, 2):
+      os.dup2(log, standard)
+    sys.argv = ['hephaestus', *pod['arguments']]
+    main.main()
+  pods[pid] = name
+exit_codes = {}
+while pods:
+  if list(pods.values()) == ['replay-0']:
+    while socket.socket().connect_ex(('127.0.0.2', told['port'])):
+      time.sleep(0.1)
+    os.kill(*pods, signal.SIGTERM)
+  pid, status = os.wait()
+  exit_codes[pods.pop(pid)] = os.waitstatus_to_exitcode(status)
+print(json.dumps(exit_codes))
+"""
+
+
+@pytest.fixture
+def run_pods(tmp_path, tiny):
+  """Runs pods of a tiny run as processes, by the names of their hosts, until they have ended.
+
+  What is a volume there is a folder here, and a name of the cluster an address. Returns exit codes,
+  what the pods printed, and their run folders, all by name.
+  """
+  port = portpicker.pick_unused_port()
+  objects = make(ONE.replace('22001', str(port)), 'max_environment_steps=200', *tiny)
+  (data,) = (each['data'] for each in objects if each['kind'] == 'ConfigMap')
+  pods, variables = {}, {}
+  for template, count in workloads(objects).values():
+    only = container(template)
+    for index in range(count):
+      host = only['args'][only['args'].index('--host') + 1].replace('$(INDEX)', str(index))
+      root = tmp_path / host
+      paths = {mount['mountPath']: root / mount['name'] for mount in only['volumeMounts']}
+      for path in paths.values():
+        path.mkdir(parents=True)
+      for name, text in data.items():
+        address = 'hephaestus-replay-0.hephaestus-replay'
+        (root / 'config' / name).write_text(text.replace(address, '127.0.0.2'))
+
+      def at_root(word, paths=paths, index=index):
+        under = [path for path in paths if f'{word}/'.startswith(f'{path}/')]
+        word = f'{paths[under[0]]}{word.removeprefix(under[0])}' if under else word
+        return word.replace('$(INDEX)', str(index))
+
+      pods[host] = {'arguments': [at_root(word) for word in only['args']], 'log': f'{root}/log'}
+      variables |= {each['name']: at_root(each['value']) for each in only['env'] if 'value' in each}
+
+  def run(*names):
+    assert set(names) <= pods.keys()
+    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    environment |= {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'PYTHONPATH': str(ROOT)}
+    cluster = subprocess.Popen(
+      [sys.executable, '-c', CLUSTER],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=environment | variables,
+    )
+    told = {'port': port, 'pods': {name: pods[name] for name in names}}
+    try:
+      said, _ = cluster.communicate(json.dumps(told), timeout=PATIENCE)
+    finally:
+      cluster.kill()  # which ends its pods as well
+      cluster.wait()
+    printed = {name: (tmp_path / name / 'log').read_text() for name in names}
+    return json.loads(said), printed, {name: tmp_path / name / 'data' / name for name in names}
+
+  return run
+
+
+def test_replays_pod_serves_until_it_is_stopped(run_pods):
+  exit_codes, printed, folders = run_pods('replay-0')
+  assert exit_codes == {'replay-0': 0}, printed
+  assert 'up: replay; replay at 127.0.0.1:' in printed['replay-0']  # and nothing that would end it
+  assert '\nstopped\n' in printed['replay-0']
+  assert 'replay| ' in printed['replay-0']
+  assert (folders['replay-0'] / local.CONFIG).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE + 60)
+def test_the_pods_train_a_run_to_its_end(run_pods):
+  names = ('replay-0', 'learner-0', 'actors-1-0', 'evaluator-0')
+  exit_codes, printed, folders = run_pods(*names)
+  assert exit_codes == dict.fromkeys(names, 0), printed
+  rows = {
+    (name, node): metrics.last(folders[name] / 'metrics' / f'{node}.jsonl')
+    for name, node in (
+      ('learner-0', 'learner'),
+      ('actors-1-0', 'actor-0'),
+      ('evaluator-0', 'evaluator'),
+    )
+  }
+  assert rows['learner-0', 'learner']['learner_step'] >= 10
+  assert rows['actors-1-0', 'actor-0']['parameter_version'] > 0
+  final = rows['evaluator-0', 'evaluator']
+  assert final['final'] and final['environment_step'] >= 200
+  assert 'learner| ' in printed['learner-0'] and 'Learner finished' in printed['learner-0']
+  assert '\nstopped\n' in printed['replay-0']

@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from hephaestus.actors import environments
+from hephaestus.launch.inspect import environments as catalogue
+
+
+@pytest.fixture
+def only_gymnax(monkeypatch):
+  """One family that may be installed, and one that is not."""
+  families = {'gymnax': environments.FAMILIES['gymnax'], 'no_such': 'actors.environments.no_such'}
+  monkeypatch.setattr(environments, 'FAMILIES', families)
+
+
+def test_everything_is_listed_whether_installed_or_not(only_gymnax, capsys):
+  pytest.importorskip('gymnax', reason='of the extra envs')
+  report = catalogue.look_up()
+  assert set(report['worlds']) == set(environments.WORLDS)
+  assert report['worlds']['catch']['observation'] == {'': 'float32[50]'}
+  assert report['worlds']['catch']['actions'] == '3 choices'
+  assert not report['worlds']['catch']['mask'] and report['worlds']['hackmatrix']['mask']
+  assert report['families']['no_such'] == {'installed': False, 'worlds': None}
+  assert report['families']['gymnax']['installed']
+  assert 'CartPole-v1' in report['families']['gymnax']['worlds']
+  json.dumps(report)
+  catalogue.show(report)
+  shown = capsys.readouterr().out
+  assert 'hackmatrix' in shown and 'CartPole-v1' in shown and 'uv sync --extra envs' in shown
+
+
+def test_one_world_is_told_of_with_its_options(capsys):
+  report = catalogue.look_up('grid_world')
+  assert report['worlds']['grid_world']['options']['num_resources'] == 24
+  catalogue.show(report)
+  assert 'num_resources' in capsys.readouterr().out
+
+
+def test_a_world_of_a_family_that_cannot_be_played_says_why(monkeypatch, capsys):
+  pytest.importorskip('jumanji', reason='of the extra envs')
+  module = environments.family('jumanji')
+  monkeypatch.setattr(module, 'names', lambda: ['Cleaner-v0', 'Game2048-v1'])
+  worlds = catalogue.look_up('jumanji')['worlds']
+  assert worlds['jumanji/Game2048-v1']['mask']
+  assert 'several agents' in worlds['jumanji/Cleaner-v0']['refused']
+  catalogue.show({'worlds': worlds})
+  assert 'cannot be played' in capsys.readouterr().out
+
+
+def test_what_there_is_not_is_refused():
+  with pytest.raises(ValueError, match='no such world'):
+    catalogue.look_up('gymna')

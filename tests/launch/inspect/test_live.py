@@ -1,0 +1,409 @@
+"""Looking at a run: one report for all views, in words and units, whatever is missing."""
+
+import http.client
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import rich.console
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.inspect import live
+from hephaestus.launch.run import local
+from hephaestus.replay import inspector, tables, writer
+
+SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
+
+
+@pytest.fixture(scope='module')
+def made():
+  return config.override(presets.laptop('catch'), ['replay.warm_up=4'])
+
+
+class Run:
+  """A run's folder with a server, and without nodes; what they would write is written here."""
+
+  def __init__(self, folder, made):
+    local.open_run(folder, made)
+    self.folder, self.strata = folder, made.replay.strata
+    self.server = tables.make_server(
+      tables.make_tables(made.replay, SCHEMA, batch_size=8, insert_size=10_000)
+    )
+    self.address = f'localhost:{self.server.port}'
+    (folder / 'address').write_text(self.address)
+
+  def insert(self, count):
+    entry = writer.Writer(self.address, self.strata, SCHEMA)
+    entry.write({'x': np.zeros((count, 250), np.float32)}, lambda: False)
+    entry.close()
+
+  def write(self, node, *rows):
+    """Rows of (seconds ago, values)."""
+    path = self.folder / 'metrics' / f'{node}.jsonl'
+    lines = [json.dumps({'time': time.time() - ago, **row}) for ago, row in rows]
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, made):
+  started = Run(tmp_path / 'run', made)
+  yield started
+  started.server.stop()
+
+
+@pytest.fixture
+def nodes(run):
+  """A learner at step 500, and two actors that wait most of the time."""
+  actor = lambda version, throttled: {'parameter_version': version, 'throttled_fraction': throttled}
+  run.write('learner', (30, {'learner_step': 400, 'starved_fraction': 0.5}),
+            (0, {'learner_step': 500, 'starved_fraction': 0.0}))  # fmt: skip
+  run.write('actor-0', (300, actor(0, 0.0)), (40, actor(480, 0.0)), (0, actor(496, 0.9)))
+  run.write('actor-1', (20, actor(470, 0.8)))
+  return run
+
+
+def inspect(*arguments):
+  return main._run(main._parse(['hephaestus', 'inspect', *map(str, arguments)]))
+
+
+def test_a_report_says_who_waited_in_the_last_minute(nodes, made):
+  nodes.insert(6)
+  report = live.inspect(str(nodes.folder), seconds=0.01)
+  # Each row counts for the time since the one before: 30 of 60 seconds; 40 of 60, and all.
+  assert report['learner_starved_fraction'] == pytest.approx(0.25, abs=0.05)
+  assert report['actors_throttled_fraction'] == pytest.approx((0.6 + 0.8) / 2, abs=0.05)
+  words = r'actors throttled (\d+) % of the last minute: the learner is the bottleneck'
+  (percent,) = re.fullmatch(words, report['bottleneck']).groups()
+  assert int(percent) == round(100 * report['actors_throttled_fraction'])
+  assert report['parameter_version'] == 496
+  assert report['staleness'] == {'newest_updates': 4, 'oldest_updates': 30}
+  assert report['environment_step'] == 6 * made.steps_per_sequence
+  assert report['replay_ratio']['configured'] == 32.0
+  assert report['seconds'] is not None and report['address'] == nodes.address
+
+
+def test_a_starving_learner_is_told_too(nodes):
+  nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.96}))
+  words = live.inspect(str(nodes.folder), seconds=0.01)['bottleneck']
+  assert words == 'learner starved 96 % of the last minute: the actors are the bottleneck'
+  nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.001}))
+  for actor in (0, 1):
+    nodes.write(f'actor-{actor}', (0, {'parameter_version': 1, 'throttled_fraction': 0.0}))
+  assert live.inspect(str(nodes.folder), seconds=0.01)['bottleneck'] == 'nobody waits'
+
+
+def test_a_run_that_has_ended_tells_its_last_report(nodes):
+  nodes.write('actor-1', (7000, {'parameter_version': 3, 'throttled_fraction': 0.4}))
+  nodes.write('actor-0', (7000, {'parameter_version': 3, 'throttled_fraction': 0.2}))
+  report = live.inspect(str(nodes.folder), seconds=0.01)
+  assert report['actors_throttled_fraction'] == pytest.approx(0.3)
+
+
+def test_the_keys_of_the_json_stay(nodes, capsys):
+  nodes.insert(6)
+  assert inspect(nodes.folder, '--json') == 0
+  report = json.loads(capsys.readouterr().out)
+  assert report['tables']['episodic'].items() >= {
+    'size': 6, 'max_size': 50_000, 'inserted': 6, 'sampled': 0, 'unique_sampled': 0
+  }.items()  # fmt: skip
+  assert report['replay_ratio'].keys() >= {'configured', 'achieved'}
+  assert report.keys() >= {
+    'parameter_version', 'environment_step', 'learner_starved_fraction',
+    'actors_throttled_fraction', 'staleness',
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize('width', [80, 160])
+def test_numbers_have_units_and_fit_the_terminal(nodes, width):
+  nodes.insert(1500)
+  report = live.inspect(str(nodes.folder), seconds=0.01)
+  screen = io.StringIO()
+  live.show(report, rich.console.Console(file=screen, width=width))
+  shown = screen.getvalue()
+  assert '1,500' in shown and '50,000' in shown and '1.5 MB' in shown
+  assert 'inserts/s' in shown and '% of the last minute: the learner' in ' '.join(shown.split())
+  assert 'actors act by parameters 4 to 30 updates old' in shown
+  assert 'limiter            episodic: inserts and samples both go on' in shown
+  assert '…' not in shown and max(map(len, shown.splitlines())) <= width
+  assert ('sampled ' in shown.splitlines()[0]) == (width == 160)
+
+
+def test_shards_are_added_up_and_a_silent_one_is_told(run, made):
+  other = Run(run.folder.parent / 'other', made)
+  (run.folder / 'address').write_text(f'{run.address}\n{other.address}')
+  run.insert(6)
+  other.insert(10)
+  looks = live.Inspection(str(run.folder), timeout_seconds=1.0)
+  report = looks.look()
+  row = report['tables']['episodic']
+  assert (row['size'], row['inserted'], row['max_size']) == (16, 16, 100_000)
+  assert row['bytes'] == 16 * 1000 and report['environment_step'] == 16 * made.steps_per_sequence
+  assert [shard['tables']['episodic']['size'] for shard in report['shards']] == [6, 10]
+  assert report['limiter'] == {'table': 'episodic', 'state': 'open', 'missing': 0}
+  assert looks.look()['tables']['episodic']['inserts_per_second'] == 0
+
+  other.server.stop()
+  report = looks.look()
+  assert [shard['alive'] for shard in report['shards']] == [True, False]
+  assert report['tables']['episodic']['size'] == 6
+  assert report['environment_step'] == 16 * made.steps_per_sequence  # does not go back
+  screen = io.StringIO()
+  live.show(report, rich.console.Console(file=screen, width=120))
+  assert f'1 of 2 answer; silent: {other.address}' in screen.getvalue()
+  assert 'shard 1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
+  assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in live.exposition(report)
+
+
+def quantiles(key, *values):
+  return dict(zip((f'{key}/{name}' for name in inspector.QUANTILES), values, strict=True))
+
+
+@pytest.fixture
+def held(run, made):
+  """Frontier and episodic differ in size; learner and actors have told of what is in them."""
+  run.insert(600)
+  newest, steps = 600 * made.steps_per_sequence, made.steps_per_sequence
+  ages = quantiles('replay/frontier/age', 4, 8, 20, 30, 40)
+  ages |= quantiles('replay/episodic/age', 4, 20, 50, 80, 90)
+  run.write('learner', (0, {'learner_step': 100, 'starved_fraction': 0.0, **ages}))
+  told = lambda step, value, count: {
+    'environment_step': step, 'parameter_version': 99, 'throttled_fraction': 0.0,
+    'episodes': count, **quantiles('episode_return', *[value] * 5),
+  }  # fmt: skip
+  run.write(
+    'actor-0',
+    (60, told(newest + 5 * steps, 77.0, 9)),  # of what was lost when replay went back
+    (30, told(60 * steps, -1.0, 30)),  # too old for the frontier, of 512
+    (5, told(newest, 1.0, 10)),
+    (1, {**told(newest, 1.0, 0), **quantiles('episode_return', *[None] * 5)}),
+  )
+  return run
+
+
+def test_what_strata_hold_is_told_without_a_sample_of_it(held, made):
+  steps = made.steps_per_sequence
+  before = live.inspect(str(held.folder), seconds=0.01)
+  frontier, episodic = before['strata']['frontier'], before['strata']['episodic']
+  assert frontier['age_updates'] == quantiles_of(4, 8, 20, 30, 40)
+  assert frontier['version'] == quantiles_of(60, 70, 80, 92, 96)
+  assert episodic['version'] == quantiles_of(10, 20, 50, 80, 96)
+  assert (frontier['shared'], episodic['shared']) == (1.0, 512 / 600)
+  for row, size in ((frontier, 512), (episodic, 600)):
+    ages = np.arange(size) * steps
+    assert row['age_steps'] == pytest.approx(inspector.quantiles(ages)) and row['sequences'] == size
+  assert (frontier['episodes'], frontier['episode_return']['median']) == (10, 1.0)
+  assert episodic['episodes'] == 40
+  assert episodic['episode_return'] == quantiles_of(-1, -1, -1, 1, 1)
+  assert all(row['sampled'] == 0 for row in before['tables'].values())
+  assert live.numbers(before)['overlap'].startswith('of episodic 85 %, of frontier 100 %')
+  text = live.exposition(before)
+  assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
+  assert 'hephaestus_stratum_shared{stratum="frontier"} 1.0' in text
+
+
+@pytest.mark.parametrize('width', [80, 160])
+def test_what_strata_hold_fits_the_terminal(held, width):
+  report = live.inspect(str(held.folder), seconds=0.01)
+  screen = io.StringIO()
+  console = rich.console.Console(file=screen, width=width, height=50)
+  live.show(report, console)
+  console.print(live._frame(str(held.folder), [report], 2.0, width))
+  shown = screen.getvalue()
+  assert shown.count('age, steps') == 4 and shown.count('return of episodes') == 4
+  assert '…' not in shown and max(map(len, shown.splitlines())) <= width
+
+
+def test_of_a_run_that_tells_less_the_rest_is_shown(nodes):
+  nodes.insert(6)
+  report = live.inspect(str(nodes.folder), seconds=0.01)
+  row = report['strata']['frontier']
+  assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
+  assert {line['of what it holds'] for line in live.spreads(report)} == {'age, steps'}
+  alone = live.inspect(nodes.address, seconds=0.01)
+  assert alone['strata']['frontier']['age_steps'] is None and live.spreads(alone) == []
+  assert alone['strata']['frontier']['shared'] == 1.0
+
+
+def quantiles_of(*values):
+  return dict(zip(inspector.QUANTILES, values, strict=True))
+
+
+def test_a_server_alone_tells_what_it_knows(run, capsys):
+  assert inspect(run.address) == 0
+  printed = capsys.readouterr().out
+  assert 'no batch before 4 more sequences are inserted' in printed
+  assert 'nobody waits' in printed and 'environment steps' not in printed
+  words = ' '.join(printed.split())
+  assert 'parameters published 0 times; their version stands in what is stored' in words
+  assert "would change the table's counters: give the run's folder" in words
+
+
+def test_a_run_in_its_first_second_is_looked_at(run):
+  report = live.inspect(str(run.folder), seconds=0.01)
+  assert report['environment_step'] == 0 and report['parameter_version'] is None
+  assert report['staleness'] == {} and report['learner_starved_fraction'] is None
+  live.show(report, rich.console.Console(file=io.StringIO()))
+
+
+def test_a_truncated_last_line_is_left_out(nodes):
+  whole = live.inspect(str(nodes.folder), seconds=0.01)
+  for path in (nodes.folder / 'metrics').glob('*.jsonl'):
+    with path.open('a') as file:
+      file.write('{"time": 1795283077.24, "learner_st')
+  report = live.inspect(str(nodes.folder), seconds=0.01)
+  for key in ('learner_starved_fraction', 'actors_throttled_fraction'):
+    assert report[key] == pytest.approx(whole[key], abs=0.05)
+  assert report['staleness'] == whole['staleness']
+
+
+def test_a_run_whose_server_is_silent_says_why(tmp_path, made):
+  folder = tmp_path / 'run'
+  local.open_run(folder, made)
+  (folder / 'address').write_text('localhost:1')
+  silent = live.Inspection(str(folder), timeout_seconds=1.0)
+  again = f'; the run is not running, go on with: hephaestus train --run {folder}'
+  with pytest.raises(ConnectionError, match=re.escape(again)):
+    silent.look()
+  started = {'time': 0.0, 'kind': 'started', 'name': 'replay', 'pid': os.getpid()}
+  (folder / 'metrics' / 'events.jsonl').write_text(json.dumps(started) + '\n')
+  with pytest.raises(ConnectionError, match='its process runs, and is starting, or too busy'):
+    silent.look()
+
+
+def test_what_cannot_be_watched_is_named(tmp_path, capsys):
+  assert inspect(tmp_path, '--watch', 0) == 2
+  assert '--watch 0: must be positive seconds' in capsys.readouterr().err
+  assert inspect(tmp_path / 'gone', '--watch') == 2
+  assert 'is neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
+
+
+def interrupted_after(monkeypatch, count, between=lambda index: None):
+  """Has Ctrl-C come after some looks."""
+  looks = live._looks
+
+  def some(target, period):
+    for index, report in enumerate(itertools.islice(looks(target, period), count)):
+      between(index)
+      yield report
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(live, '_looks', some)
+
+
+def test_a_terminal_is_watched_until_ctrl_c(nodes, monkeypatch):
+  interrupted_after(monkeypatch, 4, lambda index: nodes.insert(3))
+  for width in (80, 160):
+    screen = io.StringIO()
+    console = rich.console.Console(file=screen, force_terminal=True, width=width, height=24)
+    live.watch(str(nodes.folder), 0.01, console=console)
+    shown = screen.getvalue()
+    assert 'Ctrl-C ends' in shown and 'throttled' in shown and '█' in shown
+    assert shown.splitlines()[-1].endswith('stopped')
+
+
+def test_where_there_is_no_terminal_each_look_is_a_line(nodes, monkeypatch, capsys):
+  interrupted_after(monkeypatch, 2, lambda index: nodes.insert(3))
+  assert inspect(nodes.folder, '--watch', 0.01) == 0
+  first, second, last = capsys.readouterr().out.splitlines()
+  assert 'episodic 0/50,000' in first and 'throttled -' in first
+  assert 'episodic 3/50,000' in second and 'inserts/s' in second and last == 'stopped'
+  assert inspect(nodes.folder, '--watch', 0.01, '--json') == 0
+  lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert [line['tables']['episodic']['size'] for line in lines] == [6, 9]
+
+
+def test_a_server_that_dies_is_said_and_looked_for(run, made, monkeypatch, capsys):
+  # It comes back at another address, as that of a run does.
+  other = Run(run.folder.parent / 'other', made)
+  looks = []
+
+  def change(index):
+    looks.append(index)
+    if index == 0:
+      (run.folder / 'address').write_text('localhost:1')
+    if index == 1:
+      (run.folder / 'address').write_text(other.address)
+
+  monkeypatch.setattr(live.Inspection.__init__, '__defaults__', (1.0,))
+  interrupted_after(monkeypatch, 3, change)
+  assert inspect(run.folder, '--watch', 0.01) == 0
+  other.server.stop()
+  lines = capsys.readouterr().out.splitlines()
+  assert 'no replay server answered at localhost:1' in lines[1]
+  assert lines[1].endswith('looking on')
+  assert 'episodic 0/50,000' in lines[2] and lines[3] == 'stopped'
+
+
+def test_a_folder_that_is_deleted_ends_the_watch(run, monkeypatch, capsys):
+  interrupted_after(monkeypatch, 2, lambda index: shutil.rmtree(run.folder))
+  assert inspect(run.folder, '--watch', 0.01) == 2
+  message = capsys.readouterr().err
+  assert message.endswith('the folder is gone, or no longer one of a run\n')
+
+
+def test_ctrl_c_ends_a_watch_in_the_midst_of_a_call(monkeypatch, capsys):
+  # Reverb's client would crash the process here, were it called by the main thread. Of a silent
+  # server, so that the watch is within a call nearly all of the time.
+  monkeypatch.setattr(live.Inspection.__init__, '__defaults__', (2.0,))
+  ctrl_c = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+  ctrl_c.start()
+  assert inspect('localhost:1', '--watch', 0.01) == 0
+  assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
+
+
+def test_a_curve_fills_a_character_at_its_top():
+  assert live.curve([0.0, 0.5, 1.0, None, 2.0], 1.0) == '▁▅█ █'
+  assert live.curve([0.0], 0.0) == '▁'
+
+
+@pytest.fixture
+def exporter(nodes):
+  made = live.make_exporter(str(nodes.folder), 0)
+  thread = threading.Thread(target=made.serve_forever)
+  thread.start()
+  yield made
+  made.shutdown()
+  thread.join()
+  made.server_close()
+
+
+def fetch(exporter, path='/metrics', host='localhost'):
+  link = http.client.HTTPConnection('127.0.0.1', exporter.server_port, timeout=30)
+  link.request('GET', path, headers={'Host': host})
+  response = link.getresponse()
+  return response.status, response.read().decode()
+
+
+def test_prometheus_is_told_the_numbers(nodes, exporter):
+  nodes.insert(6)
+  status, text = fetch(exporter)
+  numbers = dict(line.rsplit(' ', 1) for line in text.splitlines())
+  assert status == 200 and numbers['hephaestus_up'] == '1'
+  assert numbers['hephaestus_table_size{table="episodic"}'] == '6'
+  assert numbers['hephaestus_staleness_oldest_updates'] == '30'
+  assert 'hephaestus_table_worker_time{table="frontier",state="sleeping"}' in numbers
+  assert all(np.isfinite(float(value)) for value in numbers.values())
+  shutil.rmtree(nodes.folder)
+  assert fetch(exporter) == (200, 'hephaestus_up 0\n')
+
+
+def test_prometheus_is_told_on_this_machine_alone(exporter, nodes, capsys):
+  assert exporter.server_address[0] == '127.0.0.1'
+  assert fetch(exporter, host='evil.example')[0] == 403
+  assert fetch(exporter, path='/')[0] == 404
+  assert inspect(nodes.folder, '--prometheus', exporter.server_port) == 2
+  assert 'cannot be used (Address already in use)' in capsys.readouterr().err
+  assert inspect(nodes.folder, '--prometheus', 70000) == 2
+  assert '--prometheus 70000: cannot be used' in capsys.readouterr().err
+  assert inspect(nodes.folder, '--prometheus', 0, '--json') == 2
+  assert '--prometheus: goes with no other option' in capsys.readouterr().err

@@ -1,0 +1,333 @@
+"""What is stored, read from a copy: faults are found where they are, and the server is left alone."""
+
+import json
+import os
+import pathlib
+import signal
+import threading
+import time
+
+import dm_env
+import jax
+import numpy as np
+import pytest
+import reverb
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.inspect import stored
+from hephaestus.launch.run import local
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.replay import checkpoint, contents, tables, writer
+
+FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
+ROWS, WORLDS, UNROLLS, FRONTIER = 6, 4, 6, 8
+TINY = [
+  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
+  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
+  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'environment.rows=4',
+  'environment.columns=3', f'actor.sequence_length={ROWS}', f'actor.num_worlds={WORLDS}',
+  'learner.batch_size=8', 'replay.warm_up=8', f'replay.strata[0].max_size={FRONTIER}',
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def made():
+  """The config of a run."""
+  return config.override(presets.laptop('catch'), TINY)
+
+
+@pytest.fixture(scope='module')
+def schema(made):
+  return parts_lib.make_parts(made).sequence_schema
+
+
+@pytest.fixture
+def sequences(schema):
+  """[UNROLLS * WORLDS, ...] as an actor writes them: episodes of three steps, each with a return of 1.
+
+  World w is w rows ahead of the first.
+  """
+  count = UNROLLS * WORLDS
+  unroll, world = np.divmod(np.arange(count), WORLDS)
+  time = (ROWS - 1) * unroll[:, None] + np.arange(ROWS) + world[:, None]
+  kind = np.array([FIRST, MID, MID, LAST], np.int32)[time % 4]
+  zeros = jax.tree.map(lambda leaf: np.zeros((count, *leaf.shape), leaf.dtype), schema)
+  return zeros._replace(
+    step_type=kind,
+    reward=(kind == LAST).astype(np.float32),
+    discount=(kind != LAST).astype(np.float32),
+    identity=np.arange(count, dtype=np.uint32),
+    version=(10 * unroll).astype(np.int32),
+  )
+
+
+class Run:
+  """A run's folder, and a server whose limiter holds nobody back."""
+
+  def __init__(self, folder, made, schema):
+    local.open_run(folder, made)
+    self.folder, self.strata, self.schema = folder, made.replay.strata, schema
+    self.replay = str(folder / 'replay')
+    self.server = tables.make_server(
+      tables.make_tables(made.replay, schema, batch_size=8, insert_size=10_000),
+      directory=self.replay,
+    )
+    self.address = f'localhost:{self.server.port}'
+    (folder / 'address').write_text(self.address)
+    self.client = reverb.Client(self.address)
+
+  def write(self, sequences, strata=None):
+    entry = writer.Writer(self.address, strata or self.strata, self.schema)
+    entry.write(sequences, lambda: False)
+    entry.close()
+
+  def drop_from_frontier(self, identity):
+    keys = {}
+    while identity not in keys:
+      (sample,) = self.client.sample('frontier', 1, emit_timesteps=False)
+      keys[int(next(x for x in sample.data if x.dtype == np.uint32)[0])] = sample.info.key
+    self.client.mutate_priorities('frontier', deletes=[keys[identity]])
+
+  def save(self):
+    return checkpoint.save(self.client, self.replay)
+
+
+@pytest.fixture
+def run(tmp_path, made, schema):
+  started = Run(tmp_path / 'run', made, schema)
+  yield started
+  started.server.stop()
+
+
+def inspect(*arguments):
+  return main._run(main._parse(['hephaestus', 'inspect', *map(str, arguments)]))
+
+
+def with_row(sequences, index, row, **values):
+  """Sequences of which one has other values in one row."""
+  changed = {name: getattr(sequences, name).copy() for name in values}
+  for name, value in values.items():
+    changed[name][index, row] = value
+  return sequences._replace(**changed)
+
+
+def test_what_is_sound_is_summed_up(run, sequences, capsys):
+  run.write(sequences)
+  run.save()
+  assert inspect(run.folder, '--check') == 0
+  printed = capsys.readouterr()
+  assert printed.out == (
+    f'{run.folder}: nothing is wrong with 24 sequences of its newest checkpoint\n'
+  )
+  assert printed.err == ''
+  summary = stored.read(str(run.folder)).summary
+  assert summary['checkpoint']['sequences'] == UNROLLS * WORLDS
+  episodic, frontier = summary['strata']['episodic'], summary['strata']['frontier']
+  assert (episodic['sequences'], frontier['sequences']) == (24, FRONTIER)
+  assert (frontier['shared'], episodic['shared']) == (1.0, FRONTIER / 24)
+  assert (frontier['version']['lowest'], frontier['version']['highest']) == (40, 50)
+  assert (episodic['version']['lowest'], episodic['age_updates']['highest']) == (0, 50)
+  assert episodic['age_steps']['highest'] == 23 * (ROWS - 1)
+  # Whole episodes of 31 rows of each world, also those that several sequences hold together.
+  time = np.arange((ROWS - 1) * UNROLLS + 1)
+  ends = [np.sum((time + world) % 4 == 3) - (world > 0) for world in range(WORLDS)]
+  assert episodic['episodes'] == sum(ends)
+  assert set(episodic['episode_return'].values()) == {1.0}
+  assert 0 < frontier['episodes'] < episodic['episodes']
+
+
+def plant_not_finite(run, sequences):
+  observation = sequences.observation.copy()
+  observation[13, 2, 1] = np.nan
+  run.write(sequences._replace(observation=observation))
+  return 'row 2: observation is not finite'
+
+
+def plant_unmarked_reset(run, sequences):
+  run.write(with_row(sequences, 8, 2, step_type=MID))  # it follows LAST
+  return 'row 2: follows LAST and is not FIRST: a reset that is not marked'
+
+
+def plant_discount_of_a_first_row(run, sequences):
+  run.write(with_row(sequences, 8, 2, discount=0.0))
+  return 'row 2: FIRST has a discount other than 1'
+
+
+def plant_gap_in_the_frontier(run, sequences):
+  run.write(sequences)
+  run.drop_from_frontier(20)  # neither its oldest nor its newest
+  return 'table frontier: lacks 1 of episodic that are newer than its oldest'
+
+
+def plant_second_copy(run, sequences):
+  run.write(sequences)
+  newest = jax.tree.map(lambda x: x[-1:], sequences)
+  run.write(newest, [stratum for stratum in run.strata if stratum.name == 'frontier'])
+  return 'is stored twice: key '
+
+
+def plant_other_schema(run, sequences):
+  run.write(sequences)
+  wider = config.override(config.load(run.folder / 'config.yaml'), ['environment.columns=4'])
+  config.save(wider, run.folder / 'config.yaml')
+  return "table 'episodic' stores TensorSpec(shape=(1, 6, 12)"
+
+
+@pytest.mark.parametrize(
+  'plant',
+  [
+    plant_not_finite, plant_unmarked_reset, plant_discount_of_a_first_row,
+    plant_gap_in_the_frontier, plant_second_copy, plant_other_schema,
+  ],
+)  # fmt: skip
+def test_a_planted_fault_is_found(run, sequences, plant, capsys):
+  words = plant(run, sequences)
+  run.save()
+  assert inspect(run.folder, '--check') == 1
+  lines = capsys.readouterr().out.splitlines()
+  assert any(words in line for line in lines), lines
+  assert all(line.startswith(('table episodic', 'table frontier')) for line in lines)
+  assert len(lines) <= 2, 'a fault is told once'
+
+
+def test_a_frontier_that_is_no_longer_fed_is_told(run, sequences):
+  run.write(sequences)
+  episodic = [stratum for stratum in run.strata if stratum.name == 'episodic']
+  later = [sequences._replace(identity=sequences.identity + 24 * part) for part in (1, 2, 3)]
+  run.write(jax.tree.map(lambda *parts: np.concatenate(parts), *later), episodic)
+  run.save()
+  (line,) = stored.read(str(run.folder)).violations
+  assert line.startswith('table frontier: lacks 72 of episodic that are newer than its oldest')
+
+
+def test_what_a_restart_left_out_is_no_fault(run, sequences):
+  first, second = (jax.tree.map(lambda x, half=half: x[half], sequences)
+                   for half in (slice(20), slice(20, None)))  # fmt: skip
+  entry = writer.Writer(run.address, run.strata, run.schema)
+  entry.write(first, lambda: False)
+  between = time.time()
+  entry.write(second, lambda: False)
+  entry.close()
+  run.drop_from_frontier(19)
+  run.save()
+  assert len(stored.read(str(run.folder)).violations) == 1
+  started = {'time': between, 'kind': 'started', 'name': 'replay', 'pid': 1}
+  (run.folder / 'metrics' / 'events.jsonl').write_text(json.dumps(started) + '\n')
+  assert stored.read(str(run.folder)).violations == []
+
+
+def test_a_broken_checkpoint_is_told_and_the_one_before_is_read(run, sequences):
+  run.write(sequences)
+  run.save()
+  newest = run.save()
+  with open(os.path.join(newest, 'chunks.tfrecord'), 'r+b') as stream:
+    stream.truncate(100)
+  found = stored.read(str(run.folder))
+  (line,) = found.violations
+  assert line.startswith(f'checkpoint {os.path.basename(newest)} is broken (chunks.tfrecord')
+  assert found.summary['checkpoint']['sequences'] == 24
+  assert os.path.exists(newest)  # nothing is set aside while the run goes on
+
+
+def test_a_live_server_is_left_as_it_was(run, sequences, capsys):
+  run.write(sequences)
+  next(run.client.sample('episodic', 1, emit_timesteps=False))
+  path = run.save()
+
+  def state():
+    infos = run.client.server_info()
+    files = {name: os.stat(os.path.join(path, name)).st_mtime_ns for name in os.listdir(path)}
+    return {name: vars(info) | {'table_worker_time': None} for name, info in infos.items()}, files
+
+  before = state()
+  assert inspect(run.folder, '--sample', 3, '--check') == 0
+  assert state() == before
+  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
+  printed = capsys.readouterr().out
+  assert 'sampled 1 times' in printed or 'sampled 0 times' in printed
+
+
+def test_copies_of_the_dead_are_deleted_and_those_of_the_living_are_not(run, sequences):
+  run.write(sequences)
+  run.save()
+  # As a process leaves it that was killed: nobody holds a lock on it.
+  dead = pathlib.Path(run.replay, '.copy-dead')
+  (dead / 'checkpoint').mkdir(parents=True)
+  with contents.Contents(run.replay):
+    assert not dead.exists()
+    (living,) = pathlib.Path(run.replay).glob('.copy-*')
+    assert stored.read(str(run.folder)).violations == []
+    assert living.exists()
+  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
+
+
+def test_ctrl_c_deletes_the_copy(run, sequences, monkeypatch, capsys):
+  run.write(sequences)
+  run.save()
+  read = contents.Contents.read
+
+  def interrupted(self, table):
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    return read(self, table)
+
+  monkeypatch.setattr(contents.Contents, 'read', interrupted)
+  assert inspect(run.folder, '--check') == 130
+  assert capsys.readouterr().err == 'stopped\n'
+  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
+
+
+def test_samples_say_what_happened_and_who_acted(run, sequences, capsys):
+  run.write(sequences)
+  run.save()
+  assert inspect(run.folder, '--sample', 2) == 0
+  printed = capsys.readouterr().out
+  assert 'frontier: 8 sequences, 100 % also in the others' in printed
+  assert 'return of' in printed and 'age, steps' in printed
+  assert printed.count('step type') == 4
+  assert 'made by version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
+  assert 'FIRST' in printed and 'LAST' in printed and '[12] 0 to 0' in printed
+
+  assert inspect(run.folder, '--sample', 1, '--check', '--json') == 0
+  report = json.loads(capsys.readouterr().out)
+  assert report['tables']['episodic']['size'] == 24  # the server lives
+  assert report['violations'] == []
+  assert report['stored']['strata']['frontier']['sequences'] == FRONTIER
+  sample = next(sample for sample in report['samples'] if sample['table'] == 'episodic')
+  assert sample['rows']['step_type'] == [FIRST, MID, MID, LAST, FIRST, MID]
+  assert (sample['version'], sample['actor_id']) == (0, 0)
+
+
+def test_samples_are_filmed_as_their_world_draws_them(run, sequences, tmp_path, capsys):
+  run.write(sequences)
+  run.save()
+  assert inspect(run.folder, '--sample', 1, '--gif', tmp_path) == 0
+  assert f'{tmp_path}: 2 films' in capsys.readouterr().out
+  assert sorted(path.name for path in tmp_path.glob('*.gif')) == [
+    'episodic-1.gif', 'frontier-1.gif'
+  ]  # fmt: skip
+
+
+def test_what_has_nothing_stored_is_named(tmp_path, run, capsys):
+  assert inspect(run.folder, '--check') == 2
+  message = capsys.readouterr().err
+  assert 'no whole checkpoint in' in message and 'learner.checkpoint_period=' in message
+  assert message.count('\n') == 1
+  assert inspect('localhost:1', '--sample', 1) == 2
+  assert "give the run's folder" in capsys.readouterr().err
+  ppo = config.override(presets.ppo_laptop('catch'), ['learner.fused=false'])
+  local.open_run(tmp_path / 'ppo', ppo)
+  assert inspect(tmp_path / 'ppo', '--check') == 2
+  assert 'keeps no checkpoint of its queue' in capsys.readouterr().err
+  for arguments, words in (
+    (['--sample', 0], '--sample 0: must be at least 1'),
+    (['--watch', '--check'], '--watch: looks at a live run'),
+    (['--gif', 'films'], '--gif films: shows samples; add --sample N'),
+  ):
+    assert inspect(run.folder, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_empty_tables_are_sound(run, capsys):
+  run.save()
+  assert inspect(run.folder, '--check', '--sample', 1) == 0
+  assert 'nothing is wrong with 0 sequences' in capsys.readouterr().out

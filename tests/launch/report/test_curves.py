@@ -1,0 +1,389 @@
+"""Reports of runs: which are seeds of one curve, where they are compared, and how sure it is."""
+
+import base64
+import os
+import re
+import sys
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.report import curves
+from hephaestus.launch.report import page as report_page
+from hephaestus.launch.run import local, metrics
+
+HOUR = 3600.0
+
+
+def write_run(
+  folder, points, *, overrides=(), world='catch', agent='ppo', node='evaluator', **more
+):
+  """A run whose evaluator wrote a score, and as a return ten times as much, one second a step.
+
+  Args:
+    folder: of the run.
+    points: environment step and score of each row, in order.
+    overrides: of the preset's config.
+    world: its name.
+    agent: its name.
+    node: who wrote the rows.
+    more: further keys of each row.
+  """
+  made = config.override(presets.AGENTS[agent]['laptop'](world), list(overrides))
+  local.open_run(folder, made)
+  write_rows(
+    folder,
+    node,
+    [
+      {
+        'time': 1000.0 + step,
+        'environment_step': step,
+        'learner_step': step // 10,
+        'episode_return': None if score is None else 10 * score,
+        'normalised_score': score,
+        **more,
+      }
+      for step, score in points
+    ],
+  )
+  return folder
+
+
+def write_rows(folder, node, rows):
+  logger = metrics.JsonLines(folder / 'metrics' / f'{node}.jsonl')
+  for row in rows:
+    logger.write(row)
+  logger.close()
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', 'report', *map(str, arguments)]))
+
+
+def cells(markdown):
+  """{label: [cell, ...]} of all tables."""
+  rows = [line.strip('| ').split(' | ') for line in markdown.splitlines() if line.startswith('| ')]
+  return {row[0]: row[1:] for row in rows if row[0] != 'curve'}
+
+
+def test_runs_that_differ_only_in_what_moves_no_number_are_seeds_of_one_curve(tmp_path):
+  points = [(0, 0.0), (100, 1.0)]
+  folders = [
+    write_run(tmp_path / 'a', points, overrides=['seed=0']),
+    write_run(tmp_path / 'b', points, overrides=['seed=1', 'wandb=true', 'replay.max_in_flight=3']),
+    write_run(tmp_path / 'c', points, overrides=['seed=1', 'learner.learning_rate=3e-4']),
+    write_run(tmp_path / 'd', points, agent='dreamer'),
+    write_run(tmp_path / 'e', points, agent='dreamer', overrides=['max_environment_steps=7']),
+  ]
+  table = cells(curves.make([*folders, tmp_path / 'a' / '..' / 'a']).markdown)
+  assert {label: row[0] for label, row in table.items()} == {
+    'ppo learning_rate=0.001': '2',
+    'ppo learning_rate=0.0003': '1',
+    'dreamer': '2',
+  }
+
+
+def test_a_fused_run_does_not_differ_in_a_replay_that_it_has_not(tmp_path):
+  folders = [
+    write_run(tmp_path / 'a', [(0, 0.0)]),
+    write_run(tmp_path / 'b', [(0, 0.0)], overrides=['learner.fused=false', 'seed=1']),
+  ]
+  assert list(cells(curves.make(folders).markdown)) == ['fused=true', 'fused=false']
+  folders.append(
+    write_run(
+      tmp_path / 'c',
+      [(0, 0.0)],
+      overrides=['learner.fused=false', 'replay.max_in_flight=4'],
+    )
+  )
+  assert len(cells(curves.make(folders).markdown)) == 3
+
+
+def test_a_label_names_a_few_of_many_differences_and_a_note_all(tmp_path):
+  many = ['learner.num_epochs=5', 'learner.max_gradient=1.0', 'agent.clip=0.3', 'agent.gamma=0.9']
+  folders = [
+    write_run(tmp_path / 'a', [(0, 0.0)]),
+    write_run(tmp_path / 'b', [(0, 0.0)], overrides=many),
+  ]
+  markdown = curves.make(folders).markdown
+  assert list(cells(markdown)) == ['gamma=0.99, …', 'gamma=0.9, …']
+  assert 'agent.gamma=0.9, agent.clip=0.3, learner.num_epochs=5, learner.max_gradient=1' in markdown
+
+
+def test_seeds_are_compared_by_the_last_value_that_each_knew(tmp_path):
+  folders = [
+    write_run(tmp_path / 'a', [(0, 0.0), (100, 0.4), (200, 1.0)]),
+    write_run(tmp_path / 'b', [(0, 0.2), (150, 0.6), (250, 0.8)], overrides=['seed=1']),
+  ]
+  markdown = curves.make(folders).markdown
+  assert '| curve | seeds | 0 | 20 | 40 | 60 | 80 | 100 | 120 | 140 | 160 | 180 | 200 |' in markdown
+  assert cells(markdown)['ppo'] == [
+    '2', *['0.10'] * 5, *['0.30'] * 3, *['0.50'] * 2, '0.80',
+    '0.80 (range 0.60 to 1.00) at 200', '0.80 (range 0.60 to 1.00)', '3.3 to 4.2',
+  ]  # fmt: skip
+  assert 'all seeds are known until 200 only, where' in markdown
+
+
+def test_a_curve_begins_where_its_last_seed_begins(tmp_path):
+  folders = [
+    write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)]),
+    write_run(tmp_path / 'b', [(30, 0.0), (100, 1.0)], overrides=['seed=1']),
+  ]
+  row = cells(curves.make(folders).markdown)['ppo']
+  assert row[1:7] == ['–', '–', '–', '0.00', '0.00', '0.00']
+
+
+def test_the_interquartile_mean_leaves_out_the_outer_quarters():
+  values = np.array([[0.0, 7.0], [0.4, 7.0], [0.6, 7.0], [10.0, 7.0]])
+  made = curves.estimate(values, 'iqm')
+  np.testing.assert_allclose(made.point, [0.5, 7.0])
+  assert 0.0 <= made.low[0] < 0.5 < made.high[0] <= 10.0
+  assert (made.low[1], made.high[1]) == (7.0, 7.0)
+  np.testing.assert_allclose(curves.estimate(values[:3], 'median').point, [0.4, 7.0])
+
+
+def test_most_intervals_contain_the_truth_and_are_the_same_at_every_call():
+  values = np.random.default_rng(0).normal(0.5, 0.1, (10, 20))  # twenty curves of ten seeds
+  state = np.random.get_state()[1].copy()
+  made = curves.estimate(values, 'iqm')
+  assert ((made.low < 0.5) & (made.high > 0.5)).sum() >= 16
+  assert (made.high - made.low < 0.25).all() and (made.low < made.point).all()
+  np.testing.assert_array_equal(made, curves.estimate(values, 'iqm'))
+  np.testing.assert_array_equal(np.random.get_state()[1], state)  # nobody else's numbers change
+
+
+def test_what_a_run_that_went_on_wrote_again_counts_once(tmp_path):
+  folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 0.4), (200, 0.9), (150, 0.5), (250, 0.6)])
+  numbers = curves.series(curves.read(folder), 'evaluator', 'normalised_score', 'environment_step')
+  assert numbers.x.tolist() == [0, 100, 150, 250]
+  assert numbers.value.tolist() == [0.0, 0.4, 0.5, 0.6]
+
+
+def test_minutes_do_not_count_while_nothing_runs(tmp_path):
+  folder = write_run(tmp_path / 'a', [(0, 0.0), (60, 0.4)])
+  later = [1060.0 + HOUR, 1180.0 + HOUR]
+  rows = [{'time': time, 'environment_step': 90, 'normalised_score': 0.5} for time in later]
+  write_rows(folder, 'evaluator', rows)
+  started = {'kind': 'started', 'name': 'learner'}
+  write_rows(folder, 'events', [{'time': 990.0, **started}, {'time': 1030.0 + HOUR, **started}])
+  numbers = curves.series(curves.read(folder), 'evaluator', 'normalised_score', 'minutes')
+  np.testing.assert_allclose(numbers.x, [0, 1, 3])  # what was known last at the first minute
+  assert numbers.value.tolist() == [0.0, 0.5, 0.5]
+
+
+def test_actors_are_averaged_by_their_episodes(tmp_path):
+  folder = write_run(tmp_path / 'a', [(0, 0.0)], agent='dreamer')
+  row = lambda step, value, episodes: {
+    'environment_step': step, 'episode_return': value, 'episodes': episodes,
+    'throttled_fraction': value,
+  }  # fmt: skip
+  write_rows(folder, 'actor-0', [row(10, 1.0, 30), row(None, 9.0, 30), row(30, None, 0)])
+  write_rows(folder, 'actor-1', [row(20, 2.0, 10), row(40, 3.0, 10)])
+  known = curves.read(folder)
+  numbers = curves.series(known, 'actor', 'episode_return', 'environment_step')
+  assert numbers.x.tolist() == [10, 20, 40]
+  assert numbers.value.tolist() == [1.0, 1.25, 1.5]
+  numbers = curves.series(known, 'actor', 'throttled_fraction', 'environment_step')
+  assert numbers.value.tolist() == [1.0, 1.5, 2.0]  # no more of it in more episodes
+
+
+def test_the_score_is_shown_where_all_runs_have_it_and_the_return_elsewhere(tmp_path):
+  points = [(0, 0.5), (100, 0.5)]
+  scored = [write_run(tmp_path / f'{seed}', points, overrides=[f'seed={seed}']) for seed in (0, 1)]
+  assert cells(curves.make(scored).markdown)['ppo'][1] == '0.50'
+  other = write_run(tmp_path / '2', points, overrides=['seed=2'], normalised_score=None)
+  assert cells(curves.make([*scored, other]).markdown)['ppo'][:2] == ['3', '5.00']
+
+
+def test_a_metric_of_another_node_is_found_by_its_name(tmp_path, capsys):
+  folder = write_run(tmp_path / 'a', [(0, 0.5), (80, 0.5)], agent='dreamer')
+  rows = [{'learner_step': step, 'dream/horizon': 1000.0 * step} for step in (2, 4)]
+  write_rows(folder, 'learner', rows)
+  assert run(folder, '--metric', 'dream/horizon', '--x', 'learner_step') == 0
+  shown = capsys.readouterr().out
+  assert '`dream/horizon`, of the learner, by updates of the learner' in shown
+  assert cells(shown)['dreamer'][-3] == '4,000 at 4'
+  assert run(folder, '--metric', 'learner_step', '--node', 'evaluator') == 0
+  assert cells(capsys.readouterr().out)['dreamer'][-3] == '8.00 at 80'
+
+
+def test_runs_are_made_one_curve_by_a_label(tmp_path, capsys):
+  points = [(0, 0.0), (100, 1.0)]
+  for name, rate in (('a', 1e-3), ('b', 3e-4), ('c', 1e-4)):
+    write_run(tmp_path / name, points, overrides=[f'learner.learning_rate={rate}'])
+  all_runs = [tmp_path / name for name in 'abc']
+  assert run('--label', 'fa|st', tmp_path / 'a', tmp_path / 'b', '--x', 'minutes') == 0
+  shown = capsys.readouterr().out
+  assert 'fa\\|st' in shown and 'its runs differ in learner.learning_rate' in shown
+  assert 'seed 0 is in it more than once' in shown
+  assert run(*all_runs, '--label', 'fast', tmp_path / 'a', tmp_path / 'b') == 0
+  assert {name: row[0] for name, row in cells(capsys.readouterr().out).items()} == {
+    'fast': '2',
+    'ppo': '1',
+  }
+  for labels, words in (
+    (['--label', 'fast'], '--label fast: give the runs as well'),
+    (['--label', 'x', tmp_path / 'a', '--label', 'x', tmp_path / 'b'], '--label x: is given twice'),
+    ([*all_runs, '--label', 'ppo', tmp_path / 'a', tmp_path / 'b'], '--label ppo: is the name of'),
+  ):
+    assert run(*labels) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+  folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)])
+  before = curves.make([folder]).markdown
+  with open(folder / 'metrics' / 'evaluator.jsonl', 'ab') as file:
+    file.write(b'{"time": 1200.0, "environment_st')
+  assert curves.make([folder]).markdown == before
+
+
+def test_what_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path, capsys):
+  good = write_run(tmp_path / 'good', [(0, 0.0), (100, 1.0)])
+  young = tmp_path / 'young'
+  local.open_run(young, presets.laptop('catch'))
+  damaged = write_run(tmp_path / 'damaged', [(0, 0.0)])
+  (damaged / 'metrics' / 'evaluator.jsonl').write_text('nothing\n')
+  unscored = write_run(tmp_path / 'unscored', [(0, 0.0)], node='learner')
+  assert run(good, tmp_path / 'gone', young, damaged, unscored) == 0
+  shown = capsys.readouterr()
+  assert list(cells(shown.out)) == ['ppo']
+  lines = shown.err.splitlines()
+  assert len(lines) == 4
+  for line, words in zip(
+    lines,
+    (
+      'gone: is not the folder of a run, it has no config.yaml',
+      'young: nothing has been measured yet',
+      'evaluator.jsonl: cannot be read',
+      'unscored: has no normalised_score of the evaluator by environment steps',
+    ),
+    strict=True,
+  ):
+    assert words in line
+    assert f'* {line.removeprefix("hephaestus report: ")}' in shown.out
+  assert run(tmp_path / 'gone', young) == 2
+  message = capsys.readouterr().err
+  assert 'gone: is not' in message and 'young: nothing' in message and message.count('\n') == 1
+  assert run() == 2
+  assert 'no runs are given; name their folders' in capsys.readouterr().err
+
+
+def test_an_unknown_metric_is_refused_with_the_known_ones(tmp_path, capsys):
+  folder = write_run(tmp_path / 'a', [(0, 0.0)], final=True)
+  write_rows(folder, 'learner', [{'learner_step': 0, 'ppo/entropy': 1.0}])
+  assert run(folder, '--metric', 'score') == 2
+  message = capsys.readouterr().err
+  assert message.count('\n') == 1
+  assert (
+    '--metric score: catch has no such numbers; known are, evaluator: environment_step, ' in message
+  )
+  assert (
+    'episode_return, learner_step, normalised_score; learner: learner_step, ppo/entropy' in message
+  )
+  assert 'actor: none' in message and 'final' not in message
+
+
+def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
+  scores = (0.0, 0.4, 1.0)
+  folders = [
+    write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, score)], overrides=[f'seed={seed}'])
+    for seed, score in enumerate(scores)
+  ]
+  other = write_run(tmp_path / 'other', [(0, 0.1)], world='gymnax/CartPole-v1')
+  out = tmp_path / 'new' / 'out'
+  assert run(*folders, other, '--out', out) == 0
+  shown = capsys.readouterr().out
+  assert (out / 'report.md').read_text() == shown
+  assert '![Curves of gymnax/CartPole-v1](gymnax-CartPole-v1.png)' in shown
+  assert '0.47 (0.00 to 1.00) at 2,000 | 0.40 (0.00 to 1.00)' in shown
+  assert sorted(path.name for path in out.iterdir()) == [
+    'catch-evaluator-episode_return.png', 'catch.png',
+    'gymnax-CartPole-v1-evaluator-episode_return.png', 'gymnax-CartPole-v1.png', 'report.html',
+    'report.md',
+  ]  # fmt: skip
+  picture = imageio.imread(out / 'catch.png')[..., :3]
+  assert picture.shape[1] >= 1000
+  blue = (picture == (0x00, 0x72, 0xB2)).all(-1)
+  assert blue.sum() > 1000 and (picture == 255).all(-1).mean() > 0.5
+  (tmp_path / 'file').write_text('')
+  assert run(*folders, '--out', tmp_path / 'file') == 2
+  assert f'--out {tmp_path / "file"}: cannot be written to' in capsys.readouterr().err
+
+
+def test_a_metric_that_is_asked_for_is_shown_alone_in_one_file(tmp_path):
+  folders = [
+    write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, 0.5)], overrides=[f'seed={seed}'])
+    for seed in range(2)
+  ]
+  out = tmp_path / 'out'
+  metric = ['--metric', 'normalised_score']
+  assert run('--label', 'a <script> b', *folders, '--out', out, *metric) == 0
+  page = (out / 'report.html').read_text()
+  (picture,) = re.findall(r'src="([^"]*)"', page)
+  kind, content = picture.split(',')
+  assert kind == 'data:image/png;base64'
+  assert base64.b64decode(content) == (out / 'catch.png').read_bytes()
+  assert '<td>a &lt;script&gt; b</td>' in page and '<script' not in page
+  assert '0.50 (range 0.50 to 0.50) at 2,000' in page and 'http' not in page
+  assert re.findall('<h2>(.*?)</h2>', page) == ['Learning']
+
+
+def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(report_page, 'DOTS_PER_INCH', 40)  # nobody looks at these
+  points = [(0, 0.0), (80, 0.5)]
+  dreamer = write_run(tmp_path / 'dreamer', points, agent='dreamer')
+  steps = {'learner_step': 8, 'environment_step': 80}
+  losses = {'world_model/loss': 2.0, 'intrinsic/boredom': 0.0, 'replay_ratio': 32.0}
+  ages = {'replay/frontier/age/median': 9.0, 'replay/frontier/age/high': 20.0}
+  write_rows(dreamer, 'learner', [{**steps, **losses, **ages, 'starved_fraction': 0.25}])
+  node = {'name': 'learner', 'pid': 7, 'restarts': 1, 'exit_code': -9}
+  write_rows(dreamer, 'events', [{'kind': kind, **node} for kind in ('restarting', 'started')])
+  videos = dreamer / 'videos'
+  frames = [np.full((32, 48, 3), shade, np.uint8) for shade in (0, 200)]
+  for name in ('7.gif', '8.gif', '8-dream.gif'):
+    imageio.mimsave(videos / name, frames, duration=125)
+  os.utime(videos / '7.gif', (0, 0))
+  unscored = write_run(tmp_path / 'unscored', [(0, None)], node='learner', world='grid_world')
+  write_rows(unscored, 'learner', [{**steps, 'ppo/entropy': 1.0}])
+  out = tmp_path / 'out'
+  assert run(dreamer, unscored, '--out', out) == 0
+  page = (out / 'report.html').read_text()
+  assert [re.sub('<.*?>', '', title) for title in re.findall('<h2>(.*?)</h2>', page)] == [
+    'Runs', 'Learning catch', 'Intrinsic drives catch', 'World model catch',
+    'Replay over the run catch', 'Speed catch', 'Actor and critic grid_world', 'Where time goes',
+    'Nodes', 'Films of evaluations', 'What the runs differ in', 'Left out',
+  ]  # fmt: skip
+  for name in ('catch', 'catch-learner-world_model-loss', 'catch-learner-replay-frontier-age-median',
+               'grid_world-learner-ppo-entropy'):  # fmt: skip
+    content = base64.b64encode((out / f'{name}.png').read_bytes()).decode()
+    assert f'src="data:image/png;base64,{content}"' in page, name
+  assert (
+    '0 throughout: boredom' in page and not (out / 'catch-learner-intrinsic-boredom.png').exists()
+  )
+  films = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
+  assert len(films) == 2 and all(base64.b64decode(film)[4:8] == b'ftyp' for film in films)
+  assert 'update 8<' in page and 'update 8, beside its dream' in page and 'update 7' not in page
+  assert 'learner ended with code -9; restart 1' in page and 'waits for data 25 %' in page
+  assert not re.search(r'(src|srcset|href)="(?!data:)|url\(|@import|https?:|<script', page)
+  monkeypatch.setattr(report_page, 'MOST_FILM_BYTES', 10)
+  capsys.readouterr()
+  assert run(dreamer, '--out', out) == 0
+  assert '<video' not in (out / 'report.html').read_text()
+  said = capsys.readouterr().err.splitlines()
+  assert 'report.html: ' in said[0] and said[0].endswith(' as PNG, too), 0 films')
+  assert ' MB, 6 pictures ' in said[0]
+  assert [line.split(': ')[1] for line in said[1:]] == [
+    str(videos / name) for name in ('8.gif', '8-dream.gif')
+  ]
+
+
+@pytest.mark.parametrize('name', ['markdown_it', 'matplotlib', 'rliable'])
+def test_without_its_packages_the_extra_is_named(tmp_path, capsys, monkeypatch, name):
+  monkeypatch.setitem(sys.modules, name, None)
+  assert run(write_run(tmp_path / 'a', [(0, 0.0)])) == 2
+  message = capsys.readouterr().err
+  assert f'the package {name} is not installed' in message
+  assert 'uv sync --extra report' in message and message.count('\n') == 1

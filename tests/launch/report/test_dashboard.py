@@ -1,0 +1,582 @@
+"""The web page: who may read it, what it is told, and what a browser shows of a run that goes on."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+
+import imageio.v2 as imageio
+import jax
+import numpy as np
+import psutil
+import pytest
+from playwright import sync_api
+from rliable import metrics as aggregates
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.inspect import live as inspection
+from hephaestus.launch.report import dashboard, history
+from hephaestus.launch.run import local, metrics
+from hephaestus.replay import tables, writer
+
+HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+CHROMIUM = shutil.which('chromium')
+SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
+PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
+
+
+def make_run(folder, *overrides, agent='dreamer'):
+  made = config.override(presets.AGENTS[agent]['laptop']('catch'), list(overrides))
+  return local.open_run(folder, made)
+
+
+def write(folder, node, *rows):
+  with (folder / 'metrics' / f'{node}.jsonl').open('a') as file:
+    file.writelines(json.dumps({'time': time.time(), **row}) + '\n' for row in rows)
+
+
+class Served:
+  """The page of some runs, and who asks it as a browser would."""
+
+  def __init__(self, folders, films):
+    films.mkdir(exist_ok=True)
+    self.dashboard = dashboard.Dashboard(folders, films)
+    self._socket = dashboard.listen(0)
+    self.port = self._socket.getsockname()[1]
+    self._server = dashboard.make_server(dashboard.make_app(self.dashboard, 'secret'))
+    self._thread = threading.Thread(target=self._server.run, kwargs={'sockets': [self._socket]})
+    self._thread.start()
+
+  def ask(self, path, *, token='secret', method='GET', **headers):
+    link = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
+    link.request(method, f'/{token}/{path}', headers=headers)
+    response = link.getresponse()
+    return response.status, response.read(), response
+
+  def json(self, path):
+    status, content, _ = self.ask(path)
+    assert status == 200, content
+    return json.loads(content)
+
+  def close(self):
+    self._server.should_exit = True
+    self._thread.join()
+    self._socket.close()
+
+
+@pytest.fixture
+def serve(tmp_path):
+  with contextlib.ExitStack() as stack:
+
+    def serve(*folders):
+      served = Served(folders, tmp_path / 'films')
+      stack.callback(served.close)
+      return served
+
+    yield serve
+
+
+@pytest.fixture
+def folder(tmp_path):
+  make_run(tmp_path / 'run', 'replay.warm_up=4')
+  return tmp_path / 'run'
+
+
+@contextlib.contextmanager
+def replay_of(folder):
+  """A server with six sequences, where the run's would be."""
+  strata = config.load(folder / 'config.yaml').replay
+  server = tables.make_server(tables.make_tables(strata, SCHEMA, batch_size=8, insert_size=10_000))
+  (folder / 'address').write_text(f'localhost:{server.port}')
+  try:
+    yield f'localhost:{server.port}', strata.strata
+  finally:
+    server.stop()
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', 'dashboard', *map(str, arguments)]))
+
+
+@pytest.mark.parametrize(
+  'path', ['', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'film/0/7.gif']
+)
+def test_nothing_is_told_without_the_token(folder, serve, path):
+  served = serve(folder)
+  for token in ('wrong', '', 'secre', 'secret2', '..'):
+    status, content, _ = served.ask(path, token=token)
+    assert status == 403 and b'open the address that hephaestus dashboard printed' in content
+  assert served.ask(path)[0] == (404 if path.startswith('film') else 200)
+
+
+def test_only_this_machines_own_page_may_ask(folder, serve):
+  served = serve(folder)
+  own = f'127.0.0.1:{served.port}'
+  assert served._socket.getsockname()[0] == '127.0.0.1'
+  for host, status in (('localhost:99', 200), (own, 200), ('evil.example', 403),
+                       (f'evil.example:{served.port}', 403), ('127.0.0.1.evil.example', 403)):  # fmt: skip
+    assert served.ask('api/runs', Host=host)[0] == status, host
+  assert served.ask('api/runs', Origin=f'http://{own}')[0] == 200
+  for origin in ('http://evil.example', 'null', f'https://{own}', 'http://127.0.0.1:1'):
+    assert served.ask('api/runs', Origin=origin)[0] == 403, origin
+
+
+def test_nothing_can_be_written(folder, serve):
+  served = serve(folder)
+  for method in ('POST', 'PUT', 'DELETE', 'PATCH', 'OPTIONS'):
+    assert served.ask('api/runs', method=method)[0] == 405
+  before = {path: path.stat().st_mtime_ns for path in folder.rglob('*')}
+  for path in ('', 'api/runs', 'api/curves', 'api/replay/0'):
+    served.ask(path)
+  assert {path: path.stat().st_mtime_ns for path in folder.rglob('*')} == before
+
+
+def test_a_page_may_load_from_its_own_server_alone(folder, serve):
+  served = serve(folder)
+  for path, token in (('', 'secret'), ('api/runs', 'secret'), ('', 'wrong'), ('nothing', 'secret')):
+    policy = served.ask(path, token=token)[2].headers['Content-Security-Policy']
+    assert "default-src 'none'" in policy and 'unsafe' not in policy and '*' not in policy
+    assert set(re.findall(r"src ('\w+')", policy)) == {"'none'", "'self'"}
+  assert served.ask('')[2].headers['Referrer-Policy'] == 'no-referrer'
+  html = served.ask('')[1].decode()
+  assert '//' not in html and 'style=' not in html and '<script>' not in html
+  for name in re.findall(r'(?:src|href)="([^"]+)"', html):
+    assert served.ask(name)[0] == 200, name
+
+
+def test_replay_is_told_as_inspect_tells_it(folder, serve):
+  write(folder, 'learner', {'learner_step': 500, 'starved_fraction': 0.0})
+  write(folder, 'actor-0', {'parameter_version': 470, 'throttled_fraction': 0.8})
+  with replay_of(folder) as (address, strata):
+    served = serve(folder)
+    empty = served.json('api/replay/0')
+    assert empty['report']['tables']['episodic']['size'] == 0
+    assert empty['numbers']['limiter'] == 'episodic: no batch before 4 more sequences are inserted'
+    entry = writer.Writer(address, strata, SCHEMA)
+    entry.write({'x': np.zeros((6, 250), np.float32)}, lambda: False)
+    entry.close()
+    held = lambda: served.json('api/replay/0')['report']['tables']['episodic']['size']
+    until(held, 'a look at what was inserted')  # an answer holds for a moment, whoever asks
+    told = served.json('api/replay/0')
+    expected = inspection.inspect(str(folder), seconds=0.01)
+  for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
+              'bottleneck'):  # fmt: skip
+    assert told['report'][key] == expected[key], key
+  assert told['report'].keys() == expected.keys()
+  ratios = told['report']['replay_ratio'], expected['replay_ratio']
+  assert ratios[0]['configured'] == ratios[1]['configured'] == 32.0
+  for name, row in expected['tables'].items():
+    for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
+      assert told['report']['tables'][name][key] == row[key], (name, key)
+  assert told['held'] == inspection.spreads(expected) and len(told['held']) == 2
+  assert told['cells'][0]['size'] == '6' and told['numbers']['staleness'].endswith('30 updates old')
+
+
+def test_a_dead_server_and_a_run_without_replay_say_so(folder, tmp_path, serve):
+  (folder / 'address').write_text('localhost:1')
+  make_run(tmp_path / 'fused', agent='ppo')
+  served = serve(folder, tmp_path / 'fused')
+  assert served.json('api/replay/0')['error'].endswith(
+    f'; the run is not running, go on with: hephaestus train --run {folder}'
+  )
+  assert 'without a replay' in served.json('api/replay/1')['error']
+  assert served.ask('api/replay/2')[0] == served.ask('api/replay/x')[0] == 404
+
+
+def test_a_run_in_its_first_second_is_shown(folder, serve):
+  served = serve(folder)
+  (shown,) = served.json('api/runs')['runs']
+  assert shown['state'] == 'not started' and shown['films'] == shown['nodes'] == []
+  assert shown['messages'] == [
+    f'nothing was measured; start it with: hephaestus train --run {folder}'
+  ]
+  with local.only_one(folder):
+    (shown,) = served.json('api/runs')['runs']
+  assert shown['state'] == 'running' and 'nothing has been measured yet' in shown['messages'][0]
+  answer = served.json('api/curves')
+  assert answer['charts'] == [] and answer['groups'] == [{}]
+
+
+def test_a_truncated_line_waits_and_a_broken_one_is_counted(folder, serve):
+  write(folder, 'learner', {'learner_step': 1, 'environment_step': 10, 'world_model/loss': 2.0})
+  with (folder / 'metrics' / 'learner.jsonl').open('a') as file:
+    file.write('torn apart\n{"time": 1795283077.24, "learner_st')
+  served = serve(folder)
+  (shown,) = served.json('api/runs')['runs']
+  assert shown['messages'] == ['1 line of its metrics is no row and is left out']
+  assert served.json('api/curves')['groups'][0]['learner/world_model/loss']['mean'] == [2.0]
+
+
+def test_a_folder_that_is_deleted_is_told(folder, serve):
+  write(folder, 'learner', {'learner_step': 1, 'environment_step': 10, 'world_model/loss': 2.0})
+  served = serve(folder)
+  assert served.json('api/runs')['runs'][0]['state'] == 'stopped'
+  shutil.rmtree(folder)
+  (shown,) = served.json('api/runs')['runs']
+  assert shown['state'] == 'gone'
+  assert shown['messages'][0] == f'the folder {folder} is gone, or no longer one of a run'
+  assert 'gone' in served.json('api/replay/0')['error']
+  assert served.json('api/curves')['groups'] == [{}]
+
+
+def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
+  folders = [tmp_path / str(seed) for seed in range(4)]
+  for seed, folder in enumerate(folders):
+    make_run(folder, f'seed={seed}', f'evaluator.film_period={60 + seed}')
+    rows = [
+      {'environment_step': step, 'normalised_score': step * seed / 100} for step in (0, 50, 100)
+    ]
+    write(folder, 'evaluator', *rows)
+  make_run(tmp_path / 'other', 'agent.gamma=0.9')
+  served = serve(*folders, tmp_path / 'other')
+  runs = served.json('api/runs')
+  assert [each['label'] for each in runs['groups']] == ['gamma=0.99', 'gamma=0.9']
+  assert [each['group'] for each in runs['runs']] == [0, 0, 0, 0, 1]
+  assert runs['differences'] == {
+    'agent.gamma': [0.99] * 4 + [0.9],
+    'evaluator.film_period': [60.0, 61.0, 62.0, 63.0, 300.0],  # no matter to a curve
+    'seed': [0, 1, 2, 3, 0],
+  }
+  answer = served.json('api/curves')
+  curve = answer['groups'][0]['evaluator/normalised_score']
+  assert curve['x'] == [0, 50, 100] and len(curve['seeds']) == 4
+  assert curve['low'] == [0, 0, 0] and curve['high'] == [0, 1.5, 3]
+  scores = np.arange(4)[:, None] * np.array([[0.0, 0.5, 1.0]])
+  np.testing.assert_allclose(curve['mean'], [aggregates.aggregate_iqm(at) for at in scores.T])
+  assert served.ask(f'api/curves?known={answer["version"]}')[0] == 204
+  write(folders[0], 'evaluator', {'environment_step': 150, 'normalised_score': 0.5})
+  assert served.json(f'api/curves?known={answer["version"]}')['version'] != answer['version']
+  assert served.ask('api/curves?x=age')[0] == 404
+
+
+def test_a_long_run_is_thinned_and_read_in_parts(folder, serve):
+  row = {f'world_model/{name}': 0.123456789 for name in range(30)}
+  with (folder / 'metrics' / 'learner.jsonl').open('w') as file:
+    file.writelines(
+      json.dumps({'time': 1e9 + step, 'learner_step': step, 'environment_step': 5000 * step, **row})
+      + '\n'
+      for step in range(20_000)
+    )
+  served = serve(folder)
+  answer = served.json('api/curves')
+  sizes = []
+  while answer['unread']:
+    sizes.append(answer['unread'])
+    answer = served.json('api/curves')
+  assert sizes == sorted(sizes, reverse=True)
+  curve = answer['groups'][0]['learner/world_model/7']
+  assert len(curve['x']) == history.POINTS and curve['x'][-1] == 99_995_000
+  assert curve['mean'][5] == 0.12346
+
+
+def test_a_film_is_played_from_its_folder_alone(folder, serve):
+  path = folder / 'videos' / '70.gif'
+  imageio.mimsave(
+    path, [np.full((31, 40, 3), shade, np.uint8) for shade in (0, 90, 200)], duration=125
+  )
+  (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no film')
+  served = serve(folder)
+  films = served.json('api/runs')['runs'][0]['films']
+  assert {(film['name'], film['update'], film['dream']) for film in films} == {
+    ('70.gif', 70, False),
+    ('80-dream.gif', 80, True),
+  }
+  status, content, response = served.ask('film/0/70.gif')
+  assert (
+    status == 200 and response.headers['Content-Type'] == 'video/mp4' and content[4:8] == b'ftyp'
+  )
+  status, part, _ = served.ask('film/0/70.gif', Range='bytes=4-7')
+  assert (status, part) == (206, b'ftyp')
+  status, content, _ = served.ask('film/0/80-dream.gif')
+  assert status == 404 and b'80-dream.gif: cannot be played' in content
+  for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
+    assert served.ask(f'film/0/{name}')[0] == 404
+  assert list((folder / 'videos').glob('*.mp4')) == []
+  for number in range(dashboard.MOST_FILMS):
+    shutil.copy(path, folder / 'videos' / f'9{number}.gif')
+  assert len(served.json('api/runs')['runs'][0]['films']) == dashboard.MOST_FILMS
+  assert served.ask('film/0/70.gif')[0] == 200  # of a page that still shows it
+
+
+def test_nodes_and_what_happened_to_them_are_told(folder, serve):
+  event = lambda kind, name, **more: {
+    'kind': kind,
+    'name': name,
+    'pid': 7,
+    'exit_code': None,
+    **more,
+  }
+  write(
+    folder, 'events', event('started', 'learner', restarts=0), event('started', 'actor-0', restarts=0),
+    event('exited', 'actor-0', exit_code=-9, restarts=0),
+    event('restarting', 'actor-0', exit_code=-9, restarts=1), {'kind': 'warning', 'text': 'KL is large'},
+    event('started', 'actor-0', restarts=1),
+  )  # fmt: skip
+  write(folder, 'learner', {'learner_step': 1, 'starved_fraction': 0.25})
+  shares = {'throttled_fraction': 0.5, 'unrolled_fraction': 0.25, 'inserted_fraction': 0.125}
+  write(folder, 'actor-0', shares)
+  write(folder, 'evaluator', {'learner_step': 3})  # of updates after the learner's last row
+  served = serve(folder)
+  (shown,) = served.json('api/runs')['runs']
+  assert shown['learner_step'] == 3
+  states = {node['name']: (node['state'], node['restarts']) for node in shown['nodes']}
+  assert states == {
+    'learner': ('gone with its launcher', 0),
+    'actor-0': ('gone with its launcher', 1),
+  }
+  assert [each['text'] for each in shown['events']] == [
+    'actor-0 ended with code -9; restart 1', 'KL is large'
+  ]  # fmt: skip
+  assert shown['times'] == [
+    {'name': 'learner', 'shares': {'updates': 0.75, 'waits for data': 0.25}},
+    {
+      'name': 'actor-0',
+      'shares': {
+        'other': 0.125,
+        'held back by replay': 0.5,
+        'acts and steps its worlds': 0.25,
+        'inserts': 0.125,
+      },
+    },
+  ]
+  with local.only_one(folder):
+    (shown,) = served.json('api/runs')['runs']
+  assert [node['state'] for node in shown['nodes']] == ['running', 'running']
+
+
+def test_numbers_are_rounded_to_what_is_drawn():
+  values = np.array([0.0, 1.23456789, -98765432.1, 1.23456789e-7, 25_000_123.0])
+  assert dashboard.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07, 25_000_123.0]
+
+
+def test_what_cannot_be_served_is_named(folder, tmp_path, monkeypatch, capsys):
+  assert run(tmp_path / 'gone') == 2
+  assert capsys.readouterr().err == (
+    f'hephaestus dashboard: {tmp_path / "gone"}: is not the folder of a run, it has no config.yaml\n'
+  )
+  with dashboard.listen(0) as taken:
+    port = taken.getsockname()[1]
+    assert run(folder, '--port', port) == 2
+  assert f'--port {port}: cannot be used (Address already in use)' in capsys.readouterr().err
+  assert run(folder, '--port', 70000) == 2
+  assert '--port 70000: cannot be used' in capsys.readouterr().err
+  monkeypatch.setattr(dashboard.importlib.util, 'find_spec', lambda name: None)
+  assert run(folder) == 2
+  assert 'Install the extra `dashboard`: uv sync --extra dashboard' in capsys.readouterr().err
+
+
+def until(predicate, what):
+  """Waits until `predicate` gives something true, and returns it."""
+  deadline = time.monotonic() + PATIENCE
+  while time.monotonic() < deadline:
+    if found := predicate():
+      return found
+    time.sleep(0.1)
+  pytest.fail(f'waited in vain for {what}')
+
+
+class Live:
+  """A run that goes on, the page that shows it, and a browser."""
+
+  def __init__(self, root, stack, overrides):
+    self.folder = root / 'run'
+    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    environment['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # little time is spent in these programs
+    output = stack.enter_context((root / 'output.txt').open('w'))
+    start = lambda *words, **options: subprocess.Popen(
+      [HEPHAESTUS, *words], stderr=output, env=environment, cwd=root, text=True, **options
+    )
+    make_run(self.folder, *overrides)  # so that the page need not wait for the run
+    stack.callback(self._end, start('train', '--run', self.folder, stdout=output))
+    self.served = start('dashboard', self.folder, stdout=subprocess.PIPE)
+    stack.callback(self._end, self.served)
+    self.address = re.match(r'(http://127.0.0.1:\d+/\S+/) ', self.served.stdout.readline()).group(1)
+    browser = stack.enter_context(sync_api.sync_playwright()).chromium.launch(
+      executable_path=CHROMIUM,
+      # As a name server would, of a site that wants to read what is here.
+      args=['--no-sandbox', '--host-resolver-rules=MAP evil.example 127.0.0.1'],
+    )
+    stack.callback(browser.close)
+    self.browser = browser
+    self.page = browser.new_page(viewport={'width': 1280, 'height': 900})
+    self.page.set_default_timeout(1000 * PATIENCE)
+    self.complaints = []
+    self.page.on('console', lambda message: self.complaints.append(message.text))
+    self.page.on('pageerror', lambda error: self.complaints.append(str(error)))
+    self.page.goto(self.address)
+
+  def _end(self, process):
+    """As Ctrl-C does; a launcher ends its nodes."""
+    if process.poll() is not None:
+      return
+    children = psutil.Process(process.pid).children(recursive=True)
+    for child in children:
+      child.resume()
+    process.send_signal(signal.SIGINT)
+    try:
+      process.wait(timeout=90)
+    finally:
+      for child in (*children, process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+          child.kill()
+
+  def freeze(self):
+    """Has the nodes that learn and play do so no more: the cores are for who looks at the rest."""
+    for row in metrics.read(self.folder / 'metrics' / 'events.jsonl'):
+      if row['kind'] == 'started' and row['name'] != 'replay':
+        psutil.Process(row['pid']).suspend()
+
+  def wait_for(self, expression, argument=None):
+    """Asks from outside: the page's policy forbids Playwright's own wait, which calls `eval`."""
+    until(lambda: self.page.evaluate(expression, argument), expression)
+
+  def points(self, key):
+    """How many places a chart has."""
+    return int(self.page.get_attribute(f'[data-key="{key}"]', 'data-points'))
+
+
+@pytest.fixture(scope='module')
+def live(tmp_path_factory, tiny, little_optimization):
+  if CHROMIUM is None:
+    pytest.skip('needs a browser: install the Debian package chromium')
+  with contextlib.ExitStack() as stack:
+    overrides = (*tiny, 'max_environment_steps=100000000')
+    yield Live(tmp_path_factory.mktemp('live'), stack, overrides)
+
+
+@pytest.mark.timeout(600)
+def test_curves_of_a_run_appear_and_move(live):
+  chart = 'learner/world_model/loss'
+  live.page.wait_for_selector(f'[data-key="{chart}"] canvas')
+  live.page.wait_for_selector('[data-key="evaluator/normalised_score"] canvas')
+  before = live.points(chart)
+  live.wait_for(
+    '([chart, before]) => +document.querySelector(`[data-key="${chart}"]`).dataset.points > before + 1',
+    [chart, before],
+  )
+  painted = live.page.evaluate(
+    """chart => {
+      const canvas = document.querySelector(`[data-key="${chart}"] canvas`);
+      const line = getComputedStyle(document.documentElement).getPropertyValue('--c0').trim();
+      const [red, green, blue] = [1, 3, 5].map((at) => parseInt(line.slice(at, at + 2), 16));
+      const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+      let count = 0;
+      for (let at = 0; at < data.length; at += 4) {
+        const off = Math.abs(data[at] - red) + Math.abs(data[at + 1] - green) + Math.abs(data[at + 2] - blue);
+        count += off < 20 && data[at + 3] > 128;
+      }
+      return count;
+    }""",
+    chart,
+  )
+  assert painted > 50
+  rows = metrics.read(live.folder / 'metrics' / 'learner.jsonl')
+  assert 2 < live.points(chart) <= len(rows)
+  row = live.page.inner_text('#runs tbody tr')
+  assert 'run' in row and 'catch' in row and 'running' in row
+  assert 'learner' in live.page.inner_text('#nodes') and live.complaints == []
+  live.wait_for("document.getElementById('times').innerText.includes('acts and steps its worlds')")
+
+
+@pytest.mark.timeout(600)
+def test_the_replay_panel_agrees_with_inspect(live):
+  live.wait_for("document.getElementById('replay').dataset.report?.includes('\"bottleneck\":\"')")
+  before = inspection.inspect(str(live.folder))
+  live.wait_for(
+    "time => JSON.parse(document.getElementById('replay').dataset.report).time > time",
+    before['time'],
+  )
+  shown, rows, words = live.page.evaluate(
+    """() => [
+      JSON.parse(document.getElementById('replay').dataset.report),
+      [...document.querySelectorAll('#replay-tables tr')].map((row) => [...row.cells].map((cell) => cell.textContent)),
+      [...document.querySelectorAll('#replay-numbers dd')].map((cell) => cell.textContent),
+    ]"""
+  )
+  after = inspection.inspect(str(live.folder))
+  assert shown.keys() == before.keys()
+  assert shown['replay_ratio']['configured'] == before['replay_ratio']['configured'] == 16
+  for name, row in shown['tables'].items():
+    assert row['max_size'] == before['tables'][name]['max_size']
+    for key in ('inserted', 'sampled', 'unique_sampled'):
+      assert before['tables'][name][key] <= row[key] <= after['tables'][name][key], (name, key)
+  for key in ('environment_step', 'parameter_version'):
+    assert before[key] <= shown[key] <= after[key]
+  cells = inspection.cells(shown)
+  assert rows == [list(cells[0]), *(list(row.values()) for row in cells)]
+  assert words == list(inspection.numbers(shown).values())
+
+
+@pytest.mark.timeout(600)
+def test_a_film_appears_and_plays(live, little_optimization):
+  assert 'No film yet' in live.page.inner_text('#films')
+  until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
+  live.freeze()
+  local.evaluate(live.folder, 8, live.folder / 'videos' / '77.gif', 0)
+  live.page.wait_for_selector('#films video')
+  assert 'update 77' in live.page.inner_text('#films')
+  live.page.locator('#films video').scroll_into_view_if_needed()  # what nobody sees stands still
+  playing = "time => document.querySelector('#films video').currentTime > time"
+  live.wait_for(playing, 0)
+  at = live.page.evaluate("document.querySelector('#films video').currentTime")
+  duration = live.page.evaluate("document.querySelector('#films video').duration")
+  assert duration > 0.4
+  live.wait_for(
+    "time => Math.abs(document.querySelector('#films video').currentTime - time) > 0.1", at
+  )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('width', [1280, 400])
+def test_nothing_overlaps_or_sticks_out(live, width):
+  live.page.wait_for_selector('#replay-numbers dd')
+  live.page.set_viewport_size({'width': width, 'height': 900})
+  for scheme in ('dark', 'light'):
+    live.page.emulate_media(color_scheme=scheme)
+    live.wait_for(
+      """[...document.querySelectorAll('figure canvas')].every((canvas) =>
+        canvas.getBoundingClientRect().right <= canvas.closest('.card').getBoundingClientRect().right)"""
+    )
+    assert live.page.evaluate('document.documentElement.scrollWidth') <= width
+    boxes = live.page.evaluate(
+      """[...document.querySelectorAll('.card, h2')].filter((card) => card.offsetParent)
+        .map((card) => card.getBoundingClientRect()).map((box) => [box.left, box.top, box.right, box.bottom])"""
+    )
+    assert len(boxes) > 30
+    for index, (left, top, right, bottom) in enumerate(boxes):
+      assert left >= 0 and right <= width
+      for other in boxes[:index]:
+        assert left >= other[2] or right <= other[0] or top >= other[3] or bottom <= other[1]
+  assert live.complaints == []
+
+
+@pytest.mark.timeout(600)
+def test_a_browser_with_a_wrong_token_or_from_another_site_is_refused(live):
+  address = urllib.parse.urlsplit(live.address)
+  page = live.browser.new_page()
+  refused = page.goto(f'http://{address.netloc}/wrong/')
+  assert refused.status == 403 and 'the token is wrong or missing' in page.inner_text('body')
+  refused = page.goto(f'http://evil.example:{address.port}{address.path}')
+  assert refused.status == 403 and 'only for 127.0.0.1 and localhost' in page.inner_text('body')
+  page.goto('about:blank')
+  assert page.evaluate(
+    "address => fetch(address).then(() => 'read', () => 'refused')", live.address
+  ) == ('refused')
+  page.close()
+
+
+@pytest.mark.timeout(600)
+def test_a_dashboard_that_has_ended_is_said(live):
+  live.served.send_signal(signal.SIGINT)
+  assert live.served.wait(timeout=PATIENCE) == 0
+  live.page.wait_for_selector('#message:not([hidden])')
+  assert 'is its command still running' in live.page.inner_text('#message')

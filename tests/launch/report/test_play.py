@@ -1,0 +1,151 @@
+"""Watching a run: live in a terminal, a line for each step elsewhere, a film, and a clean end."""
+
+import io
+
+import imageio.v2 as imageio
+import jax
+import numpy as np
+import pytest
+import rich.console
+
+from hephaestus.actors import evaluator
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.report import play
+from hephaestus.launch.run import fused, local
+from hephaestus.learner import checkpoint
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+TINY = [
+  'environment.rows=5', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
+  'actor.num_worlds=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
+]  # fmt: skip
+STEPS = 4  # of an episode
+UNSEEN = """
+from actors.environments import catch
+class Unseen(catch.Catch):
+  def render(self, state):
+    return None
+"""
+
+
+def save(folder, world='catch'):
+  """A run that has just begun, and was saved after 7 updates."""
+  made = config.override(presets.ppo_laptop(world), TINY)
+  local.open_run(folder, made)
+  environment, ppo = fused.make_ppo(made)
+  program = fused.build(made, environment, ppo, jax.local_devices()[:1])
+  checkpointer = checkpoint.Checkpointer(folder / 'checkpoints')
+  checkpointer.save(7, jax.jit(program.init)(jax.random.key(0)))
+  checkpointer.close()
+  return folder
+
+
+@pytest.fixture(scope='module')
+def folder(little_optimization, tmp_path_factory):
+  return save(tmp_path_factory.mktemp('watch') / 'run')
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', 'watch', *map(str, arguments)]))
+
+
+def test_where_there_is_no_terminal_each_step_is_a_line(folder, capsys):
+  assert run(folder, '--episodes', 2, '--seed', 3) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == f'{folder}: catch, update 7, by chance'
+  assert lines[1].startswith('step 0  action -  reward 0.00  return 0.00  next: ')
+  assert all('action' in line and 'probability 0.' in line for line in lines[2 : 2 + STEPS])
+  assert [line.split()[1] for line in lines[1:-2]] == [*map(str, range(STEPS + 1))] * 2
+  # Of what an untrained policy chooses among, the likeliest first.
+  pairs = [pair.split() for pair in lines[1].split('next: ')[1].split(', ')]
+  chances = [float(chance) for _, chance in pairs]
+  assert {name for name, _ in pairs} == {'left', 'stay', 'right'}
+  assert chances == sorted(chances, reverse=True) and sum(chances) == pytest.approx(1.0, abs=0.02)
+  played = int(lines[2].split('action ')[1].split()[0])
+  chosen = float(lines[2].split('probability ')[1].split()[0])
+  assert dict(pairs)[['left', 'stay', 'right'][played]] == f'{chosen:.2f}'
+  assert 'next' not in lines[1 + STEPS]
+  final = lines[1 + STEPS].split()[-1]
+  assert lines[-2] == f'episode 1: return {final} in {STEPS} steps'
+
+
+def test_a_terminal_shows_picture_and_numbers(folder):
+  screen = io.StringIO()
+  console = rich.console.Console(
+    file=screen, force_terminal=True, color_system='truecolor', width=60, height=12
+  )
+  play.watch(folder, frames_per_second=1e6, greedy=True, console=console)
+  shown = screen.getvalue()
+  assert '▀' in shown and '38;2;' in shown and '48;2;' in shown
+  assert 'episode 1 of 1' in shown and 'reward' in shown and 'by the mode' in shown
+  assert all(name in shown for name in ('left', 'stay', 'right')) and '█' in shown
+  assert f'in {STEPS} steps' in shown.splitlines()[-1]
+
+
+def test_a_picture_fits_the_terminal_and_keeps_its_colours():
+  frame = np.zeros((40, 20, 3), np.uint8)
+  frame[:20] = (200, 100, 0)
+  small = play.Picture(frame, columns=30, rows=5).pixels
+  assert small.shape == (10, 5, 3)  # five characters of two pixels each
+  assert (small[:5] == (200, 100, 0)).all() and (small[5:] == 0).all()
+  assert play.Picture(frame, columns=60, rows=40).pixels.shape == (80, 40, 3)
+  assert play.Picture(frame, columns=1, rows=1).pixels.shape == (2, 1, 3)
+
+
+def test_a_film_has_every_frame(folder, tmp_path, capsys):
+  film = tmp_path / 'film.gif'
+  assert run(folder, '--output', film, '--episodes', 2, '--fps', 20) == 0
+  frames = imageio.mimread(film)
+  assert len(frames) <= 2 * (STEPS + 1)  # equal neighbours are one
+  assert frames[0].shape[1] > 200  # beside it what the policy would do
+  assert capsys.readouterr().out.splitlines()[-1] == f'{film}: {2 * (STEPS + 1)} frames'
+
+
+def test_a_world_without_a_renderer_shows_its_numbers(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'unseen_world.py').write_text(UNSEEN)
+  monkeypatch.syspath_prepend(tmp_path)
+  folder = save(tmp_path / 'run', 'unseen_world:Unseen')
+  screen = io.StringIO()
+  console = rich.console.Console(file=screen, force_terminal=True, width=60, height=12)
+  play.watch(folder, frames_per_second=1e6, console=console)
+  assert 'reward' in screen.getvalue() and '▀' not in screen.getvalue()
+  assert run(folder, '--output', tmp_path / 'film.gif') == 2
+  assert 'has no renderer; leave it out to see the numbers' in capsys.readouterr().err
+  assert not (tmp_path / 'film.gif').exists()
+
+
+def test_an_agent_without_a_model_does_not_dream(folder, tmp_path, capsys):
+  assert run(folder, '--dream', '--output', tmp_path / 'film.gif') == 2
+  assert '--dream: ppo has no model that dreams; leave it out' in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_and_keeps_what_was_filmed(folder, tmp_path, monkeypatch, capsys):
+  def interrupted(self, params, key):
+    for step in range(2):
+      yield evaluator.Moment(
+        step, np.zeros(1), np.zeros((8, 8, 3), np.uint8), None, None, 0.0, 0.0, False
+      )
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(evaluator.Play, 'moments', interrupted)
+  assert run(folder) == 0
+  assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
+  assert run(folder, '--output', tmp_path / 'film.gif') == 0
+  assert capsys.readouterr().out.splitlines()[-1].endswith('2 frames')
+  assert (tmp_path / 'film.gif').exists()
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--output', 'film.avi'], '--output film.avi: the name must end in .gif or .mp4'),
+    (['--dream'], '--dream: is a film; add --output FILE'),
+    (['--fps', '0'], '--fps 0.0: must be positive'),
+    (['--episodes', '0'], '--episodes 0: must be at least 1'),
+    ([], 'is not the folder of a run'),
+  ],
+)
+def test_what_cannot_be_watched_is_named(tmp_path, capsys, arguments, words):
+  assert run(tmp_path, *arguments) == 2
+  assert words in capsys.readouterr().err

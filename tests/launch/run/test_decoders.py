@@ -1,0 +1,194 @@
+"""Whatever a file or a peer says, it is understood or refused by a ValueError, and never executed."""
+
+import contextlib
+import json
+import os
+import sys
+
+import hypothesis
+import pytest
+import yaml
+from hypothesis import strategies
+
+from hephaestus.launch import config, presets
+from hephaestus.launch.cluster import handshake, hosts
+from hephaestus.launch.run import metrics
+
+EXAMPLES = hypothesis.settings(
+  max_examples=25, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]
+)
+EXECUTION = ('os.system', 'os.exec', 'os.fork', 'os.posix_spawn', 'subprocess.Popen', 'pickle.find_class')  # fmt: skip
+ATTACKS = (
+  '!!python/object/apply:os.system ["true"]',
+  '!!python/name:os.system',
+  '!!python/object/new:subprocess.Popen [["true"]]',
+  '{environment: !!python/module:os {}}',
+  '${oc.env:NOBODY_HAS_THIS}',
+  '${oc.create:${oc.decode:"!!python/name:os.system"}}',
+  '__import__("os").system("true")',
+  "\x80\x04cos\nsystem\n(S'true'\ntR.",
+  '&a [*a]',
+  '[' * 1100,
+  '{"a":' * 1100,
+  '\x00\ud800',
+)  # fmt: skip
+LEAVES = (
+  strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats()
+  | strategies.text(max_size=8) | strategies.sampled_from(ATTACKS)
+)  # fmt: skip
+
+executed: list[str] = []
+watching = False
+
+
+def _audit(event, arguments):
+  if watching and event in EXECUTION:
+    executed.append(f'{event} {arguments}')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def audited():
+  sys.addaudithook(_audit)  # it stays for ever, and sleeps
+
+
+@contextlib.contextmanager
+def nothing_but_a_refusal():
+  """Lets ValueErrors pass, and fails where something was executed."""
+  global watching
+  watching = True
+  try:
+    with contextlib.suppress(ValueError):
+      yield
+  finally:
+    watching = False
+  assert executed == []
+
+
+def trees(keys):
+  """Trees of mappings and lists, of which many keys are ones that are known."""
+  known = strategies.sampled_from(keys) | strategies.text(max_size=6)
+  return strategies.recursive(
+    LEAVES,
+    lambda inner: strategies.lists(inner, max_size=4) | strategies.dictionaries(known, inner, max_size=5),
+    max_leaves=12,
+  )  # fmt: skip
+
+
+def texts(keys):
+  """YAML of such trees, text of any kind, and attacks."""
+  return (
+    trees(keys).map(lambda tree: yaml.safe_dump(tree, allow_unicode=True))
+    | strategies.text(max_size=60)
+    | strategies.sampled_from(ATTACKS)
+  )
+
+
+HOST = {
+  'replay': {'address': '127.0.0.2', 'port': 22001},
+  'learner': True,
+  'evaluator': True,
+  'actors': 1,
+}
+HOST_KEYS = ('hosts', 'directory', 'command', 'replay', 'address', 'port', 'learner', 'evaluator',
+             'actors', 'ssh', 'target', 'options', 'gcloud', 'zone', 'workers', 'local', 'tunnel')  # fmt: skip
+
+
+@EXAMPLES
+@hypothesis.given(texts(HOST_KEYS))
+def test_any_text_is_a_hosts_file_or_refused(text):
+  with nothing_but_a_refusal():
+    hosts.parse(text, 'hosts.yaml')
+
+
+@EXAMPLES
+@hypothesis.given(strategies.sampled_from(HOST_KEYS), trees(HOST_KEYS))
+def test_any_value_in_a_sound_hosts_file_is_taken_or_refused(key, value):
+  with nothing_but_a_refusal():
+    hosts.parse(yaml.safe_dump({'hosts': {'one': HOST | {key: value}}}), 'hosts.yaml')
+
+
+@pytest.fixture(scope='module')
+def sound():
+  """A config, and all that its file says, by path."""
+  made = presets.laptop('catch')
+  return made, config.flatten(yaml.safe_load(config.to_yaml(made)))
+
+
+@EXAMPLES
+@hypothesis.given(data=strategies.data())
+def test_any_value_in_a_config_file_is_taken_or_refused(sound, data):
+  made, known = sound
+  content = yaml.safe_load(config.to_yaml(made))
+  place, path = content, data.draw(strategies.sampled_from(sorted(known))).split('.')
+  for key in path[:-1]:
+    place = place.get(key.split('[')[0], {})
+  value = data.draw(trees(sorted(content)))
+  if isinstance(place, dict):
+    place[path[-1].split('[')[0]] = value
+  with nothing_but_a_refusal():
+    config.from_yaml(yaml.safe_dump(content, allow_unicode=True), 'config.yaml')
+
+
+@EXAMPLES
+@hypothesis.given(texts(('environment', 'agent', 'replay', 'learner', 'actor', 'agent_name')))
+def test_any_text_is_a_config_file_or_refused(text):
+  with nothing_but_a_refusal():
+    config.from_yaml(text, 'config.yaml')
+
+
+@EXAMPLES
+@hypothesis.given(data=strategies.data())
+def test_any_override_is_taken_or_refused(sound, data):
+  made, known = sound
+  key = data.draw(strategies.sampled_from(sorted(known)) | strategies.text(max_size=12))
+  value = data.draw(LEAVES.map(str) | texts(('name', 'max_size')))
+  with nothing_but_a_refusal():
+    config.override(made, [f'{key}={value}'])
+
+
+def received(line):
+  """The order that comes through a pipe, whose other end is closed then."""
+  end, start = os.pipe()
+  try:
+    os.set_blocking(start, False)
+    with open(start, 'wb') as pipe:
+      pipe.write(line)
+    return handshake.receive(end)
+  finally:
+    os.close(end)
+
+
+@EXAMPLES
+@hypothesis.given(
+  strategies.binary(max_size=60)
+  | strategies.dictionaries(
+    strategies.sampled_from(handshake.Order._fields) | strategies.text(max_size=4),
+    LEAVES,
+    max_size=4,
+  ).map(lambda content: json.dumps(content).encode())
+  | strategies.sampled_from(ATTACKS).map(lambda text: text.encode(errors='replace'))
+)
+def test_any_line_is_an_order_or_refused(line):
+  with nothing_but_a_refusal():
+    got = received(line[:60_000] + b'\n')
+    assert isinstance(got.hosts, str) and isinstance(got.config, str)
+    assert type(got.launch_id) is int
+
+
+@EXAMPLES
+@hypothesis.given(
+  strategies.lists(
+    trees(('time', 'learner_step')).map(lambda tree: json.dumps(tree).encode())
+    | strategies.binary(max_size=40)
+    | strategies.sampled_from(ATTACKS).map(lambda text: text.encode(errors='replace')),
+    max_size=4,
+  )
+)
+def test_any_lines_are_rows_of_metrics_or_refused(tmp_path_factory, lines):
+  path = tmp_path_factory.getbasetemp() / 'rows.jsonl'
+  path.write_bytes(b''.join(line + b'\n' for line in lines))
+  for look in (metrics.read, metrics.last, lambda path: metrics.since(path, 0.0)):
+    with nothing_but_a_refusal():
+      rows = look(path)
+      rows = rows if isinstance(rows, list) else [rows] if rows is not None else []
+      assert all(isinstance(row['time'], int | float) for row in rows)

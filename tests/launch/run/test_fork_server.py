@@ -1,0 +1,165 @@
+"""Programs forked from a template, in a process that has imported little."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+DEADLINE_SECONDS = 30.0
+
+# A launcher: takes its template, then supervises the script it is given until that has finished.
+LAUNCHER = """
+import pathlib, sys
+import imported_before
+from launch import supervisor, template
+forks = template.Template()
+imported_before.value = 'of the launcher, later'
+if 'without' in sys.argv:
+  import os, signal
+  os.kill(forks._pid, signal.SIGKILL)
+folder, script = map(pathlib.Path, sys.argv[1:3])
+outcome = supervisor.Supervisor(
+  [supervisor.Process(
+    'actor-0', [sys.executable, str(script), '--some', 'flag'], {'OWN': 'variable'}, folder / 'log',
+  )],
+  until=['actor-0'], backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2, template=forks,
+  on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
+).run()
+forks.close()
+print('outcome', outcome.exit_code, outcome.failed_exit_code, *outcome.last_lines, flush=True)
+"""
+
+TELL = """
+import json, os, sys
+import imported_before
+print(json.dumps({
+  'value': imported_before.value, 'imported_by': imported_before.pid, 'arguments': sys.argv[1:],
+  'variable': os.environ['OWN'], 'session': os.getsid(0), 'pid': os.getpid(), 'name': __name__,
+  'comm': open('/proc/self/comm').read().strip(), 'descriptors': len(os.listdir('/proc/self/fd')),
+}))
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+  """Starts a launcher of a script."""
+  (tmp_path / 'imported_before.py').write_text("import os\npid, value = os.getpid(), 'imported'\n")
+  (tmp_path / 'launcher.py').write_text(LAUNCHER)
+
+  def launch(script, *arguments):
+    (tmp_path / 'script.py').write_text(script)
+    paths = os.pathsep.join([str(ROOT), str(tmp_path)])
+    return subprocess.Popen(
+      [sys.executable, 'launcher.py', tmp_path, tmp_path / 'script.py', *arguments],
+      cwd=tmp_path, env=os.environ | {'PYTHONPATH': paths}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+  return launch
+
+
+def ended(launcher):
+  """The lines of a launcher that has ended by itself."""
+  output, _ = launcher.communicate(timeout=DEADLINE_SECONDS)
+  assert launcher.returncode == 0
+  return output.splitlines()
+
+
+def said(folder):
+  """What the script wrote to its log, without headers."""
+  return [line for line in (folder / 'log').read_text().splitlines() if line[:3] != '---']
+
+
+def test_a_forked_program_has_what_was_imported_and_is_a_process_of_its_own(launch, tmp_path):
+  launcher = launch(TELL)
+  lines = ended(launcher)
+  (told,) = map(json.loads, said(tmp_path))
+  assert told['value'] == 'imported'  # the copy's, whatever the launcher did with its own
+  assert told['imported_by'] == launcher.pid
+  assert told['arguments'] == ['--some', 'flag'] and told['name'] == '__main__'
+  assert told['variable'] == 'variable'
+  assert told['session'] == told['pid'] != launcher.pid
+  assert told['comm'] == 'actor-0'
+  assert told['descriptors'] <= 4, 'it holds files that are not its own'
+  assert lines[0] == f'started None {told["pid"]}'
+  assert lines[-1] == 'outcome 0 None'
+
+
+@pytest.mark.parametrize(
+  'script, code',
+  [
+    ('raise ValueError("words of the end")', 1),
+    ('import sys; print("words of the end"); sys.exit(3)', 3),
+    ('import os; print("words of the end"); os.kill(os.getpid(), 9)', -9),
+    ('import os; print("words of the end"); os.kill(os.getpid(), 15)', -15),
+  ],
+)
+def test_a_forked_program_ends_with_its_own_code_and_is_restarted(launch, script, code):
+  lines = ended(launch(script))
+  assert sum(line.startswith('started') for line in lines) == 2
+  assert lines[-1].startswith(f'outcome 1 {code} ') and 'words of the end' in lines[-1]
+
+
+def test_a_forked_program_ends_as_programs_end(launch, tmp_path):
+  ended(launch('import atexit\natexit.register(print, "at exit")\n'))
+  assert said(tmp_path) == ['at exit']
+
+
+def test_a_forked_program_dies_with_its_launcher(launch, tmp_path):
+  launcher = launch('import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n')
+  pid = int(wait_for(lambda: (tmp_path / 'log').exists() and said(tmp_path))[0])
+  children = [child.pid for child in psutil.Process(launcher.pid).children()]
+  assert pid in children  # not of the template, so that the supervisor can wait for it
+  launcher.send_signal(signal.SIGKILL)
+  launcher.communicate(timeout=DEADLINE_SECONDS)
+  wait_for(lambda: all(map(is_gone, children)))
+
+
+def test_without_the_template_programs_are_started_anew(launch, tmp_path):
+  launcher = launch(TELL, 'without')
+  assert ended(launcher)[-1] == 'outcome 0 None'
+  words = said(tmp_path)
+  assert 'starting it anew' in words[0]
+  assert json.loads(words[1])['imported_by'] == json.loads(words[1])['pid']
+
+
+def test_jax_and_the_allocator_are_told_of_variables_that_they_read_when_they_started():
+  program = """
+import os, jax
+from launch import template
+template._adopt_environment({
+  'JAX_PLATFORMS': 'cpu', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.25',
+  'JAX_COMPILATION_CACHE_DIR': 'somewhere', 'MALLOC_ARENA_MAX': '2',
+})
+print(jax.config.jax_platforms, jax.config.jax_persistent_cache_min_compile_time_secs,
+      jax.config.jax_compilation_cache_dir, os.environ['JAX_PLATFORMS'])
+"""
+  environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX')}
+  said = subprocess.run(
+    [sys.executable, '-c', program], env=environment, cwd=ROOT,
+    capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS,
+  ).stdout  # fmt: skip
+  assert said.split() == ['cpu', '0.25', 'somewhere', 'cpu']
+
+
+def is_gone(pid):
+  try:
+    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return True
+
+
+def wait_for(condition):
+  """Polls until the condition holds and returns its value."""
+  deadline = time.monotonic() + DEADLINE_SECONDS
+  while time.monotonic() < deadline:
+    if value := condition():
+      return value
+    time.sleep(0.02)
+  raise AssertionError('waited in vain')

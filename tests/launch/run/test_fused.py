@@ -1,0 +1,159 @@
+"""PPO from the command: a run ends, is scored, goes on, and stops when asked, in one process."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from hephaestus.launch import config, main, presets
+from hephaestus.launch.run import fused, local
+from hephaestus.learner import fused as fused_lib
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+ROOT = pathlib.Path(__file__).parents[3]
+# Without annealing a run's program does not depend on its length, and is compiled once.
+TINY = [
+  'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
+  'actor.num_worlds=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
+  'learner.log_period=2', 'learner.anneal=false', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
+  'tensorboard=false',
+]  # fmt: skip
+
+
+def run(*arguments):
+  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+  """Trains a tiny PPO in this process, on one folder."""
+  monkeypatch.setattr(fused, '_prepare_process', lambda config: None)
+
+  def train(*arguments):
+    return run('train', '--run', tmp_path / 'run', *arguments)
+
+  return train
+
+
+def rows(folder, name):
+  return [json.loads(line) for line in (folder / 'metrics' / f'{name}.jsonl').open()]
+
+
+@pytest.mark.parametrize(
+  ('num_worlds', 'expected'), [(256, (4, 4, 2.5e-4)), (2048, (32, 2, 6.25e-5))]
+)
+def test_minibatches_epochs_and_rate_of_a_run_follow_its_worlds(num_worlds, expected):
+  made = config.override(presets.ppo_gpu('catch'), [f'actor.num_worlds={num_worlds}'])
+  devices = jax.local_devices()[:1]
+  assert fused.build(made, *fused.make_ppo(made), devices).scale == expected
+
+
+def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
+  folder = tmp_path / 'run'
+  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
+  assert train(*begin) == 0
+  out = capsys.readouterr().out
+  assert '16 worlds x 8 steps: 2 minibatches of 64, 3 epochs' in out
+  assert out.index('estimated on each device') < out.index('16 worlds x 8 steps')
+  assert out.splitlines()[-1].startswith(
+    'done: environment_step=640 learner_step=5 episode_return='
+  )
+  assert list((folder / 'videos').glob('5.gif'))
+  assert config.load(folder / 'config.yaml').agent_name == 'ppo'
+
+  # Without a word on agent or world: the folder knows.
+  assert train('--steps', 900, '--profile', '6:8') == 0
+  out = capsys.readouterr().out
+  assert 'learner_step=8' in out.splitlines()[-1]
+  assert 'learner, updates 6 to 8: ' in out and 'pmap_call' in out
+  assert (folder / 'profile' / '6-8' / 'learner' / 'perfetto.json.gz').exists()
+  steps = [row['learner_step'] for row in rows(folder, 'learner')]
+  assert steps == [2, 4, 5, 6, 8]
+  scored = rows(folder, 'evaluator')
+  assert [row['learner_step'] for row in scored if row['final']] == [5, 8]
+  assert {'environment_step', 'episode_return', 'episode_length', 'normalised_score'} <= set(
+    scored[0]
+  )
+  started = [row['name'] for row in rows(folder, 'events') if row['kind'] == 'started']
+  assert started == ['learner', 'learner']
+
+  assert run('evaluate', folder, '--episodes', 8, '--json') == 0
+  result = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert result['learner_step'] == 8
+  assert -1 <= result['episode_return'] <= 1
+
+  wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_worlds=32']
+  assert train(*wider) == 0
+  out = capsys.readouterr().out
+  assert 'warning: the saved worlds do not fit actor.num_worlds' in out
+  assert 'environment_step=1280 learner_step=9' in out.splitlines()[-1]
+  assert config.load(folder / 'config.yaml').actor.num_worlds == 32
+
+  assert run('inspect', folder) == 2
+  assert 'without a replay' in capsys.readouterr().err
+  assert train('--agent', 'dreamer') == 2
+  assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
+  assert train('--profile', '8:10') == 2
+  assert '--profile 8:10: the run goes on from update 9; begin there' in capsys.readouterr().err
+  assert train('--profile', '10:11') == 2
+  assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
+  assert train('--set', 'agent.hidden_size=8') == 2
+  assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
+
+
+def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
+  check = lambda gib, available: fused.check_memory(
+    fused_lib.Memory(2**27, int(gib * 2**30)),
+    None if available is None else int(available * 2**30),
+    num_worlds=2048,
+    num_devices=2,
+  )
+  assert check(4, 8) is None
+  assert check(40, None) is None
+  assert check(8, 8).startswith('actor.num_worlds=2048: needs about 8.1 GiB on each device')
+  with pytest.raises(ValueError, match=r'where 4.0 GiB are available; 256 would fit'):
+    check(16, 4)
+  with pytest.raises(ValueError, match=r'; 2 would fit'):
+    check(16, 1e-3)
+
+
+def test_evaluating_before_anything_is_saved_is_named(tmp_path, capsys):
+  local.open_run(tmp_path / 'run', config.override(presets.ppo_laptop('catch'), TINY))
+  assert run('evaluate', tmp_path / 'run') == 2
+  assert 'nothing has been saved yet' in capsys.readouterr().err
+
+
+def test_numbers_that_are_no_longer_finite_end_the_run(train, capsys):
+  options = [*TINY, 'learner.learning_rate=1e30', 'learner.num_epochs=4']
+  assert train('--agent', 'ppo', '--preset', 'laptop', '--steps', 5000, '--set', *options) == 1
+  assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+  folder = tmp_path / 'run'
+  process = subprocess.Popen(
+    [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--agent', 'ppo', '--preset', 'laptop', '--run', folder,
+     '--steps', '1000000000', '--set', *TINY],
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    cwd=ROOT,
+  )  # fmt: skip
+  try:
+    end = time.monotonic() + 120
+    while not (folder / 'metrics' / 'learner.jsonl').exists() or not rows(folder, 'learner'):
+      assert process.poll() is None, process.stderr.read()
+      assert time.monotonic() < end, 'nothing was learned within 120 s'
+      time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+  finally:
+    process.kill()
+  assert process.returncode == 0, error
+  assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
+  assert 'Traceback' not in error
+  assert list((folder / 'checkpoints').iterdir())

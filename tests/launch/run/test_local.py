@@ -1,0 +1,126 @@
+"""What the launcher says of a run whose nodes write their rows to files."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hephaestus.launch import config, presets
+from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.replay import columns, loopback
+
+ROW = {
+  'learner_step': 8, 'environment_step': 65536, 'steps_per_second': 9000.0, 'staleness': 1.0,
+  'ppo/entropy': 1.0, 'ppo/approx_kl': 0.01, 'ppo/clip_fraction': 0.1, 'ppo/learning_rate': 1e-3,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+  """(config, folder, write): a run of PPO with actors, and what writes a row of a node."""
+  made = config.override(presets.ppo_laptop('catch'), ['learner.fused=false'])
+  (tmp_path / 'metrics').mkdir()
+
+  def write(node, row):
+    with (tmp_path / 'metrics' / f'{node}.jsonl').open('a') as file:
+      file.write(json.dumps({'time': time.time(), **row}) + '\n')
+
+  return made, tmp_path, write
+
+
+def test_a_run_of_ppo_that_moves_too_far_is_told_so_once(run):
+  made, folder, write = run
+  write('learner', ROW | {'ppo/approx_kl': 1.0})  # of an earlier launch
+  said = []
+  events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
+  watch = local.Watch(made, folder, events, said.append)
+  watch.tick()
+  write('learner', ROW)
+  watch.tick()
+  assert said == []
+  write('actor-0', {'episode_return': 0.5, 'episode_length': 9.0})
+  for step in (16, 24):
+    write('learner', ROW | {'learner_step': step, 'ppo/approx_kl': 0.2})
+    watch.tick()
+  (text,) = said
+  assert text.startswith('warning: KL 0.200 is above 0.08')
+  (event,) = metrics.read(folder / 'metrics' / 'events.jsonl')
+  assert (event['kind'], event['name']) == ('warning', 'learner')
+
+
+def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
+  made, folder, write = run
+  progress = local.Progress(made, folder)
+  write('learner', ROW)
+  write('actor-0', {'environment_step': 70000, 'parameter_version': 8})
+  write('evaluator', {'normalised_score': 0.5, 'episode_return': 0.25})
+  line = progress.line()
+  assert '70,000/500,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
+  assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
+
+
+def test_the_memory_of_replay_is_said_and_refused_where_the_machine_has_less(monkeypatch):
+  made = presets.laptop('catch')
+  each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
+  monkeypatch.setattr(local, '_memory', lambda: 50_000 * each)
+  assert '50,000 sequences' in local.check_memory(made)
+  monkeypatch.setattr(local, '_memory', lambda: 50_000 * each - 1)
+  with pytest.raises(ValueError, match=r'strata\[1\].max_size=50000: .* use at most 24999'):
+    local.check_memory(made)
+
+
+def test_where_the_port_cannot_be_kept_from_others_that_is_said(monkeypatch):
+  monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
+  exposed, words = local._reach(False)
+  assert exposed and 'without a password' in words and 'Operation not permitted' in words
+  monkeypatch.setattr(loopback, 'refusal', lambda: '')
+  assert local._reach(False) == (False, 'reached from this machine alone')
+  exposed, words = local._reach(True)
+  assert exposed and words == 'reached without a password by whoever reaches this machine'
+
+
+def test_replay_stays_until_nobody_is_connected(monkeypatch):
+  monkeypatch.setattr(local, 'LEAVING_SECONDS', 0.0)
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    is_left = local._Leaving([server.getsockname()[1]])
+    with socket.create_connection(server.getsockname()) as client:
+      served, _ = server.accept()
+      assert not is_left()
+      client.close()
+      served.close()
+    is_left._asked = 0.0  # it does not ask at every call
+    assert is_left()
+
+
+def test_the_line_of_a_host_that_only_acts_adds_up_its_actors(run):
+  made, folder, write = run
+  progress = local.ActorsProgress(made, folder)
+  row = {'steps_per_second': 100.0, 'throttled_fraction': 0.5}
+  assert 'starting' in progress.line()
+  write('actor-3', row | {'environment_step': 70000, 'parameter_version': 8})
+  write('actor-4', row | {'environment_step': 70008, 'parameter_version': 16})
+  assert progress.line().endswith(
+    '70,008/500,000 steps  actors 2  200 steps/s  throttled 50%  version 16'
+  )
+
+
+def test_what_an_actor_compiles_is_not_divided_over_cores():
+  program = """
+import jax
+numbers = jax.ShapeDtypeStruct((1 << 22,), 'float32')
+print(jax.jit(jax.numpy.tanh).lower(numbers).compile().as_text().count('partitions'))
+"""
+  divided = []
+  for variables in ({}, local.ONE_THREAD):
+    environment = {**os.environ, 'JAX_COMPILATION_CACHE_DIR': '', 'PJRT_NPROC': '2', **variables}
+    said = subprocess.run(
+      [sys.executable, '-c', program], env=environment, capture_output=True, check=True, timeout=120
+    )
+    divided.append(int(said.stdout))
+  assert divided[0] > 0  # or else this looks for the wrong word
+  assert divided[1] == 0

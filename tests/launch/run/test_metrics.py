@@ -1,0 +1,267 @@
+"""Metrics as files: what was written comes back, also after a kill and a restore."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hephaestus.launch.run import metrics
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / 'metrics' / 'learner.jsonl'
+
+
+def write_steps(path, steps, **options):
+  logger = metrics.JsonLines(path, **options)
+  for step in steps:
+    logger.write({'learner_step': step})
+  logger.close()
+
+
+def steps_of(path):
+  return [row['learner_step'] for row in metrics.read(path)]
+
+
+def test_rows_come_back_with_their_time_first(path):
+  before = time.time()
+  logger = metrics.JsonLines(path)
+  logger.write({'learner_step': 1, 'world_model/kl': 2.5})
+  logger.write({'learner_step': 2, 'world': 'catch', 'done': True, 'score': None})
+  logger.close()
+  first, second = metrics.read(path)
+  assert list(first) == ['time', 'learner_step', 'world_model/kl']
+  assert before <= first['time'] <= second['time'] <= time.time()
+  assert first['world_model/kl'] == 2.5
+  assert (second['world'], second['done'], second['score']) == ('catch', True, None)
+
+
+def test_rows_can_be_read_while_the_file_is_open(path):
+  logger = metrics.JsonLines(path)
+  logger.write({'learner_step': 1})
+  assert steps_of(path) == [1]
+  logger.close()
+
+
+def test_rows_since_a_time_are_found_from_the_end(path, monkeypatch):
+  monkeypatch.setattr(metrics, 'TAIL_BYTES', 64)  # of which a row takes half
+  assert metrics.since(path, 0.0) == []
+  path.parent.mkdir()
+  rows = [{'time': float(time), 'step': time} for time in range(20)]
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows) + '{"time": 20.0, "st')
+  assert metrics.since(path, 9.0) == rows[10:]
+  assert metrics.since(path, 18.5) == rows[19:]
+  assert metrics.since(path, -1.0) == rows
+  assert metrics.since(path, 30.0) == []
+  assert metrics.last(path) == rows[-1]
+
+
+def test_arrays_become_plain_numbers():
+  row = metrics.plain(
+    {
+      'float32': np.float32(0.5),
+      'float64': np.float64(0.25),
+      'int64': np.int64(3),
+      'bool': np.bool_(True),
+      'scalar': jnp.asarray(1.5),
+      'bfloat16': jnp.asarray(2.0, jnp.bfloat16),
+      'vector': np.array([1, 2]),
+      'nested': {'tuple': (np.float32(1.0), 2)},
+    }
+  )
+  assert json.loads(json.dumps(row)) == {
+    'float32': 0.5,
+    'float64': 0.25,
+    'int64': 3,
+    'bool': True,
+    'scalar': 1.5,
+    'bfloat16': 2.0,
+    'vector': [1, 2],
+    'nested': {'tuple': [1.0, 2]},
+  }
+
+
+@pytest.mark.parametrize(
+  'value', [math.nan, -math.inf, np.float32('nan'), np.float64('inf'), jnp.asarray(jnp.nan)]
+)
+def test_what_json_lacks_becomes_null(path, value):
+  logger = metrics.JsonLines(path)
+  logger.write({'loss': value, 'losses': [value, 1.0]})
+  logger.close()
+
+  def refuse(constant):
+    raise AssertionError(f'{constant} is not JSON')
+
+  row = json.loads(path.read_text(), parse_constant=refuse)
+  assert row['loss'] is None
+  assert row['losses'] == [None, 1.0]
+
+
+def test_what_has_no_form_in_a_row_is_refused(path):
+  logger = metrics.JsonLines(path)
+  with pytest.raises((TypeError, ValueError)):
+    logger.write({'thing': object()})
+  logger.close()
+  assert metrics.read(path) == []
+
+
+def test_opening_again_appends_after_dropping_a_truncated_line(path):
+  write_steps(path, [1, 2])
+  with open(path, 'a') as file:
+    file.write('{"time": 3.0, "learner_st')
+  assert steps_of(path) == [1, 2]
+  assert metrics.last(path)['learner_step'] == 2
+  write_steps(path, [3])
+  assert steps_of(path) == [1, 2, 3]
+
+
+def test_rows_for_which_there_is_no_room_are_dropped_and_said_once(path, no_room, caplog):
+  logger = metrics.JsonLines(path)
+  logger.write({'learner_step': 1})
+  room = path.stat().st_size + 10  # for a part of a row
+  with no_room(room):
+    for step in (2, 3):
+      logger.write({'learner_step': step})
+    assert path.stat().st_size == room - 10
+  logger.write({'learner_step': 4})
+  logger.close()
+  assert steps_of(path) == [1, 4]
+  assert [record.message.split(': ', 1)[1] for record in caplog.records] == [
+    'the disk is full; rows are dropped until there is room',
+    'there is room again; 2 rows were dropped',
+  ]
+
+
+def test_curves_for_which_there_is_no_room_end_without_ending_the_node(tmp_path, no_room, caplog):
+  logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
+  logger.write({'learner_step': 1, 'loss': 1.0})
+  with no_room(2000):
+    for step in range(200):
+      logger.write({'learner_step': step, 'loss': 1.0})
+    logger.close()
+  assert 'no more curves are written' in caplog.text
+
+
+def test_a_truncated_line_is_dropped_on_a_full_disk_too(path, no_room):
+  write_steps(path, range(40))
+  with open(path, 'a') as file:
+    file.write('{"time": 3.0, "learner_st')
+  with no_room(100):
+    metrics.JsonLines(path, resume=('learner_step', 1)).close()
+  assert steps_of(path) == [0, 1]
+  assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_resumed_run_has_every_step_once(path):
+  write_steps(path, range(1, 8))
+  whole = path.read_bytes()
+  write_steps(path, range(5, 10), resume=('learner_step', 4))
+  assert steps_of(path) == list(range(1, 10))
+  kept = whole.splitlines(keepends=True)[:4]
+  assert path.read_bytes().startswith(b''.join(kept))
+  assert os.listdir(path.parent) == [path.name]
+
+
+def test_rows_without_the_step_survive_a_resume(path):
+  logger = metrics.JsonLines(path)
+  logger.write({'note': 'started'})
+  logger.write({'learner_step': 9})
+  logger.close()
+  metrics.JsonLines(path, resume=('learner_step', 4)).close()
+  assert [row.get('note') for row in metrics.read(path)] == ['started']
+
+
+def test_kill_leaves_whole_lines_and_nothing_is_lost_before_it(path):
+  program = f"""
+    from launch import metrics
+    logger = metrics.JsonLines({str(path)!r})
+    step = 0
+    while True:
+      step += 1
+      logger.write({{'learner_step': step, 'padding': 'x' * 1000}})
+      if step == 500:
+        print('ready', flush=True)
+  """
+  writer = subprocess.Popen(
+    [sys.executable, '-c', textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+  )
+  assert writer.stdout.readline() == 'ready\n'
+  writer.send_signal(signal.SIGKILL)
+  writer.communicate()
+  steps = steps_of(path)
+  assert len(steps) >= 500
+  assert steps == list(range(1, len(steps) + 1))
+
+
+def test_missing_and_empty_files_have_no_rows(path):
+  assert metrics.read(path) == []
+  assert metrics.last(path) is None
+  metrics.JsonLines(path).close()
+  assert metrics.read(path) == []
+  assert metrics.last(path) is None
+
+
+@pytest.mark.parametrize('size', [10, metrics.TAIL_BYTES, 3 * metrics.TAIL_BYTES])
+def test_last_is_the_newest_row_whatever_its_size(path, size):
+  logger = metrics.JsonLines(path)
+  for step in range(3):
+    logger.write({'learner_step': step, 'padding': 'x' * size})
+  logger.close()
+  assert metrics.last(path) == metrics.read(path)[-1]
+
+
+def test_logger_writes_curves_for_tensorboard(tmp_path):
+  logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
+  logger.write(
+    {
+      'learner_step': np.int64(7),
+      'world_model/kl': jnp.asarray(1.5),
+      'broken': np.float32('nan'),
+      'world': 'catch',
+    }
+  )
+  logger.close()
+  (row,) = metrics.read(tmp_path / 'metrics' / 'learner.jsonl')
+  assert (row['learner_step'], row['world_model/kl'], row['broken']) == (7, 1.5, None)
+
+  from tensorboard.backend.event_processing import event_accumulator
+  from tensorboard.util import tensor_util
+
+  curves = event_accumulator.EventAccumulator(str(tmp_path / 'tensorboard' / 'learner'))
+  curves.Reload()
+  (tag,) = curves.Tags()['tensors']
+  assert tag == 'world_model/kl'
+  (point,) = curves.Tensors(tag)
+  assert point.step == 7
+  assert tensor_util.make_ndarray(point.tensor_proto) == 1.5
+
+
+def test_who_needs_no_replay_loads_no_tensorflow_before_the_first_row_of_curves(tmp_path):
+  program = f"""
+    import pathlib, sys
+    from launch import dashboard, fused, inspection, metrics, report, watch
+    run = pathlib.Path({str(tmp_path)!r})
+    plain = metrics.make_logger(run / 'plain', 'learner', steps_key='learner_step')
+    plain.write({{'learner_step': 1}})
+    drawn = metrics.make_logger(run / 'drawn', 'learner', steps_key='learner_step', tensorboard=True)
+    assert not {{'tensorflow', 'reverb'}} & sys.modules.keys()
+    drawn.write({{'learner_step': 1}})
+    assert 'tensorflow' in sys.modules
+  """
+  subprocess.run([sys.executable, '-c', textwrap.dedent(program)], check=True)
+  assert not (tmp_path / 'plain' / 'tensorboard').exists()
+
+
+def test_missing_wandb_names_the_extra(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)  # as if it were not installed
+  with pytest.raises(ValueError, match='uv sync --extra wandb'):
+    metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', wandb=True)

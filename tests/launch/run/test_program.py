@@ -1,0 +1,56 @@
+"""What all nodes agree on, computed beside the libraries that a node has loaded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow  # noqa: F401  it gives the name bfloat16 to a type of its own
+
+from hephaestus.agents.dreamer import world_model
+from hephaestus.launch import config, presets
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import program
+from hephaestus.learner import dreamer_update
+from hephaestus.replay import tables, writer
+
+
+# Only the laptop's preset is another for another world.
+@pytest.mark.parametrize(
+  ('preset', 'world'),
+  [('laptop', 'catch'), ('laptop', 'grid_world'), ('gpu', 'grid_world'), ('tpu-v4-8', 'catch')],
+)
+def test_the_update_of_every_preset_can_be_built(preset, world):
+  made = config.override(presets.PRESETS[preset](world), ['agent.horizon_min=8'])
+  parts = parts_lib.make_parts(made)
+  update = parts_lib.make_update(made, parts, num_devices=1)
+  batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
+  state = jax.eval_shape(update.init, jax.random.key(0))
+  replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
+  step = jax.vmap(update.update, axis_name=dreamer_update.DEVICES)
+  after, metrics = jax.eval_shape(step, replica, jax.tree.map(batched, parts.sequence_schema))
+  assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+    lambda x: (x.shape, x.dtype), replica
+  )
+  assert all(value.dtype == jnp.float32 for value in metrics.values())
+  latent = parts.sequence_schema.initial_state.latent
+  assert isinstance(latent, world_model.Latent)
+  assert latent.deterministic.dtype == made.agent.dtype
+
+
+def test_steps_are_added_up_over_shards_and_do_not_go_back_when_one_dies():
+  made = config.override(presets.laptop('catch'), ['replay.num_shards=2', 'replay.warm_up=4'])
+  schema = {'x': jax.ShapeDtypeStruct((), np.float32)}
+  made_tables = lambda: tables.make_tables(made.replay, schema, batch_size=8, insert_size=1000)
+  servers = [tables.make_server(made_tables()) for _ in range(2)]
+  addresses = [f'localhost:{server.port}' for server in servers]
+  ask = program.environment_steps(made, addresses, 'test')
+  assert ask() == 0
+  for count, address in zip((3, 5), addresses, strict=True):
+    entry = writer.Writer(address, made.replay.strata, schema)
+    entry.write({'x': np.zeros(count, np.float32)}, lambda: False)
+    entry.close()
+  assert ask() == 8 * made.steps_per_sequence
+  servers[0].stop()
+  assert ask() == ask() == 8 * made.steps_per_sequence
+  servers[1].stop()
+  assert ask() is None

@@ -1,0 +1,533 @@
+"""The supervisor with real, tiny processes."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+
+from hephaestus.launch.run import supervisor
+
+# Another test of this process may have loaded JAX, which no launcher does.
+pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
+
+DEADLINE_SECONDS = 30.0
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('ready', flush=True)
+time.sleep(600)
+"""
+
+OBEDIENT = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print('ready', flush=True)
+time.sleep(600)
+"""
+
+# Starts a process of its own and waits; prints the other's number.
+PARENT = """
+import subprocess, time
+print('grandchild', subprocess.Popen(['sleep', '600']).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Makes a process from a Python program."""
+
+  def make(name, program, **environment):
+    return supervisor.Process(
+      name=name,
+      command=[sys.executable, '-I', '-S', '-c', textwrap.dedent(program)],
+      environment=environment,
+      log=tmp_path / 'logs' / f'{name}.log',
+    )
+
+  return make
+
+
+def wait_for(condition):
+  """Polls until the condition holds and returns its value."""
+  deadline = time.monotonic() + DEADLINE_SECONDS
+  while time.monotonic() < deadline:
+    if value := condition():
+      return value
+    time.sleep(0.02)
+  raise AssertionError('waited in vain')
+
+
+def is_gone(pid):
+  try:
+    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return True
+
+
+def words_after(path: pathlib.Path, word):
+  """The words that follow `word` at the beginning of lines."""
+  lines = path.read_text().splitlines() if path.exists() else []
+  return [line.split()[1] for line in lines if line.startswith(f'{word} ')]
+
+
+def interrupt():
+  os.kill(os.getpid(), signal.SIGINT)
+
+
+def in_background(function):
+  """Runs beside the supervisor, which keeps the main thread; ends the run when it fails."""
+
+  def run():
+    try:
+      function()
+    except BaseException:
+      interrupt()
+      raise
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  return thread
+
+
+def test_run_ends_when_the_named_processes_have_finished(make):
+  events = []
+  processes = [make('actor', OBEDIENT), make('learner', ''), make('evaluator', '')]
+  outcome = supervisor.Supervisor(
+    processes, until=['learner', 'evaluator'], on_event=events.append
+  ).run()
+  assert outcome.exit_code == 0
+  assert not outcome.interrupted
+  assert outcome.failed is None
+  assert outcome.restarts == {'actor': 0, 'learner': 0, 'evaluator': 0}
+  assert [event.name for event in events if event.kind == 'started'] == [
+    'actor',
+    'learner',
+    'evaluator',
+  ]
+  assert {event.name for event in events if event.kind == 'finished'} == {'learner', 'evaluator'}
+  assert all(is_gone(event.pid) for event in events)
+
+
+def test_run_ends_when_what_has_finished_is_enough(make):
+  processes = [make('actor-0', OBEDIENT), make('actor-1', '')]
+  asked = []
+
+  def is_over(finished):
+    asked.append(set(finished))
+    return len(asked) > 3 and bool(finished)
+
+  outcome = supervisor.Supervisor(processes, until=[], is_over=is_over).run()
+  assert outcome.exit_code == 0 and not outcome.interrupted
+  assert asked[-1] == {'actor-1'}
+
+
+def test_finished_process_is_not_restarted(make):
+  kinds = []
+  ticks_afterwards = []
+
+  def on_tick():
+    if 'finished' in kinds:
+      ticks_afterwards.append(1)
+    if len(ticks_afterwards) == 3:
+      interrupt()
+
+  supervisor.Supervisor(
+    [make('actor', '')],
+    until=[],
+    tick_seconds=0.0,
+    on_tick=on_tick,
+    on_event=lambda event: kinds.append(event.kind),
+  ).run()
+  assert kinds == ['started', 'exited', 'finished']
+
+
+def test_environment_and_output_go_where_told(make):
+  process = make(
+    'learner',
+    """
+    import os, sys
+    print(os.environ['WORLD'], flush=True)
+    print('in trouble', file=sys.stderr)
+    """,
+    WORLD='catch',
+  )
+  process.log.parent.mkdir()
+  process.log.write_text('of an earlier run\n')
+  supervisor.Supervisor([process], until=['learner']).run()
+  lines = process.log.read_text().splitlines()
+  assert lines[0] == 'of an earlier run'
+  assert lines[1].startswith('--- ')
+  assert lines[1].endswith('learner: start 1')
+  assert lines[2:] == ['catch', 'in trouble']
+
+
+def test_killed_process_is_restarted_and_the_others_live_on(make):
+  events = []
+
+  def on_event(event):
+    events.append(event)
+    starts = [other for other in events if other.kind == 'started' and other.name == 'actor']
+    if event.kind == 'started' and event.name == 'actor':
+      if len(starts) == 1:
+        os.kill(event.pid, signal.SIGKILL)
+      else:
+        interrupt()
+
+  processes = [make('replay', OBEDIENT), make('actor', 'import time; time.sleep(600)')]
+  outcome = supervisor.Supervisor(
+    processes, until=['actor'], backoff_seconds=0.01, on_event=on_event
+  ).run()
+  assert outcome.restarts == {'replay': 0, 'actor': 1}
+  assert outcome.interrupted
+  assert outcome.exit_code == 0
+  (first_exit,) = [event for event in events if event.kind == 'exited' and event.name == 'actor'][
+    :1
+  ]
+  assert first_exit.exit_code == -signal.SIGKILL
+
+
+def test_who_shares_a_fate_is_restarted_with_it_as_one(make):
+  events = []
+
+  def on_event(event):
+    events.append((event.kind, event.name))
+    if events.count(('started', 'learner-0')) == 2 and events[-1] == ('started', 'learner-1'):
+      interrupt()
+    elif events[-1] == ('finished', 'learner-0'):  # of which nothing is left without the other
+      os.kill(pids['learner-1'], signal.SIGKILL)
+    pids[event.name] = event.pid
+
+  pids = {}
+  names = ('learner-0', 'learner-1', 'learner-2')
+  outcome = supervisor.Supervisor(
+    [make('learner-0', ''), make('learner-1', OBEDIENT), make('learner-2', OBEDIENT), make('actor', OBEDIENT)],
+    until=['actor'], fates=[names], backoff_seconds=0.01, on_event=on_event,
+  ).run()  # fmt: skip
+  assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
+  assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
+  assert events.index(('killed', 'learner-2')) < events.index(('started', 'learner-0'), 5)
+  assert ('killed', 'actor') not in events and outcome.exit_code == 0
+
+
+def test_what_a_dead_process_started_is_gone_before_its_restart(make):
+  parent = make('actor', PARENT)
+
+  def kill_the_parent():
+    (grandchild,) = wait_for(lambda: words_after(parent.log, 'grandchild'))
+    os.kill(psutil.Process(int(grandchild)).ppid(), signal.SIGKILL)
+    wait_for(lambda: len(words_after(parent.log, 'grandchild')) == 2)
+    assert is_gone(int(grandchild))
+    interrupt()
+
+  in_background(kill_the_parent)
+  outcome = supervisor.Supervisor([parent], until=['actor'], backoff_seconds=0.01).run()
+  first, second = map(int, words_after(parent.log, 'grandchild'))
+  assert outcome.restarts == {'actor': 1}
+  assert is_gone(first)
+  assert is_gone(second)
+
+
+def test_delays_double_up_to_a_bound_and_then_it_gives_up(make):
+  events = []
+  failing = make(
+    'learner',
+    """
+    for line in range(30):
+      print('line', line)
+    raise SystemExit(3)
+    """,
+  )
+  replay = make('replay', OBEDIENT)
+  outcome = supervisor.Supervisor(
+    [replay, failing],
+    until=['learner'],
+    backoff_seconds=0.01,
+    max_backoff_seconds=0.05,
+    on_event=events.append,
+  ).run()
+  delays = [event.delay_seconds for event in events if event.kind == 'restarting']
+  assert delays == [0.01, 0.02, 0.04, 0.05]
+  assert outcome == supervisor.Outcome(
+    exit_code=1,
+    interrupted=False,
+    failed='learner',
+    failed_exit_code=3,
+    last_lines=[f'line {line}' for line in range(10, 30)],
+    restarts={'replay': 0, 'learner': 4},
+  )
+  assert [event.name for event in events if event.kind == 'gave_up'] == ['learner']
+  assert all(is_gone(event.pid) for event in events)
+
+
+def test_a_healthy_time_forgives_earlier_failures(make, tmp_path):
+  """Fails eight times although three in a row are too many: every run is healthy."""
+  events = []
+  counter = tmp_path / 'count'
+  process = make(
+    'learner',
+    f"""
+    with open({str(counter)!r}, 'a+') as file:
+      file.write('.')
+      file.flush()
+      count = file.tell()
+    raise SystemExit(0 if count == 9 else 1)
+    """,
+  )
+  outcome = supervisor.Supervisor(
+    [process],
+    until=['learner'],
+    healthy_seconds=0.0,
+    max_fast_failures=3,
+    backoff_seconds=0.01,
+    on_event=events.append,
+  ).run()
+  assert outcome.exit_code == 0
+  assert outcome.restarts == {'learner': 8}
+  assert {event.delay_seconds for event in events if event.kind == 'restarting'} == {0.01}
+
+
+@pytest.mark.parametrize(
+  'program, code',
+  [('import os, signal; os.kill(os.getpid(), signal.SIGKILL)', -signal.SIGKILL),
+   ('raise SystemExit(75)', 75)],
+)  # fmt: skip
+def test_who_is_not_to_blame_is_given_more_chances_than_who_fails(make, program, code):
+  events = []
+  process = make('actor', program)._replace(blameless={75})
+  outcome = supervisor.Supervisor(
+    [process],
+    until=['actor'],
+    max_fast_failures=1,
+    max_fast_kills=4,
+    backoff_seconds=0.01,
+    max_backoff_seconds=0.02,
+    on_event=events.append,
+  ).run()
+  assert outcome.failed == 'actor' and outcome.failed_exit_code == code
+  delays = [event.delay_seconds for event in events if event.kind == 'restarting']
+  assert delays == [0.01, 0.02, 0.02]
+
+
+def test_command_that_does_not_exist_is_given_up(make):
+  process = make('learner', '')._replace(command=['/no/such/program'])
+  outcome = supervisor.Supervisor(
+    [process], until=['learner'], max_fast_failures=2, backoff_seconds=0.01
+  ).run()
+  assert outcome.exit_code == 1
+  assert outcome.failed_exit_code == supervisor.CANNOT_START
+  assert 'No such file' in outcome.last_lines[-1]
+
+
+def test_groups_stop_one_after_another(make):
+  events = []
+  names = ['replay', 'learner', 'actor-0', 'actor-1']
+  processes = {name: make(name, OBEDIENT) for name in names}
+
+  def stop_when_ready():
+    for process in processes.values():
+      wait_for(lambda log=process.log: log.exists() and 'ready' in log.read_text())
+    interrupt()
+
+  in_background(stop_when_ready)
+  outcome = supervisor.Supervisor(
+    list(processes.values()),
+    until=['learner'],
+    stop_order=[['actor-0', 'actor-1'], ['learner'], ['replay']],
+    on_event=events.append,
+  ).run()
+  assert outcome.interrupted
+  assert outcome.exit_code == 0
+  ends = [(event.kind, event.name) for event in events if event.kind != 'started']
+  assert set(ends[:2]) == {('stopping', 'actor-0'), ('stopping', 'actor-1')}
+  assert set(ends[2:4]) == {('exited', 'actor-0'), ('exited', 'actor-1')}
+  assert ends[4:] == [
+    ('stopping', 'learner'),
+    ('exited', 'learner'),
+    ('stopping', 'replay'),
+    ('exited', 'replay'),
+  ]
+  assert {event.exit_code for event in events if event.kind == 'exited'} == {0}
+
+
+def test_stubborn_process_is_killed_after_its_grace(make):
+  events = []
+  processes = [make('actor', STUBBORN), make('replay', OBEDIENT)]
+
+  def stop_when_ready():
+    for process in processes:
+      wait_for(lambda log=process.log: log.exists() and 'ready' in log.read_text())
+    interrupt()
+
+  in_background(stop_when_ready)
+  outcome = supervisor.Supervisor(
+    processes,
+    until=['actor'],
+    stop_order=[['actor'], ['replay']],
+    grace_seconds=[0.3, 30.0],
+    on_event=events.append,
+  ).run()
+  assert outcome.exit_code == 0
+  assert [(event.kind, event.name, event.exit_code) for event in events[2:]] == [
+    ('stopping', 'actor', None),
+    ('killed', 'actor', -signal.SIGKILL),
+    ('stopping', 'replay', None),
+    ('exited', 'replay', 0),
+  ]
+  assert all(is_gone(event.pid) for event in events)
+
+
+def test_second_interrupt_kills_at_once(make):
+  events = []
+  process = make('actor', STUBBORN)
+  ended = threading.Event()
+
+  def interrupt_until_ended():
+    wait_for(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    while not ended.wait(0.2):
+      interrupt()
+
+  thread = in_background(interrupt_until_ended)
+  previous = signal.signal(signal.SIGINT, lambda *_: None)  # one may come after the run
+  try:
+    # A grace beyond the test's own timeout: only the second interrupt ends this.
+    outcome = supervisor.Supervisor(
+      [process], until=['actor'], grace_seconds=1e4, stop_seconds=1e4, on_event=events.append
+    ).run()
+  finally:
+    ended.set()
+    thread.join()
+    signal.signal(signal.SIGINT, previous)
+  assert outcome.interrupted
+  assert [event.kind for event in events] == ['started', 'stopping', 'killed']
+
+
+def test_signal_that_arrives_twice_at_once_is_one(make):
+  """As from `timeout`, which signals its child and then its group."""
+  events = []
+
+  def on_event(event):
+    events.append(event.kind)
+    if event.kind == 'stopping':
+      interrupt()
+
+  process = make('actor', OBEDIENT)
+
+  def stop_when_ready():
+    wait_for(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    interrupt()
+
+  in_background(stop_when_ready)
+  supervisor.Supervisor([process], until=['actor'], on_event=on_event).run()
+  assert events == ['started', 'stopping', 'exited']
+
+
+def test_nothing_survives_a_supervisor_that_is_killed(make, tmp_path):
+  parent, stubborn = make('actor', PARENT), make('replay', STUBBORN)
+  program = f"""
+    import pathlib
+    from launch import supervisor
+    processes = [
+      supervisor.Process(name, command, {{}}, pathlib.Path(log))
+      for name, command, log in {[(p.name, p.command, str(p.log)) for p in (parent, stubborn)]}
+    ]
+    supervisor.Supervisor(
+      processes,
+      until=['actor'],
+      on_event=lambda event: print(event.kind, event.pid, flush=True),
+    ).run()
+  """
+  output = tmp_path / 'supervisor.txt'
+  with open(output, 'w') as file:
+    running = subprocess.Popen(
+      [sys.executable, '-c', textwrap.dedent(program)],
+      stdout=file,
+      cwd=pathlib.Path(__file__).parents[3],
+    )
+  try:
+    grandchildren = wait_for(lambda: words_after(parent.log, 'grandchild'))
+    wait_for(lambda: stubborn.log.exists() and 'ready' in stubborn.log.read_text())
+    children = wait_for(lambda: len(pids := words_after(output, 'started')) == 2 and pids)
+    helpers = [child.pid for child in psutil.Process(running.pid).children(recursive=True)]
+    pids = {int(pid) for pid in [*grandchildren, *children]} | set(helpers)
+    assert len(pids) == 4  # two children, one grandchild and the guard
+    assert not any(is_gone(pid) for pid in pids)
+  finally:
+    running.kill()
+    running.wait()
+  wait_for(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_ticks_continue_while_stopping(make):
+  ticks_while_stopping = []
+  events = []
+  process = make('actor', STUBBORN)
+
+  def on_tick():
+    if 'stopping' in events:
+      ticks_while_stopping.append(1)
+
+  def stop_when_ready():
+    wait_for(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    interrupt()
+
+  in_background(stop_when_ready)
+  supervisor.Supervisor(
+    [process],
+    until=['actor'],
+    grace_seconds=0.5,
+    tick_seconds=0.0,
+    on_tick=on_tick,
+    on_event=lambda event: events.append(event.kind),
+  ).run()
+  assert ticks_while_stopping
+  assert events == ['started', 'stopping', 'killed']
+
+
+def test_failing_callback_leaves_no_process(make):
+  pids = []
+
+  def on_event(event):
+    pids.append(event.pid)
+    raise RuntimeError('a broken callback')
+
+  with pytest.raises(RuntimeError, match='a broken callback'):
+    supervisor.Supervisor([make('actor', STUBBORN)], until=[], on_event=on_event).run()
+  assert all(is_gone(pid) for pid in pids)
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_closed_terminal_does_not_end_a_run(make):
+  def on_event(event):
+    raise OSError('the terminal is gone')
+
+  outcome = supervisor.Supervisor([make('learner', '')], until=['learner'], on_event=on_event).run()
+  assert outcome.exit_code == 0
+
+
+@pytest.mark.parametrize(
+  ('options', 'complaint'),
+  [
+    ({'until': ['evaluator']}, 'evaluator'),
+    ({'until': [], 'stop_order': [['actor']]}, 'stop_order'),
+    ({'until': [], 'stop_order': [['actor', 'learner']], 'grace_seconds': [1.0, 2.0]}, 'grace'),
+    ({'until': [], 'max_fast_failures': 0}, 'max_fast_failures'),
+    ({'until': [], 'max_fast_kills': 0}, 'max_fast_kills'),
+  ],
+)
+def test_impossible_settings_are_refused(make, options, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    supervisor.Supervisor([make('actor', ''), make('learner', '')], **options)
+
+
+def test_names_must_differ(make):
+  with pytest.raises(ValueError, match='actor'):
+    supervisor.Supervisor([make('actor', ''), make('actor', '')], until=[])
