@@ -24,12 +24,12 @@ class ActorConfig:
   """
 
   num_actors: int = 1  # processes
-  num_worlds: int = 16  # of each actor
-  sequence_length: int = 32  # rows T; a sequence takes T - 1 steps of its world
+  num_envs: int = 16  # of each actor
+  sequence_length: int = 32  # rows T; a sequence takes T - 1 steps of its environment
   log_period: float = 5.0  # seconds
 
   def __post_init__(self):
-    for name, least in (('num_actors', 1), ('num_worlds', 1), ('sequence_length', 2)):
+    for name, least in (('num_actors', 1), ('num_envs', 1), ('sequence_length', 2)):
       if getattr(self, name) < least:
         raise ValueError(f'actor.{name}={getattr(self, name)!r}: must be at least {least}')
     if self.sequence_length > 1024:
@@ -52,7 +52,7 @@ class Profiler(Protocol):
 
 
 class Actor:
-  """Plays N worlds with the newest parameters, and writes what happened.
+  """Plays N environments with the newest parameters, and writes what happened.
 
   Owns nothing that cannot be lost: killed, it begins new episodes.
 
@@ -171,7 +171,7 @@ class _Window:
     self._lengths: list[np.ndarray] = []
 
   def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
-    self._steps += config.num_worlds * (config.sequence_length - 1)
+    self._steps += config.num_envs * (config.sequence_length - 1)
     ended = np.asarray(episodes.ended)
     self._returns.append(np.asarray(episodes.episode_return)[ended])
     self._lengths.append(np.asarray(episodes.episode_length)[ended])

@@ -14,7 +14,7 @@ from absl import logging
 from acme.utils.loggers import base as loggers
 from dm_env import specs
 
-from hephaestus.actors import actor, films, rollout
+from hephaestus.actors import actor, rollout, videos
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.agents import agent as agent_lib
@@ -23,8 +23,8 @@ from hephaestus.replay import parameters
 
 # Of one unroll: so its rows fit the memory, and nobody plays on once all episodes have ended.
 ROWS = 257
-HOST_ROWS = 65  # of a world that is stepped on the host, where a step is dear
-FILM_ROWS = 513  # of a film that nobody asked for, about a minute
+HOST_ROWS = 65  # of an environment that is stepped on the host, where a step is dear
+VIDEO_STEPS = 513  # of a video that nobody asked for, about a minute
 DREAM_ROWS = 65  # of an episode, that are dreamt
 CONTEXT = 5  # rows that are seen before it is dreamt, as in Hafner et al. (2019); a quarter of few
 
@@ -41,10 +41,10 @@ class EvaluatorConfig:
   num_episodes: int = 64
   final_episodes: int = 256  # of the finished agent
   greedy: bool = True  # by the mode of the policy, else by chance, as PPO's policy is trained to be
-  film_period: float = 300.0  # seconds between two films, and one is made at the end
+  video_period: float = 300.0  # seconds between two videos, and one is made at the end
 
   def __post_init__(self):
-    for name in ('period', 'num_episodes', 'final_episodes', 'film_period'):
+    for name in ('period', 'num_episodes', 'final_episodes', 'video_period'):
       if getattr(self, name) <= 0:
         raise ValueError(f'evaluator.{name}={getattr(self, name)!r}: must be positive')
 
@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
   Attributes:
     episode_return: undiscounted.
     episode_length: steps.
-    normalised_score: 0 as random, 1 as scripted play; None in a world without a script.
+    normalised_score: 0 as random, 1 as scripted play; None in an environment without a script.
   """
 
   episode_return: float
@@ -69,7 +69,7 @@ class Moment(NamedTuple):
   Attributes:
     step: 0 where it begins.
     observation: tree of host arrays.
-    frame: [H, W, 3] uint8; None in a world that shows nothing.
+    frame: [H, W, 3] uint8; None in an environment that shows nothing.
     action: that led here, [] int32 or [A] float32; None where it begins.
     probability: that the policy gave it; None where it begins, of continuous actions, and of an
       agent that does not say.
@@ -95,7 +95,7 @@ class Recording(NamedTuple):
   """An episode as it was played.
 
   Attributes:
-    frames: T of [H, W, 3] uint8; None in a world that shows nothing.
+    frames: T of [H, W, 3] uint8; None in an environment that shows nothing.
     observation: [T, ...] host arrays.
     action: [T - 1, ...], that followed on each.
   """
@@ -106,12 +106,12 @@ class Recording(NamedTuple):
 
 
 class Play:
-  """Plays whole episodes of one world with one agent.
+  """Plays whole episodes of one environment with one agent.
 
   Args:
-    environment: the world, without auto-reset.
+    environment: the environment, without auto-reset.
     agent: whose acting parameters are given later.
-    num_worlds: episodes played side by side.
+    num_envs: episodes played side by side.
     greedy: by the mode of its policy, else by chance.
   """
 
@@ -119,31 +119,31 @@ class Play:
     self,
     environment: environment_lib.Environment,
     agent: agent_lib.Agent,
-    num_worlds: int,
+    num_envs: int,
     *,
     greedy: bool = True,
   ):
     self._greedy = greedy
     self._environment = environment
     self._agent = agent
-    self._num_worlds = num_worlds
-    # One row more than steps, and the first step of each world is the first of its episode.
+    self._num_worlds = num_envs
+    # One row more than steps, and the first step of each environment is the first of its episode.
     most = HOST_ROWS if isinstance(environment, host.HostEnvironment) else ROWS
     num_rows = min(environment.max_steps + 1, most)
     self._num_parts = -(-environment.max_steps // (num_rows - 1))
     self._unroll = rollout.make_unroll(
-      environment, agent, num_worlds=num_worlds, num_rows=num_rows, greedy=greedy
+      environment, agent, num_envs=num_envs, num_rows=num_rows, greedy=greedy
     )
 
   @functools.cached_property
   def reference(self) -> wrappers.ReferenceReturns | None:
-    """Returns of random and of scripted play; None in a world without a script."""
+    """Returns of random and of scripted play; None in an environment without a script."""
     return wrappers.reference_returns(self._environment)
 
   def evaluate(
     self, params: Any, key: jax.Array, num_episodes: int, on_part: Callable[[], Any] = lambda: None
   ) -> Evaluation:
-    """Plays at least `num_episodes`, each world's first episode only: short ones are not favoured.
+    """Plays at least `num_episodes`, each environment's first episode only: short ones are not favoured.
 
     Args:
       params: the agent's, for acting.
@@ -182,7 +182,7 @@ class Play:
     if agent.explain is not None:
       agent = agent._replace(act=agent.explain)
     return rollout.make_unroll(
-      self._environment, agent, num_worlds=1, num_rows=2, greedy=self._greedy
+      self._environment, agent, num_envs=1, num_rows=2, greedy=self._greedy
     )
 
   @functools.cached_property
@@ -254,7 +254,7 @@ class Play:
       key: of the episode and of the dream.
 
     Returns:
-      See `films.beside`; None for an agent without a model.
+      See `videos.beside`; None for an agent without a model.
     """
     if self._foresee is None:
       return None
@@ -271,14 +271,14 @@ class Play:
     foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
     rows = (networks.without_mask(observation), *jax.device_get(foresight))
     observation, expected, salience = jax.tree.map(lambda x: np.asarray(x)[:played], rows)
-    return films.beside(self._environment.draw, observation, expected, salience, context)
+    return videos.beside(self._environment.draw, observation, expected, salience, context)
 
 
 class Camera:
-  """Films the agent now and then: an episode, and one beside what its model dreams of it.
+  """Videos the agent now and then: an episode, and one beside what its model dreams of it.
 
   Args:
-    play: the world and the agent.
+    play: the environment and the agent.
     videos: folder for VERSION.gif and VERSION-dream.gif.
     period: seconds between two looks at it.
     newest: the learner step and all parameters of the newest checkpoint, which dream; None where
@@ -296,28 +296,28 @@ class Camera:
     self._videos = videos
     self._period = period
     self._newest = newest
-    self._filmed = time.monotonic()
+    self._videoed = time.monotonic()
 
-  def film(self, version: int, params: Any, key: jax.Array, *, final: bool) -> None:
-    """Films one version when it is time, and the `final` one; not where there is no room."""
-    if not final and time.monotonic() - self._filmed < self._period:
+  def video(self, version: int, params: Any, key: jax.Array, *, final: bool) -> None:
+    """Videos one version when it is time, and the `final` one; not where there is no room."""
+    if not final and time.monotonic() - self._videoed < self._period:
       return
-    self._filmed = time.monotonic()
+    self._videoed = time.monotonic()
     play_key, dream_key = jax.random.split(key)
-    self._write(f'{version}', self._play.record(params, play_key, FILM_ROWS).frames)
+    self._write(f'{version}', self._play.record(params, play_key, VIDEO_STEPS).frames)
     saved = self._newest()
     if saved is not None:
       step, all_params = saved
       self._write(f'{step}-dream', self._play.dream(all_params, dream_key))
 
   def _write(self, name: str, frames: list[np.ndarray] | None) -> None:
-    film = self._videos / f'{name}.gif'
+    video = self._videos / f'{name}.gif'
     try:
       if frames:
-        films.write(frames, film)
+        videos.write(frames, video)
     except OSError as error:  # such as a full disk
-      film.unlink(missing_ok=True)
-      logging.warning('There is no film %s: %s', film, error)
+      video.unlink(missing_ok=True)
+      logging.warning('There is no video %s: %s', video, error)
 
 
 def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
@@ -333,7 +333,7 @@ def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
   return agent_lib.Agent(
     init_params=lambda key: (),
     acting_params=lambda params: params,
-    initial_policy_state=lambda num_worlds: (),
+    initial_policy_state=lambda num_envs: (),
     stored_state=lambda policy_state: (),
     act=act,
   )
@@ -350,7 +350,7 @@ def score(
   seed: int,
   on_part: Callable[[], Any] = lambda: None,
 ) -> Evaluation:
-  """Scores one snapshot and writes that down; films it when it is time.
+  """Scores one snapshot, writes the score down, and records a video when one is due.
 
   `on_part` is called now and then meanwhile.
   """
@@ -368,7 +368,7 @@ def score(
     }
   )
   logging.info('Version %d: %s', snapshot.version, result)
-  camera.film(snapshot.version, params, video_key, final=final)
+  camera.video(snapshot.version, params, video_key, final=final)
   return result
 
 
@@ -376,12 +376,12 @@ class Evaluator:
   """Scores the newest parameters now and then, and the final ones for good.
 
   Args:
-    play: the world and the agent.
+    play: the environment and the agent.
     source: of acting parameters.
     logger: of this node's numbers.
     should_stop: whether the node was asked to stop.
     config: numbers of the node.
-    camera: that films it.
+    camera: records the videos.
     seed: of the run.
     launch_id: of this launch; final parameters of an older one do not end this one.
   """

@@ -1,7 +1,7 @@
-"""Unroll: T rows of N worlds and their policy, in one compiled program.
+"""Unroll: T rows of N environments and their policy, in one compiled program.
 
-Worlds that are no JAX program get the same rows: there only the policy is compiled, and threads
-step the worlds.
+Environments that are no JAX program get the same rows: there only the policy is compiled, and threads
+step the environments.
 """
 
 import os
@@ -25,7 +25,7 @@ Tree = Any
 
 
 class UnrollState(NamedTuple):
-  """N worlds, and the policy that acts in them.
+  """N environments, and the policy that acts in them.
 
   Attributes:
     env_state: [N, ...].
@@ -57,10 +57,10 @@ class Episodes(NamedTuple):
 
 
 class Unroll(NamedTuple):
-  """How N worlds begin and go on.
+  """How N environments begin and go on.
 
   Attributes:
-    init: key -> UnrollState, N fresh worlds.
+    init: key -> UnrollState, N fresh environments.
     unroll: (acting params, key, UnrollState, version, actor_id) -> (UnrollState,
       Sequence [N, T, ...], Episodes). The state it is given is used up.
     shapes: acting params, or their shapes -> shapes and dtypes of that Sequence.
@@ -75,35 +75,35 @@ def make_unroll(
   environment: environment_lib.Environment,
   agent: agent_lib.Agent,
   *,
-  num_worlds: int,
+  num_envs: int,
   num_rows: int,
   greedy: bool = False,
 ) -> Unroll:
-  """Builds the unroll of one world and one agent.
+  """Builds the unroll of one environment and one agent.
 
-  A sequence has `num_rows` rows and takes `num_rows - 1` steps of each world: its last row is the
+  A sequence has `num_rows` rows and takes `num_rows - 1` steps of each environment: its last row is the
   first of the next one, so no transition is lost at the seam.
 
   Args:
-    environment: one world, without auto-reset.
-    agent: whose `act` is compiled, together with the step of a world in JAX.
-    num_worlds: N.
+    environment: one environment, without auto-reset.
+    agent: whose `act` is compiled, together with the step of an environment in JAX.
+    num_envs: N.
     num_rows: T, at least 2.
     greedy: act by the mode.
   """
   if isinstance(environment, host.HostEnvironment):
-    on_host = _HostUnroll(environment, agent, num_worlds, num_rows, greedy)
+    on_host = _HostUnroll(environment, agent, num_envs, num_rows, greedy)
     return Unroll(on_host.init, on_host.unroll, on_host.shapes)
   environment = wrappers.AutoReset(environment)
 
   def init(key: chex.PRNGKey) -> UnrollState:
-    env_state, timestep = jax.vmap(environment.reset)(jax.random.split(key, num_worlds))
+    env_state, timestep = jax.vmap(environment.reset)(jax.random.split(key, num_envs))
     return UnrollState(
       env_state=env_state,
       timestep=timestep,
-      policy_state=agent.initial_policy_state(num_worlds),
-      episode_return=jnp.zeros(num_worlds, jnp.float32),
-      episode_length=jnp.zeros(num_worlds, jnp.int32),
+      policy_state=agent.initial_policy_state(num_envs),
+      episode_return=jnp.zeros(num_envs, jnp.float32),
+      episode_length=jnp.zeros(num_envs, jnp.int32),
     )
 
   def unroll(params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
@@ -126,21 +126,21 @@ def make_unroll(
       )
       return next_state, ((timestep, decision), Episodes(ends, episode_return, episode_length))
 
-    # All keys at once: of a small world, drawing them row by row would be much of the work.
+    # All keys at once: of a small environment, drawing them row by row would be much of the work.
     next_state, ((timesteps, decisions), episodes) = jax.lax.scan(
-      step, state, jax.random.split(steps_key, (num_rows - 1, 1 + num_worlds))
+      step, state, jax.random.split(steps_key, (num_rows - 1, 1 + num_envs))
     )
     # The seam: the newest row, its action still to be chosen by the next unroll.
     close = lambda rows, row: jnp.swapaxes(jnp.concatenate([rows, row[None]]), 0, 1)
     unread = jax.tree.map(lambda rows: jnp.zeros_like(rows[0]), decisions)
     timesteps = jax.tree.map(close, timesteps, next_state.timestep)
     decisions = jax.tree.map(close, decisions, unread)
-    each = lambda value, dtype: jnp.full(num_worlds, value, dtype)
+    each = lambda value, dtype: jnp.full(num_envs, value, dtype)
     sequence = _sequence(
       timesteps,
       decisions,
       initial_state=agent.stored_state(state.policy_state),
-      identity=jax.random.bits(identity_key, (num_worlds,), jnp.uint32),
+      identity=jax.random.bits(identity_key, (num_envs,), jnp.uint32),
       version=each(version, jnp.int32),
       actor_id=each(actor_id, jnp.int32),
     )
@@ -173,7 +173,7 @@ def _sequence(
 
 
 class _HostUnroll:
-  """The unroll of worlds that threads step; rows, seams and resets are those of `make_unroll`.
+  """The unroll of environments that threads step; rows, seams and resets are those of `make_unroll`.
 
   The N instances are made once, at the first `init`, and every `init` begins anew with them: the
   states of an earlier one are then over. As `env_state` they are [N] objects.
@@ -183,24 +183,24 @@ class _HostUnroll:
     self,
     environment: host.HostEnvironment,
     agent: agent_lib.Agent,
-    num_worlds: int,
+    num_envs: int,
     num_rows: int,
     greedy: bool,
   ):
     """Args: as of `make_unroll`."""
     self._environment = environment
     self._agent = agent
-    self._num_worlds = num_worlds
+    self._num_worlds = num_envs
     self._num_rows = num_rows
     self._instances: list[host.Instance] = []
     self._env_state: Any = None  # of the newest state
-    num_threads = min(num_worlds, len(os.sched_getaffinity(0)))
+    num_threads = min(num_envs, len(os.sched_getaffinity(0)))
     self._threads = futures.ThreadPoolExecutor(num_threads, thread_name_prefix='worlds')
-    self._shares = np.array_split(np.arange(num_worlds), num_threads)
+    self._shares = np.array_split(np.arange(num_envs), num_threads)
 
     def start(key: chex.PRNGKey):
       identity_key, steps_key = jax.random.split(key)
-      return jax.random.bits(identity_key, (num_worlds,), jnp.uint32), steps_key
+      return jax.random.bits(identity_key, (num_envs,), jnp.uint32), steps_key
 
     def act(params: Tree, key: chex.PRNGKey, row: jax.Array, policy_state: Tree, timestep: Tree):
       return agent.act(params, jax.random.fold_in(key, row), policy_state, timestep, greedy=greedy)
@@ -214,7 +214,7 @@ class _HostUnroll:
     if not self._instances:
       self._instances = [self._environment.make() for _ in range(self._num_worlds)]
       logging.info(
-        '%d worlds are stepped outside the compiled program (threads: %d).',
+        '%d environments are stepped outside the compiled program (threads: %d).',
         self._num_worlds, len(self._shares),
       )  # fmt: skip
     seeds = np.asarray(jax.random.bits(key, (self._num_worlds,), jnp.uint32)).tolist()
@@ -233,11 +233,11 @@ class _HostUnroll:
     self, params: Tree, key: chex.PRNGKey, state: UnrollState, version: Any, actor_id: Any
   ) -> tuple[UnrollState, experience.Sequence, Episodes]:
     if state.env_state is not self._env_state:
-      raise ValueError('state: its worlds have gone on without it; take the newest state')
-    num_worlds, num_rows = self._num_worlds, self._num_rows
+      raise ValueError('state: its environments have gone on without it; take the newest state')
+    num_envs, num_rows = self._num_worlds, self._num_rows
     identity, key = self._start(key)
     policy_state = state.policy_state
-    rows = self._empty(num_worlds, num_rows)
+    rows = self._empty(num_envs, num_rows)
     _write(rows, np.s_[:, 0], state.timestep)
     decisions: Any = None
     for t in range(num_rows - 1):
@@ -245,7 +245,7 @@ class _HostUnroll:
       policy_state, decision = self._act(params, key, np.int32(t), policy_state, timestep)
       decision = jax.device_get(decision)
       if decisions is None:  # The last row's stays 0: its action is still to be chosen.
-        blank = lambda x: np.zeros((num_worlds, num_rows, *x.shape[1:]), x.dtype)
+        blank = lambda x: np.zeros((num_envs, num_rows, *x.shape[1:]), x.dtype)
         decisions = jax.tree.map(blank, decision)
       _write(decisions, np.s_[:, t], decision)
       self._step(rows, t + 1, decision.action)
@@ -258,7 +258,7 @@ class _HostUnroll:
       episode_return=episodes.episode_return[-1],
       episode_length=episodes.episode_length[-1],
     )
-    each: Any = lambda value: np.full(num_worlds, value, np.int32)
+    each: Any = lambda value: np.full(num_envs, value, np.int32)
     sequence = _sequence(
       rows,
       decisions,
@@ -299,7 +299,7 @@ class _HostUnroll:
     return self._env_state
 
   def _each_world(self, function: Callable[[int], None]) -> None:
-    """Calls it for every world, by the threads, and waits; raises what it raised."""
+    """Calls it for every environment, by the threads, and waits; raises what it raised."""
 
     def run(share: np.ndarray) -> None:
       for n in share:
@@ -343,7 +343,7 @@ def _write(rows: Tree, where: Any, tree: Tree) -> None:
 
 
 def sequence_schema(unroll: Unroll, params: Tree) -> experience.Sequence:
-  """Shapes and dtypes of one stored Sequence, computed and not written; no world is stepped.
+  """Shapes and dtypes of one stored Sequence, computed and not written; no environment is stepped.
 
   Args:
     unroll: whose sequences are asked about.

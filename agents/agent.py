@@ -29,10 +29,10 @@ class Agent(NamedTuple):
   Attributes:
     init_params: key -> params, float32.
     acting_params: params -> the part of them that `act` reads; this is what travels to actors.
-    initial_policy_state: number of worlds N -> policy state, the memory of N fresh policies.
+    initial_policy_state: number of environments N -> policy state, the memory of N fresh policies.
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
     act: (acting params, key, policy state, timestep, *, greedy) -> (policy state, Decision), for
-      N worlds at once. A FIRST row clears the policy state. `greedy` asks for the mode.
+      N environments at once. A FIRST row clears the policy state. `greedy` asks for the mode.
     explain: as `act`, with `extras` that say what it chose among as well: `log_probs` [N, A]
       float32, those of all choices, in sum over an action's parts; None for an agent that acts
       continuously or does not say.

@@ -25,10 +25,10 @@ class Decision(NamedTuple):
 
 
 class Sequence(NamedTuple):
-  """T rows of one world's stream; the unit of experience, stored as it was made.
+  """T rows of one environment's stream; the unit of experience, stored as it was made.
 
   Row t holds what arrived at t and the action chosen from it. The last row only lends its value:
-  its action is unread, and the next sequence of the same world begins with the same row.
+  its action is unread, and the next sequence of the same environment begins with the same row.
   Leading axes: [T] as stored, [B, T] as sampled, [T, B] inside a loss (see `time_major`).
 
   Attributes:
@@ -74,7 +74,7 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
 
   Every number is finite. An episode begins with FIRST, which pays nothing and whose discount is 1;
   it ends with LAST, and only the row after that is a FIRST. The discount lies in [0, 1], and is not
-  0 before LAST (outside worlds may have other ones than 1 there).
+  0 before LAST (outside environments may have other ones than 1 there).
 
   Args:
     sequence: one, [T, ...] of host arrays.
@@ -115,7 +115,7 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
 
 
 def episode_returns(stream: Iterable[Sequence]) -> list[float]:
-  """Undiscounted returns of the episodes that lie wholly within some sequences of one world.
+  """Undiscounted returns of the episodes that lie wholly within some sequences of one environment.
 
   Args:
     stream: [T, ...] each, the next beginning with the row that the one before ended with; only

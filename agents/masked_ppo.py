@@ -93,7 +93,7 @@ class Rows(NamedTuple):
 
   Attributes:
     inputs: observations, as `Network.flatten` gives them.
-    mask: [..., A] bool, the legal actions; None in a world where all always are.
+    mask: [..., A] bool, the legal actions; None in an environment where all always are.
     first: [...] bool, rows that begin an episode.
     choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
     log_prob: [...] float32, of the choice when it was made.
@@ -195,11 +195,11 @@ class Network:
       for key, (name, module) in zip(keys, modules.items(), strict=True)
     }
 
-  def initial_memory(self, num_worlds: int) -> dict[str, jax.Array]:
+  def initial_memory(self, num_envs: int) -> dict[str, jax.Array]:
     """[N, H] float32 for each network that remembers; empty without a memory."""
     if not self.config.recurrent_size:
       return {}
-    zeros = jnp.zeros((num_worlds, self.config.recurrent_size), jnp.float32)
+    zeros = jnp.zeros((num_envs, self.config.recurrent_size), jnp.float32)
     return {name: zeros for name in dict.fromkeys(self._readers)}
 
   def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from dm_env import specs
 
 ACTION_MASK = 'action_mask'
-"""Where a discrete world keeps its mask, in an observation that is a dictionary; True is legal."""
+"""Where a discrete environment keeps its mask, in an observation that is a dictionary; True is legal."""
 
 SMALLEST_IMAGE = 8
 """Rows and columns: one stage that halves them leaves 4. What is smaller is as good as flat."""
@@ -433,7 +433,7 @@ def without_mask(observation: Any) -> Any:
 
 
 def action_mask(observation: Any) -> jax.Array | None:
-  """[..., A] bool, the actions that are legal; None in a world where all always are."""
+  """[..., A] bool, the actions that are legal; None in an environment where all always are."""
   return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 

@@ -22,7 +22,7 @@ def lambda_returns(
 
   Args:
     reward_t: [T, ...] float32, reward that arrived at row t; row 0 is unread.
-    discount_t: [T, ...] float32, the world's discount at row t; row 0 is unread.
+    discount_t: [T, ...] float32, the environment's discount at row t; row 0 is unread.
     value_t: [T, ...] float32, value of row t.
     gamma: the agent's discount factor.
     lambda_: 0 trusts the next value, 1 only the last one.

@@ -1,4 +1,4 @@
-"""Sight: the map that a world shows, seen from where the agent stands on it.
+"""Sight: the map that an environment shows, seen from where the agent stands on it.
 
 A flat network has to learn for every place of a map on its own what lies beside it. So where an
 observation says which of its numbers are a map and a place on it, these are carried beside the
@@ -34,7 +34,7 @@ class Sight:
 
   @classmethod
   def of(cls, observation_spec: Any, levels: int) -> 'Sight':
-    """What a world shows: a map if the spec of its observation has a `map_shape`.
+    """What an environment shows: a map if the spec of its observation has a `map_shape`.
 
     Numbers are told apart by levels, so without levels no map is seen.
     """

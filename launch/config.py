@@ -36,7 +36,7 @@ class ExperimentConfig:
   """A whole run.
 
   Attributes:
-    environment: `name`, and options of that world.
+    environment: `name`, and options of that environment.
     agent: the agent; its kind says which one it is.
     replay: how experience is kept.
     learner: the learner's loop and optimizers, of the kind that the agent needs.
@@ -72,16 +72,16 @@ class ExperimentConfig:
     if self.max_minutes is not None and self.max_minutes <= 0:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
     if 'name' not in self.environment:
-      raise ValueError('environment.name: is missing; give the name of a world')
+      raise ValueError('environment.name: is missing; give the name of an environment')
     self._check_ppo() if self.agent_name == 'ppo' else self._check_dreamer()
 
   def _check_dreamer(self):
     agent, learner = self.dreamer()
-    tables.check(self.replay, learner.batch_per_process, self.actor.num_worlds)
-    rows = agent.dream_rows
+    tables.check(self.replay, learner.batch_per_process, self.actor.num_envs)
+    rows = agent.starts_per_sequence
     if rows is not None and rows > self.actor.sequence_length:
       raise ValueError(
-        f'agent.dream_rows={rows}: must be at most actor.sequence_length='
+        f'agent.starts_per_sequence={rows}: must be at most actor.sequence_length='
         f'{self.actor.sequence_length}'
       )
 
@@ -89,7 +89,7 @@ class ExperimentConfig:
     agent, learner = self.ppo()
     ppo_update.auto_scale(
       learner,
-      num_worlds=self.batch_size,
+      num_envs=self.batch_size,
       num_steps=self.steps_per_sequence,
       recurrent=bool(agent.recurrent_size),
     )
@@ -136,23 +136,23 @@ class ExperimentConfig:
 
   @property
   def fused(self) -> bool:
-    """Whether world and update are one program of one process, without a replay."""
+    """Whether environment and update are one program of one process, without a replay."""
     return self.agent_name == 'ppo' and self.ppo()[1].fused
 
   @property
   def batch_size(self) -> int:
-    """Sequences of an update: of PPO's, as many as all worlds give in one unroll."""
+    """Sequences of an update: of PPO's, as many as all environments give in one unroll."""
     if self.agent_name == 'dreamer':
       return self.dreamer()[1].batch_size
-    return self.actor.num_worlds * (1 if self.fused else self.actor.num_actors)
+    return self.actor.num_envs * (1 if self.fused else self.actor.num_actors)
 
   @property
   def steps_per_sequence(self) -> int:
-    """Steps of a world that one stored sequence stands for: adjacent ones share a row."""
+    """Steps of an environment that one stored sequence stands for: adjacent ones share a row."""
     return self.actor.sequence_length - 1
 
   def make_environment(self):
-    """The world; ValueError for an unknown name, option or impossible value."""
+    """The environment; ValueError for an unknown name, option or impossible value."""
     options = dict(self.environment)
     return environments.make(options.pop('name'), **options)
 
@@ -167,7 +167,19 @@ FREE = (
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip
 # What PPO finds in no checkpoint, or can begin anew.
-FREE_OF_PPO = ('actor.num_worlds',)
+FREE_OF_PPO = ('actor.num_envs',)
+
+
+# Keys of config.yaml by their names in folders of older versions.
+RENAMED = {
+  'actor.num_worlds': 'actor.num_envs',
+  'agent.dream_rows': 'agent.starts_per_sequence',
+  'agent.memory_rows': 'agent.memory_steps',
+  'agent.rows_per_chunk': 'agent.steps_per_chunk',
+  'evaluator.film_period': 'evaluator.video_period',
+}
+# Keys that became constants, each with the only value that older folders may have of it.
+REMOVED: dict[str, Any] = {}
 
 
 def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConfig:
@@ -221,6 +233,10 @@ AGENT = 'agent_name'  # in config.yaml, beside the fields
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
   first_line = str(error).split('\n')[0]
   if isinstance(error, omegaconf_errors.ConfigKeyError):
+    if key in RENAMED:
+      return f'{key}={value}: was renamed to {RENAMED[key]}'
+    if key in REMOVED:
+      return f'{key}={value}: is always {REMOVED[key]} now'
     known = sorted(flatten(_plain(OmegaConf.structured(config))))
     near = difflib.get_close_matches(key, known, n=3) or [
       name for name in known if name.rsplit('.', 1)[-1] == key.rsplit('.', 1)[-1]
@@ -283,10 +299,27 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
 
 def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    return _from_tree(_plain(OmegaConf.load(file)))
+    return _from_tree(_upgrade(_plain(OmegaConf.load(file))))
   except Exception as error:  # whatever a broken or foreign file makes a reader raise
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is no configuration of this version ({first_line})') from None
+
+
+def _upgrade(content: dict[str, Any]) -> dict[str, Any]:
+  """The content of a config.yaml with the keys that this version has."""
+  upgraded = {
+    room: dict(values) if isinstance(values, dict) else values for room, values in content.items()
+  }
+  for old, new in RENAMED.items():
+    room, name = old.split('.')
+    if name in upgraded.get(room, {}):
+      upgraded[room][new.split('.')[1]] = upgraded[room].pop(name)
+  for old, only in REMOVED.items():
+    room, name = old.split('.')
+    value = upgraded.get(room, {}).pop(name, only)
+    if value != only:
+      raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
+  return upgraded
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

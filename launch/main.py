@@ -33,7 +33,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
-    help="world and update in one program on the learner's devices (ppo's default)",
+    help="environment and update in one program on the learner's devices (ppo's default)",
   )
   train.add_argument(
     '--expose',
@@ -43,7 +43,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   train.add_argument(
     '--reset-moments',
     action='store_true',
-    help='where a run of ppo goes on, begin its optimizer anew: after another number of worlds',
+    help='where a run of ppo goes on, begin its optimizer anew: after another number of environments',
   )
 
   launch = commands.add_parser(
@@ -122,7 +122,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
   evaluate.add_argument('run', type=pathlib.Path)
   evaluate.add_argument('--episodes', type=int, default=256)
-  evaluate.add_argument('--video', type=pathlib.Path, help='film of one episode, .gif or .mp4')
+  evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
   evaluate.add_argument(
     '--random', action='store_true', help='play at random instead: what to compare a score with'
@@ -136,9 +136,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   watch.add_argument('--seed', type=int, default=0)
   watch.add_argument('--fps', type=float, default=8.0, help='frames in a second')
   watch.add_argument('--episodes', type=int, default=1)
-  watch.add_argument('--output', type=pathlib.Path, help='a film instead, .gif or .mp4')
+  watch.add_argument('--output', type=pathlib.Path, help='a video instead, .gif or .mp4')
   watch.add_argument(
-    '--dream', action='store_true', help='the film shows beside it what its world model dreams'
+    '--dream', action='store_true', help='the video shows beside it what its world model dreams'
   )
   watch.add_argument(
     '--greedy',
@@ -147,7 +147,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   )
 
   environments = commands.add_parser(
-    'environments', allow_abbrev=False, help='list the worlds there are, or tell of one'
+    'environments', allow_abbrev=False, help='list the environments there are, or tell of one'
   )
   environments.add_argument(
     'name', nargs='?', metavar='FAMILY|WORLD', help='such as gymnax or gymnax/CartPole-v1'
@@ -175,7 +175,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   inspect.add_argument(
     '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
   )
-  inspect.add_argument('--gif', type=pathlib.Path, metavar='DIR', help='films of what was observed')
+  inspect.add_argument(
+    '--gif', type=pathlib.Path, metavar='DIR', help='videos of what was observed'
+  )
   inspect.add_argument(
     '--prometheus',
     type=int,
@@ -196,7 +198,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     allow_abbrev=False,
     help='learning curves of runs, with their spread over seeds',
     description='Runs that differ in nothing but their seed become one curve. Prints a table for each '
-    'world; with --out writes what the page of `dashboard` shows, as pictures and as one file. Needs '
+    'environment; with --out writes what the page of `dashboard` shows, as pictures and as one file. Needs '
     'the extra `report`.',
   )
   report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
@@ -204,7 +206,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     '--out',
     type=pathlib.Path,
     help='folder for report.md, a PNG of each curve, and report.html, which has all in one file: '
-    'curves, losses, drives, speed, nodes, films, differences',
+    'curves, losses, drives, speed, nodes, videos, differences',
   )
   report.add_argument(
     '--metric',
@@ -236,9 +238,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     'bench', allow_abbrev=False, help='measure the speed of a part, and what limits it'
   )
   targets = bench.add_subparsers(dest='target', required=True)
-  bench_env = targets.add_parser('env', allow_abbrev=False, help='steps of worlds per second')
+  bench_env = targets.add_parser('env', allow_abbrev=False, help='steps of environments per second')
   bench_env.add_argument(
-    '--env', nargs='+', default=['catch'], help='worlds, each as of train (default: catch)'
+    '--env', nargs='+', default=['catch'], help='environments, each as of train (default: catch)'
   )
   bench_env.add_argument('--worlds', type=int, nargs='+', default=[256, 2048], metavar='N')
   bench_env.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
@@ -265,7 +267,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   bench_learner = targets.add_parser(
     'learner', allow_abbrev=False, help="the dreamer's update alone, and what limits it"
   )
-  bench_learner.add_argument('--size', help='laptop, 1m or full: with no world, and of no preset')
+  bench_learner.add_argument(
+    '--size', help='laptop, 1m or full: with no environment, and of no preset'
+  )
   bench_learner.add_argument('--preset', help='as of train (default: laptop)')
   bench_learner.add_argument('--env', help='as of train (default: catch)')
   bench_learner.add_argument('--ensemble', type=int, metavar='K', help='transition members')
@@ -344,7 +348,7 @@ def _add_config_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
   parser.add_argument(
     '--env',
-    help='a world of `hephaestus environments`, or package.module:Class (default: catch)',
+    help='an environment of `hephaestus environments`, or package.module:Class (default: catch)',
   )
   parser.add_argument(
     '--agent',
@@ -411,7 +415,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
 
 
 def _check_environment(config: Any) -> None:
-  """Refuses a world that is unknown or cannot be learned from, before anything is written."""
+  """Refuses an environment that is unknown or cannot be learned from, before anything is written."""
   import jax
 
   from hephaestus.actors.environments import host, wrappers
@@ -645,7 +649,7 @@ def _watch(arguments: argparse.Namespace) -> int:
   if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
   if arguments.dream and arguments.output is None:
-    raise ValueError('--dream: is a film; add --output FILE, .gif or .mp4')
+    raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
   try:
     from hephaestus.launch.report import play as watch
 
@@ -726,9 +730,9 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   if arguments.sample is not None and not arguments.json:
     stored.show(arguments.target, found)
   if arguments.gif is not None:
-    films = stored.write_films(found, arguments.gif)
+    videos = stored.write_videos(found, arguments.gif)
     if not arguments.json:
-      print(f'\n{arguments.gif}: {len(films)} films')
+      print(f'\n{arguments.gif}: {len(videos)} videos')
   if not arguments.check:
     return 0
   if not arguments.json:
@@ -817,7 +821,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     figures = _replay_figures(arguments)
   else:
     if arguments.set and len(arguments.env) > 1:
-      raise ValueError(f'--set {arguments.set[0]}: goes with one world; call once for each')
+      raise ValueError(f'--set {arguments.set[0]}: goes with one environment; call once for each')
     foreign = [each for each in arguments.set if not each.startswith('environment.')]
     configs = {
       name: launch_config.override(presets.laptop(name), arguments.set) for name in arguments.env
@@ -869,7 +873,7 @@ def _preset_config(arguments: argparse.Namespace) -> Any:
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
-  """What `bench learner` measures: a size that has a name, or a preset in a world."""
+  """What `bench learner` measures: a size that has a name, or a preset in an environment."""
   from hephaestus.learner import bench as learner_bench
 
   if arguments.size is not None:
@@ -890,7 +894,9 @@ def _learner_work(arguments: argparse.Namespace) -> Any:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  sys.path.append(os.getcwd())  # where a user's own worlds are; last, lest its folders hide ours
+  sys.path.append(
+    os.getcwd()
+  )  # where a user's own environments are; last, lest its folders hide ours
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)

@@ -1,4 +1,4 @@
-"""The presets: which sizes for which machine, and how long for which world."""
+"""The presets: which sizes for which machine, and how long for which environment."""
 
 import dataclasses
 import pathlib
@@ -33,7 +33,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     learner=learner_config.LearnerConfig(
       batch_size=16, model_learning_rate=1e-3, policy_learning_rate=1e-3, publish_period=8
     ),
-    actor=actor.ActorConfig(num_actors=1, num_worlds=16, sequence_length=32),
+    actor=actor.ActorConfig(num_actors=1, num_envs=16, sequence_length=32),
     evaluator=evaluator.EvaluatorConfig(),
     max_environment_steps=25_000 if environment == 'catch' else 45_000,
     accelerator=False,
@@ -48,11 +48,11 @@ def _laptop_deep_sea(config: launch_config.ExperimentConfig) -> launch_config.Ex
   return dataclasses.replace(
     config,
     agent=dataclasses.replace(
-      agent, dream_rows=2, entropy_scale=0.03, novelty_scale=0.1, warm_up_updates=200
+      agent, starts_per_sequence=2, entropy_scale=0.03, novelty_scale=0.1, warm_up_updates=200
     ),
     replay=dataclasses.replace(config.replay, warm_up=64),
     learner=dataclasses.replace(learner, batch_size=64, model_learning_rate=2e-3, publish_period=4),
-    actor=actor.ActorConfig(num_actors=1, num_worlds=8, sequence_length=8),
+    actor=actor.ActorConfig(num_actors=1, num_envs=8, sequence_length=8),
     max_environment_steps=63_000,  # 3,000 episodes of size 20, each with a row to begin with
   )
 
@@ -70,7 +70,7 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       stochastic_size=32,
       levels=9,
       dynamics_scale=0.1,  # at 1, no code for the layout is ever found: see docs/design.md
-      dream_rows=2,
+      starts_per_sequence=2,
       return_floor=0.3,
       entropy_scale=0.004,  # at 0.02 it wins over what pays, once returns spread as states differ
       warm_up_updates=500,
@@ -85,7 +85,7 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       warm_up=256,
       max_in_flight=16,
     ),
-    # Short sequences of many worlds: a batch then shows twice as many layouts.
+    # Short sequences of many environments: a batch then shows twice as many layouts.
     learner=dataclasses.replace(
       learner,
       batch_size=64,
@@ -93,16 +93,16 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       policy_learning_rate=3e-4,
       publish_period=25,
     ),
-    actor=actor.ActorConfig(num_actors=1, num_worlds=64, sequence_length=8),
+    actor=actor.ActorConfig(num_actors=1, num_envs=64, sequence_length=8),
     max_environment_steps=10_000_000,
     max_minutes=60.0,
   )
 
 
-def _large(*, dream_rows: int | None = None) -> dreamer_config.DreamerConfig:
+def _large(*, starts_per_sequence: int | None = None) -> dreamer_config.DreamerConfig:
   """The full model, with a latent that tells the known from the new: see docs/design.md."""
   return dreamer_config.DreamerConfig(
-    latent='categorical', stochastic_size=16, classes=16, dream_rows=dream_rows
+    latent='categorical', stochastic_size=16, classes=16, starts_per_sequence=starts_per_sequence
   )
 
 
@@ -110,7 +110,7 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
   """One GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=_large(dream_rows=16),
+    agent=_large(starts_per_sequence=16),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=2048, share=0.5),
@@ -120,7 +120,7 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
       max_in_flight=64,
     ),
     learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actor.ActorConfig(num_actors=2, num_worlds=64, sequence_length=50),
+    actor=actor.ActorConfig(num_actors=2, num_envs=64, sequence_length=50),
     evaluator=evaluator.EvaluatorConfig(),
     max_environment_steps=10_000_000,
   )
@@ -140,7 +140,7 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
       max_in_flight=128,
     ),
     learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actor.ActorConfig(num_actors=8, num_worlds=64, sequence_length=50),
+    actor=actor.ActorConfig(num_actors=8, num_envs=64, sequence_length=50),
     evaluator=evaluator.EvaluatorConfig(),
     max_environment_steps=100_000_000,
   )
@@ -164,7 +164,7 @@ def _plain(preset: Preset) -> Preset:
         novelty_scale=0.0,
         horizon_max=15,
         horizon_min=15,
-        rows_per_chunk=5,
+        steps_per_chunk=5,
       ),
     )
 
@@ -187,34 +187,34 @@ def gpu_gibibytes() -> float | None:
 
 
 def _worlds_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
-  """As many worlds as usual, or half of them for each halving of the memory that those need.
+  """As many environments as usual, or half of them for each halving of the memory that those need.
 
   Args:
     gibibytes: that there are; None where unknown.
-    usual: number of worlds.
-    needed: GiB, for the usual number to have room in the largest world.
+    usual: number of environments.
+    needed: GiB, for the usual number to have room in the largest environment.
   """
   while gibibytes is not None and gibibytes < needed and usual > 32:
     usual, needed = usual // 2, needed / 2
   return usual
 
 
-def _on_policy(num_worlds: int) -> tables.ReplayConfig:
+def _on_policy(num_envs: int) -> tables.ReplayConfig:
   """A queue of half a batch, each sequence read once; a fused run, which needs none, opens none."""
-  queue = tables.Stratum(name='on_policy', max_size=num_worlds // 2, share=1.0, read_once=True)
+  queue = tables.Stratum(name='on_policy', max_size=num_envs // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
 
 
 def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
   memory = psutil.virtual_memory().total / 2**30
-  num_worlds = _worlds_for(memory, usual=256, needed=2.0)
+  num_envs = _worlds_for(memory, usual=256, needed=2.0)
   config = launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=masked_ppo.PPOConfig(hidden_size=192, cell_size=8, levels=9, entropy_scale=5e-3),
-    replay=_on_policy(num_worlds),
+    replay=_on_policy(num_envs),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
-    actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=33),
+    actor=actor.ActorConfig(num_envs=num_envs, sequence_length=33),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=500_000 if environment == 'catch' else 2_000_000,
     accelerator=False,
@@ -236,14 +236,14 @@ def _ppo_laptop_hackmatrix(
 
 
 def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on one GPU: minibatches, epochs and rate follow the number of worlds, and these its memory.
+  """PPO on one GPU: minibatches, epochs and rate follow the number of environments, and these its memory.
 
-  2,048 worlds of `hackmatrix` need about 5 GiB as `Fused.memory` estimates; others may need more.
+  2,048 environments of `hackmatrix` need about 5 GiB as `Fused.memory` estimates; others may need more.
   """
   return _ppo_at_large(environment, _worlds_for(gpu_gibibytes(), usual=2048, needed=12.0))
 
 
-def _ppo_at_large(environment: str, num_worlds: int) -> launch_config.ExperimentConfig:
+def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentConfig:
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     # With 0.01 an agent goes to and fro in hackmatrix.
@@ -252,16 +252,16 @@ def _ppo_at_large(environment: str, num_worlds: int) -> launch_config.Experiment
       image_channels=64,
       entropy_scale=0.1 if environment == 'hackmatrix' else 0.01,
     ),
-    replay=_on_policy(num_worlds),
+    replay=_on_policy(num_envs),
     learner=learner_config.PPOLearnerConfig(),
-    actor=actor.ActorConfig(num_worlds=num_worlds, sequence_length=129),
+    actor=actor.ActorConfig(num_envs=num_envs, sequence_length=129),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=100_000_000,
   )
 
 
 def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on the four chips of a v4-8, each of which has 32 GiB and a quarter of the worlds."""
+  """PPO on the four chips of a v4-8, each of which has 32 GiB and a quarter of the environments."""
   return _ppo_at_large(environment, 4096)
 
 

@@ -3,7 +3,7 @@
     python -m hephaestus.learner.bench --size 1m --ensemble 1
 
 The batch is random and already on the device, so this measures the update alone; it needs neither
-worlds nor replay, and so none of their libraries.
+environments nor replay, and so none of their libraries.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Work:
 
   @classmethod
   def of_size(cls, size: str) -> 'Work':
-    """One of `dreamer_config.SIZES`, in a world like the one it is meant for.
+    """One of `dreamer_config.SIZES`, in an environment like the one it is meant for.
 
     Raises:
       ValueError: no such size.
@@ -124,11 +124,11 @@ class Work:
     if horizon is not None:
       if horizon < 1:
         raise ValueError(f'--horizon {horizon}: must be at least 1')
-      chunks = range(1, min(horizon, self.agent.rows_per_chunk) + 1)
+      chunks = range(1, min(horizon, self.agent.steps_per_chunk) + 1)
       agent |= {
         'horizon_max': horizon,
         'horizon_min': min(horizon, self.agent.horizon_min),
-        'rows_per_chunk': max(rows for rows in chunks if horizon % rows == 0),
+        'steps_per_chunk': max(rows for rows in chunks if horizon % rows == 0),
       }
     if dtype is not None:
       agent['compute_dtype'] = dtype
@@ -202,13 +202,13 @@ def update(
     figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
   ]
   num_starts = work.learner.batch_size * min(
-    agent_config.dream_rows or work.num_rows, work.num_rows
+    agent_config.starts_per_sequence or work.num_rows, work.num_rows
   )
   for each in boredom:
     state, metrics = compiled(on_device(at(each)), sequence)
     horizon = float(metrics['dream/horizon'][0])
     duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
-    trips = (horizon, math.ceil(horizon / agent_config.rows_per_chunk))
+    trips = (horizon, math.ceil(horizon / agent_config.steps_per_chunk))
     flops = always + sum(each * count for each, count in zip(by_row, trips, strict=True))
     what = f'{name}/boredom_{each:g}'
     figures += [
@@ -251,7 +251,7 @@ def _phases(
     last = sequence.step_type == dreamer_update.LAST
     novelty = jnp.zeros(last.shape)
     return dream.starts(
-      posterior, last, novelty, keys[1], num_rows=agent_config.dream_rows,
+      posterior, last, novelty, keys[1], num_rows=agent_config.starts_per_sequence,
       window=agent_config.window,
     )  # fmt: skip
 
@@ -271,7 +271,7 @@ def _phases(
 
 
 def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
-  """[B, T, ...] rows as a world might give them, in episodes of about _EPISODE_ROWS."""
+  """[B, T, ...] rows as an environment might give them, in episodes of about _EPISODE_ROWS."""
   rng = np.random.default_rng(0)
   batch = work.learner.batch_per_device(1)
   lead = (batch, work.num_rows)

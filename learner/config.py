@@ -64,7 +64,7 @@ class LearnerConfig:
 class PPOLearnerConfig:
   """The learner's numbers for PPO.
 
-  Minibatches, epochs and rate that are None follow from the number of worlds and steps.
+  Minibatches, epochs and rate that are None follow from the number of environments and steps.
 
   A run is fused, one program of one process; or actors play in processes of their own, and each
   update learns from as many sequences as all of them play in one unroll, whoever played them.

@@ -214,7 +214,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     )
     targets = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
     params = state.params['actor_critic']
-    count = agent_config.rows_per_chunk
+    count = agent_config.steps_per_chunk
 
     def add_chunk(chunk, carry):
       """Adds the gradient of one chunk of rows; chunks beyond the horizon are never visited."""
@@ -296,7 +296,7 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     horizon = jnp.where(awake, drives.horizon, 0)
     last = sequence.step_type == LAST
     start = dream.starts(
-      posterior, last, novelty, keys[:, 1], num_rows=agent_config.dream_rows, window=window
+      posterior, last, novelty, keys[:, 1], num_rows=agent_config.starts_per_sequence, window=window
     )
     dreamt = dream.rollout(model, policy, state.params, state.slow_critic, start, horizon)
     replayed = dream.past(posterior, novelty, window)

@@ -1,4 +1,4 @@
-"""One machine and a world in JAX: unrolls and updates in one compiled program, and its run."""
+"""One machine and an environment in JAX: unrolls and updates in one compiled program, and its run."""
 
 import collections
 import statistics
@@ -27,25 +27,25 @@ class Worlds(NamedTuple):
   """How experience is made on one device; handed over by `launch/`, since acting is not our room.
 
   Attributes:
-    init: key -> state of this device's worlds, leaves [n, ...].
+    init: key -> state of this device's environments, leaves [n, ...].
     unroll: (params, key, state, version, actor id) -> (state, Sequence [n, T, ...], Episodes).
-    num_worlds: N, on all devices together.
+    num_envs: N, on all devices together.
     num_steps: that an unroll takes in each of them, T - 1.
   """
 
   init: Callable[[chex.PRNGKey], Tree]
   unroll: Callable[..., tuple[Tree, Any, Any]]
-  num_worlds: int
+  num_envs: int
   num_steps: int
 
 
 class FusedState(NamedTuple):
-  """All of a run; with all its worlds, so that it goes on as if it had never stopped.
+  """All of a run; with all its environments, so that it goes on as if it had never stopped.
 
   Attributes:
     train: equal on all devices.
     key: [2] uint32, data of the PRNG key of the unrolls, equal on all devices.
-    worlds: of this device.
+    environments: of this device.
   """
 
   train: ppo_update.TrainState
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
   """Bytes that a run needs on each device, estimated.
 
   Attributes:
-    state: parameters, the optimizer's moments, and the worlds.
+    state: parameters, the optimizer's moments, and the environments.
     batch: the most that one update holds besides.
   """
 
@@ -74,11 +74,11 @@ class Fused:
   Args:
     update: of the agent.
     acting_params: params -> what acts.
-    worlds: of each device.
-    devices: that share the worlds.
+    environments: of each device.
+    devices: that share the environments.
 
   Attributes:
-    steps_per_update: of all worlds.
+    steps_per_update: of all environments.
     devices: as given.
     scale: of the update.
   """
@@ -95,7 +95,7 @@ class Fused:
     self._worlds = worlds
     self.devices = devices
     self.scale = update.scale
-    self.steps_per_update = worlds.num_worlds * worlds.num_steps
+    self.steps_per_update = worlds.num_envs * worlds.num_steps
 
     def iterate(state: FusedState) -> tuple[FusedState, dict[str, jax.Array]]:
       """One unroll and one update, seen from one device."""
@@ -165,7 +165,7 @@ class Fused:
     return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
 
   def init(self, key: chex.PRNGKey) -> FusedState:
-    """A whole run's state at its beginning: one replica of what is equal, and all the worlds."""
+    """A whole run's state at its beginning: one replica of what is equal, and all the environments."""
     train_key, unroll_key, worlds_key = jax.random.split(key, 3)
     worlds = jax.vmap(self._worlds.init)(jax.random.split(worlds_key, len(self.devices)))
     worlds = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), worlds)
@@ -210,7 +210,7 @@ class Fused:
 
 
 _OTHER_WORLDS = (
-  'the saved worlds do not fit actor.num_worlds: all begin new episodes, with the parameters that '
+  'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
   'were learned'
 )
 _OLD_MOMENTS = "; Adam's moments are calibrated for the batches of before: add --reset-moments to begin them anew"
@@ -380,7 +380,7 @@ class Advice:
     entropy_scale: of the agent.
 
   Attributes:
-    score: the newest normalised score, None where the world gives none.
+    score: the newest normalised score, None where the environment gives none.
   """
 
   MOST_KL, MOST_CLIPPED = 0.08, 0.35
@@ -427,7 +427,7 @@ class Advice:
       self._once(
         'oscillation',
         'episodes get longer while their return is flat: the agent may be going to and fro; raise '
-        f'agent.entropy_scale (now {self._entropy_scale}), or have the world charge for each step',
+        f'agent.entropy_scale (now {self._entropy_scale}), or have the environment charge for each step',
       )
 
   def _oscillates(self) -> bool:

@@ -1,6 +1,6 @@
 """PPO's TrainState and one update, seen from one device: epochs over shuffled minibatches.
 
-Also how many minibatches and epochs suit how many worlds. The shuffle belongs to a world and its
+Also how many minibatches and epochs suit how many environments. The shuffle belongs to an environment and its
 place in the global batch, so the update does not depend on how many devices share the batch.
 """
 
@@ -21,7 +21,7 @@ Tree = Any
 Metrics = dict[str, jax.Array]
 DEVICES = dreamer_update.DEVICES
 
-# Where the published numbers of PPO were found: 256 worlds, 128 steps.
+# Where the published numbers of PPO were found: 256 environments, 128 steps.
 REFERENCE_STEPS = 256 * 128
 REFERENCE_MINIBATCHES, REFERENCE_EPOCHS = 4, 4
 REFERENCE_RATE = 2.5e-4
@@ -46,51 +46,51 @@ class Scale(NamedTuple):
 def auto_scale(
   config: learner_config.PPOLearnerConfig,
   *,
-  num_worlds: int,
+  num_envs: int,
   num_steps: int,
   num_devices: int = 1,
   recurrent: bool = False,
 ) -> Scale:
-  """Minibatches, epochs and learning rate for a number of worlds, unless they are set by hand.
+  """Minibatches, epochs and learning rate for a number of environments, unless they are set by hand.
 
-  With more worlds a minibatch keeps to about 8,192 steps: more of them make an epoch, and fewer
+  With more environments a minibatch keeps to about 8,192 steps: more of them make an epoch, and fewer
   epochs follow, down to 2, so that the number of gradient steps stays while it can. The rate is
   inverse to that number.
 
-    | worlds x steps | minibatches | epochs | gradient steps | rate    |
+    | environments x steps | minibatches | epochs | gradient steps | rate    |
     | 256 x 128      | 4           | 4      | 16             | 2.5e-4  |
     | 512 x 128      | 8           | 2      | 16             | 2.5e-4  |
     | 2,048 x 128    | 32          | 2      | 64             | 6.25e-5 |
 
   Args:
     config: whose numbers go first, where it has any.
-    num_worlds: N, over all devices.
-    num_steps: of each world in an unroll.
-    num_devices: that share the worlds.
+    num_envs: N, over all devices.
+    num_steps: of each environment in an unroll.
+    num_devices: that share the environments.
     recurrent: whether minibatches are of whole streams and not of single rows.
 
   Raises:
-    ValueError: worlds or rows do not divide; names the field and the nearest that would.
+    ValueError: environments or rows do not divide; names the field and the nearest that would.
   """
-  if num_worlds % num_devices:
-    near = max(1, round(num_worlds / num_devices)) * num_devices
+  if num_envs % num_devices:
+    near = max(1, round(num_envs / num_devices)) * num_devices
     raise ValueError(
-      f'actor.num_worlds={num_worlds}: does not divide over {num_devices} devices; {near} would'
+      f'actor.num_envs={num_envs}: does not divide over {num_devices} devices; {near} would'
     )
-  local = num_worlds // num_devices
+  local = num_envs // num_devices
   fits = lambda count: local % worlds_per_block(count, num_steps, recurrent) == 0
   # A minibatch is shared by all devices and has something of each.
   largest = local if recurrent else local * num_steps
   feasible = [count for count in range(1, min(largest, 4096) + 1) if fits(count)]
   nearest = lambda count: min(feasible, key=lambda other: (abs(math.log(other / count)), -other))
 
-  steps = num_worlds * num_steps
+  steps = num_envs * num_steps
   minibatches = config.num_minibatches
   if minibatches is None:
     minibatches = nearest(max(REFERENCE_MINIBATCHES, round(steps / MINIBATCH_STEPS)))
   elif minibatches not in feasible:
     raise ValueError(
-      f'learner.num_minibatches={minibatches}: does not divide {local} worlds of {num_steps} steps '
+      f'learner.num_minibatches={minibatches}: does not divide {local} environments of {num_steps} steps '
       f'on each device{" into whole streams" if recurrent else ""}; {nearest(minibatches)} would'
     )
   epochs = config.num_epochs
@@ -105,10 +105,10 @@ def auto_scale(
 
 
 def worlds_per_block(num_minibatches: int, num_steps: int, recurrent: bool) -> int:
-  """How many neighbouring worlds are shuffled among each other.
+  """How many neighbouring environments are shuffled among each other.
 
-  Each block gives equally much to each minibatch. Rows of one world are shuffled by themselves
-  where they divide among the minibatches; else those of as few worlds together as do.
+  Each block gives equally much to each minibatch. Rows of one environment are shuffled by themselves
+  where they divide among the minibatches; else those of as few environments together as do.
   """
   if recurrent:
     return num_minibatches
@@ -209,7 +209,7 @@ def make_update(
   )
 
   def learning_rate(state: TrainState) -> jax.Array:
-    """By environment steps and not by updates, of which other numbers of worlds make others.
+    """By environment steps and not by updates, of which other numbers of environments make others.
 
     All gradient steps of one unroll have the same.
     """
@@ -230,10 +230,10 @@ def make_update(
       environment_step=jnp.zeros(2, jnp.uint32),
     )
 
-  def shuffle(key: chex.PRNGKey, num_worlds: int, num_steps: int) -> jax.Array:
-    """[E M, R] int32, places in a batch of this device: of streams, or of world-major rows."""
+  def shuffle(key: chex.PRNGKey, num_envs: int, num_steps: int) -> jax.Array:
+    """[E M, R] int32, places in a batch of this device: of streams, or of environment-major rows."""
     block = worlds_per_block(num_minibatches, num_steps, recurrent)
-    count = num_worlds // block
+    count = num_envs // block
     size = block if recurrent else block * num_steps
     places = jax.lax.axis_index(DEVICES) * count + jnp.arange(count)
     keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(places)
@@ -265,13 +265,13 @@ def make_update(
     key, shuffle_key = jax.random.split(jax.random.wrap_key_data(state.key))
     rate = learning_rate(state)
     batch = network.rows(state.params, sequence, delayed=delayed)
-    num_steps, num_worlds = batch.weight.shape
-    order = shuffle(shuffle_key, num_worlds, num_steps)
+    num_steps, num_envs = batch.weight.shape
+    order = shuffle(shuffle_key, num_envs, num_steps)
     rows = batch
     if not recurrent:
       # Time-major is how they lie already; so places are turned, and not the rows.
       rows = _flat(batch)
-      order = order % num_steps * num_worlds + order // num_steps
+      order = order % num_steps * num_envs + order // num_steps
 
     def step(carry, places):
       params, opt_state = carry
@@ -302,7 +302,7 @@ def make_update(
       key=jax.random.key_data(key),
       step=state.step + 1,
       environment_step=_advance(
-        state.environment_step, num_steps * num_worlds * jax.lax.axis_size(DEVICES)
+        state.environment_step, num_steps * num_envs * jax.lax.axis_size(DEVICES)
       ),
     )
     return state, dreamer_update.over_devices(metrics)

@@ -127,7 +127,7 @@ def _size(work: bench.Work) -> tuple[int, float]:
   gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
   jaxpr = jax.make_jaxpr(made.update, axis_env=[(dreamer_update.DEVICES, 1)])(state, sequence)
   horizon = work.agent.horizon_max
-  trips = (horizon, math.ceil(horizon / work.agent.rows_per_chunk))
+  trips = (horizon, math.ceil(horizon / work.agent.steps_per_chunk))
   always, *by_row = bench.matmul_flops(jaxpr.jaxpr)
   return gradients, always + sum(x * count for x, count in zip(by_row, trips, strict=True))
 

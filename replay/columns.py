@@ -143,7 +143,7 @@ class Columns:
       if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         raise ValueError(
           f'replay: table {table!r} stores {theirs or "nothing"} where the schema says '
-          f'{ours or "nothing"}; a changed world or agent needs an empty replay directory'
+          f'{ours or "nothing"}; a changed environment or agent needs an empty replay directory'
         )
 
 

@@ -1,4 +1,4 @@
-"""Worlds: `make` builds one by its name, or by the import path of a world of the user's own."""
+"""Environments: `make` builds one by its name, or by the import path of an environment of the user's own."""
 
 import contextlib
 import difflib
@@ -14,8 +14,8 @@ from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host
 from hephaestus.actors.environments.environment import Environment
 
-# A new world is known by its name once it has a line here; importing waits until it is asked for.
-WORLDS = {
+# A new environment is known by its name once it has a line here; importing waits until it is asked for.
+ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
@@ -24,7 +24,7 @@ WORLDS = {
 
 LISTING = '`hephaestus environments` lists them'
 
-# The worlds of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
+# The environments of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
 # `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
 FAMILIES = {
   'brax': 'hephaestus.actors.environments.brax',
@@ -33,7 +33,7 @@ FAMILIES = {
   'jumanji': 'hephaestus.actors.environments.jumanji',
 }
 
-# Worlds that are stepped on the host, FAMILY/NAME too. What there is, only their packages know: the
+# Environments that are stepped on the host, FAMILY/NAME too. What there is, only their packages know: the
 # module of such a family offers `make(name, **options)`, which refuses what it does not know.
 HOST_FAMILIES = {
   'dm_env': 'hephaestus.actors.environments.dm_env',
@@ -42,21 +42,21 @@ HOST_FAMILIES = {
 
 
 def make(name: str, /, **chosen: Any) -> Environment:
-  """Makes a world and checks that it keeps its promises.
+  """Makes an environment and checks that it keeps its promises.
 
-  A world in JAX is checked by shapes alone, one that is stepped on the host by a reset and a step.
+  An environment in JAX is checked by shapes alone, one that is stepped on the host by a reset and a step.
 
   Args:
-    name: a key of `WORLDS`, FAMILY/NAME for a world of `FAMILIES` or `HOST_FAMILIES`, or
-      'package.module:Class' for a world of the user's.
-    **chosen: options, given to the world's constructor.
+    name: a key of `ENVIRONMENTS`, FAMILY/NAME for an environment of `FAMILIES` or `HOST_FAMILIES`, or
+      'package.module:Class' for an environment of the user's.
+    **chosen: options, given to the environment's constructor.
 
   Returns:
-    The world, without auto-reset.
+    The environment, without auto-reset.
 
   Raises:
     ValueError: the name, an option or its value is not one that works, the family's package is not
-      installed, or the world contradicts its own specs; the message names the field and says what
+      installed, or the environment contradicts its own specs; the message names the field and says what
       would do.
   """
   family_name, slash, world_name = name.partition('/')
@@ -68,7 +68,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
       _check_option(name, option, value, known)
     environment = _family(name).make(world_name, **chosen)
   else:
-    constructor = _find(name, WORLDS.get(name, name))
+    constructor = _find(name, ENVIRONMENTS.get(name, name))
     _check_options(name, constructor, chosen)
     environment = constructor(**chosen)
   try:
@@ -80,7 +80,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
 
 
 def family(name: str) -> types.ModuleType:
-  """The module of a family of worlds.
+  """The module of a family of environments.
 
   Args:
     name: a key of `FAMILIES` or `HOST_FAMILIES`.
@@ -90,13 +90,15 @@ def family(name: str) -> types.ModuleType:
   """
   families = FAMILIES | HOST_FAMILIES
   if name not in families:
-    raise ValueError(f'no such family of worlds: {name!r}; {_choices(name, families)}; {LISTING}')
+    raise ValueError(
+      f'no such family of environments: {name!r}; {_choices(name, families)}; {LISTING}'
+    )
   try:
     with contextlib.redirect_stdout(sys.stderr):  # some packages greet, and some lament
       return importlib.import_module(families[name])
   except ModuleNotFoundError as error:
     raise ValueError(
-      f'the worlds of {name} need the package {error.name!r}, which is not installed; '
+      f'the environments of {name} need the package {error.name!r}, which is not installed; '
       '`uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
     ) from error
 
@@ -109,10 +111,10 @@ def _family(world: str) -> types.ModuleType:
 
 
 def options(name: str) -> dict[str, Any]:
-  """The options of a world and their defaults, those that have one; ValueError as of `make`."""
+  """The options of an environment and their defaults, those that have one; ValueError as of `make`."""
   family_name, slash, world_name = name.partition('/')
   if not slash:
-    parameters = inspect.signature(_find(name, WORLDS.get(name, name))).parameters.values()
+    parameters = inspect.signature(_find(name, ENVIRONMENTS.get(name, name))).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
   module = _family(name)
   if family_name in HOST_FAMILIES:
@@ -120,7 +122,7 @@ def options(name: str) -> dict[str, Any]:
   names = module.names()
   if world_name not in names:
     raise ValueError(
-      f'environment.name={name!r}: {family_name} has no world {world_name!r}; '
+      f'environment.name={name!r}: {family_name} has no environment {world_name!r}; '
       f'{_nearest(world_name, names)}{LISTING}'
     )
   return module.options(world_name)
@@ -130,11 +132,13 @@ def _find(name: str, path: str) -> Callable[..., Any]:
   module_name, colon, attribute = path.partition(':')
   if not (module_name and colon and attribute):
     raise ValueError(
-      f'environment.name={name!r}: no such world; {_choices(name, WORLDS)}; {LISTING}; '
-      "a world of your own is named by its import path, 'package.module:Class'"
+      f'environment.name={name!r}: no such environment; {_choices(name, ENVIRONMENTS)}; {LISTING}; '
+      "an environment of your own is named by its import path, 'package.module:Class'"
     )
   if _is_pythons_own(module_name):
-    raise ValueError(f"environment.name={name!r}: {module_name} is Python's own and has no world")
+    raise ValueError(
+      f"environment.name={name!r}: {module_name} is Python's own and has no environment"
+    )
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
@@ -153,7 +157,7 @@ def _find(name: str, path: str) -> Callable[..., Any]:
       f'{_choices(attribute, classes)}'
     )
   if _is_pythons_own(getattr(constructor, '__module__', None) or ''):
-    raise ValueError(f"environment.name={name!r}: {attribute} is Python's own and no world")
+    raise ValueError(f"environment.name={name!r}: {attribute} is Python's own and no environment")
   return constructor
 
 

@@ -1,4 +1,4 @@
-"""What makes a world of ours from another package's, which families of worlds are written with."""
+"""What makes an environment of ours from another package's, which families of environments are written with."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from hephaestus.actors.environments import environment
 
 
 class Adapter(environment.Environment):
-  """A world told by two pure functions, without limit of time; `wrappers.TimeLimit` gives it one.
+  """An environment told by two pure functions, without limit of time; `wrappers.TimeLimit` gives it one.
 
   Packages let a state change dtype or weak type between reset and step, which would trace a program
   twice. Here every leaf has the one dtype that holds both.
@@ -34,7 +34,7 @@ class Adapter(environment.Environment):
     Args:
       begin: of a key, a state and what is observed of it.
       advance: of a key, a state and an action, the next state, what is observed of it, the reward,
-        [] of any dtype, and [] bool, whether the world came to an end (not: whether time ran out).
+        [] of any dtype, and [] bool, whether the environment came to an end (not: whether time ran out).
       observation_spec: of what is observed, which is given the dtypes it says.
       action_spec: of the actions.
       frame: of a state, [H, W, 3] uint8; not traced.

@@ -1,4 +1,4 @@
-"""The worlds of brax, in which joints are to be moved, as `brax/NAME`."""
+"""The environments of brax, in which joints are to be moved, as `brax/NAME`."""
 
 import functools
 import inspect
@@ -15,12 +15,12 @@ BACKENDS = ('generalized', 'mjx', 'positional', 'spring')
 
 
 def names() -> list[str]:
-  """Of all registered worlds."""
+  """Of all registered environments."""
   return [name for name in envs._envs if name != 'fast']  # which is for tests of brax
 
 
 def options(name: str) -> dict[str, Any]:
-  """A world's options and their defaults: those of its class, and `max_steps`."""
+  """An environment's options and their defaults: those of its class, and `max_steps`."""
   parameters = inspect.signature(envs._envs[name]).parameters
   known = {key: p.default for key, p in parameters.items()}
   scalars = {key: value for key, value in known.items() if isinstance(value, (int, float, str))}
@@ -28,7 +28,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit:
-  """A world of brax, without its wrappers: they would reset it, and end it when time runs out.
+  """An environment of brax, without its wrappers: they would reset it, and end it when time runs out.
 
   Raises:
     ValueError: there is no such backend.

@@ -1,4 +1,4 @@
-"""Catch: a ball falls, a paddle should be under it. A small world, and the one to copy."""
+"""Catch: a ball falls, a paddle should be under it. A small environment, and the one to copy."""
 
 import dataclasses
 

@@ -24,12 +24,12 @@ PIXELS_PER_BLOCK = 16  # of a frame
 
 
 def names() -> list[str]:
-  """Of the four worlds."""
+  """Of the four environments."""
   return list(NAMES)
 
 
 def options(name: str) -> dict[str, Any]:
-  """A world's options and their defaults: its numbers, and `max_steps`."""
+  """An environment's options and their defaults: its numbers, and `max_steps`."""
   values = dataclasses.asdict(_construct(name).default_params)
   max_steps = values.pop('max_timesteps')
   return {
@@ -39,7 +39,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """A world of craftax that does not reset itself; its time runs out without terminating it."""
+  """An environment of craftax that does not reset itself; its time runs out without terminating it."""
   world = _construct(name)
   params = world.default_params.replace(**options)
   max_steps = params.max_timesteps if max_steps is None else max_steps

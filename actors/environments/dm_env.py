@@ -1,4 +1,4 @@
-"""Worlds of dm_env's: `dm_env/package.module:callable`, a callable that returns one."""
+"""Environments of dm_env's: `dm_env/package.module:callable`, a callable that returns one."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from hephaestus.actors.environments import host
 
 
 def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnvironment:
-  """Makes a world that speaks dm_env; its step types and discounts stay as they are.
+  """Makes an environment that speaks dm_env; its step types and discounts stay as they are.
 
   Args:
     path: 'package.module:callable' that returns a `dm_env.Environment`. If it takes a `seed`, each
@@ -44,7 +44,7 @@ def _seeds(make_one: Callable[..., Any]) -> bool:
 
 
 class _World(host.World):
-  """One world of dm_env's, which knows no seeds: with another seed comes another instance."""
+  """One environment of dm_env's, which knows no seeds: with another seed comes another instance."""
 
   def __init__(self, make_one: Callable[..., dm_env.Environment], is_seeded: bool):
     self._takes_seed = _seeds(make_one) and not is_seeded

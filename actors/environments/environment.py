@@ -1,4 +1,4 @@
-"""What a world is: `Environment`, the `TimeStep` it gives, and `check` of one against its specs."""
+"""What an environment is: `Environment`, the `TimeStep` it gives, and `check` of one against its specs."""
 
 import abc
 import functools
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-EnvState = Any  # a tree of arrays of fixed shapes, each world's own
+EnvState = Any  # a tree of arrays of fixed shapes, each environment's own
 Observation = Any  # an array, or a tree of arrays
 
 
 class TimeStep(NamedTuple):
-  """What arrives from a world at one step, with dm_env's meanings.
+  """What arrives from an environment at one step, with dm_env's meanings.
 
   Attributes:
     step_type: [] int32, a value of `dm_env.StepType`.
@@ -49,12 +49,12 @@ def transition(reward: chex.Numeric, observation: Observation) -> TimeStep:
 
 
 def termination(reward: chex.Numeric, observation: Observation) -> TimeStep:
-  """The last, because the world came to an end: nothing can be earned after it."""
+  """The last, because the environment came to an end: nothing can be earned after it."""
   return _timestep(dm_env.StepType.LAST, reward, 0.0, observation)
 
 
 def truncation(reward: chex.Numeric, observation: Observation) -> TimeStep:
-  """The last, because time ran out: the world would have gone on."""
+  """The last, because time ran out: the environment would have gone on."""
   return _timestep(dm_env.StepType.LAST, reward, 1.0, observation)
 
 
@@ -70,15 +70,15 @@ def _timestep(
 
 
 class Environment(abc.ABC):
-  """The rules of a world, as pure functions of one world's state.
+  """The rules of an environment, as pure functions of one environment's state.
 
-  `reset` and `step` are traced: they may be jitted, vmapped over worlds and scanned over time, and
-  all their arrays keep shape and dtype. A world draws chance only from the key it is given, keeps
+  `reset` and `step` are traced: they may be jitted, vmapped over environments and scanned over time, and
+  all their arrays keep shape and dtype. An environment draws chance only from the key it is given, keeps
   none in its state, and holds nothing of its own that changes. It does not reset itself: a step
   after LAST means nothing, and `wrappers.AutoReset` takes care of that.
 
   An observation that is a dict may hold 'action_mask', [A] bool, True where an action is legal; an
-  illegal action may do whatever the world likes. Of several choices at once it joins the masks.
+  illegal action may do whatever the environment likes. Of several choices at once it joins the masks.
   """
 
   @property
@@ -120,7 +120,7 @@ class Environment(abc.ABC):
     """Plays one action, and returns what it led to."""
 
   def scripted_action(self, state: EnvState) -> jax.Array | None:
-    """The action of a good policy that may look into the state; None if this world has none.
+    """The action of a good policy that may look into the state; None if this environment has none.
 
     Whether it is None does not depend on the state, so it can be asked while tracing.
     """
@@ -128,14 +128,14 @@ class Environment(abc.ABC):
     return None
 
   def render(self, state: EnvState) -> np.ndarray | None:
-    """One frame, [H, W, 3] uint8, not traced; None if this world shows none."""
+    """One frame, [H, W, 3] uint8, not traced; None if this environment shows none."""
     del state
     return None
 
   def draw(self, observation: Observation) -> np.ndarray | None:
-    """One frame of what is observed, [H, W, 3] uint8, not traced; None if this world has none.
+    """One frame of what is observed, [H, W, 3] uint8, not traced; None if this environment has none.
 
-    Without its mask, and it may be one that an agent expects: numbers between those of the world
+    Without its mask, and it may be one that an agent expects: numbers between those of the environment
     then show how sure it is.
     """
     del observation
@@ -215,7 +215,7 @@ def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
 
 
 def check(environment: Environment) -> None:
-  """Refuses a world that contradicts itself, by tracing its shapes; no array is made.
+  """Refuses an environment that contradicts itself, by tracing its shapes; no array is made.
 
   Raises:
     ValueError: naming the field where state or timestep change shape or dtype between reset and

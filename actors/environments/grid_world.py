@@ -38,7 +38,7 @@ TYPE_COLOURS = np.array(  # Okabe and Ito's, told apart by colour-blind eyes; th
 
 
 class State(flax.struct.PyTreeNode):
-  """One world, of S by S cells.
+  """One environment, of S by S cells.
 
   Attributes:
     position: [2] int32, the agent's row and column.

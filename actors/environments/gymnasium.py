@@ -1,4 +1,4 @@
-"""The worlds of gymnasium's registry: `gymnasium/CartPole-v1`."""
+"""The environments of gymnasium's registry: `gymnasium/CartPole-v1`."""
 
 import difflib
 import functools
@@ -19,7 +19,7 @@ OBSERVATION = 'observation'
 
 
 def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
-  """Makes a world of gymnasium's.
+  """Makes an environment of gymnasium's.
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
   one axis, or a Box with bounds. An `info['action_mask']` that reset gives is added to the
@@ -29,10 +29,10 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
   Args:
     id: as `gymnasium.make` knows it, such as 'CartPole-v1' or 'package:Name-v0'.
     max_steps: of an episode; None for what the registry says.
-    **options: given to the world's constructor.
+    **options: given to the environment's constructor.
 
   Raises:
-    ValueError: no such world, an option it does not take, or a space that cannot be used.
+    ValueError: no such environment, an option it does not take, or a space that cannot be used.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
   limit = {} if max_steps is None else {'max_episode_steps': -1}  # ours then, not gymnasium's
@@ -51,7 +51,7 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     world = functools.partial(_World, new, host.ACTION_MASK in info)
     return host.HostEnvironment(world, max_steps)
   except gymnasium_error.UnregisteredEnv as error:
-    raise ValueError(f'{name}: no such world; {_nearest(id)}') from error
+    raise ValueError(f'{name}: no such environment; {_nearest(id)}') from error
   except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: {first_line}') from error
@@ -68,7 +68,7 @@ def _nearest(id: str) -> str:
 
 
 class _World(host.World):
-  """One world of gymnasium's."""
+  """One environment of gymnasium's."""
 
   def __init__(self, new: Any, has_mask: bool):
     self._env = new()
@@ -127,7 +127,7 @@ class _World(host.World):
     try:
       frame: Any = self._env.render()
     except Exception as error:  # whatever a library raises that finds no display or no driver
-      logging.warning('No frames of this world: %s', error)
+      logging.warning('No frames of this environment: %s', error)
       return None
     return frame
 

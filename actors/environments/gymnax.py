@@ -1,4 +1,4 @@
-"""The worlds of gymnax: classic control, bsuite, MinAtar and a few more, as `gymnax/NAME`."""
+"""The environments of gymnax: classic control, bsuite, MinAtar and a few more, as `gymnax/NAME`."""
 
 import dataclasses
 import functools
@@ -18,19 +18,19 @@ TIME = 'max_steps_in_episode'  # as gymnax calls it
 
 
 def names() -> list[str]:
-  """Of all registered worlds."""
+  """Of all registered environments."""
   return list(gymnax.registered_envs)
 
 
 def options(name: str) -> dict[str, Any]:
-  """A world's options and their defaults: what its class takes, its parameters, `max_steps`."""
+  """An environment's options and their defaults: what its class takes, its parameters, `max_steps`."""
   world, params = _construct(name, {})
   values = _constructor_options(world) | dataclasses.asdict(params)
   return {'max_steps': int(values.pop(TIME)), **values}
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """A world of gymnax; its own limit of time is one of ours, and so cuts off without terminating.
+  """An environment of gymnax; its own limit of time is one of ours, and so cuts off without terminating.
 
   Where an observation is one of n numbers, it is one-hot here. MinAtar's planes are bits.
 
@@ -41,7 +41,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   world, params = _construct(name, {key: options.pop(key) for key in taken if key in options})
   limit = getattr(params, TIME)
   max_steps = int(limit) if max_steps is None else max_steps
-  # Gymnax says apart what ended and what was cut off, so its limit is only what some worlds show.
+  # Gymnax says apart what ended and what was cut off, so its limit is only what some environments show.
   params = params.replace(**options, **{TIME: type(limit)(max_steps)})
   space = world.observation_space(params)
   is_unit = _is_unit(space)

@@ -1,4 +1,4 @@
-"""Worlds that are no JAX program: each instance is stepped on the host, one at a time.
+"""Environments that are no JAX program: each instance is stepped on the host, one at a time.
 
 A new family of them implements `World`, and hands a function that makes one to `HostEnvironment`.
 """
@@ -22,13 +22,13 @@ from hephaestus.actors.environments.environment import (
 ACTION_MASK = 'action_mask'
 LONE = ''  # the name of an observation that is one array
 REFUSAL = (
-  'this world is stepped outside the compiled program, and cannot be compiled together with the '
+  'this environment is stepped outside the compiled program, and cannot be compiled together with the '
   'update; add --no-fused'
 )
 
 
 class World(abc.ABC):
-  """One instance of a world, in the words and the dtypes of its own library.
+  """One instance of an environment, in the words and the dtypes of its own library.
 
   Whoever uses it resets it before it is stepped and after LAST, from one thread at a time.
   """
@@ -56,7 +56,7 @@ class World(abc.ABC):
     """Plays one action, of the action spec's shape."""
 
   def render(self) -> np.ndarray | None:
-    """One frame, [H, W, 3] uint8; None if this world shows none."""
+    """One frame, [H, W, 3] uint8; None if this environment shows none."""
     return None
 
   def close(self) -> None:
@@ -65,7 +65,7 @@ class World(abc.ABC):
 
 
 class HostEnvironment(Environment):
-  """A world of which `World`s are the instances: what they have in common, and how to make one.
+  """An environment of which `World`s are the instances: what they have in common, and how to make one.
 
   It is an `Environment` to all who ask for its specs, its length and its frames. But it has no pure
   `reset` and `step`, and refuses whoever would compile them.
@@ -122,13 +122,13 @@ class HostEnvironment(Environment):
 
 
 class Instance:
-  """One world that goes on for ever, as `wrappers.AutoReset` lets a world in JAX go on.
+  """One environment that goes on for ever, as `wrappers.AutoReset` lets an environment in JAX go on.
 
   The step after LAST ignores the action and returns FIRST of a new episode. Numbers are numpy's.
   """
 
   def __init__(self, world: World, fields: dict[str, 'Field'], max_steps: int):
-    """Args: the world, how to read its observations, and where to cut its episodes off."""
+    """Args: the environment, how to read its observations, and where to cut its episodes off."""
     self._world = world
     self._fields = fields
     self._max_steps = max_steps
@@ -158,7 +158,7 @@ class Instance:
     return timestep
 
   def render(self) -> np.ndarray | None:
-    """One frame, [H, W, 3] uint8; None if this world shows none."""
+    """One frame, [H, W, 3] uint8; None if this environment shows none."""
     return self._world.render()
 
   def _read(self, timestep: dm_env.TimeStep) -> TimeStep:
@@ -276,7 +276,7 @@ def _action_spec(given: Any) -> specs.BoundedArray:
 
 
 def check(environment: HostEnvironment) -> None:
-  """Refuses a world that contradicts itself, by one reset and one step of an instance.
+  """Refuses an environment that contradicts itself, by one reset and one step of an instance.
 
   Raises:
     ValueError: naming the field whose shape, dtype or value is not what the specs say.

@@ -1,4 +1,4 @@
-"""The worlds of jumanji in which one agent chooses among few actions, as `jumanji/NAME`."""
+"""The environments of jumanji in which one agent chooses among few actions, as `jumanji/NAME`."""
 
 import functools
 import inspect
@@ -18,12 +18,12 @@ NO_LIMIT = int(np.iinfo(np.int32).max)
 
 
 def names() -> list[str]:
-  """Of all registered worlds; some of them are for several agents, and refused by `make`."""
+  """Of all registered environments; some of them are for several agents, and refused by `make`."""
   return sorted(jumanji.registered_environments())
 
 
 def options(name: str) -> dict[str, Any]:
-  """A world's options and their defaults: those numbers that its class takes, and `max_steps`."""
+  """An environment's options and their defaults: those numbers that its class takes, and `max_steps`."""
   world = _construct(name)
   parameters = inspect.signature(type(world)).parameters
   known = {key: p.default for key, p in parameters.items() if isinstance(p.default, (int, float))}
@@ -32,7 +32,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """A world of jumanji, whose observation is a dictionary of the fields it has there.
+  """An environment of jumanji, whose observation is a dictionary of the fields it has there.
 
   Several discrete choices become one among all their combinations, and so does their mask. Jumanji
   ends an episode with its time in the same way as with its goal, so it is given no end of time,
@@ -47,7 +47,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     world = _construct(name, **options, time_limit=NO_LIMIT)
   num_values = _num_values(name, world)
 
-  # A world there keeps a key in its state. Here the state has none, and a step is given its own.
+  # An environment there keeps a key in its state. Here the state has none, and a step is given its own.
   def begin(key):
     state, timestep = world.reset(key)
     return _with_key(state, None), observe(timestep.observation)
@@ -92,7 +92,7 @@ def _num_values(name: str, world: Any) -> tuple[int, ...]:
   spec = world.action_spec
   field = f"environment.name='jumanji/{name}'"
   if world.reward_spec.shape:
-    raise ValueError(f'{field}: it is for several agents; choose a world for one')
+    raise ValueError(f'{field}: it is for several agents; choose an environment for one')
   if not hasattr(spec, 'num_values'):
     raise ValueError(f'{field}: its actions, {spec}, are not discrete choices')
   num_values = tuple(int(n) for n in np.ravel(spec.num_values))
@@ -105,7 +105,7 @@ def _num_values(name: str, world: Any) -> tuple[int, ...]:
   if mask is not None and math.prod(mask.shape) != math.prod(num_values):
     raise ValueError(
       f'{field}: it is for several agents, with a mask {list(mask.shape)} for actions '
-      f'{list(num_values)}; choose a world for one'
+      f'{list(num_values)}; choose an environment for one'
     )
   return num_values
 

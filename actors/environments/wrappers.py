@@ -1,4 +1,4 @@
-"""What any world may need: auto-reset, a time limit, random actions, a scale, a trial of its numbers."""
+"""What any environment may need: auto-reset, a time limit, random actions, a scale, a trial of its numbers."""
 
 import dataclasses
 import functools
@@ -22,14 +22,14 @@ from hephaestus.actors.environments.environment import (
   num_choices,
 )
 
-_GROUP = 4  # worlds whose reset is costly are reset so many at a time
+_GROUP = 4  # environments whose reset is costly are reset so many at a time
 
 
 class AutoResetState(NamedTuple):
-  """A world's state, and whether its episode is over.
+  """An environment's state, and whether its episode is over.
 
   Attributes:
-    env_state: the state of the world within.
+    env_state: the state of the environment within.
     is_over: [] bool, True after LAST.
   """
 
@@ -42,8 +42,8 @@ class AutoReset(Environment):
   """Goes on for ever: the step after LAST ignores the action and returns FIRST of a new episode.
 
   So the last observation of an episode is an ordinary row, and nothing travels beside it. Under
-  vmap both branches are computed at every step, so a world's reset should be as cheap as a step;
-  one that says it is not is reset on CPUs in a loop over the worlds that need it.
+  vmap both branches are computed at every step, so an environment's reset should be as cheap as a step;
+  one that says it is not is reset on CPUs in a loop over the environments that need it.
   """
 
   environment: Environment
@@ -95,7 +95,7 @@ class AutoReset(Environment):
 
 
 def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
-  """`begin(key, is_over, stepped)`, which under vmap on a CPU is called for few worlds not over.
+  """`begin(key, is_over, stepped)`, which under vmap on a CPU is called for few environments not over.
 
   It gives the same, whatever the platform. An accelerator would wait for each turn of the loop.
   """
@@ -103,9 +103,9 @@ def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
   one = jax.custom_batching.custom_vmap(begin)
 
   @one.def_vmap
-  def each(num_worlds, is_batched, *arguments):
+  def each(num_envs, is_batched, *arguments):
     keys, are_over, stepped = jax.tree.map(
-      lambda batched, x: x if batched else jnp.broadcast_to(x, (num_worlds, *x.shape)),
+      lambda batched, x: x if batched else jnp.broadcast_to(x, (num_envs, *x.shape)),
       tuple(is_batched),
       arguments,
     )
@@ -113,10 +113,10 @@ def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
     return begun, jax.tree.map(lambda _: True, begun)
 
   def in_groups(keys, are_over, stepped):
-    num_worlds, bits = are_over.size, jax.random.key_data(keys)
-    size = min(num_worlds, _GROUP)
-    # The last group may share worlds with the one before it: by the same keys, so it is the same.
-    starts = np.minimum(np.arange(0, num_worlds, size), num_worlds - size)
+    num_envs, bits = are_over.size, jax.random.key_data(keys)
+    size = min(num_envs, _GROUP)
+    # The last group may share environments with the one before it: by the same keys, so it is the same.
+    starts = np.minimum(np.arange(0, num_envs, size), num_envs - size)
     is_needed = are_over[starts[:, None] + np.arange(size)].any(axis=1)
     needed_first = jnp.asarray(starts)[jnp.argsort(~is_needed)]
 
@@ -134,10 +134,10 @@ def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TimeLimitState(NamedTuple):
-  """A world's state, and how long its episode is.
+  """An environment's state, and how long its episode is.
 
   Attributes:
-    env_state: the state of the world within.
+    env_state: the state of the environment within.
     step_count: [] int32, steps since the reset.
   """
 
@@ -226,14 +226,14 @@ def _random_choice(
 
 
 def check_values(
-  environment: Environment, key: chex.PRNGKey, *, num_worlds: int = 4, num_steps: int = 64
+  environment: Environment, key: chex.PRNGKey, *, num_envs: int = 4, num_steps: int = 64
 ) -> None:
-  """Refuses a world whose numbers nothing can be learned from, by playing a little at random.
+  """Refuses an environment whose numbers nothing can be learned from, by playing a little at random.
 
   Args:
     environment: without auto-reset.
     key: of the play.
-    num_worlds: played side by side, in one compiled program.
+    num_envs: played side by side, in one compiled program.
     num_steps: of each; episodes that end go on with the next.
 
   Raises:
@@ -268,19 +268,19 @@ def check_values(
     _, are_fine = jax.lax.scan(step, (state, first.observation), step_keys)
     return is_fine(first), are_fine
 
-  first, later = jax.device_get(play(jax.random.split(key, num_worlds)))
+  first, later = jax.device_get(play(jax.random.split(key, num_envs)))
   for field in first:
     if not (first[field].all() and later[field].all()):
       needed = 'within [0, 1]' if field == 'discount' else 'finite'
-      raise ValueError(f'timestep.{field}: is not always {needed} when the world is played')
+      raise ValueError(f'timestep.{field}: is not always {needed} when the environment is played')
 
 
 class ReferenceReturns(NamedTuple):
-  """Mean undiscounted episode returns that give a world its scale.
+  """Mean undiscounted episode returns that give an environment its scale.
 
   Attributes:
     random: of uniformly random legal actions.
-    scripted: of the world's scripted policy.
+    scripted: of the environment's scripted policy.
   """
 
   random: float
@@ -288,7 +288,7 @@ class ReferenceReturns(NamedTuple):
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
-  """A return on the world's own scale: 0 is random play, 1 the scripted policy's.
+  """A return on the environment's own scale: 0 is random play, 1 the scripted policy's.
 
   score = (return − random) / (scripted − random)
   """
@@ -306,8 +306,8 @@ def reference_returns(
     seed: the same seed gives the same numbers.
 
   Returns:
-    None if the world has no scripted policy, or one no better than random: then it has no scale.
-    Nor has a world that is stepped on the host.
+    None if the environment has no scripted policy, or one no better than random: then it has no scale.
+    Nor has an environment that is stepped on the host.
 
   Raises:
     ValueError: an episode went on beyond `max_steps`.
@@ -319,7 +319,7 @@ def reference_returns(
   if jax.eval_shape(environment.scripted_action, env_state) is None:
     return None
 
-  # Both at once, since to compile a world takes longer than to play so many of it.
+  # Both at once, since to compile an environment takes longer than to play so many of it.
   returns, are_over = jax.jit(_episode_returns, static_argnums=(1, 2))(
     key, environment, num_episodes
   )

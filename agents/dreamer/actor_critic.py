@@ -3,7 +3,7 @@
     score_i = MLP([f_i, novelty_i])      w = softmax(score)      context = sum_i w_i f_i
     actor([f_t, context_t])              critic([f_t, context_t])
 
-In a world with a map, all three also read it as seen from the agent: see `sight`. The window of the
+In an environment with a map, all three also read it as seen from the agent: see `sight`. The window of the
 last W features is pooled in acting, in dreams and in replay alike; rows before an episode's FIRST
 are left out. With W = 1 there is nothing to look back on: no score, and a context of no numbers.
 """

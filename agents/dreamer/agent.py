@@ -68,12 +68,12 @@ def make_dreamer(
     }
     return {room: {name: params[room][name] for name in names} for room, names in read.items()}
 
-  def initial_policy_state(num_worlds: int) -> PolicyState:
+  def initial_policy_state(num_envs: int) -> PolicyState:
     return PolicyState(
-      recurrent=model.initial(num_worlds),
-      features=jnp.zeros((num_worlds, config.window, model.feature_size), model.dtype),
-      novelty=jnp.zeros((num_worlds, config.window), jnp.float32),
-      episode=jnp.full((num_worlds, config.window), -1, jnp.int32),
+      recurrent=model.initial(num_envs),
+      features=jnp.zeros((num_envs, config.window, model.feature_size), model.dtype),
+      novelty=jnp.zeros((num_envs, config.window), jnp.float32),
+      episode=jnp.full((num_envs, config.window), -1, jnp.int32),
     )
 
   def act(
@@ -85,12 +85,12 @@ def make_dreamer(
     greedy: bool,
     explain: bool = False,
   ) -> tuple[PolicyState, experience.Decision]:
-    num_worlds = timestep.step_type.shape[0]
+    num_envs = timestep.step_type.shape[0]
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == world_model.FIRST
     embedded = model.embed(params['world_model'], timestep.observation)
     seen = model.look(timestep.observation)
-    noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_worlds))
+    noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_envs))
     latent, members, _ = model.observe(
       params['world_model'], state.recurrent, embedded, seen, first, None if greedy else noise
     )
@@ -106,7 +106,7 @@ def make_dreamer(
 
     mask = networks.action_mask(timestep.observation)
     chances = policy.policy(params['actor_critic'], latent.features, context, mask)
-    noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_worlds))
+    noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, and its likelihood that of what is played.
     action, choice = policy.sample(chances, jnp.zeros_like(noise) if greedy else noise)
     recurrent = world_model.Recurrent(latent, model.encode_action(action))

@@ -17,7 +17,7 @@ class DreamerConfig:
 
   # World model.
   deterministic_size: int = 1024
-  memory_rows: int = 64  # longest time constant of its units, before they have learned
+  memory_steps: int = 64  # longest time constant of its units, before they have learned
   latent: str = 'gaussian'
   stochastic_size: int = 32
   classes: int = 32  # of each latent; read by the categorical latent only
@@ -38,8 +38,8 @@ class DreamerConfig:
   # Dreams.
   horizon_max: int = 64
   horizon_min: int = 8
-  dream_rows: int | None = None  # rows of each sequence to dream from; None: all of them
-  rows_per_chunk: int = 8  # dreamt rows whose gradient is taken at once
+  starts_per_sequence: int | None = None  # rows of each sequence to dream from; None: all of them
+  steps_per_chunk: int = 8  # dreamt rows whose gradient is taken at once
 
   # Actor and critic.
   policy_layers: int = 2
@@ -85,10 +85,10 @@ class DreamerConfig:
     )
     for name in (
       'deterministic_size', 'stochastic_size', 'classes', 'hidden_size', 'encoder_layers',
-      'ensemble_size', 'horizon_min', 'rows_per_chunk', 'policy_layers', 'window',
+      'ensemble_size', 'horizon_min', 'steps_per_chunk', 'policy_layers', 'window',
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
-    check(self.memory_rows >= 2, 'memory_rows', 'must be at least 2')
+    check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
@@ -103,13 +103,13 @@ class DreamerConfig:
       f'must be at least agent.horizon_min={self.horizon_min}',
     )
     check(
-      self.horizon_max % self.rows_per_chunk == 0,
-      'rows_per_chunk',
+      self.horizon_max % self.steps_per_chunk == 0,
+      'steps_per_chunk',
       f'must divide agent.horizon_max={self.horizon_max}',
     )
     check(
-      self.dream_rows is None or self.dream_rows >= 1,
-      'dream_rows',
+      self.starts_per_sequence is None or self.starts_per_sequence >= 1,
+      'starts_per_sequence',
       'must be at least 1, or None for all rows',
     )
 
@@ -137,8 +137,8 @@ SIZES = {
     bin_limit=6.0,
     horizon_max=12,
     horizon_min=4,
-    dream_rows=8,
-    rows_per_chunk=4,
+    starts_per_sequence=8,
+    steps_per_chunk=4,
     policy_layers=1,
     entropy_scale=0.01,
     return_floor=0.3,
@@ -154,10 +154,10 @@ SIZES = {
     classes=4,
     horizon_max=15,
     horizon_min=15,
-    rows_per_chunk=15,
+    steps_per_chunk=15,
     compute_dtype='float32',
   ),
   # One GPU, as the headline is stated; the presets of accelerators have a categorical latent.
-  'full': DreamerConfig(dream_rows=16),
+  'full': DreamerConfig(starts_per_sequence=16),
 }
 """Sizes that have a name."""

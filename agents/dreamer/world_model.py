@@ -42,12 +42,12 @@ UNROLL = 2
 
 
 class Latent(NamedTuple):
-  """What the model believes about the world at one row, and the map it sees there.
+  """What the model believes about the environment at one row, and the map it sees there.
 
   Attributes:
     deterministic: [..., H] in the compute dtype.
     stochastic: [..., Z] in the compute dtype.
-    seen: [..., S] in the compute dtype, real or decoded; S is 0 in a world without map.
+    seen: [..., S] in the compute dtype, real or decoded; S is 0 in an environment without map.
   """
 
   deterministic: jax.Array
@@ -96,12 +96,12 @@ class NormalisedGRU(nn.Module):
 
   Attributes:
     size: of the state.
-    memory_rows: see `gated`.
+    memory_steps: see `gated`.
     dtype: of the computation.
   """
 
   size: int
-  memory_rows: int
+  memory_steps: int
   dtype: Any
 
   @nn.compact
@@ -110,7 +110,7 @@ class NormalisedGRU(nn.Module):
     joined = jnp.concatenate([inputs, state], axis=-1).astype(self.dtype)
     gates = networks.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
     gates = networks.LayerNorm(dtype=self.dtype)(gates)
-    return gated(gates, state.astype(self.dtype), self.memory_rows)
+    return gated(gates, state.astype(self.dtype), self.memory_steps)
 
 
 class Change(nn.Module):
@@ -133,16 +133,16 @@ class Change(nn.Module):
     return dense(self.levels, kernel_init=nn.initializers.zeros)(nn.silu(hidden))
 
 
-def gated(gates: jax.Array, state: jax.Array, memory_rows: int) -> jax.Array:
+def gated(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
   """[..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
 
   Units forget at rates of their own: with gates of 0 the first one's time constant is 2 rows, the
-  last one's `memory_rows`, those between in a geometric row. Something of what was seen long ago is
+  last one's `memory_steps`, those between in a geometric row. Something of what was seen long ago is
   then left to learn from. Tallec & Ollivier (2018), "Can recurrent neural networks warp time?".
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
   candidate = jnp.tanh(networks.sigmoid(reset) * candidate)
-  rows = np.geomspace(2, memory_rows, state.shape[-1])
+  rows = np.geomspace(2, memory_steps, state.shape[-1])
   update = networks.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
   return update * candidate + (1 - update) * state
 
@@ -216,7 +216,7 @@ class WorldModel:
     modules: dict[str, nn.Module] = {
       'encoder': self._mlp(None, config.encoder_layers, raw=True),
       'posterior': self._mlp(belief),
-      'transition': NormalisedGRU(config.deterministic_size, config.memory_rows, self.dtype),
+      'transition': NormalisedGRU(config.deterministic_size, config.memory_steps, self.dtype),
       'prior': self._mlp(belief),
       'decoder': self._mlp(int(decoded_size), config.encoder_layers),
       'reward': self._mlp(config.num_bins, output_scale=0.0),
@@ -340,7 +340,7 @@ class WorldModel:
 
     def step(gates, scale, bias):
       gates = networks.normalise(gates, scale, bias, centred=True).astype(self.dtype)
-      return gated(gates, state, self.config.memory_rows)
+      return gated(gates, state, self.config.memory_steps)
 
     gates = gates.reshape(len(gates), self.config.ensemble_size, -1)
     return jax.vmap(step, in_axes=(1, 0, 0))(gates, norm['scale'], norm['bias'])
@@ -493,7 +493,7 @@ class WorldModel:
     return jax.nn.sigmoid(self._apply(params, 'continue', belief)[..., 0].astype(jnp.float32))
 
   def action_mask(self, params: Tree, belief: jax.Array) -> jax.Array:
-    """[..., H + Z] to [..., A] bool, the actions believed legal; all in a world without mask."""
+    """[..., H + Z] to [..., A] bool, the actions believed legal; all in an environment without mask."""
     if not self.has_mask:
       return jnp.ones((*belief.shape[:-1], self.action_size), bool)
     return self._apply(params, 'mask', belief) > 0

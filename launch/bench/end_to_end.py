@@ -212,5 +212,5 @@ def _alone(
     parts.unroll.init(worlds_key),
     seconds,
   )
-  steps = config.actor.num_worlds * config.steps_per_sequence
+  steps = config.actor.num_envs * config.steps_per_sequence
   return figures[f'learner/alone/boredom_{boredom:g}/updates'], steps / duration

@@ -1,4 +1,4 @@
-"""How fast worlds are on this machine, beside what limits them; `learner.bench` has the update."""
+"""How fast environments are on this machine, beside what limits them; `learner.bench` has the update."""
 
 import contextlib
 import functools
@@ -19,50 +19,50 @@ from hephaestus.learner import bench
 
 MakeWorld = Callable[[], environment_lib.Environment]
 
-_STEPS_PER_ROUND = 1 << 16  # of all worlds together, though each takes 16 to 256
+_STEPS_PER_ROUND = 1 << 16  # of all environments together, though each takes 16 to 256
 _STEPS_APART = (
   1 << 20
-)  # of all worlds together, at most, until their episodes end at different times
+)  # of all environments together, at most, until their episodes end at different times
 _COPIED_BYTES = 1 << 27  # more than caches hold
 
 
 def environments(
   worlds: Mapping[str, MakeWorld],
-  num_worlds: Sequence[int],
+  num_envs: Sequence[int],
   seconds: float,
   *,
   of_actors: Mapping[str, str],
 ) -> list[bench.Figure]:
-  """Steps worlds under vmap, with auto-reset and uniformly random legal actions.
+  """Steps environments under vmap, with auto-reset and uniformly random legal actions.
 
-  On a CPU the worlds are shared out to as many processes as there are cores, all at work at the same
-  time and each like an actor of a run; an accelerator has all worlds in one.
+  On a CPU the environments are shared out to as many processes as there are cores, all at work at the same
+  time and each like an actor of a run; an accelerator has all environments in one.
 
   The limit is the rate at which observations could be written if they were only copied: the
   bandwidth of copying on the device, measured here too, over the bytes of one observation.
 
   Args:
-    worlds: by their names, what makes one without auto-reset; other processes call it, too.
-    num_worlds: to step side by side, one measurement for each.
+    environments: by their names, what makes one without auto-reset; other processes call it, too.
+    num_envs: to step side by side, one measurement for each.
     seconds: of each measurement, after a warm-up.
     of_actors: environment variables of an actor.
 
   Returns:
-    For each world and number the steps per second of all processes together, how many these are, and
+    For each environment and number the steps per second of all processes together, how many these are, and
     the most seconds that one takes to trace and compile; and the bandwidth of copying.
 
   Raises:
-    ValueError: no number of worlds, one below 1, no time, or a world that cannot be made.
+    ValueError: no number of environments, one below 1, no time, or an environment that cannot be made.
   """
-  if not num_worlds or min(num_worlds) < 1:
-    raise ValueError(f'--worlds {" ".join(map(str, num_worlds))}: each must be at least 1')
+  if not num_envs or min(num_envs) < 1:
+    raise ValueError(f'--environments {" ".join(map(str, num_envs))}: each must be at least 1')
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
   made = {name: make() for name, make in worlds.items()}
   figure = functools.partial(bench.Figure, machine=bench.machine())
   figures = []
   with contextlib.ExitStack() as stack:
-    processes = _processes(stack, max(num_worlds), of_actors)
+    processes = _processes(stack, max(num_envs), of_actors)
     bandwidth = sum(_together(processes, _copy_rate, [(seconds,)] * len(processes)))
     for name, world in made.items():
       size = sum(
@@ -70,7 +70,7 @@ def environments(
         for spec in jax.tree.leaves(world.observation_spec)
       )
       limit = bandwidth / size
-      for n in num_worlds:
+      for n in num_envs:
         count = min(n, len(processes))
         shares = [len(share) for share in np.array_split(np.arange(n), count)]
         arguments = [(worlds[name], share, n, seed) for seed, share in enumerate(shares)]
@@ -115,12 +115,12 @@ def _together(
 
 
 class _Share(NamedTuple):
-  """Of the worlds, what one process has, ready to go on.
+  """Of the environments, what one process has, ready to go on.
 
   Attributes:
-    unroll: compiled, (key, worlds) -> (key, worlds).
-    state: key and worlds.
-    num_steps: of all its worlds in one call.
+    unroll: compiled, (key, environments) -> (key, environments).
+    state: key and environments.
+    num_steps: of all its environments in one call.
   """
 
   unroll: Callable[..., Any]
@@ -131,13 +131,13 @@ class _Share(NamedTuple):
 _share: _Share | None = None  # of this process
 
 
-def _prepare(make: MakeWorld, size: int, num_worlds: int, seed: int) -> float:
-  """Compiles the steps of a share and starts its worlds; the seconds to trace and compile.
+def _prepare(make: MakeWorld, size: int, num_envs: int, seed: int) -> float:
+  """Compiles the steps of a share and starts its environments; the seconds to trace and compile.
 
   Args:
-    make: the world.
+    make: the environment.
     size: of the share.
-    num_worlds: of all shares.
+    num_envs: of all shares.
     seed: of the share, another for each.
   """
   global _share
@@ -151,7 +151,7 @@ def _prepare(make: MakeWorld, size: int, num_worlds: int, seed: int) -> float:
     )
     return jax.vmap(environment.step)(jax.random.split(step_key, size), env_state, action), None
 
-  num_steps = min(max(_STEPS_PER_ROUND // num_worlds, 16), 256)
+  num_steps = min(max(_STEPS_PER_ROUND // num_envs, 16), 256)
 
   def unroll(key, carry):
     # The observation is carried, so every step must write it.
@@ -159,7 +159,7 @@ def _prepare(make: MakeWorld, size: int, num_worlds: int, seed: int) -> float:
     return key, jax.lax.scan(step, carry, jax.random.split(steps_key, num_steps))[0]
 
   # Episodes that began together would also end together, in a round that a median leaves out.
-  num_apart = max(1, min(environment.max_steps, _STEPS_APART // num_worlds))
+  num_apart = max(1, min(environment.max_steps, _STEPS_APART // num_envs))
 
   def draw_apart(key, carry):
     when_key, steps_key = jax.random.split(key)
@@ -175,7 +175,7 @@ def _prepare(make: MakeWorld, size: int, num_worlds: int, seed: int) -> float:
 
   key, reset_key, apart_key = jax.random.split(jax.random.key(seed), 3)
   reset, reset_keys = jax.vmap(environment.reset), jax.random.split(reset_key, size)
-  # Before anything else traces the world, since what is traced once is not traced again.
+  # Before anything else traces the environment, since what is traced once is not traced again.
   began = time.perf_counter()
   shapes = jax.eval_shape(reset, reset_keys)
   compiled = jax.jit(unroll, donate_argnums=(0, 1)).lower(key, shapes).compile()

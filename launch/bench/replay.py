@@ -17,7 +17,7 @@ from hephaestus.learner import bench
 from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import parameters, reader, tables, writer
 
-_GROUP = 16  # sequences that a writer is given at once, as by an actor of so many worlds
+_GROUP = 16  # sequences that a writer is given at once, as by an actor of so many environments
 _LEAVES = 100  # arrays that parameters are made of
 _COPIED_BYTES = 1 << 27  # more than caches hold
 _PATIENCE = 120.0  # seconds for a process to begin, or a batch to come

@@ -1,4 +1,4 @@
-"""What worlds there are: ours and those of other packages, and what one of them is like."""
+"""What environments there are: ours and those of other packages, and what one of them is like."""
 
 import importlib.util
 from typing import Any
@@ -18,19 +18,19 @@ def look_up(name: str | None = None) -> dict[str, Any]:
   """What there is under a name.
 
   Args:
-    name: a world, as `environments.make` takes it, or a family; None for everything, where worlds
+    name: an environment, as `environments.make` takes it, or a family; None for everything, where environments
       of families are only named, since making them takes long.
 
   Returns:
-    'worlds', by name: what `describe` says; or 'refused', why it cannot be played. Without a name
-    also 'families', by name: 'installed', and 'worlds', the names, or None where not installed.
+    'environments', by name: what `describe` says; or 'refused', why it cannot be played. Without a name
+    also 'families', by name: 'installed', and 'environments', the names, or None where not installed.
 
   Raises:
     ValueError: there is nothing of that name, or its package is not installed.
   """
   if name is None:
     return {
-      'worlds': {world: describe(world) for world in sorted(environments.WORLDS)},
+      'worlds': {world: describe(world) for world in sorted(environments.ENVIRONMENTS)},
       'families': {family: _family(family) for family in sorted(environments.FAMILIES)},
     }
   if name not in environments.FAMILIES:
@@ -51,7 +51,7 @@ def _family(name: str) -> dict[str, Any]:
 
 
 def describe(name: str) -> dict[str, Any]:
-  """A world's 'observation', 'actions', 'mask', 'max_steps' and 'options' with their defaults.
+  """An environment's 'observation', 'actions', 'mask', 'max_steps' and 'options' with their defaults.
 
   Raises:
     ValueError: as of `environments.make`.
@@ -113,5 +113,7 @@ def _show_families(families: dict[str, Any]) -> None:
     worlds = ', '.join(family['worlds'] or ['(uv sync --extra envs)'])
     view.add_row(name, 'yes' if family['installed'] else 'no', worlds)
   rich.print(view)
-  print('A world is FAMILY/NAME, such as gymnax/CartPole-v1. `hephaestus environments FAMILY` and')
+  print(
+    'An environment is FAMILY/NAME, such as gymnax/CartPole-v1. `hephaestus environments FAMILY` and'
+  )
   print('`hephaestus environments FAMILY/NAME` tell more.')

@@ -15,7 +15,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from hephaestus.actors import films
+from hephaestus.actors import videos
 from hephaestus.agents import experience, networks
 from hephaestus.launch.inspect import live
 from hephaestus.launch.run import metrics
@@ -54,13 +54,13 @@ class Stored(NamedTuple):
       'shared': share of it that every other stratum holds as well}}}. Ages are in updates before
       the newest version that acted, and in environment steps collected since.
     samples: of each stratum, evenly from the oldest to the newest.
-    draw: of the run's world: see `Environment.draw`.
+    draw: of the run's environment: see `Environment.draw`.
   """
 
   violations: list[str]
   summary: dict[str, Any]
   samples: list[Sample]
-  draw: films.Draw
+  draw: videos.Draw
 
 
 def read(target: str, num_samples: int = 0) -> Stored:
@@ -117,9 +117,9 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
       restarts = [row['time'] for row in live.starts_of_replay(folder, name)]
       readings.append(_Reading(copy, schema, num_samples, restarts, stop))
   # An actor's sequences go to the shards in turn, so that what follows in one is not the next.
-  num_worlds = config.actor.num_worlds if num_shards == 1 else None
+  num_envs = config.actor.num_envs if num_shards == 1 else None
   draw = parts.environment.draw
-  return _result(readings, list(here), num_worlds, config.steps_per_sequence, draw)
+  return _result(readings, list(here), num_envs, config.steps_per_sequence, draw)
 
 
 class _Reading:
@@ -192,19 +192,19 @@ class _Reading:
 def _result(
   readings: list[_Reading],
   names: list[str],
-  num_worlds: int | None,
+  num_envs: int | None,
   steps_per_sequence: int,
-  draw: films.Draw,
+  draw: videos.Draw,
 ) -> Stored:
   """What all shards hold together.
 
   Args:
     readings: of each shard.
     names: of their nodes.
-    num_worlds: whose sequences take turns in a stream of one writer; None where no sequence is
+    num_envs: whose sequences take turns in a stream of one writer; None where no sequence is
       known to follow another, and only episodes that lie in one have a return.
-    steps_per_sequence: of a world.
-    draw: of the run's world.
+    steps_per_sequence: of an environment.
+    draw: of the run's environment.
   """
   several = len(readings) > 1
   violations = [
@@ -223,7 +223,7 @@ def _result(
     kept = [pair for reading in readings for pair in reading.kept.get(name, ())]
     count = sum(len(reading.items.get(name, ())) for reading in readings)
     versions = np.array([int(sequence.version) for _, sequence in kept], np.int64)
-    streams = [[row] for _, row in kept] if num_worlds is None else _worlds(kept, num_worlds)
+    streams = [[row] for _, row in kept] if num_envs is None else _worlds(kept, num_envs)
     returns = [value for stream in streams for value in experience.episode_returns(stream)]
     chunks, shared = _chunks(readings, name), _chunks(readings, name)
     others = [other for other in readings[0].strata if other != name]
@@ -269,20 +269,20 @@ def _place(table: str, key: int | None = None, row: int | None = None) -> str:
 
 
 def _worlds(
-  kept: list[tuple[contents_lib.Item, experience.Sequence]], num_worlds: int
+  kept: list[tuple[contents_lib.Item, experience.Sequence]], num_envs: int
 ) -> Iterator[list[experience.Sequence]]:
-  """Sequences of one world that follow each other without a gap.
+  """Sequences of one environment that follow each other without a gap.
 
-  An actor writes those of its worlds in turns, so the next one of a world is `num_worlds` further.
+  An actor writes those of its environments in turns, so the next one of an environment is `num_envs` further.
   """
   places = {(item.writer, item.position): sequence for item, sequence in kept}
   for writer, position in sorted(places):
-    if (writer, position - num_worlds) in places:
+    if (writer, position - num_envs) in places:
       continue
     stream = []
     while (writer, position) in places:
       stream.append(places[writer, position])
-      position += num_worlds
+      position += num_envs
     yield stream
 
 
@@ -389,19 +389,19 @@ def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
   ]
 
 
-def write_films(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
-  """A GIF of each sample's observations, as `films.drawing` shows them; returns the films.
+def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
+  """A GIF of each sample's observations, as `videos.drawing` shows them; returns the videos.
 
-  The state, by which a world draws itself, is not stored, so it may show less than it does in play.
+  The state, by which an environment draws itself, is not stored, so it may show less than it does in play.
   """
   made = []
   numbers: collections.Counter[str] = collections.Counter()
   for sample in stored.samples:
     observation = networks.without_mask(sample.sequence.observation)
-    show = films.drawing(stored.draw, observation)
+    show = videos.drawing(stored.draw, observation)
     rows = range(len(sample.sequence.step_type))
     numbers[sample.table] += 1
     path = folder / f'{sample.table}-{numbers[sample.table]}.gif'
-    films.write([show(jax.tree.map(lambda x, row=row: x[row], observation)) for row in rows], path)
+    videos.write([show(jax.tree.map(lambda x, row=row: x[row], observation)) for row in rows], path)
     made.append(path)
   return made

@@ -1,4 +1,4 @@
-"""Learning curves of runs with their spread over seeds, and a table for each world."""
+"""Learning curves of runs with their spread over seeds, and a table for each environment."""
 
 import collections
 import json
@@ -25,7 +25,7 @@ Y_AXES = {
 INDIFFERENT = (
   'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
-  'actor.log_period', 'evaluator.period', 'evaluator.film_period',
+  'actor.log_period', 'evaluator.period', 'evaluator.video_period',
 )  # fmt: skip
 # PPO anneals its rate towards it.
 INDIFFERENT_OF_DREAMER = ('max_environment_steps',)
@@ -62,7 +62,7 @@ class Curve(NamedTuple):
   """Runs that are seeds of one thing.
 
   Attributes:
-    label: what tells it from the other curves of its world.
+    label: what tells it from the other curves of its environment.
     runs: at least one.
     series: of each run.
   """
@@ -101,12 +101,12 @@ class World(NamedTuple):
   """What one picture and one table show.
 
   Attributes:
-    name: of the world.
+    name: of the environment.
     metric: whose curves they are.
     node: that measured it.
     x: name of the axis, one of history.X_AXES.
     curves: those with a label of the user's first, then in the order in which the runs were given.
-    colours: of each curve its place among all groups of runs of the world, with or without a curve.
+    colours: of each curve its place among all groups of runs of the environment, with or without a curve.
     notes: what a reader should know of them.
   """
 
@@ -125,8 +125,8 @@ class Report(NamedTuple):
   Attributes:
     markdown: all tables.
     left_out: why some of the runs are not in it, a line for each.
-    worlds: what the tables are made of.
-    tables: Markdown, of each world.
+    environments: what the tables are made of.
+    tables: Markdown, of each environment.
     runs: folder and label, if it was given one, of each run that could be read.
   """
 
@@ -155,7 +155,7 @@ def make(
   Args:
     folders: of runs; those that differ in nothing but their seed become one curve.
     labelled: a curve's label and the folders of its runs; these are not grouped with others.
-    metric: a key of the rows; None: the evaluator's score where all runs of a world have it, else
+    metric: a key of the rows; None: the evaluator's score where all runs of an environment have it, else
       the return of an episode.
     node: whose rows, one of history.NODES; None: the first that has the metric.
     x: one of history.X_AXES.
@@ -295,7 +295,7 @@ def _make_world(
   x: str,
   left_out: list[str],
 ) -> World:
-  """All of one world; adds to `left_out` the runs that say nothing of the metric."""
+  """All of one environment; adds to `left_out` the runs that say nothing of the metric."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
   found = [(label, run, series(run, node, metric, x)) for label, run in members]
@@ -395,7 +395,7 @@ def grouped(
   """Runs that are seeds of one curve, with its label, in the order in which they come.
 
   Args:
-    found: the runs of a world, each with a label of the user's, if any, and what belongs to it.
+    found: the runs of an environment, each with a label of the user's, if any, and what belongs to it.
 
   Raises:
     ValueError: a label that was given is that of another curve, too.
@@ -457,7 +457,7 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   Args:
     curve: to tell of.
     x: one of history.X_AXES.
-    keys: in which it differs from others of its world and agent.
+    keys: in which it differs from others of its environment and agent.
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
   text = [f'`{curve.label}`: {runs}']
@@ -598,7 +598,7 @@ def _table(world: World, *, picture: bool) -> str:
 
 
 def file_name(world: str) -> str:
-  """A world's name as that of a file, without its suffix."""
+  """An environment's name as that of a file, without its suffix."""
   return world.replace('/', '-').replace(':', '-')
 
 

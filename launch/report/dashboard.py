@@ -21,7 +21,7 @@ from hephaestus.launch.report import history, panels
 from hephaestus.launch.run import local, metrics
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
-MOST_FILMS = 6  # of a run, the newest; a page may still play one that was, a moment ago
+MOST_VIDEOS = 6  # of a run, the newest; a page may still play one that was, a moment ago
 READ_SECONDS = 0.04  # of an answer; what is still to be read is told, and asked for again
 LOOK_SECONDS = 0.9  # between two looks at a replay server, however many pages are open
 DIGITS = 5  # of a number that is drawn
@@ -44,19 +44,19 @@ class Dashboard:
     left_out: why some of the folders are not shown, a line for each.
   """
 
-  def __init__(self, folders: Sequence[pathlib.Path], films: pathlib.Path):
+  def __init__(self, folders: Sequence[pathlib.Path], videos: pathlib.Path):
     """Reads configs only.
 
     Args:
       folders: of runs, which may be going on; those that are seeds of one thing become one curve.
-      films: an empty folder for films in a form that browsers play.
+      videos: an empty folder for videos in a form that browsers play.
 
     Raises:
       ValueError: none of them is one of a run.
     """
     self.left_out: list[str] = []
-    self._films = films
-    self._lock, self._filming = threading.Lock(), threading.Lock()
+    self._videos = videos
+    self._lock, self._videoing = threading.Lock(), threading.Lock()
     self._histories: list[history.History] = []
     for folder in dict((folder.resolve(), folder) for folder in folders).values():
       try:
@@ -119,23 +119,23 @@ class Dashboard:
     """
     return self._looks[index].newest()
 
-  def film(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
-    """A film of a run as a file that browsers play, and its media type; None without it.
+  def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
+    """A video of a run as a file that browsers play, and its media type; None without it.
 
     Args:
       index: of a run.
       name: of a file in its videos/.
     """
     found = {
-      path.name: (written, path) for written, path in panels.films(self._histories[index].folder)
+      path.name: (written, path) for written, path in panels.videos(self._histories[index].folder)
     }
     if name not in found:
       return None
     written, path = found[name]
     if path.suffix != '.gif':
       return path, MEDIA_TYPES[path.suffix]
-    with self._filming:  # two pages must not write the same file
-      made = self._films / f'{index}-{path.stem}-{written}.mp4'
+    with self._videoing:  # two pages must not write the same file
+      made = self._videos / f'{index}-{path.stem}-{written}.mp4'
       if not made.exists():
         panels.to_mp4(path, made)
     return made, MEDIA_TYPES['.mp4']
@@ -204,11 +204,11 @@ class _Looks:
 
 
 def _of_run(run: history.History) -> dict[str, Any]:
-  """How a run is, where its time goes, and its films."""
-  shown = panels.films(run.folder)[:MOST_FILMS]
+  """How a run is, where its time goes, and its videos."""
+  shown = panels.videos(run.folder)[:MOST_VIDEOS]
   return panels.state(run) | {
     'times': panels.times(run),
-    'films': [
+    'videos': [
       {
         'name': path.name,
         'written': written,  # moves while it is being written
@@ -277,11 +277,11 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     index = place(request, request.path_params['run'])
     return responses.JSONResponse(dashboard.replay(index))
 
-  def film(request: requests.Request) -> responses.Response:
+  def video(request: requests.Request) -> responses.Response:
     index = place(request, request.path_params['run'])
     name = request.path_params['name']
     try:
-      found = dashboard.film(index, name)
+      found = dashboard.video(index, name)
     except Exception as error:  # of decoders, which raise whatever they like
       raise exceptions.HTTPException(404, f'{name}: cannot be played ({error})') from None
     if found is None:
@@ -296,7 +296,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     routing.Route('/api/runs', runs),
     routing.Route('/api/curves', curves),
     routing.Route('/api/replay/{run}', replay),
-    routing.Route('/film/{run}/{name}', film),
+    routing.Route('/video/{run}/{name}', video),
   ]
   app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])
   return _Guard(app, token)
@@ -414,8 +414,8 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
     ValueError: nothing can be shown, a package is missing, or the port is taken.
   """
   check_packages()
-  with tempfile.TemporaryDirectory() as films, contextlib.ExitStack() as stack:
-    dashboard = Dashboard(folders, pathlib.Path(films))
+  with tempfile.TemporaryDirectory() as videos, contextlib.ExitStack() as stack:
+    dashboard = Dashboard(folders, pathlib.Path(videos))
     listening = stack.enter_context(listen(port))
     token = secrets.token_urlsafe(16)
     for reason in dashboard.left_out:

@@ -21,8 +21,8 @@ from hephaestus.launch.report import curves, history, panels
 
 COLOURS = 7  # of curves on the page; further ones are dashed
 LINES = ('-', '--', ':')
-MOST_FILM_BYTES = 4_000_000  # of one that is put into the page; a larger one is named
-MOST_FILMS_BYTES = 32_000_000  # of all of them
+MOST_VIDEO_BYTES = 4_000_000  # of one that is put into the page; a larger one is named
+MOST_VIDEOS_BYTES = 32_000_000  # of all of them
 DOTS_PER_INCH = 200
 TONES = 64  # of a picture, whose file is then a quarter as large
 # What the page of the dashboard has no need of.
@@ -50,7 +50,7 @@ class Line(NamedTuple):
 
   Attributes:
     label: what it is called.
-    colour: its place among the groups of its world.
+    colour: its place among the groups of its environment.
     x: [N] f64, increasing.
     point: [N] f64.
     low: [N] f64, of its band.
@@ -93,17 +93,17 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     (out / 'report.md').write_text(made.markdown)
     pictures = _Pictures(out)
-    films = _Films()
+    videos = _Videos()
     histories = [_read(folder) for folder, _ in made.runs] if all_panels else []
-    body = _body(made, histories, pictures, films, x)
+    body = _body(made, histories, pictures, videos, x)
     (out / 'report.html').write_text(_page(made, body))
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
   megabytes = (out / 'report.html').stat().st_size / 1e6
   return [
     f'{out / "report.html"}: {megabytes:.1f} MB, {pictures.count} pictures (beside it as PNG, too), '
-    f'{films.count} films',
-    *films.left_out,
+    f'{videos.count} videos',
+    *videos.left_out,
   ]
 
 
@@ -142,12 +142,12 @@ def _body(
   made: curves.Report,
   histories: Sequence[history.History],
   pictures: '_Pictures',
-  films: '_Films',
+  videos: '_Videos',
   x: str,
 ) -> str:
   groups = panels.groups(histories, [label for _, label in made.runs]) if histories else []
   group_of = {index: at for at, group in enumerate(groups) for index in group.members}
-  # As in a table, colours begin anew in each world.
+  # As in a table, colours begin anew in each environment.
   worlds = list(dict.fromkeys(group.world for group in groups)) or [
     world.name for world in made.worlds
   ]
@@ -172,7 +172,7 @@ def _body(
   for title, content in (
     ('Where time goes', _times(named)),
     ('Nodes', _nodes(named)),
-    ('Films of evaluations', _films_of(named, films)),
+    ('Videos of evaluations', _videos_of(named, videos)),
     ('What the runs differ in', _differences(histories, names, colour_of)),
   ):
     if content:
@@ -420,8 +420,8 @@ def _data(media_type: str, content: bytes) -> str:
   return f'data:{media_type};base64,{base64.b64encode(content).decode()}'
 
 
-class _Films:
-  """The films of a report.
+class _Videos:
+  """The videos of a report.
 
   Attributes:
     count: of those in the page.
@@ -434,15 +434,15 @@ class _Films:
     self._nbytes = 0
 
   def add(self, path: pathlib.Path) -> str:
-    """HTML that plays a film; words where it cannot be put into the page."""
+    """HTML that plays a video; words where it cannot be put into the page."""
     try:
       size = path.stat().st_size
-      if size > MOST_FILM_BYTES or self._nbytes > MOST_FILMS_BYTES:
+      if size > MOST_VIDEO_BYTES or self._nbytes > MOST_VIDEOS_BYTES:
         return self._leave_out(path, f'{size / 1e6:.1f} MB, which would make the page too large')
       with tempfile.TemporaryDirectory() as folder:
         played = path
         if path.suffix == '.gif':
-          played = pathlib.Path(folder) / 'film.mp4'
+          played = pathlib.Path(folder) / 'video.mp4'
           panels.to_mp4(path, played)
         content = played.read_bytes()
         reader: Any = imageio.get_reader(str(played))
@@ -610,12 +610,12 @@ def _nodes(runs: Sequence[_Named]) -> str:
   return f'<div class="grid wide">{"".join(cards)}</div>' if cards else ''
 
 
-def _films_of(runs: Sequence[_Named], films: _Films) -> str:
-  """The newest film of an evaluation of each run, and the newest beside its dream."""
+def _videos_of(runs: Sequence[_Named], videos: _Videos) -> str:
+  """The newest video of an evaluation of each run, and the newest beside its dream."""
   figures = []
   dreams = False
   for run, name, _ in runs:
-    known = [(panels.subject(path), path) for _, path in panels.films(run.folder)]
+    known = [(panels.subject(path), path) for _, path in panels.videos(run.folder)]
     for dream in (False, True):
       newest = next((each for each in known if each[0]['dream'] == dream), None)
       if newest is None:
@@ -626,11 +626,11 @@ def _films_of(runs: Sequence[_Named], films: _Films) -> str:
       dreams = dreams or dream
       figures.append(
         f'<figure class="card"><h3>{html.escape(name)} <small>{html.escape(words)}</small></h3>'
-        f'{films.add(path)}</figure>'
+        f'{videos.add(path)}</figure>'
       )
   if not figures:
     return ''
-  note = f'<p class="note" id="films-note">{html.escape(panels.DREAM_NOTE)}</p>' if dreams else ''
+  note = f'<p class="note" id="videos-note">{html.escape(panels.DREAM_NOTE)}</p>' if dreams else ''
   return f'{note}<div class="grid">{"".join(figures)}</div>'
 
 

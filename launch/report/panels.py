@@ -1,4 +1,4 @@
-"""What is shown of runs, on the web page and in a report: curves, nodes, films, differences."""
+"""What is shown of runs, on the web page and in a report: curves, nodes, videos, differences."""
 
 import contextlib
 import pathlib
@@ -14,9 +14,9 @@ from hephaestus.launch.report import curves, history
 from hephaestus.launch.run import local
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # how it looks, also in a report
-FILMS = ('.gif', '.mp4', '.webm')
+VIDEOS = ('.gif', '.mp4', '.webm')
 MOST_EVENTS = 12  # of a run, the newest
-FRAMES_PER_SECOND = 8.0  # of a film that does not say
+FRAMES_PER_SECOND = 8.0  # of a video that does not say
 LEARNING, REPLAY = 'Learning', 'Replay over the run'
 # Beginnings of 'NODE/METRIC', by the section in which they are drawn; the first that fits.
 SECTIONS = {
@@ -58,7 +58,7 @@ TITLES = {
   'actor/steps_per_second': 'environment steps per second of an actor',
   'learner/steps_per_second': 'environment steps per second',
   'actor/throttled_fraction': 'share of time replay holds actors back',
-  'actor/unrolled_fraction': 'share of time actors act and step their worlds',
+  'actor/unrolled_fraction': 'share of time actors act and step their environments',
   'actor/inserted_fraction': 'share of time actors insert',
 }
 
@@ -73,8 +73,8 @@ class Group(NamedTuple):
   """Runs that are seeds of one curve.
 
   Attributes:
-    label: what tells it from the others of its world.
-    world: of all of them.
+    label: what tells it from the others of its environment.
+    environment: of all of them.
     members: places of the runs.
   """
 
@@ -118,7 +118,7 @@ class Curve(NamedTuple):
 def groups(
   histories: Sequence[history.History], labels: Sequence[str | None] | None = None
 ) -> list[Group]:
-  """In the order in which they come, those of a world together.
+  """In the order in which they come, those of an environment together.
 
   Args:
     histories: of the runs.
@@ -196,7 +196,7 @@ def state(run: history.History) -> dict[str, Any]:
   """A run as it is now.
 
   Returns:
-    {'folder', 'world', 'agent', 'seed', 'fused', 'state': in words, 'messages': what is to be said
+    {'folder', 'environment', 'agent', 'seed', 'fused', 'state': in words, 'messages': what is to be said
     of it, 'environment_step', 'max_environment_steps', 'learner_step', 'score', 'episode_return',
     'written': unix seconds of its newest row, 'nodes', 'events'}; what is not known is None.
   """
@@ -300,7 +300,7 @@ def times(run: history.History, *, throughout: bool = False) -> list[dict[str, A
       {
         'other': None,
         'held back by replay': 'throttled_fraction',
-        'acts and steps its worlds': 'unrolled_fraction',
+        'acts and steps its environments': 'unrolled_fraction',
         'inserts': 'inserted_fraction',
       },
     ),
@@ -318,30 +318,30 @@ def times(run: history.History, *, throughout: bool = False) -> list[dict[str, A
   return found
 
 
-def films(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
+def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
   """Of a run, the newest first, and when each was written, in milliseconds."""
   dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
-      if path.suffix in FILMS and path.is_file():
+      if path.suffix in VIDEOS and path.is_file():
         dated.append((path.stat().st_mtime_ns // 10**6, path))
   return sorted(dated, reverse=True)
 
 
-def subject(film: pathlib.Path) -> dict[str, Any]:
-  """What a film shows: {'update': of the agent, 'dream': whether beside its dream}."""
-  number, _, dream = film.stem.partition('-')
+def subject(video: pathlib.Path) -> dict[str, Any]:
+  """What a video shows: {'update': of the agent, 'dream': whether beside its dream}."""
+  number, _, dream = video.stem.partition('-')
   known = number.isdigit() and dream in ('', 'dream')
   return {'update': int(number) if known else None, 'dream': known and bool(dream)}
 
 
-def to_mp4(film: pathlib.Path, made: pathlib.Path) -> None:
+def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
   """Turns a GIF, which has no pause and no place to jump to, into what a video element plays.
 
   Raises:
     Exception: whatever a decoder raises.
   """
-  reader: Any = imageio.get_reader(str(film))
+  reader: Any = imageio.get_reader(str(video))
   with contextlib.closing(reader):
     milliseconds = reader.get_meta_data().get('duration') or 1000 / FRAMES_PER_SECOND
     frames = [np.asarray(frame)[..., :3] for frame in reader]

@@ -1,4 +1,4 @@
-"""Watches a run's newest agent play: live in a terminal, as lines of text, or as a film."""
+"""Watches a run's newest agent play: live in a terminal, as lines of text, or as a video."""
 
 import functools
 import pathlib
@@ -17,7 +17,7 @@ import rich.segment
 import rich.style
 import rich.table
 
-from hephaestus.actors import evaluator, films
+from hephaestus.actors import evaluator, videos
 from hephaestus.launch.run import local
 
 NUMBERS = 30  # columns of a terminal that are kept for what stands beside the picture
@@ -37,20 +37,20 @@ def watch(
 ) -> None:
   """Plays some episodes of a run's newest checkpoint; the run may be going on.
 
-  Ctrl-C ends it before its time, and a film is then of what was played until then.
+  Ctrl-C ends it before its time, and a video is then of what was played until then.
 
   Args:
     folder: of the run.
-    seed: of the worlds and of the policy.
+    seed: of the environments and of the policy.
     episodes: how many.
-    frames_per_second: of the film, or live; lines are not held back.
+    frames_per_second: of the video, or live; lines are not held back.
     greedy: by the mode of the policy, else by chance; None: as the run's evaluator plays.
-    output: where to put a film of it, .gif or .mp4; None to show it.
-    dream: the film is of one episode's beginning beside what the model dreams of it.
+    output: where to put a video of it, .gif or .mp4; None to show it.
+    dream: the video is of one episode's beginning beside what the model dreams of it.
     console: to show it on; one that is no terminal gets a line for each step.
 
   Raises:
-    ValueError: not a run, nothing saved yet, a film of a world without a renderer, or a dream of an
+    ValueError: not a run, nothing saved yet, a video of an environment without a renderer, or a dream of an
       agent without a model.
   """
   console = console or rich.console.Console(color_system='truecolor')
@@ -88,7 +88,7 @@ def watch(
           )
         explained = saved.agent.explain is not None
         frames.append(
-          films.with_policy(moment.frame, moment.policy or {}) if explained else moment.frame
+          videos.with_policy(moment.frame, moment.policy or {}) if explained else moment.frame
         )
     elif console.is_terminal:
       with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
@@ -117,7 +117,7 @@ def _write(
   say: Callable[[str], None],
 ) -> None:
   assert output is not None
-  films.write(frames, output, frames_per_second)
+  videos.write(frames, output, frames_per_second)
   say(f'{output}: {len(frames)} frames')
 
 
@@ -137,7 +137,7 @@ def _next(moment: evaluator.Moment) -> str:
   """What the policy would do now, for the end of a line."""
   if not moment.policy:
     return ''
-  pairs = films.likeliest(moment.policy, LIKELIEST)
+  pairs = videos.likeliest(moment.policy, LIKELIEST)
   return '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
 
 
@@ -146,7 +146,7 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
   view = rich.table.Table.grid(padding=(0, 1))
   view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
   view.add_column(min_width=BAR)
-  for name, chance in films.likeliest(policy, LIKELIEST):
+  for name, chance in videos.likeliest(policy, LIKELIEST):
     view.add_row(rich.markup.escape(name), '█' * round(chance * BAR), f'{chance:.2f}')
   return view
 

@@ -1,4 +1,4 @@
-"""A fused run: world and update in one program of one process, with what `local` gives to others."""
+"""A fused run: environment and update in one program of one process, with what `local` gives to others."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ from hephaestus.replay import parameters
 def make_ppo(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, masked_ppo.PPO]:
-  """The world and the agent of a run; makes no array."""
+  """The environment and the agent of a run; makes no array."""
   environment = config.make_environment()
   agent_config, _ = config.ppo()
   return environment, masked_ppo.make_ppo(
@@ -42,13 +42,13 @@ def build(
   """The program of a run, not yet compiled.
 
   Raises:
-    ValueError: the worlds do not divide over the devices or minibatches.
+    ValueError: the environments do not divide over the devices or minibatches.
   """
   agent_config, learner_config = config.ppo()
-  num_worlds, num_steps = config.actor.num_worlds, config.steps_per_sequence
+  num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence
   scale = ppo_update.auto_scale(
     learner_config,
-    num_worlds=num_worlds,
+    num_envs=num_envs,
     num_steps=num_steps,
     num_devices=len(devices),
     recurrent=bool(agent_config.recurrent_size),
@@ -56,7 +56,7 @@ def build(
   unroll = rollout.make_unroll(
     environment,
     ppo.agent,
-    num_worlds=num_worlds // len(devices),
+    num_envs=num_envs // len(devices),
     num_rows=config.actor.sequence_length,
   )
   update = ppo_update.make_update(
@@ -65,28 +65,28 @@ def build(
     scale,
     max_environment_steps=config.max_environment_steps,
   )
-  worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_worlds, num_steps)
+  worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_envs, num_steps)
   return fused_lib.Fused(update, ppo.agent.acting_params, worlds, devices)
 
 
 def saved(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, agent_lib.Agent, fused_lib.FusedState]:
-  """The world, the agent, and the shapes of what a run's checkpoints hold, but for its worlds."""
+  """The environment, the agent, and the shapes of what a run's checkpoints hold, but for its environments."""
   environment, ppo = make_ppo(config)
   shapes = build(config, environment, ppo, jax.local_devices()[:1]).shapes()
   return environment, ppo.agent, shapes._replace(worlds=None)
 
 
 def check_memory(
-  memory: fused_lib.Memory, available: int | None, *, num_worlds: int, num_devices: int
+  memory: fused_lib.Memory, available: int | None, *, num_envs: int, num_devices: int
 ) -> str | None:
   """What to say before a program is compiled that may not fit; None if it should.
 
   Args:
     memory: that is needed on each device, estimated.
     available: bytes of each device; None where unknown.
-    num_worlds: on all devices together.
+    num_envs: on all devices together.
     num_devices: that share them.
 
   Raises:
@@ -95,11 +95,11 @@ def check_memory(
   needed = memory.state + memory.batch
   if available is None or needed < 0.9 * available:
     return None
-  # All but the parameters grows with the worlds, so this is rather too few than too many.
-  share = max(1, int(num_worlds / num_devices * 0.9 * available / needed))
+  # All but the parameters grows with the environments, so this is rather too few than too many.
+  share = max(1, int(num_envs / num_devices * 0.9 * available / needed))
   fits = num_devices * 2 ** (share.bit_length() - 1)
   text = (
-    f'actor.num_worlds={num_worlds}: needs about {needed / 2**30:.1f} GiB on each device, where '
+    f'actor.num_envs={num_envs}: needs about {needed / 2**30:.1f} GiB on each device, where '
     f'{available / 2**30:.1f} GiB are available; {fits} would fit'
   )
   if needed > 1.5 * available:
@@ -141,13 +141,13 @@ def train(
     fused = build(config, environment, ppo, jax.local_devices())
     memory = fused.memory()
     progress.say(
-      f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and worlds, '
+      f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
       f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients'
     )
     scarce = check_memory(
       memory,
       _available_bytes(fused.devices),
-      num_worlds=config.actor.num_worlds,
+      num_envs=config.actor.num_envs,
       num_devices=len(fused.devices),
     )
     events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
@@ -163,7 +163,7 @@ def train(
     play = evaluator.Play(
       environment, ppo.agent, config.evaluator.num_episodes, greedy=config.evaluator.greedy
     )
-    camera = evaluator.Camera(play, folder / 'videos', config.evaluator.film_period)
+    camera = evaluator.Camera(play, folder / 'videos', config.evaluator.video_period)
     loggers: dict[str, Any] = {}
 
     def make_logger(step: int) -> Any:
@@ -230,7 +230,7 @@ def _describe(
 ) -> str:
   scale, devices = fused.scale, fused.devices
   return (
-    f'{config.actor.num_worlds:,} worlds x {config.steps_per_sequence} steps: '
+    f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
     f'{scale.num_minibatches} minibatches of {fused.steps_per_update // scale.num_minibatches:,}, '
     f'{scale.num_epochs} epochs, learning rate {scale.learning_rate:.3g}; '
     f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB compiled'

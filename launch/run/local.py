@@ -367,7 +367,7 @@ def train(
       progress = ActorsProgress(config, folder) if acts else NoProgress(config, folder)
     if isinstance(config.make_environment(), host.HostEnvironment):
       progress.say(
-        'this world is stepped outside the compiled program, by threads: far slower than one in JAX'
+        'this environment is stepped outside the compiled program, by threads: far slower than one in JAX'
       )
     is_watched = config.agent_name == 'ppo' and learners[0] in commands
     watch = Watch(config, folder, events, progress.say) if is_watched else None
@@ -653,7 +653,7 @@ class Saved(NamedTuple):
 
   Attributes:
     config: of the run.
-    environment: its world.
+    environment: its environment.
     agent: whose parameters they are.
     params: that act.
     all_params: those, and what dreams and judges.
@@ -700,7 +700,7 @@ def _config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
 
 
 def _untrained(folder: pathlib.Path) -> Saved:
-  """What plays a run's world at random."""
+  """What plays a run's environment at random."""
   from hephaestus.actors import evaluator
 
   config = _config(folder)
@@ -722,16 +722,16 @@ def evaluate(
   Args:
     folder: of the run.
     episodes: at least so many are played.
-    video: where to put a film of one episode, or None.
-    seed: of the worlds.
-    at_random: plays uniformly among the legal actions of the run's world instead.
+    video: where to put a video of one episode, or None.
+    seed: of the environments.
+    at_random: plays uniformly among the legal actions of the run's environment instead.
 
   Raises:
     ValueError: not a run, or nothing saved yet.
   """
   import jax
 
-  from hephaestus.actors import evaluator, films
+  from hephaestus.actors import evaluator, videos
 
   saved = _untrained(folder) if at_random else newest(folder)
   config = saved.config
@@ -744,7 +744,7 @@ def evaluate(
     recording = play.record(saved.params, video_key)
     if recording.frames is None:
       raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
-    films.write(recording.frames, video)
+    videos.write(recording.frames, video)
   return {'learner_step': saved.step, **result._asdict()}
 
 

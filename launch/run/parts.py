@@ -30,7 +30,7 @@ class Parts:
   """What all nodes of a run agree on, computed from its config alone.
 
   Attributes:
-    environment: the world.
+    environment: the environment.
     agent: as those see it who act with it.
     trained: the same with its losses, for the one who trains it.
     unroll: of the actors.
@@ -45,7 +45,7 @@ class Parts:
 
   @functools.cached_property
   def sequence_schema(self) -> Any:
-    """Shapes and dtypes of one Sequence. For them the world and the policy are traced."""
+    """Shapes and dtypes of one Sequence. For them the environment and the policy are traced."""
     return rollout.sequence_schema(self.unroll, self.params_schema)
 
 
@@ -62,7 +62,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   unroll = rollout.make_unroll(
     environment,
     agent,
-    num_worlds=config.actor.num_worlds,
+    num_envs=config.actor.num_envs,
     num_rows=config.actor.sequence_length,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
@@ -80,7 +80,7 @@ def make_update(
   agent, learner = config.ppo()
   scale = ppo_update.auto_scale(
     learner,
-    num_worlds=config.batch_size,
+    num_envs=config.batch_size,
     num_steps=config.steps_per_sequence,
     num_devices=num_devices,
     recurrent=bool(agent.recurrent_size),

@@ -119,7 +119,7 @@ def build_tables(config: launch_config.ExperimentConfig) -> list['reverb.Table']
     config.replay,
     parts.sequence_schema,
     batch_size=config.batch_size,
-    insert_size=config.actor.num_worlds * config.actor.num_actors,
+    insert_size=config.actor.num_envs * config.actor.num_actors,
   )
 
 
@@ -273,7 +273,7 @@ def build_evaluator(
     camera=evaluator.Camera(
       play,
       run / 'videos',
-      config.evaluator.film_period,
+      config.evaluator.video_period,
       lambda: parts_lib.newest_params(run, parts_lib.saved_shapes(config, parts)),
     ),
     seed=config.seed,

@@ -1,4 +1,4 @@
-"""Programs of worlds are played for some rows; their time is the compiler's."""
+"""Programs of environments are played for some rows; their time is the compiler's."""
 
 import pytest
 

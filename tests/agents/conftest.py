@@ -1,4 +1,4 @@
-"""Five tiny worlds, and the agents, parameters and sequences that live in them."""
+"""Five tiny environments, and the agents, parameters and sequences that live in them."""
 
 import functools
 
@@ -16,7 +16,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
-WORLDS = {
+ENVIRONMENTS = {
   'plain': (specs.Array((5,), np.float32), specs.DiscreteArray(3)),
   'masked': (
     {
@@ -67,20 +67,20 @@ def compiled_quickly(little_optimization):
 
 @pytest.fixture(scope='session')
 def make_dreamer():
-  """(world, **changes of the config) -> Dreamer, the same for the same question."""
+  """(environment, **changes of the config) -> Dreamer, the same for the same question."""
 
   @functools.cache
   def make(world='masked', **changes):
     tiny = {
       'deterministic_size': 8, 'stochastic_size': 4, 'classes': 3, 'hidden_size': 16,
       'encoder_layers': 1, 'ensemble_size': 3, 'free_nats': 0.0, 'num_bins': 21,
-      'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'rows_per_chunk': 2,
+      'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'steps_per_chunk': 2,
       'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32', 'image_channels': 4,
     }  # fmt: skip
     if world == 'map':
       tiny['levels'] = 5
     config = dreamer_config.DreamerConfig(**tiny | changes)
-    return dreamer_agent.make_dreamer(config, *WORLDS[world])
+    return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[world])
 
   return make
 

@@ -1,4 +1,4 @@
-"""The dreamer acts as it trains: the same latents, windows and likelihoods, in any world."""
+"""The dreamer acts as it trains: the same latents, windows and likelihoods, in any environment."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def act():
 
 @pytest.fixture(scope='module')
 def arrive(make_observation):
-  """(dreamer, step type, seed) -> an Arrival of N worlds."""
+  """(dreamer, step type, seed) -> an Arrival of N environments."""
 
   def make(dreamer, step_type=FIRST, seed=0):
     observation = make_observation(dreamer, np.random.default_rng(seed), NUM_WORLDS)
@@ -56,7 +56,7 @@ def arrive(make_observation):
 
 @pytest.fixture(scope='module')
 def episode(make_dreamer, make_params, make_sequence, act):
-  """(world, greedy) -> the streams of conftest, all begun by FIRST, as acting went through them."""
+  """(environment, greedy) -> the streams of conftest, all begun by FIRST, as acting went through them."""
 
   def play(world, greedy):
     dreamer = make_dreamer(world)
@@ -122,7 +122,7 @@ def test_a_policy_state_keeps_its_shape_and_type(make_dreamer, world, dtype, arr
 def test_an_illegal_action_is_never_played(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('masked')
   params = make_params(dreamer)
-  # All its preference is for action 3, which is legal in no world.
+  # All its preference is for action 3, which is legal in no environment.
   output = params['actor_critic']['actor']['Dense_1']
   output['bias'] = jnp.array([0.0, 0, 0, 1e6])
   acting, arrival = dreamer.agent.acting_params(params), arrive(dreamer)

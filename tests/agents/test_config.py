@@ -16,7 +16,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
     ('ensemble_size', 0),
     ('window', 0),
     ('image_channels', -1),
-    ('memory_rows', 1),
+    ('memory_steps', 1),
     ('num_bins', 40),
     ('num_bins', 1),
     ('bootstrap_share', 0.0),
@@ -24,8 +24,8 @@ from hephaestus.agents.dreamer import config as dreamer_config
     ('lambda_', -0.1),
     ('unimix', 1.0),
     ('horizon_min', 65),
-    ('rows_per_chunk', 7),
-    ('dream_rows', 0),
+    ('steps_per_chunk', 7),
+    ('starts_per_sequence', 0),
   ],
 )
 def test_an_impossible_value_is_refused_by_name(name, value):

@@ -13,7 +13,7 @@ ALL_WORLDS = ['plain', 'masked', 'continuous', 'pictures', 'map']
 
 @pytest.fixture(scope='module')
 def foresee(make_dreamer, make_params, make_sequence):
-  """(world, context, change of the (observation, action)) -> Foresight of the first stream."""
+  """(environment, context, change of the (observation, action)) -> Foresight of the first stream."""
   compiled = {}
 
   def run(world, context=CONTEXT, change=lambda observation, action: (observation, action)):

@@ -16,7 +16,7 @@ from hephaestus.actors.environments import environment
 from hephaestus.agents import distributions, experience, masked_ppo, networks, returns
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
-WORLDS = {
+ENVIRONMENTS = {
   'plain': (specs.BoundedArray((5,), np.float32, 0, 1), specs.DiscreteArray(3)),
   'masked': (
     {
@@ -58,7 +58,7 @@ NUM_ROWS, BATCH = 6, 3
 @functools.cache
 def make(world='masked', **changes):
   config = masked_ppo.PPOConfig(**{'hidden_size': 8, 'num_layers': 2} | changes)
-  return masked_ppo.make_ppo(config, *WORLDS[world])
+  return masked_ppo.make_ppo(config, *ENVIRONMENTS[world])
 
 
 COMPILED = {}
@@ -100,7 +100,7 @@ def draw_observation(spec, rng, *axes):
 
 
 def act(ppo, params, *, seed=0, observation=None, greedy=False, memory=None, step_type=None):
-  """One row of the agent in BATCH worlds."""
+  """One row of the agent in BATCH environments."""
   rng = np.random.default_rng(seed)
   if observation is None:
     observation = draw_observation(ppo.network.observation_spec, rng, BATCH)
@@ -505,7 +505,7 @@ def test_a_map_is_read_from_where_the_agent_stands():
 
 
 def test_a_board_that_is_read_flat_has_the_parameters_of_a_vector():
-  """So what was learned before a world told of its board can still be loaded."""
+  """So what was learned before an environment told of its board can still be loaded."""
   vector = masked_ppo.make_ppo(
     make().config, specs.Array((14,), np.float32), specs.DiscreteArray(3)
   )

@@ -81,7 +81,7 @@ def test_nothing_behind_a_bootstrap_row_counts():
   ('discount_at_last', 'expected'),
   [
     (0.0, 3.0),  # terminated: the last reward, and nothing after it
-    (1.0, 3.0 + 0.5 * 100.0),  # cut off: the world would have gone on, as its value says
+    (1.0, 3.0 + 0.5 * 100.0),  # cut off: the environment would have gone on, as its value says
   ],
 )
 def test_termination_and_truncation(discount_at_last, expected):

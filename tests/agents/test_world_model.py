@@ -351,7 +351,7 @@ def test_the_mask_head_learns_the_mask_of_its_row(model, params, sequence, loss_
 
 @pytest.fixture(scope='module')
 def pictures(make_dreamer, make_params, make_sequence):
-  """A model of a world with images, parameters, a sequence, and an update of parameters."""
+  """A model of an environment with images, parameters, a sequence, and an update of parameters."""
   dreamer = make_dreamer('pictures')
   optimizer = optax.adam(1e-2)
 

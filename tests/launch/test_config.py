@@ -41,7 +41,7 @@ def test_the_plain_agent_is_the_same_but_for_what_is_compared(preset):
   assert agent.horizon_max == agent.horizon_min == 15
   compared = (
     'ensemble_size', 'bootstrap_share', 'novelty_scale',
-    'horizon_max', 'horizon_min', 'rows_per_chunk',
+    'horizon_max', 'horizon_min', 'steps_per_chunk',
   )  # fmt: skip
   back = {name: getattr(ours, name) for name in compared}
   assert dataclasses.replace(agent, **back) == ours
@@ -58,14 +58,14 @@ def test_values_are_replaced_by_path(laptop):
   changed = config.override(
     laptop,
     ['agent.ensemble_size=3', 'environment.rows=7', 'replay.strata[0].max_size=64',
-     'max_minutes=2.5', 'agent.dream_rows=null', 'learner.model_learning_rate=1e-3'],
+     'max_minutes=2.5', 'agent.starts_per_sequence=null', 'learner.model_learning_rate=1e-3'],
   )  # fmt: skip
   assert changed.agent.ensemble_size == 3
   assert changed.environment == {'name': 'catch', 'rows': 7}
   assert changed.replay.strata[0].max_size == 64
   assert changed.replay.strata[1] == laptop.replay.strata[1]
   assert changed.max_minutes == 2.5
-  assert changed.agent.dream_rows is None
+  assert changed.agent.starts_per_sequence is None
   assert changed.learner.model_learning_rate == 1e-3
   assert changed.make_environment().max_steps == 6
   whole = config.override(laptop, ['replay.strata=[{name: all, max_size: 900, share: 1.0}]'])
@@ -94,8 +94,11 @@ def test_values_are_replaced_by_path(laptop):
     ('replay.warm_up=4000', r'replay.warm_up=4000: use at most 512'),
     ('replay.replay_ratio=0', r'replay.replay_ratio=0'),
     ('actor.sequence_length=5000', r'actor.sequence_length=5000: must be at most 1024'),
-    ('actor.sequence_length=4', r'agent.dream_rows=8: must be at most actor.sequence_length=4'),
-    ('actor.num_worlds=0', r'actor.num_worlds=0: must be at least 1'),
+    (
+      'actor.sequence_length=4',
+      r'agent.starts_per_sequence=8: must be at most actor.sequence_length=4',
+    ),
+    ('actor.num_envs=0', r'actor.num_envs=0: must be at least 1'),
     ('agent.latent=cubic', r"agent.latent='cubic': choose one of"),
     ('agent.horizon_min=99', r'agent.horizon_max=12: must be at least agent.horizon_min=99'),
     ('evaluator.period=0', r'evaluator.period=0'),
@@ -112,7 +115,7 @@ def test_what_cannot_work_is_refused_by_name(laptop, assignment, words):
 @pytest.mark.parametrize(
   ('assignment', 'words'),
   [
-    ('environment.name=cach', "environment.name='cach': no such world; did you mean catch"),
+    ('environment.name=cach', "environment.name='cach': no such environment; did you mean catch"),
     ('environment.size=3', 'environment.size'),
     ('environment.rows=0', 'environment.rows=0'),
   ],
@@ -135,9 +138,9 @@ def test_only_what_does_not_touch_the_folder_may_change(laptop):
 
 
 def test_only_ppo_may_change_its_number_of_worlds(laptop):
-  more = ['actor.num_worlds=32']
+  more = ['actor.num_envs=32']
   assert config.conflicts(laptop, config.override(laptop, more)) == [
-    'actor.num_worlds: the folder has 16, you gave 32'
+    'actor.num_envs: the folder has 16, you gave 32'
   ]
   ppo = presets.ppo_laptop('catch')
   assert config.conflicts(ppo, config.override(ppo, more)) == []
@@ -152,11 +155,14 @@ def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
   ('assignment', 'words'),
   [
     ('agent.entropy_scal=3', r'unknown key; did you mean agent.entropy_scale'),
-    ('agent.dream_rows=3', r'agent.dream_rows=3: unknown key'),
+    ('agent.starts_per_sequence=3', r'agent.starts_per_sequence=3: unknown key'),
     ('agent.clip=2', r'agent.clip=2.0: must lie in \(0, 1\)'),
     ('learner.batch_size=8', r'learner.batch_size=8: unknown key'),
     ('learner.num_epochs=0', r'learner.num_epochs=0: must be positive, or null'),
-    ('learner.num_minibatches=3000', r'learner.num_minibatches=3000: does not divide 256 worlds'),
+    (
+      'learner.num_minibatches=3000',
+      r'learner.num_minibatches=3000: does not divide 256 environments',
+    ),
     ('agent.hidden_size=wide', r"agent.hidden_size=wide: Value 'wide' of type 'str'"),
   ],
 )
@@ -230,7 +236,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
 def test_the_worlds_of_ppo_follow_the_memory_of_the_gpu(monkeypatch, said, worlds):
   monkeypatch.setattr(presets, 'GPU_MEMORY', ('printf', said))
   made = presets.ppo_gpu('catch')
-  assert made.actor.num_worlds == worlds
+  assert made.actor.num_envs == worlds
   assert made.replay.strata[0].max_size == worlds // 2
 
 
@@ -238,4 +244,29 @@ def test_the_worlds_of_ppo_follow_the_memory_of_the_gpu(monkeypatch, said, world
 def test_a_machine_without_a_driver_has_the_usual_worlds(monkeypatch, command):
   monkeypatch.setattr(presets, 'GPU_MEMORY', (command,))
   assert presets.gpu_gibibytes() is None
-  assert presets.ppo_gpu('catch').actor.num_worlds == 2048
+  assert presets.ppo_gpu('catch').actor.num_envs == 2048
+
+
+OLD_NAMES = {
+  'num_envs': 'num_worlds',
+  'starts_per_sequence': 'dream_rows',
+  'memory_steps': 'memory_rows',
+  'steps_per_chunk': 'rows_per_chunk',
+  'video_period': 'film_period',
+}
+
+
+def test_config_of_an_older_version_loads_under_its_old_names(tmp_path):
+  made = presets.laptop('catch')
+  text = config.to_yaml(made)
+  for new, old in OLD_NAMES.items():
+    text = text.replace(f'  {new}:', f'  {old}:')
+  path = tmp_path / 'config.yaml'
+  path.write_text(text)
+  assert not any(f'{new}:' in text for new in OLD_NAMES)
+  assert config.load(path) == made
+
+
+def test_override_by_an_old_name_tells_the_new_one():
+  with pytest.raises(ValueError, match=r'actor\.num_worlds=8: was renamed to actor\.num_envs'):
+    config.override(presets.laptop('catch'), ['actor.num_worlds=8'])

@@ -27,7 +27,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
   ('arguments', 'words'),
   [
-    (['--env', 'cach'], "environment.name='cach': no such world; did you mean catch"),
+    (['--env', 'cach'], "environment.name='cach': no such environment; did you mean catch"),
     (['--preset', 'laptp'], '--preset laptp: choose one of laptop, gpu, tpu-v4-8'),
     (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),
     (['--set', 'learner.batch_size=1'], 'a batch of 1 has no row for it'),
@@ -48,7 +48,7 @@ def folder(tmp_path):
     (['--reset-moments'], '--reset-moments: is for fused runs of ppo'),
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (
-      ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_worlds=64'],
+      ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_envs=64'],
       'replay.strata.on_policy.max_size=128: what is read would be older than '
       'learner.max_staleness=2 updates; for batches of 64 sequences use at most 119 (32',
     ),
@@ -78,7 +78,7 @@ def test_a_world_on_the_host_cannot_be_compiled_with_ppo(folder, capsys):
   arguments = ['--agent', 'ppo', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
   assert run('train', '--run', folder, *arguments) == 2
   message = capsys.readouterr().err
-  assert "environment.name='gymnasium/CartPole-v1': this world is stepped outside" in message
+  assert "environment.name='gymnasium/CartPole-v1': this environment is stepped outside" in message
   assert 'add --no-fused' in message
   assert message.count('\n') == 1
   assert not folder.exists()
@@ -89,7 +89,7 @@ def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
 ):
   (tmp_path / 'unlearnable.py').write_text(
     'from actors.environments import catch\n'
-    'class World(catch.Catch):\n'
+    'class Environment(catch.Catch):\n'
     '  def step(self, key, state, action):\n'
     '    state, timestep = super().step(key, state, action)\n'
     '    return state, timestep._replace(reward=timestep.reward / 0.0)\n'
@@ -97,7 +97,9 @@ def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
   monkeypatch.syspath_prepend(tmp_path)
   assert run('train', '--run', folder, '--env', 'unlearnable:World') == 2
   message = capsys.readouterr().err
-  assert "environment.name='unlearnable:World': timestep.reward: is not always finite" in message
+  assert (
+    "environment.name='unlearnable:Environment': timestep.reward: is not always finite" in message
+  )
   assert message.count('\n') == 1
   assert not folder.exists()
 
@@ -184,7 +186,7 @@ def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
   local.open_run(folder, presets.laptop('catch'))
   assert run('evaluate', folder) == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
-  assert run('evaluate', folder, '--video', 'film.avi') == 2
+  assert run('evaluate', folder, '--video', 'video.avi') == 2
   assert 'must end in .gif or .mp4' in capsys.readouterr().err
 
 

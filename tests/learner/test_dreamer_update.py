@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures('little_optimization')
 NUM_ROWS, BATCH = 6, 8
 TINY = dict(
   deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=3,
-  num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, rows_per_chunk=2, policy_layers=1,
-  window=3, dream_rows=4, warm_up_updates=0, compute_dtype='float32',
+  num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, steps_per_chunk=2, policy_layers=1,
+  window=3, starts_per_sequence=4, warm_up_updates=0, compute_dtype='float32',
 )  # fmt: skip
 RATES = learner_config.LearnerConfig(
   batch_size=BATCH, rate_warm_up=1, model_learning_rate=3e-3, policy_learning_rate=1e-3

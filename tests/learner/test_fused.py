@@ -27,7 +27,7 @@ CONFIG = learner_config.PPOLearnerConfig(
 
 def make_fused(
   num_devices=1,
-  num_worlds=NUM_WORLDS,
+  num_envs=NUM_WORLDS,
   *,
   on_trace=lambda: None,
   world=None,
@@ -41,19 +41,19 @@ def make_fused(
     world.action_spec,
   )
   scale = ppo_update.auto_scale(
-    CONFIG, num_worlds=num_worlds, num_steps=NUM_STEPS, num_devices=num_devices,
+    CONFIG, num_envs=num_envs, num_steps=NUM_STEPS, num_devices=num_devices,
     recurrent=bool(ppo.config.recurrent_size),
   )  # fmt: skip
   update = ppo_update.make_update(ppo, CONFIG, scale, max_environment_steps=END)
   unroll = rollout.make_unroll(
-    world, ppo.agent, num_worlds=num_worlds // num_devices, num_rows=NUM_STEPS + 1
+    world, ppo.agent, num_envs=num_envs // num_devices, num_rows=NUM_STEPS + 1
   )
 
   def act(*arguments):
     on_trace()
     return unroll.unroll(*arguments)
 
-  worlds = fused.Worlds(unroll.init, act, num_worlds, NUM_STEPS)
+  worlds = fused.Worlds(unroll.init, act, num_envs, NUM_STEPS)
   made = fused.Fused(update, ppo.agent.acting_params, worlds, jax.local_devices()[:num_devices])
   if compiled:
     made.compile()
@@ -93,7 +93,7 @@ def test_many_updates_in_a_call_are_as_many_calls(program):
   assert_equal(program.gather(together), program.gather(apart))
   for name, value in sums.items():
     np.testing.assert_allclose(value, total[name], rtol=1e-5, atol=1e-6)
-  # An episode takes 3 steps and the one that resets: 4 of each world's 24 steps are starts.
+  # An episode takes 3 steps and the one that resets: 4 of each environment's 24 steps are starts.
   assert sums['episodes'][0] == NUM_WORLDS * 3 * NUM_STEPS / 4
   assert sums['episode_length'][0] == 3 * sums['episodes'][0]
 
@@ -220,7 +220,7 @@ def test_a_run_goes_on_with_another_number_of_worlds(program, tmp_path):
   before = first.saved(program).state.train
   assert first.warnings == []
 
-  wider = make_fused(num_worlds=2 * NUM_WORLDS, recurrent_size=4)
+  wider = make_fused(num_envs=2 * NUM_WORLDS, recurrent_size=4)
   anew = Folder(tmp_path, wider, max_environment_steps=7 * steps, reset_moments=True)
   moments = lambda folder: folder.run._state.train.opt_state
   assert not any(np.any(leaf) for leaf in jax.tree.leaves(moments(anew)))
@@ -344,7 +344,7 @@ def test_an_update_moves_every_kernel_of_a_cnn_and_its_memory_is_counted():
 )
 def test_small_worlds_are_learned(world, changes, before, after):
   world = environments.make('catch', **world) if 'rows' in world else Puzzle(**world)
-  made = make_fused(num_worlds=32, world=world, gamma=0.9, **changes)
+  made = make_fused(num_envs=32, world=world, gamma=0.9, **changes)
   state, first = made.iterate(begin(made), 3)
   state, _ = made.iterate(state, 70)
   state, last = made.iterate(state, 5)

@@ -35,21 +35,21 @@ LEARNER = learner_config.LearnerConfig(batch_size=BATCH, publish_period=2, log_p
 
 
 class Parts:
-  """World, agent and programs, which every run has alike: they are traced and compiled once."""
+  """Environment, agent and programs, which every run has alike: they are traced and compiled once."""
 
   def __init__(self):
     environment = environments.make('catch', rows=4, columns=3)
     self.dreamer = dreamer_agent.make_dreamer(
       dreamer_config.DreamerConfig(
         deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
-        num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, rows_per_chunk=2, window=2,
-        policy_layers=1, dream_rows=2, warm_up_updates=3, compute_dtype='float32',
+        num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, steps_per_chunk=2, window=2,
+        policy_layers=1, starts_per_sequence=2, warm_up_updates=3, compute_dtype='float32',
       ),
       environment.observation_spec,
       environment.action_spec,
     )  # fmt: skip
     agent = self.dreamer.agent
-    self.unroll = rollout.make_unroll(environment, agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS)
+    self.unroll = rollout.make_unroll(environment, agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS)
     self.params_schema = jax.eval_shape(
       lambda: agent.acting_params(agent.init_params(jax.random.key(0)))
     )
@@ -135,7 +135,7 @@ class Run:
       logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
       environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
       should_stop=stop.is_set,
-      config=actor.ActorConfig(num_worlds=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
+      config=actor.ActorConfig(num_envs=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
       actor_id=0,
       seed=3,
       launch_id=1,

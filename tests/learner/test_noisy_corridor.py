@@ -21,8 +21,8 @@ UPDATES_PER_UNROLL, PUBLISH_PERIOD = 8, 4
 FIRST_UNROLLS = 20  # played before the first update
 AGENT = dreamer_config.DreamerConfig(
   deterministic_size=48, latent='categorical', stochastic_size=8, classes=8, hidden_size=64,
-  encoder_layers=1, num_bins=15, bin_limit=6.0, horizon_max=8, horizon_min=4, dream_rows=2,
-  rows_per_chunk=8, policy_layers=1, window=4, entropy_scale=0.03, return_floor=0.3,
+  encoder_layers=1, num_bins=15, bin_limit=6.0, horizon_max=8, horizon_min=4, starts_per_sequence=2,
+  steps_per_chunk=8, policy_layers=1, window=4, entropy_scale=0.03, return_floor=0.3,
   warm_up_updates=200, novelty_scale=0.1, compute_dtype='float32',
 )  # fmt: skip
 RATES = learner_config.LearnerConfig(
@@ -41,7 +41,7 @@ def places(sequence):
 
 
 class Run:
-  """Actor, replay and learner of one agent in one world, in turns."""
+  """Actor, replay and learner of one agent in one environment, in turns."""
 
   def __init__(self, world, config, seed):
     self.dreamer = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
@@ -53,7 +53,7 @@ class Run:
       update.update, dreamer_update.DEVICES, devices=jax.devices()[:1], donate_argnums=0
     )
     self._unroll = rollout.make_unroll(
-      world, self.dreamer.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+      world, self.dreamer.agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS
     )
     self._worlds = self._unroll.init(worlds_key)
     self._publish()
@@ -93,7 +93,7 @@ class Run:
 
 def walk_by_chance(dreamer, world, seed):
   """[B, T, ...] short walks that begin in every cell, the agent being placed there."""
-  unroll = rollout.make_unroll(world, dreamer.agent, num_worlds=1024, num_rows=NUM_ROWS)
+  unroll = rollout.make_unroll(world, dreamer.agent, num_envs=1024, num_rows=NUM_ROWS)
   key = jax.random.key(seed)
   acting = dreamer.agent.acting_params(dreamer.agent.init_params(key))
   _, sequence, _ = unroll.unroll(acting, key, unroll.init(key), 0, 0)

@@ -35,7 +35,7 @@ class Run:
     config = masked_ppo.PPOConfig(hidden_size=8, num_layers=1)
     self.ppo = masked_ppo.make_ppo(config, environment.observation_spec, environment.action_spec)
     self.unroll = rollout.make_unroll(
-      environment, self.ppo.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+      environment, self.ppo.agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS
     )
     self.params = self.ppo.agent.init_params(jax.random.key(0))
     self.params_schema = jax.eval_shape(lambda: self.params)
@@ -55,7 +55,7 @@ class Run:
   def learn(self, until):
     """A learner that is stopped at a step."""
     intake = on_policy.Intake(max_staleness=1)
-    scale = ppo_update.auto_scale(LEARNER, num_worlds=NUM_WORLDS, num_steps=NUM_ROWS - 1)
+    scale = ppo_update.auto_scale(LEARNER, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1)
     node = learner.Learner(
       update=ppo_update.make_update(self.ppo, LEARNER, scale),
       acting_params=self.ppo.agent.acting_params,

@@ -1,4 +1,4 @@
-"""PPO's update: every part learns, devices agree, and minibatches follow the number of worlds."""
+"""PPO's update: every part learns, devices agree, and minibatches follow the number of environments."""
 
 import dm_env
 import hypothesis
@@ -65,7 +65,7 @@ def make_update(ppo, num_devices=1, max_environment_steps=None, **changes):
   options = {'num_minibatches': 2, 'num_epochs': 3, 'learning_rate': 1e-2} | changes
   config = learner_config.PPOLearnerConfig(**options)
   scale = ppo_update.auto_scale(
-    config, num_worlds=BATCH, num_steps=NUM_STEPS, num_devices=num_devices,
+    config, num_envs=BATCH, num_steps=NUM_STEPS, num_devices=num_devices,
     recurrent=bool(ppo.config.recurrent_size),
   )  # fmt: skip
   return ppo_update.make_update(ppo, config, scale, max_environment_steps=max_environment_steps)
@@ -245,7 +245,7 @@ AUTO = learner_config.PPOLearnerConfig()
 
 
 @pytest.mark.parametrize(
-  ('num_worlds', 'num_steps', 'expected'),
+  ('num_envs', 'num_steps', 'expected'),
   [
     (256, 128, (4, 4, 2.5e-4)),
     (512, 128, (8, 2, 2.5e-4)),
@@ -257,13 +257,13 @@ AUTO = learner_config.PPOLearnerConfig()
     (65536, 16, (128, 2, 1.5625e-5)),
   ],
 )
-def test_minibatches_and_epochs_follow_the_number_of_worlds(num_worlds, num_steps, expected):
-  assert ppo_update.auto_scale(AUTO, num_worlds=num_worlds, num_steps=num_steps) == expected
+def test_minibatches_and_epochs_follow_the_number_of_worlds(num_envs, num_steps, expected):
+  assert ppo_update.auto_scale(AUTO, num_envs=num_envs, num_steps=num_steps) == expected
 
 
 def test_numbers_set_by_hand_are_kept_and_the_rate_follows_them():
   scale = lambda **changes: ppo_update.auto_scale(
-    learner_config.PPOLearnerConfig(**changes), num_worlds=2048, num_steps=128
+    learner_config.PPOLearnerConfig(**changes), num_envs=2048, num_steps=128
   )
   assert scale(num_minibatches=16) == (16, 2, 1.25e-4)
   assert scale(num_epochs=4) == (32, 4, 3.125e-5)
@@ -278,7 +278,7 @@ def test_numbers_set_by_hand_are_kept_and_the_rate_follows_them():
 )  # fmt: skip
 def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent):
   scale = ppo_update.auto_scale(
-    AUTO, num_worlds=local * num_devices, num_steps=num_steps, num_devices=num_devices,
+    AUTO, num_envs=local * num_devices, num_steps=num_steps, num_devices=num_devices,
     recurrent=recurrent,
   )  # fmt: skip
   block = ppo_update.worlds_per_block(scale.num_minibatches, num_steps, recurrent)
@@ -289,7 +289,7 @@ def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent)
     num_minibatches=scale.num_minibatches, num_epochs=scale.num_epochs
   )
   assert scale == ppo_update.auto_scale(
-    by_hand, num_worlds=local * num_devices, num_steps=num_steps, num_devices=num_devices,
+    by_hand, num_envs=local * num_devices, num_steps=num_steps, num_devices=num_devices,
     recurrent=recurrent,
   )  # fmt: skip
 
@@ -297,11 +297,11 @@ def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent)
 @pytest.mark.parametrize(
   ('changes', 'options', 'words'),
   [
-    ({}, {'num_devices': 3}, r'actor.num_worlds=16: does not divide over 3 devices; 15 would'),
+    ({}, {'num_devices': 3}, r'actor.num_envs=16: does not divide over 3 devices; 15 would'),
     (
       {'num_minibatches': 5},
       {},
-      r'learner.num_minibatches=5: does not divide 16 worlds of 6 steps',
+      r'learner.num_minibatches=5: does not divide 16 environments of 6 steps',
     ),
     ({'num_minibatches': 3}, {'recurrent': True}, r'into whole streams; (2|4) would'),
     ({'num_minibatches': 32}, {'recurrent': True}, r'learner.num_minibatches=32.*16 would'),
@@ -310,7 +310,7 @@ def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent)
 def test_what_does_not_divide_is_refused_by_name(changes, options, words):
   config = learner_config.PPOLearnerConfig(**changes)
   with pytest.raises(ValueError, match=words):
-    ppo_update.auto_scale(config, num_worlds=16, num_steps=6, **options)
+    ppo_update.auto_scale(config, num_envs=16, num_steps=6, **options)
 
 
 @pytest.mark.parametrize('name', ['num_minibatches', 'learning_rate', 'max_gradient', 'log_period'])
@@ -334,9 +334,7 @@ def test_each_epoch_reads_every_row_once(memory, minibatches):
       return 0.0 * jax.tree.leaves(params)[0].sum(), {}
 
   config = learner_config.PPOLearnerConfig(num_minibatches=minibatches, num_epochs=2)
-  scale = ppo_update.auto_scale(
-    config, num_worlds=BATCH, num_steps=NUM_STEPS, recurrent=bool(memory)
-  )
+  scale = ppo_update.auto_scale(config, num_envs=BATCH, num_steps=NUM_STEPS, recurrent=bool(memory))
   made = ppo_update.make_update(ppo._replace(network=Spy()), config, scale)
   batch = make_batch(ppo)
   number = np.arange(BATCH * (NUM_STEPS + 1), dtype=np.float32).reshape(BATCH, -1)

@@ -29,7 +29,9 @@ def test_devices_exchange_their_gradients_and_metrics(work, programs):
   gradients = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
   rest = programs[2].reduced - gradients
   assert 0 < rest <= 4 * 64  # numbers that metrics are means of
-  starts = work.learner.batch_size * min(work.agent.dream_rows or work.num_rows, work.num_rows)
+  starts = work.learner.batch_size * min(
+    work.agent.starts_per_sequence or work.num_rows, work.num_rows
+  )
   assert programs[2].gathered == 4 * starts  # returns, whose percentiles are those of all
 
 

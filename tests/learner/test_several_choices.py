@@ -54,8 +54,8 @@ def trained(request):
   if request.param == 'dreamer':
     config = dreamer_config.DreamerConfig(
       deterministic_size=8, stochastic_size=4, hidden_size=8, encoder_layers=1, ensemble_size=2,
-      num_bins=11, bin_limit=3.0, horizon_max=2, horizon_min=2, rows_per_chunk=2, policy_layers=1,
-      window=2, dream_rows=2, warm_up_updates=0, compute_dtype='float32', unimix=0.3,
+      num_bins=11, bin_limit=3.0, horizon_max=2, horizon_min=2, steps_per_chunk=2, policy_layers=1,
+      window=2, starts_per_sequence=2, warm_up_updates=0, compute_dtype='float32', unimix=0.3,
     )  # fmt: skip
     made = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
     rates = learner_config.LearnerConfig(batch_size=NUM_WORLDS, rate_warm_up=1)
@@ -67,12 +67,12 @@ def trained(request):
     )
     rates = learner_config.PPOLearnerConfig(num_minibatches=2, num_epochs=1, learning_rate=1e-2)
     scale = ppo_update.auto_scale(
-      rates, num_worlds=NUM_WORLDS, num_steps=NUM_ROWS - 1, num_devices=1, recurrent=False
+      rates, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1, num_devices=1, recurrent=False
     )
     learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
     devices = ppo_update.DEVICES
   state = jax.jit(learner.init)(jax.random.key(0))
-  unroll = rollout.make_unroll(world, made.agent, num_worlds=NUM_WORLDS, num_rows=NUM_ROWS)
+  unroll = rollout.make_unroll(world, made.agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS)
   zero = np.int32(0)
   _, sequence, _ = unroll.unroll(
     made.agent.acting_params(state.params),

@@ -26,7 +26,7 @@ class Step(NamedTuple):
 def schema():
   """A sequence that says which one it is: {'rows': Step([4], [4, 8]), 'identity': [], 'seen': [0]}.
 
-  A leaf without elements is what an agent stores of a world that lacks something.
+  A leaf without elements is what an agent stores of an environment that lacks something.
   """
   return {
     'rows': Step(jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((4, 8), np.float32)),

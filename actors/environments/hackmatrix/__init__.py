@@ -1,4 +1,4 @@
-"""HackMatrix: `make` is what the list of worlds names, `HackMatrix` the game as its rules have it."""
+"""HackMatrix: `make` is what the list of environments names, `HackMatrix` the game as its rules have it."""
 
 from hephaestus.actors.environments import wrappers
 from hephaestus.actors.environments.hackmatrix.environment import HackMatrix

@@ -19,7 +19,7 @@ _UNROLL = 4  # steps of a flood between two looks at whether it is over
 
 
 class Board(NamedTuple):
-  """A set of cells, for any axes of worlds.
+  """A set of cells, for any axes of environments.
 
   Attributes:
     low: [...] uint32, bit 6 * row + column, rows 0 to 2.
@@ -69,7 +69,7 @@ def draw(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
   """A cell of the set, each as likely as the others.
 
   Args:
-    board: of any axes of worlds.
+    board: of any axes of environments.
     bits: [...] uint32, random.
 
   Returns:
@@ -89,7 +89,7 @@ def draw(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
 def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
   """[...] int32, steps from start to goal around obstacles, which the two never are; else 0.
 
-  All worlds are flooded together, until each flood has reached its goal or grows no more.
+  All environments are flooded together, until each flood has reached its goal or grows no more.
   """
   open_ = ~obstacles | goal
 

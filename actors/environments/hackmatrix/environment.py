@@ -26,7 +26,7 @@ from hephaestus.actors.environments.hackmatrix.state import Program, State
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
 
-_BLOCK = 64  # worlds stepped at a time, few enough that a core's cache holds all between
+_BLOCK = 64  # environments stepped at a time, few enough that a core's cache holds all between
 
 
 class _Bits(NamedTuple):
@@ -167,10 +167,10 @@ def _assign(bits: jax.Array) -> _Bits:
 
 
 def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Under vmap, calls a function of arrays with any trailing axes with the worlds' axis the last.
+  """Under vmap, calls a function of arrays with any trailing axes with the environments' axis the last.
 
-  Then what is one number of each world is a row of them, as wide as there are worlds, and every
-  rule is arithmetic on whole rows. With the worlds' axis first, rows would be as short as a board.
+  Then what is one number of each environment is a row of them, as wide as there are environments, and every
+  rule is arithmetic on whole rows. With the environments' axis first, rows would be as short as a board.
 
   Both are under `jit` so that the rules are traced once for all the programs of a process.
   """
@@ -201,7 +201,7 @@ def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_worlds_last
 def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
-  """All of a step, in the order of the rules, for any trailing axes of worlds."""
+  """All of a step, in the order of the rules, for any trailing axes of environments."""
   before = state_lib.widen(state)
   action = jnp.asarray(action, np.int32)
   chance = _assign(bits)

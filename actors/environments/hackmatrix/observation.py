@@ -1,6 +1,6 @@
 """What the agent sees: 10 numbers of the player, 23 of programs, and 42 of each cell, in one row.
 
-The cells of all worlds are most of what a step writes, so they are not written channel by channel:
+The cells of all environments are most of what a step writes, so they are not written channel by channel:
 a few integers hold all of a cell, and every channel is a field of bits in one of them.
 """
 
@@ -88,12 +88,12 @@ _CHANNELS = [_FIELDS[channel] for channel in range(NUM_CHANNELS)]
 
 
 def encode(state: State) -> Codes:
-  """What is to be seen of a state, for any axes of worlds."""
+  """What is to be seen of a state, for any axes of environments."""
   return Codes(features=_features(state), cells=_cells(state))
 
 
 def decode(codes: Codes) -> jax.Array:
-  """[1545] float32, the observation of one world.
+  """[1545] float32, the observation of one environment.
 
   Cell by cell, in a loop: joined in one expression, XLA on a CPU would divide and branch at every
   number to find out whose it is, which takes 15 times as long.
@@ -191,7 +191,7 @@ def _look(
 ) -> jax.Array:
   """[6, 6, ...] int32, what is seen in each cell, 0 where nothing is.
 
-  Slot after slot, each on what is below it: that is arithmetic on whole rows of worlds, where a
+  Slot after slot, each on what is below it: that is arithmetic on whole rows of environments, where a
   reduction over slots would be one of single numbers.
 
   Args:

@@ -146,7 +146,7 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
 
 
 def towards_exit(state: State, mask: jax.Array) -> jax.Array:
-  """[] int32, the legal move after which the way to the exit is shortest; of one world.
+  """[] int32, the legal move after which the way to the exit is shortest; of one environment.
 
   Args:
     mask: [28] bool.

@@ -30,7 +30,7 @@ def frame(state: State) -> np.ndarray:
   energy and data siphons; then the 28 actions as tiles, programs dark when owned.
 
   Args:
-    state: of one world.
+    state: of one environment.
 
   Returns:
     [240, 336, 3] uint8.

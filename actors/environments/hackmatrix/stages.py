@@ -1,6 +1,6 @@
 """The next stage: an exit, blocks, things to pick up, and transmissions, all drawn anew.
 
-Where one world of a block ends a stage, this is computed for all of them, so it must be cheap. The
+Where one environment of a block ends a stage, this is computed for all of them, so it must be cheap. The
 32 cells that are no corners are the bits of one integer, and sets of them are drawn bit by bit.
 """
 

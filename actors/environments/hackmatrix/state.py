@@ -265,13 +265,13 @@ def narrow(state: State) -> State:
 
 
 def column(values: Any, num_axes: int) -> np.ndarray:
-  """[n, 1, ...] constants, to be broadcast over `num_axes` axes of worlds."""
+  """[n, 1, ...] constants, to be broadcast over `num_axes` axes of environments."""
   values = np.asarray(values)
   return values.reshape(values.shape + (1,) * num_axes)
 
 
 def is_cell(row: jax.Array, col: jax.Array) -> jax.Array:
-  """[6, 6, ...] bool, True in the cell of each world; as a mask, cheaper than an index."""
+  """[6, 6, ...] bool, True in the cell of each environment; as a mask, cheaper than an index."""
   rows, cols = column(np.indices((SIZE, SIZE), np.int32), row.ndim)
   return (rows == row) & (cols == col)
 
@@ -283,9 +283,9 @@ def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
 
 
 def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
-  """What a change makes of a world where the condition holds; nothing changes elsewhere.
+  """What a change makes of an environment where the condition holds; nothing changes elsewhere.
 
-  It is computed only if the condition holds in any world. Even if it always does, that pays: the
+  It is computed only if the condition holds in any environment. Even if it always does, that pays: the
   rule is compiled for itself, and its inputs and outputs are kept. Otherwise XLA would compute them
   again wherever they are used.
 
@@ -302,9 +302,9 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 
 
 def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
-  """What is made if the condition holds in any world, else zeros; it means nothing elsewhere.
+  """What is made if the condition holds in any environment, else zeros; it means nothing elsewhere.
 
-  As with `where_any`, it is computed once and kept, so the few numbers of a world that many others
+  As with `where_any`, it is computed once and kept, so the few numbers of an environment that many others
   follow from are best made so. Otherwise XLA would make them again for every slot and cell.
 
   Args:

@@ -237,7 +237,7 @@ function drawLegend() {
   }));
 }
 
-// Runs, nodes, films and configs
+// Runs, nodes, videos and configs
 
 function drawRuns() {
   const rows = runs.runs.map((run) => [
@@ -288,24 +288,24 @@ function makeRoom(video) {
   video.style.width = `min(100%, ${Math.round(400 * width / height)}px)`;
 }
 
-let filmsShown = '';
-function drawFilms() {
-  const films = runs.runs.flatMap((run, index) => run.films.map((film) => ({run, index, film})));
-  const names = JSON.stringify(films.map(({index, film}) => [index, film]));
-  if (names === filmsShown) return;
-  filmsShown = names;
+let videosShown = '';
+function drawVideos() {
+  const videos = runs.runs.flatMap((run, index) => run.videos.map((video) => ({run, index, video})));
+  const names = JSON.stringify(videos.map(({index, video}) => [index, video]));
+  if (names === videosShown) return;
+  videosShown = names;
   const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
-  const dreams = films.some(({film}) => film.dream);
-  find('films-note').hidden = !dreams;
-  const cards = films.map(({run, index, film}) => make('figure', {class: 'card'},
-    make('h3', {}, run.name, ' ', make('small', {}, (film.update === null ? film.name : `update ${number(film.update)}`) + (film.dream ? ', beside its dream' : ''))),
-    make('video', {src: `film/${index}/${encodeURIComponent(film.name)}?written=${film.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
+  const dreams = videos.some(({video}) => video.dream);
+  find('videos-note').hidden = !dreams;
+  const cards = videos.map(({run, index, video}) => make('figure', {class: 'card'},
+    make('h3', {}, run.name, ' ', make('small', {}, (video.update === null ? video.name : `update ${number(video.update)}`) + (video.dream ? ', beside its dream' : ''))),
+    make('video', {src: `video/${index}/${encodeURIComponent(video.name)}?written=${video.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
   ));
   for (const video of cards.map((card) => card.querySelector('video'))) {
     video.addEventListener('loadedmetadata', () => makeRoom(video));
   }
-  find('film-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
-    'No film yet: a run writes some now and then (evaluator.film_period) and at its end; hephaestus evaluate RUN --video makes more.')]));
+  find('video-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
+    'No video yet: a run writes some now and then (evaluator.video_period) and at its end; hephaestus evaluate RUN --video makes more.')]));
 }
 
 function drawConfigs() {
@@ -432,7 +432,7 @@ async function stepRuns() {
   }
   drawRuns();
   drawNodes();
-  drawFilms();
+  drawVideos();
   if (!reading) say('');
 }
 

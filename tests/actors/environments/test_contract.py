@@ -1,4 +1,4 @@
-"""What every world promises: all of ours, and of each family one of every kind."""
+"""What every environment promises: all of ours, and of each family one of every kind."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ TERMINATED, CUT_OFF = 0.0, 1.0  # the discount at LAST
 
 @dataclasses.dataclass(frozen=True)
 class World:
-  """A world under test.
+  """An environment under test.
 
   Attributes:
     name: as `make` takes it.
@@ -38,7 +38,7 @@ class World:
 
 
 BOTH = (TERMINATED, CUT_OFF)
-WORLDS = [
+ENVIRONMENTS = [
   World('example:make', {'max_steps': 10}, BOTH),  # of docs/environments.md
   World('catch'),
   World('grid_world', {'size': 4, 'num_resources': 3, 'max_steps': 45}, (CUT_OFF,)),
@@ -57,7 +57,7 @@ SLOW = ('brax', 'craftax')  # to compile
 @pytest.fixture(
   params=[
     pytest.param(world, id=world.name, marks=[pytest.mark.slow] if world.package in SLOW else [])
-    for world in WORLDS
+    for world in ENVIRONMENTS
   ],
   scope='module',
 )
@@ -69,7 +69,7 @@ def world(request):
 
 @pytest.fixture(scope='module')
 def example(tmp_path_factory):
-  """The world that the page on environments shows, as a module on the import path."""
+  """The environment that the page on environments shows, as a module on the import path."""
   page = pathlib.Path(__file__).parents[3] / 'docs' / 'environments.md'
   (code,) = re.findall(r'^```python\n(.*?)^```$', page.read_text(), re.DOTALL | re.MULTILINE)
   assert code.count('\n') <= 40
@@ -119,7 +119,7 @@ def played(environment):
 
 @pytest.fixture(scope='module')
 def together(environment):
-  """[N, T] timesteps of worlds side by side, of which the first and the last have the same key."""
+  """[N, T] timesteps of environments side by side, of which the first and the last have the same key."""
 
   def play(seed):
     def step(carry, key):
@@ -235,8 +235,8 @@ def test_legal_actions_are_there_to_choose_from(environment, played):
 
 
 def test_the_script_beats_chance(world, environment):
-  if world.name not in environments.WORLDS:
-    pytest.skip('only our own worlds have a script')
+  if world.name not in environments.ENVIRONMENTS:
+    pytest.skip('only our own environments have a script')
   if world.name == 'noisy_corridor':
     pytest.skip('it pays nothing')
   reference = wrappers.reference_returns(environment, num_episodes=64)
@@ -248,6 +248,6 @@ def test_a_frame_is_an_rgb_image(environment, played):
   _, states, _ = played
   frame = environment.render(states[0])
   if frame is None:
-    pytest.skip('this world shows no frames')
+    pytest.skip('this environment shows no frames')
   assert frame.dtype == np.uint8
   assert frame.ndim == 3 and frame.shape[-1] == 3

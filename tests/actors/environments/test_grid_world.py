@@ -13,7 +13,7 @@ from hephaestus.actors.environments.grid_world import COLLECT, DOWN, EMPTY, LEFT
 
 
 def world_with(resources, position, *, size=3, max_steps=256):
-  """A world, and its state with resources as {(row, column): type}."""
+  """An environment, and its state with resources as {(row, column): type}."""
   world = grid_world.GridWorld(size=size, num_resources=len(resources), max_steps=max_steps)
   state, _ = world.reset(jax.random.key(0))
   grid = np.full((size, size), EMPTY, np.uint8)

@@ -564,21 +564,21 @@ def mask_of(states):
   return np.asarray(MASKS(states))
 
 
-def random_play(num_worlds, num_steps, seed):
+def random_play(num_envs, num_steps, seed):
   """[T, N] states, actions, and the states and timesteps after, over many episodes."""
   world = wrappers.AutoReset(GAME)
 
   @jax.jit
   def run(key):
     key, reset_key = jax.random.split(key)
-    state, timestep = jax.vmap(world.reset)(jax.random.split(reset_key, num_worlds))
+    state, timestep = jax.vmap(world.reset)(jax.random.split(reset_key, num_envs))
 
     def step(carry, key):
       state, seen = carry
       action_key, step_key = jax.random.split(key)
       choose = lambda key, seen: wrappers.random_action(key, world.action_spec, seen)
-      action = jax.vmap(choose)(jax.random.split(action_key, num_worlds), seen)
-      keys = jax.random.split(step_key, num_worlds)
+      action = jax.vmap(choose)(jax.random.split(action_key, num_envs), seen)
+      keys = jax.random.split(step_key, num_envs)
       next_state, timestep = jax.vmap(world.step)(keys, state, action)
       row = state.env_state, action, next_state.env_state, timestep
       return (next_state, timestep.observation), row

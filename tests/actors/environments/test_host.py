@@ -1,4 +1,4 @@
-"""Worlds stepped on the host: their rows are those of a world in JAX, and slips are named."""
+"""Environments stepped on the host: their rows are those of an environment in JAX, and slips are named."""
 
 import itertools
 import os
@@ -117,7 +117,7 @@ def make_agent(count_trace=lambda: None):
   return agent_lib.Agent(
     init_params=lambda key: jnp.float32(0.1),
     acting_params=lambda params: params,
-    initial_policy_state=lambda num_worlds: jnp.zeros(num_worlds, jnp.int32),
+    initial_policy_state=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
     stored_state=lambda policy_state: policy_state,
     act=act,
   )
@@ -128,7 +128,7 @@ PARAMS = jnp.float32(0.1)
 
 def make_unroll(environment, agent=None):
   return rollout.make_unroll(
-    environment, agent or make_agent(), num_worlds=NUM_WORLDS, num_rows=NUM_ROWS
+    environment, agent or make_agent(), num_envs=NUM_WORLDS, num_rows=NUM_ROWS
   )
 
 
@@ -327,7 +327,7 @@ def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch
   assert staying.episode_length == MAX_STEPS
 
 
-def test_a_film_has_a_frame_for_every_row_of_an_episode(environment, family):
+def test_a_video_has_a_frame_for_every_row_of_an_episode(environment, family):
   frames = evaluator.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0)).frames
   shown = frames and [frame[0, 0, 0] for frame in frames]
   assert shown == ([1, 2, 3, 4] if family == 'gymnasium' else None)
@@ -345,7 +345,7 @@ def test_what_a_world_raises_ends_the_unroll():
 
 
 class Thin(host.World):
-  """A world of dm_env's, as it is."""
+  """An environment of dm_env's, as it is."""
 
   action_spec = specs.DiscreteArray(3)
 
@@ -506,12 +506,12 @@ def test_a_spec_that_no_agent_could_use_is_refused(monkeypatch, options, words):
     ('dm_env/no_such_module:make', {}, ["'dm_env/no_such_module:make'", 'PYTHONPATH']),
     ('dm_env/corridor:Corridor', {'sed': 1}, ['environment.sed=1', 'did you mean seed?']),
     ('dm_env/corridor:Corridor', {'max_steps': 0}, ['max_steps=0', 'at least 1']),
-    ('dm_env/os:getcwd', {}, ["os is Python's own and has no world"]),
-    ('os:system', {'command': ':'}, ["os is Python's own and has no world"]),
+    ('dm_env/os:getcwd', {}, ["os is Python's own and has no environment"]),
+    ('os:system', {'command': ':'}, ["os is Python's own and has no environment"]),
     (
       'dm_env/hephaestus.actors.environments:Iterable',
       {},
-      ["Iterable is Python's own and no world"],
+      ["Iterable is Python's own and no environment"],
     ),
     ('dm_env/numpy:get_include', {}, ['a dm_env.Environment is needed']),
     ('gymnasium/CartPol-v1', {}, ["'gymnasium/CartPol-v1'", 'did you mean CartPole-v1']),

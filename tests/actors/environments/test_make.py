@@ -26,7 +26,7 @@ class Demanding(catch.Catch):
 
 @pytest.fixture
 def my_world(tmp_path, monkeypatch):
-  """The name of a module on the import path that holds worlds of a user's own."""
+  """The name of a module on the import path that holds environments of a user's own."""
   (tmp_path / 'my_world.py').write_text(MINE)
   (tmp_path / 'my_broken_world.py').write_text('import a_library_that_is_missing')
   monkeypatch.syspath_prepend(tmp_path)
@@ -107,7 +107,7 @@ def test_a_family_whose_package_is_missing_says_what_installs_it(monkeypatch):
 
 
 class Still(environment.Environment):
-  """A world that keeps every promise; those below break one each."""
+  """An environment that keeps every promise; those below break one each."""
 
   action_spec = specs.DiscreteArray(2)
   max_steps = 1
@@ -205,7 +205,7 @@ def test_a_world_that_keeps_its_promises_passes():
 
 
 @pytest.mark.parametrize(
-  'world, words',
+  'environment, words',
   [
     (Growing, ["state['count']", 'int32[]', 'int32[2]']),
     (Softening, ["state['count']", 'int32[]', 'float32[]']),
@@ -264,18 +264,16 @@ def test_a_world_that_cannot_be_learned_from_is_refused_by_field(wrong, words):
   world = Played(**wrong)
   environment.check(world)
   with pytest.raises(ValueError) as error:
-    wrappers.check_values(world, jax.random.key(0), num_worlds=2, num_steps=8)
+    wrappers.check_values(world, jax.random.key(0), num_envs=2, num_steps=8)
   assert words in str(error.value)
 
 
 def test_a_world_that_can_be_learned_from_is_not_refused():
-  wrappers.check_values(Played(), jax.random.key(0), num_worlds=2, num_steps=8)
+  wrappers.check_values(Played(), jax.random.key(0), num_envs=2, num_steps=8)
 
 
 def test_making_a_world_claims_no_device():
-  code = (
-    "import hephaestus.actors.environments as e; [e.make(name) for name in e.WORLDS]; print('made')"
-  )
+  code = "import hephaestus.actors.environments as e; [e.make(name) for name in e.ENVIRONMENTS]; print('made')"
   made = subprocess.run(
     [sys.executable, '-c', code],
     env={**os.environ, 'JAX_PLATFORMS': 'none_such'},

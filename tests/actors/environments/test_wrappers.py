@@ -91,7 +91,7 @@ def test_a_new_episode_is_not_the_old_one_again():
 
 @pytest.mark.parametrize('num_over', [0, 1, 10])
 def test_resetting_those_that_are_over_gives_what_resetting_all_would(num_over):
-  """Ten worlds, which are no multiple of a group, and keys of their own."""
+  """Ten environments, which are no multiple of a group, and keys of their own."""
 
   class Costly(catch.Catch):
     has_costly_reset = True

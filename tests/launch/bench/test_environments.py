@@ -64,8 +64,8 @@ def test_people_see_a_line_for_each_figure(capsys):
 @pytest.mark.parametrize(
   ('arguments', 'words'),
   [
-    (['--env', 'cach'], "environment.name='cach': no such world"),
-    (['--worlds', '0'], '--worlds 0: each must be at least 1'),
+    (['--env', 'cach'], "environment.name='cach': no such environment"),
+    (['--worlds', '0'], '--environments 0: each must be at least 1'),
     (['--seconds', 'nan'], '--seconds nan: must be positive'),
     (
       ['--env', 'catch', 'grid_world', '--set', 'environment.rows=5'],
@@ -100,7 +100,7 @@ def test_bad_input_for_an_update_is_named(capsys, arguments, words):
 def test_an_update_is_measured_by_boredom(capsys, little_optimization):
   small = [
     'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2',
-    'agent.classes=2', 'agent.dream_rows=2', 'learner.batch_size=2', 'actor.sequence_length=4',
+    'agent.classes=2', 'agent.starts_per_sequence=2', 'learner.batch_size=2', 'actor.sequence_length=4',
   ]  # fmt: skip
   arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--set', *small)
   assert run('learner', *arguments) == 0

@@ -16,7 +16,7 @@ def only_gymnax(monkeypatch):
 def test_everything_is_listed_whether_installed_or_not(only_gymnax, capsys):
   pytest.importorskip('gymnax', reason='of the extra envs')
   report = catalogue.look_up()
-  assert set(report['worlds']) == set(environments.WORLDS)
+  assert set(report['worlds']) == set(environments.ENVIRONMENTS)
   assert report['worlds']['catch']['observation'] == {'': 'float32[50]'}
   assert report['worlds']['catch']['actions'] == '3 choices'
   assert not report['worlds']['catch']['mask'] and report['worlds']['hackmatrix']['mask']
@@ -48,5 +48,5 @@ def test_a_world_of_a_family_that_cannot_be_played_says_why(monkeypatch, capsys)
 
 
 def test_what_there_is_not_is_refused():
-  with pytest.raises(ValueError, match='no such world'):
+  with pytest.raises(ValueError, match='no such environment'):
     catalogue.look_up('gymna')

@@ -20,12 +20,12 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import checkpoint, contents, tables, writer
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
-ROWS, WORLDS, UNROLLS, FRONTIER = 6, 4, 6, 8
+ROWS, ENVIRONMENTS, UNROLLS, FRONTIER = 6, 4, 6, 8
 TINY = [
   'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.rows_per_chunk=2',
-  'agent.dream_rows=2', 'agent.window=2', 'agent.num_bins=11', 'environment.rows=4',
-  'environment.columns=3', f'actor.sequence_length={ROWS}', f'actor.num_worlds={WORLDS}',
+  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.steps_per_chunk=2',
+  'agent.starts_per_sequence=2', 'agent.window=2', 'agent.num_bins=11', 'environment.rows=4',
+  'environment.columns=3', f'actor.sequence_length={ROWS}', f'actor.num_envs={ENVIRONMENTS}',
   'learner.batch_size=8', 'replay.warm_up=8', f'replay.strata[0].max_size={FRONTIER}',
 ]  # fmt: skip
 
@@ -43,12 +43,12 @@ def schema(made):
 
 @pytest.fixture
 def sequences(schema):
-  """[UNROLLS * WORLDS, ...] as an actor writes them: episodes of three steps, each with a return of 1.
+  """[UNROLLS * ENVIRONMENTS, ...] as an actor writes them: episodes of three steps, each with a return of 1.
 
-  World w is w rows ahead of the first.
+  Environment w is w rows ahead of the first.
   """
-  count = UNROLLS * WORLDS
-  unroll, world = np.divmod(np.arange(count), WORLDS)
+  count = UNROLLS * ENVIRONMENTS
+  unroll, world = np.divmod(np.arange(count), ENVIRONMENTS)
   time = (ROWS - 1) * unroll[:, None] + np.arange(ROWS) + world[:, None]
   kind = np.array([FIRST, MID, MID, LAST], np.int32)[time % 4]
   zeros = jax.tree.map(lambda leaf: np.zeros((count, *leaf.shape), leaf.dtype), schema)
@@ -121,16 +121,16 @@ def test_what_is_sound_is_summed_up(run, sequences, capsys):
   )
   assert printed.err == ''
   summary = stored.read(str(run.folder)).summary
-  assert summary['checkpoint']['sequences'] == UNROLLS * WORLDS
+  assert summary['checkpoint']['sequences'] == UNROLLS * ENVIRONMENTS
   episodic, frontier = summary['strata']['episodic'], summary['strata']['frontier']
   assert (episodic['sequences'], frontier['sequences']) == (24, FRONTIER)
   assert (frontier['shared'], episodic['shared']) == (1.0, FRONTIER / 24)
   assert (frontier['version']['lowest'], frontier['version']['highest']) == (40, 50)
   assert (episodic['version']['lowest'], episodic['age_updates']['highest']) == (0, 50)
   assert episodic['age_steps']['highest'] == 23 * (ROWS - 1)
-  # Whole episodes of 31 rows of each world, also those that several sequences hold together.
+  # Whole episodes of 31 rows of each environment, also those that several sequences hold together.
   time = np.arange((ROWS - 1) * UNROLLS + 1)
-  ends = [np.sum((time + world) % 4 == 3) - (world > 0) for world in range(WORLDS)]
+  ends = [np.sum((time + world) % 4 == 3) - (world > 0) for world in range(ENVIRONMENTS)]
   assert episodic['episodes'] == sum(ends)
   assert set(episodic['episode_return'].values()) == {1.0}
   assert 0 < frontier['episodes'] < episodic['episodes']
@@ -297,11 +297,11 @@ def test_samples_say_what_happened_and_who_acted(run, sequences, capsys):
   assert (sample['version'], sample['actor_id']) == (0, 0)
 
 
-def test_samples_are_filmed_as_their_world_draws_them(run, sequences, tmp_path, capsys):
+def test_samples_are_videoed_as_their_world_draws_them(run, sequences, tmp_path, capsys):
   run.write(sequences)
   run.save()
   assert inspect(run.folder, '--sample', 1, '--gif', tmp_path) == 0
-  assert f'{tmp_path}: 2 films' in capsys.readouterr().out
+  assert f'{tmp_path}: 2 videos' in capsys.readouterr().out
   assert sorted(path.name for path in tmp_path.glob('*.gif')) == [
     'episodic-1.gif', 'frontier-1.gif'
   ]  # fmt: skip
@@ -321,7 +321,7 @@ def test_what_has_nothing_stored_is_named(tmp_path, run, capsys):
   for arguments, words in (
     (['--sample', 0], '--sample 0: must be at least 1'),
     (['--watch', '--check'], '--watch: looks at a live run'),
-    (['--gif', 'films'], '--gif films: shows samples; add --sample N'),
+    (['--gif', 'videos'], '--gif videos: shows samples; add --sample N'),
   ):
     assert inspect(run.folder, *arguments) == 2
     assert words in capsys.readouterr().err

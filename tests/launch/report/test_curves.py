@@ -26,7 +26,7 @@ def write_run(
     folder: of the run.
     points: environment step and score of each row, in order.
     overrides: of the preset's config.
-    world: its name.
+    environment: its name.
     agent: its name.
     node: who wrote the rows.
     more: further keys of each row.
@@ -354,7 +354,7 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   assert [re.sub('<.*?>', '', title) for title in re.findall('<h2>(.*?)</h2>', page)] == [
     'Runs', 'Learning catch', 'Intrinsic drives catch', 'World model catch',
     'Replay over the run catch', 'Speed catch', 'Actor and critic grid_world', 'Where time goes',
-    'Nodes', 'Films of evaluations', 'What the runs differ in', 'Left out',
+    'Nodes', 'Videos of evaluations', 'What the runs differ in', 'Left out',
   ]  # fmt: skip
   for name in ('catch', 'catch-learner-world_model-loss', 'catch-learner-replay-frontier-age-median',
                'grid_world-learner-ppo-entropy'):  # fmt: skip
@@ -363,17 +363,17 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   assert (
     '0 throughout: boredom' in page and not (out / 'catch-learner-intrinsic-boredom.png').exists()
   )
-  films = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
-  assert len(films) == 2 and all(base64.b64decode(film)[4:8] == b'ftyp' for film in films)
+  videos = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
+  assert len(videos) == 2 and all(base64.b64decode(video)[4:8] == b'ftyp' for video in videos)
   assert 'update 8<' in page and 'update 8, beside its dream' in page and 'update 7' not in page
   assert 'learner ended with code -9; restart 1' in page and 'waits for data 25 %' in page
   assert not re.search(r'(src|srcset|href)="(?!data:)|url\(|@import|https?:|<script', page)
-  monkeypatch.setattr(report_page, 'MOST_FILM_BYTES', 10)
+  monkeypatch.setattr(report_page, 'MOST_VIDEO_BYTES', 10)
   capsys.readouterr()
   assert run(dreamer, '--out', out) == 0
   assert '<video' not in (out / 'report.html').read_text()
   said = capsys.readouterr().err.splitlines()
-  assert 'report.html: ' in said[0] and said[0].endswith(' as PNG, too), 0 films')
+  assert 'report.html: ' in said[0] and said[0].endswith(' as PNG, too), 0 videos')
   assert ' MB, 6 pictures ' in said[0]
   assert [line.split(': ')[1] for line in said[1:]] == [
     str(videos / name) for name in ('8.gif', '8-dream.gif')

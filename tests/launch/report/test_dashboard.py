@@ -47,9 +47,9 @@ def write(folder, node, *rows):
 class Served:
   """The page of some runs, and who asks it as a browser would."""
 
-  def __init__(self, folders, films):
-    films.mkdir(exist_ok=True)
-    self.dashboard = dashboard.Dashboard(folders, films)
+  def __init__(self, folders, videos):
+    videos.mkdir(exist_ok=True)
+    self.dashboard = dashboard.Dashboard(folders, videos)
     self._socket = dashboard.listen(0)
     self.port = self._socket.getsockname()[1]
     self._server = dashboard.make_server(dashboard.make_app(self.dashboard, 'secret'))
@@ -78,7 +78,7 @@ def serve(tmp_path):
   with contextlib.ExitStack() as stack:
 
     def serve(*folders):
-      served = Served(folders, tmp_path / 'films')
+      served = Served(folders, tmp_path / 'videos')
       stack.callback(served.close)
       return served
 
@@ -108,14 +108,14 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize(
-  'path', ['', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'film/0/7.gif']
+  'path', ['', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'video/0/7.gif']
 )
 def test_nothing_is_told_without_the_token(folder, serve, path):
   served = serve(folder)
   for token in ('wrong', '', 'secre', 'secret2', '..'):
     status, content, _ = served.ask(path, token=token)
     assert status == 403 and b'open the address that hephaestus dashboard printed' in content
-  assert served.ask(path)[0] == (404 if path.startswith('film') else 200)
+  assert served.ask(path)[0] == (404 if path.startswith('video') else 200)
 
 
 def test_only_this_machines_own_page_may_ask(folder, serve):
@@ -195,7 +195,7 @@ def test_a_dead_server_and_a_run_without_replay_say_so(folder, tmp_path, serve):
 def test_a_run_in_its_first_second_is_shown(folder, serve):
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
-  assert shown['state'] == 'not started' and shown['films'] == shown['nodes'] == []
+  assert shown['state'] == 'not started' and shown['videos'] == shown['nodes'] == []
   assert shown['messages'] == [
     f'nothing was measured; start it with: hephaestus train --run {folder}'
   ]
@@ -231,7 +231,7 @@ def test_a_folder_that_is_deleted_is_told(folder, serve):
 def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   folders = [tmp_path / str(seed) for seed in range(4)]
   for seed, folder in enumerate(folders):
-    make_run(folder, f'seed={seed}', f'evaluator.film_period={60 + seed}')
+    make_run(folder, f'seed={seed}', f'evaluator.video_period={60 + seed}')
     rows = [
       {'environment_step': step, 'normalised_score': step * seed / 100} for step in (0, 50, 100)
     ]
@@ -243,7 +243,7 @@ def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   assert [each['group'] for each in runs['runs']] == [0, 0, 0, 0, 1]
   assert runs['differences'] == {
     'agent.gamma': [0.99] * 4 + [0.9],
-    'evaluator.film_period': [60.0, 61.0, 62.0, 63.0, 300.0],  # no matter to a curve
+    'evaluator.video_period': [60.0, 61.0, 62.0, 63.0, 300.0],  # no matter to a curve
     'seed': [0, 1, 2, 3, 0],
   }
   answer = served.json('api/curves')
@@ -278,33 +278,33 @@ def test_a_long_run_is_thinned_and_read_in_parts(folder, serve):
   assert curve['mean'][5] == 0.12346
 
 
-def test_a_film_is_played_from_its_folder_alone(folder, serve):
+def test_a_video_is_played_from_its_folder_alone(folder, serve):
   path = folder / 'videos' / '70.gif'
   imageio.mimsave(
     path, [np.full((31, 40, 3), shade, np.uint8) for shade in (0, 90, 200)], duration=125
   )
-  (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no film')
+  (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no video')
   served = serve(folder)
-  films = served.json('api/runs')['runs'][0]['films']
-  assert {(film['name'], film['update'], film['dream']) for film in films} == {
+  videos = served.json('api/runs')['runs'][0]['videos']
+  assert {(video['name'], video['update'], video['dream']) for video in videos} == {
     ('70.gif', 70, False),
     ('80-dream.gif', 80, True),
   }
-  status, content, response = served.ask('film/0/70.gif')
+  status, content, response = served.ask('video/0/70.gif')
   assert (
     status == 200 and response.headers['Content-Type'] == 'video/mp4' and content[4:8] == b'ftyp'
   )
-  status, part, _ = served.ask('film/0/70.gif', Range='bytes=4-7')
+  status, part, _ = served.ask('video/0/70.gif', Range='bytes=4-7')
   assert (status, part) == (206, b'ftyp')
-  status, content, _ = served.ask('film/0/80-dream.gif')
+  status, content, _ = served.ask('video/0/80-dream.gif')
   assert status == 404 and b'80-dream.gif: cannot be played' in content
   for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
-    assert served.ask(f'film/0/{name}')[0] == 404
+    assert served.ask(f'video/0/{name}')[0] == 404
   assert list((folder / 'videos').glob('*.mp4')) == []
-  for number in range(dashboard.MOST_FILMS):
+  for number in range(dashboard.MOST_VIDEOS):
     shutil.copy(path, folder / 'videos' / f'9{number}.gif')
-  assert len(served.json('api/runs')['runs'][0]['films']) == dashboard.MOST_FILMS
-  assert served.ask('film/0/70.gif')[0] == 200  # of a page that still shows it
+  assert len(served.json('api/runs')['runs'][0]['videos']) == dashboard.MOST_VIDEOS
+  assert served.ask('video/0/70.gif')[0] == 200  # of a page that still shows it
 
 
 def test_nodes_and_what_happened_to_them_are_told(folder, serve):
@@ -343,7 +343,7 @@ def test_nodes_and_what_happened_to_them_are_told(folder, serve):
       'shares': {
         'other': 0.125,
         'held back by replay': 0.5,
-        'acts and steps its worlds': 0.25,
+        'acts and steps its environments': 0.25,
         'inserts': 0.125,
       },
     },
@@ -484,7 +484,9 @@ def test_curves_of_a_run_appear_and_move(live):
   row = live.page.inner_text('#runs tbody tr')
   assert 'run' in row and 'catch' in row and 'running' in row
   assert 'learner' in live.page.inner_text('#nodes') and live.complaints == []
-  live.wait_for("document.getElementById('times').innerText.includes('acts and steps its worlds')")
+  live.wait_for(
+    "document.getElementById('times').innerText.includes('acts and steps its environments')"
+  )
 
 
 @pytest.mark.timeout(600)
@@ -517,21 +519,21 @@ def test_the_replay_panel_agrees_with_inspect(live):
 
 
 @pytest.mark.timeout(600)
-def test_a_film_appears_and_plays(live, little_optimization):
-  assert 'No film yet' in live.page.inner_text('#films')
+def test_a_video_appears_and_plays(live, little_optimization):
+  assert 'No video yet' in live.page.inner_text('#videos')
   until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
   live.freeze()
   local.evaluate(live.folder, 8, live.folder / 'videos' / '77.gif', 0)
-  live.page.wait_for_selector('#films video')
-  assert 'update 77' in live.page.inner_text('#films')
-  live.page.locator('#films video').scroll_into_view_if_needed()  # what nobody sees stands still
-  playing = "time => document.querySelector('#films video').currentTime > time"
+  live.page.wait_for_selector('#videos video')
+  assert 'update 77' in live.page.inner_text('#videos')
+  live.page.locator('#videos video').scroll_into_view_if_needed()  # what nobody sees stands still
+  playing = "time => document.querySelector('#videos video').currentTime > time"
   live.wait_for(playing, 0)
-  at = live.page.evaluate("document.querySelector('#films video').currentTime")
-  duration = live.page.evaluate("document.querySelector('#films video').duration")
+  at = live.page.evaluate("document.querySelector('#videos video').currentTime")
+  duration = live.page.evaluate("document.querySelector('#videos video').duration")
   assert duration > 0.4
   live.wait_for(
-    "time => Math.abs(document.querySelector('#films video').currentTime - time) > 0.1", at
+    "time => Math.abs(document.querySelector('#videos video').currentTime - time) > 0.1", at
   )
 
 

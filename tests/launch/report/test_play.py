@@ -1,4 +1,4 @@
-"""Watching a run: live in a terminal, a line for each step elsewhere, a film, and a clean end."""
+"""Watching a run: live in a terminal, a line for each step elsewhere, a video, and a clean end."""
 
 import io
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures('little_optimization')
 
 TINY = [
   'environment.rows=5', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
-  'actor.num_worlds=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
+  'actor.num_envs=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
 ]  # fmt: skip
 STEPS = 4  # of an episode
 UNSEEN = """
@@ -93,13 +93,13 @@ def test_a_picture_fits_the_terminal_and_keeps_its_colours():
   assert play.Picture(frame, columns=1, rows=1).pixels.shape == (2, 1, 3)
 
 
-def test_a_film_has_every_frame(folder, tmp_path, capsys):
-  film = tmp_path / 'film.gif'
-  assert run(folder, '--output', film, '--episodes', 2, '--fps', 20) == 0
-  frames = imageio.mimread(film)
+def test_a_video_has_every_frame(folder, tmp_path, capsys):
+  video = tmp_path / 'video.gif'
+  assert run(folder, '--output', video, '--episodes', 2, '--fps', 20) == 0
+  frames = imageio.mimread(video)
   assert len(frames) <= 2 * (STEPS + 1)  # equal neighbours are one
   assert frames[0].shape[1] > 200  # beside it what the policy would do
-  assert capsys.readouterr().out.splitlines()[-1] == f'{film}: {2 * (STEPS + 1)} frames'
+  assert capsys.readouterr().out.splitlines()[-1] == f'{video}: {2 * (STEPS + 1)} frames'
 
 
 def test_a_world_without_a_renderer_shows_its_numbers(tmp_path, monkeypatch, capsys):
@@ -110,17 +110,17 @@ def test_a_world_without_a_renderer_shows_its_numbers(tmp_path, monkeypatch, cap
   console = rich.console.Console(file=screen, force_terminal=True, width=60, height=12)
   play.watch(folder, frames_per_second=1e6, console=console)
   assert 'reward' in screen.getvalue() and '▀' not in screen.getvalue()
-  assert run(folder, '--output', tmp_path / 'film.gif') == 2
+  assert run(folder, '--output', tmp_path / 'video.gif') == 2
   assert 'has no renderer; leave it out to see the numbers' in capsys.readouterr().err
-  assert not (tmp_path / 'film.gif').exists()
+  assert not (tmp_path / 'video.gif').exists()
 
 
 def test_an_agent_without_a_model_does_not_dream(folder, tmp_path, capsys):
-  assert run(folder, '--dream', '--output', tmp_path / 'film.gif') == 2
+  assert run(folder, '--dream', '--output', tmp_path / 'video.gif') == 2
   assert '--dream: ppo has no model that dreams; leave it out' in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_it_and_keeps_what_was_filmed(folder, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_ends_it_and_keeps_what_was_videoed(folder, tmp_path, monkeypatch, capsys):
   def interrupted(self, params, key):
     for step in range(2):
       yield evaluator.Moment(
@@ -131,16 +131,16 @@ def test_ctrl_c_ends_it_and_keeps_what_was_filmed(folder, tmp_path, monkeypatch,
   monkeypatch.setattr(evaluator.Play, 'moments', interrupted)
   assert run(folder) == 0
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
-  assert run(folder, '--output', tmp_path / 'film.gif') == 0
+  assert run(folder, '--output', tmp_path / 'video.gif') == 0
   assert capsys.readouterr().out.splitlines()[-1].endswith('2 frames')
-  assert (tmp_path / 'film.gif').exists()
+  assert (tmp_path / 'video.gif').exists()
 
 
 @pytest.mark.parametrize(
   ('arguments', 'words'),
   [
-    (['--output', 'film.avi'], '--output film.avi: the name must end in .gif or .mp4'),
-    (['--dream'], '--dream: is a film; add --output FILE'),
+    (['--output', 'video.avi'], '--output video.avi: the name must end in .gif or .mp4'),
+    (['--dream'], '--dream: is a video; add --output FILE'),
     (['--fps', '0'], '--fps 0.0: must be positive'),
     (['--episodes', '0'], '--episodes 0: must be at least 1'),
     ([], 'is not the folder of a run'),

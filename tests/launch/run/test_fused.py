@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 # Without annealing a run's program does not depend on its length, and is compiled once.
 TINY = [
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
-  'actor.num_worlds=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
+  'actor.num_envs=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
   'learner.log_period=2', 'learner.anneal=false', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
   'tensorboard=false',
 ]  # fmt: skip
@@ -46,10 +46,10 @@ def rows(folder, name):
 
 
 @pytest.mark.parametrize(
-  ('num_worlds', 'expected'), [(256, (4, 4, 2.5e-4)), (2048, (32, 2, 6.25e-5))]
+  ('num_envs', 'expected'), [(256, (4, 4, 2.5e-4)), (2048, (32, 2, 6.25e-5))]
 )
-def test_minibatches_epochs_and_rate_of_a_run_follow_its_worlds(num_worlds, expected):
-  made = config.override(presets.ppo_gpu('catch'), [f'actor.num_worlds={num_worlds}'])
+def test_minibatches_epochs_and_rate_of_a_run_follow_its_worlds(num_envs, expected):
+  made = config.override(presets.ppo_gpu('catch'), [f'actor.num_envs={num_envs}'])
   devices = jax.local_devices()[:1]
   assert fused.build(made, *fused.make_ppo(made), devices).scale == expected
 
@@ -59,15 +59,15 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
   assert train(*begin) == 0
   out = capsys.readouterr().out
-  assert '16 worlds x 8 steps: 2 minibatches of 64, 3 epochs' in out
-  assert out.index('estimated on each device') < out.index('16 worlds x 8 steps')
+  assert '16 environments x 8 steps: 2 minibatches of 64, 3 epochs' in out
+  assert out.index('estimated on each device') < out.index('16 environments x 8 steps')
   assert out.splitlines()[-1].startswith(
     'done: environment_step=640 learner_step=5 episode_return='
   )
   assert list((folder / 'videos').glob('5.gif'))
   assert config.load(folder / 'config.yaml').agent_name == 'ppo'
 
-  # Without a word on agent or world: the folder knows.
+  # Without a word on agent or environment: the folder knows.
   assert train('--steps', 900, '--profile', '6:8') == 0
   out = capsys.readouterr().out
   assert 'learner_step=8' in out.splitlines()[-1]
@@ -88,12 +88,12 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert result['learner_step'] == 8
   assert -1 <= result['episode_return'] <= 1
 
-  wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_worlds=32']
+  wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_envs=32']
   assert train(*wider) == 0
   out = capsys.readouterr().out
-  assert 'warning: the saved worlds do not fit actor.num_worlds' in out
+  assert 'warning: the saved environments do not fit actor.num_envs' in out
   assert 'environment_step=1280 learner_step=9' in out.splitlines()[-1]
-  assert config.load(folder / 'config.yaml').actor.num_worlds == 32
+  assert config.load(folder / 'config.yaml').actor.num_envs == 32
 
   assert run('inspect', folder) == 2
   assert 'without a replay' in capsys.readouterr().err
@@ -111,12 +111,12 @@ def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
   check = lambda gib, available: fused.check_memory(
     fused_lib.Memory(2**27, int(gib * 2**30)),
     None if available is None else int(available * 2**30),
-    num_worlds=2048,
+    num_envs=2048,
     num_devices=2,
   )
   assert check(4, 8) is None
   assert check(40, None) is None
-  assert check(8, 8).startswith('actor.num_worlds=2048: needs about 8.1 GiB on each device')
+  assert check(8, 8).startswith('actor.num_envs=2048: needs about 8.1 GiB on each device')
   with pytest.raises(ValueError, match=r'where 4.0 GiB are available; 256 would fit'):
     check(16, 4)
   with pytest.raises(ValueError, match=r'; 2 would fit'):

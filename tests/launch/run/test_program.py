@@ -14,7 +14,7 @@ from hephaestus.learner import dreamer_update
 from hephaestus.replay import tables, writer
 
 
-# Only the laptop's preset is another for another world.
+# Only the laptop's preset is another for another environment.
 @pytest.mark.parametrize(
   ('preset', 'world'),
   [('laptop', 'catch'), ('laptop', 'grid_world'), ('gpu', 'grid_world'), ('tpu-v4-8', 'catch')],

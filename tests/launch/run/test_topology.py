@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures('little_optimization')
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 PPO = (
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
-  'actor.num_worlds=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
+  'actor.num_envs=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
   'learner.num_minibatches=2', 'learner.log_period=2', 'learner.checkpoint_period=0.5',
   'actor.log_period=0.5', 'evaluator.period=5', 'evaluator.num_episodes=8',
   'evaluator.final_episodes=8', 'tensorboard=false',
@@ -197,10 +197,10 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
   assert len(list((folder / 'videos').glob('*[0-9].gif'))) == 1
   assert len(list((folder / 'videos').glob('*-dream.gif'))) == 1
 
-  film = folder / 'film.gif'
-  result = json.loads(hephaestus('evaluate', folder, '--episodes', 8, '--json', '--video', film))
+  video = folder / 'video.gif'
+  result = json.loads(hephaestus('evaluate', folder, '--episodes', 8, '--json', '--video', video))
   assert result['learner_step'] == final['learner_step']
-  assert film.stat().st_size > 0
+  assert video.stat().st_size > 0
 
 
 @pytest.mark.timeout(600)

@@ -1,11 +1,11 @@
-"""Films: what is observed becomes a picture, and a dream stands beside what happened."""
+"""Videos: what is observed becomes a picture, and a dream stands beside what happened."""
 
 import imageio.v2 as imageio
 import jax
 import numpy as np
 import pytest
 
-from hephaestus.actors import evaluator, films
+from hephaestus.actors import evaluator, videos
 from hephaestus.actors.environments import catch, grid_world, noisy_corridor
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -18,7 +18,7 @@ def by_nobody(observation):
 
 
 def shown(draw, observation, row):
-  return films.drawing(draw, observation)(jax.tree.map(lambda x: x[row], observation))
+  return videos.drawing(draw, observation)(jax.tree.map(lambda x: x[row], observation))
 
 
 def test_an_observed_picture_is_shown_large_enough():
@@ -42,8 +42,8 @@ def test_numbers_are_cells_by_their_sign_and_size():
   cell = frame.shape[1] // 3  # columns of 4 cells
   zero, positive, negative = (frame[cell // 2, cell // 2 + i * cell].astype(int) for i in range(3))
   half = frame[cell + cell // 2, cell // 2].astype(int)
-  assert tuple(zero) == films.GROUND
-  assert tuple(positive) == tuple(films.POSITIVE) and tuple(negative) == tuple(films.NEGATIVE)
+  assert tuple(zero) == videos.GROUND
+  assert tuple(positive) == tuple(videos.POSITIVE) and tuple(negative) == tuple(videos.NEGATIVE)
   np.testing.assert_allclose(half, (zero + positive) / 2, atol=1)
 
 
@@ -59,20 +59,22 @@ def test_what_happened_stands_left_of_what_was_expected():
   draw = lambda row: np.full((20, 10, 3), 255 * row[0], np.uint8)
   observation, expected = np.zeros((ROWS, 1)), np.ones((ROWS, 1))
   salience = np.tile([0.25, 0.75], (ROWS, 1))
-  frames = films.beside(draw, observation, expected, salience, context=1)
+  frames = videos.beside(draw, observation, expected, salience, context=1)
   assert len(frames) == ROWS and len({frame.shape for frame in frames}) == 1
   height, width, _ = frames[0].shape
   assert frames[0][height // 3, width // 4].max() == 0
   assert frames[0][height // 3, 3 * width // 4].min() == 255
-  line = [tuple(frame[films.MARGIN, 3 * width // 4]) for frame in frames]
-  assert line == [films.SEEN] + [films.DREAMT] * 3
-  bars = (frames[0][-films.MARGIN - films.BARS : -films.MARGIN] == films.INK).all(-1).sum(axis=0)
+  line = [tuple(frame[videos.MARGIN, 3 * width // 4]) for frame in frames]
+  assert line == [videos.SEEN] + [videos.DREAMT] * 3
+  bars = (
+    (frames[0][-videos.MARGIN - videos.BARS : -videos.MARGIN] == videos.INK).all(-1).sum(axis=0)
+  )
   assert sorted(set(bars.tolist())) == [0, 8, 24]  # of 32 pixels
-  without_salience = films.beside(draw, observation, expected, np.ones((ROWS, 1)), context=1)
-  assert len(without_salience[0]) == height - films.BARS - films.MARGIN
+  without_salience = videos.beside(draw, observation, expected, np.ones((ROWS, 1)), context=1)
+  assert len(without_salience[0]) == height - videos.BARS - videos.MARGIN
 
 
-def test_an_agent_is_filmed_at_the_end_and_beside_its_dream(tmp_path):
+def test_an_agent_is_videoed_at_the_end_and_beside_its_dream(tmp_path):
   world = catch.Catch(rows=4, columns=3)
   config = dreamer_config.DreamerConfig(
     deterministic_size=8, hidden_size=16, stochastic_size=4, ensemble_size=2, num_bins=11, window=2
@@ -82,29 +84,29 @@ def test_an_agent_is_filmed_at_the_end_and_beside_its_dream(tmp_path):
   acting = agent.acting_params(params)
   play = evaluator.Play(world, agent, 2)
   camera = evaluator.Camera(play, tmp_path, period=3600, newest=lambda: (6, params))
-  camera.film(7, acting, jax.random.key(0), final=False)
+  camera.video(7, acting, jax.random.key(0), final=False)
   assert not list(tmp_path.iterdir())
-  camera.film(8, acting, jax.random.key(0), final=True)
+  camera.video(8, acting, jax.random.key(0), final=True)
   assert sorted(path.name for path in tmp_path.iterdir()) == ['6-dream.gif', '8.gif']
   assert len(imageio.mimread(tmp_path / '6-dream.gif')) == 4
 
 
 def test_what_has_no_place_beside_a_frame_is_summed_up():
   policy = {'up': 0.5, 'siphon': 0.25, 'PUSH': 0.125, 'WAIT': 0.125}
-  assert films.likeliest(policy, 4) == list(policy.items())
-  assert films.likeliest(policy, 3) == [('up', 0.5), ('siphon', 0.25), ('2 others', 0.25)]
+  assert videos.likeliest(policy, 4) == list(policy.items())
+  assert videos.likeliest(policy, 3) == [('up', 0.5), ('siphon', 0.25), ('2 others', 0.25)]
 
 
 def test_the_likelier_a_choice_the_longer_its_bar():
   frame = np.full((240, 336, 3), 9, np.uint8)
-  shown = films.with_policy(frame, {'a name that is too long for its place': 0.75, 'b': 0.25})
-  empty = films.with_policy(frame, {})
+  shown = videos.with_policy(frame, {'a name that is too long for its place': 0.75, 'b': 0.25})
+  empty = videos.with_policy(frame, {})
   assert shown.shape == empty.shape and shown.dtype == np.uint8
   np.testing.assert_array_equal(shown[:, :336], frame)
-  bars = (shown == films.SEEN).all(-1).sum(1)
+  bars = (shown == videos.SEEN).all(-1).sum(1)
   lengths = [length for length in bars.tolist() if length]
   assert lengths[0] > 2.5 * lengths[-1] and len(set(lengths)) == 2
-  assert not (empty[:, 336:] != films.GROUND).any()
+  assert not (empty[:, 336:] != videos.GROUND).any()
   # A name does not reach into its bar.
-  bar = 336 + films.MARGIN + films.NAME
-  assert (shown[:, bar - 2 : bar] == films.GROUND).all()
+  bar = 336 + videos.MARGIN + videos.NAME
+  assert (shown[:, bar - 2 : bar] == videos.GROUND).all()

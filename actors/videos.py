@@ -1,4 +1,4 @@
-"""Films: frames into a file, pictures of what is observed, a dream beside what really happened."""
+"""Videos: frames into a file, pictures of what is observed, a dream beside what really happened."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
     ValueError: another suffix.
   """
   if path.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'{path}: the name of a film must end in .gif or .mp4')
+    raise ValueError(f'{path}: the name of a video must end in .gif or .mp4')
   path.parent.mkdir(parents=True, exist_ok=True)
   images: list[Any] = list(frames)
   if path.suffix == '.gif':
@@ -43,11 +43,11 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
 def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
   """How the rows of an episode are best shown.
 
-  As their world draws them; else the first leaf that is a picture, [H, W, 1 or 3] of at least
+  As their environment draws them; else the first leaf that is a picture, [H, W, 1 or 3] of at least
   8 x 8; else all numbers as cells, row by row: 0 is dark, above it yellow, below it blue.
 
   Args:
-    draw: of the world; see `Environment.draw`.
+    draw: of the environment; see `Environment.draw`.
     observation: [T, ...] host arrays, all rows that are to be compared.
 
   Returns:
@@ -91,7 +91,7 @@ def _cells(shares: np.ndarray) -> np.ndarray:
 
 
 def _enlarge(frame: np.ndarray) -> np.ndarray:
-  """By a whole number, so that a small frame is seen; to even sizes, which films want."""
+  """By a whole number, so that a small frame is seen; to even sizes, which videos want."""
   scale = max(1, -(-SIDE // min(frame.shape[:2])))
   frame = frame.repeat(scale, axis=0).repeat(scale, axis=1)
   odd = [(0, length % 2) for length in frame.shape[:2]]
@@ -147,7 +147,7 @@ def beside(
   it looks back on itself alone.
 
   Args:
-    draw: of the world; see `Environment.draw`.
+    draw: of the environment; see `Environment.draw`.
     observation: [T, ...] host arrays, without a mask.
     expected: [T, ...] host arrays, likewise.
     salience: [T, W].
