@@ -88,7 +88,7 @@ def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
   folder, capsys, tmp_path, monkeypatch
 ):
   (tmp_path / 'unlearnable.py').write_text(
-    'from actors.environments import catch\n'
+    'from hephaestus.actors.environments import catch\n'
     'class Environment(catch.Catch):\n'
     '  def step(self, key, state, action):\n'
     '    state, timestep = super().step(key, state, action)\n'

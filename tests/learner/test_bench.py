@@ -97,5 +97,13 @@ def test_neither_worlds_nor_replay_are_needed():
     [sys.executable, '-c', program], capture_output=True, text=True, check=True, timeout=120
   )
   modules = {name.partition('.')[0] for name in json.loads(found.stdout)}
-  assert 'learner' in modules
-  assert not modules & {'actors', 'launch', 'replay', 'reverb', 'launchpad', 'acme', 'tensorflow'}
+  assert 'hephaestus.learner' in modules
+  assert not modules & {
+    'hephaestus.actors',
+    'hephaestus.launch',
+    'hephaestus.replay',
+    'reverb',
+    'launchpad',
+    'acme',
+    'tensorflow',
+  }

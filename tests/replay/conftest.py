@@ -52,8 +52,8 @@ def make_sequences():
 
 SERVER = """
 import sys, jax, numpy as np
-from replay import tables
-from replay.tables import ReplayConfig, Stratum
+from hephaestus.replay import tables
+from hephaestus.replay.tables import ReplayConfig, Stratum
 config, batch_size, insert_size, port, folder = sys.argv[1:]
 schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 made = tables.make_tables(

@@ -119,7 +119,7 @@ def test_forgotten_readers_do_not_spoil_the_exit(serve, unlimited):
   entry.write({'identity': np.arange(40, dtype=np.int32)}, lambda: False)
   script = """
 import sys, jax, numpy as np
-from replay import reader, tables
+from hephaestus.replay import reader, tables
 schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 strata = tables.ReplayConfig().strata
 # One is fed and one starves; neither is closed.

@@ -320,7 +320,9 @@ with open(folder / 'ended', 'a') as file:
 # What `hephaestus launch` does once it has checked all, without its seconds of imports.
 LAUNCH = """
 import pathlib, sys
-from launch import hosts, order, remote
+from hephaestus.launch.cluster import hosts
+from hephaestus.launch.cluster import handshake as order
+from hephaestus.launch.cluster import remote
 text = pathlib.Path('hosts.yaml').read_text()
 placed = hosts.parse(text, 'hosts.yaml')
 here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
@@ -560,7 +562,8 @@ def test_a_host_behind_ssh_ends_when_the_connection_dies_and_is_started_again(
 
 SHARE = """
 import pathlib, sys
-from launch import order, supervisor
+from hephaestus.launch.cluster import handshake as order
+from hephaestus.launch.run import supervisor
 order.SILENCE_SECONDS = float(sys.argv[2])
 leash = order.Leash(sys.stdin.fileno())
 sleeper = supervisor.Process('actor', ['sleep', '987654'], {}, pathlib.Path(sys.argv[1]))

@@ -383,7 +383,10 @@ def test_a_node_refuses_what_only_pods_are_told(tmp_path, capsys, arguments, wor
 # replay, as one deletes its StatefulSet.
 CLUSTER = """
 import json, os, signal, socket, sys, time
-from launch import local, main, node, template
+from hephaestus.launch.run import local
+from hephaestus.launch import main
+from hephaestus.launch.cluster import node
+from hephaestus.launch.run import fork_server as template
 told = json.load(sys.stdin)
 pods = {}
 for name, pod in told['pods'].items():

@@ -22,7 +22,7 @@ TINY = [
 ]  # fmt: skip
 STEPS = 4  # of an episode
 UNSEEN = """
-from actors.environments import catch
+from hephaestus.actors.environments import catch
 class Unseen(catch.Catch):
   def render(self, state):
     return None

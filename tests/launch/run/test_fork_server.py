@@ -18,7 +18,8 @@ DEADLINE_SECONDS = 30.0
 LAUNCHER = """
 import pathlib, sys
 import imported_before
-from launch import supervisor, template
+from hephaestus.launch.run import supervisor
+from hephaestus.launch.run import fork_server as template
 forks = template.Template()
 imported_before.value = 'of the launcher, later'
 if 'without' in sys.argv:
@@ -132,7 +133,7 @@ def test_without_the_template_programs_are_started_anew(launch, tmp_path):
 def test_jax_and_the_allocator_are_told_of_variables_that_they_read_when_they_started():
   program = """
 import os, jax
-from launch import template
+from hephaestus.launch.run import fork_server as template
 template._adopt_environment({
   'JAX_PLATFORMS': 'cpu', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.25',
   'JAX_COMPILATION_CACHE_DIR': 'somewhere', 'MALLOC_ARENA_MAX': '2',

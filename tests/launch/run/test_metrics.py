@@ -182,7 +182,7 @@ def test_rows_without_the_step_survive_a_resume(path):
 
 def test_kill_leaves_whole_lines_and_nothing_is_lost_before_it(path):
   program = f"""
-    from launch import metrics
+    from hephaestus.launch.run import metrics
     logger = metrics.JsonLines({str(path)!r})
     step = 0
     while True:
@@ -248,7 +248,12 @@ def test_logger_writes_curves_for_tensorboard(tmp_path):
 def test_who_needs_no_replay_loads_no_tensorflow_before_the_first_row_of_curves(tmp_path):
   program = f"""
     import pathlib, sys
-    from launch import dashboard, fused, inspection, metrics, report, watch
+    from hephaestus.launch.report import dashboard
+    from hephaestus.launch.run import fused
+    from hephaestus.launch.inspect import live as inspection
+    from hephaestus.launch.run import metrics
+    from hephaestus.launch.report import curves as report
+    from hephaestus.launch.report import play as watch
     run = pathlib.Path({str(tmp_path)!r})
     plain = metrics.make_logger(run / 'plain', 'learner', steps_key='learner_step')
     plain.write({{'learner_step': 1}})

@@ -434,7 +434,7 @@ def test_nothing_survives_a_supervisor_that_is_killed(make, tmp_path):
   parent, stubborn = make('actor', PARENT), make('replay', STUBBORN)
   program = f"""
     import pathlib
-    from launch import supervisor
+    from hephaestus.launch.run import supervisor
     processes = [
       supervisor.Process(name, command, {{}}, pathlib.Path(log))
       for name, command, log in {[(p.name, p.command, str(p.log)) for p in (parent, stubborn)]}

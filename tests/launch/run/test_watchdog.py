@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 WATCHED = """
-from launch import watchdog
+from hephaestus.launch.run import watchdog
 
 ask = watchdog.watched(lambda: False, stuck_seconds=0.5)
 """
@@ -35,7 +35,7 @@ print('goes on', ask())
 
 SERVES = """
 import reverb
-from launch import program
+from hephaestus.launch.run import program
 
 uniform, fifo = reverb.selectors.Uniform(), reverb.selectors.Fifo()
 server = reverb.Server([reverb.Table('t', uniform, fifo, 10, reverb.rate_limiters.MinSize(1))])
