@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fcntl
-import json
 import math
 import os
 import pathlib
@@ -261,6 +260,18 @@ def check_profile(
     raise ValueError(
       f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
     )
+
+
+@contextlib.contextmanager
+def open_fork_server() -> Iterator[template_lib.Template]:
+  """The server that forks into nodes.
+
+  It is made once all is imported and before anything starts the threads of JAX.
+  """
+  from hephaestus.launch.run import program  # noqa: F401  for the nodes, which then import nothing
+
+  with contextlib.closing(template_lib.Template()) as fork_server:
+    yield fork_server
 
 
 class Share(NamedTuple):
@@ -679,7 +690,7 @@ def newest(folder: pathlib.Path) -> Saved:
   """
   from hephaestus.launch.run import fused as fused_run
 
-  config = _config(folder)
+  config = load_config(folder)
   agent: agent_lib.Agent
   if config.fused:
     environment, agent, like = fused_run.saved(config)
@@ -693,61 +704,8 @@ def newest(folder: pathlib.Path) -> Saved:
   return Saved(config, environment, agent, agent.acting_params(params), params, step)
 
 
-def _config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
+def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
+  """The config of a run; ValueError where the folder is not that of one."""
   if not (folder / CONFIG).exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
   return launch_config.load(folder / CONFIG)
-
-
-def _untrained(folder: pathlib.Path) -> Saved:
-  """What plays a run's environment at random."""
-  from hephaestus.actors import evaluator
-
-  config = _config(folder)
-  environment = config.make_environment()
-  agent = evaluator.random_agent(environment.action_spec)
-  return Saved(config, environment, agent, params=(), all_params=(), step=0)
-
-
-def evaluate(
-  folder: pathlib.Path,
-  episodes: int,
-  video: pathlib.Path | None,
-  seed: int,
-  *,
-  at_random: bool = False,
-) -> dict[str, Any]:
-  """Scores a run's newest checkpoint; may run beside training.
-
-  Args:
-    folder: of the run.
-    episodes: at least so many are played.
-    video: where to put a video of one episode, or None.
-    seed: of the environments.
-    at_random: plays uniformly among the legal actions of the run's environment instead.
-
-  Raises:
-    ValueError: not a run, or nothing saved yet.
-  """
-  import jax
-
-  from hephaestus.actors import evaluator, videos
-
-  saved = _untrained(folder) if at_random else newest(folder)
-  config = saved.config
-  play = evaluator.Play(
-    saved.environment, saved.agent, min(episodes, 64), greedy=config.evaluator.greedy
-  )
-  play_key, video_key = jax.random.split(jax.random.key(seed))
-  result = play.evaluate(saved.params, play_key, episodes)
-  if video is not None:
-    recording = play.record(saved.params, video_key)
-    if recording.frames is None:
-      raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
-    videos.write(recording.frames, video)
-  return {'learner_step': saved.step, **result._asdict()}
-
-
-def to_json(report: dict[str, Any] | list[dict[str, Any]]) -> str:
-  """One line of JSON."""
-  return json.dumps(metrics.plain(report))

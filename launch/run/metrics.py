@@ -251,6 +251,11 @@ def plain(value: Any) -> Any:
   return plain(array.tolist())
 
 
+def to_json(report: dict[str, Any] | list[dict[str, Any]]) -> str:
+  """One line of JSON, of scalars and arrays of NumPy or JAX."""
+  return json.dumps(plain(report))
+
+
 def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
   """Drops a truncated last line, and what a run that resumes will write again."""
   content = path.read_bytes()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, flags, main, presets
 from hephaestus.launch.run import local
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -95,7 +95,7 @@ def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
     '    return state, timestep._replace(reward=timestep.reward / 0.0)\n'
   )
   monkeypatch.syspath_prepend(tmp_path)
-  assert run('train', '--run', folder, '--env', 'unlearnable:World') == 2
+  assert run('train', '--run', folder, '--env', 'unlearnable:Environment') == 2
   message = capsys.readouterr().err
   assert (
     "environment.name='unlearnable:Environment': timestep.reward: is not always finite" in message
@@ -213,5 +213,5 @@ def test_an_old_run_goes_on_with_its_own_configuration(folder):
   made = config.override(presets.laptop('catch'), ['agent.window=4', 'seed=7'])
   local.open_run(folder, made)
   arguments = main._parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
-  found = main.make_config(arguments)
+  found = flags.make_config(arguments)
   assert found == config.override(made, ['max_environment_steps=9'])

@@ -24,7 +24,7 @@ from rliable import metrics as aggregates
 
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.inspect import live as inspection
-from hephaestus.launch.report import dashboard, history
+from hephaestus.launch.report import dashboard, evaluate, history
 from hephaestus.launch.run import local, metrics
 from hephaestus.replay import tables, writer
 
@@ -523,7 +523,7 @@ def test_a_video_appears_and_plays(live, little_optimization):
   assert 'No video yet' in live.page.inner_text('#videos')
   until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
   live.freeze()
-  local.evaluate(live.folder, 8, live.folder / 'videos' / '77.gif', 0)
+  evaluate.evaluate(live.folder, 8, live.folder / 'videos' / '77.gif', 0)
   live.page.wait_for_selector('#videos video')
   assert 'update 77' in live.page.inner_text('#videos')
   live.page.locator('#videos video').scroll_into_view_if_needed()  # what nobody sees stands still

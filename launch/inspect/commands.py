@@ -1,0 +1,140 @@
+"""The commands `inspect` and `environments`."""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import warnings
+from typing import Any
+
+
+def add(commands: Any) -> None:
+  """Adds the commands; see `run.commands.add`."""
+  _add_environments(commands)
+  _add_inspect(commands)
+
+
+def _add_environments(commands: Any) -> None:
+  parser = commands.add_parser(
+    'environments', allow_abbrev=False, help='list the environments, or describe one'
+  )
+  parser.add_argument(
+    'name', nargs='?', metavar='FAMILY|ENVIRONMENT', help='such as gymnax or gymnax/CartPole-v1'
+  )
+  parser.add_argument('--json', action='store_true')
+  parser.set_defaults(call=_environments)
+
+
+def _add_inspect(commands: Any) -> None:
+  parser = commands.add_parser(
+    'inspect', allow_abbrev=False, help='what the replay of a run holds, and who waits for whom'
+  )
+  parser.add_argument('target', metavar='RUN|HOST:PORT')
+  parser.add_argument('--json', action='store_true')
+  parser.add_argument(
+    '--watch',
+    type=float,
+    nargs='?',
+    const=5.0,
+    metavar='SECONDS',
+    help='look again and again, every 5 seconds if not told otherwise, until Ctrl-C',
+  )
+  parser.add_argument(
+    '--check',
+    action='store_true',
+    help='whether what the newest checkpoint of replay holds is sound; exit code 1 when not',
+  )
+  parser.add_argument(
+    '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
+  )
+  parser.add_argument('--gif', type=pathlib.Path, metavar='DIR', help='videos of what was observed')
+  parser.add_argument(
+    '--prometheus',
+    type=int,
+    metavar='PORT',
+    help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
+  )
+  parser.set_defaults(call=_inspect)
+
+
+def _environments(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  warnings.simplefilter('ignore')  # of packages, on themselves
+  from hephaestus.launch.inspect import environments as catalogue
+
+  report = catalogue.look_up(arguments.name)
+  print(json.dumps(report)) if arguments.json else catalogue.show(report)
+  return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  watching, sampling = arguments.watch is not None, arguments.sample is not None
+  serving = arguments.prometheus is not None
+  _check_inspect(arguments)
+  from hephaestus.launch.inspect import live
+  from hephaestus.launch.run import metrics
+
+  if watching:
+    live.watch(arguments.target, arguments.watch, as_json=arguments.json)
+    return 0
+  if serving:
+    with live.make_exporter(arguments.target, arguments.prometheus) as exporter:
+      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C ends', flush=True)
+      with contextlib.suppress(KeyboardInterrupt):
+        exporter.serve_forever()
+    return 0
+  if sampling or arguments.check:
+    try:
+      return _inspect_stored(arguments)
+    except KeyboardInterrupt:
+      print('stopped', file=sys.stderr)
+      return 130
+  report = live.inspect(arguments.target)
+  print(metrics.to_json(report)) if arguments.json else live.show(report)
+  return 0
+
+
+def _check_inspect(arguments: argparse.Namespace) -> None:
+  """Raises ValueError for flags that have wrong values or exclude each other."""
+  watching, sampling = arguments.watch is not None, arguments.sample is not None
+  if watching and not arguments.watch > 0:
+    raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
+  if sampling and arguments.sample < 1:
+    raise ValueError(f'--sample {arguments.sample}: must be at least 1')
+  if watching and (sampling or arguments.check):
+    raise ValueError('--watch: looks at a live run; leave out --check and --sample, or call twice')
+  serving = arguments.prometheus is not None
+  if serving and (watching or sampling or arguments.check or arguments.json):
+    raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
+  if arguments.gif is not None and not sampling:
+    raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
+
+
+def _inspect_stored(arguments: argparse.Namespace) -> int:
+  """What is stored, from a copy; 1 when it was to be checked and something is wrong."""
+  from hephaestus.launch.inspect import live, stored
+  from hephaestus.launch.run import metrics
+
+  found = stored.read(arguments.target, arguments.sample or 0)
+  if arguments.json:
+    try:
+      report = live.inspect(arguments.target)
+    except ConnectionError:  # what is stored can be looked at all the same
+      report = {}
+    report |= {'stored': found.summary, 'samples': stored.samples_json(found.samples)}
+    print(metrics.to_json(report | {'violations': found.violations}))
+  if arguments.sample is not None and not arguments.json:
+    stored.show(arguments.target, found)
+  if arguments.gif is not None:
+    videos = stored.write_videos(found, arguments.gif)
+    if not arguments.json:
+      print(f'\n{arguments.gif}: {len(videos)} videos')
+  if not arguments.check:
+    return 0
+  if not arguments.json:
+    checked = f'{found.summary["checkpoint"]["sequences"]:,} sequences of its newest checkpoint'
+    print('\n'.join(found.violations) or f'{arguments.target}: nothing is wrong with {checked}')
+  return 1 if found.violations else 0
