@@ -1,19 +1,13 @@
-"""The flags that make the config of a run, and that config, for the commands that need one."""
+"""Flags that commands share, and the config of the run that they ask for."""
 
 import argparse
 import pathlib
-import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # it imports JAX, which parsing a command line can do without
-  from hephaestus.launch import config as launch_config
+from typing import Any
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
   """Adds the flags that `make_config` reads."""
-  parser.add_argument(
-    '--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: by the accelerator of this machine)'
-  )
+  parser.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
   parser.add_argument(
     '--env',
     help='an environment of `hephaestus environments`, or package.module:Class (default: catch)',
@@ -21,11 +15,11 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--agent',
     choices=['dreamer', 'plain', 'ppo'],
-    help="default: dreamer; plain is DreamerV3's configuration of it, a baseline",
+    help="default: dreamer; plain is one of DreamerV3's shape, to compare with",
   )
   parser.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
-  parser.add_argument('--steps', type=int, help='environment steps to collect in total')
-  parser.add_argument('--seed', type=int, help='random seed of the whole run (default: 0)')
+  parser.add_argument('--steps', type=int, help='environment steps to collect in all')
+  parser.add_argument('--seed', type=int, help='of everything random (default: 0)')
   parser.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
@@ -40,26 +34,39 @@ def add_profile_flag(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def config_flags(arguments: argparse.Namespace) -> list[str]:
-  """The config flags that were given, except --run, as words of a command line."""
+def given_config_flags(arguments: argparse.Namespace) -> list[str]:
+  """The config flags that were given, as words of a command, without the folder."""
   names = ('preset', 'env', 'agent', 'steps', 'seed')
   given = [(name, getattr(arguments, name)) for name in names]
   flags = [word for name, value in given if value is not None for word in (f'--{name}', str(value))]
   return flags + (['--set', *arguments.set] if arguments.set else [])
 
 
-def make_config(arguments: argparse.Namespace) -> 'launch_config.ExperimentConfig':
-  """The config that the flags ask for: that of a preset, or of the run folder to resume.
+def make_config(arguments: argparse.Namespace) -> Any:
+  """The config that `train`'s arguments ask for: a preset's, or that of the folder to go on with.
 
   Raises:
-    ValueError: naming the flag or key that cannot work.
+    ValueError: naming what cannot be.
   """
   from hephaestus.launch import config as launch_config
+  from hephaestus.launch import presets
+  from hephaestus.launch.run import folder as folder_lib
 
-  config = _base_config(arguments)
+  folder = arguments.run
+  config: launch_config.ExperimentConfig | None = None
+  if folder is not None and (folder / folder_lib.CONFIG).exists():
+    config = launch_config.load(folder / folder_lib.CONFIG)
+    other_agent = arguments.agent not in (None, config.agent_name)
+    if arguments.preset is not None or arguments.env is not None or other_agent:
+      config = None  # what is asked for is compared with what is there
+  if config is None:
+    preset = arguments.preset or presets.default_preset()
+    if preset not in presets.PRESETS:
+      raise ValueError(f'--preset {preset}: choose one of {", ".join(presets.PRESETS)}')
+    config = presets.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
   overrides = list(arguments.set)
   if config.agent_name == 'ppo':
-    # Last, so that a run with actors is checked with all values together.
+    # Last: what a run with actors cannot do is said of all values together.
     overrides += [] if arguments.fused is None else [f'learner.fused={arguments.fused}']
   elif arguments.fused:
     raise ValueError('--fused: the dreamer learns from replay; leave it out, or add --agent ppo')
@@ -78,68 +85,13 @@ def make_config(arguments: argparse.Namespace) -> 'launch_config.ExperimentConfi
   return config
 
 
-def _base_config(arguments: argparse.Namespace) -> 'launch_config.ExperimentConfig':
-  """The config before overrides."""
+def preset_config(arguments: argparse.Namespace) -> Any:
+  """The config of --preset, --env and --set; ValueError names the flag that cannot be."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch import presets
-  from hephaestus.launch.run import local
 
-  folder = arguments.run
-  if folder is not None and (folder / local.CONFIG).exists():
-    config = launch_config.load(folder / local.CONFIG)
-    other_agent = arguments.agent not in (None, config.agent_name)
-    if arguments.preset is None and arguments.env is None and not other_agent:
-      return config
-    # Otherwise the flags make a config, and `open_run` compares it with that of the folder.
-  return preset_config(
-    arguments.preset or presets.default_preset(), arguments.env, arguments.agent or 'dreamer'
-  )
-
-
-def preset_config(
-  preset: str, environment: str | None, agent: str = 'dreamer'
-) -> 'launch_config.ExperimentConfig':
-  """The config of a preset; ValueError where there is no such preset or environment.
-
-  Args:
-    preset: its name.
-    environment: its name; None for catch.
-    agent: as of --agent.
-  """
-  from hephaestus.launch import presets
-
+  preset = arguments.preset or 'laptop'
   if preset not in presets.PRESETS:
     raise ValueError(f'--preset {preset}: choose one of {", ".join(presets.PRESETS)}')
-  return presets.AGENTS[agent][preset](environment or 'catch')
-
-
-def check_environment(config: 'launch_config.ExperimentConfig') -> None:
-  """Raises ValueError for an environment that is unknown or unfit for training.
-
-  It is called before anything is written.
-  """
-  import jax
-
-  from hephaestus.actors.environments import host, wrappers
-  from hephaestus.launch.run import local
-
-  if not config.accelerator or not config.fused:
-    jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
-  # Compiling is most of the time this takes, and the same at every start.
-  jax.config.update('jax_compilation_cache_dir', local.COMMON['JAX_COMPILATION_CACHE_DIR'])
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-  environment = config.make_environment()
-  if isinstance(environment, host.HostEnvironment):  # its constructor has taken a step
-    if config.fused:
-      raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
-    return
-  try:
-    wrappers.check_values(environment, jax.random.key(config.seed))
-  except ValueError as error:
-    raise ValueError(f'environment.name={config.environment["name"]!r}: {error}') from error
-
-
-def new_folder(config: 'launch_config.ExperimentConfig') -> pathlib.Path:
-  """A run folder named after the environment and the time."""
-  name = config.environment['name'].replace('/', '-').replace(':', '-')
-  return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  config = presets.PRESETS[preset](arguments.env or 'catch')
+  return launch_config.override(config, arguments.set)

@@ -1,4 +1,4 @@
-"""The `hephaestus` command; each folder's commands.py declares its sub-commands."""
+"""The `hephaestus` command."""
 
 import argparse
 import os
@@ -14,6 +14,8 @@ from hephaestus.launch.inspect import commands as inspect_commands
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
 
+COMMANDS = (run_commands, cluster_commands, report_commands, inspect_commands, bench_commands)
+
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
   parser = argparse_flags.ArgumentParser(
@@ -22,16 +24,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     allow_abbrev=False,  # absl's own flags would make --run ambiguous
   )
   commands = parser.add_subparsers(dest='command', required=True)
-  for module in (
-    run_commands, cluster_commands, report_commands, inspect_commands, bench_commands
-  ):  # fmt: skip
+  for module in COMMANDS:
     module.add(commands)
   return parser.parse_args(arguments[1:])
 
 
 def _run(arguments: argparse.Namespace) -> int:
-  # For the user's own environments; last, so that a folder there cannot shadow a package.
-  sys.path.append(os.getcwd())
+  sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
@@ -41,14 +40,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return exit_code
   except BrokenPipeError:  # the reader of stdout has gone
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141  # as of SIGPIPE
+    return 141  # 128 + SIGPIPE
   except (ValueError, ConnectionError) as error:
     print(f'hephaestus {arguments.command}: {error}', file=sys.stderr)
     return 2
 
 
 def main() -> None:
-  """Entry point of the console script; bad input ends with exit code 2 and one line."""
+  """Runs the command; bad input ends with one line and exit code 2."""
   app.run(_run, flags_parser=_parse)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 import psutil
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import bench
 
@@ -95,7 +96,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
     raise ValueError('--set: knows only runs of the dreamer; leave ppo out')
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
   folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
-  local.open_run(folder, config)
+  folder_lib.open_run(folder, config)
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(folder)]
   with (folder / _OUTPUT).open('w') as file:
     launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)

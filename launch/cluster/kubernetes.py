@@ -25,7 +25,8 @@ import yaml
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import hosts as hosts_lib
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import preflight
 
 Object = dict[str, Any]
 
@@ -228,7 +229,7 @@ class _Run:
     self._num_shards, self._port = len(shards), shards[0].port
     self._num_learners = len(self._pods.learners)
     self._accelerators = options.accelerators(self._num_learners)
-    self._shard_bytes = -(-local.replay_bytes(config) // self._num_shards)
+    self._shard_bytes = -(-preflight.replay_bytes(config) // self._num_shards)
 
   def objects(self) -> Iterator[Object]:
     yield self._object(
@@ -237,7 +238,7 @@ class _Run:
       '',
       data={
         'hosts.yaml': hosts_lib.to_yaml(self._pods),
-        local.CONFIG: launch_config.to_yaml(self._config),
+        folder_lib.CONFIG: launch_config.to_yaml(self._config),
       },
     )
     yield from self._network_policies()
@@ -427,7 +428,14 @@ class _Run:
     """
     host = f'{hosts}-$(INDEX)'
     launch_id = self._options.launch_id
-    command = ['node', f'{ETC}/hosts.yaml', '--host', host, '--config', f'{ETC}/{local.CONFIG}']
+    command = [
+      'node',
+      f'{ETC}/hosts.yaml',
+      '--host',
+      host,
+      '--config',
+      f'{ETC}/{folder_lib.CONFIG}',
+    ]
     command += ['--run', f'{DATA}/{host}', *arguments]
     command += [] if launch_id is None else ['--launch-id', str(launch_id)]
     volumes: list[Object] = [

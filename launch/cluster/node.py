@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import handshake as order_lib
 from hephaestus.launch.cluster import hosts as hosts_lib
-from hephaestus.launch.run import fork_server as template_lib
-from hephaestus.launch.run import local
+from hephaestus.launch.run import fork_server, local, preflight
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 
@@ -66,7 +65,7 @@ def prepare_profile(
   """
   span = profile_lib.parse(text)
   try:
-    local.prepare_profile(span, config, folder)
+    preflight.prepare_profile(span, config, folder)
   except ValueError as error:
     print(f'nothing is traced on this host: {error}', flush=True)
     return None
@@ -79,7 +78,7 @@ def run(
   config: launch_config.ExperimentConfig,
   folder: pathlib.Path,
   launch_id: int,
-  template: template_lib.Template,
+  forks: fork_server.ForkServer,
   *,
   attached: bool,
   stays: bool = False,
@@ -93,7 +92,7 @@ def run(
     config: of the run, the same on all hosts.
     folder: of this host's share, opened.
     launch_id: the same on all hosts.
-    template: forks the nodes.
+    forks: starts the nodes.
     attached: whether stdin gives signs of life, whose end stops the share.
     stays: whether replay, which is alone here, outlives the run until it is stopped.
     profile: updates that are traced, by the nodes that are here; None for none.
@@ -120,7 +119,7 @@ def run(
       print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
   share = local.Share(here, addresses, launch_id, on_tick, hosts.coordinator)
   try:
-    exit_code = local.train(config, folder, template, share, exposed=hosts.exposed, profile=profile)
+    exit_code = local.train(config, folder, forks, share, exposed=hosts.exposed, profile=profile)
     if follows:
       follower.tick()
     is_asked_here = leash is not None and not leash.pulled

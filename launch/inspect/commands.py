@@ -1,4 +1,4 @@
-"""The commands `inspect` and `environments`."""
+"""`hephaestus inspect` and `environments`: replay tables and environments, seen from outside."""
 
 import argparse
 import contextlib
@@ -11,29 +11,25 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-  """Adds the commands; see `run.commands.add`."""
-  _add_environments(commands)
+  """Declares `inspect` and `environments`."""
   _add_inspect(commands)
-
-
-def _add_environments(commands: Any) -> None:
-  parser = commands.add_parser(
-    'environments', allow_abbrev=False, help='list the environments, or describe one'
+  environments = commands.add_parser(
+    'environments', allow_abbrev=False, help='list the environments there are, or tell of one'
   )
-  parser.add_argument(
-    'name', nargs='?', metavar='FAMILY|ENVIRONMENT', help='such as gymnax or gymnax/CartPole-v1'
+  environments.add_argument(
+    'name', nargs='?', metavar='FAMILY|WORLD', help='such as gymnax or gymnax/CartPole-v1'
   )
-  parser.add_argument('--json', action='store_true')
-  parser.set_defaults(call=_environments)
+  environments.add_argument('--json', action='store_true')
+  environments.set_defaults(call=_environments)
 
 
 def _add_inspect(commands: Any) -> None:
-  parser = commands.add_parser(
+  inspect = commands.add_parser(
     'inspect', allow_abbrev=False, help='what the replay of a run holds, and who waits for whom'
   )
-  parser.add_argument('target', metavar='RUN|HOST:PORT')
-  parser.add_argument('--json', action='store_true')
-  parser.add_argument(
+  inspect.add_argument('target', metavar='RUN|HOST:PORT')
+  inspect.add_argument('--json', action='store_true')
+  inspect.add_argument(
     '--watch',
     type=float,
     nargs='?',
@@ -41,39 +37,40 @@ def _add_inspect(commands: Any) -> None:
     metavar='SECONDS',
     help='look again and again, every 5 seconds if not told otherwise, until Ctrl-C',
   )
-  parser.add_argument(
+  inspect.add_argument(
     '--check',
     action='store_true',
     help='whether what the newest checkpoint of replay holds is sound; exit code 1 when not',
   )
-  parser.add_argument(
+  inspect.add_argument(
     '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
   )
-  parser.add_argument('--gif', type=pathlib.Path, metavar='DIR', help='videos of what was observed')
-  parser.add_argument(
+  inspect.add_argument(
+    '--gif', type=pathlib.Path, metavar='DIR', help='videos of what was observed'
+  )
+  inspect.add_argument(
     '--prometheus',
     type=int,
     metavar='PORT',
     help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
   )
-  parser.set_defaults(call=_inspect)
-
-
-def _environments(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  warnings.simplefilter('ignore')  # of packages, on themselves
-  from hephaestus.launch.inspect import environments as catalogue
-
-  report = catalogue.look_up(arguments.name)
-  print(json.dumps(report)) if arguments.json else catalogue.show(report)
-  return 0
+  inspect.set_defaults(call=_inspect)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
   watching, sampling = arguments.watch is not None, arguments.sample is not None
+  if watching and not arguments.watch > 0:
+    raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
+  if sampling and arguments.sample < 1:
+    raise ValueError(f'--sample {arguments.sample}: must be at least 1')
+  if watching and (sampling or arguments.check):
+    raise ValueError('--watch: looks at a live run; leave out --check and --sample, or call twice')
   serving = arguments.prometheus is not None
-  _check_inspect(arguments)
+  if serving and (watching or sampling or arguments.check or arguments.json):
+    raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
+  if arguments.gif is not None and not sampling:
+    raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
   from hephaestus.launch.inspect import live
   from hephaestus.launch.run import metrics
 
@@ -95,22 +92,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
   report = live.inspect(arguments.target)
   print(metrics.to_json(report)) if arguments.json else live.show(report)
   return 0
-
-
-def _check_inspect(arguments: argparse.Namespace) -> None:
-  """Raises ValueError for flags that have wrong values or exclude each other."""
-  watching, sampling = arguments.watch is not None, arguments.sample is not None
-  if watching and not arguments.watch > 0:
-    raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
-  if sampling and arguments.sample < 1:
-    raise ValueError(f'--sample {arguments.sample}: must be at least 1')
-  if watching and (sampling or arguments.check):
-    raise ValueError('--watch: looks at a live run; leave out --check and --sample, or call twice')
-  serving = arguments.prometheus is not None
-  if serving and (watching or sampling or arguments.check or arguments.json):
-    raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
-  if arguments.gif is not None and not sampling:
-    raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
 
 
 def _inspect_stored(arguments: argparse.Namespace) -> int:
@@ -138,3 +119,13 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
     checked = f'{found.summary["checkpoint"]["sequences"]:,} sequences of its newest checkpoint'
     print('\n'.join(found.violations) or f'{arguments.target}: nothing is wrong with {checked}')
   return 1 if found.violations else 0
+
+
+def _environments(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  warnings.simplefilter('ignore')  # of packages, on themselves
+  from hephaestus.launch.inspect import environments
+
+  report = environments.look_up(arguments.name)
+  print(json.dumps(report)) if arguments.json else environments.show(report)
+  return 0

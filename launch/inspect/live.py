@@ -23,7 +23,8 @@ import rich.text
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.report import history
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import inspector, tables
 
@@ -77,9 +78,9 @@ def find(target: str) -> Target:
   """
   folder = pathlib.Path(target)
   if folder.is_dir():
-    if not (folder / local.CONFIG).exists():
-      raise ValueError(f'{target}: is not the folder of a run, it has no {local.CONFIG}')
-    config = launch_config.load(folder / local.CONFIG)
+    if not (folder / folder_lib.CONFIG).exists():
+      raise ValueError(f'{target}: is not the folder of a run, it has no {folder_lib.CONFIG}')
+    config = launch_config.load(folder / folder_lib.CONFIG)
     if config.fused:
       raise ValueError(f'{target}: environment and update are one program here, without a replay')
     return Target(folder, config, None)
@@ -250,10 +251,10 @@ class Inspection:
           return
 
   def _newest_addresses(self, folder: pathlib.Path) -> list[str]:
-    if not (folder / local.CONFIG).exists():
+    if not (folder / folder_lib.CONFIG).exists():
       raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
     try:
-      return (folder / local.ADDRESS).read_text().split()
+      return (folder / folder_lib.ADDRESS).read_text().split()
     except FileNotFoundError:
       raise ConnectionError(f'{self._name}: this run was never started') from None
 

@@ -1,4 +1,4 @@
-"""The commands `evaluate`, `watch`, `dashboard` and `report`."""
+"""`hephaestus evaluate`, `watch`, `dashboard` and `report`: results of runs."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from absl import logging as absl_logging
 
 
 def add(commands: Any) -> None:
-  """Adds the commands; see `run.commands.add`."""
+  """Declares the commands that show results of runs."""
   _add_evaluate(commands)
   _add_watch(commands)
   _add_dashboard(commands)
@@ -18,51 +18,53 @@ def add(commands: Any) -> None:
 
 
 def _add_evaluate(commands: Any) -> None:
-  parser = commands.add_parser(
+  evaluate = commands.add_parser(
     'evaluate', allow_abbrev=False, help='score the newest checkpoint of a run'
   )
-  parser.add_argument('run', type=pathlib.Path)
-  parser.add_argument('--episodes', type=int, default=256)
-  parser.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
-  parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument(
+  evaluate.add_argument('run', type=pathlib.Path)
+  evaluate.add_argument('--episodes', type=int, default=256)
+  evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
+  evaluate.add_argument('--seed', type=int, default=0)
+  evaluate.add_argument(
     '--random', action='store_true', help='play at random instead: what to compare a score with'
   )
-  parser.add_argument('--json', action='store_true')
-  parser.set_defaults(call=_evaluate)
+  evaluate.add_argument('--json', action='store_true')
+  evaluate.set_defaults(call=_evaluate)
 
 
 def _add_watch(commands: Any) -> None:
-  parser = commands.add_parser(
+  watch = commands.add_parser(
     'watch', allow_abbrev=False, help='see the newest checkpoint of a run play'
   )
-  parser.add_argument('run', type=pathlib.Path)
-  parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--fps', type=float, default=8.0, help='frames in a second')
-  parser.add_argument('--episodes', type=int, default=1)
-  parser.add_argument('--output', type=pathlib.Path, help='a video instead, .gif or .mp4')
-  parser.add_argument(
+  watch.add_argument('run', type=pathlib.Path)
+  watch.add_argument('--seed', type=int, default=0)
+  watch.add_argument('--fps', type=float, default=8.0, help='frames in a second')
+  watch.add_argument('--episodes', type=int, default=1)
+  watch.add_argument('--output', type=pathlib.Path, help='a video instead, .gif or .mp4')
+  watch.add_argument(
     '--dream', action='store_true', help='the video shows beside it what its world model dreams'
   )
-  parser.add_argument(
+  watch.add_argument(
     '--greedy',
     action=argparse.BooleanOptionalAction,
     help='by the mode of the policy, or by chance (default: as the run is evaluated)',
   )
-  parser.set_defaults(call=_watch)
+  watch.set_defaults(call=_watch)
 
 
 def _add_dashboard(commands: Any) -> None:
-  parser = commands.add_parser(
+  dashboard = commands.add_parser(
     'dashboard', allow_abbrev=False, help='a web page that shows runs, on this machine alone'
   )
-  parser.add_argument('runs', type=pathlib.Path, nargs='+', metavar='RUN', help='folder of a run')
-  parser.add_argument('--port', type=int, default=0, help='of 127.0.0.1 (default: a free one)')
-  parser.set_defaults(call=_dashboard)
+  dashboard.add_argument(
+    'runs', type=pathlib.Path, nargs='+', metavar='RUN', help='folder of a run'
+  )
+  dashboard.add_argument('--port', type=int, default=0, help='of 127.0.0.1 (default: a free one)')
+  dashboard.set_defaults(call=_dashboard)
 
 
 def _add_report(commands: Any) -> None:
-  parser = commands.add_parser(
+  report = commands.add_parser(
     'report',
     allow_abbrev=False,
     help='learning curves of runs, with their spread over seeds',
@@ -70,30 +72,30 @@ def _add_report(commands: Any) -> None:
     'environment; with --out writes what the page of `dashboard` shows, as pictures and as one file. Needs '
     'the extra `report`.',
   )
-  parser.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
-  parser.add_argument(
+  report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
+  report.add_argument(
     '--out',
     type=pathlib.Path,
     help='folder for report.md, a PNG of each curve, and report.html, which has all in one file: '
     'curves, losses, drives, speed, nodes, videos, differences',
   )
-  parser.add_argument(
+  report.add_argument(
     '--metric',
     help='a key of metrics/*.jsonl, which is then shown alone (default: score, or return where there '
     'is none)',
   )
-  parser.add_argument(
+  report.add_argument(
     '--node',
     choices=['evaluator', 'learner', 'actor'],
     help='default: the first that has the metric',
   )
-  parser.add_argument(
+  report.add_argument(
     '--x',
     choices=['environment_step', 'learner_step', 'minutes'],
     default='environment_step',
     help='default: environment_step; minutes count from the first row on, while the run was running',
   )
-  parser.add_argument(
+  report.add_argument(
     '--label',
     nargs='+',
     action='append',
@@ -102,7 +104,7 @@ def _add_report(commands: Any) -> None:
     help='name a curve and the runs that it is made of, whatever they differ in; may be repeated, as '
     'in --label small runs/small-* --label large runs/large-*',
   )
-  parser.set_defaults(call=_report)
+  report.set_defaults(call=_report)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -136,9 +138,9 @@ def _watch(arguments: argparse.Namespace) -> int:
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
   try:
-    from hephaestus.launch.report import play as watch
+    from hephaestus.launch.report import play
 
-    watch.watch(
+    play.watch(
       arguments.run,
       seed=arguments.seed,
       episodes=arguments.episodes,
@@ -162,15 +164,14 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  from hephaestus.launch.report import curves as report
-  from hephaestus.launch.report import page
+  from hephaestus.launch.report import curves, page
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable says what it calculates
   for name, *runs in arguments.label:
     if not runs:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
   all_panels = arguments.out is not None and arguments.metric is None
-  made = report.make(
+  made = curves.make(
     arguments.runs,
     [(name, [pathlib.Path(run) for run in runs]) for name, *runs in arguments.label],
     metric=arguments.metric,

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.report import history
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 
 Numbers = TypeVar('Numbers')
 
@@ -219,9 +220,9 @@ def read(folder: pathlib.Path) -> Run:
   Raises:
     ValueError: it is not one, nothing was measured yet, or a file is damaged.
   """
-  path = folder / local.CONFIG
+  path = folder / folder_lib.CONFIG
   if not path.exists():
-    raise ValueError(f'{folder}: is not the folder of a run, it has no {local.CONFIG}')
+    raise ValueError(f'{folder}: is not the folder of a run, it has no {folder_lib.CONFIG}')
   config = launch_config.load(path)
   rows: dict[str, list[list[dict[str, Any]]]] = {}
   for node in history.NODES:

@@ -18,7 +18,8 @@ import numpy as np
 
 from hephaestus.launch.inspect import live
 from hephaestus.launch.report import history, panels
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # of a run, the newest; a page may still play one that was, a moment ago
@@ -180,7 +181,7 @@ class _Looks:
       return self._newest
 
   def _look(self) -> dict[str, Any]:
-    if not (self._folder / local.CONFIG).exists():
+    if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
     try:
       if self._inspection is None:

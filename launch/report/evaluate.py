@@ -1,19 +1,12 @@
-"""Scores the newest checkpoint of a run, or a random policy in its environment."""
+"""Scores of a run's newest checkpoint, for `hephaestus evaluate`."""
 
 import pathlib
 from typing import Any
 
-from hephaestus.launch.run import local
+import jax
 
-
-def _untrained(folder: pathlib.Path) -> local.Saved:
-  """What plays a run's environment at random."""
-  from hephaestus.actors import evaluator
-
-  config = local.load_config(folder)
-  environment = config.make_environment()
-  agent = evaluator.random_agent(environment.action_spec)
-  return local.Saved(config, environment, agent, params=(), all_params=(), step=0)
+from hephaestus.actors import evaluator, videos
+from hephaestus.launch.run import saved as saved_lib
 
 
 def evaluate(
@@ -36,11 +29,7 @@ def evaluate(
   Raises:
     ValueError: not a run, or nothing saved yet.
   """
-  import jax
-
-  from hephaestus.actors import evaluator, videos
-
-  saved = _untrained(folder) if at_random else local.newest(folder)
+  saved = saved_lib.untrained(folder) if at_random else saved_lib.newest(folder)
   config = saved.config
   play = evaluator.Play(
     saved.environment, saved.agent, min(episodes, 64), greedy=config.evaluator.greedy

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 
 POINTS = 240  # of a thinned curve; more than a screen tells apart
 CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
@@ -189,9 +190,9 @@ class History:
     Raises:
       ValueError: it is not the folder of a run.
     """
-    path = folder / local.CONFIG
+    path = folder / folder_lib.CONFIG
     if not path.exists():
-      raise ValueError(f'{folder}: is not the folder of a run, it has no {local.CONFIG}')
+      raise ValueError(f'{folder}: is not the folder of a run, it has no {folder_lib.CONFIG}')
     self.folder = folder
     self.config: launch_config.ExperimentConfig = launch_config.load(path)
     self.is_gone = False
@@ -207,7 +208,7 @@ class History:
     Args:
       deadline: monotonic seconds at which to leave the rest for the next call.
     """
-    self.is_gone = not (self.folder / local.CONFIG).exists()
+    self.is_gone = not (self.folder / folder_lib.CONFIG).exists()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if path.stem != 'events' and path.stem not in self._nodes:
         self._nodes[path.stem] = File(path)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.report import curves, history
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # how it looks, also in a report
 VIDEOS = ('.gif', '.mp4', '.webm')
@@ -206,7 +206,7 @@ def state(run: history.History) -> dict[str, Any]:
   )
   everyone = [name for node in history.NODES for name in run.names(node)]
   written = newest(everyone, 'time')
-  running = local.is_running(run.folder)
+  running = folder_lib.is_running(run.folder)
   final = newest(evaluator, 'final') == 1
   ended = final and (newest(evaluator, 'time') or 0) >= (newest(learner, 'time') or 0)
   word = 'running' if running else 'finished' if ended else 'stopped' if written else 'not started'

@@ -18,7 +18,7 @@ import rich.style
 import rich.table
 
 from hephaestus.actors import evaluator, videos
-from hephaestus.launch.run import local
+from hephaestus.launch.run import saved as saved_lib
 
 NUMBERS = 30  # columns of a terminal that are kept for what stands beside the picture
 LIKELIEST, BAR = 8, 10  # choices of the policy that are shown, and the columns of a sure one's bar
@@ -54,7 +54,7 @@ def watch(
       agent without a model.
   """
   console = console or rich.console.Console(color_system='truecolor')
-  saved = local.newest(folder)
+  saved = saved_lib.newest(folder)
   world = saved.config.environment['name']
   greedy = saved.config.evaluator.greedy if greedy is None else greedy
   title = f'{world}, update {saved.step:,}, {"by the mode" if greedy else "by chance"}'

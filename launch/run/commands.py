@@ -1,59 +1,67 @@
-"""The command `train`."""
+"""`hephaestus train`: a run on this machine."""
 
 import argparse
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from hephaestus.launch import flags
 
 
 def add(commands: Any) -> None:
-  """Adds the command.
-
-  Args:
-    commands: sub-commands of the parser, as `ArgumentParser.add_subparsers` returns them.
-  """
-  parser = commands.add_parser(
+  """Declares `train`."""
+  train = commands.add_parser(
     'train', allow_abbrev=False, help='train an agent, or resume the run of a folder'
   )
-  flags.add_config_flags(parser)
-  flags.add_profile_flag(parser)
-  parser.add_argument(
+  flags.add_config_flags(train)
+  train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
-    help="environment and update in one program on the learner's devices (ppo's default)",
+    help="environment and update in one program on the learner's devices (default for ppo)",
   )
-  parser.add_argument(
+  train.add_argument(
     '--expose',
     action='store_true',
     help="let other machines reach replay's port, which asks for no password",
   )
-  parser.add_argument(
+  train.add_argument(
     '--reset-moments',
     action='store_true',
-    help='when a run of ppo resumes, reset its optimizer: after a change of the number of environments',
+    help='reset the optimizer where a ppo run resumes with another number of environments',
   )
-  parser.set_defaults(call=_train)
+  flags.add_profile_flag(train)
+  train.set_defaults(call=_train)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-  from hephaestus.launch.run import fused, local
+  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.run import fused, local, preflight
   from hephaestus.learner import profile as profile_lib
 
   config = flags.make_config(arguments)
-  with contextlib.nullcontext() if config.fused else local.open_fork_server() as fork_server:
+  with contextlib.nullcontext() if config.fused else fork_server() as forks:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
-    folder = arguments.run or flags.new_folder(config)
-    flags.check_environment(config)
-    memory = '' if config.fused else local.check_memory(config)
+    folder = arguments.run or folder_lib.new(config)
+    preflight.check_environment(config)
+    memory = '' if config.fused else preflight.check_memory(config)
     if profile is not None:
-      local.prepare_profile(profile, config, folder)
-    local.open_run(folder, config)
+      preflight.prepare_profile(profile, config, folder)
+    folder_lib.open_run(folder, config)
     print(f'run folder: {folder}', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments, profile=profile)
     print(memory, flush=True)
-    assert fork_server is not None
-    return local.train(config, folder, fork_server, exposed=arguments.expose, profile=profile)
+    assert forks is not None
+    return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)
+
+
+@contextlib.contextmanager
+def fork_server() -> Iterator[Any]:
+  """A fork server, made after all imports and before anything starts the threads of JAX."""
+  from hephaestus.launch.run import fork_server as fork_server_lib
+  from hephaestus.launch.run import program  # noqa: F401, so that forked nodes have it imported
+
+  with contextlib.closing(fork_server_lib.ForkServer()) as forks:
+    yield forks

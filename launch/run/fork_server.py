@@ -1,4 +1,4 @@
-"""A copy of the launcher, taken once it has imported everything, that forks into nodes.
+"""Fork server: a copy of the launcher, made after its imports, that forks into nodes.
 
 Importing TensorFlow and JAX costs every node ten seconds of a core, at its start and at each
 restart. A process that has imported both, and called neither, can be forked instead: no thread runs
@@ -41,7 +41,7 @@ class Forked(NamedTuple):
     return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-class Template:
+class ForkServer:
   """Starts Python programs as children of this process, by forking its copy.
 
   To be made in the main thread, after the imports and before anything uses JAX or a thread; the
@@ -94,7 +94,7 @@ class Template:
     finally:
       LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0)
     if not reply.isdigit():
-      raise OSError(f'{name} could not be forked: {reply.decode() or "the template is gone"}')
+      raise OSError(f'{name} could not be forked: {reply.decode() or "the fork server is gone"}')
     return Forked(int(reply))
 
   @staticmethod

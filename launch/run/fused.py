@@ -15,7 +15,9 @@ from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import masked_ppo
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics, variables
+from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import allocator, checkpoint, ppo_update
 from hephaestus.learner import fused as fused_lib
 from hephaestus.learner import profile as profile_lib
@@ -135,8 +137,8 @@ def train(
   _prepare_process(config)
   environment, ppo = make_ppo(config)
   agent_config, learner_config = config.ppo()
-  with local.only_one(folder), _interrupts() as stop:
-    progress = local.Progress(config, folder, starting='compiling, some ten seconds')
+  with folder_lib.only_one(folder), _interrupts() as stop:
+    progress = progress_lib.Progress(config, folder, starting='compiling, some ten seconds')
     progress.tick()
     fused = build(config, environment, ppo, jax.local_devices())
     memory = fused.memory()
@@ -217,7 +219,7 @@ def train(
   progress.end()
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
-  print(local.summary(folder) if finished else _farewell(folder), flush=True)
+  print(progress_lib.summary(folder) if finished else _farewell(folder), flush=True)
   return 0
 
 
@@ -241,11 +243,11 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   """What other runs tell their nodes by the environment; here JAX is imported already."""
   allocator.keep()
   logging.set_verbosity(logging.WARNING)  # what nodes log goes to files, and here is the terminal
-  for name, value in local.COMMON.items():
+  for name, value in variables.COMMON.items():
     os.environ.setdefault(name, value)
   if not config.accelerator:
     jax.config.update('jax_platforms', 'cpu')
-  jax.config.update('jax_compilation_cache_dir', local.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 
 

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import BinaryIO, NamedTuple
 
-from hephaestus.launch.run import fork_server as template_lib
+from hephaestus.launch.run import fork_server
 
 POLL_SECONDS = 0.1
+TICK_SECONDS = 0.5
 LAST_LINES = 20
 GROUP_SECONDS = 1.0  # for what a process has started to be gone once it is killed
 CANNOT_START = 127  # as a shell reports a command that it cannot run
@@ -108,7 +109,7 @@ class _Child:
   """A process as it lives: running, waiting for its restart, or finished."""
 
   process: Process
-  running: subprocess.Popen[bytes] | template_lib.Forked | None = None
+  running: subprocess.Popen[bytes] | fork_server.Forked | None = None
   pid: int = 0
   exit_code: int | None = None
   finished: bool = False
@@ -153,17 +154,73 @@ class Interrupts:
       self._at = now
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restarts:
+  """When a process is restarted, and when it is given up.
+
+  Attributes:
+    backoff_seconds: before the first restart; doubles with every further one.
+    max_backoff_seconds: bound of the above.
+    healthy_seconds: a process that ran this long has recovered from earlier failures.
+    max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
+    max_fast_kills: the same for SIGKILL, by a person or for want of memory, and for exit codes for
+      which a process is `blameless`.
+    together: groups of names that are restarted as one: when one exits with an error, the others
+      are killed.
+  """
+
+  backoff_seconds: float = 0.5
+  max_backoff_seconds: float = 30.0
+  healthy_seconds: float = 60.0
+  max_fast_failures: int = 5
+  max_fast_kills: int = 20
+  together: Sequence[Sequence[str]] = ()
+
+  def __post_init__(self):
+    for name in ('max_fast_failures', 'max_fast_kills'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}.')
+
+  def delay(self, failures: int) -> float:
+    """Seconds before the restart that follows so many failures in a row."""
+    doublings = min(max(failures - 1, 0), 30)
+    return min(self.backoff_seconds * 2**doublings, self.max_backoff_seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopping:
+  """How processes are stopped.
+
+  Attributes:
+    order: groups of names, stopped one group after another; all at once when None.
+    grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
+    total_seconds: after which everything left is killed, whatever the grace of its group.
+  """
+
+  order: Sequence[Sequence[str]] | None = None
+  grace_seconds: float | Sequence[float] = 10.0
+  total_seconds: float = 30.0
+
+  def groups(self, names: Sequence[str]) -> list[tuple[Sequence[str], float]]:
+    """Each group of names with its seconds of grace; ValueError if they do not match `names`."""
+    order = [names] if self.order is None else self.order
+    if sorted(name for group in order for name in group) != sorted(names):
+      raise ValueError(f'`order` must name each of {names} once, got {order}.')
+    grace = self.grace_seconds
+    graces = [float(grace)] * len(order) if isinstance(grace, int | float) else grace
+    if len(graces) != len(order):
+      raise ValueError(f'{len(graces)} values of grace for {len(order)} groups.')
+    return list(zip(order, graces, strict=True))
+
+
 class Supervisor:
   """Runs processes until some of them are finished, one fails for good, or a signal comes.
 
-  A process that exits 0 is finished. One that ends otherwise is restarted after
-  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. One that
-  was killed (SIGKILL) is hardly at fault, and is given up much later than one that fails; so is one
-  that ended with a code for which it is `blameless`. SIGINT
-  and SIGTERM stop everything in order, a second one at once. Processes that share a fate are
-  restarted together, as one: when one of them ends otherwise than with 0, the others are killed.
-  Should the supervisor itself be killed, its processes, and whatever they started in their process
-  groups, die with it.
+  A process that exits 0 is finished. Any other exit leads to a restart after
+  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. SIGKILL,
+  and exit codes for which a process is `blameless`, count apart, because they are rarely its own
+  fault. SIGINT and SIGTERM stop everything in order, a second one at once. Should the supervisor
+  itself be killed, its processes, and whatever they started in their process groups, die with it.
   """
 
   def __init__(
@@ -172,19 +229,11 @@ class Supervisor:
     *,
     until: Sequence[str],
     is_over: Callable[[Set[str]], bool] | None = None,
-    stop_order: Sequence[Sequence[str]] | None = None,
-    fates: Sequence[Sequence[str]] = (),
-    grace_seconds: float | Sequence[float] = 10.0,
-    stop_seconds: float = 30.0,
-    healthy_seconds: float = 60.0,
-    max_fast_failures: int = 5,
-    max_fast_kills: int = 20,
-    backoff_seconds: float = 0.5,
-    max_backoff_seconds: float = 30.0,
+    restarts: Restarts | None = None,
+    stopping: Stopping | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
-    tick_seconds: float = 0.5,
-    template: template_lib.Template | None = None,
+    forks: fork_server.ForkServer | None = None,
   ):
     """Initializes the supervisor; nothing starts before `run`.
 
@@ -193,21 +242,15 @@ class Supervisor:
       until: names of the processes that must all finish for the run to be finished; when empty,
         it ends by a signal or a failure only.
       is_over: names of finished processes -> whether the run is finished, in place of `until`.
-      stop_order: groups of names, stopped one group after another; all at once when None.
-      fates: groups of names, each of which is of no use without all of it.
-      grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
-      stop_seconds: after which everything left is killed, whatever the grace of the groups.
-      healthy_seconds: a process that ran this long has recovered from earlier failures.
-      max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
-      max_fast_kills: the same for ends by SIGKILL, be it by a person or for want of memory, and for
-        those for which a process is `blameless`.
-      backoff_seconds: before the first restart; doubles with every further one.
-      max_backoff_seconds: bound of the above.
+      restarts: when to restart and when to give up.
+      stopping: in which order, and how patiently.
       on_event: called with every event, from the thread that runs.
-      on_tick: called about every `tick_seconds`, also while stopping.
-      tick_seconds: see `on_tick`.
-      template: forks the commands that it can run, which saves their imports; others, and all
-        should it be gone, are started anew.
+      on_tick: called about every `TICK_SECONDS`, also while stopping.
+      forks: forks the commands that it can run, which saves their imports; others, and all should
+        it be gone, are started anew.
+
+    Raises:
+      ValueError: names are missing, repeated or unknown.
     """
     names = [process.name for process in processes]
     if not names:
@@ -216,32 +259,15 @@ class Supervisor:
       raise ValueError(f'Names of processes must differ, but {repeated} are repeated.')
     if unknown := [name for name in until if name not in names]:
       raise ValueError(f'`until` names {unknown}, which are not among the processes {names}.')
-    stop_order = [names] if stop_order is None else stop_order
-    if sorted(name for group in stop_order for name in group) != sorted(names):
-      raise ValueError(f'`stop_order` must name each of {names} once, got {stop_order}.')
-    if max_fast_failures < 1:
-      raise ValueError(f'max_fast_failures must be at least 1, got {max_fast_failures}.')
-    if max_fast_kills < 1:
-      raise ValueError(f'max_fast_kills must be at least 1, got {max_fast_kills}.')
-    if isinstance(grace_seconds, int | float):
-      grace_seconds = [grace_seconds] * len(stop_order)
-    if len(grace_seconds) != len(stop_order):
-      raise ValueError(f'{len(grace_seconds)} values of grace for {len(stop_order)} groups.')
+    stopping = stopping or Stopping()
     self._children = {process.name: _Child(process) for process in processes}
     self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
-    self._stop_order = stop_order
-    self._fates = fates
-    self._grace_seconds = grace_seconds
-    self._stop_seconds = stop_seconds
-    self._healthy_seconds = healthy_seconds
-    self._max_fast_failures = max_fast_failures
-    self._max_fast_kills = max_fast_kills
-    self._backoff_seconds = backoff_seconds
-    self._max_backoff_seconds = max_backoff_seconds
+    self._restarts = restarts or Restarts()
+    self._stop_groups = stopping.groups(names)
+    self._stop_seconds = stopping.total_seconds
     self._on_event = on_event
     self._on_tick = on_tick
-    self._tick_seconds = tick_seconds
-    self._template = template
+    self._forks = forks
     self._next_tick = 0.0
     self._interrupts = Interrupts()
     self._failed: _Child | None = None
@@ -311,12 +337,12 @@ class Supervisor:
       child.pid = child.running.pid
       self._emit('started', child)
 
-  def _fork(self, process: Process, log: BinaryIO) -> template_lib.Forked | None:
-    """Runs a command in a fork of the template, None where that cannot be."""
-    if self._template is None or not self._template.runs(process.command):
+  def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
+    """Runs a command in a fork of the launcher, None where that cannot be."""
+    if self._forks is None or not self._forks.runs(process.command):
       return None
     try:
-      return self._template.start(
+      return self._forks.start(
         process.name, process.command, process.environment, log.fileno(), self._guard_pipe
       )
     except OSError as error:
@@ -331,7 +357,7 @@ class Supervisor:
       stdout=log,
       stderr=subprocess.STDOUT,
       start_new_session=True,
-      preexec_fn=functools.partial(template_lib.bind_to, os.getpid(), self._guard_pipe),
+      preexec_fn=functools.partial(fork_server.bind_to, os.getpid(), self._guard_pipe),
     )
 
   def _restart_what_ended(self) -> None:
@@ -350,18 +376,18 @@ class Supervisor:
       child.finished = True
       self._emit('finished', child)
       return
-    if time.monotonic() - child.started_at >= self._healthy_seconds:
+    policy = self._restarts
+    if time.monotonic() - child.started_at >= policy.healthy_seconds:
       child.fast_failures = child.fast_kills = 0
     elif exit_code == -signal.SIGKILL or exit_code in child.process.blameless:
       child.fast_kills += 1
     else:
       child.fast_failures += 1
-    if child.fast_failures >= self._max_fast_failures or child.fast_kills >= self._max_fast_kills:
+    if child.fast_failures >= policy.max_fast_failures or child.fast_kills >= policy.max_fast_kills:
       self._failed = self._failed or child
       self._emit('gave_up', child)
       return
-    doublings = min(max(child.fast_failures + child.fast_kills - 1, 0), 30)
-    delay_seconds = min(self._backoff_seconds * 2**doublings, self._max_backoff_seconds)
+    delay_seconds = policy.delay(child.fast_failures + child.fast_kills)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
     others = self._others(child)
@@ -372,13 +398,14 @@ class Supervisor:
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
   def _others(self, child: _Child) -> list[_Child]:
-    """Who shares its fate."""
-    names = [name for fate in self._fates if child.process.name in fate for name in fate]
+    """The processes that are restarted together with it."""
+    groups = [group for group in self._restarts.together if child.process.name in group]
+    names = [name for group in groups for name in group]
     return [self._children[name] for name in names if name != child.process.name]
 
   def _stop(self) -> None:
     deadline = time.monotonic() + self._stop_seconds
-    for names, grace_seconds in zip(self._stop_order, self._grace_seconds, strict=True):
+    for names, grace_seconds in self._stop_groups:
       children = [self._children[name] for name in names]
       for child in children:
         if child.running and self._reap_stopped(child):
@@ -436,7 +463,7 @@ class Supervisor:
   def _pause(self) -> None:
     time.sleep(POLL_SECONDS)
     if time.monotonic() >= self._next_tick:
-      self._next_tick = time.monotonic() + self._tick_seconds
+      self._next_tick = time.monotonic() + TICK_SECONDS
       with contextlib.suppress(OSError):  # as in _emit
         self._on_tick()
 

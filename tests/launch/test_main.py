@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hephaestus.launch import config, flags, main, presets
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
@@ -134,7 +134,7 @@ def test_a_folder_of_something_else_is_left_alone(folder, capsys):
 
 
 def test_another_configuration_is_refused_with_the_keys_that_differ(folder, capsys):
-  local.open_run(folder, presets.laptop('catch'))
+  folder_lib.open_run(folder, presets.laptop('catch'))
   before = (folder / 'config.yaml').read_text()
   assert run('train', '--run', folder, '--set', 'agent.window=4') == 2
   message = capsys.readouterr().err
@@ -150,8 +150,8 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
 
 
 def test_a_folder_in_use_is_refused(folder, capsys):
-  local.open_run(folder, presets.laptop('catch'))
-  with local.only_one(folder):
+  folder_lib.open_run(folder, presets.laptop('catch'))
+  with folder_lib.only_one(folder):
     assert run('train', '--run', folder) == 2
   assert 'is being trained already' in capsys.readouterr().err
 
@@ -175,7 +175,7 @@ def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
   assert 'is not the folder of a run' in capsys.readouterr().err
   assert run('inspect', tmp_path / 'gone') == 2
   assert 'neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
-  local.open_run(folder, presets.laptop('catch'))
+  folder_lib.open_run(folder, presets.laptop('catch'))
   assert run('inspect', folder) == 2
   assert 'was never started' in capsys.readouterr().err
 
@@ -183,7 +183,7 @@ def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
 def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
   assert run('evaluate', tmp_path) == 2
   assert 'is not the folder of a run' in capsys.readouterr().err
-  local.open_run(folder, presets.laptop('catch'))
+  folder_lib.open_run(folder, presets.laptop('catch'))
   assert run('evaluate', folder) == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
   assert run('evaluate', folder, '--video', 'video.avi') == 2
@@ -192,7 +192,7 @@ def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
 
 def test_a_run_is_compared_with_random_play_of_its_world(folder, capsys):
   made = config.override(presets.laptop('catch'), ['environment.rows=4', 'environment.columns=3'])
-  local.open_run(folder, made)
+  folder_lib.open_run(folder, made)
   assert run('evaluate', folder, '--random', '--episodes', 256, '--json') == 0
   result = json.loads(capsys.readouterr().out)
   assert result['learner_step'] == 0 and result['episode_length'] == 3
@@ -211,7 +211,7 @@ def test_the_command_itself_ends_with_code_two_and_one_line(folder):
 
 def test_an_old_run_goes_on_with_its_own_configuration(folder):
   made = config.override(presets.laptop('catch'), ['agent.window=4', 'seed=7'])
-  local.open_run(folder, made)
+  folder_lib.open_run(folder, made)
   arguments = main._parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
   found = flags.make_config(arguments)
   assert found == config.override(made, ['max_environment_steps=9'])

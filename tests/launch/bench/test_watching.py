@@ -12,7 +12,7 @@ import pytest
 from hephaestus.launch import main, presets
 from hephaestus.launch.bench import watching
 from hephaestus.launch.report import dashboard, panels
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
 
 
 def run(*arguments):
@@ -60,7 +60,7 @@ def test_a_window_without_rows_is_refused():
 
 def test_the_page_asks_as_often_for_what_a_browsers_page_asks_for(tmp_path):
   folder = tmp_path / 'run'
-  local.open_run(folder, presets.laptop('catch'))
+  folder_lib.open_run(folder, presets.laptop('catch'))
   asked, enough = [], threading.Event()
   app = dashboard.make_app(dashboard.Dashboard([folder], tmp_path), 'secret')
 

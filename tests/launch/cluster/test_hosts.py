@@ -569,7 +569,7 @@ leash = order.Leash(sys.stdin.fileno())
 sleeper = supervisor.Process('actor', ['sleep', '987654'], {}, pathlib.Path(sys.argv[1]))
 on_event = lambda event: print(event.kind, event.pid, flush=True)
 outcome = supervisor.Supervisor(
-  [sleeper], until=[], on_tick=leash.tick, tick_seconds=0.05, on_event=on_event
+  [sleeper], until=[], on_tick=leash.tick, on_event=on_event
 ).run()
 sys.exit(5 if outcome.interrupted else 1)
 """

@@ -15,7 +15,8 @@ import yaml
 
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.cluster import hosts, kubernetes
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics, preflight
 
 PATIENCE = 600  # seconds
 OLDEST = '1.29'
@@ -146,7 +147,7 @@ def test_every_host_of_the_pods_file_is_run_by_one_pod(cases, case):
     assert sum(map(bool, (host.replay, host.learner, host.evaluator, host.actors))) == 1
   ids = [actor_id for host in placed.hosts for actor_id in placed.actor_ids(host.name)]
   (data,) = (each['data'] for each in objects if each['kind'] == 'ConfigMap')
-  told_config = config.from_yaml(data[local.CONFIG], 'config.yaml')
+  told_config = config.from_yaml(data[folder_lib.CONFIG], 'config.yaml')
   assert ids == list(range(told_config.actor.num_actors))
   hosts.check(placed, told_config)
 
@@ -260,7 +261,7 @@ def test_losing_an_actor_touches_nothing_else(cases):
 
 def test_replay_may_take_the_memory_that_its_sequences_need(cases):
   objects = cases['gpu']
-  needed = local.replay_bytes(presets.gpu('catch'))
+  needed = preflight.replay_bytes(presets.gpu('catch'))
   template, _ = workloads(objects)['hephaestus-replay']
   gibibytes = int(container(template)['resources']['limits']['memory'].removesuffix('Gi'))
   assert needed + 2**30 < gibibytes * 2**30 < needed + 2**32
@@ -383,16 +384,17 @@ def test_a_node_refuses_what_only_pods_are_told(tmp_path, capsys, arguments, wor
 # replay, as one deletes its StatefulSet.
 CLUSTER = """
 import json, os, signal, socket, sys, time
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import preflight
 from hephaestus.launch import main
 from hephaestus.launch.cluster import node
-from hephaestus.launch.run import fork_server as template
+from hephaestus.launch.run import fork_server
 told = json.load(sys.stdin)
 pods = {}
 for name, pod in told['pods'].items():
   pid = os.fork()
   if pid == 0:
-    template.LIBC.prctl(template.PR_SET_PDEATHSIG, signal.SIGTERM)
+    fork_server.LIBC.prctl(fork_server.PR_SET_PDEATHSIG, signal.SIGTERM)
     log = os.open(pod['log'], os.O_WRONLY | os.O_CREAT)
     for standard in (1, 2):
       os.dup2(log, standard)
@@ -471,7 +473,7 @@ def test_replays_pod_serves_until_it_is_stopped(run_pods):
   assert 'up: replay; replay at 127.0.0.1:' in printed['replay-0']  # and nothing that would end it
   assert '\nstopped\n' in printed['replay-0']
   assert 'replay| ' in printed['replay-0']
-  assert (folders['replay-0'] / local.CONFIG).exists()
+  assert (folders['replay-0'] / folder_lib.CONFIG).exists()
 
 
 @pytest.mark.slow

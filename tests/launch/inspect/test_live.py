@@ -18,7 +18,7 @@ import rich.console
 
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.inspect import live
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
 from hephaestus.replay import inspector, tables, writer
 
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
@@ -33,7 +33,7 @@ class Run:
   """A run's folder with a server, and without nodes; what they would write is written here."""
 
   def __init__(self, folder, made):
-    local.open_run(folder, made)
+    folder_lib.open_run(folder, made)
     self.folder, self.strata = folder, made.replay.strata
     self.server = tables.make_server(
       tables.make_tables(made.replay, SCHEMA, batch_size=8, insert_size=10_000)
@@ -268,7 +268,7 @@ def test_a_truncated_last_line_is_left_out(nodes):
 
 def test_a_run_whose_server_is_silent_says_why(tmp_path, made):
   folder = tmp_path / 'run'
-  local.open_run(folder, made)
+  folder_lib.open_run(folder, made)
   (folder / 'address').write_text('localhost:1')
   silent = live.Inspection(str(folder), timeout_seconds=1.0)
   again = f'; the run is not running, go on with: hephaestus train --run {folder}'

@@ -15,7 +15,7 @@ import reverb
 
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.inspect import stored
-from hephaestus.launch.run import local
+from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import checkpoint, contents, tables, writer
 
@@ -65,7 +65,7 @@ class Run:
   """A run's folder, and a server whose limiter holds nobody back."""
 
   def __init__(self, folder, made, schema):
-    local.open_run(folder, made)
+    folder_lib.open_run(folder, made)
     self.folder, self.strata, self.schema = folder, made.replay.strata, schema
     self.replay = str(folder / 'replay')
     self.server = tables.make_server(
@@ -315,7 +315,7 @@ def test_what_has_nothing_stored_is_named(tmp_path, run, capsys):
   assert inspect('localhost:1', '--sample', 1) == 2
   assert "give the run's folder" in capsys.readouterr().err
   ppo = config.override(presets.ppo_laptop('catch'), ['learner.fused=false'])
-  local.open_run(tmp_path / 'ppo', ppo)
+  folder_lib.open_run(tmp_path / 'ppo', ppo)
   assert inspect(tmp_path / 'ppo', '--check') == 2
   assert 'keeps no checkpoint of its queue' in capsys.readouterr().err
   for arguments, words in (

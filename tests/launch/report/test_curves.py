@@ -12,7 +12,8 @@ import pytest
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.report import curves
 from hephaestus.launch.report import page as report_page
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 
 HOUR = 3600.0
 
@@ -32,7 +33,7 @@ def write_run(
     more: further keys of each row.
   """
   made = config.override(presets.AGENTS[agent]['laptop'](world), list(overrides))
-  local.open_run(folder, made)
+  folder_lib.open_run(folder, made)
   write_rows(
     folder,
     node,
@@ -243,7 +244,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
 def test_what_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path, capsys):
   good = write_run(tmp_path / 'good', [(0, 0.0), (100, 1.0)])
   young = tmp_path / 'young'
-  local.open_run(young, presets.laptop('catch'))
+  folder_lib.open_run(young, presets.laptop('catch'))
   damaged = write_run(tmp_path / 'damaged', [(0, 0.0)])
   (damaged / 'metrics' / 'evaluator.jsonl').write_text('nothing\n')
   unscored = write_run(tmp_path / 'unscored', [(0, 0.0)], node='learner')

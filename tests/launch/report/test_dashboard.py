@@ -25,7 +25,8 @@ from rliable import metrics as aggregates
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.inspect import live as inspection
 from hephaestus.launch.report import dashboard, evaluate, history
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 from hephaestus.replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -36,7 +37,7 @@ PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 def make_run(folder, *overrides, agent='dreamer'):
   made = config.override(presets.AGENTS[agent]['laptop']('catch'), list(overrides))
-  return local.open_run(folder, made)
+  return folder_lib.open_run(folder, made)
 
 
 def write(folder, node, *rows):
@@ -199,7 +200,7 @@ def test_a_run_in_its_first_second_is_shown(folder, serve):
   assert shown['messages'] == [
     f'nothing was measured; start it with: hephaestus train --run {folder}'
   ]
-  with local.only_one(folder):
+  with folder_lib.only_one(folder):
     (shown,) = served.json('api/runs')['runs']
   assert shown['state'] == 'running' and 'nothing has been measured yet' in shown['messages'][0]
   answer = served.json('api/curves')
@@ -348,7 +349,7 @@ def test_nodes_and_what_happened_to_them_are_told(folder, serve):
       },
     },
   ]
-  with local.only_one(folder):
+  with folder_lib.only_one(folder):
     (shown,) = served.json('api/runs')['runs']
   assert [node['state'] for node in shown['nodes']] == ['running', 'running']
 

@@ -8,12 +8,13 @@ import pytest
 
 from hephaestus.launch import config, presets
 from hephaestus.launch.report import curves, history
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
 
 
 @pytest.fixture
 def folder(tmp_path):
-  local.open_run(tmp_path / 'run', config.override(presets.laptop('catch'), []))
+  folder_lib.open_run(tmp_path / 'run', config.override(presets.laptop('catch'), []))
   return tmp_path / 'run'
 
 

@@ -11,7 +11,8 @@ import rich.console
 from hephaestus.actors import evaluator
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.report import play
-from hephaestus.launch.run import fused, local
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import fused
 from hephaestus.learner import checkpoint
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -32,7 +33,7 @@ class Unseen(catch.Catch):
 def save(folder, world='catch'):
   """A run that has just begun, and was saved after 7 updates."""
   made = config.override(presets.ppo_laptop(world), TINY)
-  local.open_run(folder, made)
+  folder_lib.open_run(folder, made)
   environment, ppo = fused.make_ppo(made)
   program = fused.build(made, environment, ppo, jax.local_devices()[:1])
   checkpointer = checkpoint.Checkpointer(folder / 'checkpoints')

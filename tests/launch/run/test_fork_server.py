@@ -1,4 +1,4 @@
-"""Programs forked from a template, in a process that has imported little."""
+"""Programs forked by the fork server, in a process that has imported little."""
 
 import json
 import os
@@ -14,13 +14,13 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[3]
 DEADLINE_SECONDS = 30.0
 
-# A launcher: takes its template, then supervises the script it is given until that has finished.
+# A launcher: makes its fork server, then supervises the script it is given until that has finished.
 LAUNCHER = """
 import pathlib, sys
 import imported_before
 from hephaestus.launch.run import supervisor
-from hephaestus.launch.run import fork_server as template
-forks = template.Template()
+from hephaestus.launch.run import fork_server
+forks = fork_server.ForkServer()
 imported_before.value = 'of the launcher, later'
 if 'without' in sys.argv:
   import os, signal
@@ -30,7 +30,8 @@ outcome = supervisor.Supervisor(
   [supervisor.Process(
     'actor-0', [sys.executable, str(script), '--some', 'flag'], {'OWN': 'variable'}, folder / 'log',
   )],
-  until=['actor-0'], backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2, template=forks,
+  until=['actor-0'],
+  restarts=supervisor.Restarts(backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2), forks=forks,
   on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
 ).run()
 forks.close()
@@ -116,13 +117,13 @@ def test_a_forked_program_dies_with_its_launcher(launch, tmp_path):
   launcher = launch('import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n')
   pid = int(wait_for(lambda: (tmp_path / 'log').exists() and said(tmp_path))[0])
   children = [child.pid for child in psutil.Process(launcher.pid).children()]
-  assert pid in children  # not of the template, so that the supervisor can wait for it
+  assert pid in children  # not of the fork server, so that the supervisor can wait for it
   launcher.send_signal(signal.SIGKILL)
   launcher.communicate(timeout=DEADLINE_SECONDS)
   wait_for(lambda: all(map(is_gone, children)))
 
 
-def test_without_the_template_programs_are_started_anew(launch, tmp_path):
+def test_programs_start_anew_without_the_fork_server(launch, tmp_path):
   launcher = launch(TELL, 'without')
   assert ended(launcher)[-1] == 'outcome 0 None'
   words = said(tmp_path)
@@ -133,8 +134,8 @@ def test_without_the_template_programs_are_started_anew(launch, tmp_path):
 def test_jax_and_the_allocator_are_told_of_variables_that_they_read_when_they_started():
   program = """
 import os, jax
-from hephaestus.launch.run import fork_server as template
-template._adopt_environment({
+from hephaestus.launch.run import fork_server
+fork_server._adopt_environment({
   'JAX_PLATFORMS': 'cpu', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.25',
   'JAX_COMPILATION_CACHE_DIR': 'somewhere', 'MALLOC_ARENA_MAX': '2',
 })

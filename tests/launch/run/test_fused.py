@@ -11,7 +11,8 @@ import jax
 import pytest
 
 from hephaestus.launch import config, main, presets
-from hephaestus.launch.run import fused, local
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import fused
 from hephaestus.learner import fused as fused_lib
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -124,7 +125,7 @@ def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
 
 
 def test_evaluating_before_anything_is_saved_is_named(tmp_path, capsys):
-  local.open_run(tmp_path / 'run', config.override(presets.ppo_laptop('catch'), TINY))
+  folder_lib.open_run(tmp_path / 'run', config.override(presets.ppo_laptop('catch'), TINY))
   assert run('evaluate', tmp_path / 'run') == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
 

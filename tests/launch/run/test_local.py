@@ -10,8 +10,9 @@ import time
 import pytest
 
 from hephaestus.launch import config, presets
-from hephaestus.launch.run import local, metrics
+from hephaestus.launch.run import local, metrics, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import progress as progress_lib
 from hephaestus.replay import columns, loopback
 
 ROW = {
@@ -38,7 +39,7 @@ def test_a_run_of_ppo_that_moves_too_far_is_told_so_once(run):
   write('learner', ROW | {'ppo/approx_kl': 1.0})  # of an earlier launch
   said = []
   events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
-  watch = local.Watch(made, folder, events, said.append)
+  watch = progress_lib.Warnings(made, folder, events, said.append)
   watch.tick()
   write('learner', ROW)
   watch.tick()
@@ -55,7 +56,7 @@ def test_a_run_of_ppo_that_moves_too_far_is_told_so_once(run):
 
 def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
   made, folder, write = run
-  progress = local.Progress(made, folder)
+  progress = progress_lib.Progress(made, folder)
   write('learner', ROW)
   write('actor-0', {'environment_step': 70000, 'parameter_version': 8})
   write('evaluator', {'normalised_score': 0.5, 'episode_return': 0.25})
@@ -67,27 +68,27 @@ def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
 def test_the_memory_of_replay_is_said_and_refused_where_the_machine_has_less(monkeypatch):
   made = presets.laptop('catch')
   each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
-  monkeypatch.setattr(local, '_memory', lambda: 50_000 * each)
-  assert '50,000 sequences' in local.check_memory(made)
-  monkeypatch.setattr(local, '_memory', lambda: 50_000 * each - 1)
+  monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each)
+  assert '50,000 sequences' in preflight.check_memory(made)
+  monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each - 1)
   with pytest.raises(ValueError, match=r'strata\[1\].max_size=50000: .* use at most 24999'):
-    local.check_memory(made)
+    preflight.check_memory(made)
 
 
 def test_where_the_port_cannot_be_kept_from_others_that_is_said(monkeypatch):
   monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
-  exposed, words = local._reach(False)
+  exposed, words = preflight.reach(False)
   assert exposed and 'without a password' in words and 'Operation not permitted' in words
   monkeypatch.setattr(loopback, 'refusal', lambda: '')
-  assert local._reach(False) == (False, 'reached from this machine alone')
-  exposed, words = local._reach(True)
+  assert preflight.reach(False) == (False, 'reached from this machine alone')
+  exposed, words = preflight.reach(True)
   assert exposed and words == 'reached without a password by whoever reaches this machine'
 
 
 def test_replay_stays_until_nobody_is_connected(monkeypatch):
-  monkeypatch.setattr(local, 'LEAVING_SECONDS', 0.0)
+  monkeypatch.setattr(local, 'DRAIN_SECONDS', 0.0)
   with socket.create_server(('127.0.0.1', 0)) as server:
-    is_left = local._Leaving([server.getsockname()[1]])
+    is_left = local._Drain([server.getsockname()[1]])
     with socket.create_connection(server.getsockname()) as client:
       served, _ = server.accept()
       assert not is_left()
@@ -99,7 +100,7 @@ def test_replay_stays_until_nobody_is_connected(monkeypatch):
 
 def test_the_line_of_a_host_that_only_acts_adds_up_its_actors(run):
   made, folder, write = run
-  progress = local.ActorsProgress(made, folder)
+  progress = progress_lib.ActorsProgress(made, folder)
   row = {'steps_per_second': 100.0, 'throttled_fraction': 0.5}
   assert 'starting' in progress.line()
   write('actor-3', row | {'environment_step': 70000, 'parameter_version': 8})
@@ -116,8 +117,8 @@ numbers = jax.ShapeDtypeStruct((1 << 22,), 'float32')
 print(jax.jit(jax.numpy.tanh).lower(numbers).compile().as_text().count('partitions'))
 """
   divided = []
-  for variables in ({}, local.ONE_THREAD):
-    environment = {**os.environ, 'JAX_COMPILATION_CACHE_DIR': '', 'PJRT_NPROC': '2', **variables}
+  for added in ({}, variables.ONE_THREAD):
+    environment = {**os.environ, 'JAX_COMPILATION_CACHE_DIR': '', 'PJRT_NPROC': '2', **added}
     said = subprocess.run(
       [sys.executable, '-c', program], env=environment, capture_output=True, check=True, timeout=120
     )

@@ -141,11 +141,7 @@ def test_finished_process_is_not_restarted(make):
       interrupt()
 
   supervisor.Supervisor(
-    [make('actor', '')],
-    until=[],
-    tick_seconds=0.0,
-    on_tick=on_tick,
-    on_event=lambda event: kinds.append(event.kind),
+    [make('actor', '')], until=[], on_tick=on_tick, on_event=lambda event: kinds.append(event.kind)
   ).run()
   assert kinds == ['started', 'exited', 'finished']
 
@@ -184,7 +180,10 @@ def test_killed_process_is_restarted_and_the_others_live_on(make):
 
   processes = [make('replay', OBEDIENT), make('actor', 'import time; time.sleep(600)')]
   outcome = supervisor.Supervisor(
-    processes, until=['actor'], backoff_seconds=0.01, on_event=on_event
+    processes,
+    until=['actor'],
+    on_event=on_event,
+    restarts=supervisor.Restarts(backoff_seconds=0.01),
   ).run()
   assert outcome.restarts == {'replay': 0, 'actor': 1}
   assert outcome.interrupted
@@ -208,10 +207,7 @@ def test_who_shares_a_fate_is_restarted_with_it_as_one(make):
 
   pids = {}
   names = ('learner-0', 'learner-1', 'learner-2')
-  outcome = supervisor.Supervisor(
-    [make('learner-0', ''), make('learner-1', OBEDIENT), make('learner-2', OBEDIENT), make('actor', OBEDIENT)],
-    until=['actor'], fates=[names], backoff_seconds=0.01, on_event=on_event,
-  ).run()  # fmt: skip
+  outcome = supervisor.Supervisor([make('learner-0', ''), make('learner-1', OBEDIENT), make('learner-2', OBEDIENT), make('actor', OBEDIENT)], until=['actor'], on_event=on_event, restarts=supervisor.Restarts(together=[names], backoff_seconds=0.01)).run()  # fmt: skip
   assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
   assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
   assert events.index(('killed', 'learner-2')) < events.index(('started', 'learner-0'), 5)
@@ -229,7 +225,9 @@ def test_what_a_dead_process_started_is_gone_before_its_restart(make):
     interrupt()
 
   in_background(kill_the_parent)
-  outcome = supervisor.Supervisor([parent], until=['actor'], backoff_seconds=0.01).run()
+  outcome = supervisor.Supervisor(
+    [parent], until=['actor'], restarts=supervisor.Restarts(backoff_seconds=0.01)
+  ).run()
   first, second = map(int, words_after(parent.log, 'grandchild'))
   assert outcome.restarts == {'actor': 1}
   assert is_gone(first)
@@ -250,9 +248,8 @@ def test_delays_double_up_to_a_bound_and_then_it_gives_up(make):
   outcome = supervisor.Supervisor(
     [replay, failing],
     until=['learner'],
-    backoff_seconds=0.01,
-    max_backoff_seconds=0.05,
     on_event=events.append,
+    restarts=supervisor.Restarts(backoff_seconds=0.01, max_backoff_seconds=0.05),
   ).run()
   delays = [event.delay_seconds for event in events if event.kind == 'restarting']
   assert delays == [0.01, 0.02, 0.04, 0.05]
@@ -285,10 +282,8 @@ def test_a_healthy_time_forgives_earlier_failures(make, tmp_path):
   outcome = supervisor.Supervisor(
     [process],
     until=['learner'],
-    healthy_seconds=0.0,
-    max_fast_failures=3,
-    backoff_seconds=0.01,
     on_event=events.append,
+    restarts=supervisor.Restarts(healthy_seconds=0.0, max_fast_failures=3, backoff_seconds=0.01),
   ).run()
   assert outcome.exit_code == 0
   assert outcome.restarts == {'learner': 8}
@@ -306,11 +301,10 @@ def test_who_is_not_to_blame_is_given_more_chances_than_who_fails(make, program,
   outcome = supervisor.Supervisor(
     [process],
     until=['actor'],
-    max_fast_failures=1,
-    max_fast_kills=4,
-    backoff_seconds=0.01,
-    max_backoff_seconds=0.02,
     on_event=events.append,
+    restarts=supervisor.Restarts(
+      max_fast_failures=1, max_fast_kills=4, backoff_seconds=0.01, max_backoff_seconds=0.02
+    ),
   ).run()
   assert outcome.failed == 'actor' and outcome.failed_exit_code == code
   delays = [event.delay_seconds for event in events if event.kind == 'restarting']
@@ -320,7 +314,9 @@ def test_who_is_not_to_blame_is_given_more_chances_than_who_fails(make, program,
 def test_command_that_does_not_exist_is_given_up(make):
   process = make('learner', '')._replace(command=['/no/such/program'])
   outcome = supervisor.Supervisor(
-    [process], until=['learner'], max_fast_failures=2, backoff_seconds=0.01
+    [process],
+    until=['learner'],
+    restarts=supervisor.Restarts(max_fast_failures=2, backoff_seconds=0.01),
   ).run()
   assert outcome.exit_code == 1
   assert outcome.failed_exit_code == supervisor.CANNOT_START
@@ -341,8 +337,8 @@ def test_groups_stop_one_after_another(make):
   outcome = supervisor.Supervisor(
     list(processes.values()),
     until=['learner'],
-    stop_order=[['actor-0', 'actor-1'], ['learner'], ['replay']],
     on_event=events.append,
+    stopping=supervisor.Stopping(order=[['actor-0', 'actor-1'], ['learner'], ['replay']]),
   ).run()
   assert outcome.interrupted
   assert outcome.exit_code == 0
@@ -371,9 +367,8 @@ def test_stubborn_process_is_killed_after_its_grace(make):
   outcome = supervisor.Supervisor(
     processes,
     until=['actor'],
-    stop_order=[['actor'], ['replay']],
-    grace_seconds=[0.3, 30.0],
     on_event=events.append,
+    stopping=supervisor.Stopping(order=[['actor'], ['replay']], grace_seconds=[0.3, 30.0]),
   ).run()
   assert outcome.exit_code == 0
   assert [(event.kind, event.name, event.exit_code) for event in events[2:]] == [
@@ -400,7 +395,10 @@ def test_second_interrupt_kills_at_once(make):
   try:
     # A grace beyond the test's own timeout: only the second interrupt ends this.
     outcome = supervisor.Supervisor(
-      [process], until=['actor'], grace_seconds=1e4, stop_seconds=1e4, on_event=events.append
+      [process],
+      until=['actor'],
+      on_event=events.append,
+      stopping=supervisor.Stopping(grace_seconds=1e4, total_seconds=1e4),
     ).run()
   finally:
     ended.set()
@@ -483,10 +481,9 @@ def test_ticks_continue_while_stopping(make):
   supervisor.Supervisor(
     [process],
     until=['actor'],
-    grace_seconds=0.5,
-    tick_seconds=0.0,
     on_tick=on_tick,
     on_event=lambda event: events.append(event.kind),
+    stopping=supervisor.Stopping(grace_seconds=0.5),
   ).run()
   assert ticks_while_stopping
   assert events == ['started', 'stopping', 'killed']
@@ -514,18 +511,25 @@ def test_closed_terminal_does_not_end_a_run(make):
 
 
 @pytest.mark.parametrize(
-  ('options', 'complaint'),
+  ('make_options', 'complaint'),
   [
-    ({'until': ['evaluator']}, 'evaluator'),
-    ({'until': [], 'stop_order': [['actor']]}, 'stop_order'),
-    ({'until': [], 'stop_order': [['actor', 'learner']], 'grace_seconds': [1.0, 2.0]}, 'grace'),
-    ({'until': [], 'max_fast_failures': 0}, 'max_fast_failures'),
-    ({'until': [], 'max_fast_kills': 0}, 'max_fast_kills'),
+    (lambda: {'until': ['evaluator']}, 'evaluator'),
+    (lambda: {'stopping': supervisor.Stopping(order=[['actor']])}, 'order'),
+    (
+      lambda: {
+        'stopping': supervisor.Stopping(order=[['actor', 'learner']], grace_seconds=[1.0, 2.0])
+      },
+      'grace',
+    ),
+    (lambda: {'restarts': supervisor.Restarts(max_fast_failures=0)}, 'max_fast_failures'),
+    (lambda: {'restarts': supervisor.Restarts(max_fast_kills=0)}, 'max_fast_kills'),
   ],
 )
-def test_impossible_settings_are_refused(make, options, complaint):
+def test_impossible_settings_are_refused(make, make_options, complaint):
   with pytest.raises(ValueError, match=complaint):
-    supervisor.Supervisor([make('actor', ''), make('learner', '')], **options)
+    supervisor.Supervisor(
+      [make('actor', ''), make('learner', '')], **{'until': [], **make_options()}
+    )
 
 
 def test_names_must_differ(make):

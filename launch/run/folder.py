@@ -1,0 +1,78 @@
+"""The folder of a run: its config, its lock, and the names of the files in it."""
+
+import contextlib
+import fcntl
+import pathlib
+import time
+from collections.abc import Iterator
+
+from hephaestus.launch import config as launch_config
+
+ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
+
+
+def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
+  """Names a folder that no run has yet, by the environment and the time."""
+  name = config.environment['name'].replace('/', '-').replace(':', '-')
+  return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+
+
+def open_run(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig
+) -> launch_config.ExperimentConfig:
+  """Makes or checks the folder of a run, and writes the config into it.
+
+  Raises:
+    ValueError: it cannot be written to, is something else's, or does not fit the config.
+  """
+  known = folder / CONFIG
+  try:
+    if known.exists():
+      differences = launch_config.conflicts(launch_config.load(known), config)
+      if differences:
+        raise ValueError(
+          f'--run {folder}: was made with another configuration. ' + '; '.join(differences)
+          + '. Give the old values or another folder'
+        )  # fmt: skip
+    elif folder.exists() and any(folder.iterdir()):
+      raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
+    for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
+      (folder / name).mkdir(parents=True, exist_ok=True)
+    launch_config.save(config, known)
+  except OSError as error:
+    raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
+  return config
+
+
+@contextlib.contextmanager
+def only_one(folder: pathlib.Path) -> Iterator[None]:
+  """Holds the folder, so that no second launcher works on it; ValueError if one does."""
+  with open(folder / LOCK, 'w') as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(
+        f'--run {folder}: is being trained already; stop that run or give another folder'
+      ) from None
+    yield
+
+
+def is_running(folder: pathlib.Path) -> bool:
+  """Whether a launcher of this machine holds the folder; asked without touching the lock."""
+  try:
+    # By the inode alone: some file systems show another device here than there.
+    place = f':{(folder / LOCK).stat().st_ino} '
+    return any(place in line for line in pathlib.Path('/proc/locks').read_text().splitlines())
+  except OSError:
+    return False
+
+
+def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
+  """Reads the config of a run.
+
+  Raises:
+    ValueError: it is not the folder of a run, or its config is broken.
+  """
+  if not (folder / CONFIG).exists():
+    raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
+  return launch_config.load(folder / CONFIG)

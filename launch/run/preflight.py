@@ -1,0 +1,181 @@
+"""Checks before anything starts: environment, memory, ports and the updates to profile."""
+
+import math
+import pathlib
+import shutil
+import socket
+
+import jax
+import portpicker
+import psutil
+
+from hephaestus.actors.environments import host, wrappers
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import metrics, variables
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import profile as profile_lib
+from hephaestus.replay import loopback, tables
+
+
+def check_environment(config: launch_config.ExperimentConfig) -> None:
+  """Makes the environment of a run once and checks the values that it gives.
+
+  Raises:
+    ValueError: it is unknown, breaks its specs, or cannot be used by this kind of run.
+  """
+  if not config.accelerator or not config.fused:
+    jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
+  # Compiling is most of it, and the same at every start.
+  jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  environment = config.make_environment()
+  if isinstance(environment, host.HostEnvironment):  # making it has played a step
+    if config.fused:
+      raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
+    return
+  try:
+    wrappers.check_values(environment, jax.random.key(config.seed))
+  except ValueError as error:
+    raise ValueError(f'environment.name={config.environment["name"]!r}: {error}') from error
+
+
+def check_memory(config: launch_config.ExperimentConfig, shards: int | None = None) -> str:
+  """What replay will take of this machine's memory once its strata are full, in a line.
+
+  Args:
+    config: of the run.
+    shards: of replay that are on this machine; None for all.
+
+  Raises:
+    ValueError: it is more than there is.
+  """
+  here = config.replay.num_shards if shards is None else shards
+  needed = -(-replay_bytes(config) * here // config.replay.num_shards)
+  available = _memory()
+  strata = config.replay.strata
+  index = max(range(len(strata)), key=lambda index: strata[index].max_size)
+  most = strata[index].max_size
+  there = -(-most * here // config.replay.num_shards)
+  if needed > available:
+    raise ValueError(
+      f'replay.strata[{index}].max_size={most}: that many sequences take {_size(needed)}, this machine '
+      f'has {_size(available)}; use at most {most * available // (2 * needed)}'
+    )
+  return (
+    f'replay takes up to {_size(needed)} of {_size(available)}: {there:,} sequences, if they do not '
+    'compress'
+  )
+
+
+def replay_bytes(config: launch_config.ExperimentConfig) -> int:
+  """What replay will take of memory once its strata are full, if nothing compresses."""
+  return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)
+
+
+def _size(count: int) -> str:
+  return f'{count / 1e6:.1f} MB' if count < 1e9 else f'{count / 1e9:.1f} GB'
+
+
+def _memory() -> int:
+  """Bytes that this machine has, or the container that we are in may use."""
+  limit = pathlib.Path('/sys/fs/cgroup/memory.max')
+  text = limit.read_text().strip() if limit.exists() else 'max'
+  total = psutil.virtual_memory().total
+  return min(total, int(text)) if text.isdigit() else total
+
+
+def prepare_profile(
+  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> None:
+  """Makes room for the trace of some updates; ValueError as of `check_profile`."""
+  check_profile(profile, config, folder)
+  shutil.rmtree(profile.folder(folder), ignore_errors=True)
+
+
+def check_profile(
+  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> None:
+  """Refuses updates that a run will not do, as far as its folder tells here.
+
+  Args:
+    profile: updates to be traced.
+    config: of the run.
+    folder: of the run, which may be new.
+
+  Raises:
+    ValueError: the run will not get there, or is there already.
+  """
+  text = f'--profile {profile.start}:{profile.stop}'
+  checkpoints = (folder / 'checkpoints').glob('*')
+  done = max((int(path.name) for path in checkpoints if path.name.isdigit()), default=0)
+  if profile.start < done:
+    raise ValueError(f'{text}: the run goes on from update {done:,}; begin there or later')
+  newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
+  missing = max(0, config.max_environment_steps - newest.get('environment_step', 0))
+  if config.agent_name == 'dreamer':
+    warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
+    missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
+  most = newest.get('learner_step', 0) - (
+    -missing // (config.batch_size * config.steps_per_sequence)
+  )
+  if profile.start >= most:
+    raise ValueError(
+      f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
+    )
+
+
+def check_port(port: int | None) -> int:
+  """One that replay can listen on: that of the config, or any."""
+  if port is None:
+    return portpicker.pick_unused_port()
+  with socket.socket(socket.AF_INET6) as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind(('::', port))
+    except OSError as error:
+      raise ValueError(
+        f'replay.port={port}: cannot be used ({error.strerror}); give another, or null for a free one'
+      ) from None
+  return port
+
+
+def free_ports(config: launch_config.ExperimentConfig) -> list[int]:
+  """One for each shard of replay."""
+  ports: list[int] = []
+  while len(ports) < config.replay.num_shards:
+    first = config.replay.port
+    port = check_port(None if first is None else first + len(ports))
+    ports += [] if port in ports else [port]
+  return ports
+
+
+def reach(exposed: bool) -> tuple[bool, str]:
+  """Whether replay will be exposed, and who can then reach it, in words; replay is on this host."""
+  refusal = '' if exposed else loopback.refusal()
+  if not exposed and not refusal:
+    return False, 'reached from this machine alone'
+  why = f' (this system does not keep it from others: {refusal})' if refusal else ''
+  return True, f'reached without a password by whoever reaches this machine{why}'
+
+
+def check_coordinator(address: str) -> None:
+  """Refuses an address that the learner cannot listen at."""
+  host, port = address.rsplit(':', 1)
+  with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind((host, int(port)))
+    except OSError as error:
+      raise ValueError(
+        f'learner.address={host}, learner.port={port}: cannot be used on this host '
+        f'({error.strerror}); give one of its own addresses, and a free port'
+      ) from None
+
+
+def coordinator_reach(address: str) -> str:
+  if address.startswith('127.'):
+    return 'reached from this machine alone'
+  return (
+    'reached without a password by whoever reaches that address; so are ports that the learner '
+    'takes as it likes, where it learns on CPUs'
+  )

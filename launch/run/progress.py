@@ -1,0 +1,196 @@
+"""Progress of a run as one line, warnings while PPO trains, and the line at its end."""
+
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import metrics
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import fused
+
+QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
+
+
+class Progress:
+  """One line on how far the run is, rewritten in a terminal, and repeated now and then elsewhere."""
+
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    *,
+    starting: str = 'nodes import and compile, about half a minute',
+  ):
+    """Shows nothing yet; `starting` is shown until something is learned."""
+    self._config = config
+    self._folder = folder
+    self._starting = starting
+    self._live = sys.stdout.isatty()
+    self._start, self._started_at = time.monotonic(), time.time()
+    self._first: tuple[float, int] | None = None
+    self._shown = 0.0
+
+  def tick(self) -> None:
+    """Shows the line when it is due."""
+    now = time.monotonic()
+    if self._live:
+      width = shutil.get_terminal_size().columns
+      sys.stdout.write('\r' + self.line()[: width - 1].ljust(width - 1))
+      sys.stdout.flush()
+    elif now - self._shown > QUIET_PERIOD:
+      self._shown = now
+      print(self.line(), flush=True)
+
+  def say(self, text: str) -> None:
+    """Shows a line that stays."""
+    self.end()
+    print(text, flush=True)
+
+  def end(self) -> None:
+    """Leaves the live line."""
+    if self._live:
+      sys.stdout.write('\r' + ' ' * (shutil.get_terminal_size().columns - 1) + '\r')
+      sys.stdout.flush()
+
+  def line(self) -> str:
+    """Steps, score, return, speed, ratio, staleness and the time left."""
+    learner = metrics.last(self._folder / 'metrics' / 'learner.jsonl')
+    evaluator = metrics.last(self._folder / 'metrics' / 'evaluator.jsonl') or {}
+    actor = metrics.last(self._folder / 'metrics' / 'actor-0.jsonl') or {}
+    elapsed = time.monotonic() - self._start
+    name = self._config.environment['name']
+    if learner is None or learner['time'] < self._started_at:
+      return f'{name}  {_clock(elapsed)}  starting: {self._starting}'
+    # What an actor says may be newer than what the learner says.
+    step = max(learner['environment_step'], actor.get('environment_step') or 0)
+    total = self._config.max_environment_steps
+    if self._first is None:
+      self._first = (time.monotonic(), step)
+    began, first_step = self._first
+    rate = (step - first_step) / max(1e-9, time.monotonic() - began)
+    remaining = (total - step) / rate if rate > 0 else None
+    if self._config.max_minutes is not None:
+      by_time = 60 * self._config.max_minutes - (time.monotonic() - began)
+      remaining = by_time if remaining is None else min(remaining, by_time)
+    parts = [
+      f'{name}  {_clock(elapsed)}  {step:,}/{total:,} steps',
+      _labelled('score', evaluator.get('normalised_score')),
+      _labelled('return', evaluator.get('episode_return')),
+      *self._details(learner, actor),
+      'ETA ' + (_clock(max(0.0, remaining)) if remaining is not None else '?'),
+    ]
+    return '  '.join(part for part in parts if part)
+
+  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
+    """What there is to say of learner and actor, besides how far they are."""
+    if self._config.agent_name == 'ppo':
+      names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
+      details = [f'{label} {learner[name]:.3f}' for name, label in names.items()]
+      if not self._config.fused:
+        details.append(f'staleness {learner["staleness"]:.1f}')
+      return [f'{learner["steps_per_second"]:,.0f} steps/s', *details]
+    per_update = self._config.dreamer()[1].batch_size * self._config.steps_per_sequence
+    details = [
+      f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
+      f'ratio {learner["replay_ratio"]:.1f}',
+    ]
+    if actor:
+      details.append(f'staleness {max(0, learner["learner_step"] - actor["parameter_version"])}')
+    return details
+
+
+class ActorsProgress(Progress):
+  """The line of a host that does not learn."""
+
+  def line(self) -> str:
+    """Steps of all actors, and version, speed and waiting of those that are here."""
+    elapsed = time.monotonic() - self._start
+    begin = f'{self._config.environment["name"]}  {_clock(elapsed)}  '
+    newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))
+    rows = [row for row in newest if row is not None and row['time'] >= self._started_at]
+    if not rows:
+      return begin + f'starting: {self._starting}'
+    steps = max(row['environment_step'] or 0 for row in rows)
+    throttled = sum(row['throttled_fraction'] for row in rows) / len(rows)
+    parts = [
+      f'{begin}{steps:,}/{self._config.max_environment_steps:,} steps',
+      f'actors {len(rows)}',
+      f'{sum(row["steps_per_second"] for row in rows):,.0f} steps/s',
+      f'throttled {throttled:.0%}',
+      f'version {max(row["parameter_version"] for row in rows):,}',
+    ]
+    return '  '.join(parts)
+
+
+class NoProgress(Progress):
+  """The line of a host that neither acts nor has the learner's first process."""
+
+  def line(self) -> str:
+    """That it runs."""
+    elapsed = _clock(time.monotonic() - self._start)
+    return f'{self._config.environment["name"]}  {elapsed}  who measures is on other hosts'
+
+
+def make(
+  config: launch_config.ExperimentConfig, folder: pathlib.Path, nodes: Collection[str]
+) -> Progress:
+  """The progress line of a host by the nodes that run there."""
+  if parts_lib.learners(config.learner.num_processes)[0] in nodes:
+    return Progress(config, folder)
+  acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
+  return ActorsProgress(config, folder) if acts else NoProgress(config, folder)
+
+
+def _labelled(label: str, value: float | None) -> str:
+  return '' if value is None else f'{label} {value:.2f}'
+
+
+def _clock(seconds: float) -> str:
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02d}:{seconds:02d}' if hours else f'{minutes}:{seconds:02d}'
+
+
+def summary(folder: pathlib.Path) -> str:
+  """The last line of a finished run."""
+  final = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
+  show = lambda value: f'{value:.3f}' if isinstance(value, float) else str(value)
+  names = ('environment_step', 'learner_step', 'episode_return', 'normalised_score')
+  return 'done: ' + ' '.join(f'{name}={show(final.get(name))}' for name in names)
+
+
+class Warnings:
+  """Warns of runs of PPO that will not learn, by the rows that learner and actors write."""
+
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    events: metrics.JsonLines,
+    say: Callable[[str], None],
+  ):
+    """Says nothing yet; rows from before are not judged."""
+
+    def warn(text: str) -> None:
+      events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
+      say(f'warning: {text}')
+
+    self._advice = fused.Advice(warn, config.ppo()[0].entropy_scale)
+    self._metrics = folder / 'metrics'
+    self._newest = time.time()
+
+  def tick(self) -> None:
+    """Judges the newest row, once."""
+    row = metrics.last(self._metrics / 'learner.jsonl')
+    if row is None or row['time'] <= self._newest:
+      return
+    self._newest = row['time']
+    played = metrics.last(self._metrics / 'actor-0.jsonl') or {}
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    self._advice.score = scored.get('normalised_score')
+    names = ('episode_return', 'episode_length')
+    self._advice.look(row | {name: played.get(name) for name in names})

@@ -1,0 +1,62 @@
+"""A run's newest checkpoint, with the environment and the agent that it belongs to."""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from hephaestus.actors import evaluator
+from hephaestus.agents import agent as agent_lib
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import fused as fused_run
+from hephaestus.launch.run import parts as parts_lib
+
+
+class Saved(NamedTuple):
+  """What a run's newest checkpoint acts by.
+
+  Attributes:
+    config: of the run.
+    environment: its environment.
+    agent: whose parameters they are.
+    params: that act.
+    all_params: those, and what dreams and judges.
+    step: the learner step at which they were saved.
+  """
+
+  config: launch_config.ExperimentConfig
+  environment: Any
+  agent: agent_lib.Agent
+  params: Any
+  all_params: Any
+  step: int
+
+
+def newest(folder: pathlib.Path) -> Saved:
+  """A run's newest checkpoint; the run may be going on.
+
+  Args:
+    folder: of the run.
+
+  Raises:
+    ValueError: not a run, or nothing saved yet.
+  """
+  config = folder_lib.load_config(folder)
+  agent: agent_lib.Agent
+  if config.fused:
+    environment, agent, like = fused_run.saved(config)
+  else:
+    parts = parts_lib.make_parts(config)
+    environment, agent, like = parts.environment, parts.agent, parts_lib.saved_shapes(config, parts)
+  found = parts_lib.newest_params(folder, like)
+  if found is None:
+    raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
+  step, params = found
+  return Saved(config, environment, agent, agent.acting_params(params), params, step)
+
+
+def untrained(folder: pathlib.Path) -> Saved:
+  """What plays a run's environment at random."""
+  config = folder_lib.load_config(folder)
+  environment = config.make_environment()
+  agent = evaluator.random_agent(environment.action_spec)
+  return Saved(config, environment, agent, params=(), all_params=(), step=0)

@@ -1,0 +1,40 @@
+"""Environment variables of each node, which JAX, TensorFlow and the allocator read at their start."""
+
+import os
+import pathlib
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import parts as parts_lib
+
+CACHE = pathlib.Path(os.environ.get('XDG_CACHE_HOME', '~/.cache')).expanduser() / 'hephaestus'
+
+COMMON = {
+  'TF_CPP_MIN_LOG_LEVEL': '3',
+  'GRPC_VERBOSITY': 'ERROR',
+  'PYTHONUNBUFFERED': '1',
+  'JAX_COMPILATION_CACHE_DIR': str(CACHE / 'jax'),
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+}
+# Without these, Reverb keeps the memory that it frees; docs/design.md has the figures.
+FRUGAL = {
+  'MALLOC_ARENA_MAX': '2',
+  'MALLOC_TRIM_THRESHOLD_': '131072',
+  'MALLOC_MMAP_THRESHOLD_': '131072',
+}
+# Acting is many small steps, where threads only compete with the learner for its cores. The flag does
+# not stop XLA from dividing a program over all cores that it sees, so it is shown one.
+ONE_THREAD = {
+  'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false',
+  'PJRT_NPROC': '1',
+  'OMP_NUM_THREADS': '1',
+}
+CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
+
+
+def of_node(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
+  """Variables for a node by its name, beside those that the launcher has itself."""
+  variables = dict(COMMON)
+  if name in parts_lib.learners(config.learner.num_processes):
+    return variables | ({} if config.accelerator else CPU_ONLY)
+  variables |= CPU_ONLY | ONE_THREAD
+  return variables | FRUGAL if parts_lib.is_replay(name) else variables
