@@ -13,6 +13,7 @@ from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.inspect import commands as inspect_commands
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
+from hephaestus.launch.run import fork_server
 
 COMMANDS = (run_commands, cluster_commands, report_commands, inspect_commands, bench_commands)
 
@@ -48,6 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def main() -> None:
   """Runs the command; bad input ends with one line and exit code 2."""
+  fork_server.accept_interrupts()
   app.run(_run, flags_parser=_parse)
 
 

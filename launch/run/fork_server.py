@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
-# What glibc reads from the environment of a program that starts, and is told in one that forks.
+# glibc reads these variables when a program starts; a fork sets them by mallopt.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 MALLOC = {
   'MALLOC_TRIM_THRESHOLD_': M_TRIM_THRESHOLD,
@@ -42,14 +42,14 @@ class Forked(NamedTuple):
 
 
 class ForkServer:
-  """Starts Python programs as children of this process, by forking its copy.
+  """Starts Python programs as children of this process, by forking a copy of it.
 
-  To be made in the main thread, after the imports and before anything uses JAX or a thread; the
-  copy keeps the modules, the working directory and the environment of that moment.
+  To be made in the main thread, after the imports and before anything uses JAX or a thread. The
+  server keeps the modules, the working directory and the environment of that moment.
   """
 
   def __init__(self):
-    """Takes the copy; it ends with this process, or by `close`."""
+    """Forks the server; it ends with this process, or by `close`."""
     sys.stdout.flush()
     sys.stderr.flush()
     self._pid = 0
@@ -58,7 +58,7 @@ class ForkServer:
     pid = os.fork()
     if pid == 0:
       ours.close()
-      _serve(theirs, parent_pid)  # a node returns from here by SystemExit, as programs end
+      _serve(theirs, parent_pid)  # a node leaves it by SystemExit, as programs end
     theirs.close()
     self._pid = pid
     self._socket = ours
@@ -73,20 +73,20 @@ class ForkServer:
   ) -> Forked:
     """Forks a program; it is a child of the caller, with a session of its own.
 
-    It dies with the caller, and has written `+PID` and a newline to `pipe` before its first line.
+    It is killed with the caller, and writes `+PID` and a newline to `pipe` before it runs.
 
     Args:
       name: shown by `top` and `ps -o comm`, of which the kernel keeps 15 bytes.
       command: this Python, a script and its arguments.
-      environment: added to that of the copy.
+      environment: variables added to those of the server.
       log: file descriptor that becomes its stdout and stderr.
       pipe: see above.
 
     Raises:
-      OSError: the copy is gone, or cannot fork.
+      OSError: the server is gone, or cannot fork.
     """
     request = {'name': name, 'command': list(command), 'environment': dict(environment)}
-    # While it is set, the grandchild whose parent has gone becomes a child of ours.
+    # While it is set, a grandchild whose parent has exited becomes a child of this process.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
       socket.send_fds(self._socket, [json.dumps(request).encode()], [log, pipe])
@@ -103,29 +103,40 @@ class ForkServer:
     return len(command) > 1 and command[0] == sys.executable and command[1].endswith('.py')
 
   def close(self) -> None:
-    """Ends the copy; what it has started goes on."""
+    """Ends the server; the programs it has started continue."""
     self._socket.close()
     os.waitpid(self._pid, 0)
 
 
+def accept_interrupts() -> None:
+  """Resets SIGINT where it is ignored; in the main thread only.
+
+  A shell without job control has programs that it starts in the background ignore SIGINT, and
+  their children inherit that.
+  """
+  if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def bind_to(parent_pid: int, pipe: int) -> None:
-  """Has this process die with its parent; ends it at once where that has died already.
+  """Binds this process to its parent: it is killed when the parent ends, or at once if it has.
 
   Args:
     parent_pid: of the process that must be its parent.
     pipe: takes `+PID` and a newline.
   """
+  accept_interrupts()
   LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != parent_pid:  # it died before the line above
+  if os.getppid() != parent_pid:  # it ended before the line above
     os._exit(1)
   os.write(pipe, f'+{os.getpid()}\n'.encode())
 
 
 def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
-  """Forks a program for every request until the other end is closed; returns in none of them."""
+  """Forks a program for every request until the other end is closed; never returns."""
   LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
   LIBC.prctl(PR_SET_NAME, b'hephaestus-fork')
-  # These are the launcher's to obey.
+  # Only the launcher obeys these.
   handlers = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
   while os.getppid() == parent_pid:
     message, files, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 2)
@@ -134,8 +145,8 @@ def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-      # Forks once more and ends: whose parent has gone is adopted by the launcher, which can then
-      # wait for it as for any child.
+      # Forks once more and exits: the launcher adopts the orphan, and can then wait for it as for
+      # any child.
       if os.fork():
         os._exit(0)
       requests.close()
@@ -146,13 +157,13 @@ def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
     os.waitpid(child, 0)
     for file in (*files, writer):
       os.close(file)
-    with os.fdopen(reader) as reply:  # ends without a word if the program died before it had one
-      requests.send(reply.read().encode() or b'it died at once')
+    with os.fdopen(reader) as reply:  # empty if the program ended before it wrote its PID
+      requests.send(reply.read().encode() or b'it ended at once')
   os._exit(0)
 
 
 def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid: int) -> NoReturn:
-  """Makes this process the program, and leaves it as a program leaves: by SystemExit."""
+  """Runs the program in this process, and leaves it as a program ends: by SystemExit."""
   os.setsid()
   deadline = time.monotonic() + ADOPTION_SECONDS
   while os.getppid() != parent_pid:
@@ -179,7 +190,7 @@ def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid
 
 
 def _adopt_environment(environment: Mapping[str, str]) -> None:
-  """Sets variables, and tells those who have read theirs already: JAX and the allocator."""
+  """Sets variables, also in JAX and the allocator, which have read theirs already."""
   os.environ.update(environment)
   for name, value in environment.items():
     if name in MALLOC:

@@ -1,6 +1,6 @@
-"""Keeps a host's node processes alive: restart, back-off, give up, no orphans.
+"""Keeps the node processes of a host alive: restart, back-off, give up, no orphans.
 
-It knows commands, exit codes and signals, and nothing of what the processes do.
+It knows commands, exit codes and signals, and not the work of the processes.
 """
 
 import collections
@@ -27,7 +27,7 @@ CANNOT_START = 127  # as a shell reports a command that it cannot run
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
 SAME_INTERRUPT_SECONDS = 0.5
 
-# Is told of every process group, and outlives the supervisor by the moment it takes to kill them:
+# Receives every process group, and outlives the supervisor by the moment it takes to kill them:
 # the kernel's death signal reaches a child, but not the child's own children.
 GUARD = """
 import os, signal, sys
@@ -44,15 +44,15 @@ for group in groups:
 
 
 class Process(NamedTuple):
-  """What to run, and where its words go.
+  """A command to run, and the log of its output.
 
   Attributes:
     name: unique on this host, such as `actor-0`.
     command: the program and its arguments.
     environment: variables added to the supervisor's own.
     log: file to which stdout and stderr are appended.
-    blameless: exit codes by which it says that it ended on account of another, such as a peer on
-      another host; they count as being killed does.
+    blameless: exit codes of a process that ended because of another one, such as a peer on another
+      host; they count like a kill.
   """
 
   name: str
@@ -67,10 +67,10 @@ class Event(NamedTuple):
 
   Attributes:
     kind: `started`; `exited`, followed by `finished` (it was 0), `restarting` or `gave_up`. When
-      the run stops: `stopping`, followed by `exited`, or by `killed` after the time of grace.
-      `killed` is also who shares the fate of one that is restarted, and then starts with it.
+      the run stops: `stopping`, followed by `exited`, or by `killed` after the grace period. A
+      process that shares the fate of a restarted one is `killed` as well, and restarts with it.
     name: of the process.
-    pid: of its last start, 0 where it could not be started.
+    pid: of its last start; 0 if it could not be started.
     exit_code: of its last end, negative for a signal; None before.
     restarts: how often it was restarted so far.
     delay_seconds: until it is restarted, for `restarting`.
@@ -106,7 +106,7 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass
 class _Child:
-  """A process as it lives: running, waiting for its restart, or finished."""
+  """The state of a process: running, waiting for its restart, or finished."""
 
   process: Process
   running: subprocess.Popen[bytes] | fork_server.Forked | None = None
@@ -124,10 +124,10 @@ class _Child:
 class Interrupts:
   """Counts the signals that ask to stop, while it is entered; in the main thread only.
 
-  They are SIGINT, SIGTERM and, where it is not ignored as `nohup` has it, SIGHUP.
+  These are SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP.
 
   Attributes:
-    count: how often, one press of Ctrl-C that arrives twice counting once.
+    count: of these signals; one press of Ctrl-C that arrives twice counts once.
   """
 
   def __init__(self):
@@ -194,7 +194,7 @@ class Stopping:
   Attributes:
     order: groups of names, stopped one group after another; all at once when None.
     grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
-    total_seconds: after which everything left is killed, whatever the grace of its group.
+    total_seconds: after which all processes that still run are killed.
   """
 
   order: Sequence[Sequence[str]] | None = None
@@ -214,13 +214,13 @@ class Stopping:
 
 
 class Supervisor:
-  """Runs processes until some of them are finished, one fails for good, or a signal comes.
+  """Runs processes until some of them are finished, one fails for good, or a signal arrives.
 
   A process that exits 0 is finished. Any other exit leads to a restart after
   `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. SIGKILL,
   and exit codes for which a process is `blameless`, count apart, because they are rarely its own
-  fault. SIGINT and SIGTERM stop everything in order, a second one at once. Should the supervisor
-  itself be killed, its processes, and whatever they started in their process groups, die with it.
+  fault. SIGINT and SIGTERM stop all processes in order; a second one kills them. If the supervisor
+  itself is killed, its processes, and all processes in their process groups, are killed with it.
   """
 
   def __init__(
@@ -243,11 +243,11 @@ class Supervisor:
         it ends by a signal or a failure only.
       is_over: names of finished processes -> whether the run is finished, in place of `until`.
       restarts: when to restart and when to give up.
-      stopping: in which order, and how patiently.
+      stopping: the order, and the grace periods.
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `TICK_SECONDS`, also while stopping.
-      forks: forks the commands that it can run, which saves their imports; others, and all should
-        it be gone, are started anew.
+      forks: forks the commands that it can run, which saves their imports. Other commands, and all
+        commands if it is gone, run as new programs.
 
     Raises:
       ValueError: names are missing, repeated or unknown.
@@ -274,7 +274,7 @@ class Supervisor:
     self._guard_pipe = -1
 
   def run(self) -> Outcome:
-    """Starts everything and returns when everything is gone; in the main thread only.
+    """Starts all processes and returns when all have ended; in the main thread only.
 
     Signals are handled there, and the kernel's death signal follows the thread that starts a
     process, not the program.
@@ -282,12 +282,12 @@ class Supervisor:
     with contextlib.ExitStack() as stack:
       stack.enter_context(self._interrupts)
       stack.enter_context(self._run_guard())
-      stack.callback(self._kill_what_is_left)
+      stack.callback(self._kill_all)
       for child in self._children.values():
         self._start(child)
       while not (self._failed or self._interrupts.count or self._is_finished()):
         self._pause()
-        self._restart_what_ended()
+        self._restart_ended()
       interrupted = self._interrupts.count > 0 and not self._failed
       self._stop()
     failed = self._failed
@@ -338,7 +338,7 @@ class Supervisor:
       self._emit('started', child)
 
   def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
-    """Runs a command in a fork of the launcher, None where that cannot be."""
+    """Runs a command in a fork of the launcher; None where that is impossible."""
     if self._forks is None or not self._forks.runs(process.command):
       return None
     try:
@@ -346,7 +346,7 @@ class Supervisor:
         process.name, process.command, process.environment, log.fileno(), self._guard_pipe
       )
     except OSError as error:
-      _note(log, f'{error}; starting it anew\n')
+      _note(log, f'{error}; starting it as a new program\n')
       return None
 
   def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
@@ -360,7 +360,7 @@ class Supervisor:
       preexec_fn=functools.partial(fork_server.bind_to, os.getpid(), self._guard_pipe),
     )
 
-  def _restart_what_ended(self) -> None:
+  def _restart_ended(self) -> None:
     for child in self._children.values():
       exit_code = self._reap(child)
       if exit_code is not None:
@@ -419,7 +419,7 @@ class Supervisor:
         self._pause()
 
   def _reap_stopped(self, child: _Child) -> bool:
-    """Notes the end of a child that is not to be restarted; True while it lives."""
+    """Records the end of a child that will not be restarted; True while it runs."""
     exit_code = self._reap(child)
     if exit_code is not None:
       child.exit_code = exit_code
@@ -427,15 +427,15 @@ class Supervisor:
     return child.running is not None
 
   def _reap(self, child: _Child) -> int | None:
-    """The exit code of a child that has just ended; what is left of its group is killed."""
+    """The exit code of a child that has just ended; the rest of its group is killed."""
     if child.running is None:
       return None
-    # Not collected yet, so that its number cannot have passed on to somebody else's group.
+    # Not collected yet, so that its number cannot have passed on to another group.
     if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
       return None
     return self._collect(child)
 
-  def _kill_what_is_left(self) -> None:
+  def _kill_all(self) -> None:
     self._kill([child for child in self._children.values() if child.running])
 
   def _kill(self, children: Sequence[_Child]) -> None:
@@ -476,12 +476,12 @@ class Supervisor:
       restarts=child.restarts,
       delay_seconds=delay_seconds,
     )
-    with contextlib.suppress(OSError):  # a closed terminal is no reason to kill what learns
+    with contextlib.suppress(OSError):  # a closed terminal is no reason to kill the learner
       self._on_event(event)
 
 
 def _open_log(path: pathlib.Path) -> BinaryIO:
-  """A log to append to; nowhere, when it cannot be made: a full disk is no reason to end a run."""
+  """A log to append to, or /dev/null if it cannot be made: a full disk is no reason to end a run."""
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     return open(path, 'ab', buffering=0)
@@ -495,7 +495,7 @@ def _note(log: BinaryIO, text: str) -> None:
 
 
 def _last_lines(child: _Child) -> list[str]:
-  """The end of what a child wrote since its last start, without the supervisor's header."""
+  """The last lines of a child's log since its last start, without the supervisor's header."""
   if not child.process.log.exists():
     return []
   with open(child.process.log, 'rb') as log:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def folder(tmp_path):
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),
   ],
 )
-def test_bad_input_is_named_and_leaves_nothing_behind(folder, capsys, arguments, words):
+def test_bad_input_is_named_and_writes_nothing(folder, capsys, arguments, words):
   assert run('train', '--run', folder, *arguments) == 2
   message = capsys.readouterr().err
   assert words in message
@@ -73,7 +74,7 @@ def test_bad_input_is_named_and_leaves_nothing_behind(folder, capsys, arguments,
   assert not folder.exists()
 
 
-def test_a_world_on_the_host_cannot_be_compiled_with_ppo(folder, capsys):
+def test_fused_ppo_refuses_host_environment(folder, capsys):
   pytest.importorskip('gymnasium')
   arguments = ['--agent', 'ppo', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
   assert run('train', '--run', folder, *arguments) == 2
@@ -84,7 +85,7 @@ def test_a_world_on_the_host_cannot_be_compiled_with_ppo(folder, capsys):
   assert not folder.exists()
 
 
-def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
+def test_environment_with_infinite_reward_is_refused_before_training(
   folder, capsys, tmp_path, monkeypatch
 ):
   (tmp_path / 'unlearnable.py').write_text(
@@ -105,14 +106,14 @@ def test_a_world_whose_reward_is_not_finite_is_refused_before_it_is_trained_on(
 
 
 @pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly'], ['train', '--agent', 'ppo2']])
-def test_unknown_words_end_with_code_two(arguments, capsys):
+def test_unknown_arguments_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)
   assert ended.value.code == 2
   assert 'Traceback' not in capsys.readouterr().err
 
 
-def test_a_reader_that_has_left_gets_no_words(tmp_path):
+def test_closed_pipe_ends_without_message(tmp_path):
   path = tmp_path / 'figures.json'
   path.write_text(
     '[{"name": "it", "value": 1, "unit": "s", "limit": null, "ratio": null, "machine": "M"}]'
@@ -125,7 +126,7 @@ def test_a_reader_that_has_left_gets_no_words(tmp_path):
   assert (ended.returncode, ended.stderr) == (141, b'')
 
 
-def test_a_folder_of_something_else_is_left_alone(folder, capsys):
+def test_folder_with_other_files_is_refused(folder, capsys):
   folder.mkdir()
   (folder / 'thesis.tex').write_text('precious')
   assert run('train', '--run', folder) == 2
@@ -133,7 +134,7 @@ def test_a_folder_of_something_else_is_left_alone(folder, capsys):
   assert [path.name for path in folder.iterdir()] == ['thesis.tex']
 
 
-def test_another_configuration_is_refused_with_the_keys_that_differ(folder, capsys):
+def test_resume_with_other_config_names_keys_that_differ(folder, capsys):
   folder_lib.open_run(folder, presets.laptop('catch'))
   before = (folder / 'config.yaml').read_text()
   assert run('train', '--run', folder, '--set', 'agent.window=4') == 2
@@ -142,21 +143,21 @@ def test_another_configuration_is_refused_with_the_keys_that_differ(folder, caps
   assert (folder / 'config.yaml').read_text() == before
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, capsys):
+def test_unwritable_folder_is_named(tmp_path, capsys):
   blocking = tmp_path / 'file'
   blocking.write_text('')
   assert run('train', '--run', blocking / 'run') == 2
   assert f'--run {blocking / "run"}: cannot be written to' in capsys.readouterr().err
 
 
-def test_a_folder_in_use_is_refused(folder, capsys):
+def test_folder_in_use_is_refused(folder, capsys):
   folder_lib.open_run(folder, presets.laptop('catch'))
   with folder_lib.only_one(folder):
     assert run('train', '--run', folder) == 2
   assert 'is being trained already' in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_named(folder, capsys):
+def test_port_in_use_is_named(folder, capsys):
   with socket.socket(socket.AF_INET6) as taken:
     taken.bind(('::', 0))
     taken.listen()
@@ -165,7 +166,7 @@ def test_a_port_in_use_is_named(folder, capsys):
   assert f'replay.port={port}: cannot be used' in capsys.readouterr().err
 
 
-def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
+def test_inspect_names_missing_run(tmp_path, folder, capsys):
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))
     dead = f'127.0.0.1:{probe.getsockname()[1]}'
@@ -180,7 +181,7 @@ def test_inspecting_nothing_is_named(tmp_path, folder, capsys):
   assert 'was never started' in capsys.readouterr().err
 
 
-def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
+def test_evaluate_names_missing_checkpoint(tmp_path, folder, capsys):
   assert run('evaluate', tmp_path) == 2
   assert 'is not the folder of a run' in capsys.readouterr().err
   folder_lib.open_run(folder, presets.laptop('catch'))
@@ -190,7 +191,7 @@ def test_evaluating_nothing_is_named(tmp_path, folder, capsys):
   assert 'must end in .gif or .mp4' in capsys.readouterr().err
 
 
-def test_a_run_is_compared_with_random_play_of_its_world(folder, capsys):
+def test_evaluate_random_scores_random_policy(folder, capsys):
   made = config.override(presets.laptop('catch'), ['environment.rows=4', 'environment.columns=3'])
   folder_lib.open_run(folder, made)
   assert run('evaluate', folder, '--random', '--episodes', 256, '--json') == 0
@@ -199,7 +200,7 @@ def test_a_run_is_compared_with_random_play_of_its_world(folder, capsys):
   assert abs(result['normalised_score']) < 0.25  # six standard deviations
 
 
-def test_the_command_itself_ends_with_code_two_and_one_line(folder):
+def test_console_script_ends_with_code_two_and_one_line(folder):
   result = subprocess.run(
     [HEPHAESTUS, 'train', '--run', folder, '--set', 'agent.window=0'],
     capture_output=True, text=True, timeout=120, env=os.environ | {'JAX_PLATFORMS': 'cpu'},
@@ -209,9 +210,26 @@ def test_the_command_itself_ends_with_code_two_and_one_line(folder):
   assert not folder.exists()
 
 
-def test_an_old_run_goes_on_with_its_own_configuration(folder):
+def test_run_resumes_with_its_own_config(folder):
   made = config.override(presets.laptop('catch'), ['agent.window=4', 'seed=7'])
   folder_lib.open_run(folder, made)
   arguments = main._parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
   found = flags.make_config(arguments)
   assert found == config.override(made, ['max_environment_steps=9'])
+
+
+def test_background_command_stops_at_sigint(tmp_path):
+  """A shell starts background programs with SIGINT ignored."""
+  (tmp_path / 'blocking.py').write_text(
+    'import time\nprint("ready", flush=True)\ntime.sleep(600)\n'  # while it is imported
+  )
+  process = subprocess.Popen(
+    [HEPHAESTUS, 'environments', 'blocking:Environment'],
+    cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+  )  # fmt: skip
+  assert process.stdout.readline() == 'ready\n'
+  process.send_signal(signal.SIGINT)
+  process.communicate(timeout=60)
+  assert process.returncode in (-signal.SIGINT, 1)

@@ -55,34 +55,35 @@ def launch(tmp_path):
   (tmp_path / 'imported_before.py').write_text("import os\npid, value = os.getpid(), 'imported'\n")
   (tmp_path / 'launcher.py').write_text(LAUNCHER)
 
-  def launch(script, *arguments):
+  def launch(script, *arguments, **options):
     (tmp_path / 'script.py').write_text(script)
     paths = os.pathsep.join([str(ROOT), str(tmp_path)])
     return subprocess.Popen(
       [sys.executable, 'launcher.py', tmp_path, tmp_path / 'script.py', *arguments],
       cwd=tmp_path, env=os.environ | {'PYTHONPATH': paths}, stdout=subprocess.PIPE, text=True,
+      **options,
     )  # fmt: skip
 
   return launch
 
 
 def ended(launcher):
-  """The lines of a launcher that has ended by itself."""
+  """Output lines of a launcher, once it has ended by itself."""
   output, _ = launcher.communicate(timeout=DEADLINE_SECONDS)
   assert launcher.returncode == 0
   return output.splitlines()
 
 
 def said(folder):
-  """What the script wrote to its log, without headers."""
+  """Lines that the script wrote to its log, without headers."""
   return [line for line in (folder / 'log').read_text().splitlines() if line[:3] != '---']
 
 
-def test_a_forked_program_has_what_was_imported_and_is_a_process_of_its_own(launch, tmp_path):
+def test_forked_program_shares_imports_and_has_its_own_session(launch, tmp_path):
   launcher = launch(TELL)
   lines = ended(launcher)
   (told,) = map(json.loads, said(tmp_path))
-  assert told['value'] == 'imported'  # the copy's, whatever the launcher did with its own
+  assert told['value'] == 'imported'  # as of the fork, whatever the launcher changed later
   assert told['imported_by'] == launcher.pid
   assert told['arguments'] == ['--some', 'flag'] and told['name'] == '__main__'
   assert told['variable'] == 'variable'
@@ -96,24 +97,24 @@ def test_a_forked_program_has_what_was_imported_and_is_a_process_of_its_own(laun
 @pytest.mark.parametrize(
   'script, code',
   [
-    ('raise ValueError("words of the end")', 1),
-    ('import sys; print("words of the end"); sys.exit(3)', 3),
-    ('import os; print("words of the end"); os.kill(os.getpid(), 9)', -9),
-    ('import os; print("words of the end"); os.kill(os.getpid(), 15)', -15),
+    ('raise ValueError("last words")', 1),
+    ('import sys; print("last words"); sys.exit(3)', 3),
+    ('import os; print("last words"); os.kill(os.getpid(), 9)', -9),
+    ('import os; print("last words"); os.kill(os.getpid(), 15)', -15),
   ],
 )
-def test_a_forked_program_ends_with_its_own_code_and_is_restarted(launch, script, code):
+def test_forked_program_keeps_its_exit_code_and_is_restarted(launch, script, code):
   lines = ended(launch(script))
   assert sum(line.startswith('started') for line in lines) == 2
-  assert lines[-1].startswith(f'outcome 1 {code} ') and 'words of the end' in lines[-1]
+  assert lines[-1].startswith(f'outcome 1 {code} ') and 'last words' in lines[-1]
 
 
-def test_a_forked_program_ends_as_programs_end(launch, tmp_path):
+def test_forked_program_runs_its_exit_handlers(launch, tmp_path):
   ended(launch('import atexit\natexit.register(print, "at exit")\n'))
   assert said(tmp_path) == ['at exit']
 
 
-def test_a_forked_program_dies_with_its_launcher(launch, tmp_path):
+def test_forked_program_is_killed_with_its_launcher(launch, tmp_path):
   launcher = launch('import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n')
   pid = int(wait_for(lambda: (tmp_path / 'log').exists() and said(tmp_path))[0])
   children = [child.pid for child in psutil.Process(launcher.pid).children()]
@@ -123,15 +124,23 @@ def test_a_forked_program_dies_with_its_launcher(launch, tmp_path):
   wait_for(lambda: all(map(is_gone, children)))
 
 
-def test_programs_start_anew_without_the_fork_server(launch, tmp_path):
+def test_forked_program_accepts_sigint_in_background(launch):
+  """A shell starts background programs with SIGINT ignored, and their children inherit that."""
+  script = 'import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n'
+  ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+  lines = ended(launch(script, preexec_fn=ignore))
+  assert lines[-1].startswith('outcome 1 ') and 'KeyboardInterrupt' in lines[-1]
+
+
+def test_programs_start_without_the_fork_server(launch, tmp_path):
   launcher = launch(TELL, 'without')
   assert ended(launcher)[-1] == 'outcome 0 None'
   words = said(tmp_path)
-  assert 'starting it anew' in words[0]
+  assert 'starting it as a new program' in words[0]
   assert json.loads(words[1])['imported_by'] == json.loads(words[1])['pid']
 
 
-def test_jax_and_the_allocator_are_told_of_variables_that_they_read_when_they_started():
+def test_forked_program_applies_variables_to_jax_and_the_allocator():
   program = """
 import os, jax
 from hephaestus.launch.run import fork_server
@@ -164,4 +173,4 @@ def wait_for(condition):
     if value := condition():
       return value
     time.sleep(0.02)
-  raise AssertionError('waited in vain')
+  raise AssertionError('timed out')

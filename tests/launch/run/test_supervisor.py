@@ -63,7 +63,7 @@ def wait_for(condition):
     if value := condition():
       return value
     time.sleep(0.02)
-  raise AssertionError('waited in vain')
+  raise AssertionError('timed out')
 
 
 def is_gone(pid):
@@ -74,7 +74,7 @@ def is_gone(pid):
 
 
 def words_after(path: pathlib.Path, word):
-  """The words that follow `word` at the beginning of lines."""
+  """Words that follow `word` at the beginning of lines."""
   lines = path.read_text().splitlines() if path.exists() else []
   return [line.split()[1] for line in lines if line.startswith(f'{word} ')]
 
@@ -117,7 +117,7 @@ def test_run_ends_when_the_named_processes_have_finished(make):
   assert all(is_gone(event.pid) for event in events)
 
 
-def test_run_ends_when_what_has_finished_is_enough(make):
+def test_run_ends_when_is_over_says_so(make):
   processes = [make('actor-0', OBEDIENT), make('actor-1', '')]
   asked = []
 
@@ -146,27 +146,27 @@ def test_finished_process_is_not_restarted(make):
   assert kinds == ['started', 'exited', 'finished']
 
 
-def test_environment_and_output_go_where_told(make):
+def test_process_gets_its_variables_and_log(make):
   process = make(
     'learner',
     """
     import os, sys
-    print(os.environ['WORLD'], flush=True)
+    print(os.environ['VARIABLE'], flush=True)
     print('in trouble', file=sys.stderr)
     """,
-    WORLD='catch',
+    VARIABLE='catch',
   )
   process.log.parent.mkdir()
-  process.log.write_text('of an earlier run\n')
+  process.log.write_text('an earlier run\n')
   supervisor.Supervisor([process], until=['learner']).run()
   lines = process.log.read_text().splitlines()
-  assert lines[0] == 'of an earlier run'
+  assert lines[0] == 'an earlier run'
   assert lines[1].startswith('--- ')
   assert lines[1].endswith('learner: start 1')
   assert lines[2:] == ['catch', 'in trouble']
 
 
-def test_killed_process_is_restarted_and_the_others_live_on(make):
+def test_killed_process_is_restarted_alone(make):
   events = []
 
   def on_event(event):
@@ -194,7 +194,7 @@ def test_killed_process_is_restarted_and_the_others_live_on(make):
   assert first_exit.exit_code == -signal.SIGKILL
 
 
-def test_who_shares_a_fate_is_restarted_with_it_as_one(make):
+def test_processes_that_share_a_fate_restart_together(make):
   events = []
 
   def on_event(event):
@@ -207,14 +207,20 @@ def test_who_shares_a_fate_is_restarted_with_it_as_one(make):
 
   pids = {}
   names = ('learner-0', 'learner-1', 'learner-2')
-  outcome = supervisor.Supervisor([make('learner-0', ''), make('learner-1', OBEDIENT), make('learner-2', OBEDIENT), make('actor', OBEDIENT)], until=['actor'], on_event=on_event, restarts=supervisor.Restarts(together=[names], backoff_seconds=0.01)).run()  # fmt: skip
+  processes = [make('learner-0', ''), *(make(name, OBEDIENT) for name in (*names[1:], 'actor'))]
+  outcome = supervisor.Supervisor(
+    processes,
+    until=['actor'],
+    on_event=on_event,
+    restarts=supervisor.Restarts(together=[names], backoff_seconds=0.01),
+  ).run()
   assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
   assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
   assert events.index(('killed', 'learner-2')) < events.index(('started', 'learner-0'), 5)
   assert ('killed', 'actor') not in events and outcome.exit_code == 0
 
 
-def test_what_a_dead_process_started_is_gone_before_its_restart(make):
+def test_children_of_killed_process_end_before_its_restart(make):
   parent = make('actor', PARENT)
 
   def kill_the_parent():
@@ -234,7 +240,7 @@ def test_what_a_dead_process_started_is_gone_before_its_restart(make):
   assert is_gone(second)
 
 
-def test_delays_double_up_to_a_bound_and_then_it_gives_up(make):
+def test_backoff_doubles_up_to_its_bound_before_giving_up(make):
   events = []
   failing = make(
     'learner',
@@ -265,7 +271,7 @@ def test_delays_double_up_to_a_bound_and_then_it_gives_up(make):
   assert all(is_gone(event.pid) for event in events)
 
 
-def test_a_healthy_time_forgives_earlier_failures(make, tmp_path):
+def test_healthy_run_resets_failure_count(make, tmp_path):
   """Fails eight times although three in a row are too many: every run is healthy."""
   events = []
   counter = tmp_path / 'count'
@@ -295,7 +301,7 @@ def test_a_healthy_time_forgives_earlier_failures(make, tmp_path):
   [('import os, signal; os.kill(os.getpid(), signal.SIGKILL)', -signal.SIGKILL),
    ('raise SystemExit(75)', 75)],
 )  # fmt: skip
-def test_who_is_not_to_blame_is_given_more_chances_than_who_fails(make, program, code):
+def test_kills_and_blameless_exits_get_more_restarts_than_failures(make, program, code):
   events = []
   process = make('actor', program)._replace(blameless={75})
   outcome = supervisor.Supervisor(
@@ -354,7 +360,7 @@ def test_groups_stop_one_after_another(make):
   assert {event.exit_code for event in events if event.kind == 'exited'} == {0}
 
 
-def test_stubborn_process_is_killed_after_its_grace(make):
+def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
   events = []
   processes = [make('actor', STUBBORN), make('replay', OBEDIENT)]
 
@@ -408,7 +414,7 @@ def test_second_interrupt_kills_at_once(make):
   assert [event.kind for event in events] == ['started', 'stopping', 'killed']
 
 
-def test_signal_that_arrives_twice_at_once_is_one(make):
+def test_signal_that_arrives_twice_counts_once(make):
   """As from `timeout`, which signals its child and then its group."""
   events = []
 
@@ -428,7 +434,7 @@ def test_signal_that_arrives_twice_at_once_is_one(make):
   assert events == ['started', 'stopping', 'exited']
 
 
-def test_nothing_survives_a_supervisor_that_is_killed(make, tmp_path):
+def test_killed_supervisor_leaves_no_process(make, tmp_path):
   parent, stubborn = make('actor', PARENT), make('replay', STUBBORN)
   program = f"""
     import pathlib
