@@ -1,4 +1,4 @@
-"""`hephaestus launch`, `node` and `manifests`: one run over several hosts."""
+"""The commands `launch`, `node` and `manifests`: a run on several hosts."""
 
 import argparse
 import contextlib
@@ -6,103 +6,122 @@ import pathlib
 import shlex
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import flags
 from hephaestus.launch.run import commands as run_commands
 
+if TYPE_CHECKING:
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.cluster import hosts as hosts_lib
+
+HOSTS_HELP = 'a hosts file; see docs/launch.md'
+LAUNCH_ID_HELP = (
+  'above 0, the same on all hosts, another at each launch (default: the steps of the run)'
+)
+
 
 def add(commands: Any) -> None:
-  """Declares the commands of runs over several hosts."""
-  for add_one in (_add_launch, _add_node, _add_manifests):
-    parser = add_one(commands)
-    flags.add_config_flags(parser)
-    parser.set_defaults(fused=False, reset_moments=False)
-
-
-def _add_launch(commands: Any) -> argparse.ArgumentParser:
+  """Adds the commands; see `run.commands.add`."""
   launch = commands.add_parser(
     'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
   )
-  launch.add_argument('hosts', metavar='HOSTS', help='a hosts file; see docs/launch.md')
+  launch.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
   launch.add_argument(
     '--dry-run', action='store_true', help='print the commands that would start each host'
   )
-  flags.add_profile_flag(launch)
   launch.set_defaults(call=_launch)
-  return launch
-
-
-def _add_node(commands: Any) -> argparse.ArgumentParser:
   node = commands.add_parser(
-    'node', allow_abbrev=False, help="run one host's share of a run; what launch starts"
+    'node', allow_abbrev=False, help="run one host's nodes of a run; `launch` starts this"
   )
-  node.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: what launch says on stdin')
-  node.add_argument('--host', required=True, metavar='NAME', help='which of its hosts this is')
-  node.add_argument(
-    '--launch-id',
-    type=int,
-    metavar='N',
-    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
+  _add_node_flags(node)
+  node.set_defaults(call=_node)
+  manifests = commands.add_parser(
+    'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
   )
-  node.add_argument(
+  _add_manifests_flags(manifests)
+  manifests.set_defaults(call=_manifests)
+  for parser in (launch, node, manifests):
+    flags.add_config_flags(parser)
+    parser.set_defaults(fused=False, reset_moments=False)
+  for parser in (launch, node):
+    flags.add_profile_flag(parser)
+
+
+def _add_node_flags(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
+  parser.add_argument('--host', required=True, metavar='NAME', help='the name of this host in it')
+  parser.add_argument('--launch-id', type=int, metavar='N', help=LAUNCH_ID_HELP)
+  parser.add_argument(
     '--config',
     type=pathlib.Path,
     metavar='FILE',
     help='config.yaml of the run, in place of the flags that make one',
   )
-  node.add_argument(
+  parser.add_argument(
     '--stay',
     action='store_true',
-    help='where only replay is: stay when the run is over, until stopped',
+    help='on a host with replay alone: keep serving when the run is over, until stopped',
   )
-  flags.add_profile_flag(node)
-  node.set_defaults(call=_node)
-  return node
 
 
-def _add_manifests(commands: Any) -> argparse.ArgumentParser:
-  manifests = commands.add_parser(
-    'manifests',
-    allow_abbrev=False,
-    help='write a run over several hosts for an engine that has them',
+def _add_manifests_flags(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
+  parser.add_argument('--kubernetes', action='store_true', help='the only engine so far')
+  parser.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
+  parser.add_argument(
+    '--name', default='hephaestus', help="name of the run in the cluster; every object's prefix"
   )
-  manifests.add_argument('hosts', metavar='HOSTS', help='a hosts file; see docs/launch.md')
-  manifests.add_argument(
-    '--kubernetes', action='store_true', help='the engine; there is no other yet'
-  )
-  manifests.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
-  manifests.add_argument(
-    '--name', default='hephaestus', help='of the run there; every object begins with it'
-  )
-  manifests.add_argument('--namespace', help='default: what kubectl is told')
-  manifests.add_argument('--image', help='made by the Dockerfile (default: hephaestus:VERSION)')
-  manifests.add_argument(
+  parser.add_argument('--namespace', help="default: kubectl's")
+  parser.add_argument('--image', help='built from the Dockerfile (default: hephaestus:VERSION)')
+  parser.add_argument(
     '--gpus', type=int, default=0, metavar='N', help='nvidia.com/gpu of each learner pod'
   )
-  manifests.add_argument(
-    '--tpu', metavar='TYPE', help='of the learner slice on GKE, such as tpu-v4-podslice'
+  parser.add_argument(
+    '--tpu', metavar='TYPE', help='TPU of the learner on GKE, such as tpu-v4-podslice'
   )
-  manifests.add_argument('--topology', metavar='AxBxC', help='of that slice, such as 2x2x4')
-  manifests.add_argument('--storage-class', metavar='NAME', help="default: the cluster's own")
-  manifests.add_argument(
+  parser.add_argument('--topology', metavar='AxBxC', help='topology of that TPU, such as 2x2x4')
+  parser.add_argument('--storage-class', metavar='NAME', help="default: the cluster's own")
+  parser.add_argument(
     '--resources',
     nargs='+',
     action='extend',
     default=[],
     metavar='ROLE.KIND=QUANTITY',
-    help='of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi',
+    help='resources of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi',
   )
-  manifests.add_argument('--launch-id', type=int, metavar='N', help='as of node')
-  manifests.set_defaults(call=_manifests)
-  return manifests
+  parser.add_argument('--launch-id', type=int, metavar='N', help=LAUNCH_ID_HELP)
+
+
+def _make_shared_config(
+  arguments: argparse.Namespace, hosts: 'hosts_lib.Hosts'
+) -> 'launch_config.ExperimentConfig':
+  """The config of a run on several hosts."""
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.cluster import hosts as hosts_lib
+  from hephaestus.launch.run import folder as folder_lib
+
+  given = getattr(arguments, 'config', None)
+  known = arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists()
+  if given is not None:
+    if words := flags.given_config_flags(arguments):
+      raise ValueError(f'{words[0]}: --config {given} says all of it; leave one of them out')
+    config = launch_config.load(given)
+  elif arguments.preset is None and not known:
+    raise ValueError(
+      '--preset: give one; without it each host would choose one by its own accelerator'
+    )
+  else:
+    config = flags.make_config(arguments)
+  hosts_lib.check(hosts, config)
+  return config
 
 
 def _launch(arguments: argparse.Namespace) -> int:
   import portpicker
 
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.cluster import handshake, node, remote
+  from hephaestus.launch.cluster import handshake, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import preflight
@@ -112,32 +131,45 @@ def _launch(arguments: argparse.Namespace) -> int:
   hosts = hosts_lib.load(path)
   config = _make_shared_config(arguments, hosts)
   folder = arguments.run or folder_lib.new(config)
-  if arguments.profile is not None:  # of what hosts know, each speaks itself
+  if arguments.profile is not None:  # each host reports about its own folder
     preflight.check_profile(profile_lib.parse(arguments.profile), config, folder)
   launch_id = time.time_ns()
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
-  for name, words in commands.items():
-    nodes = ', '.join(node.names(hosts, hosts.find(name)))
-    if words is None:
-      words = ['hephaestus', 'node', str(path), '--host', name, '--run', str(folder)]
-      words += ['--launch-id', str(launch_id)]
-      words += [] if arguments.profile is None else ['--profile', arguments.profile]
-      words += flags.given_config_flags(arguments)
-      print(f'# {name}: {nodes}; is started by somebody else:', shlex.join(words), sep='\n')
-    elif arguments.dry_run:
-      print(f'# {name}: {nodes}', shlex.join(words), sep='\n')
+  _print_commands(arguments, hosts, commands, folder, launch_id)
   if arguments.dry_run:
     print('# nothing was started; hosts file and config reach each command through its stdin')
     return 0
   print(f'run folder on each host: {folder}', flush=True)
-  order = handshake.Order(
+  spec = handshake.RunSpec(
     path.read_text(), launch_config.to_yaml(config), launch_id, arguments.profile
   )
   reached = {name: words for name, words in commands.items() if words is not None}
   if not reached:
     raise ValueError(f'{path}: no host has ssh, gcloud or local; start `hephaestus node` on each')
-  return remote.Launch(hosts, reached, order, _say).run()
+  return remote.Launch(hosts, reached, spec, _say).run()
+
+
+def _print_commands(
+  arguments: argparse.Namespace,
+  hosts: 'hosts_lib.Hosts',
+  commands: dict[str, list[str] | None],
+  folder: pathlib.Path,
+  launch_id: int,
+) -> None:
+  """Prints the commands of hosts that are not started from here; of all hosts for --dry-run."""
+  from hephaestus.launch.cluster import node
+
+  for name, words in commands.items():
+    nodes = ', '.join(node.names(hosts, hosts.find(name)))
+    if words is None:
+      words = ['hephaestus', 'node', arguments.hosts, '--host', name, '--run', str(folder)]
+      words += ['--launch-id', str(launch_id)]
+      words += [] if arguments.profile is None else ['--profile', arguments.profile]
+      words += flags.given_config_flags(arguments)
+      print(f'# {name}: {nodes}; start it there by:', shlex.join(words), sep='\n')
+    elif arguments.dry_run:
+      print(f'# {name}: {nodes}', shlex.join(words), sep='\n')
 
 
 def _say(line: str) -> None:
@@ -156,10 +188,10 @@ def _node(arguments: argparse.Namespace) -> int:
     attached = arguments.hosts == '-'
     profile = arguments.profile
     if attached:
-      order = handshake.receive(sys.stdin.fileno())
-      profile = profile or order.profile
-      hosts = hosts_lib.parse(order.hosts, 'HOSTS')
-      config, launch_id = launch_config.from_yaml(order.config, folder_lib.CONFIG), order.launch_id
+      spec = handshake.receive(sys.stdin.fileno())
+      profile = profile or spec.profile
+      hosts = hosts_lib.parse(spec.hosts, 'HOSTS')
+      config, launch_id = launch_config.from_yaml(spec.config, folder_lib.CONFIG), spec.launch_id
       hosts_lib.check(hosts, config)
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
@@ -176,34 +208,12 @@ def _node(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', flush=True)
     if memory:
       print(memory, flush=True)
-    return node.run(
-      hosts, host, config, folder, launch_id, forks,
-      attached=attached, stays=arguments.stay, profile=span,
-    )  # fmt: skip
+    place = node.Place(hosts, host, launch_id, attached=attached, stays=arguments.stay)
+    return node.run(place, config, folder, forks, profile=span)
 
 
-def _make_shared_config(arguments: argparse.Namespace, hosts: Any) -> Any:
-  """Makes the config of a run that has several hosts."""
-  from hephaestus.launch import config as launch_config
-  from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.run import folder as folder_lib
-
-  given = getattr(arguments, 'config', None)
-  known = arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists()
-  if given is not None:
-    if given_flags := flags.given_config_flags(arguments):
-      raise ValueError(f'{given_flags[0]}: --config {given} says all of it; leave one of them out')
-    config = launch_config.load(given)
-  elif arguments.preset is None and not known:
-    raise ValueError('--preset: give one; without it each host would choose by what it has itself')
-  else:
-    config = flags.make_config(arguments)
-  hosts_lib.check(hosts, config)
-  return config
-
-
-def _launch_id(arguments: argparse.Namespace, config: Any) -> int:
-  """That of a launch which nobody conducts; ValueError where it must be given."""
+def _launch_id(arguments: argparse.Namespace, config: 'launch_config.ExperimentConfig') -> int:
+  """The launch ID of hosts that `launch` does not start; ValueError where it must be given."""
   from hephaestus.launch.cluster import node
 
   if arguments.launch_id is None:
@@ -215,12 +225,12 @@ def _launch_id(arguments: argparse.Namespace, config: Any) -> int:
 
 def _manifests(arguments: argparse.Namespace) -> int:
   if not arguments.kubernetes:
-    raise ValueError('--kubernetes: is missing; it is the only engine there is')
+    raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.cluster import kubernetes
+  from hephaestus.launch.cluster import kubernetes as manifests
   from hephaestus.launch.run import preflight
 
-  options = kubernetes.Options(
+  options = manifests.Options(
     name=arguments.name,
     namespace=arguments.namespace,
     **({} if arguments.image is None else {'image': arguments.image}),
@@ -228,14 +238,14 @@ def _manifests(arguments: argparse.Namespace) -> int:
     tpu=arguments.tpu,
     topology=arguments.topology,
     storage_class=arguments.storage_class,
-    resources=kubernetes.parse_resources(arguments.resources),
+    resources=manifests.parse_resources(arguments.resources),
     launch_id=arguments.launch_id,
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   config = _make_shared_config(arguments, hosts)
   _launch_id(arguments, config)  # refuses what the pods would refuse
   preflight.check_environment(config)
-  text = kubernetes.to_yaml(kubernetes.make(hosts, config, options))
+  text = manifests.to_yaml(manifests.make(hosts, config, options))
   if arguments.out is None:
     print(text, end='')
     return 0

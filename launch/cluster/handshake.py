@@ -1,7 +1,7 @@
-"""What `launch` says to a host through its stdin, and what the host makes of it.
+"""The connection of `launch` to a host, through the stdin of the `node` that it starts there.
 
-The first line is an Order; then empty lines follow, as a sign of life. When they end, so does the
-host's share: whatever happens to a connection, nothing is left running behind it.
+The first line is a RunSpec. After it empty lines follow, as heartbeats. When they stop, so does
+the host's share of the run, so that a lost connection leaves nothing running.
 """
 
 import json
@@ -11,14 +11,14 @@ import signal
 import time
 from typing import NamedTuple
 
-SIGN_OF_LIFE_PERIOD = 5.0  # seconds
-SILENCE_SECONDS = 300.0  # after which whoever gave the order counts as gone
-_ORDER_SECONDS = 60.0
-_ORDER_BYTES = 1 << 22
+HEARTBEAT_PERIOD = 5.0  # seconds
+TIMEOUT_SECONDS = 300.0  # without a heartbeat, after which `launch` counts as gone
+_SPEC_SECONDS = 60.0
+_SPEC_BYTES = 1 << 22
 
 
-class Order(NamedTuple):
-  """What all hosts of a launch are told alike.
+class RunSpec(NamedTuple):
+  """The run that all hosts of a launch share.
 
   Attributes:
     hosts: text of the hosts file.
@@ -37,47 +37,49 @@ class Order(NamedTuple):
     return json.dumps(self._asdict()).encode() + b'\n'
 
 
-def receive(descriptor: int) -> Order:
-  """Reads the order; ValueError when none comes, or something else."""
+def receive(descriptor: int) -> RunSpec:
+  """Reads the specification of the run; ValueError when none arrives, or another line."""
   line = b''
-  deadline = time.monotonic() + _ORDER_SECONDS
+  deadline = time.monotonic() + _SPEC_SECONDS
   while not line.endswith(b'\n'):
     seconds = deadline - time.monotonic()
     readable = seconds > 0 and select.select([descriptor], [], [], seconds)[0]
-    byte = os.read(descriptor, 1) if readable else b''  # nothing behind the line may be taken
+    byte = os.read(descriptor, 1) if readable else b''  # nothing after the line may be taken
     line += byte
-    if not byte or len(line) > _ORDER_BYTES:
-      raise ValueError('HOSTS -: no order came through stdin; give the path of a hosts file')
+    if not byte or len(line) > _SPEC_BYTES:
+      raise ValueError(
+        'HOSTS -: no run specification arrived through stdin; give the path of a hosts file'
+      )
   try:
     content = json.loads(line)
-    order = Order(**content)
-    given = (order.hosts, order.config, order.launch_id, order.profile or '')
+    spec = RunSpec(**content)
+    given = (spec.hosts, spec.config, spec.launch_id, spec.profile or '')
     if tuple(map(type, given)) != (str, str, int, str):
       raise TypeError
   except (TypeError, ValueError, RecursionError):
-    raise ValueError(f'HOSTS -: {line[:40]!r} is no order of this version') from None
-  return order
+    raise ValueError(f'HOSTS -: {line[:40]!r} is no run specification of this version') from None
+  return spec
 
 
-class Leash:
-  """Interrupts this program once the signs of life end.
+class HeartbeatMonitor:
+  """Sends SIGTERM to this process once the heartbeats stop.
 
   Attributes:
-    pulled: whether they have.
+    is_lost: whether they have.
   """
 
   def __init__(self, descriptor: int):
-    """Counts as a sign of life itself."""
+    """Counts as a heartbeat itself."""
     self._descriptor = descriptor
-    self._heard = time.monotonic()
-    self.pulled = False
+    self._last = time.monotonic()
+    self.is_lost = False
 
   def tick(self) -> None:
-    """To be called now and then."""
+    """Reads heartbeats; to be called regularly."""
     is_closed = False
-    if not self.pulled and select.select([self._descriptor], [], [], 0)[0]:
+    if not self.is_lost and select.select([self._descriptor], [], [], 0)[0]:
       is_closed = not os.read(self._descriptor, 4096)
-      self._heard = time.monotonic()
-    if not self.pulled and (is_closed or time.monotonic() - self._heard > SILENCE_SECONDS):
-      self.pulled = True
+      self._last = time.monotonic()
+    if not self.is_lost and (is_closed or time.monotonic() - self._last > TIMEOUT_SECONDS):
+      self.is_lost = True
       os.kill(os.getpid(), signal.SIGTERM)

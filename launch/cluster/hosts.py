@@ -1,22 +1,22 @@
-"""Which host runs what, where replay is, and how each host is reached: a hosts file, checked.
+"""Hosts files: the nodes of each host, the address of replay, and how each host is reached.
 
 A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
 
     directory: hephaestus                  # on every host, from the home directory on
-    command: .venv/bin/hephaestus          # there
+    command: .venv/bin/hephaestus          # on every host
     hosts:
       store:
-        replay: {address: 10.128.0.2, port: 22001}   # as the other hosts dial it
+        replay: {address: 10.128.0.2, port: 22001}   # as the other hosts reach it
         evaluator: true
         ssh: {target: me@10.128.0.2}
       tpu:                                 # stands for tpu-0, tpu-1, tpu-2 and tpu-3
-        learner: {address: 10.128.0.8, port: 22100}  # of tpu-0, as the other three dial it
+        learner: {address: 10.128.0.8, port: 22100}  # of tpu-0, as the other three reach it
         gcloud: {name: my-tpu, zone: us-central2-b, project: my-project, workers: 4}
       cpu:
         actors: 8                          # processes
         ssh: {target: me@10.128.0.3, options: [-p, '2222']}
 
-Where several hosts have `replay`, each keeps a shard of it.
+If several hosts have `replay`, each keeps one shard.
 
 A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none where an orchestrator
 starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import OmegaConf
 
-if TYPE_CHECKING:  # it takes seconds to import, which a machine that only launches can spare
+if TYPE_CHECKING:  # its import takes seconds, which a machine that only launches need not spend
   from hephaestus.launch import config as launch_config
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
@@ -85,7 +85,7 @@ class SSH:
   """A host behind ssh.
 
   Attributes:
-    target: USER@HOST, or what ~/.ssh/config calls it.
+    target: USER@HOST, or a name in ~/.ssh/config.
     options: of ssh, before the target.
   """
 
@@ -94,7 +94,7 @@ class SSH:
 
   def __post_init__(self):
     if not re.fullmatch(r'[^\s-]\S*', self.target):
-      raise ValueError(f'target={self.target!r}: write USER@HOST; what ssh is told is in options')
+      raise ValueError(f'target={self.target!r}: write USER@HOST; options of ssh go into options')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,9 +104,9 @@ class GCloud:
   Attributes:
     name: of the TPU VM.
     zone: it is in.
-    project: it belongs to; None for gcloud's own setting.
+    project: it belongs to; None for gcloud's default.
     worker: one host of a slice.
-    workers: all hosts of a slice, so many; each becomes a host of its own, NAME-0 and so on.
+    workers: number of hosts of a slice; each becomes a host of its own, NAME-0 and so on.
     options: of `gcloud compute tpus tpu-vm ssh`, such as --internal-ip.
   """
 
@@ -121,7 +121,7 @@ class GCloud:
     for field in ('name', 'zone', 'project'):
       value = getattr(self, field)
       if value is not None and not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._:@-]*', value):
-        raise ValueError(f'{field}={value!r}: is no name that gcloud knows')
+        raise ValueError(f'{field}={value!r}: is no valid name for gcloud')
     if self.worker is not None and self.workers is not None:
       raise ValueError('worker, workers: give the number of one host, or how many there are')
     if self.worker is not None and self.worker < 0:
@@ -135,15 +135,15 @@ class Host:
   """One machine.
 
   Attributes:
-    name: in the file, the logs and the commands.
-    replay: where it listens, on each host that keeps it, or a shard of it.
-    learner: whether it learns; where it listens, on the first of several that do.
-    evaluator: whether it scores.
-    actors: processes that act.
+    name: in the file, in logs and in commands.
+    replay: where it listens; None on hosts without replay or a shard of it.
+    learner: whether it has a learner; on the first of several, where that listens.
+    evaluator: whether it has the evaluator.
+    actors: number of actor processes.
     ssh, gcloud, local: how it is reached; at most one.
     tunnel: whether replay is reached through ssh.
-    directory: in which the command runs; None for where one arrives.
-    command: hephaestus there, as a shell reads it; begins with a program.
+    directory: in which the command runs; None for the one after login.
+    command: that runs hephaestus on the host, as a shell reads it.
   """
 
   name: str
@@ -185,7 +185,7 @@ class Hosts:
   """All hosts of a run.
 
   Attributes:
-    hosts: in the order of the file; actors and shards of replay are numbered through in this order.
+    hosts: in the order of the file, which is that of actor IDs and shards of replay.
   """
 
   hosts: tuple[Host, ...]
@@ -236,28 +236,28 @@ class Hosts:
 
   @property
   def ports(self) -> list[int]:
-    """Of replay, one for each shard."""
+    """The ports of replay, one for each shard."""
     return [host.replay.port for host in self.hosts if host.replay]
 
   @property
   def exposed(self) -> bool:
-    """Whether a host reaches replay over the network, and not through ssh."""
+    """Whether a host reaches replay over the network, not through ssh."""
     return any(not host.tunnel for host in self.hosts if [host] != self.keepers)
 
   @property
   def learners(self) -> list[str]:
-    """Names of the hosts that learn."""
+    """Names of the hosts with a learner."""
     return [host.name for host in self.hosts if host.learner]
 
   @property
   def coordinator(self) -> str | None:
-    """HOST:PORT at which the first of several learners listens for the others; None for one."""
+    """HOST:PORT at which the first of several learners listens; None for one learner."""
     first, *others = [host.learner for host in self.hosts if host.learner]
     return f'{first.address}:{first.port}' if others and isinstance(first, Coordinator) else None
 
   @property
   def num_actors(self) -> int:
-    """Of all hosts."""
+    """Actor processes of all hosts."""
     return sum(host.actors for host in self.hosts)
 
   def find(self, name: str) -> Host:
@@ -268,7 +268,7 @@ class Hosts:
     raise ValueError(f'--host {name}: there is {_enumerate([host.name for host in self.hosts])}')
 
   def actor_ids(self, name: str) -> range:
-    """The numbers of a host's actors, which no other host has."""
+    """The IDs of a host's actors, unique among all hosts."""
     before = 0
     for host in self.hosts:
       if host.name == name:
@@ -277,13 +277,13 @@ class Hosts:
     raise ValueError(f'{name}: is no host')
 
   def shards(self, name: str) -> list[int]:
-    """The numbers of the shards of replay that a host keeps: one or none."""
+    """The indices of the shards of replay that a host keeps: one or none."""
     return [shard for shard, keeper in enumerate(self.keepers) if keeper.name == name]
 
   def replay_addresses(self, name: str) -> tuple[str, ...]:
     """HOST:PORT of each shard of replay, as a host reaches it."""
     host = self.find(name)
-    # Itself by loopback: not every machine reaches itself by the address that others dial.
+    # Itself by loopback: not every machine reaches itself at its public address.
     return tuple(
       f'{"127.0.0.1" if keeper is host or host.tunnel else keeper.replay.address}:{keeper.replay.port}'
       for keeper in self.keepers
@@ -292,10 +292,10 @@ class Hosts:
 
 
 def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
-  """Refuses hosts and config that do not belong together, or cannot be run yet.
+  """Refuses hosts and a config that do not fit together.
 
   Raises:
-    ValueError: naming what was given and what would do.
+    ValueError: naming the given value and a remedy.
   """
   if config.fused:
     raise ValueError('learner.fused=True: is one process on one machine; add --no-fused')
@@ -326,7 +326,7 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
 
 
 def load(path: pathlib.Path) -> Hosts:
-  """Reads a hosts file; ValueError when it cannot be read or says what cannot be."""
+  """Reads a hosts file; ValueError when it is unreadable or invalid."""
   try:
     text = path.read_text()
   except (OSError, UnicodeDecodeError) as error:
@@ -335,14 +335,14 @@ def load(path: pathlib.Path) -> Hosts:
 
 
 def parse(text: str, name: str) -> Hosts:
-  """What a hosts file says.
+  """The hosts of a hosts file.
 
   Args:
     text: of the file.
     name: of the file, for messages.
 
   Raises:
-    ValueError: naming the key, and what would do.
+    ValueError: naming the key and a remedy.
   """
   try:
     content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
@@ -356,7 +356,7 @@ def parse(text: str, name: str) -> Hosts:
 
 
 def to_yaml(hosts: Hosts) -> str:
-  """The text of a hosts file that says the same."""
+  """The text of a hosts file with these hosts."""
   entries = {}
   for host in hosts.hosts:
     values = dataclasses.asdict(host)

@@ -1,17 +1,17 @@
-"""A run over several hosts as Kubernetes manifests; what a hosts file places, pods take over.
+"""A run on several hosts as Kubernetes manifests; pods take the place of the hosts of a hosts file.
 
-Each role is a workload of its own, so that losing one restarts no other:
+Each role is a workload of its own, so that the loss of one restarts no other:
 
   replay     a StatefulSet, for each shard a pod with a volume, behind a headless Service
-  learner    a JobSet with one indexed Job, a pod for each host; they fail and return together
+  learner    a JobSet with one indexed Job, a pod for each host; they fail and restart together
   actors     an indexed Job, a pod for each host with actors (a Job for each number of them)
   evaluator  a Job with one pod
 
-Actors are no Deployment: its pods have no numbers, which every actor needs, and those that end with
-the run would be started again for ever. Every pod runs `hephaestus node` with a hosts file of its
-own, in which each pod is a host: `actors-8-2` is the third pod of the Job `NAME-actors-8`. It comes
-with config.yaml out of a ConfigMap. Pods may be reached at replay's port by this run's pods, and by
-nobody else; several learners reach each other at any port, since what adds up gradients takes any.
+Actors are no Deployment: its pods have no indices, which every actor needs, and it would restart
+pods that end with the run for ever. Every pod runs `hephaestus node` with a hosts
+file in which each pod is a host: `actors-8-2` is the third pod of the Job `NAME-actors-8`. The hosts
+file and config.yaml come from a ConfigMap. Only pods of the run reach the port of replay. Several
+learners reach each other at any port, since the all-reduce of gradients chooses its own.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ ROLES = (REPLAY, LEARNER, ACTORS, EVALUATOR)
 KINDS = ('cpu', 'memory', 'storage')
 USER = 10001  # of the image
 ETC, DATA, TMP = '/etc/hephaestus', '/data', '/tmp'
-RESTARTS = 100  # of one pod, before what it is part of has failed
+RESTARTS = 100  # of one pod, before its workload has failed
 GIBIBYTE = 2**30
 
 _LABEL = re.compile(r'[a-z]([a-z0-9-]*[a-z0-9])?')
-_LONGEST_NAME = 40  # what is appended to it must fit a DNS label as well
+_LONGEST_NAME = 40  # with a suffix it must fit a DNS label as well
 _IMAGE = re.compile(
   r'([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*'
   r'(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?',
@@ -50,21 +50,21 @@ _QUANTITY = re.compile(r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """What a cluster must be told besides hosts and config.
+  """Options of a cluster besides hosts and config.
 
   Attributes:
     name: of the run; every object's name begins with it.
-    namespace: of all objects; None where kubectl is told.
-    image: made by the Dockerfile.
+    namespace: of all objects; None for that of kubectl.
+    image: built from the Dockerfile.
     gpus: of each learner pod.
     tpu: GKE's name of the kind of TPU that the learner's hosts have.
     topology: of their slice, such as 2x2x4.
     storage_class: of all volumes; None for the cluster's own.
-    resources: by role and by one of KINDS, in place of what is estimated.
+    resources: by role and by one of KINDS, in place of the estimates.
     launch_id: of `hephaestus node`.
 
   Raises:
-    ValueError: what no cluster would take, by the name of the flag.
+    ValueError: no cluster would accept a value; it names the flag.
   """
 
   name: str = 'hephaestus'
@@ -87,7 +87,7 @@ class Options:
       labels = [] if value is None else value.split('.') if longest > 63 else [value]
       if not all(map(_LABEL.fullmatch, labels)) or len(value or '') > longest:
         raise ValueError(
-          f'{flag} {value}: must begin with a letter and go on with small letters, digits and dashes, '
+          f'{flag} {value}: must begin with a letter and continue with small letters, digits and dashes, '
           f'{longest} at most'
         )
     if not _IMAGE.fullmatch(self.image):
@@ -104,7 +104,7 @@ class Options:
       raise ValueError(f'--topology {self.topology}: write it as 2x4 or 2x2x4')
 
   def accelerators(self, num_learners: int) -> tuple[str, int] | None:
-    """Name and number of what each learner pod must get; ValueError when a slice is not divided."""
+    """Name and number of each learner pod's accelerators; ValueError for an uneven division."""
     if self.gpus:
       return 'nvidia.com/gpu', self.gpus
     if self.topology is None:
@@ -140,11 +140,11 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
   """The hosts of a run whose hosts are pods.
 
   Args:
-    hosts: of a hosts file; how they are reached is of no matter here.
+    hosts: of a hosts file; how they are reached does not matter here.
     name: of the run.
 
   Raises:
-    ValueError: replay's port is one that pods may not listen at.
+    ValueError: pods may not listen at replay's port.
   """
   shards = [host.replay for host in hosts.hosts if host.replay is not None]
   port = shards[0].port
@@ -153,13 +153,13 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
   pods = [
     hosts_lib.Host(
       name=f'{REPLAY}-{index}',
-      # The search path of a pod leads to its own namespace.
+      # A pod resolves names in its own namespace.
       replay=hosts_lib.Replay(address=f'{name}-{REPLAY}-{index}.{name}-{REPLAY}', port=port),
     )
     for index in range(len(shards))
   ]
   for index, learner in enumerate(host.learner for host in hosts.hosts if host.learner):
-    if dataclasses.is_dataclass(learner):  # the first of several, which the others dial
+    if dataclasses.is_dataclass(learner):  # the first of several, to which the others connect
       learner = dataclasses.replace(learner, address=f'{name}-{LEARNER}-0-{index}.{name}')
     pods.append(hosts_lib.Host(name=f'{LEARNER}-{index}', learner=learner))
   acting: dict[int, int] = {}
@@ -174,7 +174,7 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
 def make(
   hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
 ) -> list[Object]:
-  """All objects of a run, in the order in which they are to be made.
+  """All objects of a run, in the order of creation.
 
   Args:
     hosts: of a hosts file.
@@ -200,7 +200,7 @@ def to_yaml(objects: Sequence[Object]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-  """Writes texts of several lines as such, and what is there twice a second time."""
+  """Writes texts of several lines as blocks, and repeated objects in full."""
 
   def ignore_aliases(self, data: Any) -> bool:
     return True
@@ -212,6 +212,38 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_text)
+
+
+_JOB_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_SET_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Group:
+  """Pods that differ only by their index.
+
+  Attributes:
+    role: of ROLES.
+    hosts: prefix of the names of their hosts.
+    stop_seconds: the time to stop in.
+    index: field of the pod with its index.
+    arguments: further arguments of `hephaestus node`.
+    container: further keys of the container.
+    actors: processes in each pod.
+    claim: of the volume that outlives the pod; None for that of a StatefulSet, and where nothing
+      outlives it.
+    restarts: whether a pod is restarted after any exit.
+  """
+
+  role: str
+  hosts: str
+  stop_seconds: int
+  index: str = _JOB_INDEX
+  arguments: Sequence[str] = ()
+  container: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  actors: int = 0
+  claim: str | None = None
+  restarts: bool = False
 
 
 class _Run:
@@ -259,7 +291,7 @@ class _Run:
     return {'apiVersion': api, 'kind': kind, 'metadata': metadata, **content}
 
   def _labels(self, role: str = '') -> dict[str, str]:
-    """Those of one role, or what all objects and pods of the run have."""
+    """The labels of one role, or those of all objects and pods of the run."""
     return {
       'app.kubernetes.io/name': 'hephaestus',
       'app.kubernetes.io/instance': self._name,
@@ -295,7 +327,7 @@ class _Run:
       yield policy('learners', learner, ('Ingress', 'Egress'), **both)
 
   def _replay(self) -> Iterator[Object]:
-    # Without readiness, so that the name of a shard leads to it from its first moment on.
+    # Without readiness, so that the name of a shard resolves from the start of its pod.
     service = {
       'clusterIP': 'None',
       'publishNotReadyAddresses': True,
@@ -307,17 +339,18 @@ class _Run:
     container = {
       'ports': [{'name': 'reverb', 'containerPort': self._port}],
       # Replay listens once it has read its checkpoint. There is no liveness probe: a server that
-      # hangs still accepts connections, and one that died is started again within the pod.
+      # hangs still accepts connections, and a crashed one is restarted within the pod.
       'startupProbe': opened | {'periodSeconds': 5, 'failureThreshold': 360},
       'readinessProbe': opened | {'periodSeconds': 10},
     }
-    pod = self._pod(
-      REPLAY,
-      REPLAY,
-      "metadata.labels['apps.kubernetes.io/pod-index']",
+    shards = _Group(
+      role=REPLAY,
+      hosts=REPLAY,
+      stop_seconds=90,
+      index=_SET_INDEX,
       arguments=['--stay'],
       container=container,
-      seconds=90,
+      restarts=True,
     )
     claim = {'metadata': {'name': 'data', 'labels': self._labels(REPLAY)}}
     spec = {
@@ -325,7 +358,7 @@ class _Run:
       'replicas': self._num_shards,
       'podManagementPolicy': 'Parallel',
       'selector': {'matchLabels': self._labels(REPLAY)},
-      'template': pod,
+      'template': self._pod(shards),
       'volumeClaimTemplates': [claim | {'spec': self._claim_spec(REPLAY)}],
     }
     yield self._object('apps/v1', 'StatefulSet', REPLAY, REPLAY, spec=spec)
@@ -333,14 +366,14 @@ class _Run:
   def _learner(self) -> Iterator[Object]:
     yield self._claim(LEARNER, shared=self._num_learners > 1)
     pod = self._pod(
-      LEARNER, LEARNER, _JOB_INDEX, claim=f'{self._name}-{LEARNER}', seconds=120, restarts=False
+      _Group(role=LEARNER, hosts=LEARNER, stop_seconds=120, claim=f'{self._name}-{LEARNER}')
     )
     if self._options.tpu:
       pod['spec']['nodeSelector'] = {
         'cloud.google.com/gke-tpu-accelerator': self._options.tpu,
         'cloud.google.com/gke-tpu-topology': self._options.topology,
       }
-    # The first of several is also refused while the cluster does not know its name yet.
+    # With several, the first may also exit with 2 before the cluster can resolve its name.
     refusal = 'FailJob' if self._num_learners == 1 else None
     rule = {
       'name': 'refused',
@@ -348,7 +381,7 @@ class _Run:
       'onJobFailureReasons': ['PodFailurePolicy'],
     }
     failures = {'maxRestarts': RESTARTS, **({'rules': [rule]} if refusal else {})}
-    # One that fails takes the others along, which could not go on without it.
+    # One that fails ends the others, which cannot continue without it.
     job = self._job_spec(pod, self._num_learners, refusal, backoffLimit=0)
     spec = {
       'network': {'enableDNSHostnames': True},
@@ -365,8 +398,8 @@ class _Run:
   def _job(
     self, hosts: str, role: str, num_pods: int, *, actors: int = 0, claim: str | None = None
   ) -> Object:
-    pod = self._pod(role, hosts, _JOB_INDEX, actors=actors, claim=claim, seconds=30, restarts=False)
-    # Each pod by itself: one that failed for good ends no other.
+    pod = self._pod(_Group(role=role, hosts=hosts, stop_seconds=30, actors=actors, claim=claim))
+    # Each pod on its own: one that failed for good ends no other.
     spec = self._job_spec(pod, num_pods, 'FailIndex', backoffLimitPerIndex=RESTARTS)
     return self._object('batch/v1', 'Job', hosts, role, spec=spec)
 
@@ -399,59 +432,14 @@ class _Run:
       'resources': {'requests': {'storage': self._quantity(role, 'storage')}},
     }
 
-  def _pod(
-    self,
-    role: str,
-    hosts: str,
-    index: str,
-    *,
-    arguments: Sequence[str] = (),
-    container: Mapping[str, Any] | None = None,
-    actors: int = 0,
-    claim: str | None = None,
-    seconds: int,
-    restarts: bool = True,
-  ) -> Object:
-    """The template of pods that are equal but for their number.
-
-    Args:
-      role: of ROLES.
-      hosts: what the names of their hosts begin with.
-      index: field of the pod that has its number.
-      arguments: further ones of `hephaestus node`.
-      container: further keys.
-      actors: processes in each.
-      claim: of the volume that outlives the pod. None for that of a StatefulSet, and where nothing
-        outlives it.
-      seconds: to stop in.
-      restarts: whether it is started again when it has ended, however that was.
-    """
-    host = f'{hosts}-$(INDEX)'
-    launch_id = self._options.launch_id
-    command = [
-      'node',
-      f'{ETC}/hosts.yaml',
-      '--host',
-      host,
-      '--config',
-      f'{ETC}/{folder_lib.CONFIG}',
-    ]
-    command += ['--run', f'{DATA}/{host}', *arguments]
-    command += [] if launch_id is None else ['--launch-id', str(launch_id)]
-    volumes: list[Object] = [
-      {'name': 'config', 'configMap': {'name': self._name}},
-      {'name': 'tmp', 'emptyDir': {'sizeLimit': '1Gi'}},
-    ]
-    if claim is not None:
-      volumes.append({'name': 'data', 'persistentVolumeClaim': {'claimName': claim}})
-    elif role == ACTORS:
-      volumes.append({'name': 'data', 'emptyDir': {'sizeLimit': '4Gi'}})
+  def _pod(self, group: _Group) -> Object:
+    """The template of the pods of a group, which differ by their index."""
     spec: Object = {
-      'restartPolicy': 'Always' if restarts else 'Never',
-      'terminationGracePeriodSeconds': seconds,
+      'restartPolicy': 'Always' if group.restarts else 'Never',
+      'terminationGracePeriodSeconds': group.stop_seconds,
       'automountServiceAccountToken': False,
       'enableServiceLinks': False,
-      'shareProcessNamespace': True,  # who is process 1 must reap what others leave
+      'shareProcessNamespace': True,  # process 1 must reap orphans
       'securityContext': {
         'runAsNonRoot': True,
         'runAsUser': USER,
@@ -460,40 +448,58 @@ class _Run:
         'fsGroupChangePolicy': 'OnRootMismatch',
         'seccompProfile': {'type': 'RuntimeDefault'},
       },
-      'containers': [
-        {
-          'name': 'hephaestus',
-          'image': self._options.image,
-          'args': command,
-          'env': [
-            {'name': 'INDEX', 'valueFrom': {'fieldRef': {'fieldPath': index}}},
-            {'name': 'HOME', 'value': TMP},
-            {'name': 'XDG_CACHE_HOME', 'value': f'{DATA}/cache'},
-          ],
-          'resources': self._resources(role, actors),
-          'securityContext': {
-            'allowPrivilegeEscalation': False,
-            'readOnlyRootFilesystem': True,
-            'capabilities': {'drop': ['ALL']},
-          },
-          'volumeMounts': [
-            {'name': 'config', 'mountPath': ETC, 'readOnly': True},
-            {'name': 'tmp', 'mountPath': TMP},
-            {'name': 'data', 'mountPath': DATA},
-          ],
-          **(container or {}),
-        }
-      ],
-      'volumes': volumes,
+      'containers': [self._container(group)],
+      'volumes': self._volumes(group),
     }
-    if role == LEARNER and self._accelerators is not None:
+    if group.role == LEARNER and self._accelerators is not None:
       spec['tolerations'] = [
         {'key': self._accelerators[0], 'operator': 'Exists', 'effect': 'NoSchedule'}
       ]
-    return {'metadata': {'labels': self._labels(role)}, 'spec': spec}
+    return {'metadata': {'labels': self._labels(group.role)}, 'spec': spec}
+
+  def _container(self, group: _Group) -> Object:
+    host = f'{group.hosts}-$(INDEX)'
+    launch_id = self._options.launch_id
+    config = f'{ETC}/{folder_lib.CONFIG}'
+    command = ['node', f'{ETC}/hosts.yaml', '--host', host, '--config', config]
+    command += ['--run', f'{DATA}/{host}', *group.arguments]
+    command += [] if launch_id is None else ['--launch-id', str(launch_id)]
+    return {
+      'name': 'hephaestus',
+      'image': self._options.image,
+      'args': command,
+      'env': [
+        {'name': 'INDEX', 'valueFrom': {'fieldRef': {'fieldPath': group.index}}},
+        {'name': 'HOME', 'value': TMP},
+        {'name': 'XDG_CACHE_HOME', 'value': f'{DATA}/cache'},
+      ],
+      'resources': self._resources(group.role, group.actors),
+      'securityContext': {
+        'allowPrivilegeEscalation': False,
+        'readOnlyRootFilesystem': True,
+        'capabilities': {'drop': ['ALL']},
+      },
+      'volumeMounts': [
+        {'name': 'config', 'mountPath': ETC, 'readOnly': True},
+        {'name': 'tmp', 'mountPath': TMP},
+        {'name': 'data', 'mountPath': DATA},
+      ],
+      **group.container,
+    }
+
+  def _volumes(self, group: _Group) -> list[Object]:
+    volumes: list[Object] = [
+      {'name': 'config', 'configMap': {'name': self._name}},
+      {'name': 'tmp', 'emptyDir': {'sizeLimit': '1Gi'}},
+    ]
+    if group.claim is not None:
+      volumes.append({'name': 'data', 'persistentVolumeClaim': {'claimName': group.claim}})
+    elif group.role == ACTORS:
+      volumes.append({'name': 'data', 'emptyDir': {'sizeLimit': '4Gi'}})
+    return volumes
 
   def _resources(self, role: str, actors: int) -> Object:
-    """Memory as much as is asked for; of cores more where there are some."""
+    """Memory is limited to the request; CPU is not limited."""
     cpu, memory = (self._quantity(role, kind, actors) for kind in ('cpu', 'memory'))
     requests, limits = {'cpu': cpu, 'memory': memory}, {'memory': memory}
     if role == LEARNER and self._accelerators is not None:
@@ -506,8 +512,8 @@ class _Run:
     if given is not None:
       return given
     large = self._accelerators is not None
-    # What `node` itself takes is measured in docs/launch.md. Replay has two checkpoints, and a third
-    # while it is written.
+    # docs/launch.md has measurements of `node` itself. Replay keeps two checkpoints, and a third while
+    # it is written.
     usual = {
       (REPLAY, 'cpu'): '1',
       (REPLAY, 'memory'): _gibibytes(self._shard_bytes + 2 * GIBIBYTE),
@@ -522,9 +528,6 @@ class _Run:
       (EVALUATOR, 'storage'): '1Gi',
     }
     return usual[role, kind]
-
-
-_JOB_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
 def _gibibytes(count: int) -> str:

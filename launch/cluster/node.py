@@ -4,9 +4,10 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.cluster import handshake as order_lib
+from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
 from hephaestus.launch.run import fork_server, local, preflight
 from hephaestus.launch.run import parts as parts_lib
@@ -14,10 +15,10 @@ from hephaestus.learner import profile as profile_lib
 
 
 def default_launch_id(config: launch_config.ExperimentConfig) -> int:
-  """A launch id that hosts agree on without being told: where a run ends, it can only go on further.
+  """A launch ID that hosts derive alike from the config: a resumed run must end at a later step.
 
   Raises:
-    ValueError: this run may end for another reason.
+    ValueError: this run may end by time.
   """
   if config.max_minutes is not None:
     raise ValueError(
@@ -40,20 +41,20 @@ def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
 
 
 def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
-  """Refuses to have a host stay that does more than to keep replay, and so ends; ValueError."""
+  """Raises ValueError for --stay on a host with more than replay."""
   if parts_lib.ENDING not in names(hosts, host):
     raise ValueError(
-      f'--stay: is for a host that has replay alone, {host.name} has not; leave it out'
+      f'--stay: is for a host with replay alone, and {host.name} has more; leave it out'
     )
 
 
 def prepare_profile(
   text: str, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> profile_lib.Span | None:
-  """What is traced on a host, after room was made for it.
+  """The updates to trace on a host, after removing an older trace of them.
 
-  A share that is started again is told the same as before, and may be behind these updates. Then
-  nothing is traced, which is said, and the run goes on.
+  A restarted share gets the same flag again, and may be beyond these updates. Then nothing is
+  traced, a line reports it, and the run continues.
 
   Args:
     text: START:STOP.
@@ -61,7 +62,7 @@ def prepare_profile(
     folder: of this host's share, which may be new.
 
   Raises:
-    ValueError: the text is none.
+    ValueError: the text has another form.
   """
   span = profile_lib.parse(text)
   try:
@@ -72,59 +73,79 @@ def prepare_profile(
   return span
 
 
+class Place(NamedTuple):
+  """The place of this host in a launch.
+
+  Attributes:
+    hosts: all hosts.
+    host: this one.
+    launch_id: the same on all hosts.
+    attached: whether heartbeats arrive through stdin; the share stops when they do.
+    stays: whether replay, alone on this host, outlives the run until it is stopped.
+  """
+
+  hosts: hosts_lib.Hosts
+  host: hosts_lib.Host
+  launch_id: int
+  attached: bool
+  stays: bool = False
+
+  @property
+  def nodes(self) -> list[str]:
+    """The nodes that run here."""
+    here = names(self.hosts, self.host)
+    return [name for name in here if not (self.stays and name == parts_lib.ENDING)]
+
+
 def run(
-  hosts: hosts_lib.Hosts,
-  host: hosts_lib.Host,
+  place: Place,
   config: launch_config.ExperimentConfig,
   folder: pathlib.Path,
-  launch_id: int,
   forks: fork_server.ForkServer,
   *,
-  attached: bool,
-  stays: bool = False,
   profile: profile_lib.Span | None = None,
 ) -> int:
   """Runs a host's share, supervised, until the run is over, interrupted or failed.
 
   Args:
-    hosts: all of them.
-    host: this one.
+    place: of this host.
     config: of the run, the same on all hosts.
     folder: of this host's share, opened.
-    launch_id: the same on all hosts.
     forks: starts the nodes.
-    attached: whether stdin gives signs of life, whose end stops the share.
-    stays: whether replay, which is alone here, outlives the run until it is stopped.
     profile: updates that are traced, by the nodes that are here; None for none.
 
   Returns:
-    The exit code, as of `local.train`; 0 also when it was stopped, unless signs of life went on, so
-    that whoever gives them knows that the run is not over.
+    The exit code, as of `local.train`; 0 also for a stopped share, unless it was stopped while
+    heartbeats arrived: the run is not over then, and `launch` must know.
   """
-  here = [name for name in names(hosts, host) if not (stays and name == parts_lib.ENDING)]
-  addresses = hosts.replay_addresses(host.name)
-  print(f'up: {", ".join(here)}; replay at {", ".join(addresses)}', flush=True)
-  follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in here])
-  follows = attached or not sys.stdout.isatty()  # where a terminal's live line does not stand
-  leash = order_lib.Leash(sys.stdin.fileno()) if attached else None
+  addresses = place.hosts.replay_addresses(place.host.name)
+  print(f'up: {", ".join(place.nodes)}; replay at {", ".join(addresses)}', flush=True)
+  follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in place.nodes])
+  follows = place.attached or not sys.stdout.isatty()  # else the live line is in the terminal
+  heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno()) if place.attached else None
 
   def on_tick() -> None:
-    if leash is not None:
-      leash.tick()
+    if heartbeats is not None:
+      heartbeats.tick()
     if follows:
       follower.tick()
 
-  if host.tunnel:
+  if place.host.tunnel:
     for address in addresses:
-      print(f'ssh listens at {address}, towards replay: reached from this host alone', flush=True)
-  share = local.Share(here, addresses, launch_id, on_tick, hosts.coordinator)
+      print(
+        f'ssh listens at {address} and forwards to replay: reachable from this host only',
+        flush=True,
+      )
+  share = local.Share(place.nodes, addresses, place.launch_id, on_tick, place.hosts.coordinator)
   try:
-    exit_code = local.train(config, folder, forks, share, exposed=hosts.exposed, profile=profile)
+    exit_code = local.train(
+      config, folder, forks, share, exposed=place.hosts.exposed, profile=profile
+    )
     if follows:
       follower.tick()
-    is_asked_here = leash is not None and not leash.pulled
-    return 0 if exit_code == local.STOPPED and not is_asked_here else exit_code
-  except BrokenPipeError:  # the connection died, so did the nodes, and nobody hears of it
+    is_stopped_here = heartbeats is not None and not heartbeats.is_lost
+    return 0 if exit_code == local.STOPPED and not is_stopped_here else exit_code
+  except BrokenPipeError:  # the connection was lost, the nodes ended, and no reader is left
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

@@ -1,4 +1,4 @@
-"""Starts a run's hosts over ssh or gcloud, shows what they say, and ends them all."""
+"""Starts the hosts of a run over ssh or gcloud, shows their output, and stops them."""
 
 import contextlib
 import os
@@ -10,30 +10,30 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from hephaestus.launch.cluster import handshake as order_lib
+from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
 from hephaestus.launch.run import supervisor
 
 # A connection survives five minutes without the network; then both ends give up.
 ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
-STOP_SECONDS = 90.0  # for a host to stop in order: its learner saves
-LAST_SECONDS = 900.0  # for the others to end once the learner's host has: one may still evaluate
-AGAIN_SECONDS = 1.0, 30.0  # until a lost host is started again: at first, and at most
-HEALTHY_SECONDS = 60.0  # a host that was up for so long has recovered from earlier losses
-LOST_SECONDS = 3600.0  # after which a host that does not come back is given up
-_ENDED = (0, 1)  # the exit codes of a share that is over: its run is, or a node failed for good
+STOP_SECONDS = 90.0  # for a host to stop in order: its learner writes a checkpoint
+LAST_SECONDS = 900.0  # for other hosts to end after the learner's: one may still evaluate
+BACKOFF_SECONDS = 1.0, 30.0  # before a lost host is restarted: at first, and at most
+HEALTHY_SECONDS = 60.0  # a host that was up for this long has recovered from earlier losses
+LOST_SECONDS = 3600.0  # after which a lost host is given up
+_ENDED = (0, 1)  # exit codes of a share that is over: the run ended, or a node failed for good
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell say it
 
 
 def command(
   hosts: hosts_lib.Hosts, host: hosts_lib.Host, run: str, forwarded_ports: Sequence[int]
 ) -> list[str] | None:
-  """What starts a host from here; None where an orchestrator does.
+  """The command that starts a host from here; None where an orchestrator does.
 
   Args:
     hosts: all of them.
     host: this one.
-    run: folder of its share, there.
+    run: folder of its share, on that host.
     forwarded_ports: free ones of this machine, for tunnels to the shards of replay.
   """
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
@@ -72,21 +72,21 @@ def _forwarding(
 
 
 class _Connection:
-  """A host as it is seen from here: a process that ends when its share has.
+  """The connection to a host: a process that ends with the share of the host.
 
-  A host that was up and then is lost, with its connection or because its `node` died, is to be
-  started again. One that never was up is not: what is wrong with it will not go away.
+  A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
+  host that never was up is not, because it would fail again.
   """
 
   def __init__(
-    self, host: hosts_lib.Host, command: Sequence[str], order: bytes, lines: queue.Queue
+    self, host: hosts_lib.Host, command: Sequence[str], first_line: bytes, lines: queue.Queue
   ):
     self.host = host
     self.exit_code: int | None = None
     self.told_to_stop = False
-    self.again_at: float | None = None
+    self.restart_at: float | None = None
     self._command = command
-    self._order = order
+    self._first_line = first_line
     self._lines = lines
     self._losses = 0
     self._up_at: float | None = None
@@ -94,8 +94,8 @@ class _Connection:
     self.start()
 
   def start(self) -> None:
-    """Starts the host's share, for the first time or once the process before has ended."""
-    self.exit_code = self.again_at = self._up_at = None
+    """Starts the host's share, for the first time or after the previous process has ended."""
+    self.exit_code = self.restart_at = self._up_at = None
     try:
       self._popen = subprocess.Popen(
         self._command,
@@ -109,21 +109,21 @@ class _Connection:
         f'hosts.{self.host.name}: needs {self._command[0]} here, which cannot be run '
         f'({error.strerror})'
       ) from None
-    self._tell(self._order)
+    self._tell(self._first_line)
     threading.Thread(
       target=self._read, args=(self._popen,), name=self.host.name, daemon=True
     ).start()
 
   def hear(self, line: str) -> None:
-    """Takes note of what the host says."""
+    """Notes a line of the host's output."""
     if line.startswith('up: ') and self._up_at is None:
       self._up_at = time.monotonic()
 
   def end(self, exit_code: int) -> float | None:
-    """Takes note of the end of the process.
+    """Notes the end of the process.
 
     Returns:
-      Seconds until it is to be started again; None when it is not.
+      Seconds until it is restarted; None if it is not.
     """
     now = time.monotonic()
     self.exit_code = exit_code
@@ -134,47 +134,47 @@ class _Connection:
       return None
     if now - self._lost_at > LOST_SECONDS:
       return None
-    first, most = AGAIN_SECONDS
+    first, most = BACKOFF_SECONDS
     seconds = min(first * 2 ** min(self._losses, 10), most)
     self._losses += 1
-    self.again_at = now + seconds
+    self.restart_at = now + seconds
     return seconds
 
   @property
   def health(self) -> str:
-    """In one word or two."""
+    """The state in one or two words."""
     if self.exit_code is not None:
-      return f'exit {self.exit_code}' if self.again_at is None else 'lost'
+      return f'exit {self.exit_code}' if self.restart_at is None else 'lost'
     return 'stopping' if self.told_to_stop else 'starting' if self._up_at is None else 'up'
 
   @property
   def failed(self) -> bool:
-    """Whether it ended, not well and for good."""
-    if self.exit_code is None or self.again_at is not None:
+    """Whether it ended with an error and is not restarted."""
+    if self.exit_code is None or self.restart_at is not None:
       return False
     return self.exit_code not in ((0, *_TERMINATED) if self.told_to_stop else (0,))
 
-  def sign_of_life(self) -> None:
+  def heartbeat(self) -> None:
     if not self.told_to_stop:
       self._tell(b'\n')
 
   def stop(self) -> None:
-    """Asks the host to stop in order; it does whenever its stdin ends."""
+    """Asks the host to stop in order, by closing its stdin."""
     self.told_to_stop = True
-    self.again_at = None
+    self.restart_at = None
     assert self._popen.stdin is not None
     with contextlib.suppress(OSError):
       self._popen.stdin.close()
 
   def cut(self) -> None:
-    """Ends the connection; the host notices that by itself."""
+    """Ends the connection, upon which the host stops."""
     self.stop()
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self._popen.pid, signal.SIGTERM)
 
   def _tell(self, text: bytes) -> None:
     assert self._popen.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended, which its exit code will say
+    with contextlib.suppress(OSError):  # it has ended; its exit code says why
       self._popen.stdin.write(text)
       self._popen.stdin.flush()
 
@@ -188,49 +188,49 @@ class _Connection:
 class Launch:
   """A launch of all hosts that can be reached from here.
 
-  A host that is lost is started again, with a pause that grows, until the learner has ended. One
-  whose share fails is reported. The launch ends when it cannot go on: without any shard of replay,
-  without the learner, or once no actors are left.
+  A lost host is restarted with back-off until the learner has ended. A failed share is reported.
+  The launch ends when the run cannot continue: without any shard of replay, without the learner, or
+  without actors.
 
   Args:
     hosts: all of them.
-    commands: what starts each host that is reached from here, by its name.
-    order: what each of them is told.
-    say: takes lines for people.
+    commands: the command that starts each host that is reached from here, by its name.
+    spec: sent to each of them.
+    say: prints a line.
   """
 
   def __init__(
     self,
     hosts: hosts_lib.Hosts,
     commands: Mapping[str, Sequence[str]],
-    order: order_lib.Order,
+    spec: handshake.RunSpec,
     say: Callable[[str], None],
   ):
     self._hosts = hosts
     self._commands = commands
-    self._order = order
+    self._spec = spec
     self._say = say
     self._lines: queue.Queue = queue.Queue()
     self._connections: list[_Connection] = []
     self._interrupts = supervisor.Interrupts()
-    self._signed = 0.0
+    self._beaten = 0.0
     self._health = ''
 
   def run(self) -> int:
     """Starts the hosts and returns when all have ended; in the main thread only.
 
     Returns:
-      The exit code: 0 when all hosts ended well, or stopped in order after a signal.
+      The exit code: 0 when all hosts succeeded, or stopped in order after a signal.
 
     Raises:
-      ValueError: the command that reaches a host is not there.
+      ValueError: ssh or gcloud is not installed here.
     """
     with contextlib.ExitStack() as stack:
       stack.enter_context(self._interrupts)
       stack.callback(self._cut)
       for name, words in self._commands.items():
         host = self._hosts.find(name)
-        self._connections.append(_Connection(host, words, self._order.to_line(), self._lines))
+        self._connections.append(_Connection(host, words, self._spec.to_line(), self._lines))
       self._follow()
       self._stop()
     for connection in self._connections:
@@ -239,10 +239,10 @@ class Launch:
     return 1 if any(connection.failed for connection in self._connections) else 0
 
   def _follow(self) -> None:
-    """Shows lines until all hosts have ended, or the run cannot go on."""
+    """Shows lines until all hosts have ended, or the run cannot continue."""
     deadline: float | None = None
-    goes_on = lambda each: each.exit_code is None or each.again_at is not None
-    while any(map(goes_on, self._connections)) and not self._interrupts.count:
+    is_active = lambda each: each.exit_code is None or each.restart_at is not None
+    while any(map(is_active, self._connections)) and not self._interrupts.count:
       self._pump()
       if reason := self._hopeless():
         self._say(f'{reason}: stopping the others')
@@ -251,16 +251,16 @@ class Launch:
       if learned and deadline is None:
         deadline = time.monotonic() + LAST_SECONDS
       for each in self._connections:
-        if each.again_at is not None and deadline is not None:
-          each.again_at = None
-        elif each.again_at is not None and time.monotonic() >= each.again_at:
+        if each.restart_at is not None and deadline is not None:
+          each.restart_at = None
+        elif each.restart_at is not None and time.monotonic() >= each.restart_at:
           each.start()
       if deadline is not None and time.monotonic() > deadline:
-        self._say('the learner has ended: stopping who has not')
+        self._say('the learner has ended: stopping the other hosts')
         return
 
   def _hopeless(self) -> str:
-    """Why the run cannot go on; empty when it can."""
+    """The reason why the run cannot continue; empty when it can."""
     keeping = [each for each in self._connections if each.host.replay]
     is_kept = not keeping or not all(each.failed for each in keeping)
     for connection in self._connections:
@@ -274,11 +274,11 @@ class Launch:
     return ''
 
   def _stop(self) -> None:
-    """Stops actors first, then the learner, which has replay save, then replay."""
+    """Stops actors first, then the learner, which checkpoints replay, then replay."""
     groups: list[list[_Connection]] = [[], [], []]
     for connection in self._connections:
       host = connection.host
-      # Processes of a learner end together, so none has to before the one that is beside replay.
+      # Processes of a learner end together, so all of them stop with the one that is beside replay.
       last = host.replay or (host.learner and any(each.learner for each in self._hosts.keepers))
       groups[2 if last else 1 if host.learner else 0].append(connection)
     for group in groups:
@@ -290,7 +290,7 @@ class Launch:
     if left := self._alive(self._connections):
       self._cut()
       names = ', '.join(connection.host.name for connection in left)
-      self._say(f'the connection to {names} is cut; what runs there stops by itself')
+      self._say(f'the connection to {names} is closed; the nodes there stop by themselves')
       deadline = time.monotonic() + 5.0
       while self._alive(left) and time.monotonic() < deadline:
         self._pump()
@@ -304,19 +304,19 @@ class Launch:
     return [connection for connection in connections if connection.exit_code is None]
 
   def _pump(self) -> None:
-    """Shows what has come, for half a second at most, and gives a sign of life when it is time."""
+    """Shows new lines, for at most half a second, and sends a heartbeat when it is due."""
     now = time.monotonic()
-    if now - self._signed > order_lib.SIGN_OF_LIFE_PERIOD:
-      self._signed = now
+    if now - self._beaten > handshake.HEARTBEAT_PERIOD:
+      self._beaten = now
       for connection in self._alive(self._connections):
-        connection.sign_of_life()
+        connection.heartbeat()
     with contextlib.suppress(queue.Empty):
       connection, line, exit_code = self._lines.get(timeout=0.5)
       if line is None:
         seconds = connection.end(exit_code)
         if seconds is not None:
           self._say(
-            f'{connection.host.name} is lost (exit {exit_code}); starting it again in {seconds:g} s'
+            f'{connection.host.name} is lost (exit {exit_code}); restarting it in {seconds:g} s'
           )
       else:
         connection.hear(line)

@@ -1,4 +1,4 @@
-"""Hosts files are checked by name, commands lead to every host, and nothing is left on any of them."""
+"""Hosts files are checked, commands reach every host, and no process is left on any of them."""
 
 import getpass
 import os
@@ -102,7 +102,7 @@ def write(tmp_path):
     ('    local: true\n  cpu', '    tunnel: true\n  cpu', 'replay is on this host itself'),
   ],
 )
-def test_what_cannot_be_is_named_with_what_would_do(write, capsys, old, new, words):
+def test_invalid_hosts_file_names_key_and_remedy(write, capsys, old, new, words):
   assert old in TWO
   path = write(TWO.replace(old, new, 1))
   assert run('launch', path, '--preset', 'laptop', '--dry-run') == 2
@@ -134,9 +134,7 @@ def test_what_cannot_be_is_named_with_what_would_do(write, capsys, old, new, wor
     ),
   ],
 )
-def test_a_host_refuses_a_configuration_that_does_not_fit_its_hosts(
-  write, tmp_path, capsys, arguments, words
-):
+def test_node_refuses_config_that_does_not_fit_hosts(write, tmp_path, capsys, arguments, words):
   host = [] if '--host' in arguments else ['--host', 'cpu']
   assert run('node', write(TWO), *host, '--run', tmp_path / 'run', *arguments) == 2
   message = capsys.readouterr().err
@@ -152,7 +150,7 @@ def test_a_host_refuses_a_configuration_that_does_not_fit_its_hosts(
     ('ppo', 'PPO learns in one process; give'),
   ],
 )
-def test_a_learner_on_several_hosts_has_as_many_processes(write, tmp_path, capsys, agent, remedy):
+def test_learner_needs_one_process_per_host(write, tmp_path, capsys, agent, remedy):
   path = write(SLICE)
   arguments = ['--preset', 'tpu-v4-8', '--agent', agent, '--run', tmp_path / 'run']
   arguments += ['--set', 'actor.num_actors=64']
@@ -164,7 +162,7 @@ def test_a_learner_on_several_hosts_has_as_many_processes(write, tmp_path, capsy
   assert not (tmp_path / 'run').exists()
 
 
-def test_the_first_learner_listens_and_each_host_has_its_own():
+def test_first_learner_is_coordinator():
   placed = hosts.parse(SLICE, 'hosts.yaml')
   assert placed.coordinator == '10.128.0.12:22100'
   assert [node.names(placed, placed.find(f'tpu-{worker}')) for worker in range(4)] == [
@@ -175,7 +173,7 @@ def test_the_first_learner_listens_and_each_host_has_its_own():
   assert node.names(alone, alone.find('trainer')) == ['replay', 'learner']
 
 
-def test_a_second_learner_does_not_listen(write):
+def test_second_learner_with_address_is_refused(write):
   text = SLICE.replace(
     '    evaluator: true', '    learner: {address: b, port: 1}\n    evaluator: true'
   )
@@ -183,7 +181,7 @@ def test_a_second_learner_does_not_listen(write):
     hosts.parse(text, 'hosts.yaml')
 
 
-def test_a_dry_run_prints_what_starts_a_slice_and_its_cpu_hosts(write, capsys):
+def test_dry_run_prints_commands_of_slice_and_cpu_hosts(write, capsys):
   sizes = ['--set', 'actor.num_actors=64', 'learner.num_processes=4']
   arguments = ['--preset', 'tpu-v4-8', *sizes, '--run', 'runs/big']
   assert run('launch', write(SLICE), '--dry-run', *arguments) == 0
@@ -207,7 +205,7 @@ def test_a_dry_run_prints_what_starts_a_slice_and_its_cpu_hosts(write, capsys):
   assert printed['# cpu-0: replay, evaluator'][-2] == 'me@10.128.0.2'
 
 
-def test_actors_are_numbered_through_and_replay_is_reached_by_its_address():
+def test_actor_ids_are_unique_and_replay_has_an_address():
   placed = hosts.parse(SLICE, 'hosts.yaml')
   ids = [actor_id for host in placed.hosts for actor_id in placed.actor_ids(host.name)]
   assert ids == list(range(64))
@@ -215,7 +213,7 @@ def test_actors_are_numbered_through_and_replay_is_reached_by_its_address():
   assert placed.replay_addresses('cpu-0') == ('127.0.0.1:22001',)
 
 
-def test_a_tunnel_leads_from_a_host_over_here_to_replay():
+def test_tunnel_forwards_host_to_replay():
   text = SLICE.replace('{actors: 8,', '{actors: 8, tunnel: true,', 1)
   placed = hosts.parse(text, 'hosts.yaml')
   words = {host.name: remote.command(placed, host, 'run', [4000]) for host in placed.hosts}
@@ -235,7 +233,7 @@ hosts:
 """
 
 
-def test_each_host_with_replay_keeps_a_shard_that_all_others_reach():
+def test_each_replay_host_keeps_one_reachable_shard():
   placed = hosts.parse(SHARDS, 'hosts.yaml')
   assert placed.replay_addresses('trainer') == ('10.128.0.2:22001', '10.128.0.3:22002')
   assert placed.replay_addresses('store-1') == ('10.128.0.2:22001', '127.0.0.1:22002')
@@ -252,7 +250,7 @@ def test_each_host_with_replay_keeps_a_shard_that_all_others_reach():
     hosts.parse(SHARDS.replace('22002', '22001'), 'hosts.yaml')
 
 
-def test_replay_is_exposed_only_where_a_host_reaches_it_over_the_network():
+def test_replay_is_exposed_unless_all_hosts_use_tunnels():
   text = """
 hosts:
   store: {replay: {address: 10.128.0.2, port: 22001}, learner: true, evaluator: true, local: true}
@@ -265,7 +263,7 @@ hosts:
   ).exposed
 
 
-def test_a_host_of_an_orchestrator_is_told_how_it_is_started(write, capsys):
+def test_launch_prints_command_for_unreachable_host(write, capsys):
   path = write(TWO.replace('    actors: 2\n    local: true\n', '    actors: 2\n'))
   arguments = ['--preset', 'laptop', '--run', 'runs/two', '--seed', '3', '--profile', '5:7']
   assert run('launch', path, '--dry-run', *arguments, '--set', 'actor.num_actors=2') == 0
@@ -277,16 +275,14 @@ def test_a_host_of_an_orchestrator_is_told_how_it_is_started(write, capsys):
   )
 
 
-def test_updates_that_a_run_will_not_do_are_refused_before_any_host_is_started(write, capsys):
+def test_launch_refuses_profile_beyond_end_of_run(write, capsys):
   sizes = ['--preset', 'laptop', '--steps', '5000', '--set', 'actor.num_actors=2']
   for span, words in (('5', 'write it as START:STOP'), ('900:910', 'the run ends after about')):
     assert run('launch', write(TWO), '--dry-run', '--profile', span, *sizes) == 2
     assert f'--profile {span}: {words}' in capsys.readouterr().err
 
 
-def test_a_share_that_goes_on_behind_the_updates_to_trace_says_so_and_keeps_its_trace(
-  tmp_path, capsys
-):
+def test_share_resumed_beyond_profile_keeps_its_trace(tmp_path, capsys):
   made = presets.laptop('catch')
   trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'
   trace.parent.mkdir(parents=True)
@@ -301,13 +297,13 @@ def test_a_share_that_goes_on_behind_the_updates_to_trace_says_so_and_keeps_its_
   assert not trace.exists()
 
 
-# Stands in for hephaestus on a host, where what matters is the connection to it.
+# Stands in for hephaestus on a host; only the connection to it is tested.
 STAND_IN = """
 import json, pathlib, sys, time
 name, folder = sys.argv[4], pathlib.Path(__file__).parent
-order = json.loads(sys.stdin.readline())
+spec = json.loads(sys.stdin.readline())
 print('up:', name, flush=True)
-(folder / f'{name}.up').write_text(order['config'])
+(folder / f'{name}.up').write_text(spec['config'])
 if (folder / f'{name}.fail').exists():
   sys.exit(1)
 if not (folder / f'{name}.end').exists():
@@ -317,22 +313,20 @@ with open(folder / 'ended', 'a') as file:
   file.write(f'{name}\\n')
 """
 
-# What `hephaestus launch` does once it has checked all, without its seconds of imports.
+# The last step of `hephaestus launch`, without its seconds of imports.
 LAUNCH = """
 import pathlib, sys
-from hephaestus.launch.cluster import hosts
-from hephaestus.launch.cluster import handshake as order
-from hephaestus.launch.cluster import remote
+from hephaestus.launch.cluster import handshake, hosts, remote
 text = pathlib.Path('hosts.yaml').read_text()
 placed = hosts.parse(text, 'hosts.yaml')
-here = pathlib.Path.cwd()  # in the commands, so that what is left of them can be found
+here = pathlib.Path.cwd()  # in the commands, so that remaining processes can be found
 commands = {
   host.name: remote.command(placed, host, str(here / host.name / 'run'), [1] * len(placed.keepers))
   for host in placed.hosts
 }
-told = order.Order(text, pathlib.Path('config.yaml').read_text(), 7, *sys.argv[1:])
+spec = handshake.RunSpec(text, pathlib.Path('config.yaml').read_text(), 7, *sys.argv[1:])
 say = lambda line: print(line, flush=True)
-sys.exit(remote.Launch(placed, commands, told, say).run())
+sys.exit(remote.Launch(placed, commands, spec, say).run())
 """
 
 
@@ -372,7 +366,7 @@ class Launched:
     return node
 
   def left(self, name=''):
-    """The processes that still run and name a file of the folder, after some time to end."""
+    """Processes that still run and name a file of the folder, after some time to end."""
     deadline = time.monotonic() + 20
     while found := [
       command
@@ -387,7 +381,7 @@ class Launched:
 
 @pytest.fixture
 def launch(tmp_path):
-  """Launches hosts that run the stand-in, or another command; none is left when the test fails."""
+  """Launches hosts that run the stand-in, or another command; stops them when the test fails."""
   (tmp_path / 'stand_in.py').write_text(STAND_IN)
   launched = []
 
@@ -402,19 +396,19 @@ def launch(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_two_hosts_train_one_run_and_end_with_it(tmp_path, launch, tiny):
+def test_two_hosts_train_one_run(tmp_path, launch, tiny):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
   made = config.override(presets.laptop('catch'), ['max_environment_steps=400', *tiny])
   # Little time is spent in these programs, and much in making them.
   launched = launch(
     text, HEPHAESTUS, made=config.to_yaml(made), profile=['6:8'], JAX_DISABLE_MOST_OPTIMIZATIONS='1'
   )
-  # A machine that is preempted says SIGTERM to whatever runs there.
+  # A preempted machine sends SIGTERM to its processes.
   launched.wait_for('cpu/run/logs/actor-0.log')
   launched.node('cpu').terminate()
   assert launched.end() == 0, launched.words()
-  # 143 once its nodes are watched, and the bare signal before.
-  assert re.search(r'cpu is lost \(exit (143|-15)\); starting it again in 1 s', launched.words())
+  # 143 once its nodes are supervised, and the bare signal before.
+  assert re.search(r'cpu is lost \(exit (143|-15)\); restarting it in 1 s', launched.words())
   assert 'trainer| learner, updates 6 to 8: ' in launched.words()
   assert re.search(r'cpu\| actor-0, versions \d+ to \d+: ', launched.words())
   assert 'trainer: exit 0  cpu: exit 0' in launched.words()
@@ -448,20 +442,20 @@ def test_ctrl_c_stops_actors_before_replay(tmp_path, launch):
   assert launched.left() == []
 
 
-def test_a_host_whose_node_dies_is_started_again(tmp_path, launch):
+def test_host_with_killed_node_is_restarted(tmp_path, launch):
   launched = launch(TWO)
   launched.wait_for('cpu.up', 'trainer.up')
   for name in ('cpu', 'trainer'):
     (tmp_path / f'{name}.up').unlink()
     launched.node(name).kill()
     launched.wait_for(f'{name}.up')
-    assert f'{name} is lost (exit -9); starting it again in 1 s' in launched.words()
+    assert f'{name} is lost (exit -9); restarting it in 1 s' in launched.words()
   launched.process.send_signal(signal.SIGINT)
   assert launched.end() == 0, launched.words()
   assert ended(tmp_path) == ['cpu', 'trainer']
 
 
-def test_a_killed_launch_leaves_nothing_on_its_hosts(tmp_path, launch):
+def test_killed_launch_leaves_no_process_on_hosts(tmp_path, launch):
   launched = launch(TWO)
   launched.wait_for('cpu.up', 'trainer.up')
   launched.process.kill()
@@ -470,16 +464,16 @@ def test_a_killed_launch_leaves_nothing_on_its_hosts(tmp_path, launch):
   assert sorted(ended(tmp_path)) == ['cpu', 'trainer']
 
 
-def test_what_reaches_a_host_must_be_here(monkeypatch):
+def test_missing_ssh_is_named(monkeypatch):
   monkeypatch.setenv('PATH', '')
   text = TWO.replace('local: true', 'ssh: {target: me@there}')
   placed = hosts.parse(text, 'hosts.yaml')
   commands = {host.name: remote.command(placed, host, 'run', [1]) for host in placed.hosts}
   with pytest.raises(ValueError, match=r'hosts.trainer: needs ssh here, which cannot be run'):
-    remote.Launch(placed, commands, handshake.Order(text, '', 1), lambda line: None).run()
+    remote.Launch(placed, commands, handshake.RunSpec(text, '', 1), lambda line: None).run()
 
 
-def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path, launch):
+def test_all_hosts_stop_when_replay_fails(tmp_path, launch):
   (tmp_path / 'trainer.fail').touch()
   launched = launch(TWO)
   assert launched.end() == 1, launched.words()
@@ -488,7 +482,7 @@ def test_hosts_stop_when_replay_cannot_go_on_and_the_exit_code_says_so(tmp_path,
   assert launched.left() == []
 
 
-def test_a_run_goes_on_without_one_of_the_hosts_that_keep_replay(tmp_path, launch):
+def test_run_continues_without_one_replay_host(tmp_path, launch):
   (tmp_path / 'store.fail').touch()
   launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
   launched.wait_for('store.up', 'cpu.up', 'trainer.up')
@@ -501,7 +495,7 @@ def test_a_run_goes_on_without_one_of_the_hosts_that_keep_replay(tmp_path, launc
   assert ended(tmp_path) == ['cpu', 'trainer']
 
 
-def test_a_run_goes_on_without_one_of_its_hosts(tmp_path, launch):
+def test_run_continues_without_one_actor_host(tmp_path, launch):
   (tmp_path / 'cpu.end').touch()
   (tmp_path / 'more.fail').touch()
   text = TWO.replace('actors: 2', 'actors: 1') + '  more: {actors: 1, local: true}\n'
@@ -543,9 +537,7 @@ def sshd(tmp_path):
 
 
 @pytest.mark.skipif(SSHD is None, reason='there is no sshd')
-def test_a_host_behind_ssh_ends_when_the_connection_dies_and_is_started_again(
-  tmp_path, launch, sshd
-):
+def test_host_behind_ssh_ends_with_its_connection_and_is_restarted(tmp_path, launch, sshd):
   ssh = f'ssh: {{target: {getpass.getuser()}@127.0.0.1, options: {sshd}}}'
   launched = launch(TWO.replace('local: true', ssh))
   launched.wait_for('cpu.up', 'trainer.up')
@@ -562,28 +554,28 @@ def test_a_host_behind_ssh_ends_when_the_connection_dies_and_is_started_again(
 
 SHARE = """
 import pathlib, sys
-from hephaestus.launch.cluster import handshake as order
+from hephaestus.launch.cluster import handshake
 from hephaestus.launch.run import supervisor
-order.SILENCE_SECONDS = float(sys.argv[2])
-leash = order.Leash(sys.stdin.fileno())
+handshake.TIMEOUT_SECONDS = float(sys.argv[2])
+heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno())
 sleeper = supervisor.Process('actor', ['sleep', '987654'], {}, pathlib.Path(sys.argv[1]))
 on_event = lambda event: print(event.kind, event.pid, flush=True)
 outcome = supervisor.Supervisor(
-  [sleeper], until=[], on_tick=leash.tick, on_event=on_event
+  [sleeper], until=[], on_tick=heartbeats.tick, on_event=on_event
 ).run()
 sys.exit(5 if outcome.interrupted else 1)
 """
 
 
-@pytest.mark.parametrize(('silence', 'closes'), [('1000', True), ('0.5', False)])
-def test_a_hosts_share_ends_with_its_connection(tmp_path, silence, closes):
+@pytest.mark.parametrize(('timeout', 'closes'), [('1000', True), ('0.5', False)])
+def test_share_ends_when_heartbeats_stop(tmp_path, timeout, closes):
   share = subprocess.Popen(
-    [sys.executable, '-c', SHARE, tmp_path / 'log', silence],
+    [sys.executable, '-c', SHARE, tmp_path / 'log', timeout],
     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
   )  # fmt: skip
   kind, pid = share.stdout.readline().split()
   assert kind == 'started'
-  share.stdin.write('\n')  # a sign of life
+  share.stdin.write('\n')  # a heartbeat
   share.stdin.flush()
   if closes:
     share.stdin.close()
@@ -592,7 +584,7 @@ def test_a_hosts_share_ends_with_its_connection(tmp_path, silence, closes):
 
 
 @pytest.mark.parametrize('line', [b'', b'\n', b'{"hosts": 1}\n', b'x' * 100])
-def test_a_host_that_is_told_nothing_says_so(line):
+def test_invalid_run_spec_is_named(line):
   reading, writing = os.pipe()
   os.write(writing, line)
   os.close(writing)
@@ -600,8 +592,8 @@ def test_a_host_that_is_told_nothing_says_so(line):
     handshake.receive(reading)
 
 
-def test_an_order_arrives_as_it_was_given_and_nothing_behind_it_is_taken():
-  given = handshake.Order('hosts: {}\n', config.to_yaml(presets.laptop('catch')), 2**62)
+def test_receive_reads_exactly_one_run_spec():
+  given = handshake.RunSpec('hosts: {}\n', config.to_yaml(presets.laptop('catch')), 2**62)
   reading, writing = os.pipe()
   os.write(writing, given.to_line() + b'\n')
   taken = handshake.receive(reading)

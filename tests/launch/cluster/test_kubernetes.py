@@ -1,4 +1,4 @@
-"""Manifests fit the schemas of Kubernetes, let nobody else in, and their pods train a run to its end."""
+"""Manifests fit the schemas of Kubernetes, isolate the run, and their pods train it to its end."""
 
 import functools
 import json
@@ -54,7 +54,7 @@ def make(text, *overrides, preset=presets.laptop, **options):
 
 
 @pytest.fixture(autouse=True, scope='module')
-def schemas_are_read_once():
+def cached_schemas():
   with pytest.MonkeyPatch.context() as patch:
     cached = functools.cache(kubernetes_validate.utils.schema_contents)
     patch.setattr(kubernetes_validate.utils, 'schema_contents', cached)
@@ -129,7 +129,7 @@ def test_objects_fit_the_schemas_of_kubernetes(cases, case, version):
 
 
 @CASES
-def test_every_host_of_the_pods_file_is_run_by_one_pod(cases, case):
+def test_each_host_runs_in_one_pod(cases, case):
   objects = cases[case]
   placed = hosts.parse(told(objects), 'hosts.yaml')
   run_by = []
@@ -153,7 +153,7 @@ def test_every_host_of_the_pods_file_is_run_by_one_pod(cases, case):
 
 
 @CASES
-def test_the_name_of_replay_leads_to_its_pod(cases, case):
+def test_replay_address_resolves_to_its_pod(cases, case):
   objects = cases[case]
   placed = hosts.parse(told(objects), 'hosts.yaml')
   (service,) = (each for each in objects if each['kind'] == 'Service')
@@ -219,7 +219,7 @@ def is_allowed(policies, source, destination, port):
 
 
 @CASES
-def test_only_this_runs_pods_reach_replay_and_nothing_else(cases, case):
+def test_network_policies_admit_only_pods_of_the_run(cases, case):
   objects = cases[case]
   policies = [each['spec'] for each in objects if each['kind'] == 'NetworkPolicy']
   pods = {}
@@ -247,7 +247,7 @@ def test_only_this_runs_pods_reach_replay_and_nothing_else(cases, case):
   assert outside == [{53}]
 
 
-def test_losing_an_actor_touches_nothing_else(cases):
+def test_failed_actor_pod_restarts_alone(cases):
   for case in cases.values():
     for each in case:
       if each['kind'] == 'Job':
@@ -259,7 +259,7 @@ def test_losing_an_actor_touches_nothing_else(cases):
         assert job['name'] == 'learner' and job['template']['spec']['backoffLimit'] == 0
 
 
-def test_replay_may_take_the_memory_that_its_sequences_need(cases):
+def test_replay_memory_limit_fits_its_sequences(cases):
   objects = cases['gpu']
   needed = preflight.replay_bytes(presets.gpu('catch'))
   template, _ = workloads(objects)['hephaestus-replay']
@@ -269,7 +269,7 @@ def test_replay_may_take_the_memory_that_its_sequences_need(cases):
   assert container(template)['readinessProbe']['tcpSocket'] == {'port': 'reverb'}
 
 
-def test_accelerators_are_the_learners_alone(cases):
+def test_only_learner_pods_get_accelerators(cases):
   for case, name, count in (('gpu', 'nvidia.com/gpu', '2'), ('slice', 'google.com/tpu', '4')):
     for workload, (template, num_pods) in workloads(cases[case]).items():
       is_learner = workload == 'hephaestus-learner-0'
@@ -287,7 +287,7 @@ def test_accelerators_are_the_learners_alone(cases):
       assert not is_learner or num_pods == (4 if case == 'slice' else 1)
 
 
-def test_resources_can_be_given():
+def test_resources_override_estimates():
   given = kubernetes.parse_resources(['actors.cpu=500m', 'replay.storage=2Ti', 'learner.memory=9G'])
   objects = make(ONE, resources=given)
   requests = {
@@ -300,7 +300,7 @@ def test_resources_can_be_given():
   assert claim['spec']['resources']['requests'] == {'storage': '2Ti'}
 
 
-def test_a_hosts_file_is_written_as_it_was_read():
+def test_hosts_file_round_trips():
   for text in (ONE, MANY, SLICE):
     read = hosts.parse(text, 'hosts.yaml')
     assert hosts.parse(hosts.to_yaml(read), 'again') == read
@@ -333,7 +333,7 @@ DIGEST = 'a' * 64
     ([*KUBERNETES, '--out', '/nowhere/run.yaml'], '--out /nowhere/run.yaml: cannot be written'),
   ],
 )
-def test_what_no_cluster_would_take_is_refused(tmp_path, capsys, arguments, words):
+def test_invalid_options_are_refused(tmp_path, capsys, arguments, words):
   path = tmp_path / 'hosts.yaml'
   path.write_text(ONE)
   assert main._run(main._parse(['hephaestus', 'manifests', str(path), *arguments])) == 2
@@ -353,7 +353,7 @@ def test_hosts_that_cannot_be_pods_are_refused(text, options, words):
     make(text, f'accelerator={bool(options)}', **options)
 
 
-def test_the_command_writes_what_kubectl_reads(cases, tmp_path, capsys):
+def test_command_writes_manifests(cases, tmp_path, capsys):
   path, out = tmp_path / 'hosts.yaml', tmp_path / 'run.yaml'
   path.write_text(ONE)
   command = ['hephaestus', 'manifests', str(path), *KUBERNETES, '--out', str(out)]
@@ -367,10 +367,10 @@ def test_the_command_writes_what_kubectl_reads(cases, tmp_path, capsys):
   [
     (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
     (['--config', '/nowhere.yaml'], '/nowhere.yaml: is no configuration of this version'),
-    (['--preset', 'laptop', '--stay'], '--stay: is for a host that has replay alone, all has not'),
+    (['--preset', 'laptop', '--stay'], '--stay: is for a host with replay alone, and all has more'),
   ],
 )
-def test_a_node_refuses_what_only_pods_are_told(tmp_path, capsys, arguments, words):
+def test_node_refuses_invalid_config_and_stay(tmp_path, capsys, arguments, words):
   path = tmp_path / 'hosts.yaml'
   path.write_text(ONE)
   command = ['hephaestus', 'node', str(path), '--host', 'all', '--run', str(tmp_path / 'run')]
@@ -467,7 +467,7 @@ def run_pods(tmp_path, tiny):
   return run
 
 
-def test_replays_pod_serves_until_it_is_stopped(run_pods):
+def test_replay_pod_serves_until_stopped(run_pods):
   exit_codes, printed, folders = run_pods('replay-0')
   assert exit_codes == {'replay-0': 0}, printed
   assert 'up: replay; replay at 127.0.0.1:' in printed['replay-0']  # and nothing that would end it
@@ -478,7 +478,7 @@ def test_replays_pod_serves_until_it_is_stopped(run_pods):
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE + 60)
-def test_the_pods_train_a_run_to_its_end(run_pods):
+def test_pods_train_a_run_to_its_end(run_pods):
   names = ('replay-0', 'learner-0', 'actors-1-0', 'evaluator-0')
   exit_codes, printed, folders = run_pods(*names)
   assert exit_codes == dict.fromkeys(names, 0), printed

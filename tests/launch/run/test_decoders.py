@@ -162,7 +162,7 @@ def received(line):
 @hypothesis.given(
   strategies.binary(max_size=60)
   | strategies.dictionaries(
-    strategies.sampled_from(handshake.Order._fields) | strategies.text(max_size=4),
+    strategies.sampled_from(handshake.RunSpec._fields) | strategies.text(max_size=4),
     LEAVES,
     max_size=4,
   ).map(lambda content: json.dumps(content).encode())
