@@ -1,4 +1,4 @@
-"""ExperimentConfig: one config per room, overrides by path, and the file that a run keeps of it."""
+"""ExperimentConfig: the configs of all folders, overrides by path, and config.yaml of a run."""
 
 import dataclasses
 import difflib
@@ -22,7 +22,24 @@ AGENTS: dict[str, tuple[type, type]] = {
   'dreamer': (dreamer_config.DreamerConfig, learner_config.LearnerConfig),
   'ppo': (masked_ppo.PPOConfig, learner_config.PPOLearnerConfig),
 }
-"""The agents by name: each one's own numbers, and those of what trains it."""
+"""The agents by name: the config of the agent, and that of its learner."""
+
+BASIC = {
+  'agent.gamma': 'discount factor of rewards',
+  'agent.entropy_scale': "weight of the policy's entropy: more explores more",
+  'agent.novelty_scale': 'weight of the intrinsic reward; 0: none',
+  'agent.ensemble_size': 'transition models whose disagreement is the novelty',
+  'agent.horizon_max': 'imagined steps of the longest rollout',
+  'replay.replay_ratio': 'times that each collected step is learned from, on average',
+  'learner.batch_size': 'sequences of an update, over all devices',
+  'learner.model_learning_rate': 'learning rate of the world model',
+  'actor.num_envs': 'parallel environments of each actor process',
+  'actor.num_actors': 'actor processes',
+  'actor.sequence_length': 'time steps of a stored sequence',
+  'evaluator.period': 'seconds between two evaluations',
+  'max_environment_steps': 'environment steps after which the run ends (--steps)',
+}
+"""The keys that most users change, by their path; the help of `train` prints them."""
 
 if TYPE_CHECKING:
   AgentConfig = dreamer_config.DreamerConfig | masked_ppo.PPOConfig
@@ -37,14 +54,14 @@ class ExperimentConfig:
 
   Attributes:
     environment: `name`, and options of that environment.
-    agent: the agent; its kind says which one it is.
+    agent: of the kind of the agent.
     replay: how experience is kept.
-    learner: the learner's loop and optimizers, of the kind that the agent needs.
+    learner: optimizers and periods of the learner, of the kind that the agent needs.
     actor: how experience is made.
     evaluator: how the agent is scored.
-    seed: every key of the run comes from it.
-    max_environment_steps: the run ends when so many have been collected by all actors.
-    max_minutes: of learning, after which the run ends as well; None for no limit.
+    seed: all random keys of the run derive from it.
+    max_environment_steps: that all actors collect before the run ends.
+    max_minutes: of training, after which the run ends as well; None for no limit.
     accelerator: whether the learner may take one; every other node keeps to the CPU.
     tensorboard: also write TensorBoard files.
     wandb: also report to Weights & Biases; needs the extra of that name.
@@ -65,7 +82,7 @@ class ExperimentConfig:
 
   def __post_init__(self):
     for key, value in flatten(dataclasses.asdict(self)).items():
-      if isinstance(value, float) and math.isnan(value):  # which no comparison below would refuse
+      if isinstance(value, float) and math.isnan(value):  # which passes every comparison below
         raise ValueError(f'{key}={value}: must be a number')
     if self.max_environment_steps < 1:
       raise ValueError(f'max_environment_steps={self.max_environment_steps}: must be at least 1')
@@ -78,10 +95,10 @@ class ExperimentConfig:
   def _check_dreamer(self):
     agent, learner = self.dreamer()
     tables.check(self.replay, learner.batch_per_process, self.actor.num_envs)
-    rows = agent.starts_per_sequence
-    if rows is not None and rows > self.actor.sequence_length:
+    starts = agent.starts_per_sequence
+    if starts is not None and starts > self.actor.sequence_length:
       raise ValueError(
-        f'agent.starts_per_sequence={rows}: must be at most actor.sequence_length='
+        f'agent.starts_per_sequence={starts}: must be at most actor.sequence_length='
         f'{self.actor.sequence_length}'
       )
 
@@ -100,7 +117,7 @@ class ExperimentConfig:
     most = self.batch_size * learner.max_staleness - ahead - 1
     if on_policy.updates_behind(stratum.max_size, ahead, self.batch_size) > learner.max_staleness:
       raise ValueError(
-        f'replay.strata.{stratum.name}.max_size={stratum.max_size}: what is read would be older than '
+        f'replay.strata.{stratum.name}.max_size={stratum.max_size}: sampled sequences would be older than '
         f'learner.max_staleness={learner.max_staleness} updates; for batches of {self.batch_size} '
         f'sequences use at most {most} ({max(1, self.batch_size // 2)} keeps it to one update)'
       )
@@ -111,7 +128,7 @@ class ExperimentConfig:
 
   @property
   def agent_name(self) -> str:
-    """Which agent it is, as `--agent` says it."""
+    """The name of the agent, as of `--agent`."""
     for name, kinds in AGENTS.items():
       if isinstance(self.agent, kinds[0]) and isinstance(self.learner, kinds[1]):
         return name
@@ -119,36 +136,36 @@ class ExperimentConfig:
     raise ValueError(f'agent, learner: {given} do not belong together')
 
   def dreamer(self) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
-    """Agent and learner of a dreamer's run; ValueError for another's."""
+    """Configs of agent and learner of the dreamer; ValueError for a run of another agent."""
     if isinstance(self.agent, dreamer_config.DreamerConfig) and isinstance(
       self.learner, learner_config.LearnerConfig
     ):
       return self.agent, self.learner
-    raise ValueError(f'agent: this needs the dreamer, and is the run of {self.agent_name}')
+    raise ValueError(f'agent: this needs the dreamer, but the run has {self.agent_name}')
 
   def ppo(self) -> tuple[masked_ppo.PPOConfig, learner_config.PPOLearnerConfig]:
-    """Agent and learner of a run of PPO; ValueError for another's."""
+    """Configs of agent and learner of PPO; ValueError for a run of another agent."""
     if isinstance(self.agent, masked_ppo.PPOConfig) and isinstance(
       self.learner, learner_config.PPOLearnerConfig
     ):
       return self.agent, self.learner
-    raise ValueError(f'agent: this needs PPO, and is the run of {self.agent_name}')
+    raise ValueError(f'agent: this needs PPO, but the run has {self.agent_name}')
 
   @property
   def fused(self) -> bool:
-    """Whether environment and update are one program of one process, without a replay."""
+    """Whether environment and update are one compiled program of one process, without replay."""
     return self.agent_name == 'ppo' and self.ppo()[1].fused
 
   @property
   def batch_size(self) -> int:
-    """Sequences of an update: of PPO's, as many as all environments give in one unroll."""
+    """Sequences of an update; for PPO, those of one unroll of all environments."""
     if self.agent_name == 'dreamer':
       return self.dreamer()[1].batch_size
     return self.actor.num_envs * (1 if self.fused else self.actor.num_actors)
 
   @property
   def steps_per_sequence(self) -> int:
-    """Steps of an environment that one stored sequence stands for: adjacent ones share a row."""
+    """Environment steps of a stored sequence: adjacent sequences share one time step."""
     return self.actor.sequence_length - 1
 
   def make_environment(self):
@@ -157,7 +174,7 @@ class ExperimentConfig:
     return environments.make(options.pop('name'), **options)
 
 
-# What may change between two runs on one folder; all else would not fit what the folder holds.
+# Keys that may change when a run resumes; others would not fit the checkpoints in its folder.
 FREE = (
   'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
   'replay.port', 'replay.timeout_seconds',
@@ -166,7 +183,7 @@ FREE = (
   'learner.stuck_seconds',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip
-# What PPO finds in no checkpoint, or can begin anew.
+# Keys without state in the checkpoints of PPO.
 FREE_OF_PPO = ('actor.num_envs',)
 
 
@@ -178,7 +195,7 @@ RENAMED = {
   'agent.rows_per_chunk': 'agent.steps_per_chunk',
   'evaluator.film_period': 'evaluator.video_period',
 }
-# Keys that became constants, each with the only value that older folders may have of it.
+# Keys that became constants, each with the only value that may stand in older folders.
 REMOVED: dict[str, Any] = {}
 
 
@@ -186,13 +203,13 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
   """A config with some values replaced.
 
   Args:
-    config: to begin with.
+    config: the one to change.
     assignments: such as 'agent.ensemble_size=3', 'environment.size=8',
       'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
 
   Raises:
-    ValueError: an unknown key, with the nearest known ones, or a value that cannot be.
+    ValueError: an unknown key, with the nearest known ones, or an invalid value.
   """
   for assignment in assignments:
     key, separator, value = assignment.partition('=')
@@ -215,9 +232,9 @@ def _assign(config: ExperimentConfig, key: str, value: Any) -> ExperimentConfig:
     OmegaConf.update(nested, key, value)
     merged: Any = OmegaConf.to_object(OmegaConf.merge(tree, nested))
     return merged
-  # A list, of which merging does not know what it holds, or one element of it.
+  # A list, whose element type is unknown to `merge`, or one element of it.
   if known is _MISSING:
-    raise omegaconf_errors.ConfigKeyError(f"Key '{key}' not in it")
+    raise omegaconf_errors.ConfigKeyError(f"Key '{key}' is unknown")
   OmegaConf.update(plain, key, value)
   return _from_tree(_plain(plain) | {AGENT: config.agent_name})
 
@@ -247,23 +264,23 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
 
 
 def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
-  """A config from plain dictionaries; every key must be known, and every value must work."""
+  """A config from plain dictionaries; ValueError or TypeError for unknown keys and bad values."""
   values = dict(content)
   agent_kind, learner_kind = AGENTS[values.pop(AGENT, 'dreamer')]
-  rooms = {
+  sections = {
     'agent': agent_kind,
     'learner': learner_kind,
     'actor': actor.ActorConfig,
     'evaluator': evaluator.EvaluatorConfig,
   }
-  for room, kind in rooms.items():
-    values[room] = kind(**values[room])
+  for section, kind in sections.items():
+    values[section] = kind(**values[section])
   replay = dict(values['replay'])
   try:
     replay['strata'] = tuple(tables.Stratum(**stratum) for stratum in replay['strata'])
-  except TypeError as error:  # no mapping, or with other keys
-    wants = 'give a list such as [{name: episodic, max_size: 50000, share: 1.0}]'
-    raise ValueError(f'replay.strata={replay["strata"]}: {wants} ({error})') from None
+  except TypeError as error:  # not a mapping, or with other keys
+    remedy = 'give a list such as [{name: episodic, max_size: 50000, share: 1.0}]'
+    raise ValueError(f'replay.strata={replay["strata"]}: {remedy} ({error})') from None
   values['replay'] = tables.ReplayConfig(**replay)
   return ExperimentConfig(**values)
 
@@ -271,7 +288,7 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 def to_yaml(config: ExperimentConfig) -> str:
   """The text of config.yaml."""
   content = _plain(OmegaConf.structured(config))
-  if config.agent_name != 'dreamer':  # whose files say nothing of it: they were there first
+  if config.agent_name != 'dreamer':  # which is the default, for files of older versions
     content = {AGENT: config.agent_name} | content
   return OmegaConf.to_yaml(OmegaConf.create(content))
 
@@ -293,30 +310,31 @@ def load(path: pathlib.Path) -> ExperimentConfig:
 
 
 def from_yaml(text: str, name: str) -> ExperimentConfig:
-  """What the text of a config.yaml says; ValueError, with the name, when it is none."""
+  """The config in the text of a config.yaml; ValueError, with the name, when it is invalid."""
   return _load(io.StringIO(text), name)
 
 
 def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
     return _from_tree(_upgrade(_plain(OmegaConf.load(file))))
-  except Exception as error:  # whatever a broken or foreign file makes a reader raise
+  except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
-    raise ValueError(f'{name}: is no configuration of this version ({first_line})') from None
+    raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
 
 
 def _upgrade(content: dict[str, Any]) -> dict[str, Any]:
-  """The content of a config.yaml with the keys that this version has."""
+  """The content of a config.yaml under the keys of this version."""
   upgraded = {
-    room: dict(values) if isinstance(values, dict) else values for room, values in content.items()
+    section: dict(values) if isinstance(values, dict) else values
+    for section, values in content.items()
   }
   for old, new in RENAMED.items():
-    room, name = old.split('.')
-    if name in upgraded.get(room, {}):
-      upgraded[room][new.split('.')[1]] = upgraded[room].pop(name)
+    section, name = old.split('.')
+    if name in upgraded.get(section, {}):
+      upgraded[section][new.split('.')[1]] = upgraded[section].pop(name)
   for old, only in REMOVED.items():
-    room, name = old.split('.')
-    value = upgraded.get(room, {}).pop(name, only)
+    section, name = old.split('.')
+    value = upgraded.get(section, {}).pop(name, only)
     if value != only:
       raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
   return upgraded
@@ -334,8 +352,8 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
-  """The keys in which a run may not differ from what its folder was made by, as 'key: old, new'."""
-  if old.agent_name != new.agent_name:  # most keys would differ, and none of them says why
+  """The keys that may not change when a run resumes but do, as 'key: old, new'."""
+  if old.agent_name != new.agent_name:  # most keys would differ, which explains nothing
     return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
   before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
   names = FREE + (FREE_OF_PPO if new.agent_name == 'ppo' else ())

@@ -7,7 +7,9 @@ from typing import Any
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
   """Adds the flags that `make_config` reads."""
-  parser.add_argument('--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: what is found)')
+  parser.add_argument(
+    '--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: by the hardware found)'
+  )
   parser.add_argument(
     '--env',
     help='an environment of `hephaestus environments`, or package.module:Class (default: catch)',
@@ -15,11 +17,11 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--agent',
     choices=['dreamer', 'plain', 'ppo'],
-    help="default: dreamer; plain is one of DreamerV3's shape, to compare with",
+    help='default: dreamer; plain is a baseline like DreamerV3, without novelty',
   )
   parser.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
-  parser.add_argument('--steps', type=int, help='environment steps to collect in all')
-  parser.add_argument('--seed', type=int, help='of everything random (default: 0)')
+  parser.add_argument('--steps', type=int, help='environment steps to collect in total')
+  parser.add_argument('--seed', type=int, help='random seed of the whole run (default: 0)')
   parser.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
@@ -43,10 +45,10 @@ def given_config_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def make_config(arguments: argparse.Namespace) -> Any:
-  """The config that `train`'s arguments ask for: a preset's, or that of the folder to go on with.
+  """The config that the flags ask for: that of a preset, or of the run folder to resume.
 
   Raises:
-    ValueError: naming what cannot be.
+    ValueError: naming the flag or key that is invalid.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch import presets
@@ -58,7 +60,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
     config = launch_config.load(folder / folder_lib.CONFIG)
     other_agent = arguments.agent not in (None, config.agent_name)
     if arguments.preset is not None or arguments.env is not None or other_agent:
-      config = None  # what is asked for is compared with what is there
+      config = None  # `open_run` compares the new config with that of the folder
   if config is None:
     preset = arguments.preset or presets.default_preset()
     if preset not in presets.PRESETS:
@@ -66,7 +68,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
     config = presets.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
   overrides = list(arguments.set)
   if config.agent_name == 'ppo':
-    # Last: what a run with actors cannot do is said of all values together.
+    # Last, so that a run with actors is checked with all values together.
     overrides += [] if arguments.fused is None else [f'learner.fused={arguments.fused}']
   elif arguments.fused:
     raise ValueError('--fused: the dreamer learns from replay; leave it out, or add --agent ppo')
@@ -86,7 +88,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:
-  """The config of --preset, --env and --set; ValueError names the flag that cannot be."""
+  """The config of --preset, --env and --set; ValueError names the invalid flag."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch import presets
 

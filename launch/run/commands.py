@@ -11,8 +11,13 @@ from hephaestus.launch import flags
 def add(commands: Any) -> None:
   """Declares `train`."""
   train = commands.add_parser(
-    'train', allow_abbrev=False, help='train an agent, or resume the run of a folder'
+    'train',
+    allow_abbrev=False,
+    add_help=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    help='train an agent, or resume the run of a folder',
   )
+  train.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
   flags.add_config_flags(train)
   train.add_argument(
     '--fused',
@@ -31,6 +36,26 @@ def add(commands: Any) -> None:
   )
   flags.add_profile_flag(train)
   train.set_defaults(call=_train)
+
+
+class _Help(argparse.Action):
+  """Prints the help with the basic config keys, whose module imports JAX."""
+
+  def __init__(self, option_strings: list[str], dest: str, help: str | None = None):
+    super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
+
+  def __call__(self, parser: argparse.ArgumentParser, *unused: Any) -> None:
+    from hephaestus.launch import config as launch_config
+
+    width = max(map(len, launch_config.BASIC))
+    parser.epilog = '\n'.join([
+      'basic keys for --set, as in --set agent.gamma=0.995 actor.num_envs=32:',
+      *(f'  {key:<{width}}  {meaning}' for key, meaning in launch_config.BASIC.items()),
+      'These are keys of the dreamer; ppo has others, such as learner.learning_rate and agent.clip.',
+      'All keys and their values: config.yaml in the folder of a run.',
+    ])  # fmt: skip
+    parser.print_help()
+    parser.exit()
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Configs: what is given is taken, and what cannot work is refused by name."""
+"""Configs: overrides by path, checks that name the key, and config.yaml of older versions."""
 
 import dataclasses
 
@@ -15,25 +15,25 @@ def laptop():
 
 @pytest.mark.parametrize('agent', presets.AGENTS)
 @pytest.mark.parametrize('preset', presets.PRESETS)
-def test_every_preset_survives_its_file(preset, agent, tmp_path):
+def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   made = presets.AGENTS[agent][preset]('catch')
   assert made.agent_name == ('dreamer' if agent == 'plain' else agent)
   config.save(made, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('world', ['catch', 'grid_world'])
+@pytest.mark.parametrize('environment', ['catch', 'grid_world'])
 @pytest.mark.parametrize('preset', presets.PRESETS)
-def test_every_preset_may_disagree_and_be_bored(preset, world):
-  """One member, or copies of it, are never surprised."""
-  agent, _ = presets.AGENTS['dreamer'][preset](world).dreamer()
+def test_preset_has_ensemble_and_horizon_range(preset, environment):
+  """With one member there is no disagreement."""
+  agent, _ = presets.AGENTS['dreamer'][preset](environment).dreamer()
   assert agent.ensemble_size > 1
   assert agent.novelty == 'information_gain'
   assert agent.horizon_min < agent.horizon_max
 
 
 @pytest.mark.parametrize('preset', presets.PRESETS)
-def test_the_plain_agent_is_the_same_but_for_what_is_compared(preset):
+def test_plain_agent_differs_only_in_compared_keys(preset):
   ours, _ = presets.PRESETS[preset]('catch').dreamer()
   plain = presets.AGENTS['plain'][preset]('catch')
   agent, learner = plain.dreamer()
@@ -54,7 +54,7 @@ def test_ppo_learns_in_one_process():
     config.override(ppo, ['learner.num_processes=2'])
 
 
-def test_values_are_replaced_by_path(laptop):
+def test_override_sets_values_by_path(laptop):
   changed = config.override(
     laptop,
     ['agent.ensemble_size=3', 'environment.rows=7', 'replay.strata[0].max_size=64',
@@ -107,7 +107,7 @@ def test_values_are_replaced_by_path(laptop):
     ('learner.stuck_seconds=nan', r'learner.stuck_seconds=nan: must be a number'),
   ],
 )
-def test_what_cannot_work_is_refused_by_name(laptop, assignment, words):
+def test_override_names_invalid_key_or_value(laptop, assignment, words):
   with pytest.raises(ValueError, match=words):
     config.override(laptop, [assignment])
 
@@ -120,12 +120,12 @@ def test_what_cannot_work_is_refused_by_name(laptop, assignment, words):
     ('environment.rows=0', 'environment.rows=0'),
   ],
 )
-def test_a_world_that_cannot_be_is_refused_by_name(laptop, assignment, words):
+def test_invalid_environment_option_is_named(laptop, assignment, words):
   with pytest.raises(ValueError, match=words):
     config.override(laptop, [assignment]).make_environment()
 
 
-def test_only_what_does_not_touch_the_folder_may_change(laptop):
+def test_conflicts_ignore_keys_without_state(laptop):
   longer = config.override(laptop, ['max_environment_steps=7', 'evaluator.num_episodes=3',
                                     'actor.num_actors=2', 'replay.port=4000'])  # fmt: skip
   assert config.conflicts(laptop, longer) == []
@@ -137,7 +137,7 @@ def test_only_what_does_not_touch_the_folder_may_change(laptop):
   ]
 
 
-def test_only_ppo_may_change_its_number_of_worlds(laptop):
+def test_only_ppo_resumes_with_other_num_envs(laptop):
   more = ['actor.num_envs=32']
   assert config.conflicts(laptop, config.override(laptop, more)) == [
     'actor.num_envs: the folder has 16, you gave 32'
@@ -146,7 +146,7 @@ def test_only_ppo_may_change_its_number_of_worlds(laptop):
   assert config.conflicts(ppo, config.override(ppo, more)) == []
 
 
-def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
+def test_dreamer_config_names_no_agent(laptop, tmp_path):
   config.save(laptop, tmp_path / 'config.yaml')
   assert 'agent_name' not in (tmp_path / 'config.yaml').read_text()
 
@@ -166,12 +166,12 @@ def test_a_file_that_names_no_agent_is_the_dreamers(laptop, tmp_path):
     ('agent.hidden_size=wide', r"agent.hidden_size=wide: Value 'wide' of type 'str'"),
   ],
 )
-def test_what_cannot_work_with_ppo_is_refused_by_name(assignment, words):
+def test_override_of_ppo_names_invalid_key_or_value(assignment, words):
   with pytest.raises(ValueError, match=words):
     config.override(presets.ppo_laptop('catch'), [assignment])
 
 
-def test_values_of_ppo_are_replaced_by_path():
+def test_override_of_ppo_sets_values_by_path():
   changed = config.override(
     presets.ppo_laptop('catch'),
     ['agent.value_clip=0.2', 'learner.num_epochs=null', 'replay.strata[0].max_size=64'],
@@ -182,7 +182,7 @@ def test_values_of_ppo_are_replaced_by_path():
   assert changed.agent_name == 'ppo'
 
 
-def test_a_run_from_before_boards_reads_them_flat():
+def test_ppo_config_without_cell_size_loads_as_flat():
   made = presets.ppo_laptop('hackmatrix')
   assert made.agent.cell_size > 0
   lines = config.to_yaml(made).splitlines(keepends=True)
@@ -190,7 +190,7 @@ def test_a_run_from_before_boards_reads_them_flat():
   assert config.from_yaml(old, 'old').agent == dataclasses.replace(made.agent, cell_size=0)
 
 
-def test_an_update_has_what_all_actors_play_in_one_unroll():
+def test_ppo_batch_is_one_unroll_of_all_actors():
   fused = presets.ppo_laptop('catch')
   assert (fused.fused, fused.batch_size) == (True, 256)
   longer = config.override(fused, ['actor.num_actors=2', 'replay.strata[0].max_size=512'])
@@ -205,16 +205,16 @@ def test_an_update_has_what_all_actors_play_in_one_unroll():
 def test_agent_and_learner_must_belong_together(laptop):
   with pytest.raises(ValueError, match='do not belong together'):
     dataclasses.replace(laptop, agent=presets.ppo_laptop('catch').agent)
-  with pytest.raises(ValueError, match='this needs PPO, and is the run of dreamer'):
+  with pytest.raises(ValueError, match='this needs PPO, but the run has dreamer'):
     laptop.ppo()
 
 
-def test_another_agent_is_one_difference(laptop):
+def test_conflict_of_agents_is_one_message(laptop):
   found = config.conflicts(laptop, presets.ppo_laptop('catch'))
   assert found == ['--agent: the folder has dreamer, you gave ppo']
 
 
-def test_a_file_that_is_no_config_is_refused(tmp_path):
+def test_invalid_config_file_is_refused(tmp_path):
   path = tmp_path / 'config.yaml'
   for content in ('agent: 3', 'seed: 1', '- a', 'a: {b: ['):
     path.write_text(content)
@@ -223,7 +223,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('said', 'worlds'),
+  ('output', 'num_envs'),
   [
     ('81559\n', 2048),
     ('24576\n24576\n', 2048),
@@ -233,15 +233,15 @@ def test_a_file_that_is_no_config_is_refused(tmp_path):
     ('', 2048),
   ],
 )
-def test_the_worlds_of_ppo_follow_the_memory_of_the_gpu(monkeypatch, said, worlds):
-  monkeypatch.setattr(presets, 'GPU_MEMORY', ('printf', said))
+def test_ppo_gpu_chooses_num_envs_by_gpu_memory(monkeypatch, output, num_envs):
+  monkeypatch.setattr(presets, 'GPU_MEMORY', ('printf', output))
   made = presets.ppo_gpu('catch')
-  assert made.actor.num_envs == worlds
-  assert made.replay.strata[0].max_size == worlds // 2
+  assert made.actor.num_envs == num_envs
+  assert made.replay.strata[0].max_size == num_envs // 2
 
 
 @pytest.mark.parametrize('command', ['no-such-command', 'false'])
-def test_a_machine_without_a_driver_has_the_usual_worlds(monkeypatch, command):
+def test_ppo_gpu_without_driver_has_default_num_envs(monkeypatch, command):
   monkeypatch.setattr(presets, 'GPU_MEMORY', (command,))
   assert presets.gpu_gibibytes() is None
   assert presets.ppo_gpu('catch').actor.num_envs == 2048
@@ -267,6 +267,11 @@ def test_config_of_an_older_version_loads_under_its_old_names(tmp_path):
   assert config.load(path) == made
 
 
-def test_override_by_an_old_name_tells_the_new_one():
+def test_override_by_old_key_names_the_new_key():
   with pytest.raises(ValueError, match=r'actor\.num_worlds=8: was renamed to actor\.num_envs'):
     config.override(presets.laptop('catch'), ['actor.num_worlds=8'])
+
+
+def test_basic_keys_exist():
+  keys = config.flatten(dataclasses.asdict(presets.laptop('catch')))
+  assert config.BASIC.keys() <= keys.keys()

@@ -1,4 +1,4 @@
-"""The command line: bad input gets one line that names it, exit code 2, and nothing on disk."""
+"""The command line: bad input ends with exit code 2 and one line that names it; nothing is written."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def folder(tmp_path):
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (
       ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_envs=64'],
-      'replay.strata.on_policy.max_size=128: what is read would be older than '
+      'replay.strata.on_policy.max_size=128: sampled sequences would be older than '
       'learner.max_staleness=2 updates; for batches of 64 sequences use at most 119 (32',
     ),
     (
@@ -103,6 +103,15 @@ def test_environment_with_infinite_reward_is_refused_before_training(
   )
   assert message.count('\n') == 1
   assert not folder.exists()
+
+
+def test_help_of_train_lists_basic_keys(capsys):
+  with pytest.raises(SystemExit) as ended:
+    run('train', '--help')
+  assert ended.value.code == 0
+  out = capsys.readouterr().out
+  assert all(f'  {key} ' in out for key in config.BASIC)
+  assert 'config.yaml in the folder of a run' in out
 
 
 @pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly'], ['train', '--agent', 'ppo2']])
@@ -224,10 +233,9 @@ def test_background_command_stops_at_sigint(tmp_path):
     'import time\nprint("ready", flush=True)\ntime.sleep(600)\n'  # while it is imported
   )
   process = subprocess.Popen(
-    [HEPHAESTUS, 'environments', 'blocking:Environment'],
+    ['sh', '-c', 'trap "" INT; exec "$@"', '', HEPHAESTUS, 'environments', 'blocking:Environment'],
     cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
   )  # fmt: skip
   assert process.stdout.readline() == 'ready\n'
   process.send_signal(signal.SIGINT)

@@ -366,7 +366,7 @@ def test_command_writes_manifests(cases, tmp_path, capsys):
   ('arguments', 'words'),
   [
     (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
-    (['--config', '/nowhere.yaml'], '/nowhere.yaml: is no configuration of this version'),
+    (['--config', '/nowhere.yaml'], '/nowhere.yaml: is not a config of this version'),
     (['--preset', 'laptop', '--stay'], '--stay: is for a host with replay alone, and all has more'),
   ],
 )
