@@ -1,0 +1,121 @@
+"""The wheel: its files, and running it beside other packages and modules of common names."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import structure
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+UV = ROOT / '.tools' / 'uv' / 'bin' / 'uv'
+FOLDERS = ('actors', 'agents', 'launch', 'learner', 'replay')
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+  """The wheel of the tracked files, built without anything that an earlier build left."""
+  folder = tmp_path_factory.mktemp('source')
+  for path in structure.tracked_files(ROOT):
+    if path.parts[0] not in ('tests', 'docs'):
+      (folder / path).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(ROOT / path, folder / path)
+  build = 'from setuptools import build_meta; build_meta.build_wheel("dist")'
+  subprocess.run([sys.executable, '-c', build], cwd=folder, check=True, capture_output=True)
+  (made,) = (folder / 'dist').glob('*.whl')
+  return made
+
+
+@pytest.fixture
+def workplace(tmp_path):
+  """A working directory with modules of the user's own, which fail when they are imported."""
+  folder = tmp_path / 'work'
+  (folder / 'agents').mkdir(parents=True)
+  for name in ('agents/__init__.py', 'agents.py', 'replay.py', 'learner.py', 'launch.py'):
+    (folder / name).write_text('raise RuntimeError("the user\'s own module was imported")\n')
+  return folder
+
+
+def environment(**variables):
+  """The variables of a process of its own, on one device."""
+  kept = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  return {**kept, **variables}
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+  with zipfile.ZipFile(wheel) as archive:
+    packed = {name for name in archive.namelist() if '.dist-info/' not in name}
+  code = {
+    str(pathlib.Path('hephaestus', path))
+    for path in structure.tracked_files(ROOT)
+    if path.parts[0] in (*FOLDERS, '__init__.py')
+  }
+  assert packed == code
+  assert 'hephaestus/launch/report/assets/page.js' in packed
+
+
+def test_users_own_modules_of_the_same_names_are_not_imported(wheel, workplace, tmp_path):
+  with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(tmp_path / 'site')
+  # A console script has its own folder in front of `sys.path`, and not the working directory.
+  start = (
+    'import sys; sys.path.pop(0); import hephaestus.launch.main as main; '
+    'print(main.__file__); sys.exit(main.main())'
+  )
+  ran = subprocess.run(
+    [sys.executable, '-c', start, 'environments'],
+    cwd=workplace,
+    env=environment(PYTHONPATH=str(tmp_path / 'site')),
+    capture_output=True,
+    text=True,
+  )
+  assert ran.returncode == 0, ran.stderr
+  assert ran.stdout.startswith(str(tmp_path / 'site'))
+  assert 'catch' in ran.stdout
+
+
+@pytest.fixture
+def fresh(wheel, tmp_path):
+  """The programs of a new virtual environment with the wheel, its lock's versions and openai-agents."""
+
+  def uv(*arguments):
+    subprocess.run([str(UV), *map(str, arguments)], check=True, cwd=tmp_path)
+
+  if not UV.exists():
+    pytest.skip('uv is installed by `make`')
+  lock, overrides = tmp_path / 'lock.txt', tmp_path / 'overrides.txt'
+  overrides.write_text("keras; sys_platform == 'never'\n")
+  export = ['export', '-q', '--frozen', '--no-emit-project', '--no-hashes']
+  uv(*export, '--project', ROOT, '-o', lock)
+  uv('venv', '-q', '--python', sys.executable, 'env')
+  programs = tmp_path / 'env' / 'bin'
+  install = ['pip', 'install', '-q', '--python', programs / 'python']
+  uv(*install, '-r', lock, wheel, '--overrides', overrides)
+  uv(*install, 'openai-agents', '-c', lock)
+  return programs
+
+
+@pytest.mark.slow
+def test_installed_wheel_trains_beside_openai_agents(fresh, workplace):
+  def run(*command, folder):
+    arguments = [str(fresh / command[0]), *command[1:]]
+    ran = subprocess.run(arguments, cwd=folder, env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+  small = (
+    '--steps',
+    '1500',
+    '--run',
+    'run',
+    '--set',
+    'agent.hidden_size=16',
+    'learner.log_period=1',
+  )
+  run('hephaestus', 'train', *small, folder=workplace)
+  assert (workplace / 'run' / 'metrics' / 'learner.jsonl').read_text()
+  owner = 'import agents, hephaestus; print(agents.Agent.__module__, agents.__file__)'
+  assert 'site-packages/agents' in run('python', '-c', owner, folder=fresh)
