@@ -12,7 +12,7 @@ ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 
 
 def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
-  """Names a folder that no run has yet, by the environment and the time."""
+  """A name for a new folder, from the environment and the time."""
   name = config.environment['name'].replace('/', '-').replace(':', '-')
   return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
 
@@ -23,7 +23,7 @@ def open_run(
   """Makes or checks the folder of a run, and writes the config into it.
 
   Raises:
-    ValueError: it cannot be written to, is something else's, or does not fit the config.
+    ValueError: it is not writable, belongs to something else, or does not fit the config.
   """
   known = folder / CONFIG
   try:
@@ -46,7 +46,7 @@ def open_run(
 
 @contextlib.contextmanager
 def only_one(folder: pathlib.Path) -> Iterator[None]:
-  """Holds the folder, so that no second launcher works on it; ValueError if one does."""
+  """Locks the folder against a second launcher; ValueError if another one has locked it."""
   with open(folder / LOCK, 'w') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +58,7 @@ def only_one(folder: pathlib.Path) -> Iterator[None]:
 
 
 def is_running(folder: pathlib.Path) -> bool:
-  """Whether a launcher of this machine holds the folder; asked without touching the lock."""
+  """Whether a launcher of this machine has locked the folder; does not touch the lock."""
   try:
     # By the inode alone: some file systems show another device here than there.
     place = f':{(folder / LOCK).stat().st_ino} '

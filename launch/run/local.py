@@ -23,7 +23,7 @@ from hephaestus.replay import checkpoint as replay_checkpoint
 
 STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
 DRAIN_SECONDS = 3.0  # without a connection before replay stops: a restarting node reconnects
-MOST_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts to end
+MAX_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts to end
 
 
 class Share(NamedTuple):
@@ -122,7 +122,7 @@ class _Nodes:
     ]
 
   def ends(self, commands: Iterable[str]) -> list[str]:
-    """The nodes whose end is the end of the run."""
+    """The nodes that all finish at the end of the run."""
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     return [name for name in commands if name in ending]
 
@@ -211,10 +211,10 @@ def _processes(
 
 
 class _Watcher:
-  """Shows and records what the supervisor sees, and decides when the run is over.
+  """Shows and records the events of the supervisor, and decides when the run is over.
 
   Attributes:
-    progress: the line on how far the run is.
+    progress: the progress line.
     failed_late: the learner whose last process failed, in a list of at most one.
   """
 
@@ -248,7 +248,7 @@ class _Watcher:
     self._events.write(event._asdict())
     if event.kind == 'restarting':
       self.progress.say(
-        f'{event.name} ended with code {event.exit_code}; restart {event.restarts} '
+        f'{event.name} exited with code {event.exit_code}; restart {event.restarts} '
         f'in {event.delay_seconds:.1f} s'
       )
     failed = event.kind in ('exited', 'killed') and event.exit_code
@@ -272,7 +272,7 @@ class _Watcher:
 
   def is_over(self, finished: Set[str]) -> bool:
     """Whether the run is over, given the names of the finished nodes."""
-    # On a host of actors only, the first that has seen the end speaks for all of them.
+    # On a host with actors alone, the first one that finishes ends the share.
     is_finished = finished >= self._ends if self._ends else bool(finished)
     return is_finished and self._is_drained()
 
@@ -285,13 +285,13 @@ def _report(
   if outcome.failed is not None:
     print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')
     print('\n'.join(f'  {line}' for line in outcome.last_lines))
-    print(f'all of it: {logs / (outcome.failed + ".log")}')
+    print(f'the whole log: {logs / (outcome.failed + ".log")}')
     return 1
   if failed_late:
-    print(f'the learner did not save at the end; see {logs / (failed_late[0] + ".log")}')
+    print(f'the learner did not write its last checkpoint; see {logs / (failed_late[0] + ".log")}')
     return 1
   if outcome.interrupted:
-    resume = '' if nodes.share else f'; go on with: hephaestus train --run {nodes.folder}'
+    resume = '' if nodes.share else f'; resume with: hephaestus train --run {nodes.folder}'
     print(f'stopped{resume}')
     return STOPPED if nodes.share else 0
   print(progress_lib.summary(nodes.folder) if evaluated else 'done')
@@ -299,10 +299,10 @@ def _report(
 
 
 class _Drain:
-  """Whether replay may stop: other hosts have seen the end once they are no longer connected.
+  """Whether replay may stop: other hosts disconnect once they have seen the end of the run.
 
   Args:
-    ports: of replay, here.
+    ports: of replay, on this host.
   """
 
   def __init__(self, ports: Sequence[int]):
@@ -314,7 +314,7 @@ class _Drain:
     if now - self._asked > 0.5:
       self._asked = now
       self._first = self._first or now
-      if now - self._first < MOST_DRAIN_SECONDS and _is_connected(self._ports):
+      if now - self._first < MAX_DRAIN_SECONDS and _is_connected(self._ports):
         self._connected = now
     return now - max(self._first, self._connected) > DRAIN_SECONDS
 

@@ -1,4 +1,4 @@
-"""Where numbers go: JSON lines always; TensorBoard and Weights & Biases when asked for."""
+"""Loggers of metrics: JSON lines always, TensorBoard and Weights & Biases on request."""
 
 import contextlib
 import errno
@@ -22,8 +22,8 @@ class JsonLines(base.Logger):
   """Appends one JSON object per line, `time` first, for people and programs to read.
 
   A line is one write to the file, so a kill leaves at most one truncated line, which the next
-  opening drops. Numbers without a JSON form, NaN and the infinities, become null. Rows for which
-  the disk has no room are dropped, which is said once until there is room again.
+  opening drops. NaN and the infinities, which JSON lacks, become null. If the disk is full, rows
+  are dropped, with one warning until there is room again.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, resume: tuple[str, int] | None = None):
@@ -31,7 +31,7 @@ class JsonLines(base.Logger):
 
     Args:
       path: of the file.
-      resume: a key and the step from which a run goes on. Rows beyond that step are dropped, since
+      resume: a key and the step from which a run resumes. Rows beyond that step are dropped, since
         the run will write them again; rows without the key stay.
     """
     self._path = pathlib.Path(path)
@@ -66,10 +66,10 @@ class JsonLines(base.Logger):
 
 
 class TensorBoardLogger(base.Logger):
-  """Draws every number of a row as a curve, named as in the row.
+  """Writes every number of a row as a scalar, named as in the row.
 
   Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`. After a full disk
-  there are no more curves until the node is started again: they are a copy of the rows.
+  it writes no more until the node restarts: the JSON lines have all rows.
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
@@ -98,7 +98,7 @@ class TensorBoardLogger(base.Logger):
 
   @contextlib.contextmanager
   def _giving_up(self) -> Iterator[None]:
-    import tensorflow as tf  # here, since it takes seconds: a run has begun by its first row
+    import tensorflow as tf  # here, since it takes seconds, and the run is under way by now
 
     try:
       yield
@@ -130,7 +130,7 @@ class WandbLogger(base.Logger):
       resume='allow',
       dir=str(run_directory),
     )
-    # Its own step may not go back, as ours does after a restore.
+    # The step of wandb may not decrease, but that of a run does after a restore.
     self._run.define_metric('*', step_metric=steps_key)
 
   def write(self, data: base.LoggingData) -> None:
@@ -154,8 +154,8 @@ def make_logger(
   Args:
     run_directory: RUN; rows go to RUN/metrics/{node}.jsonl, curves to RUN/tensorboard/{node}/.
     node_name: such as `learner` or `actor-0`.
-    steps_key: the key of every row that places it on the curves' horizontal axis.
-    tensorboard: whether to write TensorBoard's files; loads TensorFlow.
+    steps_key: the key of every row that is the x-axis of its curves.
+    tensorboard: whether to write TensorBoard files; loads TensorFlow.
     wandb: whether to send to Weights & Biases; needs the extra `wandb`.
     resume: see `JsonLines`.
   """
@@ -174,7 +174,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """All rows of a file that may still be written to; none where there is no file.
 
   Raises:
-    ValueError: a line of the file is no row; as of `last` and `since`.
+    ValueError: a line of the file is not a row; also raised by `last` and `since`.
   """
   try:
     content = pathlib.Path(path).read_bytes()
@@ -209,19 +209,19 @@ def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     path: of the file, for the error.
 
   Raises:
-    ValueError: it is no row.
+    ValueError: it is not a row.
   """
   try:
     found = json.loads(line)
   except (ValueError, RecursionError):
     found = None
   if not isinstance(found, dict) or type(found.get('time')) not in (int, float):
-    raise ValueError(f'{path}: {line[:40]!r} is no row of metrics; remove that line')
+    raise ValueError(f'{path}: {line[:40]!r} is not a row of metrics; remove that line')
   return found
 
 
 def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
-  """The whole lines at the end of a file, then more and more of them, at last all."""
+  """The complete lines at the end of a file, then more and more of them, finally all."""
   path = pathlib.Path(path)
   size = path.stat().st_size if path.exists() else 0
   tail_bytes = TAIL_BYTES
@@ -231,12 +231,12 @@ def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
     with open(path, 'rb') as file:
       file.seek(start)
       lines = _whole_lines(file.read(size - start))
-    yield lines[1:] if start else lines  # the first may have begun before
+    yield lines[1:] if start else lines  # the first may be incomplete
     tail_bytes *= 2
 
 
 def plain(value: Any) -> Any:
-  """A tree of scalars and arrays, of NumPy or JAX, as what JSON knows."""
+  """A tree of scalars and arrays, of NumPy or JAX, as types of JSON."""
   if isinstance(value, Mapping):
     return {key: plain(entry) for key, entry in value.items()}
   if isinstance(value, list | tuple):
@@ -246,7 +246,7 @@ def plain(value: Any) -> Any:
   if value is None or isinstance(value, str | bool | int):
     return value
   array = np.asarray(value)
-  if array.dtype.kind not in 'biufSU':  # such as bfloat16, which NumPy does not know
+  if array.dtype.kind not in 'biufSU':  # such as bfloat16, which NumPy lacks
     array = array.astype(np.float64)
   return plain(array.tolist())
 
@@ -257,7 +257,7 @@ def to_json(report: dict[str, Any] | list[dict[str, Any]]) -> str:
 
 
 def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
-  """Drops a truncated last line, and what a run that resumes will write again."""
+  """Drops a truncated last line, and rows that a resumed run will write again."""
   content = path.read_bytes()
   lines = _whole_lines(content)
   if resume is not None:
@@ -279,5 +279,5 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
 
 
 def _whole_lines(content: bytes) -> list[bytes]:
-  """Lines that end: the last one of a file may be in the middle of being written."""
+  """Complete lines: the last one of a file may still be written."""
   return [line for line in content.splitlines(keepends=True) if line.endswith(b'\n')]

@@ -1,4 +1,4 @@
-"""What the parts of a run are and are called, by its config alone: no Reverb, and no Launchpad."""
+"""Parts of a run and names of its nodes, from its config alone: no Reverb, and no Launchpad."""
 
 import contextlib
 import dataclasses
@@ -17,22 +17,22 @@ from hephaestus.learner import checkpoint, dreamer_update, ppo_update
 from hephaestus.learner import learner as learner_lib
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
-ENDING = 'ending'  # what a host waits for that has only replay
+ENDING = 'ending'  # ends with the run, on a host with replay alone
 
 
 def learners(count: int) -> list[str]:
-  """The names of the processes that learn as one; the first speaks for all."""
+  """The names of the processes of the learner; the first writes metrics and checkpoints."""
   return [LEARNER] if count == 1 else [f'{LEARNER}-{rank}' for rank in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What all nodes of a run agree on, computed from its config alone.
+  """Definitions that all nodes of a run share, computed from its config alone.
 
   Attributes:
     environment: the environment.
-    agent: as those see it who act with it.
-    trained: the same with its losses, for the one who trains it.
+    agent: the acting part of the agent.
+    trained: the agent with its losses, for the learner.
     unroll: of the actors.
     params_schema: shapes and dtypes of acting parameters.
   """
@@ -45,12 +45,12 @@ class Parts:
 
   @functools.cached_property
   def sequence_schema(self) -> Any:
-    """Shapes and dtypes of one Sequence. For them the environment and the policy are traced."""
+    """Shapes and dtypes of one Sequence, by tracing the environment and the policy."""
     return rollout.sequence_schema(self.unroll, self.params_schema)
 
 
 def make_parts(config: launch_config.ExperimentConfig) -> Parts:
-  """Builds them; makes no array."""
+  """Makes the parts; makes no array."""
   environment = config.make_environment()
   specs = environment.observation_spec, environment.action_spec
   trained: dreamer_agent.Dreamer | masked_ppo.PPO = (
@@ -95,17 +95,17 @@ def make_update(
 
 
 def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
-  """Shapes and dtypes of what the learner's checkpoints hold."""
+  """Shapes and dtypes of the learner's checkpoints."""
   update = make_update(config, parts, num_devices=1)
   return learner_lib.saved_shapes(update, counted=config.agent_name == 'ppo')
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
-  """Learner step and all parameters of a run's newest checkpoint; None when there is none here.
+  """Learner step and all parameters of a run's newest checkpoint; None when there is none.
 
   Args:
     run: its folder.
-    like: what its checkpoints hold.
+    like: shapes and dtypes of its checkpoints.
   """
   folder = run / 'checkpoints'
   if not folder.exists():
@@ -119,17 +119,17 @@ def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
 
 
 def replay_names(num_shards: int) -> list[str]:
-  """The nodes of replay, as `program.commands` calls them."""
+  """The names of the nodes of replay."""
   return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
 
 
 def is_replay(name: str) -> bool:
-  """Whether a node is one of replay's."""
+  """Whether a node is a shard of replay."""
   return name == REPLAY or name.startswith(f'{REPLAY}-')
 
 
 def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:
-  """Where each shard of a run keeps its checkpoints."""
+  """The folder of each shard's checkpoints."""
   folder = run / 'replay'
   folders = [folder] if num_shards == 1 else [folder / f'shard-{i}' for i in range(num_shards)]
   return [str(each) for each in folders]

@@ -18,18 +18,18 @@ from hephaestus.replay import loopback, tables
 
 
 def check_environment(config: launch_config.ExperimentConfig) -> None:
-  """Makes the environment of a run once and checks the values that it gives.
+  """Makes the environment of a run once and checks the values that it emits.
 
   Raises:
     ValueError: it is unknown, breaks its specs, or cannot be used by this kind of run.
   """
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
-  # Compiling is most of it, and the same at every start.
+  # Compilation takes most of the time, and is the same at every start.
   jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
-  if isinstance(environment, host.HostEnvironment):  # making it has played a step
+  if isinstance(environment, host.HostEnvironment):  # its constructor has taken a step
     if config.fused:
       raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
     return
@@ -40,11 +40,11 @@ def check_environment(config: launch_config.ExperimentConfig) -> None:
 
 
 def check_memory(config: launch_config.ExperimentConfig, shards: int | None = None) -> str:
-  """What replay will take of this machine's memory once its strata are full, in a line.
+  """One line with the memory that replay takes of this machine once its strata are full.
 
   Args:
     config: of the run.
-    shards: of replay that are on this machine; None for all.
+    shards: number of shards of replay on this machine; None for all.
 
   Raises:
     ValueError: it is more than there is.
@@ -68,7 +68,7 @@ def check_memory(config: launch_config.ExperimentConfig, shards: int | None = No
 
 
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
-  """What replay will take of memory once its strata are full, if nothing compresses."""
+  """Memory of replay once its strata are full, if nothing compresses."""
   return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)
 
 
@@ -77,7 +77,7 @@ def _size(count: int) -> str:
 
 
 def _memory() -> int:
-  """Bytes that this machine has, or the container that we are in may use."""
+  """Bytes of memory of this machine, or the limit of the container of this process."""
   limit = pathlib.Path('/sys/fs/cgroup/memory.max')
   text = limit.read_text().strip() if limit.exists() else 'max'
   total = psutil.virtual_memory().total
@@ -87,7 +87,7 @@ def _memory() -> int:
 def prepare_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Makes room for the trace of some updates; ValueError as of `check_profile`."""
+  """Removes an older trace of the same updates; ValueError as of `check_profile`."""
   check_profile(profile, config, folder)
   shutil.rmtree(profile.folder(folder), ignore_errors=True)
 
@@ -95,7 +95,7 @@ def prepare_profile(
 def check_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Refuses updates that a run will not do, as far as its folder tells here.
+  """Refuses updates that a run will not do, as far as its folder shows.
 
   Args:
     profile: updates to be traced.
@@ -103,13 +103,13 @@ def check_profile(
     folder: of the run, which may be new.
 
   Raises:
-    ValueError: the run will not get there, or is there already.
+    ValueError: the run ends before these updates, or is beyond them.
   """
   text = f'--profile {profile.start}:{profile.stop}'
   checkpoints = (folder / 'checkpoints').glob('*')
   done = max((int(path.name) for path in checkpoints if path.name.isdigit()), default=0)
   if profile.start < done:
-    raise ValueError(f'{text}: the run goes on from update {done:,}; begin there or later')
+    raise ValueError(f'{text}: the run resumes from update {done:,}; begin there or later')
   newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
   missing = max(0, config.max_environment_steps - newest.get('environment_step', 0))
   if config.agent_name == 'dreamer':
@@ -125,7 +125,7 @@ def check_profile(
 
 
 def check_port(port: int | None) -> int:
-  """One that replay can listen on: that of the config, or any."""
+  """A port that replay can listen on: the given one, or any; ValueError if it is in use."""
   if port is None:
     return portpicker.pick_unused_port()
   with socket.socket(socket.AF_INET6) as probe:
@@ -140,7 +140,7 @@ def check_port(port: int | None) -> int:
 
 
 def free_ports(config: launch_config.ExperimentConfig) -> list[int]:
-  """One for each shard of replay."""
+  """A port for each shard of replay."""
   ports: list[int] = []
   while len(ports) < config.replay.num_shards:
     first = config.replay.port
@@ -150,16 +150,21 @@ def free_ports(config: launch_config.ExperimentConfig) -> list[int]:
 
 
 def reach(exposed: bool) -> tuple[bool, str]:
-  """Whether replay will be exposed, and who can then reach it, in words; replay is on this host."""
+  """Whether replay on this host will be exposed, and a description of who can reach it.
+
+  Args:
+    exposed: whether it shall be. If the system cannot restrict the port to this machine, replay is
+      exposed anyway.
+  """
   refusal = '' if exposed else loopback.refusal()
   if not exposed and not refusal:
-    return False, 'reached from this machine alone'
-  why = f' (this system does not keep it from others: {refusal})' if refusal else ''
-  return True, f'reached without a password by whoever reaches this machine{why}'
+    return False, 'reachable from this machine only'
+  why = f' (this system cannot restrict it: {refusal})' if refusal else ''
+  return True, f'reachable without a password from every machine that reaches this one{why}'
 
 
 def check_coordinator(address: str) -> None:
-  """Refuses an address that the learner cannot listen at."""
+  """Raises ValueError for an address at which the learner cannot listen."""
   host, port = address.rsplit(':', 1)
   with socket.socket() as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -173,9 +178,10 @@ def check_coordinator(address: str) -> None:
 
 
 def coordinator_reach(address: str) -> str:
+  """A description of who can reach the learner at HOST:PORT."""
   if address.startswith('127.'):
-    return 'reached from this machine alone'
+    return 'reachable from this machine only'
   return (
-    'reached without a password by whoever reaches that address; so are ports that the learner '
-    'takes as it likes, where it learns on CPUs'
+    'reachable without a password from every machine that reaches that address; so are the ports '
+    'that the learner chooses freely when it learns on CPUs'
   )

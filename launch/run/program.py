@@ -1,7 +1,7 @@
-"""make_program: the topology of a run; the one file that knows Launchpad's nodes.
+"""make_program: the topology of a run, as nodes of Launchpad.
 
 Every node is built in its own process, from the config and a client of replay. Actors and the
-learner only ever speak to replay, so any node may die and return.
+learner communicate only through replay, so any node may crash and be restarted.
 """
 
 import atexit
@@ -39,16 +39,16 @@ TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills 
 
 
 def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
-  """Whether this node was asked to stop; to be called in its main thread, which is then watched."""
+  """Tells whether this node was asked to stop; also starts the watchdog of the calling thread."""
   _end_quietly()
   return watchdog.watched(lp.stop_event().is_set, config.learner.stuck_seconds)
 
 
 def _end_quietly() -> None:
-  """Has a node that was asked to stop, and is on its way out, end with the exit code that it chose.
+  """Lets a stopping node end with its own exit code.
 
-  Launchpad rings an alarm every second from SIGTERM on, which would kill it once Python no longer
-  listens, and make its orderly end look like a crash.
+  Launchpad sends SIGALRM every second after SIGTERM. It would kill the node once Python no longer
+  handles signals, and make its orderly end look like a crash.
   """
   atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
 
@@ -60,9 +60,9 @@ def _addresses(replay: Sequence['reverb.Client']) -> list[str]:
 def environment_steps(
   config: launch_config.ExperimentConfig, address: str | Sequence[str], name: str
 ) -> Callable[[], int | None]:
-  """A function that asks replay how many steps all actors have collected; None: no answer.
+  """A function that returns the steps all actors have collected; None if no shard answers.
 
-  A shard that does not answer counts as it did when it last answered, and if it never did, as 0.
+  A shard that does not answer counts as in its last answer, or as 0 if it never answered.
   """
   links = connection.connect(address, name, timeout_seconds=config.replay.timeout_seconds)
   stratum = config.replay.limiting_stratum.name
@@ -85,11 +85,11 @@ def replay_saver(
 ) -> Callable[[], Any]:
   """A function that has every shard write its checkpoint.
 
-  It raises RuntimeError or OSError when one did not, once all others have.
+  It tries all shards, then raises RuntimeError or OSError if one failed.
 
   Args:
     replay: its shards.
-    folders: of their checkpoints; None for those of other hosts, where somebody else keeps them.
+    folders: of their checkpoints; None for shards of other hosts, which keep their own.
   """
   if len(replay) == 1:
     (client,), (folder,) = replay, folders
@@ -100,7 +100,7 @@ def replay_saver(
     errors = []
     for link, client, folder in zip(links, replay, folders, strict=True):
       try:
-        if link.look(1.0) is None:  # it would be waited for
+        if link.look(1.0) is None:  # its checkpoint would block
           raise RuntimeError(f'the replay server at {link.address} does not answer')
         client.checkpoint() if folder is None else replay_checkpoint.save(client, folder)
       except (RuntimeError, OSError) as error:
@@ -217,7 +217,7 @@ def build_actor(
   name = f'{parts_lib.ACTOR}-{actor_id}'
   profiler = None
   if profile is not None and actor_id == 0:
-    # The version that the learner has published last when it begins.
+    # The last version that the learner has published when the span begins.
     start = max(0, profile.start + 1 - config.learner.publish_period)
     profiler = profile_lib.Profiler(
       profile._replace(start=start),
@@ -228,7 +228,7 @@ def build_actor(
   address = _addresses(replay)
   source = parameters.Source(address, parts.params_schema, name=name)
   environment_step = environment_steps(config, address, name)
-  if config.agent_name == 'ppo':  # a queue that began anew does not know; the learner does
+  if config.agent_name == 'ppo':  # a restarted queue has lost the count; the learner has it
     environment_step = lambda: source.environment_step
   return actor.Actor(
     unroll=parts.unroll,
@@ -282,7 +282,7 @@ def build_evaluator(
 
 
 class Ending:
-  """A node that ends with the run and does nothing else.
+  """A node that ends with the run and has no other task.
 
   Args:
     source: of acting parameters.
@@ -307,14 +307,14 @@ class Ending:
 def build_ending(
   config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence['reverb.Client']
 ) -> Ending:
-  """The node that a host waits for which has only replay."""
+  """The node that ends with the run, on a host with replay alone."""
   schema = parts_lib.make_parts(config).params_schema
   source = parameters.Source(_addresses(replay), schema, name=parts_lib.ENDING)
   return Ending(source, _stop_signal(config), launch_id)
 
 
 class _ReplayNode(lp.ReverbNode):
-  """Launchpad's node of a Reverb server, with ours in it.
+  """A node with the Reverb server of this project, in place of that of Launchpad.
 
   Args:
     config: of the run.
@@ -340,10 +340,12 @@ class _ReplayNode(lp.ReverbNode):
 
 
 def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
-  """Waits until replay's node is asked to stop; ends the node when its server hangs.
+  """Waits until the node of replay is asked to stop; ends the node if its server hangs.
+
+  To be called in the main thread.
 
   Args:
-    stop: set when it is; to be called in the main thread, which hears of it.
+    stop: set when it is.
     address: HOST:PORT of the server, in this process, of which the port counts.
     stuck_seconds: without an answer after which it counts as hung, see `watchdog`; 0: never.
   """
@@ -371,8 +373,7 @@ def make_program(
     config: of the run.
     run: its folder.
     launch_id: positive and different at every launch; tells this launch's end from an older one's.
-    shards_here: of replay that write into the same folder, and not into that of another host; None
-      for all.
+    shards_here: shards of replay on this host, which write into `run`; None for all.
     exposed: whether other machines may reach replay.
     coordinator: HOST:PORT of the first process of a learner that has several.
     profile: updates that are traced; None for none.
@@ -402,7 +403,7 @@ def make_program(
 
 
 class _StaticAddress(lp_address.AbstractAddressBuilder):
-  """An address that is known before anything runs."""
+  """An address that is known before any node runs."""
 
   def __init__(self, address: str):
     self._address = address
@@ -416,8 +417,8 @@ def commands(
 ) -> dict[str, list[str]]:
   """The command that runs each node of a program, by the node's name.
 
-  Launchpad's own launcher would start them too, but neither restarts a node nor reports its end
-  (docs/design.md); so its nodes are bound here and their commands handed to our supervisor.
+  Launchpad's own launcher neither restarts a node nor reports its end (docs/design.md), so its
+  nodes are bound here, and their commands go to the supervisor of this project.
 
   Args:
     program: whose only listening nodes are those of replay.

@@ -16,7 +16,7 @@ QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows th
 
 
 class Progress:
-  """One line on how far the run is, rewritten in a terminal, and repeated now and then elsewhere."""
+  """One line with the progress of a run: rewritten in a terminal, repeated now and then elsewhere."""
 
   def __init__(
     self,
@@ -25,7 +25,7 @@ class Progress:
     *,
     starting: str = 'nodes import and compile, about half a minute',
   ):
-    """Shows nothing yet; `starting` is shown until something is learned."""
+    """Initializes the line; `starting` is shown until the first update."""
     self._config = config
     self._folder = folder
     self._starting = starting
@@ -51,7 +51,7 @@ class Progress:
     print(text, flush=True)
 
   def end(self) -> None:
-    """Leaves the live line."""
+    """Clears the live line."""
     if self._live:
       sys.stdout.write('\r' + ' ' * (shutil.get_terminal_size().columns - 1) + '\r')
       sys.stdout.flush()
@@ -65,7 +65,7 @@ class Progress:
     name = self._config.environment['name']
     if learner is None or learner['time'] < self._started_at:
       return f'{name}  {_clock(elapsed)}  starting: {self._starting}'
-    # What an actor says may be newer than what the learner says.
+    # The count of an actor may be newer than that of the learner.
     step = max(learner['environment_step'], actor.get('environment_step') or 0)
     total = self._config.max_environment_steps
     if self._first is None:
@@ -86,7 +86,7 @@ class Progress:
     return '  '.join(part for part in parts if part)
 
   def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
-    """What there is to say of learner and actor, besides how far they are."""
+    """Throughput and health of learner and actor."""
     if self._config.agent_name == 'ppo':
       names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
       details = [f'{label} {learner[name]:.3f}' for name, label in names.items()]
@@ -104,10 +104,10 @@ class Progress:
 
 
 class ActorsProgress(Progress):
-  """The line of a host that does not learn."""
+  """The line of a host with actors and without the learner."""
 
   def line(self) -> str:
-    """Steps of all actors, and version, speed and waiting of those that are here."""
+    """Steps of all actors; version, throughput and throttling of those on this host."""
     elapsed = time.monotonic() - self._start
     begin = f'{self._config.environment["name"]}  {_clock(elapsed)}  '
     newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))
@@ -127,12 +127,12 @@ class ActorsProgress(Progress):
 
 
 class NoProgress(Progress):
-  """The line of a host that neither acts nor has the learner's first process."""
+  """The line of a host without actors and without the learner's first process."""
 
   def line(self) -> str:
-    """That it runs."""
+    """The time since the start."""
     elapsed = _clock(time.monotonic() - self._start)
-    return f'{self._config.environment["name"]}  {elapsed}  who measures is on other hosts'
+    return f'{self._config.environment["name"]}  {elapsed}  learner and actors are on other hosts'
 
 
 def make(
@@ -156,7 +156,7 @@ def _clock(seconds: float) -> str:
 
 
 def summary(folder: pathlib.Path) -> str:
-  """The last line of a finished run."""
+  """The final line of a finished run."""
   final = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
   show = lambda value: f'{value:.3f}' if isinstance(value, float) else str(value)
   names = ('environment_step', 'learner_step', 'episode_return', 'normalised_score')
@@ -164,7 +164,7 @@ def summary(folder: pathlib.Path) -> str:
 
 
 class Warnings:
-  """Warns of runs of PPO that will not learn, by the rows that learner and actors write."""
+  """Warns about runs of PPO that will not learn, by the metrics of learner and actors."""
 
   def __init__(
     self,
@@ -173,7 +173,7 @@ class Warnings:
     events: metrics.JsonLines,
     say: Callable[[str], None],
   ):
-    """Says nothing yet; rows from before are not judged."""
+    """Initializes the warnings; metrics from before are ignored."""
 
     def warn(text: str) -> None:
       events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
@@ -184,13 +184,13 @@ class Warnings:
     self._newest = time.time()
 
   def tick(self) -> None:
-    """Judges the newest row, once."""
+    """Checks the newest row of metrics, once."""
     row = metrics.last(self._metrics / 'learner.jsonl')
     if row is None or row['time'] <= self._newest:
       return
     self._newest = row['time']
-    played = metrics.last(self._metrics / 'actor-0.jsonl') or {}
+    acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}
     scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
     self._advice.score = scored.get('normalised_score')
     names = ('episode_return', 'episode_length')
-    self._advice.look(row | {name: played.get(name) for name in names})
+    self._advice.look(row | {name: acting.get(name) for name in names})

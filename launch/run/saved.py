@@ -12,14 +12,14 @@ from hephaestus.launch.run import parts as parts_lib
 
 
 class Saved(NamedTuple):
-  """What a run's newest checkpoint acts by.
+  """The newest checkpoint of a run, restored.
 
   Attributes:
     config: of the run.
     environment: its environment.
-    agent: whose parameters they are.
-    params: that act.
-    all_params: those, and what dreams and judges.
+    agent: the agent of these parameters.
+    params: the acting parameters.
+    all_params: those, and those of world model and critic.
     step: the learner step at which they were saved.
   """
 
@@ -32,13 +32,13 @@ class Saved(NamedTuple):
 
 
 def newest(folder: pathlib.Path) -> Saved:
-  """A run's newest checkpoint; the run may be going on.
+  """Restores the newest checkpoint of a run, which may be running.
 
   Args:
     folder: of the run.
 
   Raises:
-    ValueError: not a run, or nothing saved yet.
+    ValueError: it is not a run, or has no checkpoint yet.
   """
   config = folder_lib.load_config(folder)
   agent: agent_lib.Agent
@@ -55,7 +55,7 @@ def newest(folder: pathlib.Path) -> Saved:
 
 
 def untrained(folder: pathlib.Path) -> Saved:
-  """What plays a run's environment at random."""
+  """A random policy in the environment of a run, in place of a checkpoint."""
   config = folder_lib.load_config(folder)
   environment = config.make_environment()
   agent = evaluator.random_agent(environment.action_spec)

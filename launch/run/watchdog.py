@@ -1,4 +1,4 @@
-"""Ends a node that hangs, so that its supervisor starts it again."""
+"""Ends a node that hangs, so that its supervisor restarts it."""
 
 import faulthandler
 import os
@@ -9,18 +9,18 @@ from collections.abc import Callable
 
 from absl import logging
 
-_BUSY = 0.02  # of a core; what only waits takes less
-_LOOKS = 10  # in the time after which a node counts as hung
+_BUSY = 0.02  # share of a core; a waiting process takes less
+_CHECKS = 10  # in the time after which a node counts as hung
 
 
 def watched(should_stop: Callable[[], bool], stuck_seconds: float) -> Callable[[], bool]:
-  """`should_stop`, whose caller is ended once it hangs.
+  """Wraps `should_stop` so that its caller is ended once it hangs.
 
-  A node asks this whenever it goes round a loop, also of those in which it waits for replay, for
-  parameters or for room behind the rate limiter. It hangs when it has neither asked nor computed
-  for so long; who compiles, or plays a long episode, computes. Time for which the whole process is
-  frozen does not count. A node that hangs writes where each of its threads is to stderr and exits
-  with code 1.
+  A node calls it in every iteration of its loops, also of those in which it waits for replay, for
+  parameters or for the rate limiter. A node hangs if it has neither called nor computed for
+  `stuck_seconds`; compiling, or a long episode, is computing. Time in which the whole process is
+  frozen does not count. A node that hangs writes the stack of each thread to stderr and exits with
+  code 1.
 
   Args:
     should_stop: whether this node was asked to stop.
@@ -36,9 +36,9 @@ def watched(should_stop: Callable[[], bool], stuck_seconds: float) -> Callable[[
     return should_stop()
 
   def watch() -> None:
-    period = stuck_seconds / _LOOKS
+    period = stuck_seconds / _CHECKS
     silent = 0
-    while silent < _LOOKS:
+    while silent < _CHECKS:
       before = rounds, time.process_time()
       began = time.monotonic()
       time.sleep(period)
@@ -49,8 +49,8 @@ def watched(should_stop: Callable[[], bool], stuck_seconds: float) -> Callable[[
       elif not is_frozen:
         silent += 1
     logging.error(
-      'This node has neither gone on nor computed for %g s (learner.stuck_seconds); it ends, to be '
-      'started again. Where it hangs:', stuck_seconds,
+      'This node has made no progress for %g s (learner.stuck_seconds) and exits, to be restarted. '
+      'The stacks of its threads:', stuck_seconds,
     )  # fmt: skip
     logging.flush()
     faulthandler.dump_traceback(sys.stderr)
