@@ -101,8 +101,7 @@ def train(
         forks=forks,
       ).run()
   watcher.progress.end()
-  traced = {nodes.learners[0], f'{parts_lib.ACTOR}-0'}
-  if profile is not None and not traced.isdisjoint(commands):
+  if profile is not None and not commands.keys().isdisjoint(nodes.profiled):
     print(profile_lib.report(profile, folder), flush=True)
   return _report(nodes, outcome, watcher.failed_late, evaluated=parts_lib.EVALUATOR in commands)
 
@@ -117,6 +116,7 @@ class _Nodes:
     self.share = share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
     self.learners = parts_lib.learners(config.learner.num_processes)
+    self.profiled = (self.learners[0], f'{parts_lib.ACTOR}-0')
     self.shards_here = [
       shard for shard, name in enumerate(self.replay) if share is None or name in share.nodes
     ]

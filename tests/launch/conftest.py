@@ -1,4 +1,4 @@
-"""What runs of several processes are made of, so that they cost little."""
+"""The config of small, fast runs."""
 
 import pytest
 

@@ -290,7 +290,7 @@ def test_share_resumed_beyond_profile_keeps_its_trace(tmp_path, capsys):
   (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
   assert node.prepare_profile('5:7', made, tmp_path) is None
   said = capsys.readouterr().out
-  assert said.startswith('nothing is traced on this host: --profile 5:7: the run goes on from')
+  assert said.startswith('nothing is traced on this host: --profile 5:7: the run resumes from')
   assert trace.exists()
   (tmp_path / 'checkpoints' / '100').rmdir()
   assert node.prepare_profile('5:7', made, tmp_path) == (5, 7)

@@ -417,8 +417,8 @@ print(json.dumps(exit_codes))
 def run_pods(tmp_path, tiny):
   """Runs pods of a tiny run as processes, by the names of their hosts, until they have ended.
 
-  What is a volume there is a folder here, and a name of the cluster an address. Returns exit codes,
-  what the pods printed, and their run folders, all by name.
+  Folders replace volumes, and addresses replace names of the cluster. Returns exit codes, output of
+  the pods, and their run folders, all by name.
   """
   port = portpicker.pick_unused_port()
   objects = make(ONE.replace('22001', str(port)), 'max_environment_steps=200', *tiny)

@@ -1,4 +1,4 @@
-"""Whatever a file or a peer says, it is understood or refused by a ValueError, and never executed."""
+"""Text of files and peers is parsed or refused by a ValueError, and never executed."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def audited():
 
 @contextlib.contextmanager
 def nothing_but_a_refusal():
-  """Lets ValueErrors pass, and fails where something was executed."""
+  """Ignores ValueErrors, and fails if anything was executed."""
   global watching
   watching = True
   try:
@@ -65,7 +65,7 @@ def nothing_but_a_refusal():
 
 
 def trees(keys):
-  """Trees of mappings and lists, of which many keys are ones that are known."""
+  """Trees of mappings and lists, with many known keys."""
   known = strategies.sampled_from(keys) | strategies.text(max_size=6)
   return strategies.recursive(
     LEAVES,
@@ -95,28 +95,28 @@ HOST_KEYS = ('hosts', 'directory', 'command', 'replay', 'address', 'port', 'lear
 
 @EXAMPLES
 @hypothesis.given(texts(HOST_KEYS))
-def test_any_text_is_a_hosts_file_or_refused(text):
+def test_hosts_file_parses_or_raises_value_error(text):
   with nothing_but_a_refusal():
     hosts.parse(text, 'hosts.yaml')
 
 
 @EXAMPLES
 @hypothesis.given(strategies.sampled_from(HOST_KEYS), trees(HOST_KEYS))
-def test_any_value_in_a_sound_hosts_file_is_taken_or_refused(key, value):
+def test_value_in_hosts_file_parses_or_raises_value_error(key, value):
   with nothing_but_a_refusal():
     hosts.parse(yaml.safe_dump({'hosts': {'one': HOST | {key: value}}}), 'hosts.yaml')
 
 
 @pytest.fixture(scope='module')
 def sound():
-  """A config, and all that its file says, by path."""
+  """A config, and all values of its file, by path."""
   made = presets.laptop('catch')
   return made, config.flatten(yaml.safe_load(config.to_yaml(made)))
 
 
 @EXAMPLES
 @hypothesis.given(data=strategies.data())
-def test_any_value_in_a_config_file_is_taken_or_refused(sound, data):
+def test_value_in_config_file_parses_or_raises_value_error(sound, data):
   made, known = sound
   content = yaml.safe_load(config.to_yaml(made))
   place, path = content, data.draw(strategies.sampled_from(sorted(known))).split('.')
@@ -131,14 +131,14 @@ def test_any_value_in_a_config_file_is_taken_or_refused(sound, data):
 
 @EXAMPLES
 @hypothesis.given(texts(('environment', 'agent', 'replay', 'learner', 'actor', 'agent_name')))
-def test_any_text_is_a_config_file_or_refused(text):
+def test_config_file_parses_or_raises_value_error(text):
   with nothing_but_a_refusal():
     config.from_yaml(text, 'config.yaml')
 
 
 @EXAMPLES
 @hypothesis.given(data=strategies.data())
-def test_any_override_is_taken_or_refused(sound, data):
+def test_override_applies_or_raises_value_error(sound, data):
   made, known = sound
   key = data.draw(strategies.sampled_from(sorted(known)) | strategies.text(max_size=12))
   value = data.draw(LEAVES.map(str) | texts(('name', 'max_size')))
@@ -147,7 +147,7 @@ def test_any_override_is_taken_or_refused(sound, data):
 
 
 def received(line):
-  """The order that comes through a pipe, whose other end is closed then."""
+  """The run specification received through a pipe, whose other end is then closed."""
   end, start = os.pipe()
   try:
     os.set_blocking(start, False)
@@ -168,7 +168,7 @@ def received(line):
   ).map(lambda content: json.dumps(content).encode())
   | strategies.sampled_from(ATTACKS).map(lambda text: text.encode(errors='replace'))
 )
-def test_any_line_is_an_order_or_refused(line):
+def test_run_spec_parses_or_raises_value_error(line):
   with nothing_but_a_refusal():
     got = received(line[:60_000] + b'\n')
     assert isinstance(got.hosts, str) and isinstance(got.config, str)
@@ -184,7 +184,7 @@ def test_any_line_is_an_order_or_refused(line):
     max_size=4,
   )
 )
-def test_any_lines_are_rows_of_metrics_or_refused(tmp_path_factory, lines):
+def test_metrics_file_parses_or_raises_value_error(tmp_path_factory, lines):
   path = tmp_path_factory.getbasetemp() / 'rows.jsonl'
   path.write_bytes(b''.join(line + b'\n' for line in lines))
   for look in (metrics.read, metrics.last, lambda path: metrics.since(path, 0.0)):

@@ -101,7 +101,7 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
   assert train('--profile', '8:10') == 2
-  assert '--profile 8:10: the run goes on from update 9; begin there' in capsys.readouterr().err
+  assert '--profile 8:10: the run resumes from update 9; begin there' in capsys.readouterr().err
   assert train('--profile', '10:11') == 2
   assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2

@@ -1,4 +1,4 @@
-"""It learns: the main job from nothing to its score, as a person would run it."""
+"""Training from scratch reaches a score, by the command line."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_catch_is_learned_by_ppo(tmp_path, seed):
+def test_ppo_learns_catch(tmp_path, seed):
   result = subprocess.run(
     [HEPHAESTUS, 'train', '--agent', 'ppo', '--preset', 'laptop', '--seed', str(seed),
      '--run', tmp_path / 'run'],
@@ -27,7 +27,7 @@ def test_catch_is_learned_by_ppo(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-  ('world', 'options', 'seed', 'least'),
+  ('environment', 'options', 'seed', 'least'),
   [
     ('catch', (), 0, 0.9),
     ('catch', (), 1, 0.9),
@@ -40,9 +40,9 @@ def test_catch_is_learned_by_ppo(tmp_path, seed):
     ),
   ],
 )
-def test_a_world_is_learned(tmp_path, world, options, seed, least):
+def test_dreamer_learns_environment(tmp_path, environment, options, seed, least):
   result = subprocess.run(
-    [HEPHAESTUS, 'train', '--preset', 'laptop', '--env', world, '--seed', str(seed),
+    [HEPHAESTUS, 'train', '--preset', 'laptop', '--env', environment, '--seed', str(seed),
      '--run', tmp_path / 'run', *options],
     capture_output=True, text=True, timeout=1100,
   )  # fmt: skip

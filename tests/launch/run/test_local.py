@@ -1,4 +1,4 @@
-"""What the launcher says of a run whose nodes write their rows to files."""
+"""Progress, warnings and checks of the launcher, from metrics files and the config."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ROW = {
 
 @pytest.fixture
 def run(tmp_path):
-  """(config, folder, write): a run of PPO with actors, and what writes a row of a node."""
+  """(config, folder, write): a run of PPO with actors, and a function that writes a row of a node."""
   made = config.override(presets.ppo_laptop('catch'), ['learner.fused=false'])
   (tmp_path / 'metrics').mkdir()
 
@@ -34,7 +34,7 @@ def run(tmp_path):
   return made, tmp_path, write
 
 
-def test_a_run_of_ppo_that_moves_too_far_is_told_so_once(run):
+def test_high_kl_of_ppo_warns_once(run):
   made, folder, write = run
   write('learner', ROW | {'ppo/approx_kl': 1.0})  # of an earlier launch
   said = []
@@ -54,7 +54,7 @@ def test_a_run_of_ppo_that_moves_too_far_is_told_so_once(run):
   assert (event['kind'], event['name']) == ('warning', 'learner')
 
 
-def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
+def test_progress_of_ppo_shows_staleness(run):
   made, folder, write = run
   progress = progress_lib.Progress(made, folder)
   write('learner', ROW)
@@ -65,7 +65,7 @@ def test_the_line_of_a_run_of_ppo_says_how_stale_its_experience_is(run):
   assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
 
 
-def test_the_memory_of_replay_is_said_and_refused_where_the_machine_has_less(monkeypatch):
+def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
   made = presets.laptop('catch')
   each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
   monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each)
@@ -75,30 +75,32 @@ def test_the_memory_of_replay_is_said_and_refused_where_the_machine_has_less(mon
     preflight.check_memory(made)
 
 
-def test_where_the_port_cannot_be_kept_from_others_that_is_said(monkeypatch):
+def test_reach_reports_port_that_cannot_be_restricted(monkeypatch):
   monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
   exposed, words = preflight.reach(False)
   assert exposed and 'without a password' in words and 'Operation not permitted' in words
   monkeypatch.setattr(loopback, 'refusal', lambda: '')
-  assert preflight.reach(False) == (False, 'reached from this machine alone')
+  assert preflight.reach(False) == (False, 'reachable from this machine only')
   exposed, words = preflight.reach(True)
-  assert exposed and words == 'reached without a password by whoever reaches this machine'
+  assert (
+    exposed and words == 'reachable without a password from every machine that reaches this one'
+  )
 
 
-def test_replay_stays_until_nobody_is_connected(monkeypatch):
+def test_replay_drains_until_hosts_disconnect(monkeypatch):
   monkeypatch.setattr(local, 'DRAIN_SECONDS', 0.0)
   with socket.create_server(('127.0.0.1', 0)) as server:
-    is_left = local._Drain([server.getsockname()[1]])
+    is_drained = local._Drain([server.getsockname()[1]])
     with socket.create_connection(server.getsockname()) as client:
       served, _ = server.accept()
-      assert not is_left()
+      assert not is_drained()
       client.close()
       served.close()
-    is_left._asked = 0.0  # it does not ask at every call
-    assert is_left()
+    is_drained._asked = 0.0  # it does not ask at every call
+    assert is_drained()
 
 
-def test_the_line_of_a_host_that_only_acts_adds_up_its_actors(run):
+def test_progress_of_host_with_actors_sums_them(run):
   made, folder, write = run
   progress = progress_lib.ActorsProgress(made, folder)
   row = {'steps_per_second': 100.0, 'throttled_fraction': 0.5}
@@ -110,7 +112,7 @@ def test_the_line_of_a_host_that_only_acts_adds_up_its_actors(run):
   )
 
 
-def test_what_an_actor_compiles_is_not_divided_over_cores():
+def test_program_of_actor_is_not_divided_over_cores():
   program = """
 import jax
 numbers = jax.ShapeDtypeStruct((1 << 22,), 'float32')
@@ -123,5 +125,5 @@ print(jax.jit(jax.numpy.tanh).lower(numbers).compile().as_text().count('partitio
       [sys.executable, '-c', program], env=environment, capture_output=True, check=True, timeout=120
     )
     divided.append(int(said.stdout))
-  assert divided[0] > 0  # or else this looks for the wrong word
+  assert divided[0] > 0  # else the search term is outdated
   assert divided[1] == 0

@@ -1,4 +1,4 @@
-"""Metrics as files: what was written comes back, also after a kill and a restore."""
+"""Metrics files: rows can be read back, also after a kill and a restore."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def steps_of(path):
   return [row['learner_step'] for row in metrics.read(path)]
 
 
-def test_rows_come_back_with_their_time_first(path):
+def test_rows_are_read_back_with_time_first(path):
   before = time.time()
   logger = metrics.JsonLines(path)
   logger.write({'learner_step': 1, 'world_model/kl': 2.5})
@@ -52,7 +52,7 @@ def test_rows_can_be_read_while_the_file_is_open(path):
   logger.close()
 
 
-def test_rows_since_a_time_are_found_from_the_end(path, monkeypatch):
+def test_since_reads_rows_from_the_end(path, monkeypatch):
   monkeypatch.setattr(metrics, 'TAIL_BYTES', 64)  # of which a row takes half
   assert metrics.since(path, 0.0) == []
   path.parent.mkdir()
@@ -93,7 +93,7 @@ def test_arrays_become_plain_numbers():
 @pytest.mark.parametrize(
   'value', [math.nan, -math.inf, np.float32('nan'), np.float64('inf'), jnp.asarray(jnp.nan)]
 )
-def test_what_json_lacks_becomes_null(path, value):
+def test_non_finite_numbers_become_null(path, value):
   logger = metrics.JsonLines(path)
   logger.write({'loss': value, 'losses': [value, 1.0]})
   logger.close()
@@ -106,7 +106,7 @@ def test_what_json_lacks_becomes_null(path, value):
   assert row['losses'] == [None, 1.0]
 
 
-def test_what_has_no_form_in_a_row_is_refused(path):
+def test_value_without_json_form_is_refused(path):
   logger = metrics.JsonLines(path)
   with pytest.raises((TypeError, ValueError)):
     logger.write({'thing': object()})
@@ -114,7 +114,7 @@ def test_what_has_no_form_in_a_row_is_refused(path):
   assert metrics.read(path) == []
 
 
-def test_opening_again_appends_after_dropping_a_truncated_line(path):
+def test_reopening_drops_truncated_line_and_appends(path):
   write_steps(path, [1, 2])
   with open(path, 'a') as file:
     file.write('{"time": 3.0, "learner_st')
@@ -124,7 +124,7 @@ def test_opening_again_appends_after_dropping_a_truncated_line(path):
   assert steps_of(path) == [1, 2, 3]
 
 
-def test_rows_for_which_there_is_no_room_are_dropped_and_said_once(path, no_room, caplog):
+def test_full_disk_drops_rows_with_one_warning(path, no_room, caplog):
   logger = metrics.JsonLines(path)
   logger.write({'learner_step': 1})
   room = path.stat().st_size + 10  # for a part of a row
@@ -141,7 +141,7 @@ def test_rows_for_which_there_is_no_room_are_dropped_and_said_once(path, no_room
   ]
 
 
-def test_curves_for_which_there_is_no_room_end_without_ending_the_node(tmp_path, no_room, caplog):
+def test_full_disk_ends_tensorboard_but_not_the_node(tmp_path, no_room, caplog):
   logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
   logger.write({'learner_step': 1, 'loss': 1.0})
   with no_room(2000):
@@ -151,7 +151,7 @@ def test_curves_for_which_there_is_no_room_end_without_ending_the_node(tmp_path,
   assert 'no more curves are written' in caplog.text
 
 
-def test_a_truncated_line_is_dropped_on_a_full_disk_too(path, no_room):
+def test_full_disk_still_drops_truncated_line(path, no_room):
   write_steps(path, range(40))
   with open(path, 'a') as file:
     file.write('{"time": 3.0, "learner_st')
@@ -180,7 +180,7 @@ def test_rows_without_the_step_survive_a_resume(path):
   assert [row.get('note') for row in metrics.read(path)] == ['started']
 
 
-def test_kill_leaves_whole_lines_and_nothing_is_lost_before_it(path):
+def test_kill_leaves_complete_lines(path):
   program = f"""
     from hephaestus.launch.run import metrics
     logger = metrics.JsonLines({str(path)!r})
@@ -211,7 +211,7 @@ def test_missing_and_empty_files_have_no_rows(path):
 
 
 @pytest.mark.parametrize('size', [10, metrics.TAIL_BYTES, 3 * metrics.TAIL_BYTES])
-def test_last_is_the_newest_row_whatever_its_size(path, size):
+def test_last_finds_row_of_any_size(path, size):
   logger = metrics.JsonLines(path)
   for step in range(3):
     logger.write({'learner_step': step, 'padding': 'x' * size})
@@ -245,7 +245,7 @@ def test_logger_writes_curves_for_tensorboard(tmp_path):
   assert tensor_util.make_ndarray(point.tensor_proto) == 1.5
 
 
-def test_who_needs_no_replay_loads_no_tensorflow_before_the_first_row_of_curves(tmp_path):
+def test_tensorflow_loads_with_the_first_tensorboard_row(tmp_path):
   program = f"""
     import pathlib, sys
     from hephaestus.launch.report import dashboard

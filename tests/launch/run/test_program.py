@@ -1,4 +1,4 @@
-"""What all nodes agree on, computed beside the libraries that a node has loaded."""
+"""Parts that all nodes share, in a process that has loaded the libraries of a node."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from hephaestus.learner import dreamer_update
 from hephaestus.replay import tables, writer
 
 
-# Only the laptop's preset is another for another environment.
+# Only the laptop preset depends on the environment.
 @pytest.mark.parametrize(
-  ('preset', 'world'),
+  ('preset', 'environment'),
   [('laptop', 'catch'), ('laptop', 'grid_world'), ('gpu', 'grid_world'), ('tpu-v4-8', 'catch')],
 )
-def test_the_update_of_every_preset_can_be_built(preset, world):
-  made = config.override(presets.PRESETS[preset](world), ['agent.horizon_min=8'])
+def test_update_of_preset_has_stable_shapes(preset, environment):
+  made = config.override(presets.PRESETS[preset](environment), ['agent.horizon_min=8'])
   parts = parts_lib.make_parts(made)
   update = parts_lib.make_update(made, parts, num_devices=1)
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
@@ -37,7 +37,7 @@ def test_the_update_of_every_preset_can_be_built(preset, world):
   assert latent.deterministic.dtype == made.agent.dtype
 
 
-def test_steps_are_added_up_over_shards_and_do_not_go_back_when_one_dies():
+def test_environment_steps_sum_shards_and_survive_a_stopped_one():
   made = config.override(presets.laptop('catch'), ['replay.num_shards=2', 'replay.warm_up=4'])
   schema = {'x': jax.ShapeDtypeStruct((), np.float32)}
   made_tables = lambda: tables.make_tables(made.replay, schema, batch_size=8, insert_size=1000)

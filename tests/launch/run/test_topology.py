@@ -1,4 +1,4 @@
-"""The whole program as real processes: it learns on through kills, stops, resumes and ends."""
+"""The whole program as real processes: it survives kills, stops, resumes and ends."""
 
 import contextlib
 import json
@@ -45,14 +45,14 @@ class Launch:
     )  # fmt: skip
 
   def wait_for(self, predicate, what):
-    """Polls until `predicate` holds; fails with the run's own words when it does not."""
+    """Polls until `predicate` holds; fails with the output of the run when it does not."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
       if predicate():
         return
       assert self.process.poll() is None, f'ended while waiting for {what}: {self.words()}'
       time.sleep(0.2)
-    pytest.fail(f'waited in vain for {what}: {self.words()}')
+    pytest.fail(f'timed out waiting for {what}: {self.words()}')
 
   def end(self):
     """The exit code, once it has ended by itself."""
@@ -78,7 +78,7 @@ class Launch:
     return started[-1]['pid'] if started else None
 
   def is_reached_from_outside(self):
-    """Whether replay answers at an address that other machines know too."""
+    """Whether replay answers at an address that is visible to other machines."""
     port = int((self.folder / 'address').read_text().rsplit(':', 1)[1])
     for entries in psutil.net_if_addrs().values():
       for entry in entries:
@@ -89,14 +89,14 @@ class Launch:
     return False
 
   def kill(self, node):
-    """Kills a node and waits until another has taken its place."""
+    """Kills a node and waits until it is restarted."""
     before = self.pid(node)
     os.kill(before, signal.SIGKILL)
     self.wait_for(lambda: self.pid(node) != before, f'another {node}')
 
 
 def living(folder):
-  """The processes of a run: all of them name its folder, or are the guard of its launcher."""
+  """Running processes whose command names the folder of a run."""
   found = []
   for process in psutil.process_iter(['cmdline', 'status']):
     command = ' '.join(process.info['cmdline'] or [])
@@ -122,7 +122,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def hephaestus(capsys):
-  """A command that succeeds, run in this process, which has imported all already; what it prints."""
+  """Runs a command in this process, which has imported all already; returns its output."""
 
   def run(*arguments):
     assert main._run(main._parse(['hephaestus', *map(str, arguments)])) == 0, capsys.readouterr()
@@ -132,21 +132,21 @@ def hephaestus(capsys):
 
 
 def resumed_at(log):
-  """The learner step from which whoever writes this log went on at last."""
+  """The learner step of the last resume in a log."""
   said = [line for line in log.read_text().splitlines() if 'Learner resumes at step' in line]
   return int(said[-1].rsplit(' ', 1)[1].rstrip('.'))
 
 
 @pytest.mark.timeout(900)
-def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
+def test_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
   run = Launch(folder, *tiny, 'max_environment_steps=100000000')
 
-  # Actors hold a second version of the parameters: the circle is closed.
+  # Actors have a second version of the parameters: learner and actors exchange data.
   run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
   run.wait_for(lambda: run.step('evaluator') >= 0, 'an evaluation')
   run.wait_for(lambda: any((folder / 'replay' / 'kept').glob('*')), 'a checkpoint of replay')
 
-  assert 'reached from this machine alone' in run.words() or loopback.refusal()
+  assert 'reachable from this machine only' in run.words() or loopback.refusal()
   assert not run.is_reached_from_outside() or loopback.refusal()
   report = json.loads(hephaestus('inspect', folder, '--json'))
   assert report['tables']['episodic']['size'] >= 8
@@ -168,14 +168,14 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
   saved = live.inspect(str(folder))['tables']['episodic']['inserted']
   run.kill('replay')
   learned = run.step()
-  run.wait_for(lambda: run.step() > learned + 20, 'learning after replay came back')
+  run.wait_for(lambda: run.step() > learned + 20, 'learning after the restart of replay')
   assert not run.is_reached_from_outside() or loopback.refusal()
-  # What it held at its last checkpoint, of some seconds ago, is back; nothing began anew.
+  # Replay has restored its last checkpoint, of some seconds ago.
   assert live.inspect(str(folder))['tables']['episodic']['inserted'] > 0.5 * saved
 
   os.kill(run.process.pid, signal.SIGINT)
   assert run.end() == 0, run.words()
-  assert 'stopped; go on with: hephaestus train --run' in run.words()
+  assert 'stopped; resume with: hephaestus train --run' in run.words()
   assert living(folder) == []
   stopped_at = run.step()
   checkpointed = max(
@@ -204,7 +204,7 @@ def test_a_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, hephaestus):
+def test_run_with_two_shards_survives_a_killed_shard(folder, tiny, hephaestus):
   options = ('replay.num_shards=2', 'max_environment_steps=600')
   run = Launch(folder, *tiny, *options, flags=('--profile', '20:24'))
   kept = lambda shard: any((folder / 'replay' / f'shard-{shard}' / 'kept').glob('*'))
@@ -214,7 +214,7 @@ def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, hephae
   assert living(folder) == []
   final = run.rows('evaluator')[-1]
   assert final['final'] and final['environment_step'] >= 600
-  # Learner and actor were traced for a while, and went on.
+  # Learner and actor were traced for a while, and continued.
   learner, actor = (
     run.words().split('\nlearner, updates 20 to 24: ')[1].split('\nactor-0, versions ')
   )
@@ -225,7 +225,7 @@ def test_a_run_over_two_shards_goes_on_without_one_and_ends(folder, tiny, hephae
 
 
 @pytest.mark.timeout(600)
-def test_processes_that_learn_as_one_go_on_together_and_die_with_their_launcher(folder, tiny):
+def test_learner_processes_restart_together_and_are_killed_with_their_launcher(folder, tiny):
   run = Launch(folder, *tiny, 'learner.num_processes=2', 'max_environment_steps=100000000')
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   run.wait_for(lambda: saved() and run.step() > 0, 'a checkpoint and a row')
@@ -246,11 +246,11 @@ def test_processes_that_learn_as_one_go_on_together_and_die_with_their_launcher(
 
 
 @pytest.mark.timeout(600)
-def test_a_node_that_fails_again_and_again_ends_the_run(folder):
-  # Any agent's learner can fail; that of PPO compiles fastest.
+def test_node_that_keeps_failing_ends_the_run(folder):
+  # The learner of PPO compiles fastest.
   run = Launch(folder, *PPO, 'max_environment_steps=100000000', agent='ppo')
   run.wait_for(lambda: run.pid('learner') is not None, 'the learner')
-  # A file where the learner needs a folder: whatever it tries, it cannot save.
+  # A file in place of a folder: the learner cannot write a checkpoint.
   run.wait_for(lambda: (folder / 'checkpoints').exists(), 'the folder')
   (folder / 'checkpoints').rmdir()
   (folder / 'checkpoints').write_text('')
@@ -261,8 +261,8 @@ def test_a_node_that_fails_again_and_again_ends_the_run(folder):
 
 
 @pytest.mark.timeout(300)
-def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
-  # Its time begins anew with the learner that goes on, so it cannot end before the kill unnoticed.
+def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
+  # max_minutes restarts with the learner, so the run cannot end before the kill unnoticed.
   options = ('max_environment_steps=100000000', 'max_minutes=0.2')
   run = Launch(folder, *PPO, *options, agent='ppo')
   saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
@@ -270,11 +270,11 @@ def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
   run.kill('learner')
   log = folder / 'logs' / 'learner.log'
   run.wait_for(lambda: 'resumes at step' in log.read_text(), 'another learner')
-  resumed = time.time()  # rows behind its checkpoint are gone before it writes one
+  resumed = time.time()  # rows beyond its checkpoint are dropped before it writes one
   run.wait_for(lambda: run.rows('learner') and run.rows('learner')[-1]['time'] > resumed, 'a row')
   rows = run.rows('learner')
   report = live.inspect(str(folder))
-  rows += run.rows('learner')  # it goes on writing
+  rows += run.rows('learner')  # it continues to write
   assert report['tables']['on_policy']['max_size'] == 4
   assert report['environment_step'] in {row['environment_step'] for row in rows}
   assert run.end() == 0, run.words()
@@ -284,7 +284,7 @@ def test_ppo_with_actors_goes_on_from_where_its_learner_was_killed(folder):
   rows = run.rows('learner')
   steps = [row['learner_step'] for row in rows]
   assert steps == list(range(2, steps[-1] + 1, 2)), 'a step is missing or there twice'
-  # All that was read was learned from, eight sequences of eight steps by each update.
+  # The learner used all it read: eight sequences of eight steps in each update.
   assert all(row['environment_step'] >= 64 * row['learner_step'] for row in rows)
   assert max(row['staleness'] for row in rows) <= 2
   final = run.rows('evaluator')[-1]

@@ -1,4 +1,4 @@
-"""A node that hangs ends, and says where; one that waits, computes or is frozen does not."""
+"""The watchdog ends a node that hangs and prints its stacks; waiting and computing are no hang."""
 
 import pathlib
 import subprocess
@@ -12,11 +12,11 @@ ask = watchdog.watched(lambda: False, stuck_seconds=0.5)
 """
 
 HANGS = """
-def wait_for_what_never_comes():
+def wait_forever():
   threading.Event().wait()
 
 ask()
-wait_for_what_never_comes()
+wait_forever()
 """
 
 DOES_NOT = """
@@ -29,7 +29,7 @@ until(lambda: None)  # computes
 until(lambda: (ask(), time.sleep(0.05)))  # waits
 subprocess.Popen(['sh', '-c', 'sleep 1; kill -CONT $PPID'])
 os.kill(os.getpid(), signal.SIGSTOP)
-print('goes on', ask())
+print('continues', ask())
 """
 
 
@@ -44,7 +44,7 @@ def serve(stop):
   program.serve(stop, f'elsewhere:{server.port}', stuck_seconds=0.5)
 
 asked = threading.Event()
-threading.Timer(1.5, asked.set).start()  # three times as long as one that hangs is left alone
+threading.Timer(1.5, asked.set).start()  # three times the time-out of a hang
 serve(asked)
 print('asked to stop', flush=True)
 server.stop()
@@ -62,19 +62,19 @@ def end_of(program):
   )  # fmt: skip
 
 
-def test_a_node_that_hangs_says_where_and_ends():
+def test_hanging_node_prints_its_stack_and_exits():
   ended = end_of(WATCHED + HANGS)
   assert ended.returncode == 1
-  assert 'neither gone on nor computed for 0.5 s (learner.stuck_seconds)' in ended.stderr
-  assert 'in wait_for_what_never_comes' in ended.stderr
+  assert 'has made no progress for 0.5 s (learner.stuck_seconds)' in ended.stderr
+  assert 'in wait_forever' in ended.stderr
 
 
-def test_who_waits_or_computes_or_is_frozen_goes_on():
+def test_waiting_computing_or_frozen_node_continues():
   ended = end_of(WATCHED + DOES_NOT)
-  assert (ended.returncode, ended.stdout) == (0, 'goes on False\n'), ended.stderr
+  assert (ended.returncode, ended.stdout) == (0, 'continues False\n'), ended.stderr
 
 
-def test_replay_ends_when_its_server_no_longer_answers():
+def test_replay_node_exits_when_its_server_hangs():
   ended = end_of(SERVES)
   assert (ended.returncode, ended.stdout) == (1, 'asked to stop\n'), ended.stderr
-  assert 'neither gone on nor computed for 0.5 s' in ended.stderr
+  assert 'has made no progress for 0.5 s' in ended.stderr
