@@ -205,7 +205,7 @@ def test_a_world_that_keeps_its_promises_passes():
 
 
 @pytest.mark.parametrize(
-  'environment, words',
+  'environment_class, words',
   [
     (Growing, ["state['count']", 'int32[]', 'int32[2]']),
     (Softening, ["state['count']", 'int32[]', 'float32[]']),
@@ -223,9 +223,9 @@ def test_a_world_that_keeps_its_promises_passes():
     (object, ['Environment']),
   ],
 )
-def test_a_world_that_contradicts_itself_is_refused_by_field(world, words):
+def test_check_refuses_a_contradictory_environment_by_field(environment_class, words):
   with pytest.raises(ValueError) as error:
-    environment.check(world())
+    environment.check(environment_class())
   for word in words:
     assert word in str(error.value)
 

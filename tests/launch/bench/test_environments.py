@@ -69,7 +69,7 @@ def test_people_see_a_line_for_each_figure(capsys):
     (['--seconds', 'nan'], '--seconds nan: must be positive'),
     (
       ['--env', 'catch', 'grid_world', '--set', 'environment.rows=5'],
-      '--set environment.rows=5: goe',
+      '--set environment.rows=5: needs a single',
     ),
     (['--set', 'agent.window=3'], '--set agent.window=3: bench env knows only environment'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),

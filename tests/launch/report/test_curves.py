@@ -364,8 +364,8 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   assert (
     '0 throughout: boredom' in page and not (out / 'catch-learner-intrinsic-boredom.png').exists()
   )
-  videos = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
-  assert len(videos) == 2 and all(base64.b64decode(video)[4:8] == b'ftyp' for video in videos)
+  shown = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
+  assert len(shown) == 2 and all(base64.b64decode(video)[4:8] == b'ftyp' for video in shown)
   assert 'update 8<' in page and 'update 8, beside its dream' in page and 'update 7' not in page
   assert 'learner ended with code -9; restart 1' in page and 'waits for data 25 %' in page
   assert not re.search(r'(src|srcset|href)="(?!data:)|url\(|@import|https?:|<script', page)
