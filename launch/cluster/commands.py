@@ -15,7 +15,7 @@ if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import hosts as hosts_lib
 
-HOSTS_HELP = 'a hosts file; see docs/launch.md'
+HOSTS_HELP = 'a hosts file; see docs/hosts.md'
 LAUNCH_ID_HELP = (
   'above 0, the same on all hosts, another at each launch (default: the steps of the run)'
 )
