@@ -1,1 +1,1 @@
-"""How experience is made: unrolls of many environments with one policy, and the nodes that run them."""
+"""Experience: unrolls of parallel environments with one policy, and the nodes that run them."""

@@ -1,9 +1,9 @@
-"""The Actor node: fetch parameters, unroll, write."""
+"""The Actor node: fetches parameters, unrolls environments, writes sequences to replay."""
 
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -17,15 +17,15 @@ from hephaestus.replay import writer as writer_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-  """How many act, and how long.
+  """Number of actors and environments, and length of sequences.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: a number is out of range; the message names its field.
   """
 
   num_actors: int = 1  # processes
-  num_envs: int = 16  # of each actor
-  sequence_length: int = 32  # rows T; a sequence takes T - 1 steps of its environment
+  num_envs: int = 16  # parallel environments of each actor
+  sequence_length: int = 32  # time steps T; a sequence takes T - 1 steps of its environment
   log_period: float = 5.0  # seconds
 
   def __post_init__(self):
@@ -34,78 +34,95 @@ class ActorConfig:
         raise ValueError(f'actor.{name}={getattr(self, name)!r}: must be at least {least}')
     if self.sequence_length > 1024:
       raise ValueError(
-        f'actor.sequence_length={self.sequence_length}: must be at most 1024; a longer one is '
-        'differentiated through as a whole and would not fit'
+        f'actor.sequence_length={self.sequence_length}: must be at most 1024; gradients go '
+        'through whole sequences, and longer ones do not fit into memory'
       )
     if self.log_period <= 0:
       raise ValueError(f'actor.log_period={self.log_period!r}: must be positive seconds')
 
 
 class Profiler(Protocol):
-  """Traces some unrolls."""
+  """A profiler that traces some unrolls."""
 
   def reach(self, step: int) -> None:
-    """Is told the version of the parameters before each unroll."""
+    """Begins or ends the trace, by the version of the parameters; called before each unroll."""
 
   def close(self, step: int) -> None:
     """Ends the trace."""
 
 
-class Actor:
-  """Plays N environments with the newest parameters, and writes what happened.
+class Identity(NamedTuple):
+  """The place of an actor in its run.
 
-  Owns nothing that cannot be lost: killed, it begins new episodes.
+  Attributes:
+    actor_id: number of this actor, stored with its sequences.
+    seed: of the run.
+    launch_id: of this launch; final parameters of an older launch do not end this actor.
+  """
+
+  actor_id: int
+  seed: int
+  launch_id: int
+
+
+class Replay(NamedTuple):
+  """The calls of an actor to replay.
+
+  Attributes:
+    source: fetches acting parameters.
+    writer: inserts sequences.
+    environment_step: returns the steps collected so far by all actors; None while replay does not
+      answer.
+  """
+
+  source: parameters.Source
+  writer: writer_lib.Writer
+  environment_step: Callable[[], int | None]
+
+
+class Actor:
+  """Steps N environments with the newest parameters, and writes the sequences to replay.
+
+  It stores nothing: after a crash, the restarted actor begins new episodes.
 
   Args:
-    unroll: the compiled play.
-    source: of acting parameters.
-    writer: of sequences.
-    logger: of this node's numbers.
-    environment_step: steps collected so far by all actors, None while replay does not answer.
-    should_stop: whether the node was asked to stop.
+    unroll: of the environments and the agent.
+    replay: its calls to replay.
+    identity: its place in the run.
     config: numbers of the node.
-    actor_id: which actor this is.
-    seed: of the run.
-    launch_id: of this launch; final parameters of an older one do not end this one.
-    profiler: traces some of it; None for nothing.
+    logger: of this node's metrics.
+    should_stop: whether the node was asked to stop.
+    profiler: traces some unrolls; None for none.
   """
 
   def __init__(
     self,
     *,
     unroll: rollout.Unroll,
-    source: parameters.Source,
-    writer: writer_lib.Writer,
-    logger: loggers.Logger,
-    environment_step: Callable[[], int | None],
-    should_stop: Callable[[], bool],
+    replay: Replay,
+    identity: Identity,
     config: ActorConfig,
-    actor_id: int,
-    seed: int,
-    launch_id: int,
+    logger: loggers.Logger,
+    should_stop: Callable[[], bool],
     profiler: Profiler | None = None,
   ):
     self._unroll = unroll
-    self._source = source
-    self._writer = writer
-    self._logger = logger
-    self._environment_step = environment_step
-    self._should_stop = should_stop
+    self._replay = replay
+    self._identity = identity
     self._config = config
-    self._actor_id = actor_id
-    self._seed = seed
-    self._launch_id = launch_id
+    self._logger = logger
+    self._should_stop = should_stop
     self._profiler = profiler
     self._newest: parameters.Snapshot | None = None
 
   def run(self) -> None:
     """Acts until the learner has ended, or the node is asked to stop."""
-    snapshot = self._newest = wait_for_parameters(self._source, self._should_stop)
+    snapshot = self._newest = wait_for_parameters(self._replay.source, self._should_stop)
     if snapshot is None:
       return
-    # With the version in it, an actor that is started again does not repeat what it did.
-    key = jax.random.key(self._seed)
-    for number in (self._actor_id, snapshot.version):
+    # The version is folded in, so that a restarted actor does not repeat its episodes.
+    key = jax.random.key(self._identity.seed)
+    for number in (self._identity.actor_id, snapshot.version):
       key = jax.random.fold_in(key, number)
     key, init_key = jax.random.split(key)
     state = self._unroll.init(init_key)
@@ -121,36 +138,40 @@ class Actor:
       version = np.int32(snapshot.version)
       began = time.monotonic()
       state, sequence, episodes = self._unroll.unroll(
-        params, unroll_key, state, version, np.int32(self._actor_id)
+        params, unroll_key, state, version, np.int32(self._identity.actor_id)
       )
       host_sequence, episodes = jax.device_get((sequence, episodes))
       unrolled = time.monotonic()
       with jax.profiler.TraceAnnotation('write to replay'):
-        throttled = self._writer.write(host_sequence, self._is_over)
+        throttled = self._replay.writer.write(host_sequence, self._is_over)
       window.unrolled += unrolled - began
       window.throttled += throttled
       window.inserted += max(0.0, time.monotonic() - unrolled - throttled)
       window.add(episodes, self._config)
       if time.monotonic() - window.start > self._config.log_period:
-        self._logger.write(window.report(self._environment_step(), snapshot.version))
+        self._logger.write(window.report(self._replay.environment_step(), snapshot.version))
         window = _Window()
     if self._profiler is not None:
       self._profiler.close(snapshot.version)
-    self._writer.close()
+    self._replay.writer.close()
     self._logger.close()
 
   def _is_over(self) -> bool:
-    """Whether to stop; looks for parameters, so that whoever is held back also sees the last."""
+    """Whether to stop.
+
+    Also fetches new parameters: a writer whose inserts the rate limiter blocks must see the final
+    ones too.
+    """
     if self._should_stop():
       return True
-    self._newest = self._source.newest(timeout_seconds=1.0) or self._newest
-    return self._newest is not None and self._newest.ended_launch == self._launch_id
+    self._newest = self._replay.source.newest(timeout_seconds=1.0) or self._newest
+    return self._newest is not None and self._newest.ended_launch == self._identity.launch_id
 
 
 def wait_for_parameters(
   source: parameters.Source, should_stop: Callable[[], bool]
 ) -> parameters.Snapshot | None:
-  """The first snapshot, or None when the node was asked to stop before."""
+  """Waits for the first snapshot; None if the node was asked to stop before."""
   logging.info('Waiting for parameters.')
   while not should_stop():
     snapshot = source.newest(timeout_seconds=1.0)
@@ -161,25 +182,34 @@ def wait_for_parameters(
 
 
 class _Window:
-  """What is measured between two reports."""
+  """Measurements between two reports.
+
+  Attributes:
+    start: monotonic seconds.
+    unrolled: seconds in unrolls.
+    throttled: seconds in which the rate limiter blocked inserts.
+    inserted: seconds of inserts without those.
+  """
 
   def __init__(self):
     self.start = time.monotonic()
-    self.unrolled = self.throttled = self.inserted = 0.0  # seconds
+    self.unrolled = self.throttled = self.inserted = 0.0
     self._steps = 0
     self._returns: list[np.ndarray] = []
     self._lengths: list[np.ndarray] = []
 
   def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
+    """Counts the steps and the finished episodes of one unroll."""
     self._steps += config.num_envs * (config.sequence_length - 1)
     ended = np.asarray(episodes.ended)
     self._returns.append(np.asarray(episodes.episode_return)[ended])
     self._lengths.append(np.asarray(episodes.episode_length)[ended])
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
+    """Metrics of the window: means, rates, and shares of its time."""
     elapsed = time.monotonic() - self.start
     returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
-    share = lambda seconds: min(1.0, seconds / elapsed)
+    fraction = lambda seconds: min(1.0, seconds / elapsed)
     return {
       'environment_step': environment_step,
       'episode_return': float(returns.mean()) if returns.size else None,
@@ -191,7 +221,7 @@ class _Window:
       'episodes': int(returns.size),
       'parameter_version': version,
       'steps_per_second': self._steps / elapsed,
-      'unrolled_fraction': share(self.unrolled),
-      'throttled_fraction': share(self.throttled),
-      'inserted_fraction': share(self.inserted),
+      'unrolled_fraction': fraction(self.unrolled),
+      'throttled_fraction': fraction(self.throttled),
+      'inserted_fraction': fraction(self.inserted),
     }

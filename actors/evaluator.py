@@ -1,4 +1,4 @@
-"""The Evaluator node: full episodes, scored between random and scripted play."""
+"""The Evaluator node: scores full episodes between the random and the scripted policy."""
 
 import dataclasses
 import functools
@@ -21,27 +21,27 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience, networks
 from hephaestus.replay import parameters
 
-# Of one unroll: so its rows fit the memory, and nobody plays on once all episodes have ended.
-ROWS = 257
-HOST_ROWS = 65  # of an environment that is stepped on the host, where a step is dear
-VIDEO_STEPS = 513  # of a video that nobody asked for, about a minute
-DREAM_ROWS = 65  # of an episode, that are dreamt
-CONTEXT = 5  # rows that are seen before it is dreamt, as in Hafner et al. (2019); a quarter of few
+# Time steps of one unroll: few enough for memory, and to stop soon after all episodes have ended.
+UNROLL_LENGTH = 257
+HOST_UNROLL_LENGTH = 65  # of an environment that is stepped on the host, where a step is slow
+VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
+DREAM_LENGTH = 65  # time steps of an episode that the model predicts
+CONTEXT = 5  # observed before the model predicts, as in Hafner et al. (2019); at most a quarter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
-  """How often, and how many episodes.
+  """Period and number of episodes of evaluations.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: a number is not positive; the message names its field.
   """
 
   period: float = 20.0  # seconds between the starts of two evaluations
   num_episodes: int = 64
-  final_episodes: int = 256  # of the finished agent
-  greedy: bool = True  # by the mode of the policy, else by chance, as PPO's policy is trained to be
-  video_period: float = 300.0  # seconds between two videos, and one is made at the end
+  final_episodes: int = 256  # of the final parameters
+  greedy: bool = True  # greedy actions; False samples them, as PPO's policy is trained to
+  video_period: float = 300.0  # seconds between two videos; the last is made at the end
 
   def __post_init__(self):
     for name in ('period', 'num_episodes', 'final_episodes', 'video_period'):
@@ -55,7 +55,7 @@ class Evaluation(NamedTuple):
   Attributes:
     episode_return: undiscounted.
     episode_length: steps.
-    normalised_score: 0 as random, 1 as scripted play; None in an environment without a script.
+    normalised_score: 0 for the random, 1 for the scripted policy; None without a scripted policy.
   """
 
   episode_return: float
@@ -64,20 +64,20 @@ class Evaluation(NamedTuple):
 
 
 class Moment(NamedTuple):
-  """One step of an episode, as it is played.
+  """One time step of an episode, and the policy there.
 
   Attributes:
-    step: 0 where it begins.
+    step: 0 at FIRST.
     observation: tree of host arrays.
-    frame: [H, W, 3] uint8; None in an environment that shows nothing.
-    action: that led here, [] int32 or [A] float32; None where it begins.
-    probability: that the policy gave it; None where it begins, of continuous actions, and of an
-      agent that does not say.
-    reward: for it.
+    frame: [H, W, 3] uint8; None if the environment renders none.
+    action: the action before this time step, [] int32 or [A] float32; None at FIRST.
+    probability: of that action under the policy; None at FIRST, for continuous actions, and for an
+      agent that does not report it.
+    reward: of that action.
     episode_return: undiscounted, so far.
     last: whether the episode ends here.
-    policy: probabilities of the legal choices from which the next action is made, by name, the
-      likeliest first; None where the episode ends, and of an agent that does not say.
+    policy: probabilities of the legal choices by name, the likeliest first; None at LAST, and for
+      an agent that does not report them.
   """
 
   step: int
@@ -92,12 +92,12 @@ class Moment(NamedTuple):
 
 
 class Recording(NamedTuple):
-  """An episode as it was played.
+  """The time steps of one episode.
 
   Attributes:
-    frames: T of [H, W, 3] uint8; None in an environment that shows nothing.
+    frames: T of [H, W, 3] uint8; None if the environment renders none.
     observation: [T, ...] host arrays.
-    action: [T - 1, ...], that followed on each.
+    action: [T - 1, ...], the action chosen at each but the last.
   """
 
   frames: list[np.ndarray] | None
@@ -110,9 +110,9 @@ class Play:
 
   Args:
     environment: the environment, without auto-reset.
-    agent: whose acting parameters are given later.
-    num_envs: episodes played side by side.
-    greedy: by the mode of its policy, else by chance.
+    agent: the agent; each method takes its parameters.
+    num_envs: parallel environments of `evaluate`.
+    greedy: act greedily; else sample actions.
   """
 
   def __init__(
@@ -126,47 +126,54 @@ class Play:
     self._greedy = greedy
     self._environment = environment
     self._agent = agent
-    self._num_worlds = num_envs
-    # One row more than steps, and the first step of each environment is the first of its episode.
-    most = HOST_ROWS if isinstance(environment, host.HostEnvironment) else ROWS
-    num_rows = min(environment.max_steps + 1, most)
-    self._num_parts = -(-environment.max_steps // (num_rows - 1))
+    self._num_envs = num_envs
+    # An episode of n steps has n + 1 time steps, the first of which is that of the reset.
+    most = HOST_UNROLL_LENGTH if isinstance(environment, host.HostEnvironment) else UNROLL_LENGTH
+    length = min(environment.max_steps + 1, most)
+    self._num_unrolls = -(-environment.max_steps // (length - 1))
     self._unroll = rollout.make_unroll(
-      environment, agent, num_envs=num_envs, num_rows=num_rows, greedy=greedy
+      environment, agent, num_envs=num_envs, sequence_length=length, greedy=greedy
     )
 
   @functools.cached_property
   def reference(self) -> wrappers.ReferenceReturns | None:
-    """Returns of random and of scripted play; None in an environment without a script."""
+    """Returns of the random and of the scripted policy; None without a scripted policy."""
     return wrappers.reference_returns(self._environment)
 
   def evaluate(
-    self, params: Any, key: jax.Array, num_episodes: int, on_part: Callable[[], Any] = lambda: None
+    self,
+    params: Any,
+    key: jax.Array,
+    num_episodes: int,
+    on_unroll: Callable[[], Any] = lambda: None,
   ) -> Evaluation:
-    """Plays at least `num_episodes`, each environment's first episode only: short ones are not favoured.
+    """Averages at least `num_episodes` episodes.
+
+    After a reset, only the first episode of each environment counts, which does not favour short
+    episodes.
 
     Args:
-      params: the agent's, for acting.
+      params: acting parameters of the agent.
       key: of the episodes.
-      num_episodes: see above.
-      on_part: called after every few rows of play.
+      num_episodes: rounded up to a multiple of the parallel environments.
+      on_unroll: called after each unroll.
     """
     returns: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
     zero = np.int32(0)
-    for round_key in jax.random.split(key, -(-num_episodes // self._num_worlds)):
-      init_key, *unroll_keys = jax.random.split(round_key, 1 + self._num_parts)
+    for round_key in jax.random.split(key, -(-num_episodes // self._num_envs)):
+      init_key, *unroll_keys = jax.random.split(round_key, 1 + self._num_unrolls)
       state = self._unroll.init(init_key)
-      world = np.arange(self._num_worlds)
-      is_over = np.zeros(self._num_worlds, bool)
+      index = np.arange(self._num_envs)
+      is_over = np.zeros(self._num_envs, bool)
       for unroll_key in unroll_keys:
         state, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
         episodes = jax.device_get(episodes)
-        on_part()
+        on_unroll()
         ends = episodes.ended.any(axis=0) & ~is_over
         end = episodes.ended.argmax(axis=0)[ends]
-        returns.append(episodes.episode_return[end, world[ends]])
-        lengths.append(episodes.episode_length[end, world[ends]])
+        returns.append(episodes.episode_return[end, index[ends]])
+        lengths.append(episodes.episode_length[end, index[ends]])
         is_over |= ends
         if is_over.all():
           break
@@ -177,28 +184,28 @@ class Play:
     return Evaluation(episode_return, float(np.concatenate(lengths).mean()), score)
 
   @functools.cached_property
-  def _one_world(self) -> rollout.Unroll:
+  def _single_unroll(self) -> rollout.Unroll:
     agent = self._agent
     if agent.explain is not None:
       agent = agent._replace(act=agent.explain)
     return rollout.make_unroll(
-      self._environment, agent, num_envs=1, num_rows=2, greedy=self._greedy
+      self._environment, agent, num_envs=1, sequence_length=2, greedy=self._greedy
     )
 
   @functools.cached_property
   def _choices(self) -> list[str]:
-    """What the choices are called; where they have no names, their numbers in each part."""
+    """Names of the choices; if the environment has none, their numbers in each part."""
     counts = environment_lib.num_choices(self._environment.action_spec)
     part = lambda index: '' if len(counts) == 1 else f'{index}: '
     numbers = [f'{part(i)}{choice}' for i, count in enumerate(counts) for choice in range(count)]
     return list(self._environment.action_names) or numbers
 
   def moments(self, params: Any, key: jax.Array) -> Iterator[Moment]:
-    """One episode, played as far as it is asked for."""
+    """Yields the time steps of one episode, each played when it is asked for."""
     show = wrappers.AutoReset(self._environment).render
     discrete = bool(environment_lib.num_choices(self._environment.action_spec))
     key, init_key = jax.random.split(key)
-    state = self._one_world.init(init_key)
+    state = self._single_unroll.init(init_key)
     action = probability = None
     zero = np.int32(0)
     for step in itertools.count():
@@ -218,7 +225,7 @@ class Play:
         yield moment
         return
       step_key = jax.random.fold_in(key, step)
-      state, sequence, _ = self._one_world.unroll(params, step_key, state, zero, zero)
+      state, sequence, _ = self._single_unroll.unroll(params, step_key, state, zero, zero)
       action, extras = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras)))
       probability = float(np.exp(extras['log_prob'])) if discrete and 'log_prob' in extras else None
       yield moment._replace(policy=self._policy(extras))
@@ -230,15 +237,15 @@ class Play:
     legal = [(name, chance) for name, chance in chances if chance > 0]
     return dict(sorted(legal, key=lambda pair: -pair[1]))
 
-  def record(self, params: Any, key: jax.Array, num_rows: int | None = None) -> Recording:
-    """One episode, or its first `num_rows` rows."""
-    moments = list(itertools.islice(self.moments(params, key), num_rows))
+  def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
+    """Plays one episode, or its first `most_steps` time steps."""
+    moments = list(itertools.islice(self.moments(params, key), most_steps))
     actions = [moment.action for moment in moments[1:] if moment.action is not None]
     spec = self._environment.action_spec
     frames = [moment.frame for moment in moments if moment.frame is not None]
     return Recording(
       frames=frames or None,
-      observation=jax.tree.map(lambda *rows: np.stack(rows), *[m.observation for m in moments]),
+      observation=jax.tree.map(lambda *steps: np.stack(steps), *[m.observation for m in moments]),
       action=np.stack(actions) if actions else np.zeros((0, *spec.shape), spec.dtype),
     )
 
@@ -247,42 +254,42 @@ class Play:
     return None if self._agent.foresee is None else jax.jit(self._agent.foresee)
 
   def dream(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
-    """Frames of an episode's beginning beside what the agent's model dreams of it.
+    """Frames of the beginning of an episode beside the world model's open-loop prediction.
 
     Args:
-      params: all of the agent's, not those alone by which it acts.
-      key: of the episode and of the dream.
+      params: all parameters of the agent, not only those for acting.
+      key: of the episode and of the prediction.
 
     Returns:
-      See `videos.beside`; None for an agent without a model.
+      See `videos.beside`; None for an agent without a world model.
     """
     if self._foresee is None:
       return None
     play_key, dream_key = jax.random.split(key)
-    num_rows = min(DREAM_ROWS, self._environment.max_steps + 1)  # one shape for all episodes
-    recording = self.record(self._agent.acting_params(params), play_key, num_rows)
-    played = len(recording.action) + 1
-    context = min(CONTEXT, -(-played // 4))
+    length = min(DREAM_LENGTH, self._environment.max_steps + 1)  # one shape for all episodes
+    recording = self.record(self._agent.acting_params(params), play_key, length)
+    num_steps = len(recording.action) + 1
+    context = min(CONTEXT, -(-num_steps // 4))
 
-    def fit(x: np.ndarray) -> np.ndarray:
-      return np.concatenate([x, np.zeros((num_rows - len(x), *x.shape[1:]), x.dtype)])
+    def pad(x: np.ndarray) -> np.ndarray:
+      return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])
 
-    observation, action = jax.tree.map(fit, (recording.observation, recording.action))
+    observation, action = jax.tree.map(pad, (recording.observation, recording.action))
     foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
-    rows = (networks.without_mask(observation), *jax.device_get(foresight))
-    observation, expected, salience = jax.tree.map(lambda x: np.asarray(x)[:played], rows)
-    return videos.beside(self._environment.draw, observation, expected, salience, context)
+    padded = (networks.without_mask(observation), *jax.device_get(foresight))
+    observation, predicted, salience = jax.tree.map(lambda x: np.asarray(x)[:num_steps], padded)
+    return videos.beside(self._environment.draw, observation, predicted, salience, context)
 
 
 class Camera:
-  """Videos the agent now and then: an episode, and one beside what its model dreams of it.
+  """Writes videos periodically: an episode, and one beside the world model's prediction of it.
 
   Args:
     play: the environment and the agent.
     videos: folder for VERSION.gif and VERSION-dream.gif.
-    period: seconds between two looks at it.
-    newest: the learner step and all parameters of the newest checkpoint, which dream; None where
-      there is none.
+    period: seconds between two versions.
+    newest: returns the learner step and all parameters of the newest checkpoint, which predict the
+      episode; None without a checkpoint.
   """
 
   def __init__(
@@ -296,15 +303,18 @@ class Camera:
     self._videos = videos
     self._period = period
     self._newest = newest
-    self._videoed = time.monotonic()
+    self._last_time = time.monotonic()
 
   def video(self, version: int, params: Any, key: jax.Array, *, final: bool) -> None:
-    """Videos one version when it is time, and the `final` one; not where there is no room."""
-    if not final and time.monotonic() - self._videoed < self._period:
+    """Writes the videos of one version if the period has passed or it is `final`.
+
+    A full disk is logged, not raised.
+    """
+    if not final and time.monotonic() - self._last_time < self._period:
       return
-    self._videoed = time.monotonic()
+    self._last_time = time.monotonic()
     play_key, dream_key = jax.random.split(key)
-    self._write(f'{version}', self._play.record(params, play_key, VIDEO_STEPS).frames)
+    self._write(f'{version}', self._play.record(params, play_key, VIDEO_LENGTH).frames)
     saved = self._newest()
     if saved is not None:
       step, all_params = saved
@@ -317,11 +327,11 @@ class Camera:
         videos.write(frames, video)
     except OSError as error:  # such as a full disk
       video.unlink(missing_ok=True)
-      logging.warning('There is no video %s: %s', video, error)
+      logging.warning('Could not write the video %s: %s', video, error)
 
 
 def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
-  """Draws uniformly among the legal actions; has neither parameters nor a memory."""
+  """The random policy, uniform over the legal actions, without parameters or a state."""
 
   def act(params, key, policy_state, timestep, *, greedy=False):
     del params, greedy
@@ -348,17 +358,25 @@ def score(
   logger: loggers.Logger,
   camera: Camera,
   seed: int,
-  on_part: Callable[[], Any] = lambda: None,
+  on_unroll: Callable[[], Any] = lambda: None,
 ) -> Evaluation:
-  """Scores one snapshot, writes the score down, and records a video when one is due.
+  """Scores one snapshot, logs the score, and records a video when one is due.
 
-  `on_part` is called now and then meanwhile.
+  Args:
+    play: the environment and the agent.
+    snapshot: acting parameters.
+    final: play `final_episodes`, and record a video at once.
+    config: numbers of episodes.
+    logger: of the score.
+    camera: records the video.
+    seed: of the run.
+    on_unroll: called after each unroll.
   """
   key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
   play_key, video_key = jax.random.split(key)
   params = jax.device_put(snapshot.params)
   num_episodes = config.final_episodes if final else config.num_episodes
-  result = play.evaluate(params, play_key, num_episodes, on_part)
+  result = play.evaluate(params, play_key, num_episodes, on_unroll)
   logger.write(
     {
       'environment_step': snapshot.environment_step,
@@ -373,17 +391,17 @@ def score(
 
 
 class Evaluator:
-  """Scores the newest parameters now and then, and the final ones for good.
+  """Scores the newest parameters periodically, and the final ones once.
 
   Args:
     play: the environment and the agent.
     source: of acting parameters.
-    logger: of this node's numbers.
+    logger: of this node's metrics.
     should_stop: whether the node was asked to stop.
-    config: numbers of the node.
+    config: period and numbers of episodes.
     camera: records the videos.
     seed: of the run.
-    launch_id: of this launch; final parameters of an older one do not end this one.
+    launch_id: of this launch; final parameters of an older launch do not end this node.
   """
 
   def __init__(
@@ -424,7 +442,7 @@ class Evaluator:
     return snapshot.ended_launch == self._launch_id
 
   def _newer(self, not_before: float) -> parameters.Snapshot | None:
-    """The newest snapshot once it is time, or at once when it is the last; None to stop."""
+    """Waits for a snapshot until a time, or for the final one; None when asked to stop."""
     newest = None
     while not self._should_stop():
       newest = self._source.newest(timeout_seconds=1.0) or newest
@@ -442,5 +460,5 @@ class Evaluator:
       logger=self._logger,
       camera=self._camera,
       seed=self._seed,
-      on_part=self._should_stop,
+      on_unroll=self._should_stop,
     )

@@ -1,1 +1,1 @@
-"""How experience is kept: strata, writing, reading, inspecting."""
+"""Replay: strata of sequences, their writer, reader and inspector, and acting parameters."""

@@ -1,4 +1,7 @@
-"""Numbers of running servers' tables, without touching what they count."""
+"""Statistics of running servers' tables, read without sampling them.
+
+A sample would count as one of the learner's, and move the rate limiter.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ if TYPE_CHECKING:
 WORKER_STATES = (
   'sleeping', 'waiting_for_sampling', 'waiting_for_inserts', 'sampling', 'inserting', 'running',
 )  # fmt: skip
-"""What a table's thread may do: nothing is asked of it; inserts are held back until something is
-sampled; samples until something is inserted; it works."""
+"""States of a table's thread: idle; the rate limiter blocks inserts; it blocks samples; and three
+in which the thread works."""
 
 QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
-"""By which a distribution is told."""
-_MOST_POOLED = 1000  # distributions; of more, as many that lie evenly among them
+"""Names and levels of the quantiles that describe a distribution."""
+_MOST_POOLED = 1000  # distributions; of more, as many at even distances are pooled
 
 
-class _Look(NamedTuple):
-  """What a server said.
+class _Poll(NamedTuple):
+  """One answer of a server.
 
   Attributes:
     seconds: monotonic.
@@ -42,35 +45,38 @@ class _Look(NamedTuple):
 
 
 class _Server:
-  """One server, and the last two looks at it.
+  """One server and its last two answers.
 
   Attributes:
     connection: to it.
-    now: the newest look; of a server that does not answer, the last there was.
-    before: the one before it, None where it was of another server.
+    now: the newest answer; None if it never answered.
+    before: the answer before, from which rates are computed; None after a restart of the server.
   """
 
   def __init__(self, connection: connection_lib.Connection):
     self.connection = connection
-    self.now: _Look | None = None
-    self.before: _Look | None = None
+    self.now: _Poll | None = None
+    self.before: _Poll | None = None
     self._process: psutil.Process | None = None
 
-  def take(self, infos: connection_lib.TableInfos) -> None:
-    self.before, self.now = self.now, _Look(time.monotonic(), infos)
-    if self.before is not None and not _goes_on(self.before.infos, infos):
-      self.before = None  # another server: its counters began anew
+  def update(self, infos: connection_lib.TableInfos) -> None:
+    """Stores an answer."""
+    self.before, self.now = self.now, _Poll(time.monotonic(), infos)
+    if self.before is not None and not _is_same_server(self.before.infos, infos):
+      self.before = None
 
   @property
-  def rows(self) -> dict[str, dict[str, Any]]:
-    """Its tables, as they were last seen."""
+  def tables(self) -> dict[str, dict[str, Any]]:
+    """Statistics of its tables in the newest answer."""
     if self.now is None:
       return {}
-    return {name: _row(info, self.now, self.before) for name, info in self.now.infos.items()}
+    return {
+      name: _table_statistics(info, self.now, self.before) for name, info in self.now.infos.items()
+    }
 
   @property
   def nbytes(self) -> int | None:
-    """Resident memory of the process that listens there, where it is one of this machine's."""
+    """Resident memory of the process that listens at the address; None on another machine."""
     try:
       if self._process is None:
         self._process = _listener(self.connection.address)
@@ -79,9 +85,27 @@ class _Server:
       self._process = None
       return None
 
+  def report(self, *, alive: bool) -> dict[str, Any]:
+    """Its entry in the 'shards' of `Inspector.poll`."""
+    return {'address': self.connection.address, 'alive': alive, 'tables': self.tables}
+
+
+class _Strata(NamedTuple):
+  """The strata of all servers that answered.
+
+  Attributes:
+    polls: of each server, the newest answer and the one before.
+    names: of the strata, in the order of the first server.
+    limited: the stratum with the rate limiter of the replay ratio; None without strata.
+  """
+
+  polls: list[tuple[_Poll, _Poll | None]]
+  names: list[str]
+  limited: str | None
+
 
 class Inspector:
-  """Looks at a server, or at all shards, now and then; rates are those since the look before."""
+  """Polls one server, or all shards; rates are those since the poll before."""
 
   def __init__(
     self,
@@ -94,117 +118,113 @@ class Inspector:
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      config: tells the configured ratio; without it, the limiter's samples per insert divided by
-        the limited stratum's part of what was sampled, None before the first sample.
+      config: source of the configured ratio. Without it, the ratio is the limiter's samples per
+        insert divided by the limited stratum's share of all samples; None before the first sample.
       timeout_seconds: whole seconds, at least 1.
     """
     self._config = config
     self._timeout_seconds = timeout_seconds
-    # Without an end to its patience it logs nothing: `look` raises, and its caller says so.
+    # With an infinite time-out the connection logs nothing: `poll` raises, and its caller reports.
     self._servers = [
       _Server(connection)
       for connection in connection_lib.connect(address, 'inspector', timeout_seconds=math.inf)
     ]
 
-  def look(self) -> dict[str, Any]:
-    """The tables, their replay ratio, the limiter's state and the memory they take.
+  def poll(self) -> dict[str, Any]:
+    """Reads the tables, their replay ratio, the limiter's state and the memory in use.
 
       achieved = sequences sampled from all strata / max(1, inserted − warm-up)
 
-    with `inserted` and the warm-up as the limited stratum has them; sequences that readers hold
-    ahead count as sampled, so the figure runs ahead by their number, and settles with time. Of
-    several shards, all numbers are sums over those that answer, and shares are those of the sums.
+    with `inserted` and the warm-up of the limited stratum. Sequences that readers prefetch count as
+    sampled, so the ratio is too high by their number at first, and settles with time. With several
+    shards, counts and rates are sums over those that answer, and fractions are of the sums.
 
     Returns:
       'tables': {NAME: {
         'size', 'max_size', 'inserted', 'sampled', 'unique_sampled': sequences,
-        'fill': share of the capacity,
-        'unique_share': of the sequences ever inserted that were ever sampled, None without any,
-        'bytes': of what it holds by its signature, uncompressed; None without one,
-        'inserts_per_second', 'samples_per_second': sequences; None at the first look,
-        'worker_time': {STATE: share of the time since the look before, or since the server began}
+        'fill': size / max_size,
+        'unique_share': of the sequences ever inserted, those ever sampled; None without any,
+        'bytes': of its sequences by the signature, uncompressed; None without a signature,
+        'inserts_per_second', 'samples_per_second': sequences; None at the first poll,
+        'worker_time': {STATE: fraction of the time since the poll before, or since the start}
       }}
-      'replay_ratio': {'configured', 'achieved', 'recent'}; 'recent' of what was inserted and sampled
-        since the look before, None when nothing was inserted.
-      'limiter': {'table', 'state', 'missing'} of the limited stratum; the state is one of
-        'warming up', 'inserts wait', 'samples wait' and 'open', and `missing` how many sequences
-        must be inserted (sampled, where inserts wait) until it is another; None without a stratum.
-        Shards that are not all in one state are open: there is one for each who wants something.
+      'replay_ratio': {'configured', 'achieved', 'recent'}; 'recent' is of the inserts and samples
+        since the poll before, None without inserts.
+      'limiter': {'table', 'state', 'missing'} of the limited stratum; None without a stratum. The
+        state is 'warming up', 'inserts wait', 'samples wait' or 'open', and `missing` is the number
+        of inserts (of samples, where inserts wait) that changes it. Shards in different states
+        count as open, because writers and readers choose among them.
       'memory': {'sequences', 'server'}: bytes of all sequences by the signature, each counted once,
-        and of the server's process where it runs on this machine, else None.
-      'shards': [{'address', 'alive', 'tables'}]: each server, with what it last said of its tables,
+        and of the server's process if it runs on this machine, else None.
+      'shards': [{'address', 'alive', 'tables'}]: each server with the tables of its newest answer,
         {} if it never answered.
-      'seconds': since the look before; None at the first.
+      'seconds': since the poll before; None at the first.
 
     Raises:
-      ConnectionError: nothing answered in time.
+      ConnectionError: no server answered in time.
     """
+    answered = self._poll_servers()
+    by_server = [server.tables for server in answered]
+    names = sorted(set().union(*by_server))
+    tables = {name: _total([each[name] for each in by_server if name in each]) for name in names}
+    polls = [(server.now, server.before) for server in answered if server.now is not None]
+    infos = polls[0][0].infos
+    strata = [name for name in infos if name in names and name != tables_lib.PARAMS]
+    limited = min(strata, key=lambda name: infos[name].rate_limiter_info.max_diff, default=None)
+    limiters = [
+      _limiter(now.infos[limited]) for now, _ in polls if limited and limited in now.infos
+    ]
+    return {
+      'tables': tables,
+      'replay_ratio': self._ratio(_Strata(polls, strata, limited)),
+      'limiter': _agreed(limiters),
+      'memory': {
+        # Strata share their sequences, and the largest stratum holds those of the others.
+        'sequences': _max([tables[name]['bytes'] for name in strata]),
+        'server': _sum([server.nbytes for server in answered]),
+      },
+      'shards': [server.report(alive=server in answered) for server in self._servers],
+      'seconds': _max(
+        [None if before is None else now.seconds - before.seconds for now, before in polls]
+      ),
+    }
+
+  def _poll_servers(self) -> list[_Server]:
+    """Asks all servers; returns those that answered, or raises ConnectionError."""
     answered = []
     for server in self._servers:
       link = server.connection
       ask = link.info if len(self._servers) == 1 else link.look
       infos = ask(self._timeout_seconds)
       if infos is not None:
-        server.take(infos)
+        server.update(infos)
         answered.append(server)
     if not answered:
       addresses = ' or '.join(server.connection.address for server in self._servers)
       raise ConnectionError(
         f'no replay server answered at {addresses} within {self._timeout_seconds:g} s'
       )
-    seen = [(server.now, server.before) for server in answered if server.now is not None]
-    each = [server.rows for server in answered]
-    names = sorted(set().union(*each))
-    rows = {name: _total([row[name] for row in each if name in row]) for name in names}
-    strata = [name for name in names if name != tables_lib.PARAMS]
-    strata = [name for now, _ in seen[:1] for name in now.infos if name in strata]
-    infos = seen[0][0].infos
-    limited = min(strata, key=lambda name: infos[name].rate_limiter_info.max_diff, default=None)
-    sizes = [rows[name]['bytes'] for name in strata]
-    return {
-      'tables': rows,
-      'replay_ratio': self._ratio(seen, strata, limited),
-      'limiter': None
-      if limited is None
-      else _agreed([_limiter(now.infos[limited]) for now, _ in seen if limited in now.infos]),
-      'memory': {
-        # Strata share what they hold, and the largest holds what the others do.
-        'sequences': max((size for size in sizes if size is not None), default=None),
-        'server': _sum([server.nbytes for server in answered]),
-      },
-      'shards': [
-        {
-          'address': server.connection.address,
-          'alive': server in answered,
-          'tables': server.rows,
-        }
-        for server in self._servers
-      ],
-      'seconds': max(
-        (now.seconds - before.seconds for now, before in seen if before is not None), default=None
-      ),
-    }
+    return answered
 
-  def _ratio(
-    self, seen: list[tuple[_Look, _Look | None]], strata: list[str], limited: str | None
-  ) -> dict[str, float | None]:
+  def _ratio(self, strata: _Strata) -> dict[str, float | None]:
+    polls, limited = strata.polls, strata.limited
     if limited is None:
       return {'configured': None, 'achieved': 0.0, 'recent': None}
-    samples = lambda look: sum(_sampled(look.infos[name]) for name in strata)
-    inserts = lambda look: _inserted(look.infos[limited])
-    sampled = sum(samples(now) for now, _ in seen)
-    from_limited = sum(_sampled(now.infos[limited]) for now, _ in seen)
-    limiters = [now.infos[limited].rate_limiter_info for now, _ in seen]
+    samples = lambda poll: sum(_sampled(poll.infos[name]) for name in strata.names)
+    inserts = lambda poll: _inserted(poll.infos[limited])
+    sampled = sum(samples(now) for now, _ in polls)
+    from_limited = sum(_sampled(now.infos[limited]) for now, _ in polls)
+    limiters = [now.infos[limited].rate_limiter_info for now, _ in polls]
     configured: float | None = None
     if self._config is not None:
       configured = self._config.replay_ratio
     elif from_limited:
       configured = limiters[0].samples_per_insert * sampled / from_limited
-    pairs = [(now, before) for now, before in seen if before is not None]
+    pairs = [(now, before) for now, before in polls if before is not None]
     inserted_since = sum(inserts(now) - inserts(before) for now, before in pairs)
     sampled_since = sum(samples(now) - samples(before) for now, before in pairs)
     warm_up = sum(limiter.min_size_to_sample for limiter in limiters)
-    after_warm_up = max(1, sum(inserts(now) for now, _ in seen) - warm_up)
+    after_warm_up = max(1, sum(inserts(now) for now, _ in polls) - warm_up)
     return {
       'configured': configured,
       'achieved': sampled / after_warm_up,
@@ -213,33 +233,33 @@ class Inspector:
 
 
 def quantiles(values: np.ndarray) -> dict[str, float] | None:
-  """QUANTILES of some numbers of any shape; None without any."""
+  """QUANTILES of an array of any shape; None if it is empty."""
   if not values.size:
     return None
   found = np.quantile(values, list(QUANTILES.values()))
   return dict(zip(QUANTILES, found.tolist(), strict=True))
 
 
-def pooled(rows: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
-  """QUANTILES of several distributions together, each of which is known by its own alone.
+def pooled(each: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
+  """QUANTILES of the union of several samples, estimated from the quantiles of each.
 
-  Each is taken to hold its quantiles alone, every value at the one whose level is nearest. So the
-  lowest and the highest are exact, so is what distributions that are alike have in common, and no
-  value is told that none of them has.
+  Each value of a sample is taken to equal the sample's quantile of the nearest level. So the lowest
+  and the highest are exact, equal samples give their own quantiles, and each result is a quantile
+  of one of the samples.
 
   Args:
-    rows: [N, Q] QUANTILES of each.
-    counts: [N] of how many values.
+    each: [N, Q] QUANTILES of each sample.
+    counts: [N] number of its values.
   """
-  if not len(rows):
+  if not len(each):
     return None
-  lowest, highest = float(rows[:, 0].min()), float(rows[:, -1].max())
-  if len(rows) > _MOST_POOLED:
-    some = np.linspace(0, len(rows) - 1, _MOST_POOLED).astype(int)
-    rows, counts = rows[some], counts[some]
+  lowest, highest = float(each[:, 0].min()), float(each[:, -1].max())
+  if len(each) > _MOST_POOLED:
+    some = np.linspace(0, len(each) - 1, _MOST_POOLED).astype(int)
+    each, counts = each[some], counts[some]
   levels = list(QUANTILES.values())
   edges = [0.0, *((low + high) / 2 for low, high in itertools.pairwise(levels)), 1.0]
-  values = rows.ravel()
+  values = each.ravel()
   order = np.argsort(values)
   below = np.cumsum(np.outer(counts, np.diff(edges)).ravel()[order])
   at = np.searchsorted(below, np.array(levels) * below[-1]).clip(0, len(order) - 1)
@@ -248,27 +268,34 @@ def pooled(rows: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
 
 
 def _sum(values: list[Any]) -> Any:
-  """Of those that are not None; None without any."""
+  """Sum of the values that are not None; None without any."""
   known = [value for value in values if value is not None]
   return sum(known) if known else None
 
 
-def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """One table's row of all shards together."""
-  if len(rows) == 1:
-    return rows[0]
-  total = {key: _sum([row[key] for row in rows]) for key in rows[0] if key != 'worker_time'}
+def _max(values: list[Any]) -> Any:
+  """Maximum of the values that are not None; None without any."""
+  return max((value for value in values if value is not None), default=None)
+
+
+def _total(each: list[dict[str, Any]]) -> dict[str, Any]:
+  """Statistics of one table over all shards."""
+  if len(each) == 1:
+    return each[0]
+  total = {key: _sum([shard[key] for shard in each]) for key in each[0] if key != 'worker_time'}
   total['fill'] = total['size'] / total['max_size']
   inserted = total['inserted']
   total['unique_share'] = total['unique_sampled'] / inserted if inserted else None
   total['worker_time'] = {
-    state: sum(row['worker_time'][state] for row in rows) / len(rows) for state in WORKER_STATES
+    state: sum(shard['worker_time'][state] for shard in each) / len(each) for state in WORKER_STATES
   }
   return total
 
 
-def _agreed(limiters: list[dict[str, Any]]) -> dict[str, Any]:
-  """The limiter of all shards together: whoever finds one open is not held back."""
+def _agreed(limiters: list[dict[str, Any]]) -> dict[str, Any] | None:
+  """Limiter state of all shards: the common state, else open; None without a limiter."""
+  if not limiters:
+    return None
   if len({limiter['state'] for limiter in limiters}) == 1:
     return min(limiters, key=lambda limiter: limiter['missing'])
   return limiters[0] | {'state': 'open', 'missing': 0}
@@ -282,8 +309,8 @@ def _sampled(info: reverb.reverb_types.TableInfo) -> int:
   return info.rate_limiter_info.sample_stats.completed
 
 
-def _goes_on(before: connection_lib.TableInfos, now: connection_lib.TableInfos) -> bool:
-  """Whether it is the same server: a restarted one has lost its time, and maybe its counts."""
+def _is_same_server(before: connection_lib.TableInfos, now: connection_lib.TableInfos) -> bool:
+  """Whether a server was not restarted: a restart resets its times, and maybe its counts."""
   total = lambda info: sum(_worker_milliseconds(info).values())
   return before.keys() == now.keys() and all(
     _inserted(now[name]) >= _inserted(before[name])
@@ -297,7 +324,10 @@ def _worker_milliseconds(info: reverb.reverb_types.TableInfo) -> dict[str, int]:
   return {state: getattr(info.table_worker_time, f'{state}_ms') for state in WORKER_STATES}
 
 
-def _row(info: reverb.reverb_types.TableInfo, now: _Look, before: _Look | None) -> dict[str, Any]:
+def _table_statistics(
+  info: reverb.reverb_types.TableInfo, now: _Poll, before: _Poll | None
+) -> dict[str, Any]:
+  """Entry of one table in the result of `Inspector.poll`."""
   worked = _worker_milliseconds(info)
   inserts_per_second = samples_per_second = None
   if before is not None:
@@ -328,9 +358,9 @@ def _nbytes(info: reverb.reverb_types.TableInfo) -> int | None:
 
 
 def _limiter(info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
-  """What the limiter would say to one more insert or sample.
+  """State of a rate limiter, and the number of inserts or samples that changes it.
 
-  inserts · samples_per_insert − samples stays within [min_diff, max_diff]
+  It keeps inserts · samples_per_insert − samples within [min_diff, max_diff].
   """
   limiter = info.rate_limiter_info
   short = limiter.min_size_to_sample - info.current_size
@@ -346,7 +376,7 @@ def _limiter(info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
 
 
 def _listener(address: str) -> psutil.Process | None:
-  """The process of this machine that listens at an address; None where it is another machine's."""
+  """The process that listens at an address; None for an address of another machine."""
   host, _, port = address.rpartition(':')
   try:
     wanted = socket.gethostbyname(host.strip('[]') or 'localhost')

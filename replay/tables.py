@@ -1,4 +1,4 @@
-"""Stratum, ReplayConfig, and the Reverb tables and server they describe."""
+"""Strata, the config of replay, and the Reverb tables and server that they describe."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LEAST_SAMPLES_PER_INSERT = 0.05  # below it, a limiter's slack is thousands of s
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stratum:
-  """One view of the experience: the newest `max_size` sequences, drawn uniformly.
+  """One view of the experience: the newest `max_size` sequences, sampled uniformly.
 
   Attributes:
     name: the table's name.
-    max_size: sequences it holds; the oldest leaves first.
+    max_size: sequences it holds; the oldest is removed first.
     share: of a batch, in (0, 1].
-    read_once: a queue instead, each sequence read once and in order, as on-policy learning wants.
+    read_once: a queue instead, for on-policy learning: each sequence is read once and in order.
   """
 
   name: str
@@ -37,7 +37,11 @@ class Stratum:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-  """How experience is kept."""
+  """Strata, replay ratio and shards of replay.
+
+  Raises:
+    ValueError: a number is out of range, or numbers contradict each other.
+  """
 
   strata: tuple[Stratum, ...] = (
     Stratum(name='frontier', max_size=512, share=0.5),
@@ -45,10 +49,10 @@ class ReplayConfig:
   )
   replay_ratio: float = 32.0  # environment steps replayed per step collected, after warm-up
   warm_up: int = 32  # sequences stored before the first batch
-  max_in_flight: int = 8  # sequences a reader holds ahead, per stratum; they count as sampled
+  max_in_flight: int = 8  # sequences a reader prefetches per stratum; they count as sampled
   num_shards: int = 1  # servers, each of which holds its part of every stratum
-  port: int | None = None  # of the first shard, the others have the next; None: free ones
-  timeout_seconds: float = 5.0  # silence after which the server counts as down
+  port: int | None = None  # of the first shard, the next ports for the others; None: free ones
+  timeout_seconds: float = 5.0  # without an answer, after which a server counts as down
 
   def __post_init__(self):
     names = [stratum.name for stratum in self.strata]
@@ -108,24 +112,24 @@ class ReplayConfig:
 
   @property
   def limiting_stratum(self) -> Stratum:
-    """The one whose limiter holds the replay ratio: the largest, and the last among equals.
+    """The stratum whose limiter holds the replay ratio: the largest, and the last among equals.
 
-    Two limited tables deadlock as soon as their shares differ: one waits for inserts, the other
-    for samples.
+    Only one is limited: two deadlock as soon as their shares differ, because one waits for inserts
+    and the other for samples.
     """
     return max(reversed(self.strata), key=lambda stratum: stratum.max_size)
 
 
 def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
-  """Refuses what cannot work together with the numbers of other rooms.
+  """Checks a config against the batch of the learner and the writes of the actors.
 
   Args:
-    config: of this room.
+    config: of replay.
     batch_size: sequences of a batch, over all devices.
     insert_size: sequences an actor writes at once.
 
   Raises:
-    ValueError: naming what was given and what would do.
+    ValueError: a size is not positive, or a stratum has no sequence in a batch.
   """
   if batch_size < 1:
     raise ValueError(f'batch_size={batch_size}: use at least 1 sequence')
@@ -135,12 +139,12 @@ def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
     if batch_counts(config.strata, batch_size)[stratum.name] == 0:
       _refuse(
         f'strata.{stratum.name}.share', stratum.share,
-        f'a batch of {batch_size} has no row for it; use a share or a batch of at least one row',
+        f'it has no sequence in a batch of {batch_size}; use a larger share or a larger batch',
       )  # fmt: skip
 
 
 def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]:
-  """Rows of a batch per stratum, by largest remainder; the first stratum wins a tie."""
+  """Sequences of a batch per stratum, by largest remainder; the first stratum wins a tie."""
   quotas = [stratum.share * batch_size for stratum in strata]
   counts = [math.floor(quota + 1e-9) for quota in quotas]
   by_remainder = sorted(range(len(strata)), key=lambda i: round(counts[i] - quotas[i], 9))
@@ -150,25 +154,26 @@ def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]
 
 
 def row_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
-  """The stratum of each row: spread evenly, so that equal contiguous slices hold the mixture too.
+  """The index of the stratum of each sequence in a batch, [B].
 
-  Row j of a stratum's c rows stands at (j + 1/2) / c of the batch.
+  Sequence j of a stratum's c stands at (j + 1/2) / c of the batch. The strata are so spread evenly,
+  and equal contiguous slices of the batch hold the same mixture.
   """
   places = [
-    ((row + 0.5) / count, index)
+    ((j + 0.5) / count, index)
     for index, count in enumerate(batch_counts(strata, batch_size).values())
-    for row in range(count)
+    for j in range(count)
   ]
   return [index for _, index in sorted(places)]
 
 
 def nbytes(config: ReplayConfig, schema: Any) -> int:
-  """Bytes of the sequences in full strata, uncompressed, without what Reverb adds to each.
+  """Bytes of the sequences in full strata, uncompressed, without Reverb's own data for each.
 
-  What all hold is stored once, and the largest stratum holds what the others do.
+  Strata share their sequences, and the largest stratum holds those of the others.
 
   Args:
-    config: of this room.
+    config: of replay.
     schema: tree of jax.ShapeDtypeStruct of one sequence.
   """
   return columns_lib.Columns(schema).nbytes * max(stratum.max_size for stratum in config.strata)
@@ -177,65 +182,78 @@ def nbytes(config: ReplayConfig, schema: Any) -> int:
 def make_tables(
   config: ReplayConfig, schema: Any, *, batch_size: int, insert_size: int
 ) -> list[reverb.Table]:
-  """The tables of a server: one per stratum, and the one of parameters.
+  """The tables of a server: one per stratum, and one for the parameters.
 
-  Each of several shards has its part of what strata hold, of the warm-up and of the limiter's
-  slack, so that their sums are as configured. Only the limiting stratum is limited. It counts
-  its own samples, so
-
-    samples_per_insert = replay_ratio · rows of a batch from it / batch_size
-
-  and may be ahead or behind by one insert of an actor, one batch, and what is in flight.
+  Each of several shards holds its part of the strata, of the warm-up and of the limiter's slack.
 
   Args:
-    config: of this room.
+    config: of replay.
     schema: tree of jax.ShapeDtypeStruct of one sequence, [T, ...] or any other shape.
     batch_size: sequences of a batch, over all devices.
     insert_size: sequences an actor writes at once.
+
+  Raises:
+    ValueError: the sizes do not work together; see `check`.
   """
   import reverb
 
   check(config, batch_size, insert_size)
   signature = columns_lib.Columns(schema).signature()
-  part = lambda count: -(-count // config.num_shards)
   tables = []
   for stratum in config.strata:
+    max_size = _part(config, stratum.max_size)
     if stratum.read_once:
-      tables.append(
-        reverb.Table.queue(stratum.name, max_size=part(stratum.max_size), signature=signature)
-      )
-      continue
-    if stratum == config.limiting_stratum:
-      rows = batch_counts(config.strata, batch_size)[stratum.name]
-      samples_per_insert = config.replay_ratio * rows / batch_size
-      slack = samples_per_insert * part(insert_size) + part(rows) + config.max_in_flight
-      limiter = reverb.rate_limiters.SampleToInsertRatio(
-        samples_per_insert=samples_per_insert,
-        min_size_to_sample=part(config.warm_up),
-        error_buffer=max(1.0, slack),
-      )
+      table = reverb.Table.queue(stratum.name, max_size=max_size, signature=signature)
     else:
-      limiter = reverb.rate_limiters.MinSize(part(min(config.warm_up, stratum.max_size)))
-    tables.append(
-      reverb.Table(
+      table = reverb.Table(
         name=stratum.name,
         sampler=reverb.selectors.Uniform(),
         remover=reverb.selectors.Fifo(),
-        max_size=part(stratum.max_size),
-        rate_limiter=limiter,
+        max_size=max_size,
+        rate_limiter=_rate_limiter(config, stratum, batch_size, insert_size),
         signature=signature,
       )
-    )
-  tables.append(
-    reverb.Table(
-      name=PARAMS,
-      sampler=reverb.selectors.Lifo(),
-      remover=reverb.selectors.Fifo(),
-      max_size=1,
-      rate_limiter=reverb.rate_limiters.MinSize(1),
-    )
+    tables.append(table)
+  params = reverb.Table(
+    name=PARAMS,
+    sampler=reverb.selectors.Lifo(),
+    remover=reverb.selectors.Fifo(),
+    max_size=1,
+    rate_limiter=reverb.rate_limiters.MinSize(1),
   )
-  return tables
+  return [*tables, params]
+
+
+def _part(config: ReplayConfig, count: int) -> int:
+  """One shard's part of a count, rounded up."""
+  return -(-count // config.num_shards)
+
+
+def _rate_limiter(
+  config: ReplayConfig, stratum: Stratum, batch_size: int, insert_size: int
+) -> reverb.rate_limiters.RateLimiter:
+  """The limiter of a stratum on one shard; only that of the limiting stratum holds the ratio.
+
+  It counts the samples of its own stratum, so
+
+    samples_per_insert = replay_ratio · sequences of a batch from it / batch_size
+
+  and may be ahead or behind by one insert of an actor, one batch, and the sequences in flight.
+  """
+  import reverb
+
+  if stratum != config.limiting_stratum:
+    return reverb.rate_limiters.MinSize(_part(config, min(config.warm_up, stratum.max_size)))
+  count = batch_counts(config.strata, batch_size)[stratum.name]
+  samples_per_insert = config.replay_ratio * count / batch_size
+  slack = (
+    samples_per_insert * _part(config, insert_size) + _part(config, count) + config.max_in_flight
+  )
+  return reverb.rate_limiters.SampleToInsertRatio(
+    samples_per_insert=samples_per_insert,
+    min_size_to_sample=_part(config, config.warm_up),
+    error_buffer=max(1.0, slack),
+  )
 
 
 def make_server(
@@ -245,16 +263,16 @@ def make_server(
   directory: str | None = None,
   exposed: bool = True,
 ) -> reverb.Server:
-  """Starts a server, with what the newest sound checkpoint under `directory` holds.
+  """Starts a server, and restores the newest whole checkpoint under `directory`.
 
   Args:
     tables: from `make_tables`.
     port: None for a free one.
-    directory: of this server's checkpoints alone; None keeps none.
-    exposed: whether other machines may reach it, as Reverb has it.
+    directory: of this server's checkpoints alone; None for no checkpoints.
+    exposed: whether other machines may reach it, which is Reverb's default.
 
   Raises:
-    OSError: it is not to be exposed, and the system cannot do that; `loopback.refusal` tells before.
+    OSError: the system cannot restrict it to this machine; see `loopback.refusal`.
   """
   import reverb
 
@@ -274,10 +292,10 @@ def changed_settings(
   wanted: dict[str, reverb.reverb_types.TableInfo],
   running: dict[str, reverb.reverb_types.TableInfo],
 ) -> list[tuple[str, str]]:
-  """Settings that differ from the wanted ones: Reverb takes them from the checkpoint.
+  """Settings that differ from the wanted ones, because Reverb restores them from a checkpoint.
 
   Returns:
-    (table, 'setting=running, not wanted') each.
+    A pair for each: the table, and 'SETTING=RUNNING, not WANTED'.
   """
   changes = []
   for name, info in wanted.items():

@@ -139,7 +139,7 @@ class Inspection:
     return ', '.join(self._addresses)
 
   def look(self) -> dict[str, Any]:
-    """What `inspector.Inspector.look` tells, and what the run's nodes say of themselves.
+    """What `inspector.Inspector.poll` tells, and what the run's nodes say of themselves.
 
     Returns:
       Its keys, and 'time' (unix seconds), 'address', 'environment_step', 'parameter_version' (the
@@ -166,7 +166,7 @@ class Inspection:
         timeout_seconds=self._timeout_seconds,
       )
     try:
-      report = self._thread.submit(self._inspector.look).result()
+      report = self._thread.submit(self._inspector.poll).result()
     except ConnectionError as error:
       raise ConnectionError(f'{error}{self._why(folder)}') from None
     report |= {

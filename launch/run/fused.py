@@ -59,7 +59,7 @@ def build(
     environment,
     ppo.agent,
     num_envs=num_envs // len(devices),
-    num_rows=config.actor.sequence_length,
+    sequence_length=config.actor.sequence_length,
   )
   update = ppo_update.make_update(
     ppo,

@@ -63,7 +63,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
     environment,
     agent,
     num_envs=config.actor.num_envs,
-    num_rows=config.actor.sequence_length,
+    sequence_length=config.actor.sequence_length,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)

@@ -232,20 +232,20 @@ def build_actor(
     environment_step = lambda: source.environment_step
   return actor.Actor(
     unroll=parts.unroll,
-    source=source,
-    writer=writer.Writer(
-      address,
-      config.replay.strata,
-      parts.sequence_schema,
-      timeout_seconds=config.replay.timeout_seconds,
+    replay=actor.Replay(
+      source=source,
+      writer=writer.Writer(
+        address,
+        config.replay.strata,
+        parts.sequence_schema,
+        timeout_seconds=config.replay.timeout_seconds,
+      ),
+      environment_step=environment_step,
     ),
-    logger=_make_logger(config, run, name, steps_key='environment_step'),
-    environment_step=environment_step,
-    should_stop=_stop_signal(config),
+    identity=actor.Identity(actor_id, config.seed, launch_id),
     config=config.actor,
-    actor_id=actor_id,
-    seed=config.seed,
-    launch_id=launch_id,
+    logger=_make_logger(config, run, name, steps_key='environment_step'),
+    should_stop=_stop_signal(config),
     profiler=profiler,
   )
 

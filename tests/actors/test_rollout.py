@@ -26,7 +26,7 @@ def parts():
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
   ).agent
-  unroll = rollout.make_unroll(environment, agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS)
+  unroll = rollout.make_unroll(environment, agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS)
   params = agent.acting_params(agent.init_params(jax.random.key(0)))
   return environment, agent, unroll, params
 
@@ -128,7 +128,7 @@ def test_a_run_traces_the_unroll_once(parts):
 
   environment = environments.make('catch', rows=4, columns=3)
   unroll = rollout.make_unroll(
-    environment, agent._replace(act=act), num_envs=NUM_WORLDS, num_rows=NUM_ROWS
+    environment, agent._replace(act=act), num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
   )
   play(unroll, params, 1)
   after_one = traces
@@ -143,7 +143,7 @@ def test_no_key_is_used_twice(world):
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
   ).agent
-  unroll = rollout.make_unroll(environment, agent, num_envs=2, num_rows=3)
+  unroll = rollout.make_unroll(environment, agent, num_envs=2, sequence_length=3)
   with jax.debug_key_reuse(True):
     init = lambda key: agent.acting_params(agent.init_params(key))
     params = jax.eval_shape(init, jax.random.key(0))  # tracing is enough to notice
@@ -157,7 +157,7 @@ def test_greedy_play_reaches_the_end_of_every_episode():
     TINY, environment.observation_spec, environment.action_spec
   ).agent
   unroll = rollout.make_unroll(
-    environment, agent, num_envs=4, num_rows=environment.max_steps + 1, greedy=True
+    environment, agent, num_envs=4, sequence_length=environment.max_steps + 1, greedy=True
   )
   params = agent.acting_params(agent.init_params(jax.random.key(0)))
   _, _, episodes = unroll.unroll(
@@ -168,7 +168,7 @@ def test_greedy_play_reaches_the_end_of_every_episode():
 
 
 def test_the_first_episode_of_each_world_is_scored_over_several_unrolls(parts, monkeypatch):
-  monkeypatch.setattr(evaluator, 'ROWS', 2)
+  monkeypatch.setattr(evaluator, 'UNROLL_LENGTH', 2)
   environment, agent, _, params = parts
   result = evaluator.Play(environment, agent, 4).evaluate(params, jax.random.key(0), 8)
   assert result.episode_length == environment.max_steps

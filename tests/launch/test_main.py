@@ -31,7 +31,7 @@ def folder(tmp_path):
     (['--env', 'cach'], "environment.name='cach': no such environment; did you mean catch"),
     (['--preset', 'laptp'], '--preset laptp: choose one of laptop, gpu, tpu-v4-8'),
     (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),
-    (['--set', 'learner.batch_size=1'], 'a batch of 1 has no row for it'),
+    (['--set', 'learner.batch_size=1'], 'it has no sequence in a batch of 1'),
     (['--set', 'replay.warm_up=4000'], 'replay.warm_up=4000: use at most 512'),
     (
       ['--preset', 'laptop', '--set', 'replay.strata[1].max_size=1000000000'],

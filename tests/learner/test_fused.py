@@ -46,7 +46,7 @@ def make_fused(
   )  # fmt: skip
   update = ppo_update.make_update(ppo, CONFIG, scale, max_environment_steps=END)
   unroll = rollout.make_unroll(
-    world, ppo.agent, num_envs=num_envs // num_devices, num_rows=NUM_STEPS + 1
+    world, ppo.agent, num_envs=num_envs // num_devices, sequence_length=NUM_STEPS + 1
   )
 
   def act(*arguments):

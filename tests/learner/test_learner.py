@@ -49,7 +49,9 @@ class Parts:
       environment.action_spec,
     )  # fmt: skip
     agent = self.dreamer.agent
-    self.unroll = rollout.make_unroll(environment, agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS)
+    self.unroll = rollout.make_unroll(
+      environment, agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
+    )
     self.params_schema = jax.eval_shape(
       lambda: agent.acting_params(agent.init_params(jax.random.key(0)))
     )
@@ -130,15 +132,15 @@ class Run:
     stop = threading.Event()
     node = actor.Actor(
       unroll=self.parts.unroll,
-      source=parameters.Source(self.address, self.parts.params_schema),
-      writer=writer.Writer(self.address, REPLAY.strata, self.parts.schema),
-      logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
-      environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
-      should_stop=stop.is_set,
+      replay=actor.Replay(
+        source=parameters.Source(self.address, self.parts.params_schema),
+        writer=writer.Writer(self.address, REPLAY.strata, self.parts.schema),
+        environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
+      ),
+      identity=actor.Identity(actor_id=0, seed=3, launch_id=1),
       config=actor.ActorConfig(num_envs=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
-      actor_id=0,
-      seed=3,
-      launch_id=1,
+      logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
+      should_stop=stop.is_set,
     )
     thread = threading.Thread(target=node.run)
     thread.start()

@@ -53,7 +53,7 @@ class Run:
       update.update, dreamer_update.DEVICES, devices=jax.devices()[:1], donate_argnums=0
     )
     self._unroll = rollout.make_unroll(
-      world, self.dreamer.agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS
+      world, self.dreamer.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
     )
     self._worlds = self._unroll.init(worlds_key)
     self._publish()
@@ -93,7 +93,7 @@ class Run:
 
 def walk_by_chance(dreamer, world, seed):
   """[B, T, ...] short walks that begin in every cell, the agent being placed there."""
-  unroll = rollout.make_unroll(world, dreamer.agent, num_envs=1024, num_rows=NUM_ROWS)
+  unroll = rollout.make_unroll(world, dreamer.agent, num_envs=1024, sequence_length=NUM_ROWS)
   key = jax.random.key(seed)
   acting = dreamer.agent.acting_params(dreamer.agent.init_params(key))
   _, sequence, _ = unroll.unroll(acting, key, unroll.init(key), 0, 0)

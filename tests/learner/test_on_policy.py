@@ -35,7 +35,7 @@ class Run:
     config = masked_ppo.PPOConfig(hidden_size=8, num_layers=1)
     self.ppo = masked_ppo.make_ppo(config, environment.observation_spec, environment.action_spec)
     self.unroll = rollout.make_unroll(
-      environment, self.ppo.agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS
+      environment, self.ppo.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
     )
     self.params = self.ppo.agent.init_params(jax.random.key(0))
     self.params_schema = jax.eval_shape(lambda: self.params)

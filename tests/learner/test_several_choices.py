@@ -72,7 +72,7 @@ def trained(request):
     learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
     devices = ppo_update.DEVICES
   state = jax.jit(learner.init)(jax.random.key(0))
-  unroll = rollout.make_unroll(world, made.agent, num_envs=NUM_WORLDS, num_rows=NUM_ROWS)
+  unroll = rollout.make_unroll(world, made.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS)
   zero = np.int32(0)
   _, sequence, _ = unroll.unroll(
     made.agent.acting_params(state.params),

@@ -79,7 +79,7 @@ def test_writer_reader_and_source_survive_a_kill_of_the_server(start, wait_until
     assert not publisher.publish(parameters.Snapshot(8, 80, False, {'identity': np.int32(2)}))
     assert params.newest(timeout_seconds=1.0) is None
     with pytest.raises(ConnectionError, match=address):
-      inspector.Inspector(address, timeout_seconds=1).look()
+      inspector.Inspector(address, timeout_seconds=1).poll()
     written, throttled = entry.sequences_written, entry.throttled_seconds
 
     run()
@@ -99,7 +99,7 @@ def test_writer_reader_and_source_survive_a_kill_of_the_server(start, wait_until
     source.close()
     entry.close()
 
-  report = inspector.Inspector(address, CONFIG).look()
+  report = inspector.Inspector(address, CONFIG).poll()
   assert report['replay_ratio']['achieved'] == pytest.approx(4.0, rel=0.1)
   # The old data is back and nothing is there twice. What is gone was written between save and
   # kill, with the 4 that were being sent: this stratum may have had them, the other not yet.

@@ -21,7 +21,7 @@ def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequ
   config = unlimited(frontier=5, warm_up=2)
   _, address = serve(config)
   entry = inspector.Inspector(address)
-  first = entry.look()
+  first = entry.poll()
   assert first['replay_ratio'] == {'configured': None, 'achieved': 0.0, 'recent': None}
   assert first['seconds'] is None and first['tables']['frontier']['inserts_per_second'] is None
   assert first['tables']['frontier']['unique_share'] is None
@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequ
   source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=1)
   assert source.get(10.0) is not None
   source.close()
-  report = inspector.Inspector(address, config).look()
+  report = inspector.Inspector(address, config).poll()
   frontier, episodic = report['tables']['frontier'], report['tables']['episodic']
   assert (frontier['size'], frontier['max_size'], frontier['inserted']) == (5, 5, 12)
   assert (episodic['size'], episodic['max_size'], episodic['inserted']) == (12, 1000, 12)
@@ -45,10 +45,10 @@ def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequ
   ratio = report['replay_ratio']
   assert ratio['configured'] == 1.0
   assert ratio['achieved'] == (frontier['sampled'] + episodic['sampled']) / 10
-  configured = inspector.Inspector(address).look()['replay_ratio']['configured']
+  configured = inspector.Inspector(address).poll()['replay_ratio']['configured']
   assert configured == pytest.approx(1.0, rel=0.2)
 
-  later = entry.look()
+  later = entry.poll()
   for name in ('frontier', 'episodic'):
     row = later['tables'][name]
     assert row['inserts_per_second'] * later['seconds'] == pytest.approx(12)
@@ -65,23 +65,23 @@ def test_who_is_held_back_is_told_and_for_how_long(
   entry = writer.Writer(address, config.strata, schema)
   watcher = inspector.Inspector(address, config)
   end = time.monotonic() + 30
-  is_held = lambda: watcher.look()['limiter']['state'] == 'inserts wait'
+  is_held = lambda: watcher.poll()['limiter']['state'] == 'inserts wait'
   entry.write(make_sequences(0, 64), lambda: is_held() or time.monotonic() > end)
-  limiter = watcher.look()['limiter']
+  limiter = watcher.poll()['limiter']
   assert limiter['state'] == 'inserts wait'
-  wait_until(lambda: watcher.look()['tables']['episodic']['worker_time']
+  wait_until(lambda: watcher.poll()['tables']['episodic']['worker_time']
              ['waiting_for_sampling'] > 0.9, 10)  # fmt: skip
-  assert watcher.look()['tables']['frontier']['worker_time']['waiting_for_sampling'] < 0.1
+  assert watcher.poll()['tables']['frontier']['worker_time']['waiting_for_sampling'] < 0.1
 
   # As many as are said to be missing let one more in, and no fewer.
-  before = watcher.look()['tables']['episodic']['inserted']
+  before = watcher.poll()['tables']['episodic']['inserted']
   server_side = reverb.Client(address)
   for _ in range(limiter['missing'] - 1):
     next(server_side.sample('episodic', 1, emit_timesteps=False))
-  assert watcher.look()['limiter'] == {'table': 'episodic', 'state': 'inserts wait', 'missing': 1}
-  assert watcher.look()['tables']['episodic']['inserted'] == before
+  assert watcher.poll()['limiter'] == {'table': 'episodic', 'state': 'inserts wait', 'missing': 1}
+  assert watcher.poll()['tables']['episodic']['inserted'] == before
   next(server_side.sample('episodic', 1, emit_timesteps=False))
-  wait_until(lambda: watcher.look()['tables']['episodic']['inserted'] == before + 1, 10)
+  wait_until(lambda: watcher.poll()['tables']['episodic']['inserted'] == before + 1, 10)
   entry.close()
 
 
@@ -90,10 +90,10 @@ def test_counts_that_began_anew_give_no_rates(serve, unlimited, schema, make_seq
   server, address = serve(config)
   write(address, config, schema, make_sequences(0, 4))
   entry = inspector.Inspector(address, config)
-  entry.look()
-  assert entry.look()['seconds'] is not None
+  entry.poll()
+  assert entry.poll()['seconds'] is not None
   server.localhost_client().reset('episodic')
-  report = entry.look()
+  report = entry.poll()
   assert report['seconds'] is None and report['tables']['episodic']['inserts_per_second'] is None
   assert report['tables']['episodic']['inserted'] == 0
 
@@ -101,14 +101,14 @@ def test_counts_that_began_anew_give_no_rates(serve, unlimited, schema, make_seq
 def test_the_memory_of_a_server_is_that_of_its_process(serve, unlimited):
   _, address = serve(unlimited())
   here = psutil.Process(os.getpid()).memory_info().rss
-  assert inspector.Inspector(address).look()['memory']['server'] == pytest.approx(here, rel=0.2)
+  assert inspector.Inspector(address).poll()['memory']['server'] == pytest.approx(here, rel=0.2)
   assert inspector._listener('203.0.113.1:80') is None  # another machine's
 
 
 def test_a_server_of_parameters_alone_is_looked_at(unlimited, schema):
   made = tables.make_tables(unlimited(), schema, batch_size=2, insert_size=1)
   server = reverb.Server([table for table in made if table.name == tables.PARAMS], port=None)
-  report = inspector.Inspector(f'localhost:{server.port}').look()
+  report = inspector.Inspector(f'localhost:{server.port}').poll()
   server.stop()
   assert report['limiter'] is None and report['memory']['sequences'] is None
   assert report['replay_ratio'] == {'configured': None, 'achieved': 0.0, 'recent': None}
@@ -117,7 +117,7 @@ def test_a_server_of_parameters_alone_is_looked_at(unlimited, schema):
 def test_a_dead_address_is_said_in_time():
   start = time.monotonic()
   with pytest.raises(ConnectionError, match='localhost:1 within 2 s'):
-    inspector.Inspector('localhost:1', timeout_seconds=2).look()
+    inspector.Inspector('localhost:1', timeout_seconds=2).poll()
   assert time.monotonic() - start < 30  # and not for ever, however busy the machine
 
 

@@ -40,7 +40,7 @@ def ratio_after(serve, schema, make_sequences):
         assert time.monotonic() < deadline, f'deadlock at {entry.sequences_written} sequences'
         source.get(1.0)
         time.sleep(read_pause)
-      report = inspector.Inspector(address, config).look()
+      report = inspector.Inspector(address, config).poll()
     finally:
       stop.set()
       thread.join(10)

@@ -118,18 +118,52 @@ def earn(
   )
 
 
-def missed_resources(state: State) -> jax.Array:
-  """[...] int32, the credits and energy that a siphon from a better cell would have had in reach.
+class _Reach(NamedTuple):
+  """What a siphon reaches from each cell: what lies on the cell and on its four neighbours.
 
-  What is in reach of a cell lies on it and its four neighbours, but for those already siphoned: the
-  credits and energy where no block is, the points of data blocks, and the programs of program
-  blocks that are not owned yet. Nothing is in reach of a cell that is itself a block. A cell is
-  better than the player's if it has the same points and programs in reach, and of credits and
-  energy no less, of one of them more. The credits and the energy missed may be of two such cells.
+  Siphoned blocks hold nothing, and from a cell that is itself a block nothing is reached.
+
+  Attributes:
+    credits: [6, 6, ...] int32, where there is no block.
+    energy: [6, 6, ...] int32, likewise.
+    points: five of [6, 6, ...] int32, of data blocks, in ascending order.
+    programs: [6, 6, ...] uint32, a bit for each program block's program that is not owned yet.
+  """
+
+  credits: jax.Array
+  energy: jax.Array
+  points: list[jax.Array]
+  programs: jax.Array
+
+
+def missed_resources(state: State) -> jax.Array:
+  """[...] int32, credits and energy that a siphon from a better cell would have reached.
+
+  A cell is better than the player's if it reaches the same points and programs, no fewer credits
+  and energy, and more of one of the two. The credits and the energy may be of two such cells.
 
   Returns:
-    Their sum; 0 without a data siphon.
+    Credits missed plus energy missed; 0 without a data siphon.
   """
+  reach = _reach(state)
+  here = state.is_player_cell
+
+  def at_player(cells):
+    return jnp.sum(jnp.where(here, cells, 0), axis=(0, 1), dtype=cells.dtype)
+
+  player_credits, player_energy = at_player(reach.credits), at_player(reach.energy)
+  is_alike = reach.programs == at_player(reach.programs)
+  for x in reach.points:
+    is_alike = is_alike & (x == at_player(x))
+  more_credits, more_energy = reach.credits - player_credits, reach.energy - player_energy
+  is_better = is_alike & (more_credits >= 0) & (more_energy >= 0) & (more_credits + more_energy > 0)
+  is_better = is_better & (state.data_siphons > 0)
+  return jnp.max(jnp.where(is_better, more_credits, 0), axis=(0, 1)) + jnp.max(
+    jnp.where(is_better, more_energy, 0), axis=(0, 1)
+  )
+
+
+def _reach(state: State) -> _Reach:
   num_axes = state.row.ndim
   is_open, is_fresh = ~state.has_block, ~state.block_siphoned
   lies = is_open & is_fresh
@@ -141,45 +175,29 @@ def missed_resources(state: State) -> jax.Array:
   program = jnp.where(
     is_program, (one << state.block_program.astype(np.uint32)) & not_owned, np.uint32(0)
   )
-
-  def cross(cells):
-    """What cells and their neighbours hold, five values."""
-    margin = [(1, 1), (1, 1)] + [(0, 0)] * num_axes
-    cells = jnp.pad(cells, margin)
-    middle = slice(1, -1)
-    return [
-      cells[middle, middle],
-      cells[2:, middle],
-      cells[:-2, middle],
-      cells[middle, :-2],
-      cells[middle, 2:],
-    ]
-
-  credits = jnp.where(is_open, sum(cross(jnp.where(lies, state.cell_credits, 0))), 0)
-  energy = jnp.where(is_open, sum(cross(jnp.where(lies, state.cell_energy, 0))), 0)
+  credits = jnp.where(is_open, sum(_cross(jnp.where(lies, state.cell_credits, 0))), 0)
+  energy = jnp.where(is_open, sum(_cross(jnp.where(lies, state.cell_energy, 0))), 0)
   points = [
-    jnp.where(is_open, x, 0) for x in _sort(cross(jnp.where(is_data, state.block_points, 0)))
+    jnp.where(is_open, x, 0) for x in _sort(_cross(jnp.where(is_data, state.block_points, 0)))
   ]
   found = jnp.zeros_like(program)
-  for x in cross(program):
+  for x in _cross(program):
     found = found | x
-  found = jnp.where(is_open, found, 0)
+  return _Reach(credits, energy, points, jnp.where(is_open, found, 0))
 
-  here = state.is_player_cell
 
-  def at_player(cells):
-    return jnp.sum(jnp.where(here, cells, 0), axis=(0, 1), dtype=cells.dtype)
-
-  player_credits, player_energy = at_player(credits), at_player(energy)
-  is_alike = found == at_player(found)
-  for x in points:
-    is_alike = is_alike & (x == at_player(x))
-  more_credits, more_energy = credits - player_credits, energy - player_energy
-  is_better = is_alike & (more_credits >= 0) & (more_energy >= 0) & (more_credits + more_energy > 0)
-  is_better = is_better & (state.data_siphons > 0)
-  return jnp.max(jnp.where(is_better, more_credits, 0), axis=(0, 1)) + jnp.max(
-    jnp.where(is_better, more_energy, 0), axis=(0, 1)
-  )
+def _cross(cells: jax.Array) -> list[jax.Array]:
+  """The values of each cell and of its four neighbours, 0 off the board; five of [6, 6, ...]."""
+  margin = [(1, 1), (1, 1)] + [(0, 0)] * (cells.ndim - 2)
+  cells = jnp.pad(cells, margin)
+  middle = slice(1, -1)
+  return [
+    cells[middle, middle],
+    cells[2:, middle],
+    cells[:-2, middle],
+    cells[middle, :-2],
+    cells[middle, 2:],
+  ]
 
 
 def _sort(values: list[jax.Array]) -> list[jax.Array]:

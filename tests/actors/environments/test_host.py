@@ -128,7 +128,7 @@ PARAMS = jnp.float32(0.1)
 
 def make_unroll(environment, agent=None):
   return rollout.make_unroll(
-    environment, agent or make_agent(), num_envs=NUM_WORLDS, num_rows=NUM_ROWS
+    environment, agent or make_agent(), num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
   )
 
 
@@ -319,7 +319,7 @@ def test_what_needs_a_world_in_jax_refuses_this_one(environment):
 
 
 def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch):
-  monkeypatch.setattr(evaluator, 'HOST_ROWS', 3)
+  monkeypatch.setattr(evaluator, 'HOST_UNROLL_LENGTH', 3)
   best = evaluator.Play(environment, make_agent(), 4).evaluate(PARAMS, jax.random.key(0), 8)
   # To the right at every step: 2, 3, 4.
   assert best == evaluator.Evaluation(9.0, 3.0, None)
