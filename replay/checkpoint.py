@@ -1,13 +1,13 @@
-"""Checkpoints of a Reverb server: flushed to disk, checked before loading, the one before kept.
+"""Checkpoints of a Reverb server: flushed to disk, checked before loading, the last two kept.
 
-Reverb deletes every older checkpoint once a new one stands, and dies of a broken one. So:
+Reverb deletes every older checkpoint once a new one is complete, and crashes on a broken one. So:
 
-    DIRECTORY/newest/     Reverb's own; it deletes what is not its newest
-    DIRECTORY/kept/       hard links to the last two that finished
-    DIRECTORY/corrupt/    what was found broken, set aside for a person
+    DIRECTORY/newest/     Reverb's own, where it keeps only its newest
+    DIRECTORY/kept/       hard links to the last two complete ones
+    DIRECTORY/corrupt/    broken ones, set aside for a person
 
-All of it runs on the server's machine. Each file of a checkpoint is one zlib stream, whose
-checksum tells whether it is whole; Reverb writes the empty DONE last.
+All functions run on the server's machine. Each file of a checkpoint is one zlib stream, and its
+checksum tells whether the file is whole. Reverb writes the empty file DONE last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK = 1 << 18  # bytes read at once
 
 
 def checkpointer(directory: str) -> reverb.checkpointers.CheckpointerBase:
-  """Reverb's checkpointer over `directory`, after `prepare`; for lp.ReverbNode's checkpoint_ctor."""
+  """Prepares `directory` and makes Reverb's checkpointer of it; see `prepare`."""
   import reverb
 
   prepare(directory)
@@ -36,24 +36,24 @@ def checkpointer(directory: str) -> reverb.checkpointers.CheckpointerBase:
 
 
 def save(client: reverb.Client, directory: str) -> str:
-  """Has the server write a checkpoint, and keeps it beside the one before.
+  """Makes the server write a checkpoint, and keeps it beside the one before.
 
-  Blocks for as long as the server writes (about 30 MB/s); inserts and samples go on.
+  Blocks while the server writes (about 30 MB/s); inserts and samples continue.
 
   Args:
-    client: of a server on this machine, whose checkpointer has the same directory.
+    client: of a server on this machine with a checkpointer of the same directory.
     directory: given to `checkpointer`.
 
   Returns:
     The checkpoint's folder.
 
   Raises:
-    RuntimeError: the server died, or has no room on its disk; the checkpoints before stay.
+    RuntimeError: the server crashed, or its disk is full; earlier checkpoints stay.
     FileNotFoundError: the server does not write to this directory.
   """
   try:
     path = client.checkpoint()
-  except Exception as error:  # an IndexError of a full disk, for one
+  except Exception as error:  # such as an IndexError for a full disk
     _remove_unfinished(os.path.join(directory, 'newest'))
     raise RuntimeError(str(error)) from error
   newest = os.path.join(directory, 'newest', os.path.basename(path))
@@ -62,15 +62,15 @@ def save(client: reverb.Client, directory: str) -> str:
 
 
 def keep(directory: str) -> None:
-  """Does the rest of `save` for a server that somebody on another machine had write a checkpoint.
+  """Keeps a checkpoint that a client on another machine made the server write.
 
-  To be called now and then; cheap when there is nothing new.
+  To be called periodically; cheap without a new checkpoint.
 
   Args:
     directory: given to `checkpointer`.
 
   Raises:
-    OSError: the server deleted a checkpoint for a newer one meanwhile; the next call finds that.
+    OSError: the server meanwhile replaced the checkpoint by a newer one; the next call keeps that.
   """
   for folder in _folders(os.path.join(directory, 'newest'))[:1]:
     kept = os.path.join(directory, 'kept', os.path.basename(folder))
@@ -81,10 +81,10 @@ def keep(directory: str) -> None:
 def prepare(directory: str) -> str | None:
   """Makes `directory` ready for a server that is not yet running.
 
-  A broken checkpoint is set aside and said; the newest whole one is put where Reverb looks.
+  Broken checkpoints are logged and set aside, and the newest whole one is linked into `newest`.
 
   Returns:
-    The folder that will be loaded, or None when there is nothing to load.
+    The folder that will be loaded, or None without a whole checkpoint.
   """
   newest, kept = os.path.join(directory, 'newest'), os.path.join(directory, 'kept')
   os.makedirs(newest, exist_ok=True)
@@ -110,14 +110,14 @@ def prepare(directory: str) -> str | None:
 
 
 def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
-  """Copies the newest whole checkpoint, and leaves the server that may be writing others alone.
+  """Copies the newest whole checkpoint; the server may be writing another meanwhile.
 
   Args:
     directory: given to `checkpointer`.
-    target: folder to put it into; as hard links where they can be.
+    target: folder for the copy, which is of hard links where the file system allows them.
 
   Returns:
-    The copy's folder, None when there is nothing whole; and what is wrong with newer ones.
+    The copy's folder, or None without a whole checkpoint; and a message for each newer, broken one.
   """
   broken: list[str] = []
   found = set()
@@ -142,7 +142,7 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
 
 
 def _keep(newest: str, directory: str) -> None:
-  """Flushes a finished checkpoint and keeps it beside the one before."""
+  """Flushes a complete checkpoint and keeps it beside the one before."""
   for name in _FILES:
     _sync(os.path.join(newest, name))
   _sync(newest)
@@ -154,7 +154,7 @@ def _keep(newest: str, directory: str) -> None:
 
 
 def _fault(folder: str) -> str:
-  """What is wrong with a checkpoint; empty when every file is there and its checksum holds."""
+  """Describes the fault of a checkpoint; empty if every file exists and its checksum holds."""
   for name in _FILES:
     path = os.path.join(folder, name)
     if not os.path.exists(path):
@@ -171,12 +171,12 @@ def _fault(folder: str) -> str:
     if not stream.eof:
       return f'{name} ends early'
     if stream.unused_data:
-      return f'{name} goes on after its end'
+      return f'{name} has data after its end'
   return ''
 
 
 def _link(folder: str, place: str) -> None:
-  """Links a finished checkpoint into `place`, all or nothing; copies where links cannot be."""
+  """Links a complete checkpoint into `place`, atomically; copies where links are not possible."""
   target = os.path.join(place, os.path.basename(folder))
   if os.path.exists(target):
     return
@@ -206,14 +206,14 @@ def _set_aside(folder: str, directory: str) -> None:
 
 
 def _remove_unfinished(place: str) -> None:
-  """Removes what a server began to write, and died or found no room."""
+  """Removes incomplete checkpoints of a server that crashed or whose disk was full."""
   for folder in _folders(place):
     if not os.path.exists(os.path.join(folder, 'DONE')):
       shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders(place: str) -> list[str]:
-  """Checkpoints in a folder, newest first: their names are times."""
+  """Checkpoints in a folder, newest first, because their names are times."""
   if not os.path.isdir(place):
     return []
   for name in os.listdir(place):

@@ -1,4 +1,4 @@
-"""How a tree of arrays lies in Reverb's flat columns: names, dtypes on the wire, and the way back."""
+"""Columns: the mapping between a tree of arrays and Reverb's flat columns."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 class Columns:
   """The columns of a schema, one per leaf, in the order of the tree's leaves.
 
-  A leaf whose dtype NumPy does not know by itself, such as bfloat16, travels as unsigned integers
-  of its width, bit for bit.
+  A leaf of a dtype that is not NumPy's own, such as bfloat16, is stored as unsigned integers of its
+  width, bit for bit.
 
   Attributes:
     names: one per leaf, such as '0003_observation/grid'; numbered, because Reverb sorts columns.
-    paths: the same without the number, for people.
+    paths: the names without their numbers, for messages.
     shapes: of one element, without leading axes.
-    dtypes: as in the schema.
-    wire_dtypes: as Reverb sees them.
+    dtypes: of the schema.
+    wire_dtypes: as stored in Reverb.
     nbytes: of one element, over all columns.
     digest: [32] uint8, SHA-256 of paths, shapes and dtypes.
   """
@@ -34,6 +34,9 @@ class Columns:
 
     Args:
       schema: a tree whose leaves have `shape` and `dtype`, such as jax.ShapeDtypeStruct.
+
+    Raises:
+      ValueError: the tree has no leaves, or a leaf has a dtype such as that of a typed key.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(schema)
     self._treedef: Any = treedef
@@ -64,14 +67,14 @@ class Columns:
     self.digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
 
   def flatten(self, values: Any, *, batched: bool) -> list[np.ndarray]:
-    """The tree's leaves as they travel.
+    """The leaves of a tree, in their dtypes on the wire.
 
     Args:
-      values: a tree like the schema.
+      values: a tree with the structure of the schema.
       batched: whether each leaf has one leading axis [N], equal in all.
 
     Raises:
-      ValueError: naming the first leaf that is not as the schema says.
+      ValueError: the structure, or a shape or dtype, differs from the schema.
     """
     leaves, treedef = jax.tree_util.tree_flatten(values)
     if treedef != self._treedef:
@@ -89,12 +92,12 @@ class Columns:
     return [array.view(wire) for array, wire in zip(arrays, self.wire_dtypes, strict=True)]
 
   def unflatten(self, arrays: Sequence[np.ndarray]) -> Any:
-    """The tree of what `flatten` gave, with any leading axes; the arrays are viewed, not copied."""
+    """Inverse of `flatten`, for any leading axes; the leaves are views of the arrays."""
     leaves = [array.view(dtype) for array, dtype in zip(arrays, self.dtypes, strict=True)]
     return jax.tree_util.tree_unflatten(self._treedef, leaves)
 
   def mismatch(self, arrays: Sequence[np.ndarray]) -> str:
-    """What is wrong with columns [1, ...] that came from a server; empty when nothing is."""
+    """Describes how columns [1, ...] of a server differ from the schema; empty if they do not."""
     if len(arrays) != len(self.names):
       return f'{len(arrays)} columns, the schema has {len(self.names)}'
     for path, shape, dtype, array in zip(
@@ -108,20 +111,20 @@ class Columns:
     return ''
 
   def not_finite(self, arrays: Sequence[np.ndarray]) -> dict[int, str]:
-    """The rows of columns [B, ...] that hold an infinity or NaN, and what is wrong with each."""
+    """Indices b of columns [B, ...] with an infinity or NaN, each with a message."""
     found = {}
     for index in self._inexact:
       array = arrays[index].view(self.dtypes[index])
       with np.errstate(over='ignore', invalid='ignore'):
-        # What is not finite shows in the sum, which makes no array of truth values to be looked at.
+        # A sum is finite only if its terms are, and needs no array of booleans.
         total = np.add.reduce(array, axis=tuple(range(1, array.ndim)))
-      for row in np.flatnonzero(~np.isfinite(total)).tolist():
-        if not np.isfinite(array[row]).all():
-          found[row] = f'{self.paths[index]} is not finite'
+      for b in np.flatnonzero(~np.isfinite(total)).tolist():
+        if not np.isfinite(array[b]).all():
+          found[b] = f'{self.paths[index]} is not finite'
     return found
 
   def signature(self) -> dict[str, tf.TensorSpec]:
-    """What a Reverb table should expect: each column with an axis of one step."""
+    """Signature of a Reverb table: each column with a leading axis of one step."""
     import tensorflow as tf
 
     return {
@@ -130,10 +133,14 @@ class Columns:
     }
 
   def check_signature(self, table: str, signature: Mapping[str, tf.TensorSpec] | None) -> None:
-    """Refuses a table that stores another schema.
+    """Checks that a table stores this schema.
+
+    Args:
+      table: name of the table, for the message.
+      signature: of the table; None is accepted.
 
     Raises:
-      ValueError: naming what differs.
+      ValueError: a column differs.
     """
     if signature is None:
       return
@@ -148,7 +155,7 @@ class Columns:
 
 
 def _wire_dtype(dtype: np.dtype) -> np.dtype:
-  # 2 is a type that others have added; one that was pickled is 0, and not 1 as it was before.
+  # `isbuiltin` is 2 for dtypes of other packages, 1 for NumPy's own, and 0 for those once unpickled.
   if dtype.isbuiltin < 2 and dtype.isnative and dtype.kind in 'biufc':
     return dtype
   return np.dtype(f'u{dtype.itemsize}')

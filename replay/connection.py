@@ -1,4 +1,4 @@
-"""Whether a Reverb server answers: asked with a deadline, said once when it changes."""
+"""Connections to Reverb servers: requests with a deadline, and one log line when a server goes down."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TableInfos = Mapping[str, 'reverb.reverb_types.TableInfo']
 
 
 def errors() -> tuple[type[Exception], ...]:
-  """What Reverb's clients raise: DeadlineExceededError by itself, all of gRPC's as RuntimeError."""
-  import reverb  # here, since it brings TensorFlow: seconds, for those who need neither
+  """The exceptions of Reverb's clients: its own, and RuntimeError for all other errors of gRPC."""
+  import reverb  # here, because it imports TensorFlow, which takes seconds
 
   return RuntimeError, reverb.errors.ReverbError
 
@@ -30,8 +30,11 @@ def connect(
 
   Args:
     address: HOST:PORT of the server, or of each shard.
-    name: who asks, for the logs.
-    timeout_seconds: silence after which a server counts as down.
+    name: of the caller, for the logs.
+    timeout_seconds: without an answer, after which a server counts as down.
+
+  Raises:
+    ValueError: there is no address.
   """
   addresses = (address,) if isinstance(address, str) else tuple(address)
   if not addresses:
@@ -44,7 +47,7 @@ def connect(
 
 
 def answers(address: str, *, timeout_seconds: float) -> bool:
-  """Whether the server at HOST:PORT does; no connection to it remains."""
+  """Whether the server at HOST:PORT answers; the connection is closed afterwards."""
   import reverb
 
   try:
@@ -55,7 +58,12 @@ def answers(address: str, *, timeout_seconds: float) -> bool:
 
 
 class Connection:
-  """A client, and what is known of the server behind it."""
+  """A client, and whether its server answers.
+
+  Attributes:
+    address: HOST:PORT of the server.
+    client: of the server.
+  """
 
   def __init__(
     self, address: str, name: str, *, timeout_seconds: float = 5.0, meanwhile: str = 'waiting'
@@ -64,9 +72,9 @@ class Connection:
 
     Args:
       address: HOST:PORT of the server.
-      name: who asks, for the logs.
-      timeout_seconds: silence after which the server counts as down.
-      meanwhile: what is done until it is back, for the logs.
+      name: of the caller, for the logs.
+      timeout_seconds: without an answer, after which the server counts as down.
+      meanwhile: the caller's action until the server is back, for the logs.
     """
     import reverb
 
@@ -75,24 +83,24 @@ class Connection:
     self._name = name
     self._timeout_seconds = timeout_seconds
     self._meanwhile = meanwhile
-    self._search: threading.Thread | None = None
+    self._background: threading.Thread | None = None
     self._closed = threading.Event()
-    self._silent_since: float | None = None
+    self._unanswered_since: float | None = None
     self._alive = True
 
   @property
   def alive(self) -> bool:
-    """False from `timeout_seconds` of silence until the next answer."""
+    """Whether the server counts as up: False from `timeout_seconds` without an answer to the next."""
     return self._alive
 
   def info(self, timeout_seconds: float | None = None) -> TableInfos | None:
-    """The server's tables, or None when it does not answer in time."""
+    """Asks for the server's tables; None without an answer in time."""
     timeout_seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-    asked = time.monotonic() if self._silent_since is None else self._silent_since
+    asked = time.monotonic() if self._unanswered_since is None else self._unanswered_since
     try:
       infos = self.client.server_info(timeout=max(1, round(timeout_seconds)))  # whole seconds only
     except errors():
-      self._silent_since = asked
+      self._unanswered_since = asked
       if self._alive and time.monotonic() - asked >= self._timeout_seconds:
         self._alive = False
         logging.warning(
@@ -103,36 +111,39 @@ class Connection:
     if not self._alive:
       logging.info('%s: the replay server at %s is back', self._name, self.address)
     self._alive = True
-    self._silent_since = None
+    self._unanswered_since = None
     return infos
 
-  def look(self, timeout_seconds: float = 1.0) -> TableInfos | None:
-    """`info` for those who cannot wait: once silent, a server is asked in the background.
+  def probe(self, timeout_seconds: float = 1.0) -> TableInfos | None:
+    """`info` for callers that cannot wait.
 
-    Not for several threads at once.
+    After one time-out, a background thread asks until the server answers, and this returns None at
+    once. Not for several threads at once.
     """
-    if self._search is not None:
-      if self._search.is_alive():
+    if self._background is not None:
+      if self._background.is_alive():
         return None
-      self._search = None
-      atexit.unregister(self._leave)
+      self._background = None
+      atexit.unregister(self._join)
     infos = self.info(timeout_seconds)
     if infos is None:
       self._closed.clear()
-      self._search = threading.Thread(target=self._find, name='replay-search', daemon=True)
-      self._search.start()
-      atexit.register(self._leave)  # a thread inside Reverb must not outlive the interpreter
+      self._background = threading.Thread(
+        target=self._wait_for_answer, name='replay-probe', daemon=True
+      )
+      self._background.start()
+      atexit.register(self._join)  # a thread inside Reverb must not outlive the interpreter
     return infos
 
   def close(self) -> None:
-    """Ends the search for a silent server, within a second. Never blocks."""
+    """Ends the background thread of `probe` within a second. Never blocks."""
     self._closed.set()
 
-  def _find(self) -> None:
+  def _wait_for_answer(self) -> None:
     while not self._closed.wait(0.05) and self.info(1.0) is None:
       pass
 
-  def _leave(self) -> None:
+  def _join(self) -> None:
     self.close()
-    if self._search is not None:
-      self._search.join(timeout=2.0)
+    if self._background is not None:
+      self._background.join(timeout=2.0)

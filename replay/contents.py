@@ -1,8 +1,8 @@
-"""What replay holds, sequence by sequence, read from its newest checkpoint.
+"""Contents of replay, sequence by sequence, read from its newest checkpoint.
 
-To sample a running server's table is to change it: its counters, its limiter, and so the run. So
-this takes a copy of the newest checkpoint, and a server of its own to decode it. In the copy every
-table gives each item once, the oldest first, and holds nobody back.
+Sampling a running server's table would change its counters and its rate limiter, and so the run. So
+this copies the newest checkpoint, and starts a server of its own to decode the copy. There every
+table returns each item once, the oldest first, without a rate limiter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from reverb.cc.checkpointing import checkpoint_pb2
 
 from hephaestus.replay import checkpoint, tables
 
-# Sequences that a writer may have put into one table and not yet into the other: those it has not
-# seen confirmed, and what comes between the moments at which two tables are saved.
+# Sequences that a writer may have inserted into one table and not yet into the other: those not yet
+# confirmed, and those inserted after one table is saved and before the next.
 IN_BETWEEN = 64
 _RECORDS = 1024  # read at once
 _COPY = '.copy-'
@@ -38,12 +38,12 @@ class Item(NamedTuple):
   """One table's reference to a sequence.
 
   Attributes:
-    key: Reverb's, of the reference.
-    chunks: keys of what is stored, a column each; equal where two items share it.
+    key: Reverb's key of the reference.
+    chunks: keys of the stored chunks, one per column; equal if two items share them.
     times_sampled: from this table.
     inserted: unix seconds.
-    writer: the stream it came in, one for each connection of an actor.
-    position: in that stream, from 0 on.
+    writer: stream in which it was written, one for each connection of an actor.
+    position: in that stream, from 0.
   """
 
   key: int
@@ -55,12 +55,12 @@ class Item(NamedTuple):
 
 
 class Fault(NamedTuple):
-  """What should not be.
+  """An inconsistency between strata.
 
   Attributes:
-    table: where.
-    key: of the item; None where none is meant.
-    text: what is wrong with it.
+    table: of the item.
+    key: of the item; None for the table as a whole.
+    text: describes the fault.
   """
 
   table: str
@@ -72,17 +72,17 @@ class Contents:
   """A copy of the newest checkpoint.
 
   Attributes:
-    saved: unix seconds at which it was finished.
-    broken: what is wrong with newer ones.
+    saved: unix seconds at which the checkpoint was complete.
+    broken: a message for each newer checkpoint that is broken.
     items: by table, the oldest first.
-    max_sizes: sequences that each table can hold.
-    signatures: what each table says that it stores; None where it says nothing.
+    max_sizes: capacity of each table, in sequences.
+    signatures: of each table; None for a table without one.
   """
 
   def __init__(self, directory: str):
-    """Copies, and starts the server; close it when done.
+    """Copies the checkpoint and starts the server; `close` stops it.
 
-    It takes as much memory as the server that wrote the checkpoint, in this process.
+    The server takes as much memory as the one that wrote the checkpoint, in this process.
 
     Args:
       directory: of the run's replay, as given to `checkpoint.checkpointer`.
@@ -91,13 +91,13 @@ class Contents:
       FileNotFoundError: there is no whole checkpoint.
     """
     with contextlib.ExitStack() as stack:
-      target = stack.enter_context(_place(directory))
+      target = stack.enter_context(_copy_folder(directory))
       folder, self.broken = checkpoint.copy(directory, target)
       if folder is None:
         raise FileNotFoundError('; '.join([f'no whole checkpoint in {directory}', *self.broken]))
       self.saved = os.path.getmtime(os.path.join(folder, 'DONE'))
-      self.items = _loosen_items(folder)
-      self.max_sizes = _loosen_tables(folder)
+      self.items = _reset_items(folder)
+      self.max_sizes = _make_queues(folder)
       self.items = {name: self.items.get(name, []) for name in self.max_sizes}
       with _quiet():
         self._server = reverb.Server(
@@ -123,7 +123,7 @@ class Contents:
     self._resources.close()
 
   def read(self, table: str) -> Iterator[tuple[Item, list[np.ndarray]]]:
-    """Each item of a table, the oldest first, with its columns [1, ...]; only once.
+    """Yields each item of a table, the oldest first, with its columns [1, ...]; works only once.
 
     Args:
       table: its name.
@@ -131,7 +131,7 @@ class Contents:
     items = {item.key: item for item in self.items[table]}
     samples = iter(self._client.sample(table, len(items), emit_timesteps=False) if items else ())
     for _ in range(len(items)):
-      with _quiet():  # of the first
+      with _quiet():  # Reverb logs at the first
         sample = next(samples)
       yield items[sample.info.key], list(sample.data)
 
@@ -141,17 +141,18 @@ class Contents:
 
 
 @contextlib.contextmanager
-def _place(directory: str) -> Iterator[str]:
-  """A folder for a copy; beside the original where that can be, so that the copy is of links.
+def _copy_folder(directory: str) -> Iterator[str]:
+  """Makes a folder for a copy, beside the original if that is writable, so that links suffice.
 
-  Its owner holds a lock on it, so that those whose owners were killed are known, and deleted.
+  The owner holds a lock on the folder. A folder without a lock was left by a killed process, and is
+  deleted.
   """
   if not os.access(directory, os.W_OK):
     with tempfile.TemporaryDirectory(prefix=_COPY) as target:
       yield target
     return
   with contextlib.ExitStack() as stack:
-    with _locked(directory):  # lest another take a new one for an old one
+    with _locked(directory):  # so that no other process deletes a folder before it is locked
       for name in os.listdir(directory):
         if name.startswith(_COPY):
           path = os.path.join(directory, name)
@@ -164,12 +165,12 @@ def _place(directory: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _locked(folder: str, *, wait: bool = True) -> Iterator[None]:
-  """Holds a folder; OSError where another process does, and it is not waited for."""
+  """Locks a folder; with `wait=False` raises OSError if another process holds the lock."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     try:
       fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # a file system without locks is no reason not to look
+    except OSError:  # a file system without locks: continue without one
       if not wait:
         raise
     yield
@@ -178,7 +179,11 @@ def _locked(folder: str, *, wait: bool = True) -> Iterator[None]:
 
 
 def digest(columns: list[np.ndarray]) -> bytes:
-  """[16] of what a sequence is; equal for equal ones."""
+  """Hash of a sequence's content, 16 bytes; equal for equal sequences.
+
+  Args:
+    columns: of the sequence, [1, ...] each.
+  """
   hashed = hashlib.blake2b(digest_size=16)
   for column in columns:
     hashed.update(np.ascontiguousarray(column).view(np.uint8).data)
@@ -188,15 +193,16 @@ def digest(columns: list[np.ndarray]) -> bytes:
 def faults(
   contents: Contents, digests: Mapping[str, list[bytes]], restarts: Sequence[float] = ()
 ) -> list[Fault]:
-  """Where the strata disagree: the small ones must hold the newest of the largest, stored once.
+  """Inconsistencies between strata: smaller ones must share the newest sequences of the largest.
 
-  No fault is what was being written while tables were saved one after the other: it is missing at
-  the end of a writer's stream, or in its midst once the server was restarted with what was saved.
+  Tables are saved one after the other, and sequences written meanwhile may be in one alone. These
+  are no fault. They are at the end of a writer's stream, or within it if the server was restarted
+  from that checkpoint.
 
   Args:
     contents: of a checkpoint.
-    digests: of each stratum's items, in their order; sequences are taken to be all different, as
-      those with something random in them are.
+    digests: of each stratum's items, in their order. Two sequences with the same digest count as
+      one stored twice, so sequences must have a random field.
     restarts: unix seconds at which a server was started.
   """
   strata = [name for name in contents.items if name != tables.PARAMS]
@@ -204,11 +210,11 @@ def faults(
     return []
   largest = max(reversed(strata), key=contents.max_sizes.__getitem__)
   found: list[Fault] = []
-  seen: dict[bytes, tuple[str, Item]] = {}
+  known: dict[bytes, tuple[str, Item]] = {}
   again: set[int] = set()
   for name in [largest, *(name for name in strata if name != largest)]:
-    for item, what in zip(contents.items[name], digests[name], strict=True):
-      other_name, other = seen.setdefault(what, (name, item))
+    for item, content in zip(contents.items[name], digests[name], strict=True):
+      other_name, other = known.setdefault(content, (name, item))
       same = other is not item and name == other_name
       if same or other.chunks != item.chunks:
         again.add(item.key)
@@ -216,14 +222,14 @@ def faults(
         found.append(Fault(name, item.key, f'{how}: key {other.key} of {other_name} is the same'))
   for name in strata:
     if name != largest:
-      found += _against(contents, name, largest, again, restarts)
+      found += _compare(contents, name, largest, again, restarts)
   return found
 
 
-def _against(
-  contents: Contents, small: str, large: str, known: set[int], restarts: Sequence[float]
+def _compare(
+  contents: Contents, small: str, large: str, reported: set[int], restarts: Sequence[float]
 ) -> Iterator[Fault]:
-  """Where a stratum holds other than the newest of a larger one, writer by writer."""
+  """Differences between a stratum and the newest items of a larger one, writer by writer."""
   ours, theirs = contents.items[small], contents.items[large]
   our_chunks, their_chunks = ({item.chunks for item in items} for items in (ours, theirs))
   is_full = len(theirs) >= contents.max_sizes[large]
@@ -234,12 +240,12 @@ def _against(
     times = [item.inserted for item in (*our, *their)]
     allowed = IN_BETWEEN * sum(min(times) < restart < max(times) for restart in restarts)
 
-    absent = [item for item in our if item.chunks not in their_chunks and item.key not in known]
+    absent = [item for item in our if item.chunks not in their_chunks and item.key not in reported]
     first, last = _ends(their)
     late = [item for item in absent if item.position > last]
     inside = [item for item in absent if first < item.position < last]
     early = [item for item in absent if item.position < first]  # a full table has dropped them
-    missing = _unless(inside, allowed) + _unless(late, IN_BETWEEN) + ([] if is_full else early)
+    missing = _if_more(inside, allowed) + _if_more(late, IN_BETWEEN) + ([] if is_full else early)
     for item in missing:
       yield Fault(small, item.key, f'is not in {large}')
 
@@ -247,7 +253,7 @@ def _against(
     first, last = _ends(our)
     late = [item for item in absent if item.position > last and item.inserted > oldest]
     inside = [item for item in absent if first < item.position < last]
-    missing = _unless(inside, allowed) + _unless(late, IN_BETWEEN)
+    missing = _if_more(inside, allowed) + _if_more(late, IN_BETWEEN)
     if missing:
       yield Fault(
         small, None,
@@ -257,12 +263,12 @@ def _against(
 
 
 def _ends(stream: list[Item]) -> tuple[float, float]:
-  """First and last position; an empty stream ends before all others begin."""
+  """First and last position in a stream; minus infinity if it is empty."""
   return (stream[0].position, stream[-1].position) if stream else (-math.inf, -math.inf)
 
 
-def _unless(items: list[Item], few: int) -> list[Item]:
-  return items if len(items) > few else []
+def _if_more(items: list[Item], allowed: int) -> list[Item]:
+  return items if len(items) > allowed else []
 
 
 def _streams(items: list[Item]) -> dict[int, list[Item]]:
@@ -277,8 +283,8 @@ def _records(path: str) -> Iterator[bytes]:
     yield from batch.numpy()
 
 
-def _loosen_items(folder: str) -> dict[str, list[Item]]:
-  """Makes each item one that was never sampled, so that it leaves when it is."""
+def _reset_items(folder: str) -> dict[str, list[Item]]:
+  """Resets the sample count of each item, so that it is removed at its first sample."""
   ranges = {}
   for record in _records(os.path.join(folder, 'chunks.tfrecord')):
     chunk = schema_pb2.ChunkData.FromString(record)
@@ -304,8 +310,8 @@ def _loosen_items(folder: str) -> dict[str, list[Item]]:
   return items
 
 
-def _loosen_tables(folder: str) -> dict[str, int]:
-  """Makes each table a queue without a limit, and tells what it could hold."""
+def _make_queues(folder: str) -> dict[str, int]:
+  """Makes each table a queue without a rate limiter; returns the capacity of each."""
   max_sizes: dict[str, int] = {}
 
   def read(record: bytes) -> bytes:
@@ -324,7 +330,7 @@ def _loosen_tables(folder: str) -> dict[str, int]:
 
 
 def _rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
-  """Replaces the file, and not what its link shares with the original."""
+  """Rewrites the records of a file into a new one, which leaves the linked original unchanged."""
   changed = f'{path}.changed'
   with tf.io.TFRecordWriter(changed, 'ZLIB') as file:
     for record in _records(path):
@@ -334,7 +340,7 @@ def _rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Reverb tells of each hundred records, past every switch."""
+  """Discards stderr, to which Reverb logs each hundred records without an option to disable it."""
   sys.stderr.flush()
   kept = os.dup(2)
   with open(os.devnull, 'wb') as nowhere:

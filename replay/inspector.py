@@ -194,7 +194,7 @@ class Inspector:
     answered = []
     for server in self._servers:
       link = server.connection
-      ask = link.info if len(self._servers) == 1 else link.look
+      ask = link.info if len(self._servers) == 1 else link.probe
       infos = ask(self._timeout_seconds)
       if infos is not None:
         server.update(infos)

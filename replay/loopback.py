@@ -1,8 +1,8 @@
-"""Keeps a server's port to this machine, where the server itself listens on all interfaces.
+"""Restricts a server's port to this machine, although the server listens on all interfaces.
 
-Reverb's address cannot be configured. But on Linux a listening socket may be bound to an interface
-later on, and bound to `lo` it refuses whatever did not begin on this machine, over IPv4 and IPv6,
-and also what this machine sends to its other addresses. Since Linux 5.7 that takes no privileges.
+Reverb's address cannot be configured. But on Linux a listening socket can be bound to an interface
+later on. Bound to `lo` it refuses connections from other machines, over IPv4 and IPv6, and also
+connections of this machine to its other addresses. Since Linux 5.7 that takes no privileges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROBE_SECONDS = 1.0
 
 
 def refusal() -> str:
-  """Why this system does not keep ports to this machine; empty when it does, which is tried out."""
+  """Tries to restrict a port to this machine; returns the reason if that fails, else ''."""
   with socket.create_server(('', 0)) as probe:
     try:
       _bind_to_loopback(probe)
@@ -39,11 +39,11 @@ def refusal() -> str:
 
 
 def keep(port: int) -> None:
-  """Has a port at which this process listens refuse all but this machine, from now on.
+  """Restricts a port at which this process listens to this machine.
 
   Raises:
-    OSError: the system does not do that.
-    RuntimeError: nothing listens there, or somebody came in before this was called.
+    OSError: the system does not support that.
+    RuntimeError: this process does not listen there, or another machine has already connected.
   """
   found = False
   for listening in _listening(port):
@@ -57,7 +57,7 @@ def keep(port: int) -> None:
       continue
     peer = connection.raddr[0]
     if not _is_loopback(peer):
-      raise RuntimeError(f'{peer} connected to port {port} before it was closed to others')
+      raise RuntimeError(f'{peer} connected to port {port} before it was restricted')
 
 
 def _bind_to_loopback(listening: socket.socket) -> None:
@@ -65,7 +65,7 @@ def _bind_to_loopback(listening: socket.socket) -> None:
 
 
 def _listening(port: int) -> Iterator[socket.socket]:
-  """The sockets of this process that listen at a port: there may be several that share it."""
+  """Yields the sockets of this process that listen at a port, which several may share."""
   for entry in os.listdir('/proc/self/fd'):
     try:
       found = socket.socket(fileno=os.dup(int(entry)))
@@ -80,7 +80,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _other_addresses() -> list[str]:
-  """IPv4 addresses of this machine, but for those of loopback."""
+  """IPv4 addresses of this machine without those of loopback."""
   return [
     entry.address
     for entries in psutil.net_if_addrs().values()

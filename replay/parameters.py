@@ -1,4 +1,4 @@
-"""Acting parameters through the table `params`: a Publisher for the learner, a Source for actors."""
+"""Acting parameters in the table `params`: a Publisher for the learner, a Source for actors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hephaestus.replay import tables
 if TYPE_CHECKING:
   import reverb
 
-# Columns before those of the parameters: numbers [3] int64 of a Snapshot, and the schema's digest.
+# Columns before those of the parameters: the numbers of a Snapshot, [3] int64, and the schema's digest.
 _NUMBERS = '-numbers'
 _DIGEST = '-schema'
 _HEADERS = 2
-_NEWS_SECONDS = 5.0  # without any, before another shard is looked at
-_MOST_UPDATES = 1 << 31  # sequences have room for no larger version
+_NEWS_SECONDS = 5.0  # without a new snapshot, before the next shard is polled
+_MOST_UPDATES = 1 << 31  # the version of a sequence is int32
 
 
 class Snapshot(NamedTuple):
-  """Parameters to act with.
+  """Acting parameters of one version.
 
   Attributes:
-    version: learner step they come from.
-    environment_step: steps collected by then.
-    ended_launch: the launch whose learner ended with these, so that none will follow in it; 0 while
-      it goes on. A restored table may still hold the end of an older launch.
+    version: the learner step.
+    environment_step: environment steps collected by then.
+    ended_launch: the launch whose final parameters these are; 0 while training continues. A
+      restored table may hold the final parameters of an older launch.
     params: tree of host arrays.
   """
 
@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
 
 
 class Publisher:
-  """Puts snapshots into the table of every shard, which holds the last."""
+  """Inserts snapshots into the table of every shard, which holds the last."""
 
   def __init__(self, address: str | Sequence[str], schema: Any, *, timeout_seconds: float = 5.0):
     """Makes no call yet.
@@ -51,7 +51,7 @@ class Publisher:
     Args:
       address: HOST:PORT of the server, or of each shard.
       schema: tree of jax.ShapeDtypeStruct of the parameters.
-      timeout_seconds: for a server to answer, and again for it to take a snapshot.
+      timeout_seconds: for a server to answer, and again for it to confirm a snapshot.
     """
     self._columns = columns_lib.Columns(schema)
     self._connections = connection_lib.connect(
@@ -72,7 +72,7 @@ class Publisher:
       snapshot: `params` are copied before this returns.
 
     Returns:
-      False when no server answered, or one that did was too slow; the next call starts afresh.
+      Whether a server answered, and all that answered confirmed the snapshot in time.
     """
     leaves = self._columns.flatten(snapshot.params, batched=False)
     numbers = (snapshot.version, snapshot.environment_step, snapshot.ended_launch)
@@ -80,7 +80,7 @@ class Publisher:
     step |= {_NUMBERS: np.asarray(numbers, np.int64), _DIGEST: self._columns.digest}
     answering = []
     for connection in self._connections:
-      if connection.look(self._timeout_seconds) is None:
+      if connection.probe(self._timeout_seconds) is None:
         self._drop(connection)
       else:
         answering.append(connection)
@@ -88,7 +88,7 @@ class Publisher:
     return bool(took) and all(took)
 
   def close(self) -> None:
-    """Drops what is pending. Never blocks."""
+    """Drops pending snapshots. Never blocks."""
     for connection in self._connections:
       self._drop(connection)
       connection.close()
@@ -96,7 +96,7 @@ class Publisher:
   def _publish(
     self, connection: connection_lib.Connection, version: int, step: dict[str, np.ndarray]
   ) -> bool:
-    """Has one server take it."""
+    """Inserts a snapshot at one server; False if that failed."""
     writer = self._writers.get(connection.address)
     if writer is None:
       writer = connection.client.trajectory_writer(1, validate_items=False)
@@ -121,10 +121,10 @@ class Publisher:
 
 
 class Source:
-  """Looks for snapshots, cheaply, and hands over sound ones. Not for several threads at once.
+  """Polls for new snapshots, and checks and fetches them. Not for several threads at once.
 
-  Of several shards it looks at one, until that does not answer, holds nothing or has had no news
-  for some seconds; then at the next.
+  It polls one shard. If that does not answer, holds no snapshot or has no new one for some seconds,
+  it polls the next shard.
   """
 
   def __init__(self, address: str | Sequence[str], schema: Any, *, name: str = 'source'):
@@ -133,12 +133,12 @@ class Source:
     Args:
       address: HOST:PORT of the server, or of each shard.
       schema: tree of jax.ShapeDtypeStruct of the parameters.
-      name: who asks, for the logs.
+      name: of the caller, for the logs.
     """
     self._columns = columns_lib.Columns(schema)
     self._shards = [_Shard(connection) for connection in connection_lib.connect(address, name)]
     self._current = 0
-    self._is_new_here = False  # has come from another shard, and seen nothing of this one
+    self._is_first_fetch = False  # of this shard, after another
     self._news = time.monotonic()
     self._name = name
     self._numbers: tuple[int, ...] = ()
@@ -150,38 +150,38 @@ class Source:
 
   @property
   def environment_step(self) -> int | None:
-    """Of the snapshot last returned; None before the first."""
+    """Environment step of the snapshot last returned; None before the first."""
     return self._numbers[1] if self._numbers else None
 
   def newest(self, timeout_seconds: float = 5.0) -> Snapshot | None:
-    """The published snapshot, when it is another than the last one returned.
+    """Fetches the published snapshot if it differs from the last one returned.
 
-    Costs about 1 ms when there is none. Any other counts as newer: a learner that went back to a
-    checkpoint goes on from an older version. Only where another shard was looked at before, an
-    older one does not: the shard may have come back with it.
+    Takes about 1 ms otherwise. A lower version counts as new, because a learner may resume from an
+    older checkpoint. Only the first snapshot of another shard must have a higher version, because
+    that shard may have been restored with an older one.
 
     Args:
       timeout_seconds: for the server to answer, and again for the parameters to arrive.
 
     Returns:
-      None when there is nothing newer, nothing at all, nothing sound, or no server.
+      The snapshot; None without a server, a snapshot, a new one, or one that is valid.
     """
     shard = self._shards[self._current]
     infos = shard.connection.info(timeout_seconds)
     info = (infos or {}).get(tables.PARAMS)
     if info is None or not info.current_size:
-      self._look_elsewhere()
+      self._next_shard()
       return None
     inserted = info.rate_limiter_info.insert_stats.completed
     if shard.fetch is None:
       if inserted == shard.inserted:
         if time.monotonic() - self._news > _NEWS_SECONDS:
-          self._look_elsewhere()
+          self._next_shard()
         return None
       shard.fetch = _Fetch(shard.connection.client, inserted)
     fetch = shard.fetch
     if not fetch.ended(timeout_seconds):
-      self._look_elsewhere()  # the server died meanwhile; the fetch ends when it is back
+      self._next_shard()  # the server crashed; the fetch ends when it is restarted
       return None
     shard.fetch = None
     arrays = fetch.arrays
@@ -193,7 +193,7 @@ class Source:
       logging.error('%s: ignoring published parameters: %s', self._name, fault)
       return None
     numbers = tuple(int(number) for number in arrays[0][0])
-    is_first, self._is_new_here = self._is_new_here, False
+    is_first, self._is_first_fetch = self._is_first_fetch, False
     version, environment_step, ended_launch = numbers
     if numbers == self._numbers or (is_first and not ended_launch and numbers < self._numbers):
       return None
@@ -207,15 +207,15 @@ class Source:
       params=params,
     )
 
-  def _look_elsewhere(self) -> None:
-    """Has the next call look at the next shard."""
+  def _next_shard(self) -> None:
+    """Makes the next call poll the next shard."""
     if len(self._shards) > 1:
       self._current = (self._current + 1) % len(self._shards)
-      self._is_new_here = True
+      self._is_first_fetch = True
       self._news = time.monotonic()
 
   def _fault(self, arrays: list[np.ndarray]) -> str:
-    """Why these columns are not acted upon; empty when they may be."""
+    """Describes the fault of fetched columns; empty if they are valid."""
     if len(arrays) < _HEADERS:
       return f'{len(arrays)} columns'
     numbers, digest = arrays[:_HEADERS]
@@ -230,12 +230,12 @@ class Source:
 
 
 class _Shard:
-  """What is known of the table of one server.
+  """The table of one server.
 
   Attributes:
     connection: to the server.
     inserted: snapshots ever inserted when the last one was fetched.
-    fetch: that has not ended yet.
+    fetch: the pending fetch; None without one.
   """
 
   def __init__(self, connection: connection_lib.Connection):
@@ -245,17 +245,22 @@ class _Shard:
 
 
 class _Fetch:
-  """One sample of the table in a thread of its own, since it cannot be given a deadline."""
+  """One sample of the table in its own thread, because Reverb takes no deadline for it.
+
+  Attributes:
+    inserted: snapshots ever inserted when this began.
+    arrays: columns sorted by name; None before the end and after a failure.
+  """
 
   def __init__(self, client: reverb.Client, inserted: int):
-    self.inserted = inserted  # snapshots ever inserted when this began
-    self.arrays: list[np.ndarray] | None = None  # columns sorted by name; None when it failed
+    self.inserted = inserted
+    self.arrays: list[np.ndarray] | None = None
     self._client = client
     self._thread = threading.Thread(target=self._run, name='replay-params', daemon=True)
     self._thread.start()
 
   def ended(self, timeout_seconds: float) -> bool:
-    """Whether it has ended within a time."""
+    """Waits for its end; returns whether it ended in time."""
     self._thread.join(timeout_seconds)
     return not self._thread.is_alive()
 
@@ -263,5 +268,5 @@ class _Fetch:
     try:
       sample = next(self._client.sample(tables.PARAMS, 1, emit_timesteps=False))
       self.arrays = list(sample.data)
-    except Exception as error:  # of the server, or whatever a forged item makes the client raise
+    except Exception as error:  # of the server, or of the client for an item of another writer
       logging.warning('params: %s', error)

@@ -1,4 +1,4 @@
-"""Reads batches from Reverb servers, mixed by share, ahead of the one who asks."""
+"""The reader of replay: prefetches batches from Reverb servers and mixes strata by share."""
 
 from __future__ import annotations
 
@@ -21,40 +21,39 @@ from hephaestus.replay import tables
 _INFO_COLUMNS = 5  # key, probability, table size, priority, times sampled
 _ENDLESS = 10**12
 _WATCH_PERIOD = 1.0  # seconds
-_LATE_SECONDS = 0.5  # without a sequence from a shard, while another has nothing left to do
-_REJECTED_PERIOD = 60.0  # seconds between two words about sequences that do not fit
+_LATE_SECONDS = 0.5  # without a sequence from a shard, while another has filled its places
+_REJECTED_PERIOD = 60.0  # seconds between two log lines about rejected sequences
 
 
 class _Draft(NamedTuple):
-  """A batch in the making.
+  """A batch that is being filled.
 
   Attributes:
-    columns: [B, ...] each, in fresh memory since the last batch may still be in use.
-    rows: for each shard those that it is to fill; whoever takes one out, fills it.
-    filled: for each shard how many it has filled.
-    begun: seconds, monotonic.
+    columns: [B, ...] each, in new memory, because the last batch may still be in use.
+    places: for each shard, the indices in the batch that it is to fill; a thread that removes one
+      fills it.
+    filled: for each shard, the number of places it has filled.
+    begun: monotonic seconds.
   """
 
   columns: list[np.ndarray]
-  rows: list[collections.deque[int]]
+  places: list[collections.deque[int]]
   filled: list[int]
   begun: float
 
 
 class Reader:
-  """Batches of sequences, each with the exact mixture; safe from any thread.
+  """Batches of sequences with the exact mixture of strata; safe from any thread.
 
-  A background thread for each shard fills rows of a batch; another watches the servers, since
-  Reverb's samplers never raise when one dies but wait until it is back, and then go on by
-  themselves.
+  A background thread for each shard fills places of a batch. Another thread polls the servers: if a
+  server crashes, Reverb's samplers do not raise, but wait for its restart and continue.
 
-  Each stratum's rows are dealt out evenly to the shards that give. A shard that gives nothing for
-  half a second, while another has filled all of its rows, is left out until it gives again; its
-  rows are filled from the others.
+  The places of each stratum are assigned evenly to the active shards. A shard without a sequence
+  for half a second, while another has filled all of its places, becomes inactive until its next
+  sequence, and the others fill its places.
 
-  A server stores what it is given, whatever its tables' signature says; a sequence that does not
-  fit the schema, or whose numbers are not all finite, is rejected here, that is logged, and another
-  is read in its place.
+  A server does not check sequences against the signature of its tables. The reader rejects and logs
+  a sequence that does not match the schema or is not finite, and reads another in its place.
   """
 
   def __init__(
@@ -73,37 +72,37 @@ class Reader:
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      strata: with their shares of a batch.
+      strata: of the server, with their shares of a batch.
       schema: tree of jax.ShapeDtypeStruct of one sequence.
       batch_size: sequences of a batch, over all devices.
-      max_in_flight: sequences held ahead by Reverb, per stratum and shard; they count as sampled.
-      prefetch: batches held ahead; they count as sampled. 0: a batch is begun when it is asked for,
-        so that what is read once and in order lies in the server until then.
-      keep: asked of every sequence, [1, ...], in the order in which a shard gives them; what it
-        declines is in no batch. Several shards ask at once.
-      timeout_seconds: silence after which a server counts as down.
+      max_in_flight: sequences prefetched by Reverb, per stratum and shard; they count as sampled.
+      prefetch: batches prefetched; they count as sampled. With 0 a batch is begun by `get`, so that
+        the sequences of a queue stay in the server until then.
+      keep: predicate of each sequence, [1, ...], in the order of its shard; a batch has only those
+        for which it is true. The threads of several shards call it at once.
+      timeout_seconds: without an answer, after which a server counts as down.
     """
     self._strata = tuple(strata)
     self._columns = columns_lib.Columns(schema)
     self._connections = connection_lib.connect(address, 'reader', timeout_seconds=timeout_seconds)
-    self._row_strata = tables.row_strata(self._strata, batch_size)
+    self._stratum_of = tables.batch_strata(self._strata, batch_size)
     self._max_in_flight = max_in_flight
     self._prefetch = prefetch
     self._keep = keep
     count = len(self._connections)
-    self._changed = threading.Condition()  # guards what follows, down to the failure
-    self._asked = False  # a batch is asked for and not given
+    self._changed = threading.Condition()  # guards the fields from here to `_failure`
+    self._asked = False  # `get` waits, or has timed out
     self._draft: _Draft | None = None
     self._batches: collections.deque[list[np.ndarray]] = collections.deque()
-    self._gives = [False] * count  # which shards rows are dealt to
-    self._dealt = [0] * len(self._strata)  # rows of each stratum, so that the next shard is in turn
+    self._is_active = [False] * count  # whether places are assigned to a shard
+    self._assigned = [0] * len(self._strata)  # places of each stratum so far, which give the turn
     self._failure: Exception | None = None
-    self._drawing_since = [0.0] * count
+    self._sampling_since = [0.0] * count
     self._closed = threading.Event()
     self._starved_seconds = 0.0
     self._rejected = 0
-    self._rejected_said = -math.inf
-    # Daemons: a sampler without data or server waits for ever, and nothing can wake it.
+    self._rejected_logged = -math.inf
+    # Daemons: a sampler without data or server waits for ever, and cannot be interrupted.
     self._threads = [
       *(
         threading.Thread(
@@ -119,12 +118,12 @@ class Reader:
 
   @property
   def starved_seconds(self) -> float:
-    """Seconds that `get` and `next` have waited."""
+    """Seconds that `get` and `next` have waited so far."""
     return self._starved_seconds
 
   @property
   def rejected(self) -> int:
-    """Sequences read that did not fit the schema, or were not finite."""
+    """Number of sequences that did not match the schema, or were not finite."""
     return self._rejected
 
   @property
@@ -133,11 +132,14 @@ class Reader:
     return any(connection.alive for connection in self._connections)
 
   def get(self, timeout_seconds: float) -> Any | None:
-    """The next batch, or None when there is none in time.
+    """Waits for the next batch.
+
+    Args:
+      timeout_seconds: to wait at most.
 
     Returns:
-      Tree of numpy arrays [B, ...], the caller's to keep. The strata's rows are interleaved, so
-      that each of D equal contiguous slices holds the mixture too.
+      Tree of numpy arrays [B, ...], which the caller may keep; None without a batch in time. The
+      strata are interleaved, so that each of D equal contiguous slices holds the mixture too.
 
     Raises:
       ValueError: a server stores another schema, or lacks a stratum.
@@ -154,7 +156,7 @@ class Reader:
         self._asked = False
         self._changed.notify_all()
     self._starved_seconds += time.monotonic() - start
-    if self._failure is not None:  # also where other shards go on giving
+    if self._failure is not None:  # although other shards may still give batches
       raise self._failure
     return None if batch is None else self._columns.unflatten(batch)
 
@@ -169,7 +171,7 @@ class Reader:
     raise StopIteration
 
   def close(self) -> None:
-    """Stops reading. A thread that waits inside Reverb is left behind, and does no harm."""
+    """Stops reading. A thread that waits inside Reverb is abandoned, and blocks no exit."""
     self._closed.set()
     with self._changed:
       self._changed.notify_all()
@@ -180,8 +182,8 @@ class Reader:
         thread.join(timeout=max(0.0, end - time.monotonic()))
 
   def _fill(self, shard: int) -> None:
-    """Fills a shard's rows of one batch after the other."""
-    drawn: dict[int, list[np.ndarray]] = {}  # by stratum, for rows that others filled meanwhile
+    """Fills a shard's places of one batch after another."""
+    spare: dict[int, list[np.ndarray]] = {}  # by stratum, for places that others filled meanwhile
     try:
       while not self._closed.is_set():
         try:
@@ -189,17 +191,17 @@ class Reader:
           while not self._closed.is_set():
             draft = self._next_draft(shard)
             if draft is not None:
-              self._fill_rows(draft, shard, samplers, drawn)
+              self._fill_places(draft, shard, samplers, spare)
         except RuntimeError as error:
-          logging.warning('reader: %s; reading anew', error)
+          logging.warning('reader: %s; connecting again', error)
           self._closed.wait(1.0)
-    except Exception as error:  # handed to whoever reads
+    except Exception as error:  # raised by `get`
       with self._changed:
         self._failure = error
         self._changed.notify_all()
 
   def _make_samplers(self, connection: connection_lib.Connection) -> list[Any]:
-    """One sampler per stratum once the server answers; none when closed before."""
+    """Waits for the server and makes one sampler per stratum; none if closed before."""
     infos = None
     while infos is None:
       if self._closed.wait(0.05):
@@ -212,99 +214,99 @@ class Reader:
           f'and not {stratum.name!r}'
         )
       self._columns.check_signature(stratum.name, infos[stratum.name].signature)
-    # The public client.sample holds one sequence ahead, which is four times slower.
+    # The public client.sample prefetches one sequence only, which is four times slower.
     new_sampler = connection.client._client.NewSampler
     return [new_sampler(stratum.name, _ENDLESS, self._max_in_flight) for stratum in self._strata]
 
   def _next_draft(self, shard: int) -> _Draft | None:
-    """The batch in the making once it has rows for a shard; None when closed before."""
+    """Waits for a draft with places for a shard; None if closed before."""
     with self._changed:
-      self._gives[shard] = True
+      self._is_active[shard] = True
       while not self._closed.is_set():
         if self._draft is None and self._is_due():
           self._draft = self._begin()
           self._changed.notify_all()
         if self._draft is not None:
-          if not self._draft.rows[shard]:
+          if not self._draft.places[shard]:
             self._take_from_late(self._draft, shard)
-          if self._draft.rows[shard]:
+          if self._draft.places[shard]:
             return self._draft
         self._changed.wait(timeout=0.2)
     return None
 
   def _is_due(self) -> bool:
     if self._prefetch:
-      return len(self._batches) <= self._prefetch  # beside the one that is waited for
+      return len(self._batches) <= self._prefetch  # one more for `get`
     return self._asked and not self._batches
 
   def _begin(self) -> _Draft:
-    """Deals the rows of a batch to the shards that give, each stratum's in turn."""
-    givers = [shard for shard, gives in enumerate(self._gives) if gives]
-    rows: list[collections.deque[int]] = [collections.deque() for _ in self._connections]
-    for row, stratum in enumerate(self._row_strata):
-      # Strata begin at different shards, so that one of each does not take both from the same.
-      shard = givers[(self._dealt[stratum] + stratum) % len(givers)]
-      self._dealt[stratum] += 1
-      rows[shard].append(row)
+    """A new draft, whose places of each stratum are assigned to the active shards in turn."""
+    active = [shard for shard, is_active in enumerate(self._is_active) if is_active]
+    places: list[collections.deque[int]] = [collections.deque() for _ in self._connections]
+    for place, stratum in enumerate(self._stratum_of):
+      # Strata begin at different shards, so that a batch of one each is not read from one shard.
+      shard = active[(self._assigned[stratum] + stratum) % len(active)]
+      self._assigned[stratum] += 1
+      places[shard].append(place)
     columns = [
-      np.empty((len(self._row_strata), *shape), dtype)
+      np.empty((len(self._stratum_of), *shape), dtype)
       for shape, dtype in zip(self._columns.shapes, self._columns.wire_dtypes, strict=True)
     ]
-    return _Draft(columns, rows, [0] * len(rows), time.monotonic())
+    return _Draft(columns, places, [0] * len(places), time.monotonic())
 
   def _take_from_late(self, draft: _Draft, shard: int) -> None:
-    """Gives a shard that has filled all of its rows those of others that give nothing."""
-    for other, rows in enumerate(draft.rows):
-      since = max(self._drawing_since[other], draft.begun)
-      if other != shard and rows and time.monotonic() - since > _LATE_SECONDS:
-        self._gives[other] = False
-        with contextlib.suppress(IndexError):  # it gives just now
+    """Moves the places of late shards to a shard that has filled all of its own."""
+    for other, places in enumerate(draft.places):
+      since = max(self._sampling_since[other], draft.begun)
+      if other != shard and places and time.monotonic() - since > _LATE_SECONDS:
+        self._is_active[other] = False
+        with contextlib.suppress(IndexError):  # its thread took the last place meanwhile
           while True:
-            draft.rows[shard].append(rows.pop())
+            draft.places[shard].append(places.pop())
 
-  def _fill_rows(
-    self, draft: _Draft, shard: int, samplers: list[Any], drawn: dict[int, list[np.ndarray]]
+  def _fill_places(
+    self, draft: _Draft, shard: int, samplers: list[Any], spare: dict[int, list[np.ndarray]]
   ) -> None:
-    """Fills those rows of a batch that are a shard's; the last one to have done so hands it over."""
-    rows = draft.rows[shard]
+    """Fills a shard's places of a draft; the shard that fills the last one completes the batch."""
+    places = draft.places[shard]
     try:
-      while rows:
+      while places:
         try:
-          stratum = self._row_strata[rows[0]]
-          if stratum not in drawn:
-            self._drawing_since[shard] = time.monotonic()
-            values = self._draw(samplers[stratum], stratum)
+          stratum = self._stratum_of[places[0]]
+          if stratum not in spare:
+            self._sampling_since[shard] = time.monotonic()
+            values = self._sample(samplers[stratum], stratum)
             if values is None:
               return
-            drawn[stratum] = values
-          row = rows.popleft()  # others take from the end, so it is the one looked at
+            spare[stratum] = values
+          place = places.popleft()  # still the first, because others take from the end
         except IndexError:  # others took all
           return
-        for column, value in zip(draft.columns, drawn.pop(stratum), strict=True):
-          column[row] = value[0]
-        draft.filled[shard] += 1  # at once: the next draw may take for ever
+        for column, value in zip(draft.columns, spare.pop(stratum), strict=True):
+          column[place] = value[0]
+        draft.filled[shard] += 1  # at once: the next sample may block for ever
     finally:
       with self._changed:
-        is_filled = draft is self._draft and sum(draft.filled) == len(self._row_strata)
+        is_filled = draft is self._draft and sum(draft.filled) == len(self._stratum_of)
         if is_filled and self._is_finite(draft, shard):
           self._batches.append(draft.columns)
           self._draft = None
           self._changed.notify_all()
 
   def _is_finite(self, draft: _Draft, shard: int) -> bool:
-    """Whether a whole batch is; rows that are not are for a shard to fill anew.
+    """Whether a full batch is finite; places that are not are assigned to a shard again.
 
-    Looked at together, since that costs a small sequence a tenth of what it would by itself.
+    For small sequences, checking a batch takes a tenth of the time of checking each.
     """
     found = self._columns.not_finite(draft.columns)
-    for row, fault in found.items():
-      self._reject(self._strata[self._row_strata[row]].name, fault)
-    draft.rows[shard].extend(found)
+    for place, fault in found.items():
+      self._reject(self._strata[self._stratum_of[place]].name, fault)
+    draft.places[shard].extend(found)
     draft.filled[shard] -= len(found)
     return not found
 
-  def _draw(self, sampler: Any, stratum: int) -> list[np.ndarray] | None:
-    """A sequence of a stratum, in columns [1, ...]; None when closed meanwhile."""
+  def _sample(self, sampler: Any, stratum: int) -> list[np.ndarray] | None:
+    """Samples a valid sequence of a stratum, in columns [1, ...]; None if closed meanwhile."""
     while True:
       values = sampler.GetNextTrajectory()[_INFO_COLUMNS:]
       if self._closed.is_set():
@@ -317,8 +319,8 @@ class Reader:
 
   def _reject(self, stratum: str, fault: str) -> None:
     self._rejected += 1
-    if time.monotonic() - self._rejected_said > _REJECTED_PERIOD:
-      self._rejected_said = time.monotonic()
+    if time.monotonic() - self._rejected_logged > _REJECTED_PERIOD:
+      self._rejected_logged = time.monotonic()
       logging.error(
         'reader: rejecting a sequence of %r: %s; %d so far', stratum, fault, self._rejected
       )
@@ -330,4 +332,4 @@ class Reader:
         connection.info(1.0)
       before, answering = answering, sum(connection.alive for connection in self._connections)
       if answering != before and count > 1:
-        logging.info('reader: drawing from %d of %d replay servers', answering, count)
+        logging.info('reader: sampling from %d of %d replay servers', answering, count)

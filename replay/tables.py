@@ -153,7 +153,7 @@ def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]
   return {stratum.name: count for stratum, count in zip(strata, counts, strict=True)}
 
 
-def row_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
+def batch_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
   """The index of the stratum of each sequence in a batch, [B].
 
   Sequence j of a stratum's c stands at (j + 1/2) / c of the batch. The strata are so spread evenly,

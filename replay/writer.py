@@ -1,4 +1,4 @@
-"""Writes sequences to Reverb servers, each stored once, in one of them, and seen by every stratum."""
+"""The writer of replay: stores each sequence once, on one Reverb server, in all of its strata."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from hephaestus.replay import tables
 if TYPE_CHECKING:
   import reverb
 
-_PENDING_ITEMS = 32  # confirmed before more is sent; Reverb complains from 50 on
-_FLUSH_SECONDS = 0.5  # between two looks at should_stop
-_TURN_SECONDS = 0.1  # that a shard is waited for before another has its turn
-_GLANCE_SECONDS = 0.001  # that one is waited for which is known to be held back
+_PENDING_ITEMS = 32  # items that wait for confirmation at once; Reverb warns from 50 on
+_FLUSH_SECONDS = 0.5  # between two calls of should_stop
+_TURN_SECONDS = 0.1  # of waiting for a shard before the next has its turn
+_BLOCKED_SECONDS = 0.001  # of waiting for a shard whose rate limiter is known to block inserts
 _PROBE_SECONDS = 1.0
-# What sending itself may take before it counts as being held back.
+# Time for sending alone; a flush that takes longer counts as throttled.
 _LATENCY_SECONDS = 0.02
 _BYTES_PER_SECOND = 50e6
 
 
 class Writer:
-  """An actor's way into replay. Not for use by several threads at once.
+  """Inserts an actor's sequences into every stratum. Not for several threads at once.
 
-  With several shards each takes the next at most 32 / len(strata) sequences in turn. One that is
-  down, or that its rate limiter holds back, is passed over while another is free.
+  With several shards, each takes groups of at most 32 / len(strata) sequences in turn. A shard that
+  is down, or whose rate limiter blocks inserts, is skipped while another is free.
 
-  Nothing is stored twice when a server dies and comes back: what it has not confirmed stays with
-  it, and an item keeps its key when Reverb sends it again. Only when Reverb's own writer breaks
-  (which a restart does not cause) are the at most 32 / len(strata) sequences not yet confirmed sent
-  once more with new keys, at the risk that the server already had them; a second break of the same
-  sequences is raised.
+  A restart of a server stores no sequence twice: unconfirmed sequences are not sent to another
+  shard, and Reverb sends them again with the same keys. An error of Reverb's own writer, which a
+  restart does not cause, is different. Then the unconfirmed group is sent once more with new keys,
+  although the server may already have stored it. A second error of the same group is raised.
   """
 
   def __init__(
@@ -51,9 +50,9 @@ class Writer:
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      strata: every one of the server's.
+      strata: all strata of the server.
       schema: tree of jax.ShapeDtypeStruct of one sequence.
-      timeout_seconds: silence after which a server counts as down.
+      timeout_seconds: without an answer, after which a server counts as down.
     """
     self._columns = columns_lib.Columns(schema)
     self._group = max(1, _PENDING_ITEMS // len(strata))
@@ -66,12 +65,12 @@ class Writer:
 
   @property
   def throttled_seconds(self) -> float:
-    """Seconds the rate limiters held `write` back; servers that were down do not count."""
+    """Seconds in which rate limiters blocked `write`; servers that were down do not count."""
     return sum(shard.throttled_seconds for shard in self._shards)
 
   @property
   def sequences_written(self) -> int:
-    """Sequences the servers have confirmed."""
+    """Number of sequences that the servers have confirmed."""
     return sum(shard.sequences_written for shard in self._shards)
 
   @property
@@ -80,15 +79,16 @@ class Writer:
     return any(shard.connection.alive for shard in self._shards)
 
   def write(self, sequences: Any, should_stop: Callable[[], bool]) -> float:
-    """Inserts N sequences into every stratum, waiting while no shard is free to take more.
+    """Inserts N sequences into every stratum, and waits while no shard is free.
 
-    One server has confirmed them when this returns; of several, one has nothing left to confirm.
+    A single server has confirmed all sequences when this returns; of several shards, at least one
+    has no unconfirmed sequences.
 
     Args:
-      sequences: tree of host arrays, [N, ...] each; left unchanged until they are confirmed.
-      should_stop: asked at least every 1.5 seconds, and one more for each server that falls silent
-        meanwhile; once true, what was not sent is dropped, and what was sent stays pending until
-        the next `write` or `close`.
+      sequences: tree of host arrays, [N, ...] each; not to be changed before they are confirmed.
+      should_stop: called at least every 1.5 seconds, plus 1 second for each server that stops
+        answering meanwhile. Once it returns True, sequences not yet sent are dropped, and those
+        sent stay pending until the next `write` or `close`.
 
     Returns:
       Seconds throttled.
@@ -111,37 +111,42 @@ class Writer:
     return self.throttled_seconds - throttled_before
 
   def close(self) -> None:
-    """Drops what is pending. Never blocks."""
+    """Drops pending sequences. Never blocks."""
     for shard in self._shards:
       shard.close()
 
   def _next_free(self, should_stop: Callable[[], bool], *, take: bool = True) -> _Shard | None:
-    """The next shard in turn that can be handed more; None when told to stop before there is one."""
+    """Waits for a shard without unconfirmed sequences, in turn; None if asked to stop before.
+
+    Args:
+      should_stop: see `write`.
+      take: whether the caller sends to the shard, so that the turn passes to the next.
+    """
     count = len(self._shards)
     patience = _FLUSH_SECONDS if count == 1 else _TURN_SECONDS
-    impatience = _FLUSH_SECONDS if count == 1 else _GLANCE_SECONDS
+    impatience = _FLUSH_SECONDS if count == 1 else _BLOCKED_SECONDS
     while True:
       for offset in range(count):
         index = (self._turn + offset) % count
         shard = self._shards[index]
-        if shard.settle(impatience if shard.held_back else patience):
+        if shard.settle(impatience if shard.is_blocked else patience):
           self._turn = (index + take) % count
           return shard
       if should_stop():
         return None
       if not any(shard.is_connected for shard in self._shards):
         time.sleep(0.05)
-      patience = impatience = _FLUSH_SECONDS / count  # nobody is free, and the first will do
+      patience = impatience = _FLUSH_SECONDS / count  # none is free: take the first that is
 
 
 class _Shard:
-  """One server, and what it was handed and has not confirmed.
+  """One server and its unconfirmed sequences.
 
   Attributes:
-    connection: to it.
-    held_back: whether its limiter has made `settle` wait for what is not yet confirmed.
-    throttled_seconds: that it made it wait in all.
-    sequences_written: that it has confirmed.
+    connection: to the server.
+    is_blocked: whether its rate limiter blocks the unconfirmed sequences.
+    throttled_seconds: in which its rate limiter blocked inserts so far.
+    sequences_written: confirmed so far.
   """
 
   def __init__(
@@ -151,7 +156,7 @@ class _Shard:
     columns: columns_lib.Columns,
   ):
     self.connection = connection
-    self.held_back = False
+    self.is_blocked = False
     self.throttled_seconds = 0.0
     self.sequences_written = 0
     self._names = names
@@ -160,15 +165,15 @@ class _Shard:
     self._unconfirmed: list[dict[str, np.ndarray]] = []
     self._sent = False
     self._sent_again = False
-    self._is_silent = False
+    self._is_unreachable = False
 
   @property
   def is_connected(self) -> bool:
-    """Whether `settle` waits by itself."""
-    return self._writer is not None and not self._is_silent
+    """Whether `settle` waits, and does not return False at once."""
+    return self._writer is not None and not self._is_unreachable
 
   def hand_over(self, steps: list[dict[str, np.ndarray]]) -> None:
-    """Sends sequences, once all before are confirmed."""
+    """Sends sequences; all before must be confirmed."""
     assert not self._unconfirmed
     self._unconfirmed = steps
     self._sent = self._sent_again = False
@@ -182,11 +187,11 @@ class _Shard:
     self.connection.close()
 
   def settle(self, timeout_seconds: float) -> bool:
-    """Whether the server is there, as far as is known, and has confirmed all in time."""
-    if self._writer is None or self._is_silent:
+    """Waits for confirmation; returns whether the server is up and has confirmed all in time."""
+    if self._writer is None or self._is_unreachable:
       if not self._answers():
         return False
-      self._is_silent = False
+      self._is_unreachable = False
     if self._writer is None:
       # Reverb's own validation asks the server without a deadline; `_answers` has compared already.
       self._writer = self.connection.client.trajectory_writer(1, validate_items=False)
@@ -201,27 +206,27 @@ class _Shard:
       self._writer.flush(timeout_ms=round(1000 * timeout_seconds))
     except reverb.errors.DeadlineExceededError:
       waited = time.monotonic() - start
-      self._is_silent = not self._answers()
-      if not self._is_silent:
+      self._is_unreachable = not self._answers()
+      if not self._is_unreachable:
         self.throttled_seconds += waited
-        self.held_back = True
+        self.is_blocked = True
       return False
     except RuntimeError as error:
-      self._break(error)
+      self._retry(error)
       return False
     waited = time.monotonic() - start
     size = len(self._unconfirmed) * self._columns.nbytes
     if not self.connection.alive:
-      self._answers()  # says that it is back
-    elif self.held_back or waited > _LATENCY_SECONDS + size / _BYTES_PER_SECOND:
+      self._answers()  # logs that it is back
+    elif self.is_blocked or waited > _LATENCY_SECONDS + size / _BYTES_PER_SECOND:
       self.throttled_seconds += waited
     self.sequences_written += len(self._unconfirmed)
     self._unconfirmed = []
-    self.held_back = False
+    self.is_blocked = False
     return True
 
   def _push(self) -> bool:
-    """Sends what was not sent yet; False when the writer broke."""
+    """Sends sequences not yet sent; False after an error of Reverb's writer."""
     assert self._writer is not None
     if self._sent:
       return True
@@ -232,13 +237,13 @@ class _Shard:
         for name in self._names:
           self._writer.create_item(name, 1.0, trajectory)
     except RuntimeError as error:
-      self._break(error)
+      self._retry(error)
       return False
     self._sent = True
     return True
 
-  def _break(self, error: RuntimeError) -> None:
-    """Begins anew after Reverb's writer broke; raises when it has broken for these before."""
+  def _retry(self, error: RuntimeError) -> None:
+    """Drops Reverb's writer after an error; raises the second error of the same sequences."""
     if self._sent_again:
       raise error
     logging.warning('writer: %s; sending %d sequences again', error, len(self._unconfirmed))
@@ -248,8 +253,8 @@ class _Shard:
     self._sent, self._sent_again = False, True
 
   def _answers(self) -> bool:
-    """Whether the server answers now; refuses one that stores another schema."""
-    infos = self.connection.look(_PROBE_SECONDS)
+    """Whether the server answers now; raises ValueError if it stores another schema."""
+    infos = self.connection.probe(_PROBE_SECONDS)
     if infos is None:
       return False
     for name in self._names:

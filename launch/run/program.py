@@ -71,7 +71,7 @@ def environment_steps(
   def ask() -> int | None:
     answered = False
     for link in links:
-      infos = link.look(1.0)
+      infos = link.probe(1.0)
       if infos is not None and stratum in infos:
         answered = True
         inserted[link.address] = infos[stratum].rate_limiter_info.insert_stats.completed
@@ -100,7 +100,7 @@ def replay_saver(
     errors = []
     for link, client, folder in zip(links, replay, folders, strict=True):
       try:
-        if link.look(1.0) is None:  # its checkpoint would block
+        if link.probe(1.0) is None:  # its checkpoint would block
           raise RuntimeError(f'the replay server at {link.address} does not answer')
         client.checkpoint() if folder is None else replay_checkpoint.save(client, folder)
       except (RuntimeError, OSError) as error:
@@ -158,7 +158,7 @@ def build_learner(
   )
   intake = None
   batch_size = config.batch_size // config.learner.num_processes
-  rows = tables.row_strata(config.replay.strata, batch_size)
+  rows = tables.batch_strata(config.replay.strata, batch_size)
   staleness = staleness_lib.Staleness([config.replay.strata[index].name for index in rows])
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
   if config.agent_name == 'ppo':

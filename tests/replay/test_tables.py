@@ -76,7 +76,7 @@ def test_contiguous_slices_hold_the_mixture_too(share):
     dataclasses.replace(FRONTIER, share=share),
     dataclasses.replace(EPISODIC, share=1 - share),
   )
-  slices = np.reshape(tables.row_strata(strata, 32), (8, 4))
+  slices = np.reshape(tables.batch_strata(strata, 32), (8, 4))
   np.testing.assert_array_equal((slices == 0).sum(1), np.full(8, 4 * share))
 
 
