@@ -1,8 +1,14 @@
-"""Returns and advantages; the one place where gamma meets discount."""
+"""Returns, advantages and their scales; the one place where gamma meets discount."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+
+Total = Callable[[jax.Array], jax.Array]
+"""Sums an array over all devices, or averages the devices' sums."""
 
 
 def lambda_returns(
@@ -78,3 +84,109 @@ def generalised_advantages(
     reward_t, discount_t, value_t, gamma=gamma, lambda_=lambda_, bootstrap_t=last_t
   )
   return return_ - value_t[:-1], return_
+
+
+class Spread(NamedTuple):
+  """A slow average of the 5 to 95 % range of returns.
+
+  Attributes:
+    value: [] float32, biased.
+    num_updates: [] int32.
+  """
+
+  value: jax.Array
+  num_updates: jax.Array
+
+
+def initial_spread() -> Spread:
+  """A spread of no returns."""
+  return Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+
+
+def update_spread(
+  spread: Spread, return_: jax.Array, *, rate: float, floor: float
+) -> tuple[Spread, jax.Array]:
+  """The spread with a batch of returns added, and the scale to divide advantages by.
+
+  Hafner et al. (2023), equation 7, with the bias of the average corrected.
+
+  Args:
+    spread: before.
+    return_: [...] float32, NaN where a return is left out.
+    rate: of the average.
+    floor: least scale.
+
+  Returns:
+    The new spread, and [] float32.
+  """
+  low, high = jnp.nanpercentile(return_, jnp.array([5.0, 95.0]))
+  change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: none is left
+  value = spread.value + rate * change
+  spread = Spread(value, spread.num_updates + 1)
+  correction = 1 - (1 - rate) ** spread.num_updates
+  return spread, jnp.maximum(floor, spread.value / correction)
+
+
+def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:
+  """A weighted sample to mean 0 and standard deviation 1.
+
+  Args:
+    x: [...] float32.
+    weight: [...] float32, of sum 1 by `total`.
+    total: sums an array over all devices.
+  """
+  centred = x - total(weight * x)
+  deviation = jnp.sqrt(total(weight * jnp.square(centred)))
+  return centred / (deviation + 1e-8)
+
+
+def explained_variance(
+  return_: jax.Array, value: jax.Array, weight: jax.Array, total: Total
+) -> jax.Array:
+  """1 - Var[G - v] / Var[G]: 1 for a perfect critic, 0 for one that gives the mean return.
+
+  Args:
+    return_: [...] float32.
+    value: [...] float32.
+    weight: [...] float32.
+    total: sums an array over all devices.
+
+  Returns:
+    [] float32.
+  """
+  weight = weight / jnp.maximum(total(weight), 1e-8)
+
+  def variance(x: jax.Array) -> jax.Array:
+    return total(weight * jnp.square(x - total(weight * x)))
+
+  return 1.0 - variance(return_ - value) / jnp.maximum(variance(return_), 1e-8)
+
+
+def correlation(
+  predicted: jax.Array, real: jax.Array, counts: jax.Array, total: Total
+) -> jax.Array:
+  """Pearson's correlation of predictions with what arrived.
+
+  Args:
+    predicted: [...] float32.
+    real: [...] float32.
+    counts: [...] bool, steps that count.
+    total: sums an array over all devices.
+
+  Returns:
+    [] float32. Where what arrived is constant there is nothing to predict: 1. Where only the
+    predictions are constant: 0.
+  """
+  weight = counts / jnp.maximum(total(counts.astype(jnp.float32)), 1e-8)
+
+  def centred(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The sample without its mean, its variance, and whether that is more than rounding."""
+    left = x - total(weight * x)
+    variance = total(weight * jnp.square(left))
+    return left, variance, variance > 1e-10 * total(weight * jnp.square(x))
+
+  predicted, predicted_variance, differs = centred(predicted)
+  real, real_variance, varies = centred(real)
+  scale = jnp.where(differs & varies, jnp.sqrt(predicted_variance) * jnp.sqrt(real_variance), 1.0)
+  known = jnp.where(differs, total(weight * predicted * real) / scale, 0.0)
+  return jnp.where(varies, known, 1.0)

@@ -32,6 +32,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import dream
 from hephaestus.learner import allocator, dreamer_update
 from hephaestus.learner import config as learner_config
+from hephaestus.learner import devices as devices_lib
 
 _MIN_ROUNDS = 3
 _EPISODE_ROWS = 32  # of a random sequence, in the mean
@@ -175,7 +176,7 @@ def update(
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)
   batch = random_batch(dreamer, work)
-  init_state = dreamer_update.jit_once(made.init)(jax.random.key(0))
+  init_state = devices_lib.jit_once(made.init)(jax.random.key(0))
 
   def at(boredom: float) -> dreamer_update.TrainState:
     return init_state._replace(
@@ -184,8 +185,8 @@ def update(
     )
 
   device = jax.local_devices()[:1]
-  mapped = jax.pmap(made.update, axis_name=dreamer_update.DEVICES, donate_argnums=0, devices=device)
-  on_device = functools.partial(dreamer_update.replicate, devices=device)
+  mapped = jax.pmap(made.update, axis_name=devices_lib.DEVICES, donate_argnums=0, devices=device)
+  on_device = functools.partial(devices_lib.replicate, devices=device)
   sequence = on_device(batch)
   began = time.perf_counter()
   compiled = mapped.lower(on_device(at(0.0)), sequence).compile()

@@ -1,10 +1,11 @@
 """The dreamer's TrainState and one update, seen from one device.
 
-One XLA program: world model, novelty, dream, actor-critic, intrinsic state. Noise belongs to a
+One XLA program: world model, novelty, imagination, actor-critic, intrinsic state. Noise belongs to a
 sequence and its place in the global batch, so the update does not depend on how many devices
 share the batch.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,81 +15,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hephaestus.agents import experience
+from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import dream, intrinsic
 from hephaestus.learner import config as learner_config
+from hephaestus.learner import devices as devices_lib
 
 Tree = Any
 Metrics = dict[str, jax.Array]
-DEVICES = 'devices'
-"""The name of the axis over devices, within and between hosts."""
-
 LAST = int(dm_env.StepType.LAST)
-
-
-def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tree:
-  """Means over DEVICES, or sums by `jax.lax.psum`.
-
-  Of one device they are what is given: XLA's CPU would still have it meet with itself, 258 times in
-  an update of PPO.
-  """
-  return tree if jax.lax.axis_size(DEVICES) == 1 else reduce(tree, DEVICES)
-
-
-def correlation(expected: jax.Array, real: jax.Array, counts: jax.Array) -> jax.Array:
-  """Pearson's correlation over the rows of all devices.
-
-  Args:
-    expected: [...] float32.
-    real: [...] float32.
-    counts: [...] bool, which rows count.
-
-  Returns:
-    [] float32. Where all that came is alike there is nothing to know: 1. Where only what was expected
-    is, nothing is known: 0.
-  """
-  total = lambda x: over_devices(jnp.sum(x))
-  weight = counts / jnp.maximum(total(counts.astype(jnp.float32)), 1e-8)
-
-  def centred(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is left of x without its mean, its variance, and whether that is more than rounding."""
-    left = x - total(weight * x)
-    variance = total(weight * jnp.square(left))
-    return left, variance, variance > 1e-10 * total(weight * jnp.square(x))
-
-  expected, expected_variance, differs = centred(expected)
-  real, real_variance, varies = centred(real)
-  scale = jnp.where(differs & varies, jnp.sqrt(expected_variance) * jnp.sqrt(real_variance), 1.0)
-  known = jnp.where(differs, total(weight * expected * real) / scale, 0.0)
-  return jnp.where(varies, known, 1.0)
-
-
-def replicate(tree: Tree, devices: list[jax.Device]) -> Tree:
-  """A copy for each device, [D, ...], as `pmap` over them takes it."""
-  copies: Tree = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)(
-    jnp.arange(len(devices)), tree
-  )
-  return copies
-
-
-def jit_once(function: Callable[..., Tree]) -> Callable[..., Tree]:
-  """`jax.jit` of what runs once: a CPU's compiler would optimise it for longer than it takes."""
-  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
-  return jax.jit(function, compiler_options=options)
-
-
-class Spread(NamedTuple):
-  """A slow average of the 5 to 95 % range of returns.
-
-  Attributes:
-    value: [] float32, biased.
-    num_updates: [] int32.
-  """
-
-  value: jax.Array
-  num_updates: jax.Array
 
 
 class TrainState(NamedTuple):
@@ -110,7 +46,7 @@ class TrainState(NamedTuple):
   model_opt_state: Tree
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
-  spread: Spread
+  spread: returns.Spread
   key: jax.Array
   step: jax.Array
 
@@ -139,135 +75,147 @@ def make_optimizer(
 
 
 def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig) -> Update:
-  """Builds the update of one agent; choices of config are made here, not inside the trace."""
-  agent_config, model, policy = dreamer.config, dreamer.model, dreamer.actor_critic
-  novelty_of = intrinsic.NOVELTIES[agent_config.novelty]
-  window = agent_config.window
-  model_optimizer = make_optimizer(config.model_learning_rate, config.model_max_gradient, config)
-  policy_optimizer = make_optimizer(config.policy_learning_rate, config.policy_max_gradient, config)
+  """Builds the update of one agent."""
+  learner = _Learner(
+    dreamer,
+    make_optimizer(config.model_learning_rate, config.model_max_gradient, config),
+    make_optimizer(config.policy_learning_rate, config.policy_max_gradient, config),
+  )
+  return Update(learner.init, learner.update)
 
-  def init(key: chex.PRNGKey) -> TrainState:
+
+class _Imagined(NamedTuple):
+  """Experience of one update for the actor-critic: imagined, and replayed.
+
+  Attributes:
+    dream: imagined from steps of the batch.
+    replayed: the batch, as features.
+    sequence: the batch, time-major.
+    novelty_scale: [] float32, what novelty is divided by.
+  """
+
+  dream: dream.Dream
+  replayed: dream.Past
+  sequence: experience.Sequence
+  novelty_scale: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Learner:
+  """An agent and its optimizers; each method is a phase of the update, seen from one device."""
+
+  dreamer: dreamer_agent.Dreamer
+  model_optimizer: optax.GradientTransformation
+  policy_optimizer: optax.GradientTransformation
+
+  def init(self, key: chex.PRNGKey) -> TrainState:
+    """A TrainState at its beginning."""
     init_key, key = jax.random.split(key)
-    params = dreamer.agent.init_params(init_key)
+    params = self.dreamer.agent.init_params(init_key)
     return TrainState(
       params=params,
       # A copy: the state is donated, and no buffer may be donated twice.
       slow_critic=jax.tree.map(jnp.copy, params['actor_critic']['critic']),
-      model_opt_state=model_optimizer.init(params['world_model']),
-      policy_opt_state=policy_optimizer.init(params['actor_critic']),
+      model_opt_state=self.model_optimizer.init(params['world_model']),
+      policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
-      spread=Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)),
+      spread=returns.initial_spread(),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
     )
 
-  def improve_world_model(state: TrainState, keys: jax.Array, sequence: experience.Sequence):
-    gradient = jax.value_and_grad(model.loss, has_aux=True)
+  def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
+    """One update, seen from one device; gradients are averaged over DEVICES."""
+    config = self.dreamer.config
+    sequence = experience.time_major(sequence)
+    key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
+    model_keys, dream_keys = _sequence_keys(shared_key, sequence.identity.shape[0])
+    state, posterior, model_metrics = self._improve_world_model(state, model_keys, sequence)
+
+    novelty = intrinsic.NOVELTIES[config.novelty](*posterior.moments)
+    # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
+    warm = state.step >= config.warm_up_updates
+    intrinsic_state, drives = intrinsic.update(
+      state.intrinsic, devices_lib.over_devices(novelty.mean()), config, awake=warm
+    )
+    horizon = jnp.where(warm, drives.horizon, 0)
+    imagined = self._imagine(state, posterior, novelty, dream_keys, sequence, horizon, drives)
+    state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
+
+    metrics = {
+      **{f'world_model/{name}': value for name, value in model_metrics.items()},
+      **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
+      **_intrinsic_metrics(posterior, novelty, drives),
+      'dream/horizon': horizon.astype(jnp.float32),
+      **{f'dream/{name}': value for name, value in dream_metrics.items()},
+    }
+    state = state._replace(
+      key=jax.random.key_data(key), intrinsic=intrinsic_state, step=state.step + 1
+    )
+    return state, devices_lib.over_devices(metrics)
+
+  def _improve_world_model(
+    self, state: TrainState, keys: jax.Array, sequence: experience.Sequence
+  ) -> tuple[TrainState, Any, Metrics]:
+    """One step of the model's optimizer; also the posterior of the batch."""
+    gradient = jax.value_and_grad(self.dreamer.model.loss, has_aux=True)
     (_, aux), grads = gradient(state.params['world_model'], keys, sequence)
     posterior, expected_reward, metrics = aux
-    grads = over_devices(grads)
-    updates, opt_state = model_optimizer.update(grads, state.model_opt_state)
+    grads = devices_lib.over_devices(grads)
+    updates, opt_state = self.model_optimizer.update(grads, state.model_opt_state)
     params = optax.apply_updates(state.params['world_model'], updates)
+    counts = ~posterior.first
     metrics['gradient_norm'] = optax.global_norm(grads)
-    metrics['kl_after_first'] /= over_devices(jnp.mean(~posterior.first))
-    metrics['reward_correlation'] = correlation(expected_reward, sequence.reward, ~posterior.first)
+    metrics['kl_after_first'] /= devices_lib.over_devices(jnp.mean(counts))
+    metrics['reward_correlation'] = returns.correlation(
+      expected_reward, sequence.reward, counts, devices_lib.mean_total
+    )
     state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 
-  def measure_spread(spread: Spread, return_: jax.Array, weight: jax.Array):
-    """The spread of the returns of all devices' starts, and what to divide advantages by.
-
-    Starts of weight 0 are left out: nothing ever taught the model what follows the end of an episode,
-    so members disagree most there, and what novelty pays for it would set the scale of all others.
-    """
-    everyone = jax.lax.all_gather(jnp.where(weight > 0, return_, jnp.nan), DEVICES)
-    low, high = jnp.nanpercentile(everyone, jnp.array([5.0, 95.0]))
-    change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: none is left
-    value = spread.value + agent_config.return_rate * change
-    spread = Spread(value, spread.num_updates + 1)
-    correction = 1 - (1 - agent_config.return_rate) ** spread.num_updates
-    return spread, jnp.maximum(agent_config.return_floor, spread.value / correction)
-
-  def improve_actor_critic(
-    state: TrainState,
-    dreamt: dream.Dream,
-    replayed: dream.Past,
-    sequence: experience.Sequence,
-    novelty_scale: jax.Array,
-  ):
-    drive = lambda novelty: agent_config.novelty_scale * novelty / (novelty_scale + 1e-8)
-    since_start = lambda x: jnp.swapaxes(x[:, window - 1 :], 0, 1)
-    return_, weight = dream.returns_and_weights(
-      dreamt,
-      drive(since_start(dreamt.novelty)),
-      gamma=agent_config.gamma,
-      lambda_=agent_config.lambda_,
+  def _imagine(self, state, posterior, novelty, keys, sequence, horizon, drives) -> _Imagined:
+    """Imagination from steps of the batch, by the newest parameters."""
+    config = self.dreamer.config
+    start = dream.starts(
+      posterior, sequence.step_type == LAST, novelty, keys,
+      num_rows=config.starts_per_sequence, window=config.window,
+    )  # fmt: skip
+    dreamt = dream.rollout(
+      self.dreamer.model, self.dreamer.actor_critic, state.params, state.slow_critic, start, horizon
     )
-    awake = dreamt.horizon > 0
-    spread, scale = measure_spread(state.spread, return_[0], dreamt.weight)
-    total = over_devices(weight.sum())
-    targets = ac.Targets(
-      return_=return_,
-      advantage=(return_ - dreamt.value[:-1]) / scale,
-      slow_value=dreamt.value[:-1],
-      weight=weight / jnp.maximum(total, 1e-8),
-    )
-    targets = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
+    replayed = dream.past(posterior, novelty, config.window)
+    return _Imagined(dreamt, replayed, sequence, drives.novelty_scale)
+
+  def _improve_actor_critic(
+    self, state: TrainState, imagined: _Imagined
+  ) -> tuple[TrainState, Metrics, Metrics]:
+    """One step of the policy's optimizer; also metrics of the policy and of the dream."""
+    config, dreamt = self.dreamer.config, imagined.dream
+    spread, scale, targets = self._targets(state.spread, imagined)
     params = state.params['actor_critic']
-    count = agent_config.steps_per_chunk
-
-    def add_chunk(chunk, carry):
-      """Adds the gradient of one chunk of rows; chunks beyond the horizon are never visited."""
-      first = chunk * count
-      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1)
-      rows = dream.rows(dreamt, first, count, window)
-      (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
-        params, rows, jax.tree.map(cut, targets)
-      )
-      return jax.tree.map(jnp.add, carry, (grads, metrics))
-
-    rows = dream.rows(dreamt, 0, count, window)
-    first_targets = jax.tree.map(lambda x: x[:, :count], targets)
-    empty = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(jax.grad(policy.loss, has_aux=True), params, rows, first_targets),
-    )
-    num_chunks = (dreamt.horizon + count - 1) // count
-    grads, metrics = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
-
-    last = sequence.step_type == LAST
-    reward = sequence.reward + drive(since_start(replayed.novelty))
-    replayed_window = ac.Window(replayed.features, replayed.novelty, replayed.episode)
-
-    def replayed_loss(params):
-      return agent_config.replayed_value_scale * policy.replayed_value_loss(
-        params, state.slow_critic, replayed_window, replayed.novelty, reward,
-        sequence.discount, last,
-      )  # fmt: skip
-
-    metrics['replayed_value_loss'], replayed_grads = jax.value_and_grad(replayed_loss)(params)
-    grads = over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
-    updates, opt_state = policy_optimizer.update(grads, state.policy_opt_state)
+    grads, metrics = self._imagined_gradient(params, dreamt, targets)
+    metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
+    grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
+    updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
     params = optax.apply_updates(params, updates)
     slow_critic = optax.incremental_update(
-      params['critic'], state.slow_critic, agent_config.slow_critic_rate
+      params['critic'], state.slow_critic, config.slow_critic_rate
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
-    # Of rows as they arrive; what is dreamt behind the end of an episode is no dream of anything.
-    dreamt_mean = lambda x: jnp.sum(targets.weight * x[1:].T)
+    # Over steps as they are reached; steps imagined beyond a termination count for nothing.
+    mean = lambda x: jnp.sum(targets.weight * x[1:].T)
     dream_metrics = {
-      'reward': dreamt_mean(dreamt.reward),
-      'value': dreamt_mean(dreamt.value),
-      'novelty': dreamt_mean(since_start(dreamt.novelty)),
+      'reward': mean(dreamt.reward),
+      'value': mean(dreamt.value),
+      'novelty': mean(self._since_start(dreamt.novelty)),
     }
-    # Asleep, nothing of it changes: fed with zeros, Adam would wake the actor by steps three times
+    # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
-    improved = (params, slow_critic, opt_state, spread)
-    asleep = (
-      state.params['actor_critic'], state.slow_critic, state.policy_opt_state, state.spread
-    )  # fmt: skip
+    old = (state.params['actor_critic'], state.slow_critic, state.policy_opt_state, state.spread)
     params, slow_critic, opt_state, spread = jax.tree.map(
-      lambda new, old: jnp.where(awake, new, old), improved, asleep
+      lambda new, old: jnp.where(dreamt.horizon > 0, new, old),
+      (params, slow_critic, opt_state, spread),
+      old,
     )
     state = state._replace(
       params=state.params | {'actor_critic': params},
@@ -277,50 +225,103 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     )
     return state, metrics, dream_metrics
 
-  def update(state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
-    """One update, seen from one device; gradients are averaged over DEVICES."""
-    sequence = experience.time_major(sequence)
-    batch = sequence.identity.shape[0]
-    key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
-    place = jax.lax.axis_index(DEVICES) * batch + jnp.arange(batch)
-    sequence_keys = jax.vmap(lambda place: jax.random.fold_in(shared_key, place))(place)
-    keys = jax.vmap(jax.random.split)(sequence_keys)
-    state, posterior, model_metrics = improve_world_model(state, keys[:, 0], sequence)
+  def _targets(
+    self, spread: returns.Spread, imagined: _Imagined
+  ) -> tuple[returns.Spread, jax.Array, ac.Targets]:
+    """The new spread of returns, the advantages' scale, and targets [S, H] of imagined steps."""
+    config, dreamt = self.dreamer.config, imagined.dream
+    drive = self._drive(imagined)
+    return_, weight = dream.returns_and_weights(
+      dreamt,
+      drive(self._since_start(dreamt.novelty)),
+      gamma=config.gamma,
+      lambda_=config.lambda_,
+    )
+    # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
+    # members disagree most there, and their novelty would set the scale of all others.
+    first = jnp.where(dreamt.weight > 0, return_[0], jnp.nan)
+    spread, scale = returns.update_spread(
+      spread,
+      jax.lax.all_gather(first, devices_lib.DEVICES),
+      rate=config.return_rate,
+      floor=config.return_floor,
+    )
+    total = devices_lib.over_devices(weight.sum())
+    targets = ac.Targets(
+      return_=return_,
+      advantage=(return_ - dreamt.value[:-1]) / scale,
+      slow_value=dreamt.value[:-1],
+      weight=weight / jnp.maximum(total, 1e-8),
+    )
+    return spread, scale, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
 
-    novelty = novelty_of(*posterior.moments)
-    # The actor sleeps until the model is worth dreaming in: a dream of no rows costs nothing.
-    awake = state.step >= agent_config.warm_up_updates
-    intrinsic_state, drives = intrinsic.update(
-      state.intrinsic, over_devices(novelty.mean()), agent_config, awake=awake
-    )
-    horizon = jnp.where(awake, drives.horizon, 0)
-    last = sequence.step_type == LAST
-    start = dream.starts(
-      posterior, last, novelty, keys[:, 1], num_rows=agent_config.starts_per_sequence, window=window
-    )
-    dreamt = dream.rollout(model, policy, state.params, state.slow_critic, start, horizon)
-    replayed = dream.past(posterior, novelty, window)
-    state, policy_metrics, dream_metrics = improve_actor_critic(
-      state, dreamt, replayed, sequence, drives.novelty_scale
-    )
+  def _imagined_gradient(
+    self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
+  ) -> tuple[Tree, Metrics]:
+    """Gradient and metrics of the actor-critic's loss, added up over chunks of imagined steps."""
+    policy, window = self.dreamer.actor_critic, self.dreamer.config.window
+    count = self.dreamer.config.steps_per_chunk
 
-    clean = intrinsic.clean_novelty(*posterior.moments)
-    metrics = {
-      **{f'world_model/{name}': value for name, value in model_metrics.items()},
-      **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
-      'intrinsic/novelty': novelty.mean(),
-      'intrinsic/novelty_fast': drives.novelty_fast,
-      'intrinsic/novelty_slow': drives.novelty_mean,
-      'intrinsic/clean_novelty': clean.mean(),
-      'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
-      'intrinsic/competence': drives.competence,
-      'intrinsic/boredom': drives.boredom,
-      'dream/horizon': horizon.astype(jnp.float32),
-      **{f'dream/{name}': value for name, value in dream_metrics.items()},
-    }
-    state = state._replace(
-      key=jax.random.key_data(key), intrinsic=intrinsic_state, step=state.step + 1
-    )
-    return state, over_devices(metrics)
+    def add_chunk(chunk: jax.Array, carry: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
+      first = chunk * count
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1)
+      steps = dream.rows(dreamt, first, count, window)
+      (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
+        params, steps, jax.tree.map(cut, targets)
+      )
+      return jax.tree.map(jnp.add, carry, (grads, metrics))
 
-  return Update(init, update)
+    steps = dream.rows(dreamt, 0, count, window)
+    first_targets = jax.tree.map(lambda x: x[:, :count], targets)
+    empty = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(jax.grad(policy.loss, has_aux=True), params, steps, first_targets),
+    )
+    num_chunks = (dreamt.horizon + count - 1) // count  # those beyond the horizon cost nothing
+    result: tuple[Tree, Metrics] = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
+    return result
+
+  def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[jax.Array, Tree]:
+    """Loss and gradient of the critic on replayed steps."""
+    config, replayed, sequence = self.dreamer.config, imagined.replayed, imagined.sequence
+    reward = sequence.reward + self._drive(imagined)(self._since_start(replayed.novelty))
+    window = ac.Window(replayed.features, replayed.novelty, replayed.episode)
+
+    def loss(params: Tree) -> jax.Array:
+      return config.replayed_value_scale * self.dreamer.actor_critic.replayed_value_loss(
+        params, state.slow_critic, window, replayed.novelty, reward,
+        sequence.discount, sequence.step_type == LAST,
+      )  # fmt: skip
+
+    result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
+    return result
+
+  def _drive(self, imagined: _Imagined) -> Callable[[jax.Array], jax.Array]:
+    """Novelty -> intrinsic reward."""
+    config = self.dreamer.config
+    return lambda novelty: config.novelty_scale * novelty / (imagined.novelty_scale + 1e-8)
+
+  def _since_start(self, x: jax.Array) -> jax.Array:
+    """[S, window - 1 + H] -> [H, S], without the context of before the start."""
+    return jnp.swapaxes(x[:, self.dreamer.config.window - 1 :], 0, 1)
+
+
+def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:
+  """Two keys for each sequence of this device, which follow from its place in the global batch."""
+  place = jax.lax.axis_index(devices_lib.DEVICES) * batch + jnp.arange(batch)
+  sequence_keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(place)
+  keys = jax.vmap(jax.random.split)(sequence_keys)
+  return keys[:, 0], keys[:, 1]
+
+
+def _intrinsic_metrics(posterior: Any, novelty: jax.Array, drives: intrinsic.Drives) -> Metrics:
+  clean = intrinsic.clean_novelty(*posterior.moments)
+  return {
+    'intrinsic/novelty': novelty.mean(),
+    'intrinsic/novelty_fast': drives.novelty_fast,
+    'intrinsic/novelty_slow': drives.novelty_mean,
+    'intrinsic/clean_novelty': clean.mean(),
+    'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
+    'intrinsic/competence': drives.competence,
+    'intrinsic/boredom': drives.boredom,
+  }

@@ -1,9 +1,11 @@
 """PPO's TrainState and one update, seen from one device: epochs over shuffled minibatches.
 
-Also how many minibatches and epochs suit how many environments. The shuffle belongs to an environment and its
-place in the global batch, so the update does not depend on how many devices share the batch.
+Also the numbers of minibatches and epochs that suit a number of environments. The shuffle belongs to
+an environment and its place in the global batch, so the update does not depend on how many devices
+share the batch.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hephaestus.agents import experience, masked_ppo
+from hephaestus.agents import experience, masked_ppo, returns
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import dreamer_update
+from hephaestus.learner import devices as devices_lib
 
 Tree = Any
 Metrics = dict[str, jax.Array]
-DEVICES = dreamer_update.DEVICES
 
-# Where the published numbers of PPO were found: 256 environments, 128 steps.
+# PPO's published settings: 256 environments, 128 steps.
 REFERENCE_STEPS = 256 * 128
 REFERENCE_MINIBATCHES, REFERENCE_EPOCHS = 4, 4
 REFERENCE_RATE = 2.5e-4
@@ -30,7 +31,7 @@ LEAST_EPOCHS = 2
 
 
 class Scale(NamedTuple):
-  """How often an unroll is learned from, and how fast.
+  """Minibatches, epochs and learning rate of one unroll.
 
   Attributes:
     num_minibatches: of each epoch, M.
@@ -51,7 +52,7 @@ def auto_scale(
   num_devices: int = 1,
   recurrent: bool = False,
 ) -> Scale:
-  """Minibatches, epochs and learning rate for a number of environments, unless they are set by hand.
+  """Minibatches, epochs and learning rate for a number of environments, unless the config sets them.
 
   With more environments a minibatch keeps to about 8,192 steps: more of them make an epoch, and fewer
   epochs follow, down to 2, so that the number of gradient steps stays while it can. The rate is
@@ -63,14 +64,14 @@ def auto_scale(
     | 2,048 x 128    | 32          | 2      | 64             | 6.25e-5 |
 
   Args:
-    config: whose numbers go first, where it has any.
+    config: its numbers take precedence.
     num_envs: N, over all devices.
     num_steps: of each environment in an unroll.
     num_devices: that share the environments.
-    recurrent: whether minibatches are of whole streams and not of single rows.
+    recurrent: whether minibatches are of whole streams and not of single steps.
 
   Raises:
-    ValueError: environments or rows do not divide; names the field and the nearest that would.
+    ValueError: environments or steps do not divide; names the field and the nearest that would.
   """
   if num_envs % num_devices:
     near = max(1, round(num_envs / num_devices)) * num_devices
@@ -78,7 +79,7 @@ def auto_scale(
       f'actor.num_envs={num_envs}: does not divide over {num_devices} devices; {near} would'
     )
   local = num_envs // num_devices
-  fits = lambda count: local % worlds_per_block(count, num_steps, recurrent) == 0
+  fits = lambda count: local % envs_per_block(count, num_steps, recurrent) == 0
   # A minibatch is shared by all devices and has something of each.
   largest = local if recurrent else local * num_steps
   feasible = [count for count in range(1, min(largest, 4096) + 1) if fits(count)]
@@ -104,10 +105,10 @@ def auto_scale(
   return Scale(minibatches, epochs, rate)
 
 
-def worlds_per_block(num_minibatches: int, num_steps: int, recurrent: bool) -> int:
-  """How many neighbouring environments are shuffled among each other.
+def envs_per_block(num_minibatches: int, num_steps: int, recurrent: bool) -> int:
+  """Neighbouring environments whose steps are shuffled together.
 
-  Each block gives equally much to each minibatch. Rows of one environment are shuffled by themselves
+  Each block gives equally much to each minibatch. Steps of one environment are shuffled by themselves
   where they divide among the minibatches; else those of as few environments together as do.
   """
   if recurrent:
@@ -140,7 +141,7 @@ def environment_step(state: TrainState) -> int:
 
 
 def _advance(halves: jax.Array, count: int) -> jax.Array:
-  """[2] uint32 and a number below 2**32; 32 bits alone are full within an hour on a fast machine."""
+  """Adds a number below 2**32 to [2] uint32; 32 bits alone overflow within an hour on a fast machine."""
   low = halves[0] + jnp.uint32(count)
   return jnp.stack([low, halves[1] + (low < halves[0])])
 
@@ -149,20 +150,20 @@ class Footprint(NamedTuple):
   """Bytes of what an update holds on one device besides its state.
 
   Attributes:
-    rows: of one batch.
+    steps: of one batch.
     minibatch: of those, at a time.
     residuals: that the gradient of a minibatch would keep if no operation were fused with another.
-    forward: of a pass over all rows, that only a memory needs; 0 without.
+    forward: of a pass over all steps, that only a recurrent network needs; 0 without.
   """
 
-  rows: int
+  steps: int
   minibatch: int
   residuals: int
   forward: int
 
 
 def num_bytes(tree: Tree) -> int:
-  """Of all arrays of a tree, or of their shapes; keys are small, and not counted."""
+  """Bytes of all arrays of a tree, or of their shapes; keys are small, and not counted."""
   is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if not is_key(x))
 
@@ -199,150 +200,179 @@ def make_update(
     config: of the optimizer.
     scale: minibatches, epochs and rate.
     max_environment_steps: at which an annealed rate is 0; None to keep it.
-    delayed: whether those who acted may have had parameters of some updates ago.
+    delayed: whether actors may have had parameters of some updates ago.
   """
-  network = ppo.network
-  recurrent = bool(ppo.config.recurrent_size)
-  num_minibatches, num_epochs, full_rate = scale
   optimizer = optax.chain(
     optax.clip_by_global_norm(config.max_gradient), optax.scale_by_adam(eps=config.adam_epsilon)
   )
+  anneal_until = max_environment_steps if config.anneal else None
+  learner = _Learner(ppo, optimizer, scale, anneal_until, delayed)
+  return Update(learner.init, learner.update, learner.footprint, scale)
 
-  def learning_rate(state: TrainState) -> jax.Array:
-    """By environment steps and not by updates, of which other numbers of environments make others.
 
-    All gradient steps of one unroll have the same.
-    """
-    rate = jnp.float32(full_rate)
-    if not config.anneal or max_environment_steps is None:
-      return rate
-    low, high = state.environment_step.astype(jnp.float32)
-    return rate * jnp.maximum(0.0, 1.0 - (low + 2.0**32 * high) / max_environment_steps)
+@dataclasses.dataclass(frozen=True)
+class _Learner:
+  """An agent, its optimizer and the scale of its updates.
 
-  def init(key: chex.PRNGKey) -> TrainState:
+  Attributes:
+    ppo: the agent.
+    optimizer: but for the learning rate.
+    scale: minibatches, epochs and rate.
+    anneal_until: environment steps at which the rate is 0; None to keep it.
+    delayed: whether actors may have had parameters of some updates ago.
+  """
+
+  ppo: masked_ppo.PPO
+  optimizer: optax.GradientTransformation
+  scale: Scale
+  anneal_until: int | None
+  delayed: bool
+
+  @property
+  def _recurrent(self) -> bool:
+    return bool(self.ppo.config.recurrent_size)
+
+  def init(self, key: chex.PRNGKey) -> TrainState:
+    """A TrainState at its beginning."""
     init_key, key = jax.random.split(key)
-    params = ppo.agent.init_params(init_key)
+    params = self.ppo.agent.init_params(init_key)
     return TrainState(
       params=params,
-      opt_state=optimizer.init(params),
+      opt_state=self.optimizer.init(params),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
       environment_step=jnp.zeros(2, jnp.uint32),
     )
 
-  def shuffle(key: chex.PRNGKey, num_envs: int, num_steps: int) -> jax.Array:
-    """[E M, R] int32, places in a batch of this device: of streams, or of environment-major rows."""
-    block = worlds_per_block(num_minibatches, num_steps, recurrent)
-    count = num_envs // block
-    size = block if recurrent else block * num_steps
-    places = jax.lax.axis_index(DEVICES) * count + jnp.arange(count)
-    keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(places)
-    bits = jax.vmap(lambda key: jax.random.bits(key, (num_epochs, size)))(keys)
-    order = jnp.argsort(bits, axis=-1) + size * jnp.arange(count)[:, None, None]
-    order = order.reshape(count, num_epochs * num_minibatches, size // num_minibatches)
-    return jnp.swapaxes(order, 0, 1).reshape(num_epochs * num_minibatches, -1)
-
-  def pick(rows: masked_ppo.Rows, memory: Tree, places: jax.Array):
-    """One minibatch: whole streams, or rows of a batch that is flat already."""
-    axis = 1 if recurrent else 0
-    rows = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), rows)
-    return rows, jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode='clip'), memory)
-
-  def normalise(rows: masked_ppo.Rows) -> masked_ppo.Rows:
-    """Advantages to mean 0 and deviation 1, weights to sum 1, over a minibatch of all devices.
-
-    Weights sum to 1 on average over the devices, so the mean of their gradients is the gradient.
-    """
-    total = lambda x: dreamer_update.over_devices(jnp.sum(x))
-    weight = rows.weight / jnp.maximum(total(rows.weight), 1e-8)
-    centred = rows.advantage - total(weight * rows.advantage)
-    deviation = jnp.sqrt(total(weight * jnp.square(centred)))
-    return rows._replace(advantage=centred / (deviation + 1e-8), weight=weight)
-
-  def update(state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
+  def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
     """One update, seen from one device; gradients are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(jax.random.wrap_key_data(state.key))
-    rate = learning_rate(state)
-    batch = network.rows(state.params, sequence, delayed=delayed)
+    rate = self._learning_rate(state)
+    batch = self.ppo.network.rows(state.params, sequence, delayed=self.delayed)
     num_steps, num_envs = batch.weight.shape
-    order = shuffle(shuffle_key, num_envs, num_steps)
-    rows = batch
-    if not recurrent:
-      # Time-major is how they lie already; so places are turned, and not the rows.
-      rows = _flat(batch)
+    order = self._shuffle(shuffle_key, num_envs, num_steps)
+    steps = batch
+    if not self._recurrent:
+      # Time-major is how they lie already; so places are turned, and not the steps.
+      steps = _flat(batch)
       order = order % num_steps * num_envs + order // num_steps
-
-    def step(carry, places):
-      params, opt_state = carry
-      minibatch, memory = pick(rows, sequence.initial_state, places)
-      (_, metrics), grads = jax.value_and_grad(network.loss, has_aux=True)(
-        params, normalise(minibatch), memory
-      )
-      grads = dreamer_update.over_devices(grads)
-      updates, opt_state = optimizer.update(grads, opt_state, params)
-      updates = jax.tree.map(lambda x: -rate * x, updates)
-      metrics['gradient_norm'] = optax.global_norm(grads)
-      return (optax.apply_updates(params, updates), opt_state), metrics
-
-    (params, opt_state), metrics = jax.lax.scan(step, (state.params, state.opt_state), order)
-    metrics = {f'ppo/{name}': value.mean() for name, value in metrics.items()}
-    metrics |= {
-      'ppo/explained_variance': explained_variance(batch),
-      'ppo/value': jnp.mean(batch.value),
-      'ppo/return': jnp.mean(batch.return_),
-      'ppo/learning_rate': rate,
-    }
-    if batch.mask is not None:
-      nothing_legal = ~batch.mask.any(-1) & (batch.weight > 0)
-      metrics['ppo/nothing_legal'] = jnp.mean(nothing_legal.astype(jnp.float32))
+    params, opt_state, metrics = self._epochs(state, steps, sequence.initial_state, rate, order)
     state = TrainState(
       params=params,
       opt_state=opt_state,
       key=jax.random.key_data(key),
       step=state.step + 1,
       environment_step=_advance(
-        state.environment_step, num_steps * num_envs * jax.lax.axis_size(DEVICES)
+        state.environment_step, num_steps * num_envs * jax.lax.axis_size(devices_lib.DEVICES)
       ),
     )
-    return state, dreamer_update.over_devices(metrics)
+    metrics = {f'ppo/{name}': value.mean() for name, value in metrics.items()}
+    metrics |= _batch_metrics(batch) | {'ppo/learning_rate': rate}
+    return state, devices_lib.over_devices(metrics)
 
-  def footprint(params: Tree, sequence: experience.Sequence) -> Footprint:
+  def _learning_rate(self, state: TrainState) -> jax.Array:
+    """Annealed by environment steps, as the number of updates depends on that of environments.
+
+    All gradient steps of one unroll have the same.
+    """
+    rate = jnp.float32(self.scale.learning_rate)
+    if self.anneal_until is None:
+      return rate
+    low, high = state.environment_step.astype(jnp.float32)
+    return rate * jnp.maximum(0.0, 1.0 - (low + 2.0**32 * high) / self.anneal_until)
+
+  def _shuffle(self, key: chex.PRNGKey, num_envs: int, num_steps: int) -> jax.Array:
+    """[E M, R] int32, places in a batch of this device: of streams, or of environment-major steps."""
+    num_minibatches, num_epochs, _ = self.scale
+    block = envs_per_block(num_minibatches, num_steps, self._recurrent)
+    count = num_envs // block
+    size = block if self._recurrent else block * num_steps
+    places = jax.lax.axis_index(devices_lib.DEVICES) * count + jnp.arange(count)
+    keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(places)
+    bits = jax.vmap(lambda key: jax.random.bits(key, (num_epochs, size)))(keys)
+    order = jnp.argsort(bits, axis=-1) + size * jnp.arange(count)[:, None, None]
+    order = order.reshape(count, num_epochs * num_minibatches, size // num_minibatches)
+    return jnp.swapaxes(order, 0, 1).reshape(num_epochs * num_minibatches, -1)
+
+  def _epochs(
+    self, state: TrainState, steps: masked_ppo.Rows, memory: Tree, rate: jax.Array, order: jax.Array
+  ) -> tuple[Tree, Tree, Metrics]:
+    """A gradient step for each minibatch; new parameters and moments, and metrics [E M]."""
+
+    def gradient_step(carry: tuple[Tree, Tree], places: jax.Array):
+      params, opt_state = carry
+      minibatch, states = self._pick(steps, memory, places)
+      (_, metrics), grads = jax.value_and_grad(self.ppo.network.loss, has_aux=True)(
+        params, _normalise(minibatch), states
+      )
+      grads = devices_lib.over_devices(grads)
+      updates, opt_state = self.optimizer.update(grads, opt_state, params)
+      updates = jax.tree.map(lambda x: -rate * x, updates)
+      metrics['gradient_norm'] = optax.global_norm(grads)
+      return (optax.apply_updates(params, updates), opt_state), metrics
+
+    carry, metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), order)
+    return *carry, metrics
+
+  def _pick(self, steps: masked_ppo.Rows, memory: Tree, places: jax.Array):
+    """One minibatch: whole streams, or steps of a batch that is flat already."""
+    axis = 1 if self._recurrent else 0
+    steps = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), steps)
+    return steps, jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode='clip'), memory)
+
+  def footprint(self, params: Tree, sequence: experience.Sequence) -> Footprint:
+    """Bytes of an update, from shapes alone."""
+    count = self.scale.num_minibatches
+
     def split(params: Tree, sequence: experience.Sequence):
       sequence = experience.time_major(sequence)
-      rows, memory = network.rows(params, sequence), sequence.initial_state
-      if recurrent:
-        part = lambda x: x[:, : x.shape[1] // num_minibatches]
-        return rows, (jax.tree.map(part, rows), jax.tree.map(lambda x: part(x[None])[0], memory))
-      part = lambda x: x[: x.shape[0] // num_minibatches]
-      return rows, (jax.tree.map(part, _flat(rows)), memory)
+      steps, memory = self.ppo.network.rows(params, sequence), sequence.initial_state
+      if self._recurrent:
+        part = lambda x: x[:, : x.shape[1] // count]
+        return steps, (jax.tree.map(part, steps), jax.tree.map(lambda x: part(x[None])[0], memory))
+      part = lambda x: x[: x.shape[0] // count]
+      return steps, (jax.tree.map(part, _flat(steps)), memory)
 
     def residuals(params: Tree, minibatch: tuple[masked_ppo.Rows, Tree]):
-      return jax.vjp(lambda params: network.loss(params, *minibatch)[0], params)[1]
+      return jax.vjp(lambda params: self.ppo.network.loss(params, *minibatch)[0], params)[1]
 
-    rows, minibatch = jax.eval_shape(split, params, sequence)
+    steps, minibatch = jax.eval_shape(split, params, sequence)
     kept = num_bytes(jax.eval_shape(residuals, params, minibatch))
     return Footprint(
-      rows=num_bytes(rows),
+      steps=num_bytes(steps),
       minibatch=num_bytes(minibatch),
       residuals=kept,
-      forward=num_minibatches * kept // 6 if recurrent else 0,  # measured: see docs/design.md
+      forward=count * kept // 6 if self._recurrent else 0,  # a sixth, as measured
     )
 
-  return Update(init, update, footprint, scale)
+
+def _normalise(steps: masked_ppo.Rows) -> masked_ppo.Rows:
+  """Advantages to mean 0 and deviation 1, weights to sum 1, over a minibatch of all devices.
+
+  Weights sum to 1 on average over the devices, so the mean of their gradients is the gradient.
+  """
+  total = devices_lib.mean_total
+  weight = steps.weight / jnp.maximum(total(steps.weight), 1e-8)
+  advantage = returns.standardise(steps.advantage, weight, total)
+  return steps._replace(advantage=advantage, weight=weight)
 
 
-def _flat(rows: masked_ppo.Rows) -> masked_ppo.Rows:
-  """[T, B, ...] rows, some of which may have no numbers, as [T B, ...]."""
-  return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), rows)
+def _batch_metrics(batch: masked_ppo.Rows) -> Metrics:
+  """Metrics of a batch before it is learned from."""
+  metrics = {
+    'ppo/explained_variance': returns.explained_variance(
+      batch.return_, batch.value, batch.weight, devices_lib.mean_total
+    ),
+    'ppo/value': jnp.mean(batch.value),
+    'ppo/return': jnp.mean(batch.return_),
+  }
+  if batch.mask is not None:
+    nothing_legal = ~batch.mask.any(-1) & (batch.weight > 0)
+    metrics['ppo/nothing_legal'] = jnp.mean(nothing_legal.astype(jnp.float32))
+  return metrics
 
 
-def explained_variance(rows: masked_ppo.Rows) -> jax.Array:
-  """1 - Var[G - v] / Var[G] over the rows of all devices: 1 for a critic that knows, 0 for a mean."""
-  total = lambda x: dreamer_update.over_devices(jnp.sum(x))
-  weight = rows.weight / jnp.maximum(total(rows.weight), 1e-8)
-
-  def variance(x: jax.Array) -> jax.Array:
-    return total(weight * jnp.square(x - total(weight * x)))
-
-  return 1.0 - variance(rows.return_ - rows.value) / jnp.maximum(variance(rows.return_), 1e-8)
+def _flat(steps: masked_ppo.Rows) -> masked_ppo.Rows:
+  """[T, B, ...] steps, some of which may have no numbers, as [T B, ...]."""
+  return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), steps)

@@ -1,6 +1,6 @@
 """Several processes that learn as one: they join, keep in step, and end together.
 
-Nothing but gradients crosses between them in an update (`dreamer_update.DEVICES` runs over all
+Nothing but gradients crosses between them in an update (`devices.DEVICES` runs over all
 devices). What is agreed upon beside that goes through the coordinator of `jax.distributed`, which
 lives in the first process.
 """

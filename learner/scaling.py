@@ -16,6 +16,7 @@ import jax
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.learner import bench, dreamer_update
+from hephaestus.learner import devices as devices_lib
 
 # Of a chip of TPU v4, by Jouppi et al. (2023), "TPU v4: An Optically Reconfigurable Supercomputer":
 # six links of 50 GB/s each, and 275 TFLOP/s in bfloat16.
@@ -104,7 +105,7 @@ def compile_for(work: bench.Work, num_devices: int) -> Program:
   )
   mapped = jax.pmap(
     made.update,
-    axis_name=dreamer_update.DEVICES,
+    axis_name=devices_lib.DEVICES,
     donate_argnums=0,
     devices=jax.local_devices()[:num_devices],
   )
@@ -125,7 +126,7 @@ def _size(work: bench.Work) -> tuple[int, float]:
   """Bytes of the gradients, and operations of the matrix products of the longest update."""
   made, state, sequence = _shapes(work, 1)
   gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-  jaxpr = jax.make_jaxpr(made.update, axis_env=[(dreamer_update.DEVICES, 1)])(state, sequence)
+  jaxpr = jax.make_jaxpr(made.update, axis_env=[(devices_lib.DEVICES, 1)])(state, sequence)
   horizon = work.agent.horizon_max
   trips = (horizon, math.ceil(horizon / work.agent.steps_per_chunk))
   always, *by_row = bench.matmul_flops(jaxpr.jaxpr)

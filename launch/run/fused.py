@@ -1,9 +1,11 @@
-"""A fused run: environment and update in one program of one process, with what `local` gives to others."""
+"""A fused run: environment and update in one program of one process, with its evaluation."""
 
 import os
 import pathlib
 import signal
 import threading
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,9 +20,11 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, variables
 from hephaestus.launch.run import progress as progress_lib
+from hephaestus.learner import advice as advice_lib
 from hephaestus.learner import allocator, checkpoint, ppo_update
-from hephaestus.learner import fused as fused_lib
+from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
+from hephaestus.learner.sources import unrolled
 from hephaestus.replay import parameters
 
 
@@ -40,7 +44,7 @@ def build(
   environment: environment_lib.Environment,
   ppo: masked_ppo.PPO,
   devices: list[jax.Device],
-) -> fused_lib.Fused:
+) -> unrolled.Program:
   """The program of a run, not yet compiled.
 
   Raises:
@@ -67,21 +71,21 @@ def build(
     scale,
     max_environment_steps=config.max_environment_steps,
   )
-  worlds = fused_lib.Worlds(unroll.init, unroll.unroll, num_envs, num_steps)
-  return fused_lib.Fused(update, ppo.agent.acting_params, worlds, devices)
+  environments = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
+  return unrolled.Program(update, ppo.agent.acting_params, environments, devices)
 
 
 def saved(
   config: launch_config.ExperimentConfig,
-) -> tuple[environment_lib.Environment, agent_lib.Agent, fused_lib.FusedState]:
-  """The environment, the agent, and the shapes of what a run's checkpoints hold, but for its environments."""
+) -> tuple[environment_lib.Environment, agent_lib.Agent, unrolled.FusedState]:
+  """The environment, the agent, and the shapes of a run's checkpoints without its environments."""
   environment, ppo = make_ppo(config)
   shapes = build(config, environment, ppo, jax.local_devices()[:1]).shapes()
   return environment, ppo.agent, shapes._replace(worlds=None)
 
 
 def check_memory(
-  memory: fused_lib.Memory, available: int | None, *, num_envs: int, num_devices: int
+  memory: unrolled.Memory, available: int | None, *, num_envs: int, num_devices: int
 ) -> str | None:
   """What to say before a program is compiled that may not fit; None if it should.
 
@@ -123,104 +127,175 @@ def train(
   reset_moments: bool = False,
   profile: profile_lib.Span | None = None,
 ) -> int:
-  """Runs until it is learned, interrupted or failed.
+  """Runs until the run is over, interrupted or failed.
 
   Args:
     config: of the run.
     folder: of the run, opened.
-    reset_moments: whether the optimizer begins anew where the run goes on.
+    reset_moments: whether the optimizer begins anew where the run resumes.
     profile: updates that are traced; None for none.
 
   Returns:
-    The exit code: 0 when learned or stopped, 1 when its numbers were no longer finite.
+    The exit code: 0 when finished or stopped, 1 when a metric was not finite.
   """
   _prepare_process(config)
   environment, ppo = make_ppo(config)
-  agent_config, learner_config = config.ppo()
   with folder_lib.only_one(folder), _interrupts() as stop:
-    progress = progress_lib.Progress(config, folder, starting='compiling, some ten seconds')
-    progress.tick()
-    fused = build(config, environment, ppo, jax.local_devices())
-    memory = fused.memory()
-    progress.say(
-      f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
-      f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients'
-    )
-    scarce = check_memory(
-      memory,
-      _available_bytes(fused.devices),
-      num_envs=config.actor.num_envs,
-      num_devices=len(fused.devices),
-    )
-    events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
-    events.write({'kind': 'started', 'name': 'learner'})
-
-    def warn(text: str) -> None:
-      events.write({'kind': 'warning', 'text': text})
-      progress.say(f'warning: {text}')
-
-    if scarce is not None:
-      warn(scarce)
-    progress.say(_describe(config, fused, fused.compile()))
-    play = evaluator.Play(
-      environment, ppo.agent, config.evaluator.num_episodes, greedy=config.evaluator.greedy
-    )
-    camera = evaluator.Camera(play, folder / 'videos', config.evaluator.video_period)
-    loggers: dict[str, Any] = {}
-
-    def make_logger(step: int) -> Any:
-      make = lambda name, key: metrics.make_logger(
-        folder, name, steps_key=key, tensorboard=config.tensorboard, wandb=config.wandb,
-        resume=('learner_step', step),
-      )  # fmt: skip
-      loggers['evaluator'] = make('evaluator', 'environment_step')
-      return make('learner', 'learner_step')
-
-    def score(params: Any, step: int, environment_step: int, final: bool) -> float | None:
-      result = evaluator.score(
-        play,
-        parameters.Snapshot(step, environment_step, ended_launch=0, params=params),
-        final=final,
-        config=config.evaluator,
-        logger=loggers['evaluator'],
-        camera=camera,
-        seed=config.seed,
-      )
-      return result.normalised_score
-
-    run = fused_lib.Run(
-      fused=fused,
-      config=learner_config,
-      checkpointer=checkpoint.Checkpointer(folder / 'checkpoints'),
-      score=score,
-      score_period=config.evaluator.period,
-      make_logger=make_logger,
-      warn=warn,
-      tick=progress.tick,
-      should_stop=stop.is_set,
+    terminal = _Terminal(config, folder)
+    program = build(config, environment, ppo, jax.local_devices())
+    _compile(config, program, terminal)
+    source = unrolled.Unrolled(
+      program,
       max_environment_steps=config.max_environment_steps,
-      max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
+      resume=unrolled.Resume(reset_moments, terminal.warn),
+    )
+    scores = _Scores(config, folder, environment, ppo, terminal)
+    loop = loop_lib.Loop(
+      source,
+      config.learner,
+      loop_lib.Budget(
+        max_environment_steps=config.max_environment_steps,
+        max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
+      ),
+      loop_lib.Hooks(
+        should_stop=stop.is_set, make_logger=scores.make_logger, between=scores.between
+      ),
+      checkpointer=checkpoint.Checkpointer(folder / 'checkpoints'),
       seed=config.seed,
-      entropy_scale=agent_config.entropy_scale,
-      reset_moments=reset_moments,
       profiler=None
       if profile is None
       else profile_lib.Profiler(profile, profile.folder(folder) / 'learner'),
     )
     try:
-      finished = run.run()
+      finished = loop.run()
     except FloatingPointError as error:
-      progress.end()
+      terminal.end()
       print(error, flush=True)
       return 1
     finally:
-      for logger in (*loggers.values(), events):
-        logger.close()
-  progress.end()
+      scores.close()
+      terminal.close()
+  terminal.end()
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
   print(progress_lib.summary(folder) if finished else _farewell(folder), flush=True)
   return 0
+
+
+class _Terminal:
+  """Progress on the terminal, and warnings there and among the run's events."""
+
+  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
+    self._progress = progress_lib.Progress(config, folder, starting='compiling, some ten seconds')
+    self._progress.tick()
+    self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
+    self.say, self.tick, self.end = self._progress.say, self._progress.tick, self._progress.end
+    self.close = self._events.close
+
+  def started(self) -> None:
+    """Notes that training begins."""
+    self._events.write({'kind': 'started', 'name': 'learner'})
+
+  def warn(self, text: str) -> None:
+    """Shows a warning and notes it."""
+    self._events.write({'kind': 'warning', 'text': text})
+    self.say(f'warning: {text}')
+
+
+class _Scores:
+  """Evaluates between updates, writes videos, and gives PPO's advice from its metrics."""
+
+  def __init__(
+    self,
+    config: launch_config.ExperimentConfig,
+    folder: pathlib.Path,
+    environment: environment_lib.Environment,
+    ppo: masked_ppo.PPO,
+    terminal: _Terminal,
+  ):
+    self._config = config
+    self._folder = folder
+    self._terminal = terminal
+    options = config.evaluator
+    self._play = evaluator.Play(environment, ppo.agent, options.num_episodes, greedy=options.greedy)
+    self._camera = evaluator.Camera(self._play, folder / 'videos', options.video_period)
+    self._advice = advice_lib.Advice(terminal.warn, config.ppo()[0].entropy_scale)
+    self._logger: Any = None
+    self._due = -float('inf')
+
+  def make_logger(self, step: int) -> Any:
+    """The learner's logger, which gives advice by each report."""
+    self._logger = self._open('evaluator', 'environment_step', step)
+    return _Advised(self._open('learner', 'learner_step', step), self._advice)
+
+  def _open(self, name: str, key: str, step: int) -> Any:
+    return metrics.make_logger(
+      self._folder, name, steps_key=key, tensorboard=self._config.tensorboard,
+      wandb=self._config.wandb, resume=('learner_step', step),
+    )  # fmt: skip
+
+  def between(self, status: loop_lib.Status) -> None:
+    """Shows progress; evaluates where it is due, or the run has finished."""
+    self._terminal.tick()
+    if not status.finished and time.monotonic() < self._due:
+      return
+    self._due = time.monotonic() + self._config.evaluator.period
+    result = evaluator.score(
+      self._play,
+      parameters.Snapshot(
+        status.step, status.environment_step, ended_launch=0, params=status.acting_params()
+      ),
+      final=status.finished,
+      config=self._config.evaluator,
+      logger=self._logger,
+      camera=self._camera,
+      seed=self._config.seed,
+    )
+    self._advice.score = result.normalised_score
+
+  def close(self) -> None:
+    """Closes the evaluator's logger."""
+    if self._logger is not None:
+      self._logger.close()
+
+
+class _Advised:
+  """A logger whose values are also judged."""
+
+  def __init__(self, logger: Any, advice: advice_lib.Advice):
+    self._logger = logger
+    self._advice = advice
+    self.close = logger.close
+
+  def write(self, values: Mapping[str, Any]) -> None:
+    """Writes a report, then warns by it."""
+    self._logger.write(values)
+    self._advice.look(values)
+
+
+def _compile(
+  config: launch_config.ExperimentConfig, program: unrolled.Program, terminal: _Terminal
+) -> None:
+  """Estimates the memory of a run, compiles its program and prints its numbers.
+
+  Raises:
+    ValueError: the environments cannot fit into memory.
+  """
+  memory = program.memory()
+  terminal.say(
+    f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
+    f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients'
+  )
+  scarce = check_memory(
+    memory,
+    _available_bytes(program.devices),
+    num_envs=config.actor.num_envs,
+    num_devices=len(program.devices),
+  )
+  terminal.started()
+  if scarce is not None:
+    terminal.warn(scarce)
+  terminal.say(_describe(config, program, program.compile()))
 
 
 def _farewell(folder: pathlib.Path) -> str:
@@ -228,12 +303,12 @@ def _farewell(folder: pathlib.Path) -> str:
 
 
 def _describe(
-  config: launch_config.ExperimentConfig, fused: fused_lib.Fused, num_bytes: int
+  config: launch_config.ExperimentConfig, program: unrolled.Program, num_bytes: int
 ) -> str:
-  scale, devices = fused.scale, fused.devices
+  scale, devices = program.scale, program.devices
   return (
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
-    f'{scale.num_minibatches} minibatches of {fused.steps_per_update // scale.num_minibatches:,}, '
+    f'{scale.num_minibatches} minibatches of {program.steps_per_update // scale.num_minibatches:,}, '
     f'{scale.num_epochs} epochs, learning rate {scale.learning_rate:.3g}; '
     f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB compiled'
   )

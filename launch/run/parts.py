@@ -14,7 +14,7 @@ from hephaestus.agents import masked_ppo
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.launch import config as launch_config
 from hephaestus.learner import checkpoint, dreamer_update, ppo_update
-from hephaestus.learner import learner as learner_lib
+from hephaestus.learner.sources import intake
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
 ENDING = 'ending'  # ends with the run, on a host with replay alone
@@ -72,7 +72,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
 
 def make_update(
   config: launch_config.ExperimentConfig, parts: Parts, *, num_devices: int
-) -> learner_lib.Update:
+) -> dreamer_update.Update | ppo_update.Update:
   """The update of a run's agent; ValueError when a batch does not divide over the devices."""
   if not isinstance(parts.trained, masked_ppo.PPO):
     config.dreamer()[1].batch_per_device(num_devices)
@@ -97,7 +97,8 @@ def make_update(
 def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
   """Shapes and dtypes of the learner's checkpoints."""
   update = make_update(config, parts, num_devices=1)
-  return learner_lib.saved_shapes(update, counted=config.agent_name == 'ppo')
+  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
+  return intake.saved_shapes(state) if config.agent_name == 'ppo' else state
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:

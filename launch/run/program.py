@@ -24,11 +24,12 @@ from hephaestus.actors import actor, evaluator
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import metrics, watchdog
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import allocator, checkpoint, on_policy
-from hephaestus.learner import learner as learner_lib
+from hephaestus.learner import allocator, checkpoint, loop
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner import profile as profile_lib
-from hephaestus.learner import staleness as staleness_lib
+from hephaestus.learner.sources import drawn, on_policy, replayed
+from hephaestus.learner.sources import intake as intake_lib
+from hephaestus.learner.sources import staleness as staleness_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
 
@@ -137,7 +138,7 @@ def build_learner(
   place: process_group_lib.Place | None,
   profile: profile_lib.Span | None,
   replay: Sequence['reverb.Client'],
-) -> learner_lib.Learner:
+) -> loop.Loop:
   """The learner node, or one of those that learn as one."""
   allocator.keep()
   should_stop = _stop_signal(config)
@@ -146,61 +147,100 @@ def build_learner(
     group = process_group_lib.ProcessGroup(
       place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
-  speaks = group is None or group.is_first
+  is_first = group is None or group.is_first
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
   read = address  # by this process: shards of its own, where there are enough
   if place is not None and len(address) >= place.size:
     read = address[place.rank :: place.size]
-  folders = enumerate(parts_lib.replay_folders(run, len(replay)))
-  save_replay = replay_saver(
-    replay, [folder if shard in shards_here else None for shard, folder in folders]
+  trained = drawn.Trained(
+    parts_lib.make_update(config, parts, num_devices=jax.device_count()),
+    parts.agent.acting_params,
   )
-  intake = None
-  batch_size = config.batch_size // config.learner.num_processes
-  rows = tables.batch_strata(config.replay.strata, batch_size)
-  staleness = staleness_lib.Staleness([config.replay.strata[index].name for index in rows])
-  reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
+  publisher = parameters.Publisher(address, parts.params_schema) if is_first else None
+  source: loop.Source
   if config.agent_name == 'ppo':
-    save_replay = lambda: None  # what is in a queue will be too old
-    intake = on_policy.Intake(config.ppo()[1].max_staleness)
-    ahead = on_policy.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
-    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
-  return learner_lib.Learner(
-    update=parts_lib.make_update(config, parts, num_devices=jax.device_count()),
-    acting_params=parts.agent.acting_params,
-    config=config.learner,
-    batch_size=config.batch_size,
-    reader=reader.Reader(
-      read,
-      config.replay.strata,
-      parts.sequence_schema,
-      batch_size=batch_size,
-      timeout_seconds=config.replay.timeout_seconds,
-      **reading,
+    intake = intake_lib.Intake(config.ppo()[1].max_staleness)
+    link = drawn.Link(_make_reader(config, parts, read, intake), publisher, launch_id, should_stop)
+    source = on_policy.OnPolicy(trained, link, intake, steps_per_sequence=config.steps_per_sequence)
+  else:
+    link = drawn.Link(_make_reader(config, parts, read), publisher, launch_id, should_stop)
+    source = replayed.Replayed(
+      trained,
+      link,
+      _experience(config, run, shards_here, replay, is_first),
+      publish_period=config.learner.publish_period,
+      num_processes=config.learner.num_processes,
+    )
+  profiler = None
+  if profile is not None and is_first:
+    profiler = profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
+  return loop.Loop(
+    source,
+    config.learner,
+    loop.Budget(
+      max_environment_steps=config.max_environment_steps,
+      max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
     ),
-    publisher=parameters.Publisher(address, parts.params_schema),
-    checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if speaks else None,
-    save_replay=save_replay,
-    environment_step=environment_steps(config, address, parts_lib.LEARNER)
-    if speaks
-    else lambda: None,
-    make_logger=lambda step: _make_logger(
-      config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
+    loop.Hooks(
+      should_stop=should_stop,
+      make_logger=lambda step: _make_logger(
+        config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
+      ),
     ),
-    should_stop=should_stop,
-    max_environment_steps=config.max_environment_steps,
-    max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
-    steps_per_sequence=config.steps_per_sequence,
-    warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
+    checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if is_first else None,
     seed=config.seed,
-    launch_id=launch_id,
-    intake=intake,
-    process_group=group,
-    staleness=staleness if intake is None and speaks else None,
-    profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
-    if profile is not None and speaks
-    else None,
+    group=group,
+    profiler=profiler,
+  )
+
+
+def _make_reader(
+  config: launch_config.ExperimentConfig,
+  parts: parts_lib.Parts,
+  address: Sequence[str],
+  intake: intake_lib.Intake | None = None,
+) -> reader.Reader:
+  """The reader of one process; on-policy it holds few sequences ahead, and asks the intake."""
+  reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
+  if intake is not None:
+    ahead = intake_lib.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
+    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
+  return reader.Reader(
+    address,
+    config.replay.strata,
+    parts.sequence_schema,
+    batch_size=config.batch_size // config.learner.num_processes,
+    timeout_seconds=config.replay.timeout_seconds,
+    **reading,
+  )
+
+
+def _experience(
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  shards_here: Sequence[int],
+  replay: Sequence['reverb.Client'],
+  is_first: bool,
+) -> replayed.Experience:
+  """The replay servers of a run, as the learner sees them; only its first process asks them."""
+  folders = enumerate(parts_lib.replay_folders(run, len(replay)))
+  collected: Callable[[], int | None] = lambda: None
+  staleness = None
+  if is_first:
+    collected = environment_steps(config, _addresses(replay), parts_lib.LEARNER)
+    strata = tables.batch_strata(
+      config.replay.strata, config.batch_size // config.learner.num_processes
+    )
+    staleness = staleness_lib.Staleness([config.replay.strata[index].name for index in strata])
+  return replayed.Experience(
+    save=replay_saver(
+      replay, [folder if shard in shards_here else None for shard, folder in folders]
+    ),
+    environment_step=collected,
+    steps_per_batch=config.batch_size * config.steps_per_sequence,
+    warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
+    staleness=staleness,
   )
 
 

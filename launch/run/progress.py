@@ -10,7 +10,7 @@ from typing import Any
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import fused
+from hephaestus.learner import advice as advice_lib
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 
@@ -179,7 +179,7 @@ class Warnings:
       events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
       say(f'warning: {text}')
 
-    self._advice = fused.Advice(warn, config.ppo()[0].entropy_scale)
+    self._advice = advice_lib.Advice(warn, config.ppo()[0].entropy_scale)
     self._metrics = folder / 'metrics'
     self._newest = time.time()
 

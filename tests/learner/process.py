@@ -15,9 +15,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from acme.utils.loggers import base as loggers
 
-from hephaestus.learner import checkpoint, dreamer_update, learner, process_group
+from hephaestus.learner import checkpoint, devices, dreamer_update, loop, process_group
 from hephaestus.learner import config as learner_config
+from hephaestus.learner.sources import drawn, replayed
 
 BATCH = 8
 
@@ -36,7 +38,7 @@ def mean_update(compiles=lambda: None):
 
   def update(state, batch):
     compiles()
-    mean = dreamer_update.over_devices(batch.mean())
+    mean = devices.over_devices(batch.mean())
     params = state.params + (mean - state.params) / (state.step + 1)
     return state._replace(params=params, step=state.step + 1), {'mean': mean}
 
@@ -77,7 +79,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     compiling.set()
     threading.Event().wait()
 
-  is_done = lambda: rank == size - 1 and node is not None and node._step >= num_updates
+  is_done = lambda: rank == size - 1 and node is not None and node.step >= num_updates
   if ending == 'freeze':
     begin = group.begin_update
     group.begin_update = lambda step: (
@@ -92,30 +94,38 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
   else:
     update = mean_update(compile_for_ever if ending == 'compile' else lambda: None)
     make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
-  node = learner.Learner(
-    update=update,
-    acting_params=lambda params: params,
-    config=learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1),
-    batch_size=BATCH,
-    reader=Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
-    publisher=Nobody(),
-    checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
-    save_replay=lambda: print('replay is saved', flush=True),
-    environment_step=lambda: 0,
-    make_logger=lambda step: learner.loggers.NoOpLogger(),
-    should_stop=lambda: compiling.is_set() or (ending == 'stop' and is_done()),
-    max_environment_steps=1,
-    steps_per_sequence=1,
-    warm_up_steps=0,
-    seed=rank,  # what the others begin with does not count
-    launch_id=1,
-    process_group=group,
+  should_stop = lambda: compiling.is_set() or (ending == 'stop' and is_done())
+  source = replayed.Replayed(
+    drawn.Trained(update, lambda params: params),
+    drawn.Link(
+      Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
+      Nobody() if rank == 0 else None,
+      launch_id=1,
+      should_stop=should_stop,
+    ),
+    replayed.Experience(
+      save=lambda: print('replay is saved', flush=True),
+      environment_step=lambda: 0,
+      steps_per_batch=BATCH,
+      warm_up_steps=0,
+    ),
+    publish_period=25,
+    num_processes=size,
   )
-  print(f'begins at {node._step}', flush=True)
+  node = loop.Loop(
+    source,
+    learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1),
+    loop.Budget(max_environment_steps=1),
+    loop.Hooks(should_stop=should_stop, make_logger=lambda step: loggers.NoOpLogger()),
+    checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
+    seed=rank,  # overridden by the first process's state
+    group=group,
+  )
+  print(f'begins at {node.step}', flush=True)
   try:
     node.run()
   finally:
-    state = checkpoint.replica(node._state)
+    state = checkpoint.replica(node.state)
     np.savez(folder / f'{rank}.npz', *jax.tree.leaves(state))
 
 

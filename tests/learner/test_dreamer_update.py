@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from hephaestus.agents import experience
+from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic, world_model
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.learner import checkpoint, dreamer_update
+from hephaestus.learner import checkpoint, devices, dreamer_update
 from hephaestus.learner import config as learner_config
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -69,7 +69,7 @@ class Trainer:
       self.traces += 1
       return made.update(state, sequence)
 
-    self._update = jax.pmap(update, axis_name=dreamer_update.DEVICES, devices=self.devices)
+    self._update = jax.pmap(update, axis_name=devices.DEVICES, devices=self.devices)
     self.begin()
 
   def begin(self):
@@ -181,7 +181,9 @@ def test_tiny_data_is_learned(dreamer, one_device):
 def test_correlation_is_that_of_the_rows_that_count(expected, real, correlation, num_devices):
   rows = [np.float32(x).reshape(num_devices, -1) for x in (expected, real)]
   counts = np.array([True, True, True, False]).reshape(num_devices, -1)
-  found = jax.pmap(dreamer_update.correlation, axis_name=dreamer_update.DEVICES)(*rows, counts)
+  found = jax.pmap(
+    lambda *arrays: returns.correlation(*arrays, devices.mean_total), axis_name=devices.DEVICES
+  )(*rows, counts)
   np.testing.assert_allclose(found, correlation, atol=1e-5)
 
 
@@ -219,7 +221,7 @@ def test_the_spread_of_returns_is_a_float32_average_corrected_for_its_beginning(
   one_device.begin().step(batch)
   seen = one_device.arrays().spread.value / rate
   fresh = one_device.begin().state
-  spread = dreamer_update.Spread(fresh.spread.value + rate * 5, fresh.spread.num_updates + 1)
+  spread = returns.Spread(fresh.spread.value + rate * 5, fresh.spread.num_updates + 1)
   one_device.state = fresh._replace(spread=spread)
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
@@ -338,7 +340,7 @@ def test_no_key_is_used_twice(dreamer):
   with jax.debug_key_reuse(True):  # noticed when it is traced
     state = jax.eval_shape(made.init, jax.random.key(0))
     replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
-    jax.eval_shape(jax.vmap(made.update, axis_name=dreamer_update.DEVICES), replica, batch)
+    jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), replica, batch)
 
 
 def test_bfloat16_reaches_neither_losses_nor_state():
@@ -348,7 +350,7 @@ def test_bfloat16_reaches_neither_losses_nor_state():
   batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), make_batch(dreamer))
   add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
   new_state, metrics = jax.eval_shape(
-    jax.vmap(update.update, axis_name=dreamer_update.DEVICES), jax.tree.map(add_axis, state), batch
+    jax.vmap(update.update, axis_name=devices.DEVICES), jax.tree.map(add_axis, state), batch
   )
   floats = [x.dtype for x in jax.tree.leaves((state, new_state, metrics))
             if jnp.issubdtype(x.dtype, jnp.floating)]  # fmt: skip

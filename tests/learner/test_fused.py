@@ -13,8 +13,9 @@ from hephaestus.actors import environments, rollout
 from hephaestus.actors.environments import environment
 from hephaestus.agents import masked_ppo
 from hephaestus.launch.run import metrics
-from hephaestus.learner import checkpoint, fused, ppo_update
+from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
+from hephaestus.learner.sources import unrolled
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -53,8 +54,8 @@ def make_fused(
     on_trace()
     return unroll.unroll(*arguments)
 
-  worlds = fused.Worlds(unroll.init, act, num_envs, NUM_STEPS)
-  made = fused.Fused(update, ppo.agent.acting_params, worlds, jax.local_devices()[:num_devices])
+  envs = unrolled.Environments(unroll.init, act, num_envs, NUM_STEPS)
+  made = unrolled.Program(update, ppo.agent.acting_params, envs, jax.local_devices()[:num_devices])
   if compiled:
     made.compile()
   return made
@@ -145,33 +146,32 @@ class Folder:
     self, path, made, *, max_environment_steps, max_seconds=None, reset_moments=False, **changes
   ):
     self.path = path
-    self.scores, self.warnings, self.ticks = [], [], 0
+    self.seen, self.warnings = [], []
     self.stop_after = None
-    self.run = fused.Run(
-      fused=made,
-      config=dataclasses.replace(CONFIG, **changes),
-      checkpointer=checkpoint.Checkpointer(path / 'checkpoints'),
-      score=self.score,
-      score_period=1e9,
-      make_logger=lambda step: metrics.make_logger(
-        path, 'learner', steps_key='learner_step', resume=('learner_step', step)
-      ),
-      warn=self.warnings.append,
-      tick=self.tick,
-      should_stop=lambda: self.stop_after is not None and self.ticks >= self.stop_after,
+    source = unrolled.Unrolled(
+      made,
       max_environment_steps=max_environment_steps,
-      max_seconds=max_seconds,
+      resume=unrolled.Resume(reset_moments, self.warnings.append),
+    )
+    make_logger = lambda step: metrics.make_logger(
+      path, 'learner', steps_key='learner_step', resume=('learner_step', step)
+    )
+    self.run = loop.Loop(
+      source,
+      dataclasses.replace(CONFIG, **changes),
+      loop.Budget(max_environment_steps=max_environment_steps, max_seconds=max_seconds),
+      loop.Hooks(should_stop=self.should_stop, make_logger=make_logger, between=self.between),
+      checkpointer=checkpoint.Checkpointer(path / 'checkpoints'),
       seed=5,
-      entropy_scale=0.01,
-      reset_moments=reset_moments,
     )
 
-  def score(self, params, step, environment_step, final):
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
-    self.scores.append((step, environment_step, final))
+  def should_stop(self):
+    return self.stop_after is not None and self.run.step >= self.stop_after
 
-  def tick(self):
-    self.ticks += 1
+  def between(self, status):
+    params = status.acting_params()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    self.seen.append((status.step, status.environment_step, status.finished))
 
   def rows(self):
     return [json.loads(line) for line in (self.path / 'metrics' / 'learner.jsonl').open()]
@@ -188,7 +188,8 @@ def test_a_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
   assert rows[-1]['environment_step'] == 5 * NUM_WORLDS * NUM_STEPS
   assert {'steps_per_second', 'episode_return', 'ppo/approx_kl', 'ppo/entropy'} <= set(rows[0])
   assert rows[0]['episode_length'] == 3
-  assert folder.scores == [(0, 0, False), (5, 640, True)]
+  assert folder.seen[0] == (0, 0, False) and folder.seen[-1] == (5, 640, True)
+  assert not any(finished for _, _, finished in folder.seen[:-1])
   assert folder.saved(program).step == 5
 
 
@@ -201,7 +202,7 @@ def test_a_run_that_was_stopped_goes_on_bitwise(program, tmp_path):
   assert not first.run.run()
   stopped_at = first.saved(program).step
   assert 0 < stopped_at < 6
-  assert first.scores == [(0, 0, False)]  # nobody who presses Ctrl-C waits for another
+  assert not any(finished for _, _, finished in first.seen)  # Ctrl-C waits for no evaluation
   second = Folder(tmp_path / 'parts', program, max_environment_steps=steps)
   assert second.run.run()
   assert_equal(whole.saved(program).state, second.saved(program).state)
@@ -222,7 +223,7 @@ def test_a_run_goes_on_with_another_number_of_worlds(program, tmp_path):
 
   wider = make_fused(num_envs=2 * NUM_WORLDS, recurrent_size=4)
   anew = Folder(tmp_path, wider, max_environment_steps=7 * steps, reset_moments=True)
-  moments = lambda folder: folder.run._state.train.opt_state
+  moments = lambda folder: folder.run.state.train.opt_state
   assert not any(np.any(leaf) for leaf in jax.tree.leaves(moments(anew)))
   assert all('moments' not in text for text in anew.warnings)
 
@@ -230,7 +231,7 @@ def test_a_run_goes_on_with_another_number_of_worlds(program, tmp_path):
   (warning,) = second.warnings
   assert 'all begin new episodes' in warning
   assert "Adam's moments are calibrated" in warning and '--reset-moments' in warning
-  begun = wider.gather(second.run._state)
+  begun = wider.gather(second.run.state)
   assert_equal(begun.train, before)
   assert (np.asarray(begun.worlds.episode_length) == 0).all()
   assert second.run.run()
@@ -264,7 +265,7 @@ def test_a_run_is_saved_when_it_is_time(program, tmp_path):
 def test_a_run_ends_in_time(program, tmp_path):
   folder = Folder(tmp_path, program, max_environment_steps=10**12, max_seconds=1e-6)
   assert folder.run.run()
-  assert folder.scores[-1][2]
+  assert folder.seen[-1][2]
 
 
 class Puzzle(environment.Environment):
@@ -351,60 +352,3 @@ def test_small_worlds_are_learned(world, changes, before, after):
   mean = lambda sums: float(sums['episode_return'][0] / sums['episodes'][0])
   assert mean(first) < before
   assert mean(last) > after
-
-
-# Advice.
-
-
-def make_row(**changes):
-  return {
-    'learner_step': 1, 'episode_return': 0.0, 'episode_length': 10.0, 'ppo/approx_kl': 0.02,
-    'ppo/clip_fraction': 0.1, 'ppo/entropy': 1.0, 'ppo/learning_rate': 1e-3,
-  } | changes  # fmt: skip
-
-
-def advise(rows, score=None):
-  said = []
-  advice = fused.Advice(said.append, entropy_scale=0.01)
-  advice.score = score
-  for row in rows:
-    advice.look(row)
-  return said
-
-
-@pytest.mark.parametrize(
-  ('changes', 'words'),
-  [
-    (
-      {'ppo/approx_kl': 0.09},
-      ('KL 0.090 is above 0.08', 'lower learner.learning_rate (now 0.001)'),
-    ),
-    ({'ppo/clip_fraction': 0.4}, ('clip fraction 0.40 is above 0.35', 'learner.num_epochs')),
-    (
-      {'ppo/entropy': 0.04},
-      ('entropy collapsed from 1.00', 'larger agent.entropy_scale (now 0.01)'),
-    ),
-  ],
-)
-def test_a_remedy_is_named_once(changes, words):
-  said = advise([make_row(), *[make_row(**changes)] * 3])
-  assert len(said) == 1
-  assert all(word in said[0] for word in words)
-
-
-def test_a_good_run_hears_nothing():
-  rows = [make_row(**{'episode_return': 0.1 * i, 'episode_length': 10.0 + i}) for i in range(64)]
-  assert advise(rows) == []
-  assert advise([make_row(), make_row(**{'ppo/entropy': 0.01})], score=0.95) == []
-
-
-def test_longer_episodes_that_earn_no_more_are_called_oscillation():
-  noise = np.random.default_rng(0).normal(size=64)
-  rows = [make_row(episode_return=0.1 * noise[i], episode_length=10.0 + i) for i in range(64)]
-  (said,) = advise(rows)
-  assert 'episodes get longer while their return is flat' in said
-  assert 'raise agent.entropy_scale' in said
-  assert advise([row | {'episode_return': None} for row in rows]) == []
-  # Rows in which no episode ended are passed over.
-  silent = [make_row(episode_return=None, episode_length=None)]
-  assert len(advise([row for one in rows for row in (one, *silent)])) == 1

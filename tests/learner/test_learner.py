@@ -1,4 +1,4 @@
-"""The learner on a real replay server: it stops anywhere, and goes on from there."""
+"""The training loop on a real replay server: it stops anywhere, and resumes from there."""
 
 import json
 import pathlib
@@ -14,8 +14,9 @@ from hephaestus.actors import actor, environments, rollout
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch.run import metrics
-from hephaestus.learner import checkpoint, dreamer_update, learner
+from hephaestus.learner import checkpoint, dreamer_update, loop
 from hephaestus.learner import config as learner_config
+from hephaestus.learner.sources import drawn, replayed
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
 
@@ -98,33 +99,32 @@ class Run:
 
   def make_learner(self, should_stop, max_environment_steps=10**9):
     client = reverb.Client(self.address)
-    return learner.Learner(
-      update=self.parts.update,
-      acting_params=self.parts.dreamer.agent.acting_params,
-      config=LEARNER,
-      batch_size=BATCH,
-      reader=reader.Reader(
-        self.address,
-        REPLAY.strata,
-        self.parts.schema,
-        batch_size=BATCH,
-        max_in_flight=1,
-        prefetch=1,
+    read = reader.Reader(
+      self.address, REPLAY.strata, self.parts.schema, batch_size=BATCH, max_in_flight=1, prefetch=1
+    )
+    publisher = parameters.Publisher(self.address, self.parts.params_schema)
+    source = replayed.Replayed(
+      drawn.Trained(self.parts.update, self.parts.dreamer.agent.acting_params),
+      drawn.Link(read, publisher, launch_id=1, should_stop=should_stop),
+      replayed.Experience(
+        save=lambda: replay_checkpoint.save(client, str(self.folder / 'replay')),
+        environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
+        steps_per_batch=BATCH * (NUM_ROWS - 1),
+        warm_up_steps=REPLAY.warm_up * (NUM_ROWS - 1),
       ),
-      publisher=parameters.Publisher(self.address, self.parts.params_schema),
-      checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
-      save_replay=lambda: replay_checkpoint.save(client, str(self.folder / 'replay')),
-      environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
-      make_logger=lambda step: metrics.make_logger(
-        self.folder, 'learner', steps_key='learner_step', resume=('learner_step', step)
-      ),
-      should_stop=should_stop,
-      max_environment_steps=max_environment_steps,
-      steps_per_sequence=NUM_ROWS - 1,
-      warm_up_steps=REPLAY.warm_up * (NUM_ROWS - 1),
-      seed=3,
-      launch_id=1,
+      publish_period=LEARNER.publish_period,
       devices=jax.local_devices()[:1],
+    )
+    make_logger = lambda step: metrics.make_logger(
+      self.folder, 'learner', steps_key='learner_step', resume=('learner_step', step)
+    )
+    return loop.Loop(
+      source,
+      LEARNER,
+      loop.Budget(max_environment_steps=max_environment_steps),
+      loop.Hooks(should_stop=should_stop, make_logger=make_logger),
+      checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
+      seed=3,
     )
 
   def act(self):
@@ -173,23 +173,23 @@ def train(run, num_updates):
   start = None
 
   def should_stop():
-    return node is not None and node._step >= start + num_updates
+    return node is not None and node.step >= start + num_updates
 
   node = run.make_learner(should_stop)
-  start = node._step
-  begun = plain(checkpoint.replica(node._state))
+  start = node.step
+  begun = plain(checkpoint.replica(node.state))
   node.run()
   return node, begun
 
 
-def test_interrupted_anywhere_it_goes_on_from_there(tmp_path, parts):
+def test_interrupted_loop_resumes_where_it_stopped(tmp_path, parts):
   run = Run(tmp_path, parts)
   end_actor = run.act()
   first, _ = train(run, num_updates=13)
   end_actor()
-  live = plain(checkpoint.replica(first._state))
+  live = plain(checkpoint.replica(first.state))
   saved = saved_state(run)
-  assert saved.step == first._step == 13
+  assert saved.step == first.step == 13
   jax.tree.map(np.testing.assert_array_equal, plain(saved.state), live)
   assert int(saved.state.step) == saved.step
 
@@ -204,14 +204,14 @@ def test_interrupted_anywhere_it_goes_on_from_there(tmp_path, parts):
   second, begun = train(run, num_updates=9)
   end_actor()
   jax.tree.map(np.testing.assert_array_equal, begun, live)
-  assert second._step == 22
+  assert second.step == 22
   assert run.inserted() >= before['episodic'][1]
   steps = [row['learner_step'] for row in rows_of(tmp_path)]
-  assert steps == list(range(5, second._step + 1, 5))
+  assert steps == list(range(5, second.step + 1, 5))
   run.stop_server()
 
 
-def test_killed_between_checkpoints_it_repeats_no_step_in_the_metrics(tmp_path, parts):
+def test_loop_killed_between_checkpoints_repeats_no_step_in_its_metrics(tmp_path, parts):
   run = Run(tmp_path, parts)
   end_actor = run.act()
   first, _ = train(run, num_updates=8)
@@ -222,12 +222,12 @@ def test_killed_between_checkpoints_it_repeats_no_step_in_the_metrics(tmp_path, 
     file.write('{"time": 0.0, "learner_st')
   second, _ = train(run, num_updates=9)
   end_actor()
-  assert (first._step, second._step) == (8, 17)
+  assert (first.step, second.step) == (8, 17)
   assert [row['learner_step'] for row in rows_of(tmp_path)] == [5, 10, 15]
   run.stop_server()
 
 
-def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path, parts):
+def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts):
   run = Run(tmp_path, parts)
   end_actor = run.act()
   node = run.make_learner(lambda: False, max_environment_steps=400)
@@ -235,9 +235,9 @@ def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path, parts):
   end_actor(by_itself=True)
   snapshot = parameters.Source(run.address, run.parts.params_schema).newest()
   assert snapshot.ended_launch == 1
-  assert snapshot.version == node._step
+  assert snapshot.version == node.step
   assert snapshot.environment_step >= 400
-  acting = run.parts.dreamer.agent.acting_params(checkpoint.replica(node._state).params)
+  acting = run.parts.dreamer.agent.acting_params(checkpoint.replica(node.state).params)
   jax.tree.map(np.testing.assert_array_equal, snapshot.params, acting)
   rows = rows_of(tmp_path)
   assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',
@@ -249,12 +249,12 @@ def test_it_ends_by_itself_and_the_last_word_is_published(tmp_path, parts):
   run.stop_server()
 
 
-def test_a_loss_that_is_not_finite_ends_the_node_by_name():
+def test_loss_that_is_not_finite_raises_by_name():
   with pytest.raises(FloatingPointError, match='world_model/loss not finite'):
-    learner._check_finite({'world_model/loss': float('nan'), 'dream/horizon': 3.0}, 7, LEARNER)
+    loop.check_finite({'world_model/loss': float('nan'), 'dream/horizon': 3.0}, 7, LEARNER)
 
 
-def test_a_batch_that_does_not_divide_is_refused():
+def test_batch_that_does_not_divide_is_refused():
   config = learner_config.LearnerConfig(batch_size=30)
   with pytest.raises(
     ValueError, match=r'learner.batch_size=30: does not divide over 8 devices; 32'

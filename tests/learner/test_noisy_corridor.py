@@ -14,7 +14,7 @@ from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import intrinsic
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import dreamer_update
+from hephaestus.learner import devices, dreamer_update
 
 NUM_WORLDS, NUM_ROWS, BATCH = 64, 8, 64
 UPDATES_PER_UNROLL, PUBLISH_PERIOD = 8, 4
@@ -50,7 +50,7 @@ class Run:
     state_key, worlds_key, self._key = jax.random.split(jax.random.key(seed), 3)
     self._state = jax.tree.map(lambda x: x[None], jax.jit(update.init)(state_key))
     self._update = jax.pmap(
-      update.update, dreamer_update.DEVICES, devices=jax.devices()[:1], donate_argnums=0
+      update.update, devices.DEVICES, devices=jax.devices()[:1], donate_argnums=0
     )
     self._unroll = rollout.make_unroll(
       world, self.dreamer.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS

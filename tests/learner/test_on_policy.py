@@ -1,4 +1,4 @@
-"""PPO's learner on a real queue: what is too old is discarded, and what was read is counted."""
+"""PPO's training loop on a real queue: old sequences are discarded, and all are counted."""
 
 import jax
 import numpy as np
@@ -9,8 +9,9 @@ import reverb
 from hephaestus.actors import environments, rollout
 from hephaestus.agents import masked_ppo
 from hephaestus.launch.run import metrics
-from hephaestus.learner import checkpoint, learner, on_policy, ppo_update
+from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
+from hephaestus.learner.sources import drawn, intake, on_policy
 from hephaestus.replay import parameters, reader, tables, writer
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -53,34 +54,38 @@ class Run:
     self.writer.write(jax.device_get(sequence), lambda: False)
 
   def learn(self, until):
-    """A learner that is stopped at a step."""
-    intake = on_policy.Intake(max_staleness=1)
+    """A loop that is stopped at a step."""
+    taken = intake.Intake(max_staleness=1)
     scale = ppo_update.auto_scale(LEARNER, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1)
-    node = learner.Learner(
-      update=ppo_update.make_update(self.ppo, LEARNER, scale),
-      acting_params=self.ppo.agent.acting_params,
-      config=LEARNER,
-      batch_size=NUM_WORLDS,
-      reader=reader.Reader(
-        self.address, REPLAY.strata, self.schema, batch_size=NUM_WORLDS, max_in_flight=1,
-        prefetch=0, keep=intake.keep,
-      ),
-      publisher=parameters.Publisher(self.address, self.params_schema),
-      checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
-      save_replay=lambda: None,
-      environment_step=lambda: None,
-      make_logger=lambda step: metrics.make_logger(
-        self.folder, 'learner', steps_key='learner_step', resume=('learner_step', step)
-      ),
-      should_stop=lambda: node._step >= until,
-      max_environment_steps=10**9,
-      steps_per_sequence=NUM_ROWS - 1,
-      warm_up_steps=0,
-      seed=0,
-      launch_id=1,
-      intake=intake,
-      devices=jax.local_devices()[:1],
+    read = reader.Reader(
+      self.address, REPLAY.strata, self.schema, batch_size=NUM_WORLDS, max_in_flight=1,
+      prefetch=0, keep=taken.keep,
     )  # fmt: skip
+    should_stop = lambda: node is not None and node.step >= until
+    node = None
+    source = on_policy.OnPolicy(
+      drawn.Trained(ppo_update.make_update(self.ppo, LEARNER, scale), self.ppo.agent.acting_params),
+      drawn.Link(
+        read,
+        parameters.Publisher(self.address, self.params_schema),
+        launch_id=1,
+        should_stop=should_stop,
+      ),
+      taken,
+      steps_per_sequence=NUM_ROWS - 1,
+      devices=jax.local_devices()[:1],
+    )
+    make_logger = lambda step: metrics.make_logger(
+      self.folder, 'learner', steps_key='learner_step', resume=('learner_step', step)
+    )
+    node = loop.Loop(
+      source,
+      LEARNER,
+      loop.Budget(max_environment_steps=10**9),
+      loop.Hooks(should_stop=should_stop, make_logger=make_logger),
+      checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
+      seed=0,
+    )
     node.run()
     return node
 
@@ -88,9 +93,9 @@ class Run:
     return parameters.Source(self.address, self.params_schema).newest()
 
 
-def test_what_is_too_old_is_discarded_and_what_was_read_is_counted_for_good(tmp_path):
+def test_old_sequences_are_discarded_and_the_count_survives_restarts(tmp_path):
   run = Run(tmp_path)
-  # One update behind is fine, two are not; of a learner that went back, all is newer.
+  # One update behind is fine, two are not; 7: made before a learner resumed from a checkpoint.
   for version in (0, 0, 0, 7):
     run.write(version)
   first = run.learn(until=3)
@@ -108,7 +113,7 @@ def test_what_is_too_old_is_discarded_and_what_was_read_is_counted_for_good(tmp_
 
   run.server.stop()
 
-  run = Run(tmp_path)  # whose queue knows nothing of what was inserted into the one before
+  run = Run(tmp_path)  # whose queue has forgotten its insertions
   for version in (1, 2, 3, 5):  # the first is two updates old by now
     run.write(version)
   second = run.learn(until=6)
@@ -116,11 +121,11 @@ def test_what_is_too_old_is_discarded_and_what_was_read_is_counted_for_good(tmp_
   assert [row['learner_step'] for row in rows] == [3, 6]
   assert rows[-1]['environment_step'] == 8 * STEPS
   assert rows[-1]['discarded_fraction'] == 0.0  # since the first update of this learner
-  assert int(checkpoint.replica(second._state).step) == 6
+  assert int(checkpoint.replica(second.state).step) == 6
   changed = jax.tree.map(
     lambda x, y: not np.array_equal(x, y),
-    checkpoint.replica(first._state).params,
-    checkpoint.replica(second._state).params,
+    checkpoint.replica(first.state).params,
+    checkpoint.replica(second.state).params,
   )
   assert all(jax.tree.leaves(changed))
   run.server.stop()

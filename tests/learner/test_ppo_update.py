@@ -9,9 +9,9 @@ import pytest
 from dm_env import specs
 from hypothesis import strategies as st
 
-from hephaestus.agents import experience, masked_ppo
+from hephaestus.agents import experience, masked_ppo, returns
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import ppo_update
+from hephaestus.learner import devices, ppo_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -85,7 +85,7 @@ class Trainer:
       self.traces += 1
       return made.update(state, sequence)
 
-    self._update = jax.pmap(update, axis_name=ppo_update.DEVICES, devices=self.devices)
+    self._update = jax.pmap(update, axis_name=devices.DEVICES, devices=self.devices)
     self.begin()
 
   def begin(self):
@@ -165,7 +165,7 @@ def test_no_key_is_used_twice(memory):
   with jax.debug_key_reuse(True):  # noticed when it is traced
     state = jax.eval_shape(made.init, jax.random.key(0))
     replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
-    jax.eval_shape(jax.vmap(made.update, axis_name=ppo_update.DEVICES), replica, batch)
+    jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), replica, batch)
 
 
 def test_the_better_action_becomes_likelier(ppo):
@@ -227,13 +227,9 @@ def test_environment_steps_are_counted_beyond_32_bits(ppo, one_device):
   assert steps == 3 * 2**32 - 1 + BATCH * NUM_STEPS
 
 
-def test_a_critic_that_knows_explains_all():
-  rows = lambda value: masked_ppo.Rows(
-    *[None] * 5, jnp.asarray(value), jnp.array([1.0, 2, 3, 1e6]), None, jnp.array([1.0, 1, 1, 0])
-  )
-  explained = lambda value: jax.vmap(
-    lambda value: ppo_update.explained_variance(rows(value)), axis_name=ppo_update.DEVICES
-  )(jnp.asarray([value]))[0]
+def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_the_mean():
+  return_, weight = jnp.array([1.0, 2, 3, 1e6]), jnp.array([1.0, 1, 1, 0])
+  explained = lambda value: returns.explained_variance(return_, jnp.asarray(value), weight, jnp.sum)
   assert explained([1.0, 2, 3, 0]) == pytest.approx(1)
   assert explained([5.0, 5, 5, 0]) == pytest.approx(0)
   assert explained([3.0, 2, 1, 0]) == pytest.approx(1 - 4)
@@ -281,7 +277,7 @@ def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent)
     AUTO, num_envs=local * num_devices, num_steps=num_steps, num_devices=num_devices,
     recurrent=recurrent,
   )  # fmt: skip
-  block = ppo_update.worlds_per_block(scale.num_minibatches, num_steps, recurrent)
+  block = ppo_update.envs_per_block(scale.num_minibatches, num_steps, recurrent)
   assert local % block == 0
   assert (block if recurrent else block * num_steps) % scale.num_minibatches == 0
   assert 2 <= scale.num_epochs <= 4
@@ -341,7 +337,7 @@ def test_each_epoch_reads_every_row_once(memory, minibatches):
   batch = batch._replace(extras=batch.extras | {'value': number})
   add_axis = lambda x: jnp.asarray(x)[None]
   state = jax.jit(made.init)(jax.random.key(0))
-  update = jax.jit(jax.vmap(made.update, axis_name=ppo_update.DEVICES))
+  update = jax.jit(jax.vmap(made.update, axis_name=devices.DEVICES))
   update(jax.tree.map(add_axis, state), jax.tree.map(add_axis, batch))
   jax.effects_barrier()
   assert len(read) == 2 * minibatches

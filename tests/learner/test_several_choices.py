@@ -14,6 +14,7 @@ from hephaestus.agents import masked_ppo
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import config as learner_config
+from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import dreamer_update, ppo_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -60,7 +61,7 @@ def trained(request):
     made = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
     rates = learner_config.LearnerConfig(batch_size=NUM_WORLDS, rate_warm_up=1)
     learner = dreamer_update.make_update(made, rates)
-    devices = dreamer_update.DEVICES
+    devices = devices_lib.DEVICES
   else:
     made = masked_ppo.make_ppo(
       masked_ppo.PPOConfig(hidden_size=8), world.observation_spec, world.action_spec
@@ -70,7 +71,7 @@ def trained(request):
       rates, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1, num_devices=1, recurrent=False
     )
     learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
-    devices = ppo_update.DEVICES
+    devices = devices_lib.DEVICES
   state = jax.jit(learner.init)(jax.random.key(0))
   unroll = rollout.make_unroll(world, made.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS)
   zero = np.int32(0)

@@ -1,19 +1,19 @@
-"""How old what is drawn is: each stratum's rows are told apart, and counted once."""
+"""Ages of sampled sequences by stratum, each batch counted once."""
 
 import types
 
 import numpy as np
 
-from hephaestus.learner import staleness
+from hephaestus.learner.sources import staleness
 
 
-def test_ages_are_told_by_stratum_and_each_batch_once():
-  looks = staleness.Staleness(['frontier', 'episodic'] * 2)
-  assert looks.report(10) == {}
+def test_report_separates_strata_and_counts_each_batch_once():
+  sampled = staleness.Staleness(['frontier', 'episodic'] * 2)
+  assert sampled.report(10) == {}
   for version in (4, 8):
-    looks.note(types.SimpleNamespace(version=np.array([version, 0, version, 2], np.int32)))
-  told = looks.report(10)
-  ages = {name: told[f'replay/{name}/age/median'] for name in ('frontier', 'episodic')}
+    sampled.note(types.SimpleNamespace(version=np.array([version, 0, version, 2], np.int32)))
+  report = sampled.report(10)
+  ages = {name: report[f'replay/{name}/age/median'] for name in ('frontier', 'episodic')}
   assert ages == {'frontier': 4.0, 'episodic': 9.0}
-  assert (told['replay/frontier/age/lowest'], told['replay/frontier/age/highest']) == (2.0, 6.0)
-  assert len(told) == 10 and looks.report(11) == {}
+  assert (report['replay/frontier/age/lowest'], report['replay/frontier/age/highest']) == (2.0, 6.0)
+  assert len(report) == 10 and sampled.report(11) == {}

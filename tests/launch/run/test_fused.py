@@ -13,7 +13,7 @@ import pytest
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
-from hephaestus.learner import fused as fused_lib
+from hephaestus.learner.sources import unrolled
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -110,7 +110,7 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
 
 def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
   check = lambda gib, available: fused.check_memory(
-    fused_lib.Memory(2**27, int(gib * 2**30)),
+    unrolled.Memory(2**27, int(gib * 2**30)),
     None if available is None else int(available * 2**30),
     num_envs=2048,
     num_devices=2,

@@ -10,7 +10,7 @@ from hephaestus.agents.dreamer import world_model
 from hephaestus.launch import config, presets
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import program
-from hephaestus.learner import dreamer_update
+from hephaestus.learner import devices
 from hephaestus.replay import tables, writer
 
 
@@ -26,7 +26,7 @@ def test_update_of_preset_has_stable_shapes(preset, environment):
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
   state = jax.eval_shape(update.init, jax.random.key(0))
   replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
-  step = jax.vmap(update.update, axis_name=dreamer_update.DEVICES)
+  step = jax.vmap(update.update, axis_name=devices.DEVICES)
   after, metrics = jax.eval_shape(step, replica, jax.tree.map(batched, parts.sequence_schema))
   assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
     lambda x: (x.shape, x.dtype), replica

@@ -1,4 +1,4 @@
-"""How old what is learned from is, told of each stratum by what was drawn from it anyway."""
+"""Age of replayed sequences by stratum, estimated from the sampled batches."""
 
 import collections
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from hephaestus.replay import inspector
 
 
 class Staleness:
-  """Looks at the versions of the sequences of each batch.
+  """Collects the versions of the sequences of each batch.
 
-  A stratum is sampled uniformly, so the versions of what is drawn are distributed as those of what
-  it holds, and nobody need sample its table to know them. `note` may be called by another thread.
+  A stratum is sampled uniformly, so sampled versions are distributed as those of its table, which
+  need not be sampled for this. `note` may be called by another thread.
 
   Args:
-    strata: of each row of a batch the name of its stratum.
+    strata: name of the stratum of each sequence of a batch.
   """
 
   def __init__(self, strata: Sequence[str]):
@@ -24,7 +24,7 @@ class Staleness:
     self._drawn: collections.deque[np.ndarray] = collections.deque()
 
   def note(self, batch: Any) -> None:
-    """Remembers how old a batch is.
+    """Remembers the versions of a batch.
 
     Args:
       batch: [B, ...] of host arrays, of which only `version` is kept.
@@ -32,7 +32,7 @@ class Staleness:
     self._drawn.append(batch.version)
 
   def report(self, learner_step: int) -> dict[str, float]:
-    """The ages of what was drawn since the last call, as quantiles.
+    """Quantiles of the ages of sequences sampled since the last call.
 
     Args:
       learner_step: from which versions are counted back.

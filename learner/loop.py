@@ -1,0 +1,463 @@
+"""The training loop: updates from a source of batches, and reports, checkpoints and an end in time."""
+
+import abc
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from absl import logging
+
+from hephaestus.learner import checkpoint as checkpoint_lib
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import process_group as process_group_lib
+from hephaestus.learner import profile as profile_lib
+
+Tree = Any
+Metrics = dict[str, jax.Array]
+Config = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
+POLL_SECONDS = 0.2  # for a batch, before the loop looks whether it should end
+
+
+class Done(NamedTuple):
+  """Updates of one call.
+
+  Attributes:
+    updates: how many there were.
+    metrics: sums over them, [D, ...] and equal on all devices; perhaps not computed yet.
+    compiled: whether the call compiled the program first; its time is then start-up.
+  """
+
+  updates: int
+  metrics: Metrics
+  compiled: bool = False
+
+
+class Span(NamedTuple):
+  """Training between two reports.
+
+  Attributes:
+    step: learner step at its end.
+    updates: in it.
+    environment_steps: collected in it.
+    seconds: of it, evaluation left out.
+  """
+
+  step: int
+  updates: int
+  environment_steps: int
+  seconds: float
+
+
+class Status(NamedTuple):
+  """The state of a run between two updates.
+
+  Attributes:
+    step: updates done.
+    environment_step: steps collected.
+    acting_params: a function that copies what actors need, on one device.
+    finished: whether the run is over; False when it was stopped, too.
+  """
+
+  step: int
+  environment_step: int
+  acting_params: Callable[[], Tree]
+  finished: bool
+
+
+class Source(abc.ABC):
+  """Batches for the updates of one agent; also takes the parameters that collect more of them.
+
+  The whole state of a run is what a checkpoint holds: host arrays of one replica, with whatever else
+  a source needs to resume. On the devices it is replicated, [D, ...].
+  """
+
+  @abc.abstractmethod
+  def init(self, key: jax.Array) -> Tree:
+    """The whole state of a run at its beginning."""
+
+  @abc.abstractmethod
+  def shapes(self) -> Tree:
+    """Shapes and dtypes of the whole state."""
+
+  def restore(
+    self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
+  ) -> tuple[Tree, int] | None:
+    """The whole state and the learner step of the newest checkpoint; None where there is none.
+
+    Args:
+      checkpointer: of the run.
+      key: of a state at its beginning, from which parts may be taken that the checkpoint lacks.
+    """
+    del key
+    return checkpointer.restore(self.shapes())
+
+  @abc.abstractmethod
+  def place(self, whole: Tree, step: int) -> Tree:
+    """The state on the devices, donated to the next update; its updates go on from `step`."""
+
+  @abc.abstractmethod
+  def gather(self, state: Tree) -> Tree:
+    """The inverse of `place`, as a copy."""
+
+  @abc.abstractmethod
+  def acting_params(self, state: Tree) -> Tree:
+    """Parameters that act, copied from one replica."""
+
+  @property
+  @abc.abstractmethod
+  def environment_step(self) -> int:
+    """Environment steps collected in the whole run, as far as known."""
+
+  @abc.abstractmethod
+  def ready(self, timeout_seconds: float) -> bool:
+    """Whether a batch is at hand, after waiting for it if need be."""
+
+  @abc.abstractmethod
+  def update(self, state: Tree, step: int, most: int) -> tuple[Tree, Done]:
+    """Does up to `most` updates, at least one, once `ready`."""
+
+  @abc.abstractmethod
+  def report(self, span: Span, totals: Mapping[str, float]) -> dict[str, Any]:
+    """Metrics of a span.
+
+    Args:
+      span: which begins where the span before has ended.
+      totals: sums of metrics over its updates.
+    """
+
+  def on_start(self, status: Status) -> None:
+    """Before the first update of this process."""
+    del status
+
+  def on_idle(self, status: Status) -> None:
+    """While no batch arrives."""
+    del status
+
+  def on_update(self, status: Status) -> None:
+    """After each call of `update`."""
+    del status
+
+  def on_save(self) -> None:
+    """While a checkpoint of the state is written."""
+    return
+
+  def on_end(self, status: Status) -> None:
+    """After the last checkpoint of the state has begun."""
+    del status
+
+  @abc.abstractmethod
+  def close(self) -> None:
+    """Stops reading."""
+
+
+class Logger(Protocol):
+  """Takes metrics."""
+
+  def write(self, values: Mapping[str, Any]) -> None: ...
+  def close(self) -> None: ...
+
+
+class _Silent:
+  """Drops metrics: only one process of several reports."""
+
+  def write(self, values: Mapping[str, Any]) -> None:
+    pass
+
+  def close(self) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+  """When a run is over.
+
+  Attributes:
+    max_environment_steps: collected.
+    max_seconds: since the first update of this process, evaluation left out; None: never.
+  """
+
+  max_environment_steps: int
+  max_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hooks:
+  """Callables of the process that runs a loop.
+
+  Attributes:
+    should_stop: whether it was asked to stop.
+    make_logger: learner step of the restored state -> logger.
+    between: called with the status before each update, and once when the run has finished; its time
+      counts neither for `Budget.max_seconds` nor for throughput.
+  """
+
+  should_stop: Callable[[], bool]
+  make_logger: Callable[[int], Logger]
+  between: Callable[[Status], None] = lambda status: None
+
+
+class Loop:
+  """Trains until the budget is spent, and can stop at any update.
+
+  Args:
+    source: of batches and updates.
+    config: of the loop.
+    budget: after which the run is over.
+    hooks: of this process.
+    checkpointer: of the whole state; None where another process saves.
+    seed: of the first state.
+    group: of the processes that learn as one, each of which reads its part of every batch; None
+      where this one is alone. Only the first publishes, saves and reports.
+    profiler: traces some of the updates; None for none.
+
+  Attributes:
+    step: updates done.
+    state: on the devices.
+
+  Raises:
+    ValueError: the newest checkpoint is of another configuration.
+  """
+
+  def __init__(
+    self,
+    source: Source,
+    config: Config,
+    budget: Budget,
+    hooks: Hooks,
+    *,
+    checkpointer: checkpoint_lib.Checkpointer | None,
+    seed: int,
+    group: process_group_lib.ProcessGroup | None = None,
+    profiler: profile_lib.Profiler | None = None,
+  ):
+    self._source = source
+    self._config = config
+    self._budget = budget
+    self._hooks = hooks
+    self._checkpointer = checkpointer
+    self._group = group
+    self._profiler = profiler
+    self._is_first = group is None or group.is_first
+    self._logger: Logger = _Silent()
+    self._pending: list[Done] = []
+    self._first_update: float | None = None
+    self._saved = time.monotonic()
+    whole, self.step = self._begin(seed)
+    self.state = source.place(whole, self.step)
+    self._begin_span()
+
+  def _begin(self, seed: int) -> tuple[Tree, int]:
+    """The whole state of the newest checkpoint, or a new one; equal in all processes."""
+    key = jax.random.key(seed)
+    whole, step = self._source.shapes(), 0
+    if self._is_first:
+      restored = None
+      if self._checkpointer is not None:
+        restored = self._source.restore(self._checkpointer, key)
+      if restored is None:
+        whole = self._source.init(key)
+        logging.info('Training begins with seed %d.', seed)
+      else:
+        whole, step = restored
+        logging.info('Training resumes at update %d.', step)
+    if self._group is not None:
+      whole, step = self._group.broadcast((whole, np.int64(step)))
+    return whole, int(step)
+
+  def run(self) -> bool:
+    """Trains and saves; returns whether the run is over, rather than stopped.
+
+    Raises:
+      FloatingPointError: a metric is not finite; nothing of it was saved.
+    """
+    if self._is_first:
+      self._logger = self._hooks.make_logger(self.step)
+    try:
+      return self._run()
+    finally:
+      self._logger.close()
+
+  def _run(self) -> bool:
+    self._source.on_start(self._status())
+    try:
+      self._train()
+    except Exception as error:
+      if self._group is not None:
+        self._group.note_failure(error)
+      raise
+    finally:
+      if self._profiler is not None:
+        self._profiler.close(self.step)
+      self._source.close()
+    finished = self._is_first and self._is_over()
+    if finished and self._pending:
+      self._report()
+    self._save()
+    status = self._status(finished)
+    self._source.on_end(status)
+    if finished:
+      self._hooks.between(status)
+    if self._checkpointer is not None:
+      self._checkpointer.wait()
+    logging.info('Training %s at update %d.', 'finished' if finished else 'stopped', self.step)
+    if self._group is not None:
+      self._group.leave(finished=finished, was_asked=self._hooks.should_stop)
+    return finished
+
+  def _train(self) -> None:
+    """Updates until this process, or another of its group, wishes to end."""
+    while self._group is not None or not self._wishes_to_end():
+      self._interlude()
+      ready = self._source.ready(POLL_SECONDS)
+      if not ready:
+        self._source.on_idle(self._status())
+        if self._group is None or not (self._wishes_to_end() or self._group.is_asked_to_end()):
+          continue
+      if self._ends_together(now=not ready):
+        return
+      self._update()
+      if self.step % self._config.log_period == 0:
+        self._report()
+      counted = self._config.checkpoint_updates
+      late = time.monotonic() - self._saved > self._config.checkpoint_period
+      if late or (counted and self.step % counted == 0):
+        self._save()
+        self._source.on_save()
+
+  def _ends_together(self, *, now: bool) -> bool:
+    """Whether all processes of the group end before their next update, as one of them wishes to."""
+    return self._group is not None and self._group.ends(
+      now=now or self._wishes_to_end(), wishes=self._wishes_to_end
+    )
+
+  def _update(self) -> None:
+    """One call of the source."""
+    most = self._most_updates()
+    if self._pending:  # one call in flight, so batches are drawn in time
+      jax.block_until_ready(self._pending[-1].metrics)
+    if self._profiler is not None:
+      self._profiler.reach(self.step)
+    if self._group is not None:
+      self._group.begin_update(self.step)
+    began = time.monotonic()
+    with jax.profiler.StepTraceAnnotation('update', step_num=self.step):
+      self.state, done = self._source.update(self.state, self.step, most)
+    if self._group is not None:
+      self._group.dispatched_update(next(iter(done.metrics.values())))
+    if self._first_update is None:
+      self._first_update = time.monotonic() if done.compiled else began
+    if done.compiled:
+      self._begin_span()
+    self.step += done.updates
+    self._pending.append(done)
+    self._source.on_update(self._status())
+
+  def _most_updates(self) -> int:
+    """Updates until the next report, checkpoint by count or edge of a profile.
+
+    Reports end at multiples of their period, so those of a run that resumes are the same.
+    """
+    counts = [self._config.log_period - self.step % self._config.log_period]
+    if self._config.checkpoint_updates:
+      counts.append(self._config.checkpoint_updates - self.step % self._config.checkpoint_updates)
+    edge = self._profiler and self._profiler.next(self.step)
+    if edge:
+      counts.append(edge - self.step)
+    return min(counts)
+
+  def _interlude(self) -> None:
+    """Runs the hook between updates, and leaves its time out of all measurements."""
+    began = time.monotonic()
+    self._hooks.between(self._status())
+    lost = time.monotonic() - began
+    self._span_start += lost
+    if self._first_update is not None:
+      self._first_update += lost
+
+  def _wishes_to_end(self) -> bool:
+    return self._hooks.should_stop() or (self._is_first and self._is_over())
+
+  def _is_over(self) -> bool:
+    """Whether the budget is spent."""
+    late = (
+      self._budget.max_seconds is not None
+      and self._first_update is not None
+      and time.monotonic() - self._first_update > self._budget.max_seconds
+    )
+    return late or self._source.environment_step >= self._budget.max_environment_steps
+
+  def _status(self, finished: bool = False) -> Status:
+    state = self.state
+    return Status(
+      step=self.step,
+      environment_step=self._source.environment_step,
+      acting_params=lambda: self._source.acting_params(state),
+      finished=finished,
+    )
+
+  def _begin_span(self) -> None:
+    self._span_start = time.monotonic()
+    self._span_step = self.step
+    self._span_environment_step = self._source.environment_step
+
+  def _report(self) -> None:
+    """Writes the metrics of the span that ends here.
+
+    Raises:
+      FloatingPointError: a metric is not finite.
+    """
+    environment_step = self._source.environment_step
+    totals = _totals(self._pending)
+    span = Span(
+      step=self.step,
+      updates=self.step - self._span_step,
+      environment_steps=environment_step - self._span_environment_step,
+      seconds=max(time.monotonic() - self._span_start, 1e-9),
+    )
+    steps = {'learner_step': self.step, 'environment_step': environment_step}
+    report = self._source.report(span, totals)
+    self._logger.write(steps | report)
+    self._pending.clear()
+    check_finite(totals, self.step, self._config)
+    self._begin_span()
+
+  def _save(self) -> None:
+    self._saved = time.monotonic()
+    check_finite(_totals(self._pending), self.step, self._config)  # before anything of it is saved
+    if self._checkpointer is not None:
+      self._checkpointer.save(self.step, self._source.gather(self.state))
+
+
+def means(totals: Mapping[str, float], span: Span) -> dict[str, float]:
+  """Metrics of an average update of a span."""
+  return {name: total / span.updates for name, total in totals.items()}
+
+
+def _totals(pending: Sequence[Done]) -> dict[str, float]:
+  """Sums over updates; every replica holds the same numbers, so the first is read."""
+  totals: collections.defaultdict[str, float] = collections.defaultdict(float)
+  first = [jax.tree.map(lambda x: x.addressable_data(0), done.metrics) for done in pending]
+  for metrics in jax.device_get(first):
+    for name, value in metrics.items():
+      totals[name] += float(np.sum(value))
+  return dict(totals)
+
+
+def check_finite(values: Mapping[str, float], step: int, config: Config) -> None:
+  """Refuses metrics that are not finite.
+
+  Raises:
+    FloatingPointError: names them, and the learning rates to lower.
+  """
+  broken = [name for name, value in values.items() if not np.isfinite(value)]
+  if broken:
+    names = [field.name for field in dataclasses.fields(config)]
+    rates = [f'learner.{name}' for name in names if name.endswith('learning_rate')]
+    raise FloatingPointError(
+      f'learner step {step}: {", ".join(broken)} not finite; the run resumes from its last '
+      f'checkpoint. If it happens again, lower {" or ".join(rates)}'
+    )

@@ -1,0 +1,322 @@
+"""Updates on batches that are drawn from a replay server, and parameters that are published to it."""
+
+import abc
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+
+from hephaestus.learner import devices as devices_lib
+from hephaestus.learner import dreamer_update, loop, ppo_update
+from hephaestus.learner import process_group as process_group_lib
+from hephaestus.replay import parameters
+from hephaestus.replay import reader as reader_lib
+
+Tree = Any
+Update = dreamer_update.Update | ppo_update.Update
+REPUBLISH_PERIOD = 5.0  # seconds without a batch
+
+
+class Trained(NamedTuple):
+  """The update of an agent, and the part of its parameters that acts.
+
+  Attributes:
+    update: how the train state begins and changes.
+    acting_params: train state's params -> what actors need of them.
+  """
+
+  update: Update
+  acting_params: Callable[[Tree], Tree]
+
+
+class Link(NamedTuple):
+  """The learner's connections to the other nodes of a run.
+
+  Attributes:
+    reader: gives this process's part of batches, host arrays [B, T, ...].
+    publisher: takes snapshots of acting parameters; None in all processes of a learner but the first.
+    launch_id: goes out with the final parameters, so that no node takes an older end for this one.
+    should_stop: whether this node was asked to stop.
+  """
+
+  reader: reader_lib.Reader
+  publisher: parameters.Publisher | None
+  launch_id: int
+  should_stop: Callable[[], bool]
+
+
+class Batches(abc.ABC):
+  """Batches on the devices, [D, B, T, ...]."""
+
+  @abc.abstractmethod
+  def get(self, timeout_seconds: float) -> Tree | None:
+    """The next batch; None when there is none in time."""
+
+  @abc.abstractmethod
+  def close(self) -> None:
+    """Stops drawing."""
+
+
+class OnDemand(Batches):
+  """Draws a batch when it is asked for."""
+
+  def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
+    self._reader = reader
+    self._place = place
+
+  def get(self, timeout_seconds: float) -> Tree | None:
+    batch = self._reader.get(timeout_seconds)
+    return None if batch is None else self._place(batch)
+
+  def close(self) -> None:
+    pass
+
+
+class Prefetched(Batches):
+  """Puts the next batch on the devices while they work on the last one."""
+
+  def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
+    self._reader = reader
+    self._place = place
+    self._queue: queue.Queue[Tree] = queue.Queue(maxsize=1)
+    self._closed = threading.Event()
+    self._failure: BaseException | None = None
+    self._thread = threading.Thread(target=self._run, name='prefetch', daemon=True)
+    self._thread.start()
+
+  def get(self, timeout_seconds: float) -> Tree | None:
+    try:
+      return self._queue.get(timeout=timeout_seconds)
+    except queue.Empty:
+      if self._failure is not None:
+        raise self._failure from None
+      return None
+
+  def close(self) -> None:
+    self._closed.set()
+    self._thread.join(timeout=2.0)
+
+  def _run(self) -> None:
+    try:
+      while not self._closed.is_set():
+        batch = self._reader.get(timeout_seconds=0.2)
+        if batch is None:
+          continue
+        placed = self._place(batch)
+        while not self._closed.is_set():
+          try:
+            self._queue.put(placed, timeout=0.2)
+            break
+          except queue.Full:
+            continue
+    except BaseException as error:  # raised again by `get`
+      self._failure = error
+
+
+class Drawn(loop.Source):
+  """A source that reads batches from replay; sub-classes say which, and when parameters go out.
+
+  Args:
+    trained: the agent.
+    link: to the other nodes.
+    devices: local devices; None for all.
+    num_processes: that learn as one.
+  """
+
+  def __init__(
+    self,
+    trained: Trained,
+    link: Link,
+    *,
+    devices: list[jax.Device] | None = None,
+    num_processes: int = 1,
+  ):
+    self._init_state = trained.update.init
+    self._link = link
+    self._devices = devices or jax.local_devices()
+    self._update = jax.pmap(
+      devices_lib.traced_once(trained.update.update),
+      axis_name=devices_lib.DEVICES,
+      donate_argnums=0,
+      devices=self._devices if num_processes == 1 else jax.devices(),
+    )
+    self._acting = jax.jit(
+      lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), trained.acting_params(params))
+    )
+    self._batches: Batches | None = None
+    self._batch: Tree = None
+    self._last: loop.Metrics | None = None  # of the update in flight
+    self._starved = 0.0
+    self._published = time.monotonic()
+    self._background: _Background | None = None
+
+  @abc.abstractmethod
+  def _make_batches(self) -> Batches:
+    """Begins to draw."""
+
+  def init(self, key: jax.Array) -> Tree:
+    return devices_lib.jit_once(self._init_state)(key)
+
+  def shapes(self) -> Tree:
+    return jax.eval_shape(self._init_state, jax.eval_shape(lambda: jax.random.key(0)))
+
+  def place(self, whole: Tree, step: int) -> Tree:
+    del step
+    return devices_lib.replicate(whole, self._devices)
+
+  def gather(self, state: Tree) -> Tree:
+    return devices_lib.first_replica(state)
+
+  def acting_params(self, state: Tree) -> Tree:
+    return self._acting(state.params)
+
+  def ready(self, timeout_seconds: float) -> bool:
+    if self._batch is None and self._batches is not None:
+      waited = time.monotonic()
+      with jax.profiler.TraceAnnotation('wait for replay'):
+        self._batch = self._batches.get(timeout_seconds)
+      # A wait while the device is still busy starves nothing.
+      if self._last is None or _is_ready(self._last):
+        self._starved += time.monotonic() - waited
+    return self._batch is not None
+
+  def update(self, state: Tree, step: int, most: int) -> tuple[Tree, loop.Done]:
+    del most
+    batch, self._batch = self._batch, None
+    compiles = self._last is None
+    run = self._compile_and_update if compiles else self._update
+    state, self._last = run(state, batch)
+    if compiles:
+      self._starved = 0.0
+    return state, loop.Done(1, self._last, compiled=compiles)
+
+  def _compile_and_update(self, state: Tree, batch: Tree) -> tuple[Tree, loop.Metrics]:
+    """The first update of this process; a process that is asked to stop meanwhile exits with code 0.
+
+    It compiles, which takes minutes for a large agent, hears no signal and cannot be interrupted.
+    """
+    update = process_group_lib.Call(lambda: self._update(state, batch))
+    while not update.wait(0.2):
+      if self._link.should_stop():
+        self.save_experience()
+        logging.info('Learner stopped before its first update, while it compiled.')
+        process_group_lib.exit_at_once(0)
+    return update.result
+
+  def save_experience(self) -> None:
+    """Has replay write its checkpoint, where it should have one."""
+
+  def _waiting_report(self, span: loop.Span) -> dict[str, float]:
+    """The share of a span that was spent waiting for batches, and sequences that did not fit."""
+    report = {
+      'starved_fraction': min(1.0, self._starved / span.seconds),
+      'rejected_sequences': self._link.reader.rejected,
+    }
+    self._starved = 0.0
+    return report
+
+  def _place_batch(self, batch: Tree) -> Tree:
+    """Equal contiguous slices on the devices; each slice holds the mixture of strata."""
+    return devices_lib.split(batch, self._devices)
+
+  def on_start(self, status: loop.Status) -> None:
+    self._batches = self._make_batches()
+    self._background = _Background()
+    self._publish_surely(status)
+
+  def on_idle(self, status: loop.Status) -> None:
+    """Publishes again: replay may have restarted without parameters, which actors wait for."""
+    if time.monotonic() - self._published > REPUBLISH_PERIOD:
+      self._published = time.monotonic()
+      self._publish_in_background(status)
+
+  def on_end(self, status: loop.Status) -> None:
+    self._publish_surely(status)
+    saving = process_group_lib.Call(self.save_experience)  # takes as long as replay is large
+    while not saving.wait(0.2):
+      self._link.should_stop()
+
+  def close(self) -> None:
+    if self._batches is not None:
+      self._batches.close()
+    if self._background is not None:
+      self._background.close()
+
+  def _submit(self, call: Callable[[], Any]) -> None:
+    """Runs a call in the background."""
+    assert self._background is not None
+    self._background.submit(call)
+
+  def _publish_in_background(self, status: loop.Status) -> None:
+    """Publishes without the loop waiting for the device or the server."""
+    if self._link.publisher is not None:
+      snapshot = self._snapshot(status)
+      self._submit(lambda: self._publish(snapshot))
+
+  def _snapshot(self, status: loop.Status) -> parameters.Snapshot:
+    """Acting parameters with their version, still on the device."""
+    return parameters.Snapshot(
+      version=status.step,
+      environment_step=status.environment_step,
+      ended_launch=self._link.launch_id if status.finished else 0,
+      params=status.acting_params(),
+    )
+
+  def _publish(self, snapshot: parameters.Snapshot) -> bool:
+    """Whether replay took the parameters; True in processes that do not publish."""
+    if self._link.publisher is None:
+      return True
+    return self._link.publisher.publish(snapshot._replace(params=jax.device_get(snapshot.params)))
+
+  def _publish_surely(self, status: loop.Status) -> None:
+    """Publishes what other nodes wait for, until it is taken or the node is asked to stop."""
+    snapshot = self._snapshot(status)
+    while not self._publish(snapshot) and not self._link.should_stop():
+      time.sleep(0.5)
+
+
+def _is_ready(metrics: Any) -> bool:
+  """Whether the update that gives these has ended."""
+  return bool(next(iter(metrics.values())).is_ready())
+
+
+class _Background:
+  """Runs slow calls one after another in a thread; of waiting ones only the newest stays."""
+
+  def __init__(self):
+    self._waiting: dict[str, Callable[[], Any]] = {}
+    self._changed = threading.Condition()
+    self._closed = False
+    self._thread = threading.Thread(target=self._run, name='background', daemon=True)
+    self._thread.start()
+
+  def submit(self, call: Callable[[], Any]) -> None:
+    """Queues a call; one of the same name that has not begun is dropped."""
+    with self._changed:
+      self._waiting[getattr(call, '__qualname__', repr(call))] = call
+      self._changed.notify()
+
+  def close(self) -> None:
+    """Waits for the running call, and drops the waiting ones."""
+    with self._changed:
+      self._closed = True
+      self._waiting.clear()
+      self._changed.notify()
+    self._thread.join(timeout=60.0)
+
+  def _run(self) -> None:
+    while True:
+      with self._changed:
+        self._changed.wait_for(lambda: self._waiting or self._closed)
+        if self._closed:
+          return
+        call = self._waiting.pop(next(iter(self._waiting)))
+      try:
+        call()
+      except Exception:
+        logging.exception('In the background:')

@@ -1,0 +1,109 @@
+"""Batches that a replay server samples, each step many times."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from absl import logging
+
+from hephaestus.learner import loop
+from hephaestus.learner.sources import drawn
+from hephaestus.learner.sources import staleness as staleness_lib
+
+Tree = Any
+POLL_PERIOD = 0.5  # seconds between two questions how much was collected
+
+
+class Experience(NamedTuple):
+  """A replay server and its numbers.
+
+  Attributes:
+    save: has replay write its checkpoint; may raise RuntimeError when replay is down.
+    environment_step: steps collected so far by all actors; None while replay does not answer.
+    steps_per_batch: transitions that a batch counts for, over all processes: B (T - 1).
+    warm_up_steps: collected before the first batch, and so left out of the replay ratio.
+    staleness: looks at every batch; None to leave it out.
+  """
+
+  save: Callable[[], Any]
+  environment_step: Callable[[], int | None]
+  steps_per_batch: int
+  warm_up_steps: int
+  staleness: staleness_lib.Staleness | None = None
+
+
+class Replayed(drawn.Drawn):
+  """Prefetches batches from replay, and publishes in the background.
+
+  Args:
+    trained: the agent.
+    link: to the other nodes.
+    experience: the replay server.
+    publish_period: updates between two publications.
+    devices: local devices; None for all.
+    num_processes: that learn as one.
+  """
+
+  def __init__(
+    self,
+    trained: drawn.Trained,
+    link: drawn.Link,
+    experience: Experience,
+    *,
+    publish_period: int,
+    devices: list[jax.Device] | None = None,
+    num_processes: int = 1,
+  ):
+    super().__init__(trained, link, devices=devices, num_processes=num_processes)
+    self._experience = experience
+    self._publish_period = publish_period
+    self._collected = 0
+    self._asked: float | None = None
+
+  @property
+  def environment_step(self) -> int:
+    """As replay says, asked at most every half a second."""
+    if self._asked is None or time.monotonic() - self._asked > POLL_PERIOD:
+      collected = self._experience.environment_step()
+      self._asked = time.monotonic()
+      if collected is not None:
+        self._collected = collected
+    return self._collected
+
+  def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
+    """Metrics of an average update, throughput, replay ratio and the ages of what was sampled."""
+    steps = self._experience.steps_per_batch
+    staleness = self._experience.staleness
+    collected = max(1, self._collected - self._experience.warm_up_steps)
+    return {
+      **self._waiting_report(span),
+      **(staleness.report(span.step) if staleness is not None else {}),
+      'replay_ratio': span.step * steps / collected,
+      'replayed_steps_per_second': span.updates * steps / span.seconds,
+      **loop.means(totals, span),
+    }
+
+  def on_update(self, status: loop.Status) -> None:
+    if status.step % self._publish_period == 0:
+      self._publish_in_background(status)
+
+  def on_save(self) -> None:
+    self._submit(self.save_experience)
+
+  def save_experience(self) -> None:
+    """Has replay write its checkpoint; logs why it could not."""
+    if self._link.publisher is None:
+      return
+    try:
+      self._experience.save()
+    except (RuntimeError, OSError) as error:
+      logging.warning('Replay was not saved: %s', error)
+
+  def _make_batches(self) -> drawn.Batches:
+    return drawn.Prefetched(self._link.reader, self._place_batch)
+
+  def _place_batch(self, batch: Tree) -> Tree:
+    if self._experience.staleness is not None:
+      self._experience.staleness.note(batch)
+    return super()._place_batch(batch)

@@ -1,0 +1,60 @@
+"""PPO's warnings: each names the setting to change, once."""
+
+import numpy as np
+import pytest
+
+from hephaestus.learner import advice as advice_lib
+
+
+def make_row(**changes):
+  return {
+    'learner_step': 1, 'episode_return': 0.0, 'episode_length': 10.0, 'ppo/approx_kl': 0.02,
+    'ppo/clip_fraction': 0.1, 'ppo/entropy': 1.0, 'ppo/learning_rate': 1e-3,
+  } | changes  # fmt: skip
+
+
+def advise(rows, score=None):
+  warnings = []
+  advice = advice_lib.Advice(warnings.append, entropy_scale=0.01)
+  advice.score = score
+  for row in rows:
+    advice.look(row)
+  return warnings
+
+
+@pytest.mark.parametrize(
+  ('changes', 'words'),
+  [
+    (
+      {'ppo/approx_kl': 0.09},
+      ('KL 0.090 is above 0.08', 'lower learner.learning_rate (now 0.001)'),
+    ),
+    ({'ppo/clip_fraction': 0.4}, ('clip fraction 0.40 is above 0.35', 'learner.num_epochs')),
+    (
+      {'ppo/entropy': 0.04},
+      ('entropy collapsed from 1.00', 'larger agent.entropy_scale (now 0.01)'),
+    ),
+  ],
+)
+def test_warning_names_its_remedy_once(changes, words):
+  warnings = advise([make_row(), *[make_row(**changes)] * 3])
+  assert len(warnings) == 1
+  assert all(word in warnings[0] for word in words)
+
+
+def test_good_run_gets_no_warning():
+  rows = [make_row(**{'episode_return': 0.1 * i, 'episode_length': 10.0 + i}) for i in range(64)]
+  assert advise(rows) == []
+  assert advise([make_row(), make_row(**{'ppo/entropy': 0.01})], score=0.95) == []
+
+
+def test_longer_episodes_without_higher_returns_are_oscillation():
+  noise = np.random.default_rng(0).normal(size=64)
+  rows = [make_row(episode_return=0.1 * noise[i], episode_length=10.0 + i) for i in range(64)]
+  (warning,) = advise(rows)
+  assert 'episodes get longer while their return is flat' in warning
+  assert 'raise agent.entropy_scale' in warning
+  assert advise([row | {'episode_return': None} for row in rows]) == []
+  # Reports without an ended episode are passed over.
+  silent = [make_row(episode_return=None, episode_length=None)]
+  assert len(advise([row for one in rows for row in (one, *silent)])) == 1
