@@ -72,7 +72,7 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert train('--steps', 900, '--profile', '6:8') == 0
   out = capsys.readouterr().out
   assert 'learner_step=8' in out.splitlines()[-1]
-  assert 'learner, updates 6 to 8: ' in out and 'pmap_call' in out
+  assert 'learner, updates 6 to 8: ' in out and 'pmap_unroll_and_update' in out
   assert (folder / 'profile' / '6-8' / 'learner' / 'perfetto.json.gz').exists()
   steps = [row['learner_step'] for row in rows(folder, 'learner')]
   assert steps == [2, 4, 5, 6, 8]
