@@ -1,4 +1,4 @@
-"""Environments: `make` builds one by its name, or by the import path of an environment of the user's own."""
+"""Environments: `make` builds one by its name, or by the import path of a user's environment."""
 
 import contextlib
 import difflib
@@ -14,7 +14,7 @@ from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host
 from hephaestus.actors.environments.environment import Environment
 
-# A new environment is known by its name once it has a line here; importing waits until it is asked for.
+# A new environment gets its name by a line here; its module is imported when it is made.
 ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
@@ -24,7 +24,7 @@ ENVIRONMENTS = {
 
 LISTING = '`hephaestus environments` lists them'
 
-# The environments of other packages are known as FAMILY/NAME. The module of a family offers `names()`,
+# Environments of other packages have names FAMILY/NAME. The module of a family has `names()`,
 # `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
 FAMILIES = {
   'brax': 'hephaestus.actors.environments.brax',
@@ -33,8 +33,8 @@ FAMILIES = {
   'jumanji': 'hephaestus.actors.environments.jumanji',
 }
 
-# Environments that are stepped on the host, FAMILY/NAME too. What there is, only their packages know: the
-# module of such a family offers `make(name, **options)`, which refuses what it does not know.
+# Families of environments that are stepped on the host. Their names are open, so the module of such
+# a family has only `make(name, **options)`, which raises ValueError for an unknown name.
 HOST_FAMILIES = {
   'dm_env': 'hephaestus.actors.environments.dm_env',
   'gymnasium': 'hephaestus.actors.environments.gymnasium',
@@ -42,31 +42,31 @@ HOST_FAMILIES = {
 
 
 def make(name: str, /, **chosen: Any) -> Environment:
-  """Makes an environment and checks that it keeps its promises.
+  """Makes an environment and checks it against its specs.
 
-  An environment in JAX is checked by shapes alone, one that is stepped on the host by a reset and a step.
+  An environment in JAX is checked by its shapes alone, one that is stepped on the host by a reset and
+  a step.
 
   Args:
     name: a key of `ENVIRONMENTS`, FAMILY/NAME for an environment of `FAMILIES` or `HOST_FAMILIES`, or
-      'package.module:Class' for an environment of the user's.
-    **chosen: options, given to the environment's constructor.
+      'package.module:Class' for a user's environment.
+    **chosen: options, passed to the environment's constructor.
 
   Returns:
     The environment, without auto-reset.
 
   Raises:
-    ValueError: the name, an option or its value is not one that works, the family's package is not
-      installed, or the environment contradicts its own specs; the message names the field and says what
-      would do.
+    ValueError: the name, an option or its value is invalid, the family's package is not installed, or
+      the environment contradicts its own specs. The message names the field and the valid choices.
   """
-  family_name, slash, world_name = name.partition('/')
+  family_name, slash, env_name = name.partition('/')
   if family_name in HOST_FAMILIES and slash:
-    environment = _family(name).make(world_name, **chosen)
+    environment = _family(name).make(env_name, **chosen)
   elif slash:
     known = options(name)
     for option, value in chosen.items():
       _check_option(name, option, value, known)
-    environment = _family(name).make(world_name, **chosen)
+    environment = _family(name).make(env_name, **chosen)
   else:
     constructor = _find(name, ENVIRONMENTS.get(name, name))
     _check_options(name, constructor, chosen)
@@ -94,7 +94,7 @@ def family(name: str) -> types.ModuleType:
       f'no such family of environments: {name!r}; {_choices(name, families)}; {LISTING}'
     )
   try:
-    with contextlib.redirect_stdout(sys.stderr):  # some packages greet, and some lament
+    with contextlib.redirect_stdout(sys.stderr):  # some packages print at import
       return importlib.import_module(families[name])
   except ModuleNotFoundError as error:
     raise ValueError(
@@ -103,16 +103,27 @@ def family(name: str) -> types.ModuleType:
     ) from error
 
 
-def _family(world: str) -> types.ModuleType:
+def _family(name: str) -> types.ModuleType:
+  """The module of the family in FAMILY/NAME."""
   try:
-    return family(world.partition('/')[0])
+    return family(name.partition('/')[0])
   except ValueError as error:
-    raise ValueError(f'environment.name={world!r}: {error}') from error
+    raise ValueError(f'environment.name={name!r}: {error}') from error
 
 
 def options(name: str) -> dict[str, Any]:
-  """The options of an environment and their defaults, those that have one; ValueError as of `make`."""
-  family_name, slash, world_name = name.partition('/')
+  """Options of an environment that have a default, with their defaults.
+
+  Args:
+    name: see `make`.
+
+  Returns:
+    Empty for a family of `HOST_FAMILIES`.
+
+  Raises:
+    ValueError: see `make`.
+  """
+  family_name, slash, env_name = name.partition('/')
   if not slash:
     parameters = inspect.signature(_find(name, ENVIRONMENTS.get(name, name))).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -120,15 +131,16 @@ def options(name: str) -> dict[str, Any]:
   if family_name in HOST_FAMILIES:
     return {}
   names = module.names()
-  if world_name not in names:
+  if env_name not in names:
     raise ValueError(
-      f'environment.name={name!r}: {family_name} has no environment {world_name!r}; '
-      f'{_nearest(world_name, names)}{LISTING}'
+      f'environment.name={name!r}: {family_name} has no environment {env_name!r}; '
+      f'{_nearest(env_name, names)}{LISTING}'
     )
-  return module.options(world_name)
+  return module.options(env_name)
 
 
 def _find(name: str, path: str) -> Callable[..., Any]:
+  """Imports the constructor at 'package.module:Class'; `name` is that of the error messages."""
   module_name, colon, attribute = path.partition(':')
   if not (module_name and colon and attribute):
     raise ValueError(
@@ -142,7 +154,7 @@ def _find(name: str, path: str) -> Callable[..., Any]:
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
-    # Only the named module's absence is the user's slip; a missing import within it is its own.
+    # A missing import within the user's module is reported as it is.
     if error.name is None or not f'{module_name}.'.startswith(f'{error.name}.'):
       raise
     raise ValueError(
@@ -162,7 +174,7 @@ def _find(name: str, path: str) -> Callable[..., Any]:
 
 
 def _is_pythons_own(module_name: str) -> bool:
-  """Whether a module is of the standard library: a config file names data, and no `os:system`."""
+  """Whether a module is of the standard library: a config file must not call `os:system`."""
   return module_name.partition('.')[0] in sys.stdlib_module_names
 
 
@@ -180,7 +192,7 @@ def _check_options(name: str, constructor: Callable[..., Any], options: dict[str
 
 
 def _check_option(name: str, option: str, value: Any, known: dict[str, Any]) -> None:
-  """Refuses what is unknown, and what is not of the kind of its default."""
+  """Raises ValueError for an unknown option, or a value of another type than the default."""
   if option not in known:
     raise ValueError(
       f'environment.{option}={value!r}: {name} has no such option; {_choices(option, known)}'

@@ -1,4 +1,4 @@
-"""What makes an environment of ours from another package's, which families of environments are written with."""
+"""Adapter: makes an `Environment` from the functions of another package's environment in JAX."""
 
 import functools
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from hephaestus.actors.environments import environment
 
 
 class Adapter(environment.Environment):
-  """An environment told by two pure functions, without limit of time; `wrappers.TimeLimit` gives it one.
+  """An environment of two pure functions, without a time limit; `wrappers.TimeLimit` adds one.
 
-  Packages let a state change dtype or weak type between reset and step, which would trace a program
-  twice. Here every leaf has the one dtype that holds both.
+  In some packages the state changes dtype or weak type between reset and step, which would trace a
+  program twice. Here every leaf has the dtype to which both promote.
   """
 
   def __init__(
@@ -32,15 +32,15 @@ class Adapter(environment.Environment):
     """Traces both functions once.
 
     Args:
-      begin: of a key, a state and what is observed of it.
-      advance: of a key, a state and an action, the next state, what is observed of it, the reward,
-        [] of any dtype, and [] bool, whether the environment came to an end (not: whether time ran out).
-      observation_spec: of what is observed, which is given the dtypes it says.
+      begin: key -> (state, observation).
+      advance: (key, state, action) -> (state, observation, reward, is_terminated). The reward is []
+        of any dtype; `is_terminated` is [] bool, and False at a time limit.
+      observation_spec: of the observation, which is converted to its dtypes.
       action_spec: of the actions.
-      frame: of a state, [H, W, 3] uint8; not traced.
+      frame: state -> [H, W, 3] uint8, not traced; None for an environment without frames.
 
     Raises:
-      ValueError: the two states are trees of different keys.
+      ValueError: the states of the two functions have different tree structures.
     """
     self._begin, self._advance, self._frame = jax.jit(begin), jax.jit(advance), frame
     self._observation_spec, self._action_spec = observation_spec, action_spec
@@ -63,33 +63,33 @@ class Adapter(environment.Environment):
 
   @property
   def max_steps(self) -> int:
-    """As good as none."""
+    """The largest int32, because there is no time limit."""
     return int(np.iinfo(np.int32).max)
 
   def reset(self, key: chex.PRNGKey) -> tuple[Any, environment.TimeStep]:
     state, observation = self._begin(key)
-    return self._settled(state), environment.restart(self._observed(observation))
+    return self._with_dtypes(state), environment.restart(self._as_spec(observation))
 
   def step(
     self, key: chex.PRNGKey, state: Any, action: jax.Array
   ) -> tuple[Any, environment.TimeStep]:
-    state, observation, reward, is_over = self._advance(key, state, action)
+    state, observation, reward, is_terminated = self._advance(key, state, action)
     timestep = jax.lax.cond(
-      is_over,
+      is_terminated,
       environment.termination,
       environment.transition,
       jnp.asarray(reward, jnp.float32),
-      self._observed(observation),
+      self._as_spec(observation),
     )
-    return self._settled(state), timestep
+    return self._with_dtypes(state), timestep
 
   def render(self, state: Any) -> np.ndarray | None:
     return None if self._frame is None else self._frame(state)
 
-  def _settled(self, state: Any) -> Any:
+  def _with_dtypes(self, state: Any) -> Any:
     return jax.tree.map(jnp.asarray, state, self._dtypes)
 
-  def _observed(self, observation: Any) -> Any:
+  def _as_spec(self, observation: Any) -> Any:
     return jax.tree.map(
       lambda spec, leaf: jnp.asarray(leaf, spec.dtype), self._observation_spec, observation
     )

@@ -1,4 +1,4 @@
-"""The environments of brax, in which joints are to be moved, as `brax/NAME`."""
+"""Robotics environments of brax, as `brax/NAME`."""
 
 import functools
 import inspect
@@ -15,12 +15,12 @@ BACKENDS = ('generalized', 'mjx', 'positional', 'spring')
 
 
 def names() -> list[str]:
-  """Of all registered environments."""
-  return [name for name in envs._envs if name != 'fast']  # which is for tests of brax
+  """Names of all registered environments."""
+  return [name for name in envs._envs if name != 'fast']  # for tests of brax only
 
 
 def options(name: str) -> dict[str, Any]:
-  """An environment's options and their defaults: those of its class, and `max_steps`."""
+  """Options of an environment with their defaults: those of its class, and `max_steps`."""
   parameters = inspect.signature(envs._envs[name]).parameters
   known = {key: p.default for key, p in parameters.items()}
   scalars = {key: value for key, value in known.items() if isinstance(value, (int, float, str))}
@@ -28,7 +28,12 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit:
-  """An environment of brax, without its wrappers: they would reset it, and end it when time runs out.
+  """Makes an environment of brax without brax's wrappers for auto-reset and time limit.
+
+  Args:
+    name: one of `names()`.
+    max_steps: time limit, which truncates.
+    **options: see `options`.
 
   Raises:
     ValueError: there is no such backend.
@@ -36,15 +41,15 @@ def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit
   backend = options.get('backend', BACKENDS[0])
   if backend not in BACKENDS:
     raise ValueError(f'environment.backend={backend!r}: choose one of {", ".join(BACKENDS)}')
-  world = envs.get_environment(name, **options)
+  env = envs.get_environment(name, **options)
 
   def begin(key):
-    state = world.reset(key)
+    state = env.reset(key)
     return state, state.obs
 
   def advance(key, state, action):
-    del key  # Chance is in the reset alone, and no state holds a key.
-    state = world.step(state, action)
+    del key  # Only the reset is random.
+    state = env.step(state, action)
     return state, state.obs, state.reward, state.done > 0
 
   key = jax.eval_shape(functools.partial(jax.random.key, 0))
@@ -53,6 +58,6 @@ def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit
     begin=begin,
     advance=advance,
     observation_spec=specs.Array(observation.shape, observation.dtype, 'joints'),
-    action_spec=specs.BoundedArray((world.action_size,), np.float32, -1.0, 1.0, 'actuators'),
+    action_spec=specs.BoundedArray((env.action_size,), np.float32, -1.0, 1.0, 'actuators'),
   )
   return wrappers.TimeLimit(unlimited, max_steps)

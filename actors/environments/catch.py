@@ -1,4 +1,4 @@
-"""Catch: a ball falls, a paddle should be under it. A small environment, and the one to copy."""
+"""Catch: a paddle must be under a falling ball. A small environment to copy from."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from hephaestus.actors.environments import environment
 
 
 class State(flax.struct.PyTreeNode):
-  """Where things are: [] int32 each. The paddle stays in the bottom row."""
+  """Positions, [] int32 each. The paddle stays in the bottom row."""
 
   ball_row: jax.Array
   ball_column: jax.Array
@@ -22,10 +22,10 @@ class State(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Catch(environment.Environment):
-  """The falling ball of bsuite: +1 for catching it, -1 for missing it, and the episode is over.
+  """Catch of bsuite: the episode terminates with +1 if the paddle catches the ball, else with -1.
 
-  Actions are left, stay, right. The observation is the board, flattened row by row: 1 where the
-  ball or the paddle is. From the middle, every column is reached in time on the default board.
+  Actions are left, stay, right. The observation is the board, flattened row by row, with 1 at the
+  ball and at the paddle. On the default board the paddle can reach every column in time.
   """
 
   rows: int = 10

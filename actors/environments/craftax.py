@@ -1,4 +1,4 @@
-"""Craftax, and Craftax-Classic, seen as symbols or as pixels, as `craftax/NAME`."""
+"""Craftax and Craftax-Classic with symbolic or pixel observations, as `craftax/NAME`."""
 
 import contextlib
 import dataclasses
@@ -24,12 +24,12 @@ PIXELS_PER_BLOCK = 16  # of a frame
 
 
 def names() -> list[str]:
-  """Of the four environments."""
+  """Names of the four environments."""
   return list(NAMES)
 
 
 def options(name: str) -> dict[str, Any]:
-  """An environment's options and their defaults: its numbers, and `max_steps`."""
+  """Options of an environment with their defaults: its numeric parameters, and `max_steps`."""
   values = dataclasses.asdict(_construct(name).default_params)
   max_steps = values.pop('max_timesteps')
   return {
@@ -39,39 +39,44 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """An environment of craftax that does not reset itself; its time runs out without terminating it."""
-  world = _construct(name)
-  params = world.default_params.replace(**options)
+  """Makes an environment of craftax without auto-reset; its time limit truncates.
+
+  Args:
+    name: one of `names()`.
+    max_steps: time limit; None for that of craftax.
+    **options: see `options`.
+  """
+  env = _construct(name)
+  params = env.default_params.replace(**options)
   max_steps = params.max_timesteps if max_steps is None else max_steps
   params = params.replace(max_timesteps=int(np.iinfo(np.int32).max))
 
-  # Each step there leaves a fresh key in the state, for the noise of its picture alone: once the
-  # picture is there, the state need not hold it.
+  # Craftax keeps a key in the state for the noise of its image alone; here the state holds none.
   def begin(key):
-    observation, state = world.reset_env(key, params)
+    observation, state = env.reset_env(key, params)
     return state.replace(state_rng=None), observation
 
   def advance(key, state, action):
-    observation, state, reward, is_over, _ = world.step_env(key, state, action, params)
-    return state.replace(state_rng=None), observation, reward, is_over
+    observation, state, reward, is_terminated, _ = env.step_env(key, state, action, params)
+    return state.replace(state_rng=None), observation, reward, is_terminated
 
   key = jax.eval_shape(functools.partial(jax.random.key, 0))
   like = jax.eval_shape(begin, key)[1]
-  observation_spec: specs.Array = specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'seen')
+  observation_spec: specs.Array = specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'view')
   if name == 'Craftax-Symbolic-v1':
-    observation_spec = specs.Array(like.shape, like.dtype, 'seen')  # what is learned exceeds 1
+    observation_spec = specs.Array(like.shape, like.dtype, 'view')  # learned spells exceed 1
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
     observation_spec=observation_spec,
-    action_spec=specs.DiscreteArray(world.num_actions, np.int32),
+    action_spec=specs.DiscreteArray(env.num_actions, np.int32),
     frame=functools.partial(_frame, 'Classic' in name),
   )
   return wrappers.TimeLimit(unlimited, max_steps)
 
 
 def _construct(name: str) -> Any:
-  with contextlib.redirect_stdout(sys.stderr):  # it tells of its textures
+  with contextlib.redirect_stdout(sys.stderr):  # it prints messages about its textures
     return craftax_env.make_craftax_env_from_name(name, auto_reset=False)
 
 

@@ -1,4 +1,4 @@
-"""Environments of dm_env's: `dm_env/package.module:callable`, a callable that returns one."""
+"""Environments of dm_env, as `dm_env/package.module:callable`, where the callable returns one."""
 
 import functools
 import inspect
@@ -14,44 +14,44 @@ from hephaestus.actors.environments import host
 
 
 def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnvironment:
-  """Makes an environment that speaks dm_env; its step types and discounts stay as they are.
+  """Makes an environment of dm_env; its step types and discounts stay unchanged.
 
   Args:
     path: 'package.module:callable' that returns a `dm_env.Environment`. If it takes a `seed`, each
-      instance has its own, and a run can be repeated.
-    max_steps: an episode that is longer is cut off.
-    **options: given to the callable.
+      instance gets its own, and a run can be repeated.
+    max_steps: time limit, which truncates.
+    **options: passed to the callable.
 
   Raises:
-    ValueError: no such callable, an option it does not take, or a spec that cannot be used.
+    ValueError: there is no such callable, it does not take an option, or a spec is not supported.
   """
   name = f'dm_env/{path}'
   if ':' not in path:
     raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
   make_one = environments._find(name, path)
   environments._check_options(
-    name, make_one, {'seed': 0} | options if _seeds(make_one) else options
+    name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )
   try:
-    world = functools.partial(_World, functools.partial(make_one, **options), 'seed' in options)
-    return host.HostEnvironment(world, max_steps)
+    env = functools.partial(_DmEnv, functools.partial(make_one, **options), 'seed' in options)
+    return host.HostEnvironment(env, max_steps)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
 
 
-def _seeds(make_one: Callable[..., Any]) -> bool:
+def _takes_seed(make_one: Callable[..., Any]) -> bool:
   return 'seed' in inspect.signature(make_one).parameters
 
 
-class _World(host.World):
-  """One environment of dm_env's, which knows no seeds: with another seed comes another instance."""
+class _DmEnv(host.LibraryEnv):
+  """One environment of dm_env. Its reset takes no seed, so a new seed makes a new instance."""
 
   def __init__(self, make_one: Callable[..., dm_env.Environment], is_seeded: bool):
-    self._takes_seed = _seeds(make_one) and not is_seeded
+    self._takes_seed = _takes_seed(make_one) and not is_seeded
     self._make_one = make_one
     self._environment = self._make(0)
     given = self._environment.action_spec()
-    # Ranges of integers are choices as well, whatever they begin with.
+    # A range of integers is a set of choices too, whatever its minimum.
     self._are_choices = isinstance(given, specs.BoundedArray) and given.dtype.kind in 'iu'
     self._first_choices = given.minimum if self._are_choices else 0
     self._given_action = given
@@ -71,7 +71,7 @@ class _World(host.World):
     given = self._given_action
     if not self._are_choices:
       return given
-    # In 64 bits, where the difference of the furthest integers of a narrow dtype has room.
+    # In 64 bits, because the difference may overflow a narrow dtype.
     last = np.asarray(given.maximum, np.int64) - self._first_choices
     if given.shape == ():
       return specs.DiscreteArray(int(last) + 1)

@@ -1,4 +1,4 @@
-"""What an environment is: `Environment`, the `TimeStep` it gives, and `check` of one against its specs."""
+"""The interface `Environment`, its `TimeStep`, and `check` of an environment against its specs."""
 
 import abc
 import functools
@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-EnvState = Any  # a tree of arrays of fixed shapes, each environment's own
+EnvState = Any  # a tree of arrays of fixed shapes, different for each environment
 Observation = Any  # an array, or a tree of arrays
 
 
 class TimeStep(NamedTuple):
-  """What arrives from an environment at one step, with dm_env's meanings.
+  """Time step of an environment, with the semantics of dm_env.
 
   Attributes:
     step_type: [] int32, a value of `dm_env.StepType`.
     reward: [] float32, earned by the action before; 0 at FIRST.
-    discount: [] float32, 0 where the episode terminated, else 1; so at LAST, 1 says cut off.
-    observation: an array or a tree of arrays, as `observation_spec` says.
+    discount: [] float32, 0 at termination, else 1; at LAST, 1 means truncation.
+    observation: an array or a tree of arrays, by `observation_spec`.
   """
 
   step_type: jax.Array
@@ -39,22 +39,22 @@ class TimeStep(NamedTuple):
 
 
 def restart(observation: Observation) -> TimeStep:
-  """The first of an episode."""
+  """The FIRST time step of an episode."""
   return _timestep(dm_env.StepType.FIRST, 0.0, 1.0, observation)
 
 
 def transition(reward: chex.Numeric, observation: Observation) -> TimeStep:
-  """One in the middle of an episode."""
+  """A MID time step."""
   return _timestep(dm_env.StepType.MID, reward, 1.0, observation)
 
 
 def termination(reward: chex.Numeric, observation: Observation) -> TimeStep:
-  """The last, because the environment came to an end: nothing can be earned after it."""
+  """A LAST time step with discount 0, at termination."""
   return _timestep(dm_env.StepType.LAST, reward, 0.0, observation)
 
 
 def truncation(reward: chex.Numeric, observation: Observation) -> TimeStep:
-  """The last, because time ran out: the environment would have gone on."""
+  """A LAST time step with discount 1, at truncation."""
   return _timestep(dm_env.StepType.LAST, reward, 1.0, observation)
 
 
@@ -72,36 +72,36 @@ def _timestep(
 class Environment(abc.ABC):
   """The rules of an environment, as pure functions of one environment's state.
 
-  `reset` and `step` are traced: they may be jitted, vmapped over environments and scanned over time, and
-  all their arrays keep shape and dtype. An environment draws chance only from the key it is given, keeps
-  none in its state, and holds nothing of its own that changes. It does not reset itself: a step
-  after LAST means nothing, and `wrappers.AutoReset` takes care of that.
+  `reset` and `step` are traced: they may be jitted, vmapped over environments and scanned over time,
+  and all their arrays keep shape and dtype. Randomness comes only from the key argument. The state
+  holds no key, and the environment has no mutable attributes. There is no auto-reset: the result of
+  a step after LAST is undefined, and `wrappers.AutoReset` adds the reset.
 
-  An observation that is a dict may hold 'action_mask', [A] bool, True where an action is legal; an
-  illegal action may do whatever the environment likes. Of several choices at once it joins the masks.
+  A dict observation may have 'action_mask', [A] bool, True for legal actions; the effect of an illegal
+  action is up to the environment. For several choices at once it is the concatenation of their masks.
   """
 
   @property
   @abc.abstractmethod
   def observation_spec(self) -> Any:
-    """A tree, shaped like an observation, of `dm_env.specs.Array` or `BoundedArray`."""
+    """A tree of `dm_env.specs.Array` or `BoundedArray` with the structure of an observation."""
 
   @property
   @abc.abstractmethod
   def action_spec(self) -> specs.BoundedArray:
     """`dm_env.specs.DiscreteArray` of int32 for A choices, else a `BoundedArray` of one axis.
 
-    Of floats it is a vector; of int32 it is several choices at once, each from 0 to its maximum.
+    With floats it is a vector; with int32 it is several choices at once, each from 0 to its maximum.
     """
 
   @property
   @abc.abstractmethod
   def max_steps(self) -> int:
-    """The most steps an episode can take before it is LAST."""
+    """Maximum number of steps of an episode."""
 
   @property
   def action_names(self) -> tuple[str, ...]:
-    """For people: what the choices are called, in their order; empty where nobody named them."""
+    """Names of the choices, in order, for display; empty without names."""
     return ()
 
   @property
@@ -111,48 +111,49 @@ class Environment(abc.ABC):
 
   @abc.abstractmethod
   def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
-    """Begins an episode: its state, and a timestep that is FIRST."""
+    """Begins an episode; returns its state and a FIRST time step."""
 
   @abc.abstractmethod
   def step(
     self, key: chex.PRNGKey, state: EnvState, action: jax.Array
   ) -> tuple[EnvState, TimeStep]:
-    """Plays one action, and returns what it led to."""
+    """Takes one action; returns the next state and time step."""
 
   def scripted_action(self, state: EnvState) -> jax.Array | None:
-    """The action of a good policy that may look into the state; None if this environment has none.
+    """The action of a good policy that may read the state; None without a scripted policy.
 
-    Whether it is None does not depend on the state, so it can be asked while tracing.
+    Whether it is None must not depend on the state, because it is called while tracing.
     """
     del state
     return None
 
   def render(self, state: EnvState) -> np.ndarray | None:
-    """One frame, [H, W, 3] uint8, not traced; None if this environment shows none."""
+    """Renders one frame, [H, W, 3] uint8, not traced; None for an environment without frames."""
     del state
     return None
 
   def draw(self, observation: Observation) -> np.ndarray | None:
-    """One frame of what is observed, [H, W, 3] uint8, not traced; None if this environment has none.
+    """Renders an observation, [H, W, 3] uint8, not traced; None without such frames.
 
-    Without its mask, and it may be one that an agent expects: numbers between those of the environment
-    then show how sure it is.
+    Args:
+      observation: of the environment, or predicted by a world model, whose values may lie between
+        those of the environment; in either case without its mask.
     """
     del observation
     return None
 
 
 class MapSpec(specs.BoundedArray):
-  """A vector in [0, 1] whose first numbers are the cells of a map, row by row, and whose last two
-  are a place on it: row and column, over the index of the last row and of the last column.
+  """A vector in [0, 1] that begins with the cells of a map and ends with a position on it.
 
-  A cell of 0 is empty. An agent may make use of this, or take it for any other vector.
+  The cells are in row-major order, and 0 is an empty cell. The last two numbers are row and column,
+  each divided by its largest index. Agents may use this, or treat it as any other vector.
   """
 
   def __init__(
     self, shape: tuple[int], dtype: Any, map_shape: tuple[int, int], name: str | None = None
   ):
-    """Args: `shape`, `dtype` and `name` as of any spec; `map_shape`: rows and columns."""
+    """Args: `shape`, `dtype` and `name`: see `specs.Array`; `map_shape`: rows and columns."""
     super().__init__(shape, dtype, minimum=0.0, maximum=1.0, name=name)
     self._map_shape = map_shape
 
@@ -165,19 +166,19 @@ class MapSpec(specs.BoundedArray):
 
 
 class BoardSpec(specs.Array):
-  """A vector whose last numbers are the cells of a board, row by row, each with the same features.
+  """A vector that ends with the cells of a board in row-major order, each with the same features.
 
-  An agent may read all cells with the same weights, or take it for any other vector. Features should
+  Agents may encode all cells with shared weights, or treat it as any other vector. Features should
   be of the order of 1.
   """
 
   def __init__(
     self, shape: tuple[int], dtype: Any, board_shape: tuple[int, int, int], name: str | None = None
   ):
-    """Args: `shape`, `dtype` and `name` as of any spec; `board_shape`: rows, columns, features.
+    """Args: `shape`, `dtype` and `name`: see `specs.Array`; `board_shape`: rows, columns, features.
 
     Raises:
-      ValueError: the board has more numbers than the vector.
+      ValueError: the board is larger than the vector.
     """
     if len(shape) != 1 or math.prod(board_shape) > shape[0]:
       raise ValueError(f'board_shape={board_shape}: is no part of a vector of shape {shape}')
@@ -193,10 +194,10 @@ class BoardSpec(specs.Array):
 
 
 def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
-  """How many choices each part of an action has; empty for a continuous one.
+  """Number of choices of each part of an action; empty for a continuous action.
 
   Raises:
-    ValueError: several choices that are no vector of int32, or that do not begin with 0.
+    ValueError: several choices are no vector of int32, or one does not begin with 0.
   """
   if isinstance(action_spec, specs.DiscreteArray):
     return (int(action_spec.num_values),)
@@ -215,11 +216,11 @@ def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
 
 
 def check(environment: Environment) -> None:
-  """Refuses an environment that contradicts itself, by tracing its shapes; no array is made.
+  """Checks an environment against its specs by tracing shapes; makes no array.
 
   Raises:
-    ValueError: naming the field where state or timestep change shape or dtype between reset and
-      step, or where they are not what the specs say.
+    ValueError: state or time step change shape or dtype between reset and step, or contradict the
+      specs; the message names the field.
   """
   if not isinstance(environment, Environment):
     raise ValueError(f'{environment!r} is not an actors.environments.environment.Environment')

@@ -1,4 +1,4 @@
-"""GridWorld: walk a square of cells and collect the resources lying on it before time is up."""
+"""GridWorld: walk on a square of cells and collect all resources before the time limit."""
 
 import dataclasses
 
@@ -12,17 +12,17 @@ from dm_env import specs
 from hephaestus.actors.environments import environment
 
 NUM_TYPES = 8
-EMPTY = 255  # of a cell without a resource
+EMPTY = 255  # type of a cell without a resource
 UP, DOWN, LEFT, RIGHT, COLLECT = range(5)
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]], np.int32)
 
-STEP_REWARD = -0.01  # standing still costs as much as walking
+STEP_REWARD = -0.01  # of every step
 COLLECT_REWARD = 1.0
-DISCOVERY_REWARD = 0.1  # once for each resource: paid at every visit, it would be farmed
+DISCOVERY_REWARD = 0.1  # once per resource; at every visit it could be collected for ever
 
 CELL_PIXELS = 16
 BACKGROUND, LINE, AGENT = (250, 250, 247), (226, 226, 220), (30, 30, 34)
-TYPE_COLOURS = np.array(  # Okabe and Ito's, told apart by colour-blind eyes; the last two lightened
+TYPE_COLOURS = np.array(  # the colour-blind safe palette of Okabe and Ito; the last two lightened
   [
     (230, 159, 0),
     (86, 180, 233),
@@ -61,13 +61,13 @@ class State(flax.struct.PyTreeNode):
 class GridWorld(environment.Environment):
   """A square of cells with resources of 8 types on some of them.
 
-  Actions are up, down, left, right and collect; a wall stops a move. Collecting from the cell one
-  stands on pays 1, entering a cell with a resource for the first time 0.1, and every step costs
-  0.01. The episode terminates when nothing is left, and is cut off after `max_steps`.
+  Actions are up, down, left, right and collect; a wall stops a move. The reward is 1 for collecting
+  the resource of the agent's cell, 0.1 for the first visit to a cell with a resource, and -0.01 for
+  every step. The episode terminates when no resource is left, and is truncated after `max_steps`.
 
   The observation is [size² + 10] float32 in [0, 1]: the cells row by row, 0 if empty, else
-  (type + 1) / 8; the inventory over `num_resources`, its cap, since all may be of one type; and
-  row and column over size - 1. Up to 16 by 16 cells, bfloat16 keeps all of these values apart.
+  (type + 1) / 8; the inventory divided by `num_resources`; and row and column divided by size - 1.
+  Up to 16 by 16 cells, bfloat16 keeps all of these values distinct.
   """
 
   size: int = 16
@@ -121,13 +121,13 @@ class GridWorld(environment.Environment):
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, environment.TimeStep]:
-    del key  # All chance is in the reset.
+    del key  # Only the reset is random.
     position = jnp.clip(state.position + jnp.asarray(MOVES)[action], 0, self.size - 1)
     row, column = position[0], position[1]
     type_here = state.grid[row, column]
     is_resource = type_here != EMPTY
     collected = is_resource & (action == COLLECT)
-    # Read before it is written, it need not be copied.
+    # Read before the write, so that XLA need not copy it.
     visited, known = jax.lax.optimization_barrier((state.visited, state.visited[row, column]))
     discovered = is_resource & ~known
     reward = STEP_REWARD + COLLECT_REWARD * collected + DISCOVERY_REWARD * discovered
@@ -151,7 +151,7 @@ class GridWorld(environment.Environment):
     return state, timestep
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Towards the nearest resource by Manhattan distance, rows before columns; then collect."""
+    """Walks to the nearest resource by Manhattan distance, rows before columns, and collects it."""
     rows, columns = np.indices((self.size, self.size), np.int32)
     distance = jnp.abs(rows - state.position[0]) + jnp.abs(columns - state.position[1])
     nearest = jnp.argmin(jnp.where(state.grid == EMPTY, 2 * self.size, distance))
@@ -171,7 +171,7 @@ class GridWorld(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Resources are coloured tiles on light lines; the agent is a dark disc."""
+    """Draws resources as coloured tiles on light lines, and the agent as a dark disc."""
     cells, _, position = np.split(np.asarray(observation), [self.size**2, -2])
     kinds = np.rint(cells * NUM_TYPES).astype(int).reshape(self.size, self.size)
     pixels = np.empty((self.size, CELL_PIXELS, self.size, CELL_PIXELS, 3), np.uint8)
@@ -185,11 +185,11 @@ class GridWorld(environment.Environment):
     return pixels.reshape(self.size * CELL_PIXELS, self.size * CELL_PIXELS, 3)
 
   def _scatter_resources(self, key: chex.PRNGKey) -> jax.Array:
-    """[S, S] grid; every set of `num_resources` cells is equally likely, and types are uniform.
+    """Random grid, [S, S]: every set of `num_resources` cells is equally likely, types are uniform.
 
     Floyd's algorithm (Bentley and Floyd, 1987): for each `last` of the final `num_resources`
-    cells, draw a cell up to `last`, and take `last` itself if that one is taken. It needs a draw
-    for each resource, not for each cell, and no sort.
+    cells, draw a cell up to `last`, and take `last` itself if that one is taken. It needs one random
+    number per resource, not per cell, and no sort.
     """
     num_cells = self.size**2
     last = jnp.arange(num_cells - self.num_resources, num_cells, dtype=jnp.uint32)
@@ -207,12 +207,12 @@ class GridWorld(environment.Environment):
     return grid.reshape(self.size, self.size)
 
   def _is_at(self, position: jax.Array) -> jax.Array:
-    """[S, S] bool, True in one cell: as a mask it is cheaper than a scatter under vmap."""
+    """[S, S] bool, True in one cell; under vmap a mask is cheaper than a scatter."""
     cells = np.arange(self.size)
     return (cells[:, None] == position[0]) & (cells == position[1])
 
   def _observe(self, state: State) -> jax.Array:
-    # Put together as small integers and scaled as one: four times less to copy.
+    # Concatenated as small integers and then scaled: a fourth of the copying.
     counts = jnp.uint8 if max(self.num_resources, self.size - 1) <= 255 else jnp.int32
     parts = (
       (state.grid + jnp.uint8(1)).reshape(-1),  # EMPTY becomes 0

@@ -1,4 +1,4 @@
-"""The environments of gymnasium's registry: `gymnasium/CartPole-v1`."""
+"""Environments of gymnasium's registry, such as `gymnasium/CartPole-v1`."""
 
 import difflib
 import functools
@@ -15,31 +15,32 @@ from gymnasium import spaces
 from hephaestus.actors.environments import host
 
 OBSERVATION = 'observation'
-"""What an observation that is no dictionary is called beside its action mask."""
+"""Key of an observation that is no dictionary, beside its action mask."""
 
 
 def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
-  """Makes an environment of gymnasium's.
+  """Makes an environment of gymnasium.
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
-  one axis, or a Box with bounds. An `info['action_mask']` that reset gives is added to the
-  observation. An episode that is `terminated` ends with discount 0, one that is `truncated` with
-  discount 1.
+  one axis, or a Box with bounds. If reset returns `info['action_mask']`, the observation gets it.
+  The discount is 0 at `terminated` and 1 at `truncated`.
 
   Args:
-    id: as `gymnasium.make` knows it, such as 'CartPole-v1' or 'package:Name-v0'.
-    max_steps: of an episode; None for what the registry says.
-    **options: given to the environment's constructor.
+    id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
+    max_steps: time limit, which truncates; None for that of the registry.
+    **options: passed to the environment's constructor.
 
   Raises:
-    ValueError: no such environment, an option it does not take, or a space that cannot be used.
+    ValueError: there is no such environment, it does not take an option, or a space is not supported.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
-  limit = {} if max_steps is None else {'max_episode_steps': -1}  # ours then, not gymnasium's
+  limit = (
+    {} if max_steps is None else {'max_episode_steps': -1}
+  )  # `HostEnvironment` truncates instead
   new = functools.partial(gymnasium.make, id, disable_env_checker=True, **limit, **options)
   try:
     env = new()
-    # Gymnasium has to be told of frames before the first; drawing waits until one is asked for.
+    # The render mode must be chosen at construction; frames are rendered only on request.
     if 'rgb_array' in env.metadata.get('render_modes', ()) and 'render_mode' not in options:
       new = functools.partial(new, render_mode='rgb_array')
     if max_steps is None and env.spec is not None:
@@ -48,8 +49,8 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
       raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
     _, info = env.reset(seed=0)
     env.close()
-    world = functools.partial(_World, new, host.ACTION_MASK in info)
-    return host.HostEnvironment(world, max_steps)
+    make_env = functools.partial(_GymnasiumEnv, new, host.ACTION_MASK in info)
+    return host.HostEnvironment(make_env, max_steps)
   except gymnasium_error.UnregisteredEnv as error:
     raise ValueError(f'{name}: no such environment; {_nearest(id)}') from error
   except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
@@ -62,19 +63,19 @@ def _nearest(id: str) -> str:
   if nearest:
     return f'did you mean {" or ".join(nearest)}?'
   return (
-    f'gymnasium knows {len(gymnasium.registry)} of them, and those that a package of your own '
-    "registers by 'gymnasium/package:Name-v0'"
+    f'gymnasium has {len(gymnasium.registry)}, and those that a package of your own registers, as '
+    "'gymnasium/package:Name-v0'"
   )
 
 
-class _World(host.World):
-  """One environment of gymnasium's."""
+class _GymnasiumEnv(host.LibraryEnv):
+  """One environment of gymnasium."""
 
   def __init__(self, new: Any, has_mask: bool):
     self._env = new()
     space = self._env.observation_space
     self._spaces = space.spaces if isinstance(space, spaces.Dict) else None
-    # A mask among the observations is as good.
+    # An observation may have the mask already.
     self._adds_mask = has_mask and host.ACTION_MASK not in (self._spaces or {})
 
   @property
@@ -126,8 +127,8 @@ class _World(host.World):
       return None
     try:
       frame: Any = self._env.render()
-    except Exception as error:  # whatever a library raises that finds no display or no driver
-      logging.warning('No frames of this environment: %s', error)
+    except Exception as error:  # of any library without a display or a driver
+      logging.warning('This environment renders no frames: %s', error)
       return None
     return frame
 

@@ -1,4 +1,4 @@
-"""The environments of gymnax: classic control, bsuite, MinAtar and a few more, as `gymnax/NAME`."""
+"""Environments of gymnax (classic control, bsuite, MinAtar and others), as `gymnax/NAME`."""
 
 import dataclasses
 import functools
@@ -14,50 +14,55 @@ from gymnax.environments import spaces
 
 from hephaestus.actors.environments import adapter, wrappers
 
-TIME = 'max_steps_in_episode'  # as gymnax calls it
+TIME = 'max_steps_in_episode'  # the name of the time limit in gymnax
 
 
 def names() -> list[str]:
-  """Of all registered environments."""
+  """Names of all registered environments."""
   return list(gymnax.registered_envs)
 
 
 def options(name: str) -> dict[str, Any]:
-  """An environment's options and their defaults: what its class takes, its parameters, `max_steps`."""
-  world, params = _construct(name, {})
-  values = _constructor_options(world) | dataclasses.asdict(params)
+  """Options of an environment with their defaults: of its class, its parameters, and `max_steps`."""
+  env, params = _construct(name, {})
+  values = _constructor_options(env) | dataclasses.asdict(params)
   return {'max_steps': int(values.pop(TIME)), **values}
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """An environment of gymnax; its own limit of time is one of ours, and so cuts off without terminating.
+  """Makes an environment of gymnax, whose time limit truncates.
 
-  Where an observation is one of n numbers, it is one-hot here. MinAtar's planes are bits.
+  Discrete observations become one-hot vectors. The planes of MinAtar become booleans.
+
+  Args:
+    name: one of `names()`.
+    max_steps: time limit; None for that of gymnax.
+    **options: see `options`.
 
   Raises:
-    ValueError: its actions or observations are of a kind that is not known here.
+    ValueError: the space of its actions or observations is not supported.
   """
   taken = _constructor_options(_construct(name, {})[0])
-  world, params = _construct(name, {key: options.pop(key) for key in taken if key in options})
+  env, params = _construct(name, {key: options.pop(key) for key in taken if key in options})
   limit = getattr(params, TIME)
   max_steps = int(limit) if max_steps is None else max_steps
-  # Gymnax says apart what ended and what was cut off, so its limit is only what some environments show.
+  # `step_env` reports termination without the time limit, which some environments observe.
   params = params.replace(**options, **{TIME: type(limit)(max_steps)})
-  space = world.observation_space(params)
+  space = env.observation_space(params)
   is_unit = _is_unit(space)
 
   def observe(observation):
     if isinstance(space, spaces.Discrete):
       return jax.nn.one_hot(observation, space.n)
-    # Rounding leaves [0, 1] now and then.
+    # Rounding may leave [0, 1].
     return jnp.clip(observation, 0.0, 1.0) if is_unit else observation
 
   def begin(key):
-    observation, state = world.reset_env(key, params)
+    observation, state = env.reset_env(key, params)
     return state, observe(observation)
 
   def advance(key, state, action):
-    observation, state, reward, is_terminated, _ = world.step_env(key, state, action, params)
+    observation, state, reward, is_terminated, _ = env.step_env(key, state, action, params)
     return state, observe(observation), reward, is_terminated
 
   key = jax.eval_shape(functools.partial(jax.random.key, 0))
@@ -65,7 +70,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     begin=begin,
     advance=advance,
     observation_spec=_observation_spec(name, space, jax.eval_shape(begin, key)[1]),
-    action_spec=_action_spec(name, world.action_space(params)),
+    action_spec=_action_spec(name, env.action_space(params)),
   )
   return wrappers.TimeLimit(unlimited, max_steps)
 
@@ -79,8 +84,8 @@ def _construct(name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
     ) from error
 
 
-def _constructor_options(world: Any) -> dict[str, Any]:
-  parameters = inspect.signature(type(world)).parameters
+def _constructor_options(env: Any) -> dict[str, Any]:
+  parameters = inspect.signature(type(env)).parameters
   kinds = (bool, int, float, str)
   return {key: p.default for key, p in parameters.items() if isinstance(p.default, kinds)}
 
@@ -96,11 +101,11 @@ def _observation_spec(name: str, space: Any, like: jax.ShapeDtypeStruct) -> spec
     return specs.BoundedArray((space.n,), np.float32, 0.0, 1.0, 'one_hot')
   if not isinstance(space, spaces.Box):
     raise ValueError(f"environment.name='gymnax/{name}': cannot read the observations of {space}")
-  if name.endswith('-MinAtar'):  # gymnax makes them float32
+  if name.endswith('-MinAtar'):  # float32 in gymnax
     return specs.BoundedArray(like.shape, bool, False, True)
   if _is_unit(space):
     return specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0)
-  return specs.Array(like.shape, like.dtype)  # its other bounds are not always kept
+  return specs.Array(like.shape, like.dtype)  # some environments exceed their other bounds
 
 
 def _action_spec(name: str, space: Any) -> specs.BoundedArray:

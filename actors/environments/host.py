@@ -1,6 +1,7 @@
 """Environments that are no JAX program: each instance is stepped on the host, one at a time.
 
-A new family of them implements `World`, and hands a function that makes one to `HostEnvironment`.
+A new family of them implements `LibraryEnv`, and passes a function that makes one to
+`HostEnvironment`.
 """
 
 import abc
@@ -20,17 +21,17 @@ from hephaestus.actors.environments.environment import (
 )
 
 ACTION_MASK = 'action_mask'
-LONE = ''  # the name of an observation that is one array
+SINGLE = ''  # the field name of an observation that is one array
 REFUSAL = (
   'this environment is stepped outside the compiled program, and cannot be compiled together with the '
   'update; add --no-fused'
 )
 
 
-class World(abc.ABC):
-  """One instance of an environment, in the words and the dtypes of its own library.
+class LibraryEnv(abc.ABC):
+  """One instance of an environment, with the dtypes of its own library.
 
-  Whoever uses it resets it before it is stepped and after LAST, from one thread at a time.
+  The caller resets it before the first step and after LAST, from one thread at a time.
   """
 
   @property
@@ -48,55 +49,59 @@ class World(abc.ABC):
     """Begins an episode.
 
     Args:
-      seed: begin anew as an instance of this seed, [0, 2**32); None goes on with chance as it is.
+      seed: reseeds the instance, in [0, 2**32); None keeps its random state.
     """
 
   @abc.abstractmethod
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    """Plays one action, of the action spec's shape."""
+    """Takes one action, of the action spec's shape."""
 
   def render(self) -> np.ndarray | None:
-    """One frame, [H, W, 3] uint8; None if this environment shows none."""
+    """Renders one frame, [H, W, 3] uint8; None for an environment without frames."""
     return None
 
   def close(self) -> None:
-    """Gives back what it holds; nothing is asked of it any more."""
+    """Frees its resources; no other call follows."""
     return
 
 
 class HostEnvironment(Environment):
-  """An environment of which `World`s are the instances: what they have in common, and how to make one.
+  """An environment that is stepped on the host: its specs, and a factory of instances.
 
-  It is an `Environment` to all who ask for its specs, its length and its frames. But it has no pure
-  `reset` and `step`, and refuses whoever would compile them.
+  Its specs, time limit and frames are those of an `Environment`. But it has no pure `reset` and
+  `step`, which raise ValueError.
 
-  Its specs are those of what an `Instance` gives, in JAX's dtypes: 64 bits become 32, a
-  `DiscreteArray` that is observed becomes a one-hot vector, and an 'action_mask' becomes [A] bool.
+  Its specs are those of the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, an
+  observed `DiscreteArray` becomes a one-hot vector, and an 'action_mask' becomes [A] bool.
+
+  Attributes:
+    make_env: makes a new instance of the library's environment.
+    fields: of an observation, by name.
   """
 
-  def __init__(self, make_world: Callable[[], World], max_steps: int):
-    """Makes one instance, and asks it for its specs.
+  def __init__(self, make_env: Callable[[], LibraryEnv], max_steps: int):
+    """Makes one instance to read its specs.
 
     Args:
-      make_world: a new instance at every call.
-      max_steps: at least 1; an episode that is longer is cut off.
+      make_env: makes a new instance at every call.
+      max_steps: time limit of at least 1, which truncates.
 
     Raises:
-      ValueError: naming the spec that no agent could make use of.
+      ValueError: a spec is not supported; the message names it.
     """
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
       raise ValueError(f'max_steps={max_steps!r}: a whole number of at least 1 is needed')
-    self.make_world = make_world
+    self.make_env = make_env
     self._max_steps = max_steps
-    world = make_world()
-    self._action_spec = _action_spec(world.action_spec)
-    self.fields = _fields(world.observation_spec, self._action_spec)
-    world.close()
+    env = make_env()
+    self._action_spec = _action_spec(env.action_spec)
+    self.fields = _fields(env.observation_spec, self._action_spec)
+    env.close()
 
   @property
   def observation_spec(self) -> Any:
-    if LONE in self.fields:
-      return self.fields[LONE].spec
+    if SINGLE in self.fields:
+      return self.fields[SINGLE].spec
     return {name: field.spec for name, field in self.fields.items()}
 
   @property
@@ -108,13 +113,15 @@ class HostEnvironment(Environment):
     return self._max_steps
 
   def make(self) -> 'Instance':
-    """A new instance, which goes on for ever."""
-    return Instance(self.make_world(), self.fields, self.max_steps)
+    """Makes a new instance."""
+    return Instance(self.make_env(), self.fields, self.max_steps)
 
   def reset(self, key: Any) -> Any:
+    """Raises ValueError; see `Instance.reset`."""
     raise ValueError(REFUSAL)
 
   def step(self, key: Any, state: Any, action: Any) -> Any:
+    """Raises ValueError; see `Instance.step`."""
     raise ValueError(REFUSAL)
 
   def render(self, state: 'Instance') -> np.ndarray | None:
@@ -122,35 +129,35 @@ class HostEnvironment(Environment):
 
 
 class Instance:
-  """One environment that goes on for ever, as `wrappers.AutoReset` lets an environment in JAX go on.
+  """One environment with auto-reset as in `wrappers.AutoReset`; its time steps are NumPy arrays.
 
-  The step after LAST ignores the action and returns FIRST of a new episode. Numbers are numpy's.
+  The step after LAST ignores the action and returns FIRST of a new episode.
   """
 
-  def __init__(self, world: World, fields: dict[str, 'Field'], max_steps: int):
-    """Args: the environment, how to read its observations, and where to cut its episodes off."""
-    self._world = world
+  def __init__(self, env: LibraryEnv, fields: dict[str, 'Field'], max_steps: int):
+    """Args: the library's environment, the fields of its observations, and the time limit."""
+    self._env = env
     self._fields = fields
     self._max_steps = max_steps
     self._num_steps = 0
     self._is_over = False
 
   def reset(self, seed: int | None) -> TimeStep:
-    """Begins an episode; see `World.reset`."""
+    """Begins an episode; see `LibraryEnv.reset`."""
     self._num_steps = 0
-    timestep = self._world.reset(seed)
+    timestep = self._env.reset(seed)
     return self._read(timestep._replace(reward=None, discount=None))
 
   def step(self, action: np.ndarray) -> TimeStep:
-    """Plays one action, or begins the next episode after LAST.
+    """Takes one action, or begins the next episode after LAST.
 
     Raises:
-      ValueError: naming the field of an observation that has changed its shape.
+      ValueError: the shape of an observation differs from its spec; the message names the field.
     """
     if self._is_over:
       return self.reset(None)
     self._num_steps += 1
-    timestep = self._read(self._world.step(action))
+    timestep = self._read(self._env.step(action))
     if self._num_steps >= self._max_steps and not self._is_over:
       self._is_over = True
       last: Any = np.int32(dm_env.StepType.LAST)
@@ -158,8 +165,8 @@ class Instance:
     return timestep
 
   def render(self) -> np.ndarray | None:
-    """One frame, [H, W, 3] uint8; None if this environment shows none."""
-    return self._world.render()
+    """Renders one frame, [H, W, 3] uint8; None for an environment without frames."""
+    return self._env.render()
 
   def _read(self, timestep: dm_env.TimeStep) -> TimeStep:
     self._is_over = timestep.last()
@@ -169,13 +176,18 @@ class Instance:
     return TimeStep(step_type, reward, discount, self._observe(timestep.observation))
 
   def _observe(self, observation: Any) -> Observation:
-    if LONE in self._fields:
-      return self._fields[LONE].read(observation)
+    if SINGLE in self._fields:
+      return self._fields[SINGLE].read(observation)
     return {name: field.read(observation[name]) for name, field in self._fields.items()}
 
 
 class Field:
-  """One array of an observation: what it is called, what it will be, and how it becomes that."""
+  """One array of an observation, and its conversion from the library's dtype.
+
+  Attributes:
+    path: for messages, such as "['name']".
+    spec: after conversion.
+  """
 
   def __init__(self, path: str, given: specs.Array, spec: specs.Array):
     self.path = path
@@ -185,6 +197,7 @@ class Field:
     self._one_hot = np.eye(given.num_values, dtype=spec.dtype) if is_choice else None
 
   def read(self, value: Any) -> np.ndarray:
+    """Converts a value; raises ValueError if its shape differs from the spec."""
     if np.shape(value) != self._shape:
       raise ValueError(
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '
@@ -195,7 +208,7 @@ class Field:
     return np.asarray(value, self._dtype)
 
   def check(self, function: str, value: Any) -> None:
-    """ValueError where a raw value is not what the spec says."""
+    """Raises ValueError if a raw value contradicts the spec; `function` is named in the message."""
     array = np.asarray(value)
     name = f'timestep.observation{self.path}'
     wanted = np.dtype(np.int32) if self._one_hot is not None else self._dtype
@@ -214,12 +227,12 @@ class Field:
 
 
 def _fields(given: Any, action_spec: specs.BoundedArray) -> dict[str, Field]:
-  """The fields of an observation by name; the name of a lone array is empty."""
+  """The fields of an observation by name; SINGLE for one that is no dict."""
   if not isinstance(given, Mapping):
-    return {LONE: _field('', given)}
+    return {SINGLE: _field('', given)}
   fields = {name: _field(f'[{name!r}]', spec) for name, spec in given.items()}
   if not set(fields) - {ACTION_MASK}:
-    raise ValueError('observation_spec: is empty; an agent needs something to see')
+    raise ValueError('observation_spec: is empty; at least one array is needed')
   mask = given.get(ACTION_MASK)
   num_values = sum(num_choices(action_spec))
   if mask is not None and num_values:
@@ -247,7 +260,7 @@ def _field(path: str, given: Any) -> Field:
 
 
 def _bounded(given: specs.Array, bounds: Any) -> specs.Array:
-  """The spec in JAX's dtype; bounds that go beyond it end where it ends."""
+  """The spec in JAX's dtype, with its bounds clipped to the range of that dtype."""
   dtype = jax.dtypes.canonicalize_dtype(given.dtype)
   if bounds is None:
     return specs.Array(given.shape, dtype, given.name)
@@ -268,29 +281,29 @@ def _action_spec(given: Any) -> specs.BoundedArray:
   spec = _bounded(given, (given.minimum, given.maximum))
   if given.dtype.kind in 'iu':
     spec = specs.BoundedArray(spec.shape, np.int32, spec.minimum, spec.maximum, spec.name)
-    num_choices(spec)  # refuses what is no vector of choices
+    num_choices(spec)  # raises ValueError for other ranks
     return spec
   if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
-    raise ValueError(f'action_spec={given!r}: finite bounds are needed, which an agent can keep to')
+    raise ValueError(f'action_spec={given!r}: finite bounds are needed')
   return spec
 
 
 def check(environment: HostEnvironment) -> None:
-  """Refuses an environment that contradicts itself, by one reset and one step of an instance.
+  """Checks an environment against its specs, by one reset and one step of an instance.
 
   Raises:
-    ValueError: naming the field whose shape, dtype or value is not what the specs say.
+    ValueError: a shape, dtype or value contradicts the specs; the message names the field.
   """
-  world = environment.make_world()
-  first = world.reset(0)
+  env = environment.make_env()
+  first = env.reset(0)
   _check_timestep(environment, 'reset', first)
   if not first.first():
     raise ValueError(f'timestep.step_type: reset gives {first.step_type!r}, FIRST is needed')
-  following = world.step(_some_action(environment.action_spec, first.observation))
+  following = env.step(_some_action(environment.action_spec, first.observation))
   _check_timestep(environment, 'step', following)
   if following.first():
     raise ValueError('timestep.step_type: step gives FIRST, MID or LAST is needed')
-  world.close()
+  env.close()
   for name in ('reward', 'discount'):
     value = np.asarray(getattr(following, name))
     if value.shape != () or value.dtype.kind not in 'biuf' or not np.isfinite(value):

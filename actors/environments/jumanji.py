@@ -1,4 +1,4 @@
-"""The environments of jumanji in which one agent chooses among few actions, as `jumanji/NAME`."""
+"""Environments of jumanji with one agent and few discrete actions, as `jumanji/NAME`."""
 
 import functools
 import inspect
@@ -18,47 +18,52 @@ NO_LIMIT = int(np.iinfo(np.int32).max)
 
 
 def names() -> list[str]:
-  """Of all registered environments; some of them are for several agents, and refused by `make`."""
+  """Names of all registered environments; `make` raises ValueError for those with several agents."""
   return sorted(jumanji.registered_environments())
 
 
 def options(name: str) -> dict[str, Any]:
-  """An environment's options and their defaults: those numbers that its class takes, and `max_steps`."""
-  world = _construct(name)
-  parameters = inspect.signature(type(world)).parameters
+  """Options of an environment with their defaults: the numbers of its class, and `max_steps`."""
+  env = _construct(name)
+  parameters = inspect.signature(type(env)).parameters
   known = {key: p.default for key, p in parameters.items() if isinstance(p.default, (int, float))}
   known.pop('time_limit', None)
-  return {'max_steps': getattr(world, 'time_limit', 1000), **known}
+  return {'max_steps': getattr(env, 'time_limit', 1000), **known}
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """An environment of jumanji, whose observation is a dictionary of the fields it has there.
+  """Makes an environment of jumanji; the observation is a dict of the fields of jumanji's.
 
-  Several discrete choices become one among all their combinations, and so does their mask. Jumanji
-  ends an episode with its time in the same way as with its goal, so it is given no end of time,
-  and ours cuts off.
+  Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
+  does not distinguish its time limit from termination, so its limit is disabled and replaced by
+  `wrappers.TimeLimit`.
+
+  Args:
+    name: one of `names()`.
+    max_steps: time limit, which truncates; None for that of jumanji, or 1000.
+    **options: see `options`.
 
   Raises:
-    ValueError: its actions are those of several agents, or are too many.
+    ValueError: its actions are not discrete, are of several agents, or are too many.
   """
-  world = _construct(name, **options)
-  if hasattr(world, 'time_limit'):
-    max_steps = world.time_limit if max_steps is None else max_steps
-    world = _construct(name, **options, time_limit=NO_LIMIT)
-  num_values = _num_values(name, world)
+  env = _construct(name, **options)
+  if hasattr(env, 'time_limit'):
+    max_steps = env.time_limit if max_steps is None else max_steps
+    env = _construct(name, **options, time_limit=NO_LIMIT)
+  num_values = _num_values(name, env)
 
-  # An environment there keeps a key in its state. Here the state has none, and a step is given its own.
+  # Jumanji keeps a key in its state. Here the state has none, and each step takes a new one.
   def begin(key):
-    state, timestep = world.reset(key)
+    state, timestep = env.reset(key)
     return _with_key(state, None), observe(timestep.observation)
 
   def advance(key, state, action):
-    if world.action_spec.shape:
+    if env.action_spec.shape:
       action = jnp.stack(jnp.unravel_index(action, num_values))
-    action = jnp.asarray(action, world.action_spec.dtype)
-    state, timestep = world.step(_with_key(state, key), action)
-    is_over = timestep.last() & (timestep.discount == 0)
-    return _with_key(state, None), observe(timestep.observation), timestep.reward, is_over
+    action = jnp.asarray(action, env.action_spec.dtype)
+    state, timestep = env.step(_with_key(state, key), action)
+    is_terminated = timestep.last() & (timestep.discount == 0)
+    return _with_key(state, None), observe(timestep.observation), timestep.reward, is_terminated
 
   def observe(observation):
     leaves = jax.tree_util.tree_leaves_with_path(observation)
@@ -72,7 +77,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
-    observation_spec={key: _spec(world, key, leaf) for key, leaf in fields.items()},
+    observation_spec={key: _spec(env, key, leaf) for key, leaf in fields.items()},
     action_spec=specs.DiscreteArray(math.prod(num_values), np.int32),
   )
   return wrappers.TimeLimit(unlimited, 1000 if max_steps is None else max_steps)
@@ -87,11 +92,11 @@ def _construct(name: str, **arguments: Any) -> Any:
     ) from error
 
 
-def _num_values(name: str, world: Any) -> tuple[int, ...]:
-  """How many choices each part of an action has."""
-  spec = world.action_spec
+def _num_values(name: str, env: Any) -> tuple[int, ...]:
+  """Number of choices of each part of an action; raises ValueError if it is not supported."""
+  spec = env.action_spec
   field = f"environment.name='jumanji/{name}'"
-  if world.reward_spec.shape:
+  if env.reward_spec.shape:
     raise ValueError(f'{field}: it is for several agents; choose an environment for one')
   if not hasattr(spec, 'num_values'):
     raise ValueError(f'{field}: its actions, {spec}, are not discrete choices')
@@ -101,7 +106,7 @@ def _num_values(name: str, world: Any) -> tuple[int, ...]:
       f'{field}: its actions are {math.prod(num_values):,} combinations; at most {MAX_CHOICES:,} '
       'can be played'
     )
-  mask = getattr(world.observation_spec, 'action_mask', None)
+  mask = getattr(env.observation_spec, 'action_mask', None)
   if mask is not None and math.prod(mask.shape) != math.prod(num_values):
     raise ValueError(
       f'{field}: it is for several agents, with a mask {list(mask.shape)} for actions '
@@ -114,9 +119,9 @@ def _with_key(state: Any, key: Any) -> Any:
   return state._replace(key=key) if hasattr(state, '_replace') else state.replace(key=key)
 
 
-def _spec(world: Any, field: str, leaf: jax.ShapeDtypeStruct) -> specs.Array:
-  """Of a field, bounded only where it is in [0, 1]."""
-  given = functools.reduce(getattr, field.split('.'), world.observation_spec)
+def _spec(env: Any, field: str, leaf: jax.ShapeDtypeStruct) -> specs.Array:
+  """The spec of a field, bounded only if it lies in [0, 1]."""
+  given = functools.reduce(getattr, field.split('.'), env.observation_spec)
   if leaf.dtype == bool or (
     hasattr(given, 'minimum') and np.all(given.minimum == 0) and np.all(given.maximum == 1)
   ):

@@ -1,4 +1,4 @@
-"""NoisyCorridor: a line of cells, some of which show noise. It pays nothing: what draws the agent?"""
+"""NoisyCorridor: a line of cells without rewards, some of them noisy, to test intrinsic drives."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ class State(flax.struct.PyTreeNode):
 
   Attributes:
     place: [] int32, the agent's cell, counted from the left.
-    pixels: [num_pixels] float32, what it sees there beside its place.
+    pixels: [num_pixels] float32, observed in that cell.
     step_count: [] int32, steps since the reset.
   """
 
@@ -30,23 +30,22 @@ class State(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoisyCorridor(environment.Environment):
-  """The noisy television: in a few cells the pixels are drawn anew at each step, elsewhere they are 0.
+  """The noisy television: in some cells the pixels are random at each step, elsewhere they are 0.
 
-  Burda et al. (2018), "Large-scale study of curiosity-driven learning", section 4.2. Nothing there
-  can be learned but that it is noise, and prediction error never falls.
+  Burda et al. (2018), "Large-scale study of curiosity-driven learning", section 4.2. In a noisy cell
+  the prediction error of the pixels never falls.
 
-  Actions are left, stay, right. The first cell is drawn evenly from the open ones, so a walk by
-  chance is in each of them equally often at every step. All rewards are 0; the episode is cut off
-  after `max_steps`. The observation is [length + num_pixels] float32: the place, one-hot, and the
+  Actions are left, stay, right. The first cell is uniform over the open ones, so a random policy is
+  in each of them equally often at every step. All rewards are 0; the episode is truncated after
+  `max_steps`. The observation is [length + num_pixels] float32: the place, one-hot, and the
   pixels, each 0 or 1.
 
   Attributes:
-    length: cells.
-    first_noisy: the leftmost of the noisy cells.
-    num_noisy: how many there are, side by side.
+    length: number of cells.
+    first_noisy: the leftmost noisy cell.
+    num_noisy: number of adjacent noisy cells.
     num_pixels: each 1 with probability 1/2 in a noisy cell.
-    open_cells: from the left, behind which a door is shut: what lies beyond is never entered. None:
-      all of them.
+    open_cells: number of cells from the left that the agent can enter; None for all.
     max_steps: of an episode.
   """
 
@@ -111,7 +110,7 @@ class NoisyCorridor(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """The agent in white on a black line of cells above the pixels it sees."""
+    """Draws the agent in white on a black line of cells, above the pixels."""
     corridor, pixels = np.split(np.asarray(observation), [self.length])
     shown = np.zeros((2, max(self.length, self.num_pixels)))
     shown[0, : self.length], shown[1, : self.num_pixels] = corridor, pixels
@@ -119,7 +118,7 @@ class NoisyCorridor(environment.Environment):
     return np.stack([frame] * 3, axis=-1)
 
   def _pixels(self, key: chex.PRNGKey, place: jax.Array) -> jax.Array:
-    """[num_pixels] float32, fresh in a noisy cell and 0 in any other."""
+    """[num_pixels] float32, random in a noisy cell and 0 in any other."""
     is_noisy = (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
     noise = jax.random.bernoulli(key, 0.5, (self.num_pixels,))
     return jnp.where(is_noisy, noise, False).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""What any environment may need: auto-reset, a time limit, random actions, a scale, a trial of its numbers."""
+"""Wrappers for any environment (auto-reset, time limit), random actions, reference returns and checks."""
 
 import dataclasses
 import functools
@@ -26,10 +26,10 @@ _GROUP = 4  # environments whose reset is costly are reset so many at a time
 
 
 class AutoResetState(NamedTuple):
-  """An environment's state, and whether its episode is over.
+  """State of `AutoReset`.
 
   Attributes:
-    env_state: the state of the environment within.
+    env_state: of the wrapped environment.
     is_over: [] bool, True after LAST.
   """
 
@@ -39,11 +39,11 @@ class AutoResetState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AutoReset(Environment):
-  """Goes on for ever: the step after LAST ignores the action and returns FIRST of a new episode.
+  """Auto-reset: the step after LAST ignores the action and returns FIRST of a new episode.
 
-  So the last observation of an episode is an ordinary row, and nothing travels beside it. Under
-  vmap both branches are computed at every step, so an environment's reset should be as cheap as a step;
-  one that says it is not is reset on CPUs in a loop over the environments that need it.
+  So the last observation of an episode is an ordinary time step, and needs no field of its own. Under
+  vmap every step computes a reset too, so a reset should be as cheap as a step. With
+  `has_costly_reset`, CPUs instead loop over the environments that need a reset.
   """
 
   environment: Environment
@@ -73,14 +73,14 @@ class AutoReset(Environment):
   ) -> tuple[AutoResetState, TimeStep]:
     reset_key, step_key = jax.random.split(key)
     stepped = self.environment.step(step_key, state.env_state, action)
-    begin = _one_by_one(self._begin) if self.environment.has_costly_reset else self._begin
+    begin = _in_groups(self._begin) if self.environment.has_costly_reset else self._begin
     env_state, timestep = begin(reset_key, state.is_over, stepped)
     return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
 
   def _begin(
     self, key: chex.PRNGKey, is_over: jax.Array, stepped: tuple[EnvState, TimeStep]
   ) -> tuple[EnvState, TimeStep]:
-    """A new episode where the old one is over, else what the step gave."""
+    """The result of a reset where the episode is over, else the result of the step."""
     new = self.environment.reset(key)
     return jax.tree.map(functools.partial(jnp.where, is_over), new, stepped)
 
@@ -94,10 +94,11 @@ class AutoReset(Environment):
     return self.environment.draw(observation)
 
 
-def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
-  """`begin(key, is_over, stepped)`, which under vmap on a CPU is called for few environments not over.
+def _in_groups(begin: Callable[..., Any]) -> Callable[..., Any]:
+  """Transforms `begin(key, is_over, stepped)` so that, under vmap on a CPU, it skips running episodes.
 
-  It gives the same, whatever the platform. An accelerator would wait for each turn of the loop.
+  A loop calls it for groups of environments, and skips groups without a finished episode. The result
+  is the same on every platform; an accelerator would wait for each turn of the loop.
   """
   mapped = jax.vmap(begin)
   one = jax.custom_batching.custom_vmap(begin)
@@ -109,13 +110,13 @@ def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
       tuple(is_batched),
       arguments,
     )
-    begun = jax.lax.platform_dependent(keys, are_over, stepped, cpu=in_groups, default=mapped)
+    begun = jax.lax.platform_dependent(keys, are_over, stepped, cpu=loop, default=mapped)
     return begun, jax.tree.map(lambda _: True, begun)
 
-  def in_groups(keys, are_over, stepped):
+  def loop(keys, are_over, stepped):
     num_envs, bits = are_over.size, jax.random.key_data(keys)
     size = min(num_envs, _GROUP)
-    # The last group may share environments with the one before it: by the same keys, so it is the same.
+    # The last group may overlap the one before it; equal keys give equal results.
     starts = np.minimum(np.arange(0, num_envs, size), num_envs - size)
     is_needed = are_over[starts[:, None] + np.arange(size)].any(axis=1)
     needed_first = jnp.asarray(starts)[jnp.argsort(~is_needed)]
@@ -123,7 +124,7 @@ def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
     def renew(i, stepped):
       take = lambda x: jax.lax.dynamic_slice_in_dim(x, needed_first[i], size)
       put = lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, needed_first[i], 0)
-      # As bits, since each turn takes other ones.
+      # Sliced as bits, because a typed key array cannot be.
       key = jax.random.wrap_key_data(take(bits), impl=jax.random.key_impl(keys))
       begun = mapped(key, take(are_over), jax.tree.map(take, stepped))
       return jax.tree.map(put, stepped, begun)
@@ -134,10 +135,10 @@ def _one_by_one(begin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TimeLimitState(NamedTuple):
-  """An environment's state, and how long its episode is.
+  """State of `TimeLimit`.
 
   Attributes:
-    env_state: the state of the environment within.
+    env_state: of the wrapped environment.
     step_count: [] int32, steps since the reset.
   """
 
@@ -147,7 +148,7 @@ class TimeLimitState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TimeLimit(Environment):
-  """Cuts episodes off at `max_steps`: the step is LAST, and its discount stays what it was."""
+  """Time limit: truncates episodes after `max_steps`, with LAST and an unchanged discount."""
 
   environment: Environment
   max_steps: int = 1000
@@ -195,9 +196,17 @@ class TimeLimit(Environment):
 def random_action(
   key: chex.PRNGKey, action_spec: specs.BoundedArray, observation: Observation
 ) -> jax.Array:
-  """Draws uniformly among the legal actions, or between the bounds of continuous ones.
+  """Samples uniformly among the legal actions, or between the bounds of continuous ones.
 
-  Several choices at once are drawn one by one. Where no action is legal, it draws among all.
+  Several choices at once are independent. If no action is legal, all are equally likely.
+
+  Args:
+    key: of the sample.
+    action_spec: of one environment.
+    observation: of one environment, whose 'action_mask' is used if it has one.
+
+  Raises:
+    ValueError: a continuous action has an infinite bound.
   """
   choices = num_choices(action_spec)
   if not choices:
@@ -219,7 +228,8 @@ def _random_choice(
   if mask is None:
     return jax.random.randint(key, (), 0, num_values, dtype)
   is_legal = mask | ~mask.any()
-  # The index of the drawn one of the legal: how many actions have no more legal ones up to them.
+  # The chosen one counts from 0 among the legal actions. Its index is the number of actions up to
+  # which there are at most so many legal ones.
   up_to = np.tri(num_values, dtype=np.float32) @ is_legal.astype(np.float32)
   chosen = jax.random.bits(key, (), np.uint32) % is_legal.sum(dtype=np.uint32)
   return jnp.sum(up_to <= chosen, dtype=dtype)
@@ -228,18 +238,19 @@ def _random_choice(
 def check_values(
   environment: Environment, key: chex.PRNGKey, *, num_envs: int = 4, num_steps: int = 64
 ) -> None:
-  """Refuses an environment whose numbers nothing can be learned from, by playing a little at random.
+  """Checks the values of an environment by some steps with a random policy.
 
   Args:
     environment: without auto-reset.
-    key: of the play.
-    num_envs: played side by side, in one compiled program.
-    num_steps: of each; episodes that end go on with the next.
+    key: of resets, steps and actions.
+    num_envs: parallel environments, in one compiled program.
+    num_steps: of each environment, with auto-reset.
 
   Raises:
-    ValueError: naming the field that was not finite, or the discount that left [0, 1].
+    ValueError: an observation or reward is not finite, or a discount is outside [0, 1]; the message
+      names the field.
   """
-  world = AutoReset(environment)
+  env = AutoReset(environment)
 
   def is_fine(timestep: TimeStep) -> dict[str, jax.Array]:
     finite = {
@@ -252,18 +263,18 @@ def check_values(
   def step(carry, key):
     state, observation = carry
     action_key, step_key = jax.random.split(key)
-    action = random_action(action_key, world.action_spec, observation)
-    state, timestep = world.step(step_key, state, action)
+    action = random_action(action_key, env.action_spec, observation)
+    state, timestep = env.step(step_key, state, action)
     return (state, timestep.observation), is_fine(timestep)
 
-  # It runs for a moment, and a CPU's compiler would optimise it for much longer.
+  # A CPU's compiler would take much longer to optimise the program than the program runs.
   options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
 
   @functools.partial(jax.jit, compiler_options=options)
   @jax.vmap
   def play(key):
     reset_key, steps_key = jax.random.split(key)
-    state, first = world.reset(reset_key)
+    state, first = env.reset(reset_key)
     step_keys = jax.random.split(steps_key, num_steps)
     _, are_fine = jax.lax.scan(step, (state, first.observation), step_keys)
     return is_fine(first), are_fine
@@ -276,10 +287,10 @@ def check_values(
 
 
 class ReferenceReturns(NamedTuple):
-  """Mean undiscounted episode returns that give an environment its scale.
+  """Mean undiscounted episode returns of two policies, which normalise scores.
 
   Attributes:
-    random: of uniformly random legal actions.
+    random: of the random policy.
     scripted: of the environment's scripted policy.
   """
 
@@ -288,7 +299,7 @@ class ReferenceReturns(NamedTuple):
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
-  """A return on the environment's own scale: 0 is random play, 1 the scripted policy's.
+  """A normalised return: 0 for the random policy, 1 for the scripted policy.
 
   score = (return − random) / (scripted − random)
   """
@@ -298,19 +309,19 @@ def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex
 def reference_returns(
   environment: Environment, *, num_episodes: int = 512, seed: int = 0
 ) -> ReferenceReturns | None:
-  """Plays random and scripted episodes to their end, and averages their returns.
+  """Averages the returns of full episodes of the random and of the scripted policy.
 
   Args:
     environment: with or without auto-reset.
-    num_episodes: episodes of each policy, played side by side in one compiled program.
-    seed: the same seed gives the same numbers.
+    num_episodes: of each policy, in parallel in one compiled program.
+    seed: equal seeds give equal results.
 
   Returns:
-    None if the environment has no scripted policy, or one no better than random: then it has no scale.
-    Nor has an environment that is stepped on the host.
+    None if the environment has no scripted policy, one no better than random, or is stepped on the
+    host.
 
   Raises:
-    ValueError: an episode went on beyond `max_steps`.
+    ValueError: an episode has more than `max_steps` steps.
   """
   if isinstance(environment, host.HostEnvironment):
     return None
@@ -319,12 +330,12 @@ def reference_returns(
   if jax.eval_shape(environment.scripted_action, env_state) is None:
     return None
 
-  # Both at once, since to compile an environment takes longer than to play so many of it.
+  # Both policies in one program, because compiling takes longer than running it.
   returns, are_over = jax.jit(_episode_returns, static_argnums=(1, 2))(
     key, environment, num_episodes
   )
   if not are_over.all():
-    raise ValueError(f'environment.max_steps={environment.max_steps}: an episode took longer')
+    raise ValueError(f'environment.max_steps={environment.max_steps}: an episode is longer')
   random, scripted = returns
   reference = ReferenceReturns(random=float(random.mean()), scripted=float(scripted.mean()))
   if reference.scripted <= reference.random:
@@ -336,10 +347,10 @@ def reference_returns(
 def _episode_returns(
   key: chex.PRNGKey, environment: Environment, num_episodes: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Of the first episodes, N of random play and N of the scripted policy.
+  """Plays N episodes of the random policy and N of the scripted policy.
 
   Returns:
-    [2, N] returns, and [2, N] bool, whether each came to its end.
+    [2, N] float32 returns, and [2, N] bool, whether each episode has ended.
   """
   size = 2 * num_episodes
   is_scripted = jnp.arange(size) >= num_episodes

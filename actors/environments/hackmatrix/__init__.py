@@ -1,4 +1,4 @@
-"""HackMatrix: `make` is what the list of environments names, `HackMatrix` the game as its rules have it."""
+"""HackMatrix: `make` builds the environment, `HackMatrix` is the game without a time limit."""
 
 from hephaestus.actors.environments import wrappers
 from hephaestus.actors.environments.hackmatrix.environment import HackMatrix
@@ -8,5 +8,5 @@ __all__ = ['HackMatrix', 'State', 'initial', 'make']
 
 
 def make(max_steps: int = 1000) -> wrappers.TimeLimit:
-  """The game, cut off after `max_steps`, since its rules know no limit."""
+  """Makes the game with a time limit of `max_steps`, which truncates; its rules have none."""
   return wrappers.TimeLimit(HackMatrix(), max_steps)

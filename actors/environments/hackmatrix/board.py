@@ -1,4 +1,4 @@
-"""Sets of cells as bits: a set costs two integers, and the rules ask for many each step."""
+"""Sets of cells as bits: two integers per set, because each step computes many sets."""
 
 from typing import NamedTuple
 
@@ -15,15 +15,15 @@ _HALF = _HALF_ROWS * SIZE
 _ALL = np.uint32((1 << _HALF) - 1)
 _FIRST_COLUMN = np.uint32(sum(1 << SIZE * row for row in range(_HALF_ROWS)))
 _LAST_COLUMN = np.uint32(_FIRST_COLUMN << (SIZE - 1))
-_UNROLL = 4  # steps of a flood between two looks at whether it is over
+_UNROLL = 4  # steps of a flood fill between two checks of its end
 
 
 class Board(NamedTuple):
-  """A set of cells, for any axes of environments.
+  """A set of cells, with any axes of environments.
 
   Attributes:
     low: [...] uint32, bit 6 * row + column, rows 0 to 2.
-    high: [...] uint32, rows 3 to 5, by the same order.
+    high: [...] uint32, rows 3 to 5, in the same order.
   """
 
   low: jax.Array
@@ -40,13 +40,13 @@ class Board(NamedTuple):
 
 
 def of_cells(mask: jax.Array) -> Board:
-  """The cells where a mask, [6, 6, ...] bool, is True."""
+  """The set of cells where a mask, [6, 6, ...] bool, is True."""
   cells = mask.reshape(SIZE * SIZE, *mask.shape[2:])
   return Board(state_lib.pack(cells[:_HALF]), state_lib.pack(cells[_HALF:]))
 
 
 def of_cell(row: chex.Numeric, col: chex.Numeric, included: chex.Numeric = True) -> Board:
-  """The one cell, or none where it is not `included`; all of them broadcast."""
+  """The set of one cell, or the empty set where `included` is False; arguments broadcast."""
   bit = jnp.uint32(1) << _shift(row, col)
   is_low = jnp.asarray(row < _HALF_ROWS)
   zero = np.uint32(0)
@@ -54,19 +54,19 @@ def of_cell(row: chex.Numeric, col: chex.Numeric, included: chex.Numeric = True)
 
 
 def of_slots(active: jax.Array, row: jax.Array, col: jax.Array) -> Board:
-  """The cells that hold something active; all are [n, ...]."""
+  """The set of cells of the active slots; all arguments are [n, ...]."""
   cells = of_cell(row, col, active)
   return Board(*(jnp.bitwise_or.reduce(half, axis=0) for half in cells))
 
 
 def contains(board: Board, row: jax.Array, col: jax.Array) -> jax.Array:
-  """Whether the cell, which may have more leading axes than the board, is in the set."""
+  """Whether a cell is in the set; the cell may have more leading axes than the board."""
   half = jnp.where(row < _HALF_ROWS, board.low, board.high)
   return (half >> _shift(row, col)) & 1 != 0
 
 
 def draw(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """A cell of the set, each as likely as the others.
+  """Draws a cell of the set uniformly.
 
   Args:
     board: of any axes of environments.
@@ -87,9 +87,15 @@ def draw(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
-  """[...] int32, steps from start to goal around obstacles, which the two never are; else 0.
+  """Shortest distances from start to goal around obstacles, by a flood fill.
 
-  All environments are flooded together, until each flood has reached its goal or grows no more.
+  Args:
+    obstacles: cells not to enter; neither start nor goal.
+    start: one cell.
+    goal: one cell.
+
+  Returns:
+    [...] int32 steps; 0 if the goal cannot be reached.
   """
   open_ = ~obstacles | goal
 
@@ -111,15 +117,15 @@ def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
 
 
 def below(bits: jax.Array, count: chex.Numeric) -> jax.Array:
-  """[...] uint32 in 0 to count - 1, from the upper 24 of random bits; count is at most 255."""
+  """[...] uint32 from 0 to count - 1, from the upper 24 of random bits; count is at most 255."""
   return ((bits >> 8) * jnp.asarray(count, np.uint32)) >> 24
 
 
 def nth_bit(word: jax.Array, n: jax.Array) -> jax.Array:
-  """[...] uint32, the index of the bit that has `n` set bits below it in the word, and is set.
+  """[...] uint32, the index of the set bit of a word that has `n` set bits below it.
 
-  It halves the word and keeps the half that holds the bit, by how many the lower half has set
-  (Anderson, Bit Twiddling Hacks: select the bit position with the given count).
+  Binary search by the number of set bits in the lower half (Anderson, Bit Twiddling Hacks: select
+  the bit position with the given count).
   """
   pairs = word - ((word >> 1) & 0x55555555)
   nibbles = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
@@ -151,7 +157,7 @@ def _meets(one: Board, other: Board) -> jax.Array:
 
 
 def _neighbours(board: Board) -> Board:
-  """The cells beside, above and below those of the set."""
+  """The cells to the left, to the right, above and below those of the set."""
   low, high = board
   last_row = np.uint32(((1 << SIZE) - 1) << (SIZE * (_HALF_ROWS - 1)))
   up = Board((low & ~last_row) << SIZE, ((high & ~last_row) << SIZE) | (low >> (_HALF - SIZE)))

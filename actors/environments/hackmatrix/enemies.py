@@ -1,4 +1,4 @@
-"""What enemies do: they take damage, and have a turn of five phases after each turn of the player."""
+"""Rules of enemies: damage, and their turn of five phases after each turn of the player."""
 
 import chex
 import jax
@@ -15,9 +15,10 @@ SCHEDULED_TURNS = 1
 def damage(
   enemies: Enemies, is_hit: jax.Array, amount: jax.Array, stuns: chex.Numeric = False
 ) -> Enemies:
-  """Takes HP from active enemies; who has none left is gone, who has some may be stunned.
+  """Takes HP from active enemies; removes those with none left, and stuns the others if asked.
 
   Args:
+    enemies: [20, ...].
     is_hit: [20, ...] bool.
     amount: [...] int32.
     stuns: [...] bool.
@@ -33,16 +34,17 @@ def damage(
 
 
 def full_hp(kind: jax.Array) -> jax.Array:
-  """By kind: a comparison, for a look-up is slow."""
+  """Full HP of a kind, by comparison, because a table look-up is slow."""
   daemon, other = state_lib.FULL_HP[state_lib.DAEMON], state_lib.FULL_HP[state_lib.VIRUS]
   return jnp.where(kind == state_lib.DAEMON, daemon, other)
 
 
 def turn(state: State, plays: jax.Array, bits: jax.Array) -> State:
-  """Transmissions hatch, enemies move, enemies attack, a scheduled task falls due, stuns pass.
+  """Turn of the enemies: transmissions hatch, enemies move, attack, a task is due, stuns end.
 
   Args:
-    plays: [...] bool, where False nothing happens.
+    state: widened.
+    plays: [...] bool; where False the state stays.
     bits: [...] uint32, random.
   """
   state = _hatch(state, plays)
@@ -60,7 +62,7 @@ def turn(state: State, plays: jax.Array, bits: jax.Array) -> State:
 
 
 def _hatch(state: State, plays: jax.Array) -> State:
-  """Counts transmissions down; at 0, in the order of slots, each becomes an enemy where it is."""
+  """Counts transmissions down; at 0 each becomes an enemy in its cell, in the order of slots."""
   slots = state.transmissions
   turns = slots.turns - plays
   hatches = slots.active & plays & (turns <= 0)
@@ -69,7 +71,7 @@ def _hatch(state: State, plays: jax.Array) -> State:
     state.enemies.active, jnp.sum(hatches, axis=0, dtype=np.int32)
   )
 
-  # One number holds a whole transmission, so that each slot looks for its own only once.
+  # A transmission is packed into one number, so that each slot selects only once.
   eggs = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
   eggs = eggs | slots.from_scheduled << 9
   egg = state_lib.make_if_any(
@@ -94,7 +96,7 @@ def _hatch(state: State, plays: jax.Array) -> State:
 
 
 def _move(state: State, plays: jax.Array) -> Enemies:
-  """Greedily towards the player, without a look at each other; a virus twice."""
+  """Moves enemies greedily towards the player, independently of each other; a virus twice."""
   slots = state.enemies
   blocks = board.of_cells(state.has_unsiphoned_block)
   moves = plays & slots.active & ~slots.stunned & (slots.disabled_turns <= 0)
@@ -108,10 +110,13 @@ def _move(state: State, plays: jax.Array) -> Enemies:
 def _approach(
   state: State, row: jax.Array, col: jax.Array, is_glitch: jax.Array, blocks: board.Board
 ) -> tuple[jax.Array, jax.Array]:
-  """One step along the longer axis, rows if equal, though never onto the player.
+  """One step along the longer axis, rows if equal, but never onto the player.
 
-  Where that meets a block, whoever is no glitch shifts one along the other axis as well, whatever
-  is there: a block, or the player.
+  If the next cell is a block, an enemy other than a glitch also moves one cell along the other axis,
+  even onto a block or the player.
+
+  Returns:
+    Next row and column, [20, ...] int32.
   """
   rows, cols = state.row - row, state.col - col
   step_row, step_col = jnp.sign(rows), jnp.sign(cols)
@@ -127,7 +132,7 @@ def _approach(
 
 
 def _attack(state: State, plays: jax.Array) -> State:
-  """Each enemy beside the player takes 1 HP, unless stunned; one on the player's cell does not."""
+  """Takes 1 HP for each enemy beside the player that is not stunned; none in the player's cell."""
   slots = state.enemies
   distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
   attackers = slots.active & ~slots.stunned & (distance == 1)
@@ -136,7 +141,7 @@ def _attack(state: State, plays: jax.Array) -> State:
 
 
 def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
-  """When the time has come, sends one transmission to a cell where there is nothing."""
+  """If the scheduled task is due, sends one transmission to an empty cell."""
   falls_due = (
     plays & ~state.tasks_disabled & (state.task_interval > 0) & (state.turn >= state.next_task_turn)
   )

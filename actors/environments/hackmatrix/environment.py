@@ -1,4 +1,4 @@
-"""HackMatrix: `HackMatrix`, a turn-based game on 6 by 6 cells with 28 actions, and its step."""
+"""HackMatrix, a turn-based game on 6 by 6 cells with 28 actions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from hephaestus.actors.environments.hackmatrix.state import Program, State
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
 
-_BLOCK = 64  # environments stepped at a time, few enough that a core's cache holds all between
+_BLOCK = 64  # environments stepped at a time, so that intermediate arrays fit a core's cache
 
 
 class _Bits(NamedTuple):
-  """How many random integers a step needs, and what for."""
+  """Random integers of one step by their use; the defaults are their numbers."""
 
   warp: Any = 1
   task: Any = 1
@@ -38,14 +38,14 @@ class _Bits(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-  """What a step led to.
+  """Result of a step.
 
   Attributes:
-    state: the next.
-    reward: its parts.
-    done: [...] bool.
-    codes: of the observation.
-    mask: [28, ...] bool.
+    state: the next state.
+    reward: in its parts.
+    done: [...] bool, whether the episode ended.
+    codes: packed observation.
+    mask: [28, ...] bool, legal actions.
   """
 
   state: State
@@ -57,15 +57,14 @@ class _Outcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HackMatrix(environment.Environment):
-  """Reach the exit of eight stages; enemies arrive all the while, programs help.
+  """Reach the exits of eight stages, past enemies and with the help of programs.
 
-  Actions are up, down, left, right, siphon, and the 23 of `Program`. The mask says which are legal;
-  `step` does not ask it. It may be all False. An episode ends with death or victory only, so
-  `wrappers.TimeLimit` is what cuts it off. The rules are in `player`, `programs`, `enemies`,
-  `stages` and `rewards`.
+  Actions are up, down, left, right, siphon, and the 23 of `Program`. `step` does not check the action
+  mask, which may be all False. An episode ends only with death or victory; `wrappers.TimeLimit`
+  truncates it. The rules are in `player`, `programs`, `enemies`, `stages` and `rewards`.
 
-  `State` is public: build one with `initial` and `.replace`, and ask `step`, `play`, `observe` and
-  `action_mask` about it. Its integers may be of any type.
+  `State` is public: build one with `initial` and `.replace`, and pass it to `step`, `play`, `observe`
+  and `action_mask`. Its integers may be of any dtype.
   """
 
   @property
@@ -87,7 +86,7 @@ class HackMatrix(environment.Environment):
 
   @property
   def max_steps(self) -> int:
-    """As good as none."""
+    """The largest int32, because there is no time limit."""
     return int(np.iinfo(np.int32).max)
 
   @property
@@ -95,15 +94,15 @@ class HackMatrix(environment.Environment):
     return ACTION_NAMES
 
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
-    """The first stage is empty, so nothing is drawn."""
+    """Begins an episode; nothing is random, because the first stage is empty."""
     del key
-    # What `observe` says of it, written down: auto-reset would compute it at every step.
+    # The result of `observe` as constants, because auto-reset would compute it at every step.
     features = np.zeros((observation.NUM_FEATURES,), np.float32)
     features[observation.PLAYER_HP] = 1.0
     features[observation.NUM_FEATURES - observation.NUM_CHANNELS + observation.EXIT] = 1.0
     mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
-    seen = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
-    return state_lib.initial(), environment.restart(seen)
+    first = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
+    return state_lib.initial(), environment.restart(first)
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -120,12 +119,12 @@ class HackMatrix(environment.Environment):
   def play(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, rewards.Reward, jax.Array]:
-    """As `step`, but returns the 15 parts of the reward, and [] bool, whether the episode ended."""
+    """Like `step`; returns the state, the 15 parts of the reward, and [] bool, done."""
     outcome = _step(state, action, _draw(key))
     return outcome.state, outcome.reward, outcome.done
 
   def observe(self, state: State) -> dict[str, jax.Array]:
-    """What the agent sees of a state.
+    """The observation of a state.
 
     Returns:
       'features', [1545] float32: 10 numbers of the player, 23 of programs, and 42 of each cell, row
@@ -135,28 +134,28 @@ class HackMatrix(environment.Environment):
     return _observation(observation.encode(state), _legal(state))
 
   def action_mask(self, state: State) -> jax.Array:
-    """[28] bool, True where an action is legal; of a finished state, too."""
+    """Legal actions of a state, [28] bool; also of the state of a finished episode."""
     return _legal(state_lib.widen(state))
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Towards the exit around what stands in the way, attacking what is in the line of the step.
+    """Walks to the exit around blocks, and attacks enemies in the line of its next step.
 
-    Where there is no way it siphons if it can, for a siphoned block may be walked on.
+    Without a path it siphons if it can, because siphoned blocks can be walked on.
     """
     return player.towards_exit(state_lib.widen(state), self.action_mask(state))
 
   def render(self, state: State) -> np.ndarray:
-    """The board, the player's numbers and programs, as `rendering.frame` draws them."""
+    """Renders the board, the player's numbers and the programs; see `rendering.frame`."""
     return rendering.frame(state)
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:
-  """[n] uint32, all that a step may need, drawn at once."""
+  """[n] uint32, all random bits of a step."""
   return jax.random.bits(key, (sum(jax.tree.leaves(_Bits())),), np.uint32)
 
 
 def _assign(bits: jax.Array) -> _Bits:
-  """Random bits by their use; scalars where one integer is needed, [n, ...] where n are."""
+  """Splits random bits by their use: [...] for one integer, [n, ...] for n."""
   sizes, tree = jax.tree.flatten(_Bits())
   starts = np.cumsum([0, *sizes])
   parts = [
@@ -166,13 +165,16 @@ def _assign(bits: jax.Array) -> _Bits:
   return jax.tree.unflatten(tree, parts)
 
 
-def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Under vmap, calls a function of arrays with any trailing axes with the environments' axis the last.
+def _envs_last(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Under vmap, calls a function with the axis of environments last.
 
-  Then what is one number of each environment is a row of them, as wide as there are environments, and every
-  rule is arithmetic on whole rows. With the environments' axis first, rows would be as short as a board.
+  A field with one number per environment is then one contiguous vector over environments, and every
+  rule is vector arithmetic. With the axis first, contiguous runs would be as short as a board.
 
-  Both are under `jit` so that the rules are traced once for all the programs of a process.
+  The jit makes all programs of a process share one trace of the rules.
+
+  Args:
+    function: of arrays with any trailing axes.
   """
   batched = jax.custom_batching.custom_vmap(jax.jit(function))
 
@@ -199,13 +201,13 @@ def _worlds_last(function: Callable[..., Any]) -> Callable[..., Any]:
   return batched
 
 
-@_worlds_last
+@_envs_last
 def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
-  """All of a step, in the order of the rules, for any trailing axes of environments."""
+  """One step, in the order of the rules, for any trailing axes of environments."""
   before = state_lib.widen(state)
   action = jnp.asarray(action, np.int32)
   chance = _assign(bits)
-  # A siphon, POLY and a stage's end never meet in one step, so they share their bits.
+  # A siphon, POLY and the end of a stage exclude each other in one step, so they share their bits.
   slot_bits = chance.stage.cells[: state_lib.NUM_ENEMIES]
 
   state = player.move(before, action)
@@ -240,7 +242,7 @@ def _where_any(condition: jax.Array, change: Callable[[State], State], state: St
 
 
 def _legal(state: State) -> jax.Array:
-  """[28, ...] bool."""
+  """Legal actions, [28, ...] bool."""
   siphon = (state.data_siphons > 0)[None]
   return jnp.concatenate([player.legal_moves(state), siphon, programs.usable(state)])
 

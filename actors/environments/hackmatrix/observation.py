@@ -1,7 +1,7 @@
-"""What the agent sees: 10 numbers of the player, 23 of programs, and 42 of each cell, in one row.
+"""The observation: a vector of 10 numbers of the player, 23 of programs, and 42 channels of each cell.
 
-The cells of all environments are most of what a step writes, so they are not written channel by channel:
-a few integers hold all of a cell, and every channel is a field of bits in one of them.
+The cells of all environments are most of the memory that a step writes. So they are first packed into
+a few integers per cell, in which every channel is a field of bits.
 """
 
 from collections.abc import Callable
@@ -37,19 +37,19 @@ CELL_DATA_SIPHON = 39
 EXIT = 40
 SIPHON_CENTER = 41
 
-MAX_RESOURCES = 50.0  # credits and energy are seen up to here
+MAX_RESOURCES = 50.0  # at which observed credits and energy are clipped
 MAX_TURNS = 4  # of a transmission
 
-# LLVM makes vectors of ten slots in one expression, and none of twenty; the last ten are rare.
+# LLVM vectorises an expression of ten slots, and none of twenty; the last ten are rarely active.
 _SLOTS_AT_ONCE = 10
 
 
 class Codes(NamedTuple):
-  """An observation before it is spread out.
+  """A packed observation.
 
   Attributes:
     features: [33, ...] float32, of the player and of programs.
-    cells: [4, 36, ...] uint32, whose fields of bits are the channels.
+    cells: [4, 36, ...] uint32, in which fields of bits are the channels.
   """
 
   features: jax.Array
@@ -57,7 +57,7 @@ class Codes(NamedTuple):
 
 
 class _Field(NamedTuple):
-  """Where in a cell's integers a channel is, and what it is divided by."""
+  """Position of a channel in the integers of a cell, and its divisor."""
 
   word: int
   shift: int
@@ -88,15 +88,15 @@ _CHANNELS = [_FIELDS[channel] for channel in range(NUM_CHANNELS)]
 
 
 def encode(state: State) -> Codes:
-  """What is to be seen of a state, for any axes of environments."""
+  """Packs the observation of a state, for any axes of environments."""
   return Codes(features=_features(state), cells=_cells(state))
 
 
 def decode(codes: Codes) -> jax.Array:
-  """[1545] float32, the observation of one environment.
+  """Unpacks the observation of one environment into [1545] float32.
 
-  Cell by cell, in a loop: joined in one expression, XLA on a CPU would divide and branch at every
-  number to find out whose it is, which takes 15 times as long.
+  A loop writes cell by cell. In one concatenation XLA on a CPU would divide and branch for every
+  number to find its operand, which takes 15 times as long.
   """
   word = np.array([field.word for field in _CHANNELS])
   shift = np.array([field.shift for field in _CHANNELS], np.uint32)
@@ -105,10 +105,10 @@ def decode(codes: Codes) -> jax.Array:
 
   def write_cell(cell, features):
     words = jax.lax.dynamic_index_in_dim(codes.cells, cell, axis=1, keepdims=False)
-    held = words[0]
+    selected = words[0]
     for i in range(1, _NUM_WORDS):
-      held = jnp.where(word == i, words[i], held)
-    channels = ((held >> shift) & mask).astype(np.int32).astype(np.float32) / divisor
+      selected = jnp.where(word == i, words[i], selected)
+    channels = ((selected >> shift) & mask).astype(np.int32).astype(np.float32) / divisor
     start = len(codes.features) + NUM_CHANNELS * cell
     return jax.lax.dynamic_update_slice(features, channels, (start,))
 
@@ -135,7 +135,7 @@ def _features(state: State) -> jax.Array:
 
 
 def _cells(state: State) -> jax.Array:
-  """[4, 36, ...] uint32, each cell's channels in the places that `_FIELDS` gives them."""
+  """[4, 36, ...] uint32, the channels of each cell packed by `_FIELDS`."""
   types = (state_lib.DATA, state_lib.PROGRAM, state_lib.QUESTION)
   is_exit = state_lib.is_cell(state.exit_row, state.exit_col)
   has_program = state.block_type >= state_lib.PROGRAM
@@ -159,9 +159,9 @@ def _cells(state: State) -> jax.Array:
 
 
 def _entities(state: State) -> jax.Array:
-  """[6, 6, ...] int32, the fields of visible enemies, and of transmissions, in their cells.
+  """[6, 6, ...] int32, the fields of visible enemies and of transmissions in their cells.
 
-  Of several in a cell the highest slot counts, but that kinds add up.
+  If several share a cell, the highest slot counts, except that kinds are combined.
   """
   enemies, transmissions = state.enemies, state.transmissions
   is_visible = enemies.active & (
@@ -178,41 +178,41 @@ def _entities(state: State) -> jax.Array:
   )
   turns = jnp.clip(transmissions.turns, 0, MAX_TURNS)
   kinds = np.int16((1 << state_lib.NUM_KINDS) - 1)
-  seen = _look(is_visible, enemies, details, lambda code, below: code | (below & kinds))
-  coming = _look(transmissions.active, transmissions, turns, lambda code, below: code)
-  return seen | coming << _FIELDS[TRANSMISSION_TURNS].shift
+  visible = _scatter(is_visible, enemies, details, lambda code, below: code | (below & kinds))
+  countdown = _scatter(transmissions.active, transmissions, turns, lambda code, below: code)
+  return visible | countdown << _FIELDS[TRANSMISSION_TURNS].shift
 
 
-def _look(
+def _scatter(
   is_visible: jax.Array,
   slots: Any,
   code: jax.Array,
   cover: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
-  """[6, 6, ...] int32, what is seen in each cell, 0 where nothing is.
+  """Scatters codes of slots into their cells, [6, 6, ...] int32; 0 in empty cells.
 
-  Slot after slot, each on what is below it: that is arithmetic on whole rows of environments, where a
-  reduction over slots would be one of single numbers.
+  A loop over slots is vector arithmetic over environments, where a reduction over slots would be
+  scalar.
 
   Args:
     is_visible: [20, ...] bool.
     slots: with [20, ...] `row` and `col`.
-    code: [20, ...] of 0 to 2^15 - 1, what is seen.
-    cover: what is seen of a code and what is below it.
+    code: [20, ...] from 0 to 2^15 - 1.
+    cover: (code, code of lower slots in the same cell) -> combined code.
   """
   cell = jnp.where(is_visible, SIZE * slots.row + slots.col, -1).astype(np.int8)
   code = code.astype(np.int16)
   cells = state_lib.column(np.arange(SIZE**2, dtype=np.int8).reshape(SIZE, SIZE), cell.ndim - 1)
-  seen = jnp.zeros((SIZE, SIZE, *cell.shape[1:]), np.int16)
+  result = jnp.zeros((SIZE, SIZE, *cell.shape[1:]), np.int16)
 
-  def lay(seen, cell, code):
+  def add(result, cell, code):
     for slot in range(len(cell)):
-      seen = jnp.where(cell[slot] == cells, cover(code[slot], seen), seen)
-    return seen
+      result = jnp.where(cell[slot] == cells, cover(code[slot], result), result)
+    return result
 
   for first in range(0, len(cell), _SLOTS_AT_ONCE):
     some = slice(first, first + _SLOTS_AT_ONCE)
-    seen = jax.lax.cond(
-      jnp.any(is_visible[some]), lay, lambda seen, *_: seen, seen, cell[some], code[some]
+    result = jax.lax.cond(
+      jnp.any(is_visible[some]), add, lambda result, *_: result, result, cell[some], code[some]
     )
-  return seen.astype(np.int32)
+  return result.astype(np.int32)

@@ -1,4 +1,4 @@
-"""What the player does without a program: to move, to attack along a line, and to siphon."""
+"""Rules of the player's own actions: moving, attacking along a line, and siphoning."""
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,16 @@ from hephaestus.actors.environments.hackmatrix.state import State
 MAX_RELEASED = 9  # transmissions of one siphon
 RELEASED_TURNS = 3
 SIPHON_DELAY = 5  # turns by which a siphon puts off the scheduled task
-PROGRAM_VALUE = 100  # to a siphon, in points
+PROGRAM_VALUE = 100  # points, by which a siphon ranks a program block
 
-_OUT_OF_SIGHT = 1 << 16
+_NO_TARGET = 1 << 16
 
 
 def legal_moves(state: State) -> jax.Array:
-  """[4, ...] bool, up, down, left, right: the way is open, or there is something to attack."""
+  """Legal moves, [4, ...] bool (up, down, left, right): the cell is open, or a target is in line."""
   row, col = state.row, state.col
   blocks = board.of_cells(state.has_unsiphoned_block)
-  in_sight = [jnp.zeros_like(state.history_valid)] * 4
+  has_target = [jnp.zeros_like(state.history_valid)] * 4
   for slots in (state.enemies, state.transmissions):
     in_column = slots.active & (slots.col == col)
     in_row = slots.active & (slots.row == row)
@@ -30,45 +30,45 @@ def legal_moves(state: State) -> jax.Array:
       in_row & (slots.col < col),
       in_row & (slots.col > col),
     )
-    in_sight = [seen | jnp.any(line, axis=0) for seen, line in zip(in_sight, lines, strict=True)]
+    has_target = [old | jnp.any(line, axis=0) for old, line in zip(has_target, lines, strict=True)]
   last = state_lib.SIZE - 1
   legal = []
-  for seen, is_inside, (step_row, step_col) in zip(
-    in_sight,
+  for can_attack, is_inside, (step_row, step_col) in zip(
+    has_target,
     (row < last, row > 0, col > 0, col < last),
     ((1, 0), (-1, 0), (0, -1), (0, 1)),
     strict=True,
   ):
     is_open = ~board.contains(blocks, row + step_row, col + step_col)
-    legal.append(is_inside & (is_open | seen))
+    legal.append(is_inside & (is_open | can_attack))
   return jnp.stack(legal)
 
 
 def move(state: State, action: jax.Array) -> State:
-  """Attacks the first cell in the line that holds something, or else walks one cell.
+  """Attacks the nearest target in the line of the action, or else walks one cell.
 
-  Nothing blocks the line. Off the board the player stays; the mask forbids it, and to walk into an
-  unsiphoned block, which succeeds.
+  Blocks do not block the line. At the edge of the board the player stays. The mask forbids that, and
+  also to walk into an unsiphoned block, which succeeds.
   """
   step_row = (action == state_lib.UP).astype(np.int32) - (action == state_lib.DOWN)
   step_col = (action == state_lib.RIGHT).astype(np.int32) - (action == state_lib.LEFT)
 
-  def sight(slots, first):
-    """[20, ...], ordered by how soon a slot is hit."""
+  def order_of(slots, first):
+    """[20, ...] int32, ascending in the order in which slots are hit."""
     rows, cols = slots.row - state.row, slots.col - state.col
     distance = rows * step_row + cols * step_col
     is_in_line = slots.active & (distance > 0) & (jnp.abs(rows) + jnp.abs(cols) == distance)
     order = state_lib.column(np.arange(first, first + len(slots.row), dtype=np.int32), action.ndim)
-    return jnp.where(is_in_line, 64 * distance + order, _OUT_OF_SIGHT)
+    return jnp.where(is_in_line, 64 * distance + order, _NO_TARGET)
 
-  enemy_sight = sight(state.enemies, 0)
-  transmission_sight = sight(state.transmissions, state_lib.NUM_ENEMIES)
-  nearest = jnp.minimum(jnp.min(enemy_sight, axis=0), jnp.min(transmission_sight, axis=0))
-  attacks = nearest < _OUT_OF_SIGHT
+  enemy_order = order_of(state.enemies, 0)
+  transmission_order = order_of(state.transmissions, state_lib.NUM_ENEMIES)
+  nearest = jnp.minimum(jnp.min(enemy_order, axis=0), jnp.min(transmission_order, axis=0))
+  attacks = nearest < _NO_TARGET
   transmissions = state.transmissions.replace(
-    active=state.transmissions.active & ((transmission_sight != nearest) | ~attacks)
+    active=state.transmissions.active & ((transmission_order != nearest) | ~attacks)
   )
-  hit_enemies = enemies.damage(state.enemies, attacks & (enemy_sight == nearest), state.attack)
+  hit_enemies = enemies.damage(state.enemies, attacks & (enemy_order == nearest), state.attack)
 
   row, col = state.row + step_row, state.col + step_col
   last = state_lib.SIZE - 1
@@ -96,12 +96,14 @@ def move(state: State, action: jax.Array) -> State:
 
 
 def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
-  """Opens the most valuable block beside the player, which releases transmissions.
+  """Siphons the most valuable block beside the player, which releases transmissions.
 
-  Programs before points, more points before fewer; of equals the first of up, down, left, right.
-  A block worth nothing is no candidate.
+  Programs rank before points, more points before fewer, and equals by up, down, left, right. A block
+  without points is no candidate.
 
   Args:
+    state: widened.
+    action: [...] int32.
     bits: [20, ...] uint32, random.
   """
   is_siphon = action == state_lib.SIPHON
@@ -146,10 +148,11 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
 
 
 def towards_exit(state: State, mask: jax.Array) -> jax.Array:
-  """[] int32, the legal move after which the way to the exit is shortest; of one environment.
+  """The legal move on a shortest path to the exit, [] int32, of one environment.
 
   Args:
-    mask: [28] bool.
+    state: widened.
+    mask: [28] bool, legal actions.
   """
   step_rows, step_cols = np.array([[1, -1, 0, 0], [0, 0, -1, 1]], np.int32)
   rows, cols = state.row + step_rows, state.col + step_cols
@@ -158,10 +161,10 @@ def towards_exit(state: State, mask: jax.Array) -> jax.Array:
     board.of_cells(state.has_unsiphoned_block), board.of_cell(rows, cols), goal
   )
   arrives = (rows == state.exit_row) & (cols == state.exit_col)
-  has_way = arrives | (distance > 0)
-  # Without a way, a move through a line of sight at least makes room.
-  length = jnp.where(has_way, distance, 2 * state_lib.SIZE**2)
+  has_path = arrives | (distance > 0)
+  # Without a path, an attack may clear one.
+  length = jnp.where(has_path, distance, 2 * state_lib.SIZE**2)
   moves = mask[: state_lib.SIPHON]
   best = jnp.argmin(jnp.where(moves, length, 4 * state_lib.SIZE**2))
-  siphons = mask[state_lib.SIPHON] & ~jnp.any(moves & has_way)
+  siphons = mask[state_lib.SIPHON] & ~jnp.any(moves & has_path)
   return jnp.where(siphons, state_lib.SIPHON, best).astype(np.int32)

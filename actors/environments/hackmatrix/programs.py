@@ -1,7 +1,7 @@
-"""The 23 programs: what each costs, when it may be used, and what it does.
+"""The 23 programs: their costs, conditions and effects.
 
-Under vmap every branch of a switch would be computed anyway, so the effects are written together:
-whatever several programs do, such as taking HP from some enemies, is done once for all.
+Under vmap every branch of a switch would be computed, so the effects are computed together: an effect
+of several programs, such as damage to some enemies, is computed once.
 """
 
 import jax
@@ -24,7 +24,7 @@ _FAR = 1 << 16
 
 
 def usable(state: State) -> jax.Array:
-  """[23, ...] bool: owned, affordable, and of use where it asks for something."""
+  """Programs that are owned, affordable and applicable, [23, ...] bool."""
   slots = state.enemies
   blocks, siphoned = board.of_cells(state.has_block), state.block_siphoned
   rows, cols = _offsets(state)
@@ -66,12 +66,13 @@ def usable(state: State) -> jax.Array:
 
 
 def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Array) -> State:
-  """Pays for the action's program, if it is one, and lets it take effect.
+  """Pays for the program of an action and applies it; other actions change nothing.
 
-  Whether it may be used is not asked. WAIT has no effect but to end the turn, which is not done
-  here, and UNDO takes back the price of nothing but itself, so it is free and does nothing.
+  It does not check `usable`. WAIT only ends the turn, which the caller does. UNDO restores the
+  snapshot of its own step, so it is free and without effect.
 
   Args:
+    state: widened.
     action: [...] int32.
     bits: [20, ...] uint32, random.
     warp_bits: [...] uint32, random.
@@ -105,13 +106,13 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
     transmissions=eggs.replace(turns=eggs.turns + DELAY_TURNS * is_[Program.DELAY]),
   )
   warped = _warp(spent, is_[Program.WARP], warp_bits)
-  slots = _harm(warped, is_)
+  slots = _damage(warped, is_)
   slots = _push(warped, slots, is_[Program.PUSH].astype(np.int32) - is_[Program.PULL])
   return warped.replace(enemies=_transform(slots, is_[Program.POLY], bits))
 
 
 def _warp(state: State, is_warp: jax.Array, bits: jax.Array) -> State:
-  """The player takes the cell and the place of an enemy or a transmission; (0, 0) if none is."""
+  """Moves the player to the cell of an enemy or transmission, which is removed; (0, 0) if none."""
   slots, eggs = state.enemies, state.transmissions
   num_enemies = jnp.sum(slots.active, axis=0, dtype=np.int32)
   num_targets = num_enemies + jnp.sum(eggs.active, axis=0, dtype=np.int32)
@@ -131,8 +132,8 @@ def _warp(state: State, is_warp: jax.Array, bits: jax.Array) -> State:
   )
 
 
-def _harm(state: State, is_: dict[Program, jax.Array]) -> Enemies:
-  """CRASH, DEBUG, ROW, COL, D_BOM, ANTI-V and HACK take HP; three of them stun whoever is left."""
+def _damage(state: State, is_: dict[Program, jax.Array]) -> Enemies:
+  """Damage of CRASH, DEBUG, ROW, COL, D_BOM, ANTI-V and HACK; three of them stun survivors."""
   slots = state.enemies
   is_bomb, is_splashed = _bomb(state)
   is_bomb = is_bomb & is_[Program.D_BOM]
@@ -157,7 +158,7 @@ def _harm(state: State, is_: dict[Program, jax.Array]) -> Enemies:
 
 
 def _bomb(state: State) -> tuple[jax.Array, jax.Array]:
-  """[20, ...] bool, the daemon nearest to the player, and who is in the 8 cells around it."""
+  """The daemon nearest to the player, and the enemies in the 8 cells around it; [20, ...] bool."""
   slots = state.enemies
   is_daemon = slots.active & (slots.kind == state_lib.DAEMON)
   distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
@@ -172,7 +173,7 @@ def _bomb(state: State) -> tuple[jax.Array, jax.Array]:
 
 
 def _push(state: State, slots: Enemies, away: jax.Array) -> Enemies:
-  """One cell away from the player (1) or towards it (-1) on both axes, whatever is there."""
+  """Moves enemies one cell away from the player (1) or towards it (-1) on both axes."""
   last = state_lib.SIZE - 1
   row = jnp.clip(slots.row + away * jnp.sign(slots.row - state.row), 0, last)
   col = jnp.clip(slots.col + away * jnp.sign(slots.col - state.col), 0, last)
@@ -180,7 +181,7 @@ def _push(state: State, slots: Enemies, away: jax.Array) -> Enemies:
 
 
 def _transform(slots: Enemies, is_poly: jax.Array, bits: jax.Array) -> Enemies:
-  """Each becomes one of the three other kinds, in full health."""
+  """Changes each enemy to one of the three other kinds, with full HP."""
   other = 1 + board.below(bits, np.uint32(state_lib.NUM_KINDS - 1)).astype(np.int32)
   kind = (slots.kind + other) % state_lib.NUM_KINDS
   return slots.replace(
@@ -190,6 +191,6 @@ def _transform(slots: Enemies, is_poly: jax.Array, bits: jax.Array) -> Enemies:
 
 
 def _offsets(state: State) -> tuple[jax.Array, jax.Array]:
-  """[6, 6, ...] int32, rows and columns of the cells as seen from the player's."""
+  """Rows and columns of the cells relative to the player, [6, 6, ...] int32."""
   rows, cols = state_lib.column(np.indices((state_lib.SIZE,) * 2, np.int32), state.row.ndim)
   return rows - state.row, cols - state.col

@@ -24,10 +24,10 @@ DIGITS = (  # three bits a row, five rows
 def frame(state: State) -> np.ndarray:
   """Draws one game, with row 0 at the bottom.
 
-  Blocks are tiles with their points or the program's number, dimmed when siphoned; discs are
-  enemies, by kind, with their HP; rings are transmissions with their countdown; the player is a
-  dark diamond, the exit a green frame. Right of it are, from the top, stage, HP, score, credits,
-  energy and data siphons; then the 28 actions as tiles, programs dark when owned.
+  Blocks are tiles with their points or the program's number, dimmed when siphoned. Discs are
+  enemies, by kind, with their HP; rings are transmissions with their countdown. The player is a
+  dark diamond, the exit a green frame. The panel on the right has, from the top, stage, HP, score,
+  credits, energy and data siphons, then the 28 actions as tiles; programs are dark when owned.
 
   Args:
     state: of one environment.
@@ -64,7 +64,7 @@ def _cell(pixels: np.ndarray, row: int, col: int) -> np.ndarray:
 
 
 def _distance() -> np.ndarray:
-  """[CELL, CELL], from the centre."""
+  """Distance of each pixel from the centre of a cell, [CELL, CELL]."""
   return np.hypot(*(np.indices((CELL, CELL)) - (CELL - 1) / 2))
 
 
@@ -112,7 +112,7 @@ def _draw_panel(panel: np.ndarray, state: State) -> None:
 def _write(
   pixels: np.ndarray, top: int, left: int, number: int | None, colour: tuple[int, int, int]
 ) -> None:
-  """A whole number in digits of 6 by 10 pixels, as many as there is room for."""
+  """Writes a number in digits of 6 by 10 pixels; digits beyond the edge are left out."""
   if number is None:
     return
   for i, digit in enumerate(str(abs(number))):

@@ -1,4 +1,4 @@
-"""The 15 parts of the reward: `Reward`, what of the state before is needed, and how it is earned."""
+"""The reward of a step, in 15 parts."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from hephaestus.actors.environments.hackmatrix.state import Program, State
 STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # of completing stages 1 to 8
 STEP, SCORE, KILL, DATA_SIPHON, DISTANCE, HP = 0.01, 0.5, 0.3, 1.0, 0.05, 1.0
 VICTORY, VICTORY_SCORE = 500.0, 100.0
-DEATH = 0.5  # of what the stages completed have paid
+DEATH = 0.5  # fraction of the rewards of completed stages
 SIPHON_DEATH = 10.0
 GAIN, HOLDING = 0.05, 0.01  # of a credit, and of an energy
 WASTE = 0.3
@@ -21,24 +21,24 @@ SIPHON_QUALITY = 0.5 * 0.05
 
 
 class Reward(NamedTuple):
-  """What one step earned: [...] float32 each; the reward is their sum.
+  """Reward of one step in parts, [...] float32 each; the reward is their sum.
 
   Attributes:
-    step_penalty: of every step.
-    stage_completion: of the stage completed.
-    score_gain: of the score's change.
-    kills: of enemies fewer than before, however they went.
-    data_siphon: of data siphons more than before.
-    distance_shaping: of steps to the exit fewer than before.
-    damage_penalty: of HP lost.
-    hp_recovery: of HP won.
-    victory: of completing the last stage, with the score.
-    death_penalty: of dying, by the stage reached.
-    siphon_death_penalty: of dying beside an enemy that a siphon released.
-    resource_gain: of credits and energy gained or paid.
-    resource_holding: of credits and energy at the end of a stage.
-    program_waste: of RESET for a single HP.
-    siphon_quality: of a siphon where another cell had offered more.
+    step_penalty: for every step.
+    stage_completion: for completing a stage.
+    score_gain: for the change of the score.
+    kills: for the decrease of active enemies, whatever its cause.
+    data_siphon: for the increase of data siphons.
+    distance_shaping: for the decrease of the distance to the exit.
+    damage_penalty: for HP lost.
+    hp_recovery: for HP gained.
+    victory: for completing the last stage, with the score.
+    death_penalty: for death, by the stage.
+    siphon_death_penalty: for death beside an enemy that a siphon released.
+    resource_gain: for the change of credits and energy.
+    resource_holding: for credits and energy at the end of a stage.
+    program_waste: for RESET with one HP lost.
+    siphon_quality: for a siphon while a better cell existed; see `missed_resources`.
   """
 
   step_penalty: jax.Array
@@ -73,11 +73,11 @@ def earn(
   """The reward of a step.
 
   Args:
-    before: at its start.
+    before: state at its start.
     action: [...] int32.
-    after: at its end; of the next stage, if one was completed.
+    after: state at its end, which is in the next stage if one was completed.
     died: [...] bool.
-    completed: [...] bool, whether a stage was.
+    completed: [...] bool, whether a stage was completed.
     won: [...] bool.
   """
   num_axes = action.ndim
@@ -119,9 +119,9 @@ def earn(
 
 
 class _Reach(NamedTuple):
-  """What a siphon reaches from each cell: what lies on the cell and on its four neighbours.
+  """Resources that a siphon reaches from each cell: those of the cell and of its four neighbours.
 
-  Siphoned blocks hold nothing, and from a cell that is itself a block nothing is reached.
+  Siphoned blocks have none, and from a cell with a block nothing is reached.
 
   Attributes:
     credits: [6, 6, ...] int32, where there is no block.
@@ -210,7 +210,7 @@ def _sort(values: list[jax.Array]) -> list[jax.Array]:
 
 
 def _distance_to_exit(before: State, after: State) -> jax.Array:
-  """[...] int32, by how many steps around blocks, siphoned or not, the exit has come nearer."""
+  """Decrease of the walking distance to the exit around all blocks, [...] int32."""
   boards = [
     (
       board.of_cells(state.has_block),

@@ -1,7 +1,7 @@
-"""The next stage: an exit, blocks, things to pick up, and transmissions, all drawn anew.
+"""The next stage: a random exit, blocks, resources and transmissions.
 
-Where one environment of a block ends a stage, this is computed for all of them, so it must be cheap. The
-32 cells that are no corners are the bits of one integer, and sets of them are drawn bit by bit.
+If one environment of a block ends a stage, this is computed for the whole block, so it must be cheap.
+The 32 cells that are no corners are the bits of one integer, and sets of them are drawn bit by bit.
 """
 
 from typing import Any, NamedTuple
@@ -32,9 +32,9 @@ class Chance(NamedTuple):
   Attributes:
     exit: [...] uint32.
     num_blocks: [...] uint32.
-    blocks: [11, ...] uint32, where each block is.
-    cells: [36, ...] uint32, what each cell holds.
-    transmissions: [8, ...] uint32, where and of which kind.
+    blocks: [11, ...] uint32, for the cell of each block.
+    cells: [36, ...] uint32, for the contents of each cell.
+    transmissions: [8, ...] uint32, for the cell and kind of each.
   """
 
   exit: Any
@@ -44,13 +44,13 @@ class Chance(NamedTuple):
   transmissions: Any
 
 
-NUM_BITS = Chance(  # how many integers each needs
+NUM_BITS = Chance(  # numbers of integers
   exit=1, num_blocks=1, blocks=MAX_BLOCKS, cells=SIZE * SIZE, transmissions=state_lib.LAST_STAGE
 )
 
 
 class Layout(NamedTuple):
-  """Where things are in a new stage.
+  """Positions in a new stage.
 
   Attributes:
     exit_row: [...] int32.
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 
 
 def draw_layout(state: State, chance: Chance) -> Layout:
-  """Draws the places; a step of its own, lest XLA draw them anew for every cell."""
+  """Draws the positions; computed apart, because XLA would otherwise repeat it for every cell."""
   exit_row, exit_col = _draw_exit(state, chance.exit)
   blocks = _draw_blocks(chance)
   bit = state_lib.column(_BIT, state.row.ndim)
@@ -120,7 +120,7 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
 
 
 def _draw_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """A corner where the player is not."""
+  """Draws a corner other than the player's."""
   last = SIZE - 1
   rows_edge = (state.row == 0) | (state.row == last)
   is_cornered = rows_edge & ((state.col == 0) | (state.col == last))
@@ -133,10 +133,10 @@ def _draw_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _draw_blocks(chance: Chance) -> jax.Array:
-  """[...] uint32, the inner cells with blocks; every set of equal size is equally likely.
+  """Random inner cells with blocks, [...] uint32; sets of equal size are equally likely.
 
-  Floyd's algorithm (Bentley and Floyd, 1987): for each of the final n cells, draw one up to it, and
-  take the final one itself if that is taken.
+  Floyd's algorithm (Bentley and Floyd, 1987): for each `last` of the final n cells, draw a cell up to
+  `last`, and take `last` itself if that one is taken.
   """
   num_choices = np.uint32(MAX_BLOCKS - MIN_BLOCKS + 1)
   num_blocks = MIN_BLOCKS + board.below(chance.num_blocks, num_choices)
@@ -150,10 +150,10 @@ def _draw_blocks(chance: Chance) -> jax.Array:
 
 
 def _draw_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
-  """[8, ...] int32, inner cells, no two the same.
+  """Draws 8 different inner cells, [8, ...] int32.
 
   Args:
-    free: [...] uint32, the inner cells that may be taken.
+    free: [...] uint32, the inner cells to choose from.
     bits: [8, ...] uint32.
   """
   cells = []
@@ -165,14 +165,15 @@ def _draw_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
 
 
 def _transmissions(state: State, cell: jax.Array, bits: jax.Array) -> state_lib.Transmissions:
-  """As many as the next stage's number, up to 8.
+  """Transmissions of the next stage: as many as its number, up to 8.
 
   Args:
+    state: of the stage before.
     cell: [8, ...] int32, the inner cell of each.
-    bits: [8, ...] uint32; the draw of the cell leaves the lowest alone.
+    bits: [8, ...] uint32, of which `_draw_cells` does not use the lowest.
   """
   num_slots = state_lib.NUM_TRANSMISSIONS
-  # The corners that come before a cell in the grid's order: one, two or three.
+  # Adds the number of corners before a cell in the grid's order: one, two or three.
   cell = cell + 1 + (cell >= SIZE - 2) + (cell >= NUM_INNER - SIZE + 2)
   slots = state_lib.column(np.arange(state_lib.LAST_STAGE), state.row.ndim)
   used = slots <= state.stage

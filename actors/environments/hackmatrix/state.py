@@ -1,4 +1,4 @@
-"""What a game of HackMatrix is made of: its codes and sizes, and the immutable `State`."""
+"""Constants of HackMatrix, its immutable `State`, and functions on masks and slots."""
 
 import enum
 from collections.abc import Callable
@@ -62,23 +62,23 @@ NUM_KINDS = 4
 FULL_HP = np.array([2, 3, 2, 2], np.int32)  # by kind
 NO_BLOCK, DATA, PROGRAM, QUESTION = range(4)  # kinds of blocks
 
-Field = Any  # an array; in a state built by hand, a number will do
+Field = Any  # an array, or a number in a state built by hand
 Tree = TypeVar('Tree')
 
 
 class Enemies(flax.struct.PyTreeNode):
-  """The slots of enemies. A new one takes the lowest that is inactive; what it held is forgotten.
+  """Slots of enemies; a new enemy overwrites the lowest inactive slot.
 
   Attributes:
-    active: [20] bool; where False, the other fields mean nothing.
+    active: [20] bool; where False, the other fields are meaningless.
     kind: [20] int8, VIRUS to CRYPTOG.
     row: [20] int8.
     col: [20] int8.
     hp: [20] int8.
-    disabled_turns: [20] int8, enemy turns without moving; play never sets it.
+    disabled_turns: [20] int8, enemy turns without moving; no rule sets it.
     stunned: [20] bool, neither moves nor attacks in the next enemy turn.
-    from_siphon: [20] bool, came of a siphon.
-    from_scheduled: [20] bool, came of a scheduled task; no rule asks for it.
+    from_siphon: [20] bool, released by a siphon.
+    from_scheduled: [20] bool, sent by a scheduled task; no rule reads it.
   """
 
   active: Field
@@ -93,10 +93,10 @@ class Enemies(flax.struct.PyTreeNode):
 
 
 class Transmissions(flax.struct.PyTreeNode):
-  """The slots of enemies to come, filled as those of `Enemies`.
+  """Slots of transmissions, which become enemies; filled like those of `Enemies`.
 
   Attributes:
-    active: [20] bool; where False, the other fields mean nothing.
+    active: [20] bool; where False, the other fields are meaningless.
     kind: [20] int8, of the enemy it becomes.
     row: [20] int8.
     col: [20] int8.
@@ -115,29 +115,29 @@ class Transmissions(flax.struct.PyTreeNode):
 
 
 class State(flax.struct.PyTreeNode):
-  """One game. Cells are [row, column]; a scalar is int32 unless said otherwise.
+  """State of one game. Cells are [row, column]; scalars are int32 where no dtype is given.
 
-  The snapshot that UNDO restores is not here: it is taken at the start of every step, that of UNDO
-  included, so UNDO only gives back its own cost.
+  UNDO needs no snapshot here: a snapshot is taken at the start of every step, that of UNDO included,
+  so UNDO only refunds its own cost.
 
   Attributes:
     row: [] of the player.
     col: [] of the player.
     hp: [] 0 to 3; 0 is dead.
-    attack: [] 1 to 3, the damage of walking into an enemy's line.
-    credits: [] what programs cost.
-    energy: [] what programs cost, too.
-    data_siphons: [] how often a siphon may be used.
+    attack: [] 1 to 3, the damage of an attack.
+    credits: [] to pay for programs.
+    energy: [] to pay for programs, too.
+    data_siphons: [] number of siphons that the player can use.
     score: [].
     exit_row: [].
     exit_col: [].
     block_type: [6, 6] int8, NO_BLOCK to QUESTION.
-    block_points: [6, 6] int16, what a data block adds to the score.
-    block_program: [6, 6] int8, the program that a program block gives.
+    block_points: [6, 6] int16, score of a data block.
+    block_program: [6, 6] int8, program of a program block.
     block_spawn: [6, 6] int16, transmissions that a siphon releases.
-    block_siphoned: [6, 6] bool; a siphoned block stays, and may be walked on.
-    siphon_center: [6, 6] bool, the player stood there and siphoned a block.
-    cell_credits: [6, 6] int16, lying there to be picked up.
+    block_siphoned: [6, 6] bool; a siphoned block stays, and can be walked on.
+    siphon_center: [6, 6] bool, cells from which the player siphoned a block.
+    cell_credits: [6, 6] int16, to be picked up.
     cell_energy: [6, 6] int16.
     cell_data_siphon: [6, 6] bool.
     enemies: see `Enemies`.
@@ -193,7 +193,7 @@ class State(flax.struct.PyTreeNode):
 
   @property
   def has_unsiphoned_block(self) -> jax.Array:
-    """[6, 6] bool, what stands in the way."""
+    """[6, 6] bool, blocks that cannot be walked on."""
     return self.has_block & ~self.block_siphoned
 
   @property
@@ -251,7 +251,7 @@ def initial() -> State:
 
 
 def widen(state: State) -> State:
-  """Integers as int32, in which the rules are reckoned; a state built by hand may hold any."""
+  """Converts integers of any dtype to int32, in which the rules compute."""
 
   def convert(dtype, x):
     return jnp.asarray(x, np.bool_ if dtype == np.bool_ else np.int32)
@@ -260,38 +260,38 @@ def widen(state: State) -> State:
 
 
 def narrow(state: State) -> State:
-  """Every field as the dtype it is stored in."""
+  """Converts every field to the dtype in which it is stored."""
   return jax.tree.map(lambda dtype, x: jnp.asarray(x).astype(dtype), DTYPES, state)
 
 
 def column(values: Any, num_axes: int) -> np.ndarray:
-  """[n, 1, ...] constants, to be broadcast over `num_axes` axes of environments."""
+  """Constants [n, 1, ...] that broadcast over `num_axes` axes of environments."""
   values = np.asarray(values)
   return values.reshape(values.shape + (1,) * num_axes)
 
 
 def is_cell(row: jax.Array, col: jax.Array) -> jax.Array:
-  """[6, 6, ...] bool, True in the cell of each environment; as a mask, cheaper than an index."""
+  """[6, 6, ...] bool, True in one cell of each environment; a mask is cheaper than an index."""
   rows, cols = column(np.indices((SIZE, SIZE), np.int32), row.ndim)
   return (rows == row) & (cols == col)
 
 
 def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
-  """The one where the condition holds, the other elsewhere, field by field."""
-  # What is the same array is left alone, lest XLA copy it.
+  """Selects `one` where the condition holds, `other` elsewhere, field by field."""
+  # A field that is the same array in both is passed through, so that XLA does not copy it.
   return jax.tree.map(lambda x, y: x if x is y else jnp.where(condition, x, y), one, other)
 
 
 def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
-  """What a change makes of an environment where the condition holds; nothing changes elsewhere.
+  """Applies a change to the environments where the condition holds.
 
-  It is computed only if the condition holds in any environment. Even if it always does, that pays: the
-  rule is compiled for itself, and its inputs and outputs are kept. Otherwise XLA would compute them
-  again wherever they are used.
+  The change is computed only if the condition holds in any environment. Even if it always does, this
+  is faster: the change is compiled as a unit, and its inputs and outputs are computed once. Otherwise
+  XLA would repeat them wherever they are used.
 
   Args:
     condition: [...] bool.
-    change: a function of nothing, that returns a tree of [..., ...] arrays.
+    change: function without arguments that returns a tree of [..., ...] arrays.
     otherwise: the tree where the condition does not hold.
   """
 
@@ -302,35 +302,36 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 
 
 def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
-  """What is made if the condition holds in any environment, else zeros; it means nothing elsewhere.
+  """Result of `make` if the condition holds in any environment, else zeros.
 
-  As with `where_any`, it is computed once and kept, so the few numbers of an environment that many others
-  follow from are best made so. Otherwise XLA would make them again for every slot and cell.
+  As with `where_any`, it is computed once. So it suits few numbers from which many others are
+  computed; otherwise XLA would repeat them for every slot and cell. Results of environments where
+  the condition does not hold are meaningless.
 
   Args:
     condition: [...] bool.
-    make: a function of nothing, that returns a tree of arrays.
+    make: function without arguments that returns a tree of arrays.
   """
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
   return jax.lax.cond(jnp.any(condition), make, lambda: zeros)
 
 
 def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.Array]:
-  """The slots that `count` newcomers take; those who find none are lost.
+  """Assigns the lowest inactive slots to `count` new entries; entries without a slot are dropped.
 
   Args:
     active: [20, ...] bool.
     count: [...] int32.
 
   Returns:
-    [20, ...] bool, the slots taken, and [20, ...] int32, which newcomer takes it, from 0.
+    [20, ...] bool, the slots taken; and [20, ...] int32, the index of the new entry of each slot.
   """
   rank = rank_among(~active)
   return ~active & (rank < count), rank
 
 
 def rank_among(mask: jax.Array) -> jax.Array:
-  """[n, ...] int32, how many before each are True in the mask, [n, ...] with n <= 32."""
+  """[n, ...] int32, the number of True entries before each in a mask, [n, ...] with n <= 32."""
   below = column(
     (np.uint64(1) << np.arange(len(mask), dtype=np.uint64)) - np.uint64(1), mask.ndim - 1
   )
@@ -338,6 +339,6 @@ def rank_among(mask: jax.Array) -> jax.Array:
 
 
 def pack(mask: jax.Array) -> jax.Array:
-  """[...] uint32, whose bit i is mask[i]; mask is [n, ...] bool with n <= 32."""
+  """Packs a mask, [n, ...] bool with n <= 32, into [...] uint32 with bit i from mask[i]."""
   bits = column(np.uint32(1) << np.arange(len(mask), dtype=np.uint32), mask.ndim - 1)
   return jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=0, dtype=np.uint32)

@@ -344,7 +344,7 @@ def test_what_a_world_raises_ends_the_unroll():
     play(make_unroll(wrap(Breaking)))
 
 
-class Thin(host.World):
+class Thin(host.LibraryEnv):
   """An environment of dm_env's, as it is."""
 
   action_spec = specs.DiscreteArray(3)
