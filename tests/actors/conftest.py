@@ -1,8 +1,8 @@
-"""Programs of environments are played for some rows; their time is the compiler's."""
+"""Programs of environments run for a few steps, so compiling them takes most of the time."""
 
 import pytest
 
 
 @pytest.fixture(scope='module', autouse=True)
 def compiled_quickly(little_optimization):
-  """Of all tests of actors."""
+  """Compiles all programs of these tests with little optimization."""

@@ -1,4 +1,4 @@
-"""An unroll: rows aligned as style says, nothing lost at the seam, one trace, no key used twice."""
+"""Unrolls: alignment of time steps, seams of sequences, one trace, and unique keys."""
 
 import dm_env
 import jax
@@ -11,7 +11,7 @@ from hephaestus.actors.environments import wrappers
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
-NUM_WORLDS, NUM_ROWS = 3, 7
+NUM_ENVS, NUM_STEPS = 3, 7
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 TINY = dreamer_config.DreamerConfig(
   deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
@@ -26,7 +26,7 @@ def parts():
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
   ).agent
-  unroll = rollout.make_unroll(environment, agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS)
+  unroll = rollout.make_unroll(environment, agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS)
   params = agent.acting_params(agent.init_params(jax.random.key(0)))
   return environment, agent, unroll, params
 
@@ -42,7 +42,7 @@ def play(unroll, params, count):
   return result
 
 
-def test_adjacent_sequences_share_one_row(parts):
+def test_adjacent_sequences_share_one_step(parts):
   _, _, unroll, params = parts
   (before, _), (after, _) = play(unroll, params, 2)
   np.testing.assert_array_equal(before.observation[:, -1], after.observation[:, 0])
@@ -50,24 +50,24 @@ def test_adjacent_sequences_share_one_row(parts):
   np.testing.assert_array_equal(before.step_type[:, -1], after.step_type[:, 0])
 
 
-def test_each_row_follows_from_the_action_of_the_row_before(parts):
+def test_each_step_follows_from_the_previous_action(parts):
   environment, _, unroll, params = parts
   width = environment.columns
   moves = 0
   for sequence, _ in play(unroll, params, 3):
-    paddle = sequence.observation.reshape(NUM_WORLDS, NUM_ROWS, -1, width)[:, :, -1].argmax(-1)
-    for world in range(NUM_WORLDS):
-      for t in range(NUM_ROWS - 1):
-        # At LAST the ball lies in the paddle's row too; FIRST begins anew.
-        if {sequence.step_type[world, t], sequence.step_type[world, t + 1]} & {FIRST, LAST}:
+    paddle = sequence.observation.reshape(NUM_ENVS, NUM_STEPS, -1, width)[:, :, -1].argmax(-1)
+    for env in range(NUM_ENVS):
+      for t in range(NUM_STEPS - 1):
+        # At LAST the ball is in the bottom row too, and FIRST follows from no action.
+        if {sequence.step_type[env, t], sequence.step_type[env, t + 1]} & {FIRST, LAST}:
           continue
-        expected = np.clip(paddle[world, t] + sequence.action[world, t] - 1, 0, width - 1)
-        assert paddle[world, t + 1] == expected
+        expected = np.clip(paddle[env, t] + sequence.action[env, t] - 1, 0, width - 1)
+        assert paddle[env, t + 1] == expected
         moves += 1
   assert moves > 5
 
 
-def test_a_last_row_is_followed_by_first_and_keeps_its_reward(parts):
+def test_last_step_keeps_its_reward_and_first_follows(parts):
   _, _, unroll, params = parts
   step_type, reward, discount = (
     np.concatenate([getattr(sequence, name)[:, :-1] for sequence, _ in play(unroll, params, 6)], 1)
@@ -80,7 +80,7 @@ def test_a_last_row_is_followed_by_first_and_keeps_its_reward(parts):
   np.testing.assert_array_equal(step_type[:, 1:] == FIRST, last[:, :-1])
 
 
-def test_episodes_report_what_the_rows_say(parts):
+def test_episodes_match_rewards_and_step_types(parts):
   environment, _, unroll, params = parts
   for sequence, episodes in play(unroll, params, 4):
     ended = sequence.step_type[:, 1:].T == LAST
@@ -89,7 +89,7 @@ def test_episodes_report_what_the_rows_say(parts):
     assert (episodes.episode_length[ended] == environment.max_steps).all()
 
 
-def test_the_stored_state_is_the_one_before_the_first_row(parts):
+def test_stored_state_is_the_one_before_the_first_step(parts):
   _, agent, unroll, params = parts
   state = unroll.init(jax.random.key(2))
   fresh = jax.device_get(agent.stored_state(state.policy_state))
@@ -101,14 +101,14 @@ def test_the_stored_state_is_the_one_before_the_first_row(parts):
   assert np.abs(carried.latent.deterministic).max() > 0
 
 
-def test_sequences_are_stamped(parts):
+def test_sequences_have_version_actor_and_unique_identity(parts):
   _, _, unroll, params = parts
   (first, _), (second, _) = play(unroll, params, 2)
   assert (first.version == 5).all() and (first.actor_id == 9).all()
-  assert len({*first.identity.tolist(), *second.identity.tolist()}) == 2 * NUM_WORLDS
+  assert len({*first.identity.tolist(), *second.identity.tolist()}) == 2 * NUM_ENVS
 
 
-def test_the_schema_is_that_of_a_stored_sequence(parts):
+def test_schema_matches_a_stored_sequence(parts):
   _, _, unroll, params = parts
   schema = rollout.sequence_schema(unroll, jax.eval_shape(lambda: params))
   stored = jax.tree.map(lambda x: x[0], play(unroll, params, 1)[0][0])
@@ -117,7 +117,7 @@ def test_the_schema_is_that_of_a_stored_sequence(parts):
   )
 
 
-def test_a_run_traces_the_unroll_once(parts):
+def test_unroll_is_traced_once(parts):
   _, agent, _, params = parts
   traces = 0
 
@@ -128,7 +128,7 @@ def test_a_run_traces_the_unroll_once(parts):
 
   environment = environments.make('catch', rows=4, columns=3)
   unroll = rollout.make_unroll(
-    environment, agent._replace(act=act), num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
+    environment, agent._replace(act=act), num_envs=NUM_ENVS, sequence_length=NUM_STEPS
   )
   play(unroll, params, 1)
   after_one = traces
@@ -136,22 +136,22 @@ def test_a_run_traces_the_unroll_once(parts):
   assert traces == after_one
 
 
-@pytest.mark.parametrize('world', ['catch', 'grid_world'])
-def test_no_key_is_used_twice(world):
-  options = {'size': 4, 'num_resources': 3} if world == 'grid_world' else {}
-  environment = environments.make(world, **options)
+@pytest.mark.parametrize('env', ['catch', 'grid_world'])
+def test_no_key_is_used_twice(env):
+  options = {'size': 4, 'num_resources': 3} if env == 'grid_world' else {}
+  environment = environments.make(env, **options)
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
   ).agent
   unroll = rollout.make_unroll(environment, agent, num_envs=2, sequence_length=3)
   with jax.debug_key_reuse(True):
     init = lambda key: agent.acting_params(agent.init_params(key))
-    params = jax.eval_shape(init, jax.random.key(0))  # tracing is enough to notice
+    params = jax.eval_shape(init, jax.random.key(0))  # tracing detects it
     state = jax.eval_shape(unroll.init, jax.random.key(1))
     jax.eval_shape(unroll.unroll, params, jax.random.key(2), state, np.int32(0), np.int32(0))
 
 
-def test_greedy_play_reaches_the_end_of_every_episode():
+def test_greedy_unroll_reaches_the_end_of_every_episode():
   environment = environments.make('catch', rows=4, columns=3)
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
@@ -167,7 +167,7 @@ def test_greedy_play_reaches_the_end_of_every_episode():
   assert wrappers.reference_returns(environment).scripted == 1.0
 
 
-def test_the_first_episode_of_each_world_is_scored_over_several_unrolls(parts, monkeypatch):
+def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts, monkeypatch):
   monkeypatch.setattr(evaluator, 'UNROLL_LENGTH', 2)
   environment, agent, _, params = parts
   result = evaluator.Play(environment, agent, 4).evaluate(params, jax.random.key(0), 8)

@@ -1,4 +1,4 @@
-"""Videos: what is observed becomes a picture, and a dream stands beside what happened."""
+"""Videos: frames of observations, predictions beside observations, and bars of a policy."""
 
 import imageio.v2 as imageio
 import jax
@@ -10,79 +10,79 @@ from hephaestus.actors.environments import catch, grid_world, noisy_corridor
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
-ROWS = 4
+NUM_STEPS = 4
 
 
-def by_nobody(observation):
+def no_drawing(observation):
   del observation
 
 
-def shown(draw, observation, row):
-  return videos.drawing(draw, observation)(jax.tree.map(lambda x: x[row], observation))
+def frame_of(draw, observation, t):
+  return videos.drawing(draw, observation)(jax.tree.map(lambda x: x[t], observation))
 
 
-def test_an_observed_picture_is_shown_large_enough():
-  pictures = np.zeros((ROWS, 8, 9, 1), np.float32)
+def test_small_image_is_enlarged():
+  pictures = np.zeros((NUM_STEPS, 8, 9, 1), np.float32)
   pictures[3:, 0, 0] = 1.0
   first, last = (
-    shown(by_nobody, {'eye': pictures, 'purse': np.ones((ROWS, 2))}, i) for i in (0, 3)
+    frame_of(no_drawing, {'eye': pictures, 'purse': np.ones((NUM_STEPS, 2))}, i) for i in (0, 3)
   )
   assert first.shape == (160, 180, 3) and first.dtype == np.uint8
   assert first.max() == 0 and (last[:20, :20] == 255).all() and last[:, 20:].max() == 0
 
 
-def test_bytes_are_as_bright_as_they_are():
-  pixels = np.full((ROWS, 8, 8, 3), 1, np.uint8)
-  assert shown(by_nobody, pixels, 0).max() == 1
+def test_uint8_images_keep_their_brightness():
+  pixels = np.full((NUM_STEPS, 8, 8, 3), 1, np.uint8)
+  assert frame_of(no_drawing, pixels, 0).max() == 1
 
 
-def test_numbers_are_cells_by_their_sign_and_size():
-  numbers = np.array([[0.0, 2.0, -2.0, 1.0]] * ROWS, np.float32)
-  frame = shown(by_nobody, numbers, 0)
+def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
+  numbers = np.array([[0.0, 2.0, -2.0, 1.0]] * NUM_STEPS, np.float32)
+  frame = frame_of(no_drawing, numbers, 0)
   cell = frame.shape[1] // 3  # columns of 4 cells
   zero, positive, negative = (frame[cell // 2, cell // 2 + i * cell].astype(int) for i in range(3))
   half = frame[cell + cell // 2, cell // 2].astype(int)
-  assert tuple(zero) == videos.GROUND
+  assert tuple(zero) == videos.BACKGROUND
   assert tuple(positive) == tuple(videos.POSITIVE) and tuple(negative) == tuple(videos.NEGATIVE)
   np.testing.assert_allclose(half, (zero + positive) / 2, atol=1)
 
 
 @pytest.mark.parametrize(
-  'world', [catch.Catch(), grid_world.GridWorld(), noisy_corridor.NoisyCorridor()]
+  'env', [catch.Catch(), grid_world.GridWorld(), noisy_corridor.NoisyCorridor()]
 )
-def test_worlds_that_show_all_they_are_draw_what_is_observed(world):
-  state, timestep = world.reset(jax.random.key(3))
-  np.testing.assert_array_equal(world.draw(timestep.observation), world.render(state))
+def test_fully_observed_environments_draw_the_rendered_frame(env):
+  state, timestep = env.reset(jax.random.key(3))
+  np.testing.assert_array_equal(env.draw(timestep.observation), env.render(state))
 
 
-def test_what_happened_stands_left_of_what_was_expected():
-  draw = lambda row: np.full((20, 10, 3), 255 * row[0], np.uint8)
-  observation, expected = np.zeros((ROWS, 1)), np.ones((ROWS, 1))
-  salience = np.tile([0.25, 0.75], (ROWS, 1))
-  frames = videos.beside(draw, observation, expected, salience, context=1)
-  assert len(frames) == ROWS and len({frame.shape for frame in frames}) == 1
+def test_observation_is_left_of_the_prediction():
+  draw = lambda observation: np.full((20, 10, 3), 255 * observation[0], np.uint8)
+  observation, predicted = np.zeros((NUM_STEPS, 1)), np.ones((NUM_STEPS, 1))
+  salience = np.tile([0.25, 0.75], (NUM_STEPS, 1))
+  frames = videos.beside(draw, observation, predicted, salience, context=1)
+  assert len(frames) == NUM_STEPS and len({frame.shape for frame in frames}) == 1
   height, width, _ = frames[0].shape
   assert frames[0][height // 3, width // 4].max() == 0
   assert frames[0][height // 3, 3 * width // 4].min() == 255
   line = [tuple(frame[videos.MARGIN, 3 * width // 4]) for frame in frames]
-  assert line == [videos.SEEN] + [videos.DREAMT] * 3
+  assert line == [videos.OBSERVED] + [videos.PREDICTED] * 3
   bars = (
     (frames[0][-videos.MARGIN - videos.BARS : -videos.MARGIN] == videos.INK).all(-1).sum(axis=0)
   )
   assert sorted(set(bars.tolist())) == [0, 8, 24]  # of 32 pixels
-  without_salience = videos.beside(draw, observation, expected, np.ones((ROWS, 1)), context=1)
+  without_salience = videos.beside(draw, observation, predicted, np.ones((NUM_STEPS, 1)), context=1)
   assert len(without_salience[0]) == height - videos.BARS - videos.MARGIN
 
 
-def test_an_agent_is_videoed_at_the_end_and_beside_its_dream(tmp_path):
-  world = catch.Catch(rows=4, columns=3)
+def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
+  env = catch.Catch(rows=4, columns=3)
   config = dreamer_config.DreamerConfig(
     deterministic_size=8, hidden_size=16, stochastic_size=4, ensemble_size=2, num_bins=11, window=2
   )
-  agent = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec).agent
+  agent = dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec).agent
   params = jax.jit(agent.init_params)(jax.random.key(0))
   acting = agent.acting_params(params)
-  play = evaluator.Play(world, agent, 2)
+  play = evaluator.Play(env, agent, 2)
   camera = evaluator.Camera(play, tmp_path, period=3600, newest=lambda: (6, params))
   camera.video(7, acting, jax.random.key(0), final=False)
   assert not list(tmp_path.iterdir())
@@ -91,22 +91,22 @@ def test_an_agent_is_videoed_at_the_end_and_beside_its_dream(tmp_path):
   assert len(imageio.mimread(tmp_path / '6-dream.gif')) == 4
 
 
-def test_what_has_no_place_beside_a_frame_is_summed_up():
+def test_further_choices_are_summed_up():
   policy = {'up': 0.5, 'siphon': 0.25, 'PUSH': 0.125, 'WAIT': 0.125}
   assert videos.likeliest(policy, 4) == list(policy.items())
   assert videos.likeliest(policy, 3) == [('up', 0.5), ('siphon', 0.25), ('2 others', 0.25)]
 
 
-def test_the_likelier_a_choice_the_longer_its_bar():
+def test_bar_length_is_proportional_to_probability():
   frame = np.full((240, 336, 3), 9, np.uint8)
   shown = videos.with_policy(frame, {'a name that is too long for its place': 0.75, 'b': 0.25})
   empty = videos.with_policy(frame, {})
   assert shown.shape == empty.shape and shown.dtype == np.uint8
   np.testing.assert_array_equal(shown[:, :336], frame)
-  bars = (shown == videos.SEEN).all(-1).sum(1)
+  bars = (shown == videos.OBSERVED).all(-1).sum(1)
   lengths = [length for length in bars.tolist() if length]
   assert lengths[0] > 2.5 * lengths[-1] and len(set(lengths)) == 2
-  assert not (empty[:, 336:] != videos.GROUND).any()
-  # A name does not reach into its bar.
+  assert not (empty[:, 336:] != videos.BACKGROUND).any()
+  # A long name ends before its bar.
   bar = 336 + videos.MARGIN + videos.NAME
-  assert (shown[:, bar - 2 : bar] == videos.GROUND).all()
+  assert (shown[:, bar - 2 : bar] == videos.BACKGROUND).all()

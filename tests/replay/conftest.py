@@ -1,4 +1,4 @@
-"""A real server for the tests of replay, and waits that end."""
+"""Fixtures of replay: real servers, sequences with an identity, and waits with a time-out."""
 
 import os
 import pathlib
@@ -24,27 +24,27 @@ class Step(NamedTuple):
 
 @pytest.fixture(scope='session')
 def schema():
-  """A sequence that says which one it is: {'rows': Step([4], [4, 8]), 'identity': [], 'seen': [0]}.
+  """A sequence with its identity: {'steps': Step([4], [4, 8]), 'identity': [], 'empty': [0]}.
 
-  A leaf without elements is what an agent stores of an environment that lacks something.
+  Agents store an empty leaf for a part that an environment does not have.
   """
   return {
-    'rows': Step(jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((4, 8), np.float32)),
+    'steps': Step(jax.ShapeDtypeStruct((4,), np.int32), jax.ShapeDtypeStruct((4, 8), np.float32)),
     'identity': jax.ShapeDtypeStruct((), np.int32),
-    'seen': jax.ShapeDtypeStruct((0,), np.float32),
+    'empty': jax.ShapeDtypeStruct((0,), np.float32),
   }
 
 
 @pytest.fixture(scope='session')
 def make_sequences():
-  """Sequences `start` to `stop` of that schema, [N, ...]."""
+  """Makes sequences `start` to `stop` of that schema, [N, ...]."""
 
   def make(start, stop):
     identity = np.arange(start, stop, dtype=np.int32)
     noise = np.random.default_rng(start).normal(size=(stop - start, 4, 8)).astype(np.float32)
-    seen = np.zeros((stop - start, 0), np.float32)
+    empty = np.zeros((stop - start, 0), np.float32)
     return {
-      'rows': Step(np.repeat(identity[:, None], 4, 1), noise), 'identity': identity, 'seen': seen
+      'steps': Step(np.repeat(identity[:, None], 4, 1), noise), 'identity': identity, 'empty': empty
     }  # fmt: skip
 
   return make
@@ -87,7 +87,7 @@ def spawn():
 
 @pytest.fixture(scope='session')
 def wait_until():
-  """Polls until something is true; fails when it does not become so in time."""
+  """Polls a predicate until it is true; fails after a time-out."""
 
   def wait(predicate, seconds):
     end = time.monotonic() + seconds
@@ -100,7 +100,7 @@ def wait_until():
 
 @pytest.fixture
 def serve(schema):
-  """Starts servers in this process, whose limiters leave 10,000 inserts of slack by default."""
+  """Starts servers in this process; by default their limiters have a slack of 10,000 inserts."""
   servers = []
 
   def start(config, *, batch_size=16, insert_size=10_000, schema=schema, **options):
@@ -117,7 +117,7 @@ def serve(schema):
 
 @pytest.fixture
 def unlimited():
-  """A config for such a server: nobody is held back within a test."""
+  """Makes a config for such a server, whose limiter blocks nothing within a test."""
 
   def make(frontier=64, episodic=1000, share=0.5, **options):
     return tables.ReplayConfig(

@@ -33,19 +33,19 @@ def size_after_restart(serve, unlimited):
   return restart
 
 
-def test_the_newest_checkpoint_is_restored(saved, size_after_restart):
+def test_newest_checkpoint_is_restored(saved, size_after_restart):
   directory, paths = saved
   assert checkpoint.prepare(directory) == paths[1]
   assert size_after_restart(directory) == 20
 
 
-def test_what_another_machine_had_written_is_kept_once(
+def test_checkpoint_requested_by_another_machine_is_kept_once(
   serve, tmp_path, unlimited, schema, make_sequences
 ):
   directory, config = str(tmp_path / 'replay'), unlimited()
   _, address = serve(config, directory=directory)
   entry = writer.Writer(address, config.strata, schema)
-  checkpoint.keep(directory)  # there is nothing yet
+  checkpoint.keep(directory)  # without a checkpoint
   names = []
   for start in (0, 10, 20):
     entry.write(make_sequences(start, start + 10), lambda: False)
@@ -56,7 +56,7 @@ def test_what_another_machine_had_written_is_kept_once(
   assert sorted(os.listdir(os.path.join(directory, 'kept'))) == names[1:]
 
 
-def test_a_checkpoint_without_room_leaves_the_one_before(
+def test_full_disk_leaves_previous_checkpoint(
   serve, tmp_path, unlimited, no_room, size_after_restart
 ):
   directory, config = str(tmp_path / 'replay'), unlimited()
@@ -81,7 +81,7 @@ def test_a_checkpoint_without_room_leaves_the_one_before(
 
 @pytest.mark.parametrize('file', ['chunks.tfrecord', 'items.tfrecord', 'tables.tfrecord'])
 @pytest.mark.parametrize('harm', ['truncate', 'flip', 'remove', 'append'])
-def test_a_broken_checkpoint_gives_way_to_the_one_before(saved, file, harm, caplog):
+def test_broken_checkpoint_falls_back_to_previous_one(saved, file, harm, caplog):
   directory, paths = saved
   path = os.path.join(paths[1], file)
   size = os.path.getsize(path)
@@ -108,21 +108,23 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(saved, file, harm, capl
   assert corrupt == [f'{os.path.basename(paths[1])}.corrupt']
 
 
-def test_the_one_before_is_served_and_saving_goes_on(saved, size_after_restart, serve, unlimited):
+def test_server_serves_previous_checkpoint_and_saves_again(
+  saved, size_after_restart, serve, unlimited
+):
   directory, paths = saved
   with open(os.path.join(paths[1], 'chunks.tfrecord'), 'r+b') as stream:
     stream.truncate(100)
   assert size_after_restart(directory) == 10
 
 
-def test_a_lost_folder_of_reverb_is_replaced_by_the_kept_one(saved):
+def test_missing_reverb_folder_is_replaced_by_kept_checkpoint(saved):
   directory, paths = saved
-  os.remove(os.path.join(paths[1], 'chunks.tfrecord'))  # the kept link stands
+  os.remove(os.path.join(paths[1], 'chunks.tfrecord'))  # the kept link stays
   assert checkpoint.prepare(directory) == paths[1]
   assert checkpoint.prepare(directory) == paths[1]
 
 
-def test_an_unfinished_checkpoint_is_no_fault(saved, caplog):
+def test_incomplete_checkpoint_is_not_reported_as_broken(saved, caplog):
   directory, paths = saved
   unfinished = os.path.join(directory, 'newest', '2999-01-01T00:00:00+00:00')
   os.makedirs(unfinished)
@@ -130,7 +132,9 @@ def test_an_unfinished_checkpoint_is_no_fault(saved, caplog):
   assert not os.path.exists(unfinished) and 'broken' not in caplog.text
 
 
-def test_nothing_whole_starts_empty_and_says_so(saved, size_after_restart, caplog):
+def test_server_without_whole_checkpoint_starts_empty_and_logs_it(
+  saved, size_after_restart, caplog
+):
   directory, paths = saved
   for path in paths:
     kept = os.path.join(directory, 'kept', os.path.basename(path), 'items.tfrecord')
@@ -141,7 +145,7 @@ def test_nothing_whole_starts_empty_and_says_so(saved, size_after_restart, caplo
   assert size_after_restart(directory) == 0
 
 
-def test_an_empty_server_can_be_saved(serve, tmp_path):
+def test_empty_server_can_be_saved(serve, tmp_path):
   server, _ = serve(tables.ReplayConfig(), directory=str(tmp_path))
   path = checkpoint.save(server.localhost_client(), str(tmp_path))
   server.stop()

@@ -10,7 +10,7 @@ from hephaestus.replay import columns
 SCHEMA = {'b': jax.ShapeDtypeStruct((3,), ml_dtypes.bfloat16), 'a': jax.ShapeDtypeStruct((), bool)}
 
 
-def test_a_tree_comes_back_and_bfloat16_travels_as_bits():
+def test_tree_round_trips_and_bfloat16_is_stored_as_bits():
   layout = columns.Columns(SCHEMA)
   assert layout.paths == ('a', 'b')
   tree = {'a': np.array(True), 'b': np.array([1.5, -0.0, np.nan], ml_dtypes.bfloat16)}
@@ -20,7 +20,7 @@ def test_a_tree_comes_back_and_bfloat16_travels_as_bits():
   assert back['b'].dtype == ml_dtypes.bfloat16 and back['b'].tobytes() == tree['b'].tobytes()
 
 
-def test_names_sort_as_the_leaves_stand():
+def test_sorted_names_have_the_order_of_the_leaves():
   schema = [jax.ShapeDtypeStruct((), np.float32)] * 120
   names = columns.Columns(schema).names
   assert sorted(names) == list(names)
@@ -38,12 +38,12 @@ def test_names_sort_as_the_leaves_stand():
     ({'a': np.zeros((), bool), 'b': np.zeros((3,), ml_dtypes.bfloat16)}, 'a is a scalar'),
   ],
 )
-def test_another_tree_is_refused_by_path(tree, words):
+def test_mismatched_tree_is_rejected_by_path(tree, words):
   with pytest.raises(ValueError, match=words):
     columns.Columns(SCHEMA).flatten(tree, batched=True)
 
 
-def test_the_digest_tells_paths_shapes_and_dtypes_apart():
+def test_digest_depends_on_paths_shapes_and_dtypes():
   leaf = jax.ShapeDtypeStruct((2,), np.float32)
   schemas = [
     {'a': leaf},
@@ -54,12 +54,12 @@ def test_the_digest_tells_paths_shapes_and_dtypes_apart():
   assert len({columns.Columns(schema).digest.tobytes() for schema in schemas}) == 4
 
 
-def test_a_typed_key_is_refused_with_a_remedy():
+def test_typed_key_is_rejected_with_a_remedy():
   with pytest.raises(ValueError, match='key_data'):
     columns.Columns({'key': jax.eval_shape(lambda: jax.random.key(0))})
 
 
-def test_a_pickled_schema_travels_as_the_one_it_was_made_of():
+def test_pickled_schema_has_the_same_columns():
   schema = {'x': jax.ShapeDtypeStruct((2,), np.float32)}
   pickled = pickle.loads(pickle.dumps(schema))
   assert columns.Columns(pickled).wire_dtypes == columns.Columns(schema).wire_dtypes

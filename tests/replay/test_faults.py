@@ -1,4 +1,4 @@
-"""A server in a process of its own is killed and comes back on the same port."""
+"""A server in another process is killed and restarted on the same port."""
 
 import functools
 import pathlib
@@ -29,17 +29,17 @@ CONFIG = tables.ReplayConfig(
 
 @pytest.fixture
 def start(spawn, tmp_path):
-  """Starts the server as a process, over and over on one port."""
+  """Starts and restarts the server as a process on one port."""
   port, folder = portpicker.pick_unused_port(), str(tmp_path)
   run = functools.partial(spawn, CONFIG, port, folder, batch_size=8, insert_size=4)
   return run, f'localhost:{port}', folder
 
 
-def test_writer_reader_and_source_survive_a_kill_of_the_server(start, wait_until):
+def test_writer_reader_and_source_survive_a_server_restart(start, wait_until):
   run, address, directory = start
   schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
   server = run()
-  # All before the server is up: nobody minds the order of starting.
+  # All clients start before the server is up: the order does not matter.
   entry = writer.Writer(address, CONFIG.strata, schema, timeout_seconds=1.0)
   source = reader.Reader(address, CONFIG.strata, schema, batch_size=8, timeout_seconds=1.0)
   publisher = parameters.Publisher(address, schema, timeout_seconds=1.0)
@@ -84,13 +84,13 @@ def test_writer_reader_and_source_survive_a_kill_of_the_server(start, wait_until
 
     run()
     wait_until(lambda: entry.server_alive and source.server_alive, 40)
-    assert entry.throttled_seconds - throttled < 2.0  # being down is not being throttled
-    seen = len(batches)
-    wait_until(lambda: len(batches) > seen + 400 and entry.sequences_written > written + 100, 40)
+    assert entry.throttled_seconds - throttled < 2.0  # a server that is down does not throttle
+    before = len(batches)
+    wait_until(lambda: len(batches) > before + 400 and entry.sequences_written > written + 100, 40)
     assert publisher.publish(parameters.Snapshot(9, 90, False, {'identity': np.int32(3)}))
     assert [snapshot.version for snapshot in [params.newest()] if snapshot] == [9]
 
-    reading.clear()  # the limiter, restored with its counters, now holds the writer
+    reading.clear()  # the limiter, restored with its counters, now blocks the writer
     wait_until(lambda: entry.throttled_seconds > throttled + 1.0, 20)
   finally:
     stop.set()
@@ -101,17 +101,17 @@ def test_writer_reader_and_source_survive_a_kill_of_the_server(start, wait_until
 
   report = inspector.Inspector(address, CONFIG).poll()
   assert report['replay_ratio']['achieved'] == pytest.approx(4.0, rel=0.1)
-  # The old data is back and nothing is there twice. What is gone was written between save and
-  # kill, with the 4 that were being sent: this stratum may have had them, the other not yet.
+  # The old data is restored, and no sequence is stored twice. The missing ones were written between
+  # save and kill, or were the 4 being sent, which this stratum may have had and the other not yet.
   size = report['tables']['frontier']['size']
   sampler = reverb.Client(address)._client.NewSampler('frontier', 10**9, 64)  # not limited
   stored = {int(sampler.GetNextTrajectory()[5][0]) for _ in range(25 * size)}
   assert len(stored) == size < 5000
-  gone = set(range(entry.sequences_written)) - stored
-  assert gone and min(gone) >= before_save and max(gone) < written + 4
+  missing = set(range(entry.sequences_written)) - stored
+  assert missing and min(missing) >= before_save and max(missing) < written + 4
 
 
-def test_forgotten_readers_do_not_spoil_the_exit(serve, unlimited):
+def test_process_exits_cleanly_with_open_readers(serve, unlimited):
   config = unlimited()
   schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
   addresses = [serve(config, schema=schema)[1] for _ in range(2)]
@@ -122,7 +122,7 @@ import sys, jax, numpy as np
 from hephaestus.replay import reader, tables
 schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 strata = tables.ReplayConfig().strata
-# One is fed and one starves; neither is closed.
+# One reader gets a batch and one starves; neither is closed.
 for address, seconds in zip(sys.argv[1:], (30.0, 0.2)):
   print(reader.Reader(address, strata, schema, batch_size=4).get(seconds) is not None)
 """

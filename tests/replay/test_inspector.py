@@ -17,7 +17,7 @@ def write(address, config, schema, sequences):
   entry.close()
 
 
-def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequences):
+def test_statistics_match_the_server(serve, unlimited, schema, make_sequences):
   config = unlimited(frontier=5, warm_up=2)
   _, address = serve(config)
   entry = inspector.Inspector(address)
@@ -50,14 +50,14 @@ def test_the_numbers_are_those_of_the_server(serve, unlimited, schema, make_sequ
 
   later = entry.poll()
   for name in ('frontier', 'episodic'):
-    row = later['tables'][name]
-    assert row['inserts_per_second'] * later['seconds'] == pytest.approx(12)
-    assert row['samples_per_second'] * later['seconds'] == pytest.approx(row['sampled'])
-    assert sum(row['worker_time'].values()) == pytest.approx(1.0)
+    table = later['tables'][name]
+    assert table['inserts_per_second'] * later['seconds'] == pytest.approx(12)
+    assert table['samples_per_second'] * later['seconds'] == pytest.approx(table['sampled'])
+    assert sum(table['worker_time'].values()) == pytest.approx(1.0)
   assert later['replay_ratio']['recent'] == pytest.approx(ratio['achieved'] * 10 / 12, rel=0.2)
 
 
-def test_who_is_held_back_is_told_and_for_how_long(
+def test_limiter_reports_blocked_inserts_and_the_missing_samples(
   serve, schema, make_sequences, unlimited, wait_until
 ):
   config = unlimited(warm_up=2, replay_ratio=2.0)
@@ -65,15 +65,15 @@ def test_who_is_held_back_is_told_and_for_how_long(
   entry = writer.Writer(address, config.strata, schema)
   watcher = inspector.Inspector(address, config)
   end = time.monotonic() + 30
-  is_held = lambda: watcher.poll()['limiter']['state'] == 'inserts wait'
-  entry.write(make_sequences(0, 64), lambda: is_held() or time.monotonic() > end)
+  is_blocked = lambda: watcher.poll()['limiter']['state'] == 'inserts wait'
+  entry.write(make_sequences(0, 64), lambda: is_blocked() or time.monotonic() > end)
   limiter = watcher.poll()['limiter']
   assert limiter['state'] == 'inserts wait'
   wait_until(lambda: watcher.poll()['tables']['episodic']['worker_time']
              ['waiting_for_sampling'] > 0.9, 10)  # fmt: skip
   assert watcher.poll()['tables']['frontier']['worker_time']['waiting_for_sampling'] < 0.1
 
-  # As many as are said to be missing let one more in, and no fewer.
+  # One more insert needs as many samples as `missing` says, and no fewer.
   before = watcher.poll()['tables']['episodic']['inserted']
   server_side = reverb.Client(address)
   for _ in range(limiter['missing'] - 1):
@@ -85,7 +85,7 @@ def test_who_is_held_back_is_told_and_for_how_long(
   entry.close()
 
 
-def test_counts_that_began_anew_give_no_rates(serve, unlimited, schema, make_sequences):
+def test_reset_counters_give_no_rates(serve, unlimited, schema, make_sequences):
   config = unlimited()
   server, address = serve(config)
   write(address, config, schema, make_sequences(0, 4))
@@ -98,14 +98,14 @@ def test_counts_that_began_anew_give_no_rates(serve, unlimited, schema, make_seq
   assert report['tables']['episodic']['inserted'] == 0
 
 
-def test_the_memory_of_a_server_is_that_of_its_process(serve, unlimited):
+def test_memory_of_a_local_server_is_that_of_its_process(serve, unlimited):
   _, address = serve(unlimited())
   here = psutil.Process(os.getpid()).memory_info().rss
   assert inspector.Inspector(address).poll()['memory']['server'] == pytest.approx(here, rel=0.2)
-  assert inspector._listener('203.0.113.1:80') is None  # another machine's
+  assert inspector._listener('203.0.113.1:80') is None  # of another machine
 
 
-def test_a_server_of_parameters_alone_is_looked_at(unlimited, schema):
+def test_server_without_strata_is_inspected(unlimited, schema):
   made = tables.make_tables(unlimited(), schema, batch_size=2, insert_size=1)
   server = reverb.Server([table for table in made if table.name == tables.PARAMS], port=None)
   report = inspector.Inspector(f'localhost:{server.port}').poll()
@@ -114,23 +114,23 @@ def test_a_server_of_parameters_alone_is_looked_at(unlimited, schema):
   assert report['replay_ratio'] == {'configured': None, 'achieved': 0.0, 'recent': None}
 
 
-def test_a_dead_address_is_said_in_time():
+def test_unreachable_address_raises_within_the_timeout():
   start = time.monotonic()
   with pytest.raises(ConnectionError, match='localhost:1 within 2 s'):
     inspector.Inspector('localhost:1', timeout_seconds=2).poll()
-  assert time.monotonic() - start < 30  # and not for ever, however busy the machine
+  assert time.monotonic() - start < 30  # on any machine, however busy
 
 
-def test_distributions_are_pooled_by_how_many_they_are_of():
+def test_pooled_quantiles_weight_samples_by_their_size():
   draw = np.random.default_rng(0)
   parts = [draw.normal(mean, 1.0, count) for mean, count in ((0, 900), (5, 300), (40, 3))]
-  rows = np.array([list(inspector.quantiles(part).values()) for part in parts])
+  quantiles = np.array([list(inspector.quantiles(part).values()) for part in parts])
   counts = np.array([len(part) for part in parts])
-  told, true = inspector.pooled(rows, counts), inspector.quantiles(np.concatenate(parts))
-  assert told['lowest'] == true['lowest'] and told['highest'] == true['highest']
+  estimated, true = inspector.pooled(quantiles, counts), inspector.quantiles(np.concatenate(parts))
+  assert estimated['lowest'] == true['lowest'] and estimated['highest'] == true['highest']
   for name in ('low', 'median', 'high'):
-    assert abs(told[name] - true[name]) < 1.0, name
-  many = inspector.pooled(np.repeat(rows, 2000, axis=0), np.repeat(counts, 2000))
-  assert many == pytest.approx(told, abs=0.2)
+    assert abs(estimated[name] - true[name]) < 1.0, name
+  many = inspector.pooled(np.repeat(quantiles, 2000, axis=0), np.repeat(counts, 2000))
+  assert many == pytest.approx(estimated, abs=0.2)
   assert inspector.pooled(np.zeros((0, 5)), np.zeros(0)) is None
   assert inspector.quantiles(np.zeros(0)) is None

@@ -8,7 +8,7 @@ from hephaestus.replay import inspector, reader, tables, writer
 
 @pytest.fixture
 def ratio_after(serve, schema, make_sequences):
-  """Runs a writer and a reader side by side; gives the inspector's report after some inserts."""
+  """Runs a writer and a reader in parallel; returns the inspector's report after some inserts."""
 
   def run(share, *, write_pause, read_pause, inserts=600, ratio=4.0, batch_size=16):
     config = tables.ReplayConfig(
@@ -52,17 +52,17 @@ def ratio_after(serve, schema, make_sequences):
 
 
 @pytest.mark.parametrize('share', [0.25, 0.5, 0.75])
-def test_the_ratio_holds_when_the_writer_is_faster(share, ratio_after):
+def test_replay_ratio_holds_when_writer_is_faster(share, ratio_after):
   report, entry, _ = ratio_after(share, write_pause=0.0, read_pause=0.004)
   ratio = report['replay_ratio']
-  # What the limiter lets run ahead is a constant; the rest is the ratio.
+  # The limiter allows a constant slack beside the ratio.
   slack = (4.0 * 4 + 16 / (1 - share)) / 580
   assert ratio['achieved'] == pytest.approx(ratio['configured'], rel=0.05, abs=slack)
   assert entry.throttled_seconds > 0
 
 
 @pytest.mark.parametrize('share', [0.25, 0.5])
-def test_the_ratio_holds_when_the_reader_is_faster(share, ratio_after):
+def test_replay_ratio_holds_when_reader_is_faster(share, ratio_after):
   report, _, source = ratio_after(share, write_pause=0.01, read_pause=0.0)
   ratio = report['replay_ratio']
   slack = (4.0 * 4 + 16 / (1 - share)) / 580
@@ -70,9 +70,7 @@ def test_the_ratio_holds_when_the_reader_is_faster(share, ratio_after):
   assert source.starved_seconds > 0.1  # of the 1.5 s and more that the writer pauses
 
 
-def test_no_batch_before_warm_up_and_no_deadlock_while_filling(
-  serve, unlimited, schema, make_sequences
-):
+def test_first_batch_comes_after_warm_up_without_deadlock(serve, unlimited, schema, make_sequences):
   config = unlimited(frontier=32, warm_up=32)
   _, address = serve(config, batch_size=16, insert_size=8)
   entry = writer.Writer(address, config.strata, schema)
@@ -84,7 +82,7 @@ def test_no_batch_before_warm_up_and_no_deadlock_while_filling(
   source.close()
 
 
-def test_a_throttled_writer_stops_when_told_and_goes_on_later(
+def test_throttled_writer_stops_when_asked_and_resumes_later(
   serve, unlimited, schema, make_sequences, wait_until
 ):
   config = unlimited(frontier=8, warm_up=4, replay_ratio=4.0, max_in_flight=1)

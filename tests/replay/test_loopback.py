@@ -1,4 +1,4 @@
-"""Who reaches a real server: this machine, and others only where they are meant to."""
+"""Ports of real servers, which other machines reach only if they are exposed."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ from hephaestus.replay import connection, loopback
 
 @pytest.fixture(scope='module')
 def outside():
-  """An address of this machine as the network knows it."""
+  """An address of this machine other than that of loopback."""
   addresses = [
     entry.address
     for entries in psutil.net_if_addrs().values()
@@ -19,14 +19,14 @@ def outside():
     if entry.family == socket.AF_INET and not entry.address.startswith('127.')
   ]
   if not addresses:
-    pytest.skip('this machine has no address but that of loopback')
+    pytest.skip('this machine has only the address of loopback')
   return addresses[0]
 
 
 @pytest.fixture
-def kept():
+def restricts_ports():
   if refusal := loopback.refusal():
-    pytest.skip(f'this system does not keep ports to the machine: {refusal}')
+    pytest.skip(f'this system cannot restrict ports to the machine: {refusal}')
 
 
 def connects(address, port):
@@ -35,7 +35,7 @@ def connects(address, port):
   return False
 
 
-def test_a_server_that_is_not_exposed_refuses_other_addresses(kept, outside, serve, unlimited):
+def test_unexposed_server_refuses_other_addresses(restricts_ports, outside, serve, unlimited):
   exposed, _ = serve(unlimited())
   assert connects(outside, exposed.port)
   server, address = serve(unlimited(), exposed=False)
@@ -44,7 +44,7 @@ def test_a_server_that_is_not_exposed_refuses_other_addresses(kept, outside, ser
   assert connection.Connection(address, 'test').info() is not None
 
 
-def test_whoever_came_in_before_the_door_was_closed_is_noticed(kept, outside):
+def test_earlier_connection_of_another_machine_is_detected(restricts_ports, outside):
   with socket.create_server(('', 0)) as server:
     port = server.getsockname()[1]
     with socket.create_connection((outside, port)):
@@ -54,14 +54,14 @@ def test_whoever_came_in_before_the_door_was_closed_is_noticed(kept, outside):
     loopback.keep(port)
 
 
-def test_a_port_at_which_nobody_listens_is_an_error():
+def test_port_without_listener_raises():
   with socket.socket() as bound:
     bound.bind(('', 0))
     with pytest.raises(RuntimeError, match='does not listen'):
       loopback.keep(bound.getsockname()[1])
 
 
-def test_what_the_system_refuses_or_ignores_is_said(monkeypatch, outside):
+def test_refusal_describes_a_missing_or_ignored_permission(monkeypatch, outside):
   def refuse(listening):
     raise PermissionError(1, 'Operation not permitted')
 

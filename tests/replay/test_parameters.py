@@ -44,7 +44,7 @@ def address(serve, unlimited):
   return serve(unlimited())[1]
 
 
-def test_a_snapshot_comes_back_once(address):
+def test_snapshot_is_returned_once(address):
   publisher = parameters.Publisher(address, SCHEMA)
   source = parameters.Source(address, SCHEMA)
   assert source.newest() is None
@@ -65,7 +65,7 @@ def test_only_the_last_snapshot_is_kept(address):
   assert fetch(parameters.Source(address, SCHEMA)).version == 5
 
 
-def test_the_final_word_and_a_step_back_are_news(address):
+def test_final_and_older_snapshots_count_as_new(address):
   publisher = parameters.Publisher(address, SCHEMA)
   source = parameters.Source(address, SCHEMA)
   publisher.publish(make_snapshot(5))
@@ -78,7 +78,7 @@ def test_the_final_word_and_a_step_back_are_news(address):
   assert fetch(source).version == 2
 
 
-def test_forged_parameters_are_ignored_with_a_reason(address, caplog):
+def test_invalid_parameters_are_ignored_and_logged(address, caplog):
   source = parameters.Source(address, SCHEMA)
   other = {**SCHEMA, 'scale': jax.ShapeDtypeStruct((1,), np.float32)}
   snapshot = make_snapshot(1)
@@ -110,7 +110,7 @@ DTYPES = [np.int64, np.uint8, np.uint16, np.float32, np.float64, bool, object, '
 
 
 def arrays():
-  """Any array that a server could give, small."""
+  """Small arrays of any kind that a server may return."""
   return strategies.tuples(
     strategies.sampled_from(DTYPES),
     strategies.lists(strategies.integers(0, 4), max_size=4),
@@ -127,7 +127,7 @@ def forged(dtype, shape, value):
 
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(data=strategies.data())
-def test_whatever_comes_for_parameters_is_sound_or_has_a_fault(data):
+def test_fetched_columns_are_valid_or_have_a_fault(data):
   source = parameters.Source('localhost:1', SCHEMA)
   publisher = parameters.Publisher('localhost:1', SCHEMA)
   sound = [
@@ -152,11 +152,11 @@ def test_whatever_comes_for_parameters_is_sound_or_has_a_fault(data):
     assert all(np.isfinite(array.view(np.float32)).all() for array in (given[3], given[4]))
 
 
-def test_a_dead_server_costs_bounded_time():
+def test_unreachable_server_takes_bounded_time():
   publisher = parameters.Publisher('localhost:1', SCHEMA, timeout_seconds=1.0)
   source = parameters.Source('localhost:1', SCHEMA)
   start = time.monotonic()
   assert not publisher.publish(make_snapshot(1))
   assert source.newest(timeout_seconds=1.0) is None
-  assert time.monotonic() - start < 30  # and not for ever, however busy the machine
+  assert time.monotonic() - start < 30  # on any machine, however busy
   assert not publisher.server_alive

@@ -27,11 +27,11 @@ def read(address, config, schema, batches, **options):
 
 
 @pytest.mark.parametrize('share', [0.25, 0.5])
-def test_every_batch_has_the_shares_and_the_frontier_is_the_newest(
+def test_batches_have_the_shares_and_frontier_holds_the_newest(
   share, serve, unlimited, schema, make_sequences
 ):
-  # Of 200 sequences the frontier keeps the last 20 and the other stratum the first: made so by
-  # filling it before, through a writer of that stratum alone.
+  # The frontier holds the last 20 of 200 sequences, and the other stratum the first ones, because a
+  # writer of that stratum alone has filled it before.
   config = unlimited(frontier=20, episodic=1000, share=share)
   frontier, episodic = config.strata
   _, address = serve(config)
@@ -50,7 +50,7 @@ def test_every_batch_has_the_shares_and_the_frontier_is_the_newest(
   assert len([identity for identity in seen if identity < 100]) > 60
 
 
-def test_what_went_in_comes_out(serve, unlimited):
+def test_sequences_round_trip_unchanged(serve, unlimited):
   dtypes = [bool, np.uint8, np.int8, np.uint16, np.int64, np.uint32, np.float16, np.float64]
   values = {
     'plain': {
@@ -97,20 +97,20 @@ def test_two_strata_store_the_data_once(serve, tmp_path, unlimited, make_sequenc
   assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
 
 
-def test_a_batch_is_not_overwritten_by_later_ones(serve, unlimited, schema, make_sequences):
+def test_batch_is_not_overwritten_by_later_ones(serve, unlimited, schema, make_sequences):
   config = unlimited()
   _, address = serve(config)
   writer.Writer(address, config.strata, schema).write(make_sequences(0, 40), never)
   batches = read(address, config, schema, 20)
   for batch in batches:
     np.testing.assert_array_equal(
-      batch['rows'].identity, np.repeat(batch['identity'][:, None], 4, 1)
+      batch['steps'].identity, np.repeat(batch['identity'][:, None], 4, 1)
     )
-  addresses = {batch['rows'].noise.__array_interface__['data'][0] for batch in batches}
+  addresses = {batch['steps'].noise.__array_interface__['data'][0] for batch in batches}
   assert len(addresses) == len(batches)
 
 
-def test_an_empty_table_starves_the_reader_and_closing_does_not_hang(serve, unlimited, schema):
+def test_empty_table_starves_reader_and_close_does_not_hang(serve, unlimited, schema):
   config = unlimited()
   _, address = serve(config)
   source = reader.Reader(address, config.strata, schema, batch_size=4)
@@ -122,7 +122,7 @@ def test_an_empty_table_starves_the_reader_and_closing_does_not_hang(serve, unli
   assert list(source) == []
 
 
-def test_another_schema_is_refused_on_both_ways(serve, unlimited, schema):
+def test_other_schema_is_rejected_by_writer_and_reader(serve, unlimited, schema):
   config = unlimited()
   _, address = serve(config)
   other = {'identity': jax.ShapeDtypeStruct((2,), np.int32)}
@@ -137,7 +137,7 @@ def test_another_schema_is_refused_on_both_ways(serve, unlimited, schema):
   source.close()
 
 
-def test_malformed_sequences_are_rejected_and_reading_goes_on(
+def test_malformed_sequences_are_rejected_and_reading_continues(
   serve, unlimited, schema, make_sequences, caplog
 ):
   config = unlimited()
@@ -158,12 +158,12 @@ def test_malformed_sequences_are_rejected_and_reading_goes_on(
       forger.create_item(name, 1.0, item)
     forger.flush()
   source = reader.Reader(address, config.strata, schema, batch_size=16)
-  # 20 items of each stratum, drawn evenly: that none of 8 is among 160 has a chance of 1e-15.
+  # With 20 items of each stratum, the probability that 160 samples have none of 8 is 1e-15.
   batches = [source.get(20.0) for _ in range(10)]
   source.close()
   for batch in batches:
     np.testing.assert_array_equal(
-      batch['rows'].identity, np.repeat(batch['identity'][:, None], 4, 1)
+      batch['steps'].identity, np.repeat(batch['identity'][:, None], 4, 1)
     )
     assert (batch['identity'] < 16).all()
   assert source.rejected > 0
@@ -171,15 +171,15 @@ def test_malformed_sequences_are_rejected_and_reading_goes_on(
   assert 'the schema' in record.message
 
 
-def test_sequences_that_are_not_finite_are_rejected_and_reading_goes_on(
+def test_sequences_that_are_not_finite_are_rejected_and_reading_continues(
   serve, unlimited, schema, make_sequences, caplog
 ):
   config = unlimited()
   _, address = serve(config)
   sequences = make_sequences(0, 20)
-  sequences['rows'].noise[16, 3, 7] = np.nan
-  sequences['rows'].noise[17, 0, 0] = -np.inf
-  sequences['rows'].noise[18, 0] = np.finfo(np.float32).max  # only their sum is not finite
+  sequences['steps'].noise[16, 3, 7] = np.nan
+  sequences['steps'].noise[17, 0, 0] = -np.inf
+  sequences['steps'].noise[18, 0] = np.finfo(np.float32).max  # each is finite, but not their sum
   writer.Writer(address, config.strata, schema).write(sequences, never)
   source = reader.Reader(address, config.strata, schema, batch_size=16)
   identities = np.concatenate([source.get(20.0)['identity'] for _ in range(10)])
@@ -187,7 +187,7 @@ def test_sequences_that_are_not_finite_are_rejected_and_reading_goes_on(
   assert 18 in identities and not {16, 17} & set(identities.tolist())
   assert source.rejected > 0
   (record,) = [record for record in caplog.records if 'rejecting' in record.message]
-  assert 'rows/noise is not finite' in record.message
+  assert 'steps/noise is not finite' in record.message
 
 
 def queue(max_size):
@@ -195,7 +195,7 @@ def queue(max_size):
   return tables.ReplayConfig(strata=(stratum,), replay_ratio=1.0, warm_up=1)
 
 
-def test_a_queue_gives_each_sequence_once_and_in_order(serve, schema, make_sequences):
+def test_queue_returns_each_sequence_once_and_in_order(serve, schema, make_sequences):
   config = queue(64)
   _, address = serve(config)
   writer.Writer(address, config.strata, schema).write(make_sequences(0, 64), never)
@@ -203,16 +203,16 @@ def test_a_queue_gives_each_sequence_once_and_in_order(serve, schema, make_seque
   np.testing.assert_array_equal(identities, np.arange(64))
 
 
-def test_what_is_read_on_demand_waits_in_the_server(serve, schema, make_sequences):
+def test_unread_sequences_stay_in_the_server_without_prefetch(serve, schema, make_sequences):
   config = queue(16)
   _, address = serve(config)
   entry = writer.Writer(address, config.strata, schema)
   source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=0)
-  assert source.get(0.05) is None  # asked for before it is there: still one batch, and not two
+  assert source.get(0.05) is None  # a time-out begins no second batch
   entry.write(make_sequences(0, 16), never)
   batches = [source.get(20.0)]
   entry.write(make_sequences(16, 32), never)
-  entry.write(make_sequences(32, 48), lambda: True)  # gives up once it is held back
+  entry.write(make_sequences(32, 48), lambda: True)  # gives up once the limiter blocks it
   assert entry.sequences_written == 32
   batches += [source.get(20.0), source.get(20.0)]
   source.close()
@@ -220,7 +220,7 @@ def test_what_is_read_on_demand_waits_in_the_server(serve, schema, make_sequence
   np.testing.assert_array_equal(identities, np.arange(48))
 
 
-def test_a_queue_may_be_shorter_than_a_batch(serve, schema, make_sequences):
+def test_queue_may_be_shorter_than_a_batch(serve, schema, make_sequences):
   config = queue(3)
   _, address = serve(config)
   source = reader.Reader(address, config.strata, schema, batch_size=16, max_in_flight=1, prefetch=0)
@@ -230,7 +230,7 @@ def test_a_queue_may_be_shorter_than_a_batch(serve, schema, make_sequences):
   source.close()
 
 
-def test_what_is_declined_is_in_no_batch(serve, schema, make_sequences):
+def test_batches_hold_only_sequences_for_which_keep_is_true(serve, schema, make_sequences):
   config = queue(64)
   _, address = serve(config)
   writer.Writer(address, config.strata, schema).write(make_sequences(0, 64), never)

@@ -1,4 +1,4 @@
-"""Several servers are one replay: drawn from evenly, routed around when dead, and nothing twice."""
+"""Several shards as one replay: sampled evenly, skipped when down, each sequence stored once."""
 
 import threading
 
@@ -43,7 +43,7 @@ def addresses(serve):
   return [serve(CONFIG, schema=SCHEMA, batch_size=16)[1] for _ in range(2)]
 
 
-def test_writes_take_turns_and_every_sequence_is_stored_once(addresses, wait_until):
+def test_writer_alternates_between_shards_and_stores_each_sequence_once(addresses, wait_until):
   entry = writer.Writer(addresses, CONFIG.strata, SCHEMA)
   for start in range(0, 160, 16):
     entry.write(identities(start, start + 16), never)
@@ -52,7 +52,7 @@ def test_writes_take_turns_and_every_sequence_is_stored_once(addresses, wait_unt
   entry.close()
 
 
-def test_batches_are_drawn_evenly_and_hold_the_mixture(addresses):
+def test_batches_sample_shards_evenly_and_hold_the_mixture(addresses):
   for index, address in enumerate(addresses):
     frontier, episodic = CONFIG.strata
     for stratum, first in ((frontier, 0), (episodic, 100)):
@@ -60,21 +60,21 @@ def test_batches_are_drawn_evenly_and_hold_the_mixture(addresses):
       entry.write(identities(1000 * index + first, 1000 * index + first + 50), never)
       entry.close()
   source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16)
-  even_in_a_row = 0  # a shard that is late on a busy machine is left out of some, and comes back
+  num_even = 0  # in a row: on a busy machine a late shard may be missing from some batches
   for _ in range(2000):
     shard, place = np.divmod(source.get(20.0)['identity'], 1000)
     is_frontier = place < 100
     np.testing.assert_array_equal(is_frontier.reshape(4, 4).sum(1), np.ones(4))  # of 4 devices
-    is_even = [(shard[rows] == 0).sum() for rows in (is_frontier, ~is_frontier)] == [2, 6]
-    even_in_a_row = even_in_a_row + 1 if is_even else 0
-    if even_in_a_row == 20:
+    is_even = [(shard[part] == 0).sum() for part in (is_frontier, ~is_frontier)] == [2, 6]
+    num_even = num_even + 1 if is_even else 0
+    if num_even == 20:
       break
   else:
-    pytest.fail('the shards never share the rows of 20 batches in a row evenly')
+    pytest.fail('the shards never share 20 batches in a row evenly')
   source.close()
 
 
-def test_a_shard_without_sequences_is_left_out_until_it_has_some(addresses, wait_until):
+def test_reader_skips_an_empty_shard_until_it_has_sequences(addresses, wait_until):
   entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
   entry.write(identities(0, 40), never)
   entry.close()
@@ -87,7 +87,7 @@ def test_a_shard_without_sequences_is_left_out_until_it_has_some(addresses, wait
   source.close()
 
 
-def test_a_held_back_shard_leaves_the_others_open(serve, wait_until):
+def test_writer_skips_a_shard_with_blocked_inserts(serve, wait_until):
   tight = serve(CONFIG, schema=SCHEMA, batch_size=2, insert_size=1)[1]
   wide = serve(CONFIG, schema=SCHEMA, batch_size=2)[1]
   entry = writer.Writer([tight, wide], CONFIG.strata, SCHEMA)
@@ -98,7 +98,7 @@ def test_a_held_back_shard_leaves_the_others_open(serve, wait_until):
   entry.close()
 
 
-def test_a_shard_of_another_schema_is_refused_though_the_other_gives(addresses, serve):
+def test_shard_with_another_schema_raises_while_others_answer(addresses, serve):
   other = {'identity': jax.ShapeDtypeStruct((2,), np.int32)}
   wrong = serve(CONFIG, schema=other, batch_size=16)[1]
   entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
@@ -119,9 +119,7 @@ def version_of(newest):
   return None if newest is None else newest.version
 
 
-def test_parameters_are_published_everywhere_and_found_where_a_server_lives(
-  addresses, serve, monkeypatch
-):
+def test_parameters_are_published_to_all_shards_and_read_from_any(addresses, serve, monkeypatch):
   monkeypatch.setattr(parameters, '_NEWS_SECONDS', 0.0)
   publisher = parameters.Publisher(['localhost:1', *addresses], SCHEMA, timeout_seconds=1.0)
   assert publisher.publish(snapshot(3))
@@ -130,7 +128,7 @@ def test_parameters_are_published_everywhere_and_found_where_a_server_lives(
 
   source = parameters.Source(['localhost:1', *addresses], SCHEMA)
   assert [version_of(source.newest(1.0)) for _ in range(3)] == [None, 3, None]
-  # A shard that comes back with what it had saved gives nothing older, and the end is found anywhere.
+  # The older version of a restored shard is not returned; final parameters are, from any shard.
   stale = parameters.Publisher(addresses[1], SCHEMA)
   stale.publish(snapshot(2))
   assert [version_of(source.newest(1.0)) for _ in range(5)] == [None] * 5
@@ -141,8 +139,10 @@ def test_parameters_are_published_everywhere_and_found_where_a_server_lives(
     each.close()
 
 
-def test_a_killed_shard_is_gone_around_and_taken_back(spawn, serve, tmp_path, wait_until, caplog):
-  port, folder = portpicker.pick_unused_port(), str(tmp_path / 'mortal')
+def test_killed_shard_is_skipped_and_used_again_after_restart(
+  spawn, serve, tmp_path, wait_until, caplog
+):
+  port, folder = portpicker.pick_unused_port(), str(tmp_path / 'killed')
   process = spawn(CONFIG, port, folder, batch_size=16, insert_size=16)
   other = str(tmp_path / 'other')
   other_address = serve(CONFIG, schema=SCHEMA, insert_size=16, directory=other)[1]
@@ -160,9 +160,11 @@ def test_a_killed_shard_is_gone_around_and_taken_back(spawn, serve, tmp_path, wa
     while not stop.is_set():
       counts[0] += source.get(0.2) is not None
 
-  def goes_on(batches):
-    seen, written = counts[0], entry.sequences_written
-    wait_until(lambda: counts[0] > seen + batches and entry.sequences_written > written + 50, 60)
+  def wait_for_progress(batches):
+    read_before, written = counts[0], entry.sequences_written
+    wait_until(
+      lambda: counts[0] > read_before + batches and entry.sequences_written > written + 50, 60
+    )
 
   wait_until(lambda: source._connections[0].info(1.0) is not None, 120)
   threads = [threading.Thread(target=target, daemon=True) for target in (write, read)]
@@ -170,28 +172,28 @@ def test_a_killed_shard_is_gone_around_and_taken_back(spawn, serve, tmp_path, wa
     thread.start()
   try:
     wait_until(lambda: entry._shards[0].sequences_written > 20, 30)
-    goes_on(50)
+    wait_for_progress(50)
     checkpoint.save(reverb.Client(addresses[0]), folder)
     process.kill()
     process.wait()
-    goes_on(50)  # on the other
+    wait_for_progress(50)  # by the other shard
     wait_until(lambda: not source._connections[0].alive, 20)
     assert 'going on without it' in caplog.text and source.server_alive
-    goes_on(50)
+    wait_for_progress(50)
 
     serve(CONFIG, schema=SCHEMA, insert_size=16, directory=folder, port=port)
     restored, written = sampled(addresses[0]), entry._shards[0].sequences_written
     wait_until(lambda: entry._shards[0].sequences_written > written + 30, 60)
     wait_until(lambda: sampled(addresses[0]) > restored + 100, 60)
-    goes_on(50)
+    wait_for_progress(50)
   finally:
     stop.set()
     for thread in threads:
       thread.join(10)
     source.close()
     entry.close()
-  # All that both hold, by their checkpoints: nothing is there twice, and what is missing was
-  # inserted into the first after its checkpoint.
+  # By the checkpoints of both, no sequence is stored twice; missing ones were inserted into the first
+  # after its checkpoint.
   stored = []
   for address, directory in zip(addresses, (folder, other), strict=True):
     checkpoint.save(reverb.Client(address), directory)

@@ -48,12 +48,12 @@ EPISODIC = Stratum(name='episodic', max_size=1000, share=0.5)
     ),
   ],
 )
-def test_what_cannot_work_is_refused_by_name(changes, words):
+def test_invalid_config_is_rejected_by_field(changes, words):
   with pytest.raises(ValueError, match=words):
     ReplayConfig(**changes)
 
 
-def test_a_batch_too_small_for_every_stratum_is_refused():
+def test_batch_too_small_for_every_stratum_is_rejected():
   tables.check(ReplayConfig(), batch_size=2, insert_size=1)
   with pytest.raises(ValueError, match=r'episodic.*batch of 1'):
     tables.check(ReplayConfig(), batch_size=1, insert_size=1)
@@ -80,19 +80,21 @@ def test_contiguous_slices_hold_the_mixture_too(share):
   np.testing.assert_array_equal((slices == 0).sum(1), np.full(8, 4 * share))
 
 
-def test_the_limiter_sits_on_the_largest_stratum_alone(schema):
+def test_only_the_largest_stratum_has_the_ratio_limiter(schema):
   config = ReplayConfig(strata=(EPISODIC, FRONTIER), replay_ratio=8.0)
   made = tables.make_tables(config, schema, batch_size=5, insert_size=16)
   infos = {table.name: table.info for table in made}
   assert list(infos) == ['episodic', 'frontier', 'params']
   limiter = infos['episodic'].rate_limiter_info
-  assert limiter.samples_per_insert == pytest.approx(8.0 * 3 / 5)  # rows, not the share
+  assert limiter.samples_per_insert == pytest.approx(
+    8.0 * 3 / 5
+  )  # by the number of sequences, not by the share
   assert limiter.max_diff - limiter.min_diff >= 2 * (4.8 * 16 + 3 + config.max_in_flight) - 1e-9
   assert infos['frontier'].rate_limiter_info.max_diff > 1e300
   assert infos['params'].max_size == 1
 
 
-def test_a_changed_setting_is_said_after_a_restore(serve, tmp_path, unlimited):
+def test_changed_setting_is_logged_after_a_restore(serve, tmp_path, unlimited):
   config = unlimited()
   server, _ = serve(config, directory=str(tmp_path))
   server.localhost_client().checkpoint()
@@ -110,7 +112,7 @@ def _schema():
   return {'value': jax.ShapeDtypeStruct((), np.float32)}
 
 
-def test_shards_hold_together_what_one_server_would(schema):
+def test_shards_divide_sizes_and_limits_of_one_server(schema):
   one = ReplayConfig(strata=(FRONTIER, EPISODIC), warm_up=30)
   made = {}
   for count in (1, 4):

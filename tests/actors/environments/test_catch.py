@@ -8,8 +8,8 @@ from hephaestus.actors.environments import catch
 LEFT, STAY, RIGHT = range(3)
 
 
-def step(world, state, action):
-  return world.step(jax.random.key(0), state, jnp.int32(action))
+def step(env, state, action):
+  return env.step(jax.random.key(0), state, jnp.int32(action))
 
 
 def state_of(ball_row, ball_column, paddle_column):
@@ -20,16 +20,16 @@ def state_of(ball_row, ball_column, paddle_column):
   )
 
 
-def test_the_board_shows_ball_and_paddle():
-  world = catch.Catch(rows=4, columns=3)
-  _, timestep = step(world, state_of(0, 2, 1), LEFT)
+def test_observation_has_ball_and_paddle():
+  env = catch.Catch(rows=4, columns=3)
+  _, timestep = step(env, state_of(0, 2, 1), LEFT)
   expected = [[0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]]
   np.testing.assert_array_equal(timestep.observation.reshape(4, 3), expected)
 
 
-def test_the_paddle_starts_in_the_middle_and_the_ball_anywhere_on_top():
-  world = catch.Catch()
-  states, _ = jax.vmap(world.reset)(jax.random.split(jax.random.key(0), 64))
+def test_reset_puts_paddle_in_the_middle_and_ball_anywhere_on_top():
+  env = catch.Catch()
+  states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64))
   assert set(states.paddle_column.tolist()) == {2}
   assert set(states.ball_row.tolist()) == {0}
   assert set(states.ball_column.tolist()) == {0, 1, 2, 3, 4}
@@ -38,20 +38,20 @@ def test_the_paddle_starts_in_the_middle_and_the_ball_anywhere_on_top():
 @pytest.mark.parametrize(
   'paddle_column, action, landed_on', [(0, LEFT, 0), (4, RIGHT, 4), (2, STAY, 2)]
 )
-def test_the_paddle_stays_on_the_board(paddle_column, action, landed_on):
+def test_paddle_stays_on_the_board(paddle_column, action, landed_on):
   state, _ = step(catch.Catch(), state_of(0, 0, paddle_column), action)
   assert state.paddle_column == landed_on
 
 
 @pytest.mark.parametrize('action, reward', [(LEFT, -1.0), (STAY, -1.0), (RIGHT, 1.0)])
-def test_the_last_row_decides(action, reward):
+def test_reward_at_last_is_for_catching_the_ball(action, reward):
   _, timestep = step(catch.Catch(), state_of(8, 3, 2), action)
   assert timestep.last()
   assert timestep.discount == 0.0
   assert timestep.reward == reward
 
 
-def test_a_falling_ball_pays_nothing():
+def test_reward_is_zero_while_the_ball_falls():
   _, timestep = step(catch.Catch(), state_of(7, 2, 2), STAY)
   assert not timestep.last()
   assert timestep.discount == 1.0
@@ -59,11 +59,11 @@ def test_a_falling_ball_pays_nothing():
 
 
 @pytest.mark.parametrize('ball_column, action', [(0, LEFT), (2, STAY), (4, RIGHT)])
-def test_the_script_follows_the_ball(ball_column, action):
+def test_scripted_policy_follows_the_ball(ball_column, action):
   assert catch.Catch().scripted_action(state_of(0, ball_column, 2)) == action
 
 
-def test_a_frame_shows_the_board():
+def test_frame_shows_the_board():
   frame = catch.Catch().render(state_of(0, 1, 3))
   assert frame.shape == (160, 80, 3)
   assert np.argwhere(frame[8::16, 8::16, 0]).tolist() == [[0, 1], [9, 3]]

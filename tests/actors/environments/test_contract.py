@@ -1,4 +1,4 @@
-"""What every environment promises: all of ours, and of each family one of every kind."""
+"""The contract of environments: all of ours, and some of each family."""
 
 import dataclasses
 import functools
@@ -17,18 +17,18 @@ from hephaestus.actors.environments import wrappers
 
 NUM_STEPS = 200
 FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
-TERMINATED, CUT_OFF = 0.0, 1.0  # the discount at LAST
+TERMINATED, TRUNCATED = 0.0, 1.0  # the discount at LAST
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class Case:
   """An environment under test.
 
   Attributes:
-    name: as `make` takes it.
-    options: that bring several episodes, and so LAST rows, into so few steps.
-    ends: all the ways in which these end.
-    package: it needs, if not one of ours.
+    name: argument of `make`.
+    options: with which NUM_STEPS steps have several episodes.
+    ends: discounts at LAST of these episodes.
+    package: required package, None for our own environments.
   """
 
   name: str
@@ -37,31 +37,31 @@ class World:
   package: str | None = None
 
 
-BOTH = (TERMINATED, CUT_OFF)
+BOTH = (TERMINATED, TRUNCATED)
 ENVIRONMENTS = [
-  World('example:make', {'max_steps': 10}, BOTH),  # of docs/environments.md
-  World('catch'),
-  World('grid_world', {'size': 4, 'num_resources': 3, 'max_steps': 45}, (CUT_OFF,)),
-  World('hackmatrix', {'max_steps': 18}, BOTH),
-  World('noisy_corridor', {'max_steps': 18}, (CUT_OFF,)),
-  World('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),
-  World('gymnax/Breakout-MinAtar', {'max_steps': 14}, BOTH, 'gymnax'),
-  World('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),
-  World('jumanji/Tetris-v0', {'num_rows': 5, 'num_cols': 5, 'max_steps': 6}, BOTH, 'jumanji'),
-  World('brax/inverted_pendulum', {'backend': 'positional', 'max_steps': 16}, BOTH, 'brax'),
-  World('craftax/Craftax-Classic-Symbolic-v1', {'max_steps': 30}, (CUT_OFF,), 'craftax'),
+  Case('example:make', {'max_steps': 10}, BOTH),  # from docs/environments.md
+  Case('catch'),
+  Case('grid_world', {'size': 4, 'num_resources': 3, 'max_steps': 45}, (TRUNCATED,)),
+  Case('hackmatrix', {'max_steps': 18}, BOTH),
+  Case('noisy_corridor', {'max_steps': 18}, (TRUNCATED,)),
+  Case('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),
+  Case('gymnax/Breakout-MinAtar', {'max_steps': 14}, BOTH, 'gymnax'),
+  Case('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),
+  Case('jumanji/Tetris-v0', {'num_rows': 5, 'num_cols': 5, 'max_steps': 6}, BOTH, 'jumanji'),
+  Case('brax/inverted_pendulum', {'backend': 'positional', 'max_steps': 16}, BOTH, 'brax'),
+  Case('craftax/Craftax-Classic-Symbolic-v1', {'max_steps': 30}, (TRUNCATED,), 'craftax'),
 ]
 SLOW = ('brax', 'craftax')  # to compile
 
 
 @pytest.fixture(
   params=[
-    pytest.param(world, id=world.name, marks=[pytest.mark.slow] if world.package in SLOW else [])
-    for world in ENVIRONMENTS
+    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.package in SLOW else [])
+    for case in ENVIRONMENTS
   ],
   scope='module',
 )
-def world(request):
+def case(request):
   if request.param.package is not None:
     pytest.importorskip(request.param.package, reason='of the extra envs')
   return request.param
@@ -69,7 +69,7 @@ def world(request):
 
 @pytest.fixture(scope='module')
 def example(tmp_path_factory):
-  """The environment that the page on environments shows, as a module on the import path."""
+  """The example of docs/environments.md as a module on the import path."""
   page = pathlib.Path(__file__).parents[3] / 'docs' / 'environments.md'
   (code,) = re.findall(r'^```python\n(.*?)^```$', page.read_text(), re.DOTALL | re.MULTILINE)
   assert code.count('\n') <= 40
@@ -81,9 +81,9 @@ def example(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def environment(world, example):
+def environment(case, example):
   del example
-  return wrappers.AutoReset(environments.make(world.name, **world.options))
+  return wrappers.AutoReset(environments.make(case.name, **case.options))
 
 
 def random_step(environment, key, state, observation):
@@ -99,7 +99,7 @@ def play_keys(seed):
 
 @pytest.fixture(scope='module')
 def played(environment):
-  """Number of traces of the step, the state after reset and each step, and their timesteps."""
+  """Number of traces of the step; states and time steps of the reset and of each step."""
   num_traces = 0
 
   @jax.jit
@@ -109,17 +109,17 @@ def played(environment):
     return random_step(environment, key, state, observation)
 
   reset_key, step_keys = play_keys(seed=1)
-  rows = [jax.jit(environment.reset)(reset_key)]
+  steps = [jax.jit(environment.reset)(reset_key)]
   for step_key in step_keys:
-    state, timestep = rows[-1]
-    rows.append(step(step_key, state, timestep.observation))
-  states, timesteps = zip(*jax.device_get(rows), strict=True)
+    state, timestep = steps[-1]
+    steps.append(step(step_key, state, timestep.observation))
+  states, timesteps = zip(*jax.device_get(steps), strict=True)
   return num_traces, states, timesteps
 
 
 @pytest.fixture(scope='module')
-def together(environment):
-  """[N, T] timesteps of environments side by side, of which the first and the last have the same key."""
+def batched(environment):
+  """[N, T] time steps of parallel environments; the first and the last have the same key."""
 
   def play(seed):
     def step(carry, key):
@@ -138,7 +138,7 @@ def abstract(tree):
   return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
 
 
-def test_the_step_is_traced_once(played):
+def test_step_is_traced_once(played):
   num_traces, _, _ = played
   assert num_traces == 1
 
@@ -160,7 +160,7 @@ def test_shapes_and_dtypes_never_change(played):
     assert abstract(timestep) == abstract(timesteps[0])
 
 
-def test_everything_is_finite(played):
+def test_states_and_timesteps_are_finite(played):
   _, states, timesteps = played
   for leaf in jax.tree.leaves((states, timesteps)):
     assert np.isfinite(leaf).all()
@@ -178,29 +178,29 @@ def test_episodes_run_from_first_to_last(environment, played):
 
 
 def episode_lengths(timesteps):
-  """Steps of each whole episode."""
+  """Number of steps of each finished episode."""
   ends = [t for t, timestep in enumerate(timesteps) if timestep.last()]
   return np.diff([-1, *ends]) - 1
 
 
-def test_what_is_cut_off_is_not_terminated(world, environment, played):
+def test_truncation_keeps_discount_one(case, environment, played):
   _, _, timesteps = played
   discounts = [float(timestep.discount) for timestep in timesteps if timestep.last()]
-  assert set(discounts) == set(world.ends)
+  assert set(discounts) == set(case.ends)
   for length, discount in zip(episode_lengths(timesteps), discounts, strict=True):
     assert length == environment.max_steps or discount == TERMINATED
 
 
-def test_the_end_is_shown_before_the_world_begins_anew(played):
+def test_last_observation_comes_before_the_reset(played):
   _, _, timesteps = played
-  seen = lambda timestep: [leaf.tobytes() for leaf in jax.tree.leaves(timestep.observation)]
-  first = [seen(timestep) for timestep in timesteps if timestep.first()]
+  content = lambda timestep: [leaf.tobytes() for leaf in jax.tree.leaves(timestep.observation)]
+  first = [content(timestep) for timestep in timesteps if timestep.first()]
   for timestep in timesteps:
     if timestep.last() and timestep.discount == TERMINATED:
-      assert seen(timestep) not in first
+      assert content(timestep) not in first
 
 
-def test_first_earns_nothing_and_only_last_may_discount(played):
+def test_first_has_no_reward_and_only_last_may_have_discount_zero(played):
   _, _, timesteps = played
   for timestep in timesteps:
     if timestep.first():
@@ -210,44 +210,45 @@ def test_first_earns_nothing_and_only_last_may_discount(played):
     assert timestep.discount in (0.0, 1.0)
 
 
-def test_many_worlds_are_each_what_one_would_be(played, together):
+def test_vmapped_environments_match_a_single_one(played, batched):
   _, _, timesteps = played
-  alone = jax.tree.map(lambda *rows: np.stack(rows), *timesteps)
-  one = jax.tree.map(lambda leaf: leaf[0], together)
+  alone = jax.tree.map(lambda *steps: np.stack(steps), *timesteps)
+  one = jax.tree.map(lambda leaf: leaf[0], batched)
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, alone)
 
 
-def test_the_key_decides_the_trajectory(together):
-  one, other, same = ([leaf[n] for leaf in jax.tree.leaves(together)] for n in range(3))
+def test_trajectory_depends_on_the_key_alone(batched):
+  one, other, same = ([leaf[n] for leaf in jax.tree.leaves(batched)] for n in range(3))
   assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
   assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_legal_actions_are_there_to_choose_from(environment, played):
+def test_some_actions_are_legal_and_some_are_not(environment, played):
   _, _, timesteps = played
   observation = timesteps[0].observation
   if not (isinstance(observation, dict) and 'action_mask' in observation):
-    pytest.skip('every action is legal here')
+    pytest.skip('every action is legal')
   masks = np.stack([t.observation['action_mask'] for t in timesteps if not t.last()])
   assert masks.shape[1:] == (environment.action_spec.num_values,)
   assert masks.any(-1).all()
   assert not masks.all()
 
 
-def test_the_script_beats_chance(world, environment):
-  if world.name not in environments.ENVIRONMENTS:
-    pytest.skip('only our own environments have a script')
-  if world.name == 'noisy_corridor':
-    pytest.skip('it pays nothing')
-  reference = wrappers.reference_returns(environment, num_episodes=64)
+def test_scripted_policy_beats_the_random_policy(case, environment):
+  if case.name not in environments.ENVIRONMENTS:
+    pytest.skip('only our own environments have a scripted policy')
+  if case.name == 'noisy_corridor':
+    pytest.skip('all rewards are 0')
+  # Without auto-reset, which would compile the reset once more.
+  reference = wrappers.reference_returns(environment.environment, num_episodes=64)
   assert reference is not None
   assert reference.scripted > reference.random
 
 
-def test_a_frame_is_an_rgb_image(environment, played):
+def test_frame_is_an_rgb_image(environment, played):
   _, states, _ = played
   frame = environment.render(states[0])
   if frame is None:
-    pytest.skip('this environment shows no frames')
+    pytest.skip('this environment renders no frames')
   assert frame.dtype == np.uint8
   assert frame.ndim == 3 and frame.shape[-1] == 3

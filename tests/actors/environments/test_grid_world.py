@@ -12,30 +12,30 @@ from hephaestus.actors.environments import grid_world, wrappers
 from hephaestus.actors.environments.grid_world import COLLECT, DOWN, EMPTY, LEFT, RIGHT, UP
 
 
-def world_with(resources, position, *, size=3, max_steps=256):
+def env_with(resources, position, *, size=3, max_steps=256):
   """An environment, and its state with resources as {(row, column): type}."""
-  world = grid_world.GridWorld(size=size, num_resources=len(resources), max_steps=max_steps)
-  state, _ = world.reset(jax.random.key(0))
+  env = grid_world.GridWorld(size=size, num_resources=len(resources), max_steps=max_steps)
+  state, _ = env.reset(jax.random.key(0))
   grid = np.full((size, size), EMPTY, np.uint8)
   for cell, type_ in resources.items():
     grid[cell] = type_
   visited = np.zeros((size, size), bool)
   visited[position] = True
-  return world, state.replace(
+  return env, state.replace(
     position=jnp.array(position, jnp.int32), grid=jnp.array(grid), visited=jnp.array(visited)
   )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def jitted_step(world, state, action):
-  return world.step(jax.random.key(0), state, action)
+def jitted_step(env, state, action):
+  return env.step(jax.random.key(0), state, action)
 
 
-def play(world, state, actions):
-  """The state after the actions, and the timestep of each."""
+def play(env, state, actions):
+  """The state after the actions, and the time step of each."""
   timesteps = []
   for action in actions:
-    state, timestep = jitted_step(world, state, jnp.int32(action))
+    state, timestep = jitted_step(env, state, jnp.int32(action))
     timesteps.append(timestep)
   return state, timesteps
 
@@ -44,39 +44,39 @@ def rewards_of(timesteps):
   return [round(float(timestep.reward), 6) for timestep in timesteps]
 
 
-def test_a_resource_is_discovered_once():
-  world, state = world_with({(0, 1): 3}, (0, 0))
-  state, timesteps = play(world, state, [RIGHT, LEFT, RIGHT, LEFT, RIGHT, RIGHT, LEFT])
+def test_resource_is_discovered_once():
+  env, state = env_with({(0, 1): 3}, (0, 0))
+  state, timesteps = play(env, state, [RIGHT, LEFT, RIGHT, LEFT, RIGHT, RIGHT, LEFT])
   assert rewards_of(timesteps) == [0.09, -0.01, -0.01, -0.01, -0.01, -0.01, -0.01]
   assert state.cumulative_reward == pytest.approx(0.03, abs=1e-6)
 
 
-def test_an_empty_cell_pays_nothing_for_entering_it():
-  world, state = world_with({(2, 2): 0}, (0, 0))
-  _, timesteps = play(world, state, [RIGHT, DOWN])
+def test_entering_an_empty_cell_has_no_reward():
+  env, state = env_with({(2, 2): 0}, (0, 0))
+  _, timesteps = play(env, state, [RIGHT, DOWN])
   assert rewards_of(timesteps) == [-0.01, -0.01]
 
 
-def test_the_start_counts_as_visited():
-  world, state = world_with({(0, 0): 3, (2, 2): 1}, (0, 0))
-  _, timesteps = play(world, state, [UP, RIGHT, LEFT])
+def test_start_cell_counts_as_visited():
+  env, state = env_with({(0, 0): 3, (2, 2): 1}, (0, 0))
+  _, timesteps = play(env, state, [UP, RIGHT, LEFT])
   assert rewards_of(timesteps) == [-0.01, -0.01, -0.01]
-  fresh, _ = world.reset(jax.random.key(5))
+  fresh, _ = env.reset(jax.random.key(5))
   assert np.argwhere(fresh.visited).tolist() == [fresh.position.tolist()]
 
 
-def test_no_way_round_pays():
-  """Where all was visited, any walk costs the same at every step, and so does standing still."""
-  world, state = world_with({(0, 1): 3, (1, 1): 0, (2, 2): 1}, (0, 0))
+def test_visited_cells_give_only_the_step_reward():
+  """After all cells were visited, every action has the same reward."""
+  env, state = env_with({(0, 1): 3, (1, 1): 0, (2, 2): 1}, (0, 0))
   state = state.replace(visited=jnp.ones((3, 3), bool))
   walk = np.random.default_rng(0).integers(UP, COLLECT, 60)  # often against the walls
-  _, timesteps = play(world, state, [COLLECT, *walk])  # at first where nothing lies
+  _, timesteps = play(env, state, [COLLECT, *walk])  # the first in an empty cell
   assert rewards_of(timesteps) == [-0.01] * 61
 
 
 def test_collecting_empties_the_cell_and_fills_the_inventory():
-  world, state = world_with({(0, 0): 3, (0, 1): 3, (2, 2): 1}, (0, 0))
-  state, timesteps = play(world, state, [COLLECT, COLLECT, RIGHT, COLLECT])
+  env, state = env_with({(0, 0): 3, (0, 1): 3, (2, 2): 1}, (0, 0))
+  state, timesteps = play(env, state, [COLLECT, COLLECT, RIGHT, COLLECT])
   assert rewards_of(timesteps) == [0.99, -0.01, 0.09, 0.99]
   assert state.inventory.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
   assert np.argwhere(state.grid != EMPTY).tolist() == [[2, 2]]
@@ -88,43 +88,43 @@ def test_collecting_empties_the_cell_and_fills_the_inventory():
   [(UP, (0, 1), (0, 0)), (DOWN, (2, 1), (2, 2)), (LEFT, (1, 0), (0, 0)), (RIGHT, (1, 2), (2, 2))],
 )
 def test_moves_go_one_cell_and_stop_at_walls(action, inside, at_the_wall):
-  world, state = world_with({(0, 2): 0}, (1, 1))
-  assert tuple(play(world, state, [action])[0].position.tolist()) == inside
+  env, state = env_with({(0, 2): 0}, (1, 1))
+  assert tuple(play(env, state, [action])[0].position.tolist()) == inside
   corner = state.replace(position=jnp.array(at_the_wall, jnp.int32))
-  assert tuple(play(world, corner, [action])[0].position.tolist()) == at_the_wall
+  assert tuple(play(env, corner, [action])[0].position.tolist()) == at_the_wall
 
 
-def test_the_last_resource_terminates():
-  world, state = world_with({(0, 0): 0, (0, 1): 7}, (0, 0))
-  _, timesteps = play(world, state, [COLLECT, RIGHT, COLLECT])
+def test_last_resource_terminates():
+  env, state = env_with({(0, 0): 0, (0, 1): 7}, (0, 0))
+  _, timesteps = play(env, state, [COLLECT, RIGHT, COLLECT])
   assert [bool(timestep.last()) for timestep in timesteps] == [False, False, True]
   assert [float(timestep.discount) for timestep in timesteps] == [1.0, 1.0, 0.0]
 
 
-def test_a_cut_off_episode_keeps_its_discount():
-  world, state = world_with({(0, 1): 0}, (0, 0), max_steps=2)
-  _, timesteps = play(world, state, [DOWN, DOWN])
+def test_truncated_episode_keeps_its_discount():
+  env, state = env_with({(0, 1): 0}, (0, 0), max_steps=2)
+  _, timesteps = play(env, state, [DOWN, DOWN])
   assert [bool(timestep.last()) for timestep in timesteps] == [False, True]
   assert timesteps[-1].discount == 1.0
 
 
-def test_termination_in_the_last_step_is_no_cut_off():
-  world, state = world_with({(0, 1): 0}, (0, 0), max_steps=2)
-  _, timesteps = play(world, state, [RIGHT, COLLECT])
+def test_termination_in_the_last_step_is_no_truncation():
+  env, state = env_with({(0, 1): 0}, (0, 0), max_steps=2)
+  _, timesteps = play(env, state, [RIGHT, COLLECT])
   assert timesteps[-1].last()
   assert timesteps[-1].discount == 0.0
 
 
-def test_the_observation_reads_cells_then_inventory_then_position():
-  world, state = world_with({(0, 1): 0, (1, 0): 7, (1, 1): 2}, (1, 1))
-  _, (timestep, _) = play(world, state, [COLLECT, RIGHT])
+def test_observation_is_cells_inventory_and_position():
+  env, state = env_with({(0, 1): 0, (1, 0): 7, (1, 1): 2}, (1, 1))
+  _, (timestep, _) = play(env, state, [COLLECT, RIGHT])
   cells = [0, 1 / 8, 0, 1, 0, 0, 0, 0, 0]
   inventory = [0, 0, 1 / 3, 0, 0, 0, 0, 0]
   np.testing.assert_allclose(timestep.observation, cells + inventory + [1 / 2, 1 / 2], rtol=1e-6)
   assert grid_world.GridWorld().observation_spec.shape == (266,)
 
 
-def test_the_spec_tells_of_the_map_and_keeps_telling_when_copied():
+def test_copied_spec_keeps_the_map_shape():
   spec = grid_world.GridWorld(size=8).observation_spec
   for copy in (spec, pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
     assert copy.map_shape == (8, 8) and copy.shape == (74,)
@@ -135,35 +135,35 @@ def distinct_after_bfloat16(values):
   return len(set(jnp.asarray(values, jnp.float32).astype(jnp.bfloat16).tolist()))
 
 
-def test_bfloat16_keeps_all_values_apart():
-  world = grid_world.GridWorld(size=16, num_resources=255)
-  state, _ = world.reset(jax.random.key(0))
+def test_bfloat16_keeps_all_values_distinct():
+  env = grid_world.GridWorld(size=16, num_resources=255)
+  state, _ = env.reset(jax.random.key(0))
   counts = jnp.arange(256)
-  observe = jax.vmap(lambda count: world._observe(state.replace(inventory=state.inventory + count)))
+  observe = jax.vmap(lambda count: env._observe(state.replace(inventory=state.inventory + count)))
   assert distinct_after_bfloat16(observe(counts)[:, 256]) == 256
   positions = jnp.stack([jnp.arange(16), jnp.arange(16)], axis=1)
-  observe = jax.vmap(lambda position: world._observe(state.replace(position=position)))
+  observe = jax.vmap(lambda position: env._observe(state.replace(position=position)))
   assert distinct_after_bfloat16(observe(positions)[:, -1]) == 16
   cells = state.grid.at[0, :9].set(jnp.array([*range(8), EMPTY], jnp.uint8))
-  assert distinct_after_bfloat16(world._observe(state.replace(grid=cells))[:9]) == 9
+  assert distinct_after_bfloat16(env._observe(state.replace(grid=cells))[:9]) == 9
 
 
 @hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(data=st.data(), size=st.integers(2, 4), seed=st.integers(0, 2**31))
-def test_a_reset_places_as_many_resources_as_asked_for(data, size, seed):
+def test_reset_places_the_configured_number_of_resources(data, size, seed):
   num_resources = data.draw(st.integers(1, size**2 - 1))
-  world = grid_world.GridWorld(size=size, num_resources=num_resources)
-  state, _ = world.reset(jax.random.key(seed))
+  env = grid_world.GridWorld(size=size, num_resources=num_resources)
+  state, _ = env.reset(jax.random.key(seed))
   types = state.grid[state.grid != EMPTY]
   assert len(types) == num_resources
   assert (types < grid_world.NUM_TYPES).all()
 
 
-def test_every_layout_is_equally_likely():
+def test_layouts_are_equally_likely():
   """C(4, 2) = 6 sets of cells, 8 types and 4 starts, each counted in 6,000 resets."""
-  world = grid_world.GridWorld(size=2, num_resources=2)
+  env = grid_world.GridWorld(size=2, num_resources=2)
   keys = jax.random.split(jax.random.key(0), 6000)
-  states, _ = jax.jit(jax.vmap(world.reset))(keys)
+  states, _ = jax.jit(jax.vmap(env.reset))(keys)
   layouts = np.packbits(np.asarray(states.grid).reshape(-1, 4) != EMPTY, axis=1)
   starts = np.asarray(states.position) @ [2, 1]
   types = np.asarray(states.grid)[np.asarray(states.grid) != EMPTY]
@@ -174,34 +174,34 @@ def test_every_layout_is_equally_likely():
     np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(expected))
 
 
-def test_the_script_walks_to_the_nearest_and_collects():
-  world, state = world_with({(0, 2): 0, (2, 0): 1, (2, 2): 2}, (1, 0))
+def test_scripted_policy_collects_the_nearest_resource():
+  env, state = env_with({(0, 2): 0, (2, 0): 1, (2, 2): 2}, (1, 0))
   actions = []
   for _ in range(8):
-    action = world.scripted_action(state)
-    state, timestep = jitted_step(world, state, action)
+    action = env.scripted_action(state)
+    state, timestep = jitted_step(env, state, action)
     actions.append(int(action))
   # (2, 0) is one cell away; from there (2, 2) is two; and (0, 2) is two more.
   assert actions == [DOWN, COLLECT, RIGHT, RIGHT, COLLECT, UP, UP, COLLECT]
   assert timestep.last()
 
 
-def test_the_script_takes_the_first_of_two_equally_near():
-  world, state = world_with({(0, 1): 0, (1, 0): 1}, (1, 1))
-  assert world.scripted_action(state) == UP
+def test_scripted_policy_breaks_ties_by_order():
+  env, state = env_with({(0, 1): 0, (1, 0): 1}, (1, 1))
+  assert env.scripted_action(state) == UP
 
 
-def test_the_script_beats_chance_clearly():
-  world = grid_world.GridWorld(size=8, num_resources=8)
-  reference = wrappers.reference_returns(world, num_episodes=64)
-  # Eight resources pay 8 for collecting, up to 0.8 for discovery, and cost 0.01 a step.
+def test_scripted_policy_clearly_beats_the_random_policy():
+  env = grid_world.GridWorld(size=8, num_resources=8)
+  reference = wrappers.reference_returns(env, num_episodes=64)
+  # The rewards are 8 for collecting eight resources, up to 0.8 for discovery, -0.01 for each step.
   assert 8.0 < reference.scripted < 8.8
   assert reference.random < 3.0
 
 
-def test_a_frame_shows_resources_and_the_agent():
-  world, state = world_with({(0, 1): 4}, (2, 0))
-  frame = world.render(state)
+def test_frame_shows_resources_and_the_agent():
+  env, state = env_with({(0, 1): 4}, (2, 0))
+  frame = env.render(state)
   pixels = grid_world.CELL_PIXELS
   middle = pixels // 2
   assert frame.shape == (3 * pixels, 3 * pixels, 3)

@@ -66,7 +66,7 @@ def game(position=(0, 0), *, enemies=(), transmissions=(), blocks=(), owned=(), 
 
 
 def play(state, *actions, key=KEY):
-  """The last state, the last reward's total, its parts, and whether it ended."""
+  """The last state, the sum and the parts of its reward, and whether the episode ended."""
   for action in actions:
     state, reward, done = PLAY(key, state_lib.narrow(state), jnp.int32(action))
   return jax.device_get(state), float(reward.total()), reward, bool(done)
@@ -96,34 +96,34 @@ def transmissions_of(state):
   ]
 
 
-def test_walking_away_costs_only_the_step():
+def test_walking_away_costs_only_the_step_penalty():
   assert play(game((3, 3)), LEFT)[1] == pytest.approx(-0.01)
 
 
-def test_walking_towards_the_exit_pays():
+def test_walking_towards_the_exit_is_rewarded():
   assert play(game(), UP)[1] == pytest.approx(0.04)
 
 
-def test_a_distant_enemy_is_attacked_from_where_one_stands():
+def test_attack_on_a_distant_enemy_does_not_move_the_player():
   state, reward, *_ = play(game((0, 3), enemies=[(VIRUS, 5, 3, {'hp': 1})]), UP)
   assert (state.row, state.col, enemies_of(state)) == (0, 3, [])
   assert reward == pytest.approx(0.29)
 
 
-def test_the_nearest_cell_in_the_line_is_attacked():
+def test_nearest_cell_in_the_line_is_attacked():
   state, *_ = play(game((3, 3), transmissions=[(4, 3, 3)], enemies=[(DAEMON, 5, 3)]), UP)
   assert transmissions_of(state) == []
   assert enemies_of(state) == [(DAEMON, 4, 3)]
   assert state.hp == 2
 
 
-def test_in_one_cell_the_enemy_is_attacked_before_the_transmission():
+def test_enemy_is_attacked_before_a_transmission_in_its_cell():
   state, *_ = play(game((2, 3), transmissions=[(5, 3, 3)], enemies=[(DAEMON, 5, 3)]), UP)
   assert state.enemies.hp[0] == 2
   assert transmissions_of(state) == [(5, 3, 2)]
 
 
-def test_blocks_stop_a_walk_but_no_attack():
+def test_blocks_stop_moves_but_not_attacks():
   block = (3, 3, DATA)
   attacked = game((2, 3), blocks=[block], enemies=[(DAEMON, 5, 3)])
   assert mask(attacked)[UP]
@@ -131,13 +131,13 @@ def test_blocks_stop_a_walk_but_no_attack():
   assert not mask(game((2, 3), blocks=[block]))[UP]
 
 
-def test_who_survives_an_attack_hits_back():
+def test_enemy_that_survives_an_attack_attacks():
   state, reward, *_ = play(game((3, 3), enemies=[(VIRUS, 4, 3)]), UP)
   assert (state.enemies.hp[0], state.hp) == (1, 2)
   assert reward == pytest.approx(-1.01)
 
 
-def test_a_stun_lasts_one_enemy_turn():
+def test_stun_lasts_one_enemy_turn():
   state = game((3, 3), enemies=[(VIRUS, 4, 3, {'stunned': True})])
   state, *_ = play(state, WAIT)
   assert (state.hp, state.enemies.stunned[0]) == (3, False)
@@ -164,13 +164,13 @@ def test_enemies_approach_greedily(position, enemy, blocks, moved):
   assert state.hp == (2 if abs(moved[0] - position[0]) + abs(moved[1] - position[1]) == 1 else 3)
 
 
-def test_an_enemy_on_the_players_cell_hits_once_the_player_walks_off():
+def test_enemy_on_the_players_cell_attacks_after_the_player_leaves():
   state, *_ = play(game((2, 2), enemies=[(DAEMON, 3, 3)], blocks=[(2, 3, DATA)]), WAIT)
   state, *_ = play(state, DOWN)
   assert (state.row, state.hp) == (1, 2)
 
 
-def test_pull_brings_an_enemy_onto_the_player_where_it_cannot_hit():
+def test_pull_moves_an_enemy_onto_the_player_where_it_cannot_attack():
   state, *_ = play(game((3, 3), enemies=[(DAEMON, 4, 3)], energy=3), Program.PULL.action)
   assert enemies_of(state) == [(DAEMON, 3, 3)]
   assert play(state, WAIT)[0].hp == 3
@@ -185,7 +185,7 @@ def test_push_moves_enemies_away_up_to_the_edge():
   assert [enemy[1:] for enemy in enemies_of(state)] == [(5, 5), (5, 3), (0, 5), (3, 3)]
 
 
-def test_a_siphon_starts_a_clock():
+def test_siphon_releases_transmissions_and_delays_the_task():
   block = (1, 0, PROGRAM, {'spawn': 2, 'program': 4})
   state, *_ = play(game(data_siphons=1, blocks=[block]), SIPHON)
   assert transmissions_of(state) == [(1, 0, 2)] * 2
@@ -199,19 +199,19 @@ def test_a_siphon_starts_a_clock():
   assert state.enemies.from_siphon[:2].all()
 
 
-def test_of_equal_blocks_the_earlier_direction_is_siphoned():
+def test_siphon_breaks_ties_by_direction():
   blocks = [(2, 3, DATA, {'points': 5}), (3, 4, DATA, {'points': 5})]
   state, *_ = play(game((3, 3), data_siphons=1, blocks=blocks), SIPHON)
   assert state.block_siphoned[2, 3] and not state.block_siphoned[3, 4]
 
 
-def test_a_program_is_siphoned_before_points():
+def test_siphon_prefers_programs_to_points():
   blocks = [(2, 3, DATA, {'points': 9}), (3, 4, PROGRAM, {'spawn': 1})]
   state, *_ = play(game((3, 3), data_siphons=1, blocks=blocks), SIPHON)
   assert state.block_siphoned[3, 4] and not state.block_siphoned[2, 3]
 
 
-def test_a_siphon_releases_nine_at_most():
+def test_siphon_releases_at_most_nine_transmissions():
   blocks = [(1, 0, DATA, {'points': 10, 'spawn': 10})]
   state, reward, *_ = play(game(data_siphons=1, blocks=blocks), SIPHON)
   assert state.score == 10
@@ -219,7 +219,7 @@ def test_a_siphon_releases_nine_at_most():
   assert reward == pytest.approx(4.99)
 
 
-def test_a_block_worth_nothing_is_not_siphoned():
+def test_block_without_points_is_not_siphoned():
   blocks = [(1, 0, DATA), (0, 1, QUESTION)]
   state, *_ = play(game(data_siphons=1, blocks=blocks), SIPHON)
   assert state.data_siphons == 0
@@ -227,7 +227,7 @@ def test_a_block_worth_nothing_is_not_siphoned():
   assert state.next_task_turn == 12
 
 
-def test_an_arrival_cancels_a_kill():
+def test_new_enemy_cancels_a_kill():
   state = game((0, 3), enemies=[(VIRUS, 5, 3, {'hp': 1})], transmissions=[(5, 0, 1)])
   state, reward, parts, _ = play(state, UP)
   assert len(enemies_of(state)) == 1
@@ -236,7 +236,7 @@ def test_an_arrival_cancels_a_kill():
 
 
 def shaping(state, distance_before):
-  """What a stage's end pays for distance: nothing, unless the new exit is unreachable."""
+  """Distance reward at the end of a stage: 0 unless the new exit is unreachable."""
   place = lambda row, col: board.of_cell(jnp.int32(row), jnp.int32(col))
   distance = board.walking_distance(
     board.of_cells(jnp.asarray(state.block_type != 0)),
@@ -253,7 +253,7 @@ def test_enemies_left_behind_count_as_kills():
   assert reward == pytest.approx(2.0 + 0.6 - 0.01 + shaping(state, 1))
 
 
-def test_who_dies_on_arrival_is_paid_and_dead():
+def test_death_at_the_exit_still_completes_the_stage():
   state = game((5, 4), stage=2, hp=1, enemies=[(DAEMON, 4, 5)])
   state, reward, parts, done = play(state, RIGHT)
   assert done and (state.hp, state.stage) == (1, 3)
@@ -261,32 +261,32 @@ def test_who_dies_on_arrival_is_paid_and_dead():
   assert reward == pytest.approx(2.0 + 0.3 - 1.5 - 0.01 + shaping(state, 1))
 
 
-def test_a_stage_completed_pays_in_all_its_parts():
+def test_completed_stage_has_all_parts_of_the_reward():
   state = game((5, 4), hp=2, credits=4, energy=6, cell_credits={(5, 5): 2}, cell_energy={(5, 5): 1})
   state, reward, _, done = play(state, RIGHT)
   assert not done and state.hp == 3
   assert reward == pytest.approx(1 - 0.01 + 1 + 0.15 + 0.13 + shaping(state, 1))
 
 
-def test_the_last_stage_wins():
+def test_completing_the_last_stage_wins():
   state, reward, parts, done = play(game((5, 4), stage=8, score=10), RIGHT)
   assert done and state.stage == 9
   assert parts.victory == 1500
   assert reward == pytest.approx(100 + 1500 - 0.01 + shaping(state, 1))
 
 
-def test_death_by_what_one_siphoned_is_worst():
+def test_death_by_siphoned_enemy_has_an_extra_penalty():
   state = game(stage=4, hp=1, energy=1, enemies=[(VIRUS, 1, 0, {'from_siphon': True})])
   _, reward, _, done = play(state, WAIT)
   assert done and reward == pytest.approx(-14.56)
 
 
 @pytest.mark.parametrize('hp, expected', [(2, 0.49), (1, 1.79)])
-def test_reset_is_a_waste_at_two_hp(hp, expected):
+def test_reset_program_is_penalised_at_two_hp(hp, expected):
   assert play(game(hp=hp, energy=4), Program.RESET.action)[1] == pytest.approx(expected)
 
 
-def test_a_siphon_that_had_a_better_cell_costs():
+def test_siphon_is_penalised_if_a_better_cell_existed():
   state = game(
     (2, 1),
     data_siphons=1,
@@ -297,18 +297,18 @@ def test_a_siphon_that_had_a_better_cell_costs():
   assert play(state, SIPHON)[1] == pytest.approx(2.5 - 0.325 - 0.01)
 
 
-def test_missed_credits_and_energy_may_lie_apart():
+def test_missed_credits_and_energy_may_be_of_two_cells():
   state = game(data_siphons=1, cell_credits={(2, 4): 3}, cell_energy={(4, 2): 2})
   assert play(state, SIPHON)[2].siphon_quality == pytest.approx(-0.125)
 
 
-def test_walking_into_a_sealed_pocket_pays_the_distance():
+def test_entering_a_sealed_pocket_gives_the_distance_reward():
   blocks = [(0, 1, DATA, {'siphoned': True}), (1, 0, DATA)]
   _, _, parts, _ = play(game((0, 1), blocks=blocks), LEFT)
   assert parts.distance_shaping == pytest.approx(0.45)
 
 
-def test_a_scheduled_task_arrives_and_hatches_the_turn_after():
+def test_scheduled_task_sends_a_transmission_that_hatches_next_turn():
   state, *_ = play(game(turn=11), WAIT)
   assert (state.turn, state.next_task_turn) == (12, 24)
   ((row, col, turns),) = transmissions_of(state)
@@ -318,7 +318,7 @@ def test_a_scheduled_task_arrives_and_hatches_the_turn_after():
   assert state.enemies.from_scheduled[0]
 
 
-def test_undo_gives_back_only_its_cost():
+def test_undo_refunds_only_its_cost():
   state = game(credits=5, owned='all')
   assert not mask(state)[Program.UNDO.action]
   state, *_ = play(state, UP)
@@ -330,7 +330,7 @@ def test_undo_gives_back_only_its_cost():
   assert mask(play(state, Program.SIPH_PLUS.action, UP)[0].replace(credits=1))[Program.UNDO.action]
 
 
-def test_d_bom_splashes_around_the_nearest_daemon():
+def test_d_bom_damages_enemies_around_the_nearest_daemon():
   enemies = [
     (DAEMON, 5, 3),
     (DAEMON, 3, 5),
@@ -347,14 +347,14 @@ def test_d_bom_splashes_around_the_nearest_daemon():
   assert parts.kills == pytest.approx(0.6)
 
 
-def test_the_mask_of_an_empty_board_with_everything_affordable():
+def test_mask_of_an_empty_board_with_all_programs_affordable():
   state = game((2, 2), hp=2, data_siphons=1, credits=50, energy=50, owned='all')
   names = ('WAIT', 'STEP', 'SIPH_PLUS', 'EXCH', 'SHOW', 'RESET', 'CALM', 'SCORE', 'ATK_PLUS')
   legal = {0, 1, 2, 3, 4, *(Program[name].action for name in names)}
   assert set(np.flatnonzero(mask(state))) == legal
 
 
-def test_the_spec_tells_where_the_board_is_and_keeps_telling_when_copied():
+def test_copied_spec_keeps_the_board_shape():
   spec = GAME.observation_spec['features']
   observation = OBSERVE(state_lib.narrow(game(enemies=[(DAEMON, 2, 4)])))
   for copy in (spec, pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
@@ -362,18 +362,18 @@ def test_the_spec_tells_where_the_board_is_and_keeps_telling_when_copied():
     assert np.flatnonzero(board[:, DAEMON]).tolist() == [6 * 2 + 4]
 
 
-def test_a_board_larger_than_its_vector_is_refused_by_name():
+def test_board_larger_than_its_vector_is_rejected():
   with pytest.raises(ValueError, match=r'board_shape=\(2, 3, 4\)'):
     environment.BoardSpec((23,), np.float32, (2, 3, 4))
 
 
-def test_delay_is_seen_up_to_four_turns():
+def test_observed_countdown_is_clipped_at_four_turns():
   state, *_ = play(game(transmissions=[(4, 4, 2)]), Program.DELAY.action)
   assert transmissions_of(state) == [(4, 4, 5)]
   assert channels(state)[4, 4, observation.TRANSMISSION_TURNS] == 1.0
 
 
-def test_step_holds_enemies_but_not_their_attacks_nor_transmissions():
+def test_step_program_stops_moves_but_not_attacks_or_transmissions():
   state = game((3, 3), enemies=[(DAEMON, 4, 3), (DAEMON, 5, 5)], transmissions=[(0, 0, 3)])
   state, *_ = play(state, Program.STEP.action)
   assert state.step_active
@@ -383,16 +383,16 @@ def test_step_holds_enemies_but_not_their_attacks_nor_transmissions():
   assert transmissions_of(state) == [(0, 0, 2)]
 
 
-def test_a_mask_may_be_all_false():
+def test_mask_may_be_all_false():
   assert not mask(game(blocks=[(1, 0, DATA), (0, 1, DATA)])).any()
 
 
-def test_the_first_observation_is_that_of_the_first_state():
+def test_first_observation_matches_the_initial_state():
   state, timestep = GAME.reset(KEY)
   jax.tree.map(np.testing.assert_array_equal, timestep.observation, OBSERVE(state))
 
 
-def test_the_observations_layout():
+def test_layout_of_the_observation():
   state = game(
     (1, 2),
     hp=2,
@@ -455,7 +455,7 @@ NUM_STAGES = 4096
 
 @pytest.fixture(scope='module')
 def arrivals():
-  """[N] first states of the fourth stage."""
+  """[N] states at the beginning of the fourth stage."""
   state = state_lib.narrow(game((5, 4), stage=3))
   keys = jax.random.split(jax.random.key(5), NUM_STAGES)
   step = jax.jit(jax.vmap(lambda key: GAME.play(key, state, jnp.int32(RIGHT))[0]))
@@ -463,13 +463,13 @@ def arrivals():
 
 
 def assert_uniform(counts):
-  """Within five standard deviations of what equal chances give."""
+  """Whether counts are within five standard deviations of a uniform distribution."""
   counts = np.asarray(counts)
   mean = counts.sum() / counts.size
   assert np.abs(counts - mean).max() < 5 * np.sqrt(mean), counts
 
 
-def test_stages_are_drawn_as_the_rules_say(arrivals):
+def test_random_stages_have_the_distribution_of_the_rules(arrivals):
   inner = np.ones((6, 6), bool)
   inner[::5, ::5] = False
   blocks = arrivals.block_type != 0
@@ -491,7 +491,7 @@ def test_stages_are_drawn_as_the_rules_say(arrivals):
     assert_uniform(np.bincount(slots.kind[:, slot], minlength=4))
 
 
-def test_chance_of_poly_warp_siphon_and_scheduled_tasks_is_even():
+def test_poly_warp_siphon_and_tasks_draw_uniformly():
   keys = jax.random.split(jax.random.key(6), NUM_STAGES)
 
   @jax.jit
@@ -517,7 +517,7 @@ def test_chance_of_poly_warp_siphon_and_scheduled_tasks_is_even():
 
 
 def check_invariants(before, action, state, timestep):
-  """What play can never break, of [T, N] states, actions, and the states and timesteps after."""
+  """Checks invariants of [T, N] states, actions, and the states and time steps after them."""
   in_range = lambda x, low, high: ((x >= low) & (x <= high)).all()
   for name, low, high in (
     ('row', 0, 5),
@@ -565,21 +565,21 @@ def mask_of(states):
 
 
 def random_play(num_envs, num_steps, seed):
-  """[T, N] states, actions, and the states and timesteps after, over many episodes."""
-  world = wrappers.AutoReset(GAME)
+  """[T, N] states, actions, and the states and time steps after them, over many episodes."""
+  env = wrappers.AutoReset(GAME)
 
   @jax.jit
   def run(key):
     key, reset_key = jax.random.split(key)
-    state, timestep = jax.vmap(world.reset)(jax.random.split(reset_key, num_envs))
+    state, timestep = jax.vmap(env.reset)(jax.random.split(reset_key, num_envs))
 
     def step(carry, key):
       state, seen = carry
       action_key, step_key = jax.random.split(key)
-      choose = lambda key, seen: wrappers.random_action(key, world.action_spec, seen)
+      choose = lambda key, seen: wrappers.random_action(key, env.action_spec, seen)
       action = jax.vmap(choose)(jax.random.split(action_key, num_envs), seen)
       keys = jax.random.split(step_key, num_envs)
-      next_state, timestep = jax.vmap(world.step)(keys, state, action)
+      next_state, timestep = jax.vmap(env.step)(keys, state, action)
       row = state.env_state, action, next_state.env_state, timestep
       return (next_state, timestep.observation), row
 
@@ -589,30 +589,30 @@ def random_play(num_envs, num_steps, seed):
   return jax.device_get(run(jax.random.key(seed)))
 
 
-def test_random_play_keeps_the_invariants():
+def test_random_policy_keeps_the_invariants():
   before, action, state, timestep = random_play(64, 128, seed=0)
   check_invariants(before, action, state, timestep)
   assert timestep.last().sum() > 10
   assert state.stage.max() >= 2
 
 
-def test_a_state_built_by_hand_may_hold_any_integers():
+def test_state_built_by_hand_may_have_any_integer_dtype():
   state = hackmatrix.initial().replace(row=2, credits=np.int64(3), hp=jnp.int8(1))
   next_state, timestep = jax.jit(GAME.step)(KEY, state, UP)
   assert jax.tree.map(lambda x: x.dtype, next_state) == jax.tree.map(np.dtype, state_lib.DTYPES)
   assert next_state.row == 3 and timestep.reward.dtype == np.float32
 
 
-def test_the_limit_cuts_off_what_is_not_over():
-  world = environments.make('hackmatrix', max_steps=2)
-  state, _ = world.reset(KEY)
-  step = jax.jit(world.step)
+def test_time_limit_truncates_a_running_game():
+  env = environments.make('hackmatrix', max_steps=2)
+  state, _ = env.reset(KEY)
+  step = jax.jit(env.step)
   state, first = step(KEY, state, UP)
   _, second = step(KEY, state, UP)
   assert not first.last() and second.last() and second.discount == 1.0
 
 
-def test_a_frame_shows_what_is_on_the_board():
+def test_frame_shows_the_board():
   state = game((1, 1), enemies=[(VIRUS, 4, 4)], transmissions=[(3, 3, 2)], blocks=[(2, 2, DATA)])
   frame, empty = GAME.render(state), GAME.render(game((1, 1)))
   assert frame.shape == (240, 336, 3) and frame.dtype == np.uint8

@@ -1,7 +1,7 @@
-"""HackMatrix against a slow retelling of its rules in plain Python, on states drawn at random.
+"""HackMatrix against a slow reference implementation in plain Python, on random states.
 
-What the game draws by chance the reference takes from the game's own next state, once it has seen
-that the rules allow it.
+The reference takes random outcomes from the game's own next state, after it has checked that the
+rules allow them.
 """
 
 import copy
@@ -53,7 +53,7 @@ def cell_of(thing):
 
 
 def plain(state):
-  """A state of the game as plain numbers; slots are lists of None or of what is in them."""
+  """A state of the game as plain numbers; slots are lists of None or of their contents."""
   game = types.SimpleNamespace()
   for name, value in vars(state).items():
     if name in ('enemies', 'transmissions'):
@@ -84,7 +84,7 @@ def is_obstacle(game, cell):
 
 
 def target_in_line(game, direction):
-  """The list and the slot of what a move in the direction would attack."""
+  """The list and the slot of the target of an attack in a direction."""
   cell = (game.row, game.col)
   while True:
     cell = cell[0] + STEPS[direction][0], cell[1] + STEPS[direction][1]
@@ -323,7 +323,7 @@ def enemy_turn(game, hint):
 
 
 def check_stage(game):
-  """That a new stage is one the rules may draw."""
+  """Checks that the rules allow a new stage."""
   inner = [cell for cell in CELLS if cell not in CORNERS]
   here, exit_ = (game.row, game.col), (game.exit_row, game.exit_col)
   blocks = [(r, c) for r, c in inner if game.block_type[r][c] != 0]
@@ -351,7 +351,7 @@ def check_stage(game):
 
 
 def distance(game):
-  """Breadth first around all blocks."""
+  """Distance to the exit around all blocks, by breadth-first search."""
   here, exit_ = (game.row, game.col), (game.exit_row, game.exit_col)
   reached, frontier, steps = {here}, [here], 0
   while frontier:
@@ -369,7 +369,7 @@ def distance(game):
 
 
 def reach(game, cell):
-  """Credits, energy, points and programs in reach of a siphon."""
+  """Credits, energy, points and programs that a siphon from a cell reaches."""
   credits, energy, points, programs = 0, 0, [], set()
   if game.block_type[cell[0]][cell[1]] != 0:
     return credits, energy, points, programs
@@ -463,7 +463,7 @@ def step(before, action, hint):
 
 
 def observe(game):
-  """[1545], written channel by channel."""
+  """The observation, [1545], written channel by channel."""
   player = [
     *(game.row / 5, game.col / 5, game.hp / 3),
     *(min(game.credits / 50, 1), min(game.energy / 50, 1)),
@@ -497,7 +497,7 @@ def observe(game):
 
 
 def draw_states(seed, num):
-  """[num] states of all sorts; most crowd a few cells around the player, and many end a stage."""
+  """[num] varied states; in most, few cells around the player are crowded, and many end a stage."""
   rng = np.random.default_rng(seed)
   chance = lambda p, *shape: rng.random((num, *shape)) < p
   row, col = rng.integers(0, 6, (2, num))
@@ -571,7 +571,7 @@ def draw_states(seed, num):
 
 
 GAME = hackmatrix.HackMatrix()
-NUM_STATES = 1024  # several of the blocks that are stepped together
+NUM_STATES = 1024  # several blocks of environments
 
 
 @pytest.fixture(scope='module')
@@ -584,7 +584,7 @@ def functions():
 
 
 @pytest.mark.parametrize('seed', range(4))
-def test_the_game_agrees_with_a_retelling_of_its_rules(functions, seed):
+def test_game_matches_the_reference_implementation(functions, seed):
   states = jax.tree.map(jnp.asarray, state_lib.narrow(draw_states(seed, NUM_STATES)))
   rng = np.random.default_rng(100 + seed)
   actions = rng.choice(28, NUM_STATES, p=[0.08] * 4 + [0.15] + [0.53 / 23] * 23)

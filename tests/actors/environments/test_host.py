@@ -1,4 +1,4 @@
-"""Environments stepped on the host: their rows are those of an environment in JAX, and slips are named."""
+"""Environments stepped on the host: sequences as of environments in JAX, and error messages."""
 
 import itertools
 import os
@@ -17,17 +17,17 @@ from hephaestus.actors.environments import host, wrappers
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 
-NUM_WORLDS, NUM_ROWS, MAX_STEPS, LENGTH = 3, 6, 9, 4
+NUM_ENVS, NUM_STEPS, MAX_STEPS, LENGTH = 3, 6, 9, 4
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
 
 class Corridor(dm_env.Environment):
-  """Steps to the left or right, or none, over a hole at place 0, to the end at LENGTH.
+  """A corridor from a hole at place 0 to the end at LENGTH, with steps to the left, right or none.
 
-  The wind is drawn at every reset and does nothing but be seen.
+  The wind is drawn at every reset and only observed.
   """
 
-  num_steps = 0  # of all
+  num_steps = 0  # of all instances
 
   def __init__(self, seed=0):
     self._random = np.random.RandomState(seed)
@@ -58,11 +58,11 @@ class Corridor(dm_env.Environment):
 
 
 def make_gymnasium():
-  """The same corridor as gymnasium has it: no mask among the observations, but beside them."""
+  """The same corridor in gymnasium, with the action mask in `info`."""
   gymnasium = pytest.importorskip('gymnasium')
 
   class Walk(gymnasium.Env):
-    metadata = {'render_modes': ['rgb_array']}  # noqa: RUF012  as gymnasium wants it
+    metadata = {'render_modes': ['rgb_array']}  # noqa: RUF012  as in gymnasium
     action_space = gymnasium.spaces.Discrete(3, start=-1)
     observation_space = gymnasium.spaces.Dict(
       place=gymnasium.spaces.Box(0, LENGTH, (1,), np.int64),
@@ -102,7 +102,7 @@ def make_dm_env():
 
 
 def make_agent(count_trace=lambda: None):
-  """Plays a legal action at random, or the last legal one; remembers how many rows it has seen."""
+  """Samples a legal action, or takes the last legal one; its state counts the steps of an episode."""
 
   def act(params, key, policy_state, timestep, *, greedy):
     count_trace()
@@ -111,8 +111,8 @@ def make_agent(count_trace=lambda: None):
     action = jnp.argmax(logits, -1) if greedy else jax.random.categorical(key, logits)
     action = action.astype(jnp.int32)
     log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
-    seen = jnp.where(timestep.first(), 0, policy_state) + 1
-    return seen, experience.Decision(action, {'log_prob': log_prob})
+    num_steps = jnp.where(timestep.first(), 0, policy_state) + 1
+    return num_steps, experience.Decision(action, {'log_prob': log_prob})
 
   return agent_lib.Agent(
     init_params=lambda key: jnp.float32(0.1),
@@ -128,7 +128,7 @@ PARAMS = jnp.float32(0.1)
 
 def make_unroll(environment, agent=None):
   return rollout.make_unroll(
-    environment, agent or make_agent(), num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
+    environment, agent or make_agent(), num_envs=NUM_ENVS, sequence_length=NUM_STEPS
   )
 
 
@@ -164,7 +164,7 @@ def played(unroll):
 
 @pytest.fixture(scope='module')
 def stream(played):
-  """[N, ...] rows of all sequences, each once."""
+  """[N, ...] time steps of all sequences, each once."""
   rows = [
     jax.tree.map(
       lambda x: x[:, :-1],
@@ -181,17 +181,17 @@ def stream(played):
   return jax.tree.map(lambda *xs: np.concatenate(xs, axis=1), *rows)
 
 
-def test_specs_are_of_the_dtypes_that_jax_has(environment, played):
+def test_specs_have_dtypes_of_jax(environment, played):
   assert environment.observation_spec['place'].dtype == np.int32
   assert environment.observation_spec['wind'].dtype == np.float32
   assert environment.observation_spec['action_mask'].dtype == bool
   assert environment.action_spec == specs.DiscreteArray(3, np.int32)
   for name, spec in environment.observation_spec.items():
-    rows = played[0][0].observation[name]
-    assert (rows.shape, rows.dtype) == ((NUM_WORLDS, NUM_ROWS, *spec.shape), spec.dtype)
+    values = played[0][0].observation[name]
+    assert (values.shape, values.dtype) == ((NUM_ENVS, NUM_STEPS, *spec.shape), spec.dtype)
 
 
-def test_episodes_run_from_first_to_last_and_begin_anew_in_the_next_row(stream):
+def test_first_follows_last_in_the_next_step(stream):
   step_type, *_ = stream
   assert (step_type[:, 0] == FIRST).all()
   last = step_type[:, :-1] == LAST
@@ -199,19 +199,19 @@ def test_episodes_run_from_first_to_last_and_begin_anew_in_the_next_row(stream):
   np.testing.assert_array_equal(step_type[:, 1:] == FIRST, last)
 
 
-def test_an_end_terminates_and_a_limit_cuts_off(stream):
+def test_end_terminates_and_time_limit_truncates(stream):
   step_type, _, discount, observation, _ = stream
   last = step_type == LAST
   at_end = observation['place'][..., 0] == LENGTH
   np.testing.assert_array_equal(discount[last] == 0, at_end[last])
   assert (discount[~last] == 1).all()
   assert at_end[last].any() and not at_end[last].all()
-  for row in step_type:
-    ends = np.flatnonzero(row == LAST)
+  for each in step_type:
+    ends = np.flatnonzero(each == LAST)
     assert max(np.diff([-1, *ends])) == MAX_STEPS + 1
 
 
-def test_a_row_follows_from_the_action_before_and_the_last_observation_is_kept(stream):
+def test_step_follows_from_the_previous_action_and_last_observation_is_kept(stream):
   step_type, reward, _, observation, action = stream
   place = observation['place'][..., 0]
   follows = step_type[:, 1:] != FIRST
@@ -230,7 +230,7 @@ def test_actions_are_legal(stream):
   assert not observation['action_mask'].all()
 
 
-def test_adjacent_sequences_share_one_row(played):
+def test_adjacent_sequences_share_one_step(played):
   for (before, _), (after, _) in itertools.pairwise(played):
     for name in ('observation', 'reward', 'discount', 'step_type'):
       jax.tree.map(
@@ -239,13 +239,13 @@ def test_adjacent_sequences_share_one_row(played):
       )  # fmt: skip
 
 
-def test_episodes_report_what_the_rows_say(stream, played):
+def test_episodes_match_rewards_and_step_types(stream, played):
   step_type, reward, *_ = stream
   ended, episode_return, episode_length = (
     np.concatenate([getattr(episodes, name) for _, episodes in played]).T
     for name in ('ended', 'episode_return', 'episode_length')
   )
-  for n in range(NUM_WORLDS):
+  for n in range(NUM_ENVS):
     begin = 0
     for end in np.flatnonzero(step_type[n] == LAST):
       assert ended[n, end - 1]
@@ -254,23 +254,21 @@ def test_episodes_report_what_the_rows_say(stream, played):
       begin = end + 1
 
 
-def test_the_stored_state_is_the_one_before_the_first_row(played):
+def test_stored_state_is_the_one_before_the_first_step(played):
   assert (played[0][0].initial_state == 0).all()
-  since_first = lambda types: NUM_ROWS - 1 - np.flatnonzero(types[:-1] == FIRST).max(initial=0)
+  since_first = lambda types: NUM_STEPS - 1 - np.flatnonzero(types[:-1] == FIRST).max(initial=0)
   (before, _), (after, _) = played[:2]
   np.testing.assert_array_equal(after.initial_state, [since_first(n) for n in before.step_type])
 
 
-def test_sequences_are_stamped(played):
+def test_sequences_have_version_actor_and_unique_identity(played):
   sequences = [sequence for sequence, _ in played]
   assert all((s.version == 5).all() and (s.actor_id == 9).all() for s in sequences)
   identities = {identity for s in sequences for identity in s.identity.tolist()}
-  assert len(identities) == len(sequences) * NUM_WORLDS
+  assert len(identities) == len(sequences) * NUM_ENVS
 
 
-def test_the_key_decides_the_trajectory_and_not_the_threads(
-  environment, unroll, played, monkeypatch
-):
+def test_trajectory_depends_on_the_key_and_not_on_threads(environment, unroll, played, monkeypatch):
   again = play(unroll, count=4)
   cores = len(os.sched_getaffinity(0))
   monkeypatch.setattr(os, 'sched_getaffinity', lambda process: {0} if cores > 1 else {0, 1})
@@ -279,10 +277,10 @@ def test_the_key_decides_the_trajectory_and_not_the_threads(
   jax.tree.map(np.testing.assert_array_equal, again, played[:4])
   jax.tree.map(np.testing.assert_array_equal, elsewhere, played[:4])
   wind = lambda run: run[0][0].observation['wind'][:, 0]
-  assert len({*wind(other).tolist(), *wind(again).tolist()}) == 2 * NUM_WORLDS
+  assert len({*wind(other).tolist(), *wind(again).tolist()}) == 2 * NUM_ENVS
 
 
-def test_a_run_traces_the_policy_once(environment):
+def test_policy_is_traced_once(environment):
   traces = []
   play(make_unroll(environment, make_agent(lambda: traces.append(1))), count=3)
   assert len(traces) == 1
@@ -293,7 +291,7 @@ def test_no_key_is_used_twice(environment):
     play(make_unroll(environment), count=1)
 
 
-def test_the_schema_is_that_of_a_stored_sequence_and_no_world_is_stepped(environment, played):
+def test_schema_matches_a_stored_sequence_without_stepping(environment, played):
   before = Corridor.num_steps
   schema = rollout.sequence_schema(make_unroll(environment), jax.eval_shape(lambda: PARAMS))
   assert Corridor.num_steps == before
@@ -302,7 +300,7 @@ def test_the_schema_is_that_of_a_stored_sequence_and_no_world_is_stepped(environ
   assert abstract(schema) == abstract(stored)
 
 
-def test_a_state_whose_worlds_have_gone_on_is_refused(environment):
+def test_outdated_state_is_rejected(environment):
   unroll = make_unroll(environment)
   old = unroll.init(jax.random.key(0))
   unroll.init(jax.random.key(0))
@@ -310,7 +308,7 @@ def test_a_state_whose_worlds_have_gone_on_is_refused(environment):
     unroll.unroll(PARAMS, jax.random.key(1), old, np.int32(0), np.int32(0))
 
 
-def test_what_needs_a_world_in_jax_refuses_this_one(environment):
+def test_compiling_a_host_environment_is_rejected(environment):
   with pytest.raises(ValueError, match='add --no-fused'):
     jax.eval_shape(make_unroll(environment).init, jax.random.key(0))
   with pytest.raises(ValueError, match='add --no-fused'):
@@ -321,19 +319,19 @@ def test_what_needs_a_world_in_jax_refuses_this_one(environment):
 def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch):
   monkeypatch.setattr(evaluator, 'HOST_UNROLL_LENGTH', 3)
   best = evaluator.Play(environment, make_agent(), 4).evaluate(PARAMS, jax.random.key(0), 8)
-  # To the right at every step: 2, 3, 4.
+  # One step to the right each time: 2, 3, 4.
   assert best == evaluator.Evaluation(9.0, 3.0, None)
   staying = evaluator.Play(environment, make_agent(), 4).evaluate(-PARAMS, jax.random.key(0), 4)
   assert staying.episode_length == MAX_STEPS
 
 
-def test_a_video_has_a_frame_for_every_row_of_an_episode(environment, family):
+def test_video_has_a_frame_for_every_step(environment, family):
   frames = evaluator.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0)).frames
-  shown = frames and [frame[0, 0, 0] for frame in frames]
-  assert shown == ([1, 2, 3, 4] if family == 'gymnasium' else None)
+  places = frames and [frame[0, 0, 0] for frame in frames]
+  assert places == ([1, 2, 3, 4] if family == 'gymnasium' else None)
 
 
-def test_what_a_world_raises_ends_the_unroll():
+def test_exception_of_an_environment_ends_the_unroll():
   class Breaking(Corridor):
     def step(self, action):
       if self._place == 2:
@@ -345,7 +343,7 @@ def test_what_a_world_raises_ends_the_unroll():
 
 
 class Thin(host.LibraryEnv):
-  """An environment of dm_env's, as it is."""
+  """An environment of dm_env without conversion."""
 
   action_spec = specs.DiscreteArray(3)
 
@@ -368,7 +366,7 @@ def wrap(kind, **options):
 
 
 class Slipping(Corridor):
-  """Observes something else than its spec says, from the first step or from the reset."""
+  """Violates its spec, from the reset or from the first step on."""
 
   def __init__(self, at=FIRST, changes=(), **timestep):
     super().__init__()
@@ -401,7 +399,7 @@ class Slipping(Corridor):
     ({'step_type': dm_env.StepType.MID}, ['timestep.step_type', 'FIRST is needed']),
   ],
 )
-def test_a_world_that_contradicts_its_specs_is_refused_by_field(options, words):
+def test_environment_that_contradicts_its_specs_is_rejected_by_field(options, words):
   with pytest.raises(ValueError) as error, np.errstate(over='ignore'):
     host.check(wrap(Slipping, **options))
   for word in words:
@@ -409,7 +407,7 @@ def test_a_world_that_contradicts_its_specs_is_refused_by_field(options, words):
 
 
 class Dials(dm_env.Environment):
-  """Shows what was chosen of -1 to 1 and of 3 to 4."""
+  """Observes the action, whose parts are from -1 to 1 and from 3 to 4."""
 
   def observation_spec(self):
     return specs.Array((2,), np.int64)
@@ -445,7 +443,7 @@ def make_gymnasium_dials():
 
 
 @pytest.mark.parametrize('family', ['dm_env', 'gymnasium'])
-def test_several_choices_begin_with_zero_here_and_as_they_do_there(family, monkeypatch):
+def test_several_choices_are_shifted_to_begin_with_zero(family, monkeypatch):
   mine = types.ModuleType('mine')
   mine.make = Dials
   monkeypatch.setitem(sys.modules, 'mine', mine)
@@ -454,11 +452,11 @@ def test_several_choices_begin_with_zero_here_and_as_they_do_there(family, monke
   spec = dials.action_spec
   assert (spec.shape, spec.dtype) == ((2,), np.int32)
   np.testing.assert_array_equal([spec.minimum, spec.maximum], [[0, 0], [2, 1]])
-  world = dials.make()
-  world.reset(0)
-  for action, shown in (([0, 0], [-1, 3]), ([2, 1], [1, 4])):
-    timestep = world.step(np.array(action, np.int32))
-    np.testing.assert_array_equal(timestep.observation, shown)
+  env = dials.make()
+  env.reset(0)
+  for action, expected in (([0, 0], [-1, 3]), ([2, 1], [1, 4])):
+    timestep = env.step(np.array(action, np.int32))
+    np.testing.assert_array_equal(timestep.observation, expected)
 
 
 class Described(Corridor):
@@ -489,7 +487,7 @@ class Described(Corridor):
     ({'action': specs.BoundedArray((2,), float, -np.inf, 1)}, ['action_spec=', 'finite bounds']),
   ],
 )
-def test_a_spec_that_no_agent_could_use_is_refused(monkeypatch, options, words):
+def test_unsupported_spec_is_rejected(monkeypatch, options, words):
   mine = types.ModuleType('mine')
   mine.make = lambda: Described(**options)
   monkeypatch.setitem(sys.modules, 'mine', mine)
@@ -523,7 +521,7 @@ def test_a_spec_that_no_agent_could_use_is_refused(monkeypatch, options, words):
     ('gymnasium/Blackjack-v1', {'max_steps': 9}, ['observation_space=Tuple', 'flat Dict']),
   ],
 )
-def test_a_refusal_names_what_was_asked_for_and_what_would_do(name, options, words):
+def test_error_names_the_argument_and_the_remedy(name, options, words):
   make_dm_env()
   if name.startswith('gymnasium'):
     pytest.importorskip('gymnasium')
@@ -533,7 +531,7 @@ def test_a_refusal_names_what_was_asked_for_and_what_would_do(name, options, wor
     assert word in str(error.value)
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+def test_missing_package_is_named_with_its_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'gymnasium', None)
   monkeypatch.delitem(sys.modules, 'hephaestus.actors.environments.gymnasium', raising=False)
   with pytest.raises(ValueError, match=r"package 'gymnasium'.*uv sync --extra envs"):
@@ -563,11 +561,11 @@ def test_spaces_of_gymnasium_become_specs():
       gymnasium.register(name, kind)
   environment = environments.make('gymnasium/Steered-v0', max_steps=3)
   assert environment.action_spec == specs.BoundedArray((1,), np.float32, [-1.0], [1.0])
-  world = environment.make()
-  np.testing.assert_array_equal(world.reset(0).observation, [0, 1, 0])
-  np.testing.assert_array_equal(world.step(np.zeros(1, np.float32)).observation, [0, 0, 1])
-  cut_off = world.step(np.full(1, 1.0000001, np.float32))
-  assert cut_off.last() and cut_off.discount == 1.0
-  assert world.step(np.zeros(1, np.float32)).first()
+  env = environment.make()
+  np.testing.assert_array_equal(env.reset(0).observation, [0, 1, 0])
+  np.testing.assert_array_equal(env.step(np.zeros(1, np.float32)).observation, [0, 0, 1])
+  truncated = env.step(np.full(1, 1.0000001, np.float32))
+  assert truncated.last() and truncated.discount == 1.0
+  assert env.step(np.zeros(1, np.float32)).first()
   with pytest.raises(ValueError, match='action_space=MultiBinary'):
     environments.make('gymnasium/Tuned-v0', max_steps=3)

@@ -25,23 +25,23 @@ class Demanding(catch.Catch):
 
 
 @pytest.fixture
-def my_world(tmp_path, monkeypatch):
-  """The name of a module on the import path that holds environments of a user's own."""
-  (tmp_path / 'my_world.py').write_text(MINE)
-  (tmp_path / 'my_broken_world.py').write_text('import a_library_that_is_missing')
+def my_module(tmp_path, monkeypatch):
+  """The name of a module on the import path with environments of a user."""
+  (tmp_path / 'my_module.py').write_text(MINE)
+  (tmp_path / 'my_broken_module.py').write_text('import a_library_that_is_missing')
   monkeypatch.syspath_prepend(tmp_path)
-  yield 'my_world'
-  sys.modules.pop('my_world', None)
+  yield 'my_module'
+  sys.modules.pop('my_module', None)
 
 
-def test_a_name_and_options_make_a_world():
+def test_name_and_options_make_an_environment():
   assert environments.make('catch', rows=6) == catch.Catch(rows=6)
 
 
-def test_an_import_path_makes_a_world_of_the_users(my_world):
-  world = environments.make(f'{my_world}:Mine', columns=7)
-  assert type(world).__name__ == 'Mine'
-  assert world.columns == 7
+def test_import_path_makes_a_users_environment(my_module):
+  env = environments.make(f'{my_module}:Mine', columns=7)
+  assert type(env).__name__ == 'Mine'
+  assert env.columns == 7
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_an_import_path_makes_a_world_of_the_users(my_world):
     ('grid_word', {}, ["environment.name='grid_word'", 'did you mean grid_world?', 'catch']),
     ('zzz', {}, ["environment.name='zzz'", 'catch, grid_world']),
     ('no_such_module:World', {}, ['no_such_module', 'PYTHONPATH']),
-    ('my_world:Mime', {}, ["environment.name='my_world:Mime'", 'did you mean Mine?']),
-    ('my_world:Demanding', {}, ['environment.difficulty', 'needs a value']),
+    ('my_module:Mime', {}, ["environment.name='my_module:Mime'", 'did you mean Mine?']),
+    ('my_module:Demanding', {}, ['environment.difficulty', 'needs a value']),
     ('catch', {'row': 3}, ['environment.row=3', 'did you mean rows?', 'columns, rows']),
     ('catch', {'rows': 1}, ['environment.rows=1', 'at least 2']),
     ('catch', {'rows': 'ten'}, ["environment.rows='ten'", 'whole number', '10']),
@@ -63,21 +63,21 @@ def test_an_import_path_makes_a_world_of_the_users(my_world):
     ('grid_world', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
   ],
 )
-def test_a_refusal_names_the_field_the_value_and_what_would_do(my_world, name, options, words):
-  del my_world
+def test_error_names_field_value_and_remedy(my_module, name, options, words):
+  del my_module
   with pytest.raises(ValueError) as error:
     environments.make(name, **options)
   for word in words:
     assert word in str(error.value)
 
 
-def test_a_missing_library_of_the_users_world_is_not_called_an_unknown_world(my_world):
-  del my_world
+def test_missing_import_of_a_users_module_is_reported_as_it_is(my_module):
+  del my_module
   with pytest.raises(ModuleNotFoundError, match='a_library_that_is_missing'):
-    environments.make('my_broken_world:World')
+    environments.make('my_broken_module:World')
 
 
-def test_a_family_refuses_an_unknown_world_or_option_by_name():
+def test_unknown_name_or_option_of_a_family_is_rejected():
   pytest.importorskip('gymnax', reason='of the extra envs')
   for name, options, words in (
     ('gymnax/Cartpole-v1', {}, ['did you mean CartPole-v1?', '`hephaestus environments`']),
@@ -92,22 +92,22 @@ def test_a_family_refuses_an_unknown_world_or_option_by_name():
       assert word in str(error.value)
 
 
-def test_worlds_for_several_agents_are_refused_by_name():
+def test_environments_with_several_agents_are_rejected():
   pytest.importorskip('jumanji', reason='of the extra envs')
   with pytest.raises(ValueError, match=r'jumanji/Cleaner-v0.*several agents'):
     environments.make('jumanji/Cleaner-v0')
 
 
-def test_a_family_whose_package_is_missing_says_what_installs_it(monkeypatch):
+def test_missing_package_of_a_family_is_named_with_its_command(monkeypatch):
   module = environments.FAMILIES['gymnax']
   monkeypatch.delitem(sys.modules, module, raising=False)
-  monkeypatch.setitem(sys.modules, 'gymnax', None)  # what Python takes for: not there
+  monkeypatch.setitem(sys.modules, 'gymnax', None)  # which Python takes as not installed
   with pytest.raises(ValueError, match=r"need the package 'gymnax'.*uv sync --extra envs"):
     environments.make('gymnax/CartPole-v1')
 
 
 class Still(environment.Environment):
-  """An environment that keeps every promise; those below break one each."""
+  """A consistent environment; each class below violates one requirement."""
 
   action_spec = specs.DiscreteArray(2)
   max_steps = 1
@@ -200,7 +200,7 @@ class FloatScript(Still):
     return state['count'] * 1.0
 
 
-def test_a_world_that_keeps_its_promises_passes():
+def test_consistent_environment_passes_check():
   environment.check(Still())
 
 
@@ -223,7 +223,7 @@ def test_a_world_that_keeps_its_promises_passes():
     (object, ['Environment']),
   ],
 )
-def test_check_refuses_a_contradictory_environment_by_field(environment_class, words):
+def test_check_rejects_a_contradictory_environment_by_field(environment_class, words):
   with pytest.raises(ValueError) as error:
     environment.check(environment_class())
   for word in words:
@@ -231,7 +231,7 @@ def test_check_refuses_a_contradictory_environment_by_field(environment_class, w
 
 
 class Played(Still):
-  """Still, but what it observes, earns or discounts goes wrong in the course of an episode."""
+  """Still, with an invalid observation, reward or discount in the course of an episode."""
 
   max_steps = 5
 
@@ -260,19 +260,19 @@ class Played(Still):
     ({'discount': np.float32(1.5)}, 'discount: is not always within [0, 1]'),
   ],
 )
-def test_a_world_that_cannot_be_learned_from_is_refused_by_field(wrong, words):
-  world = Played(**wrong)
-  environment.check(world)
+def test_invalid_values_are_rejected_by_field(wrong, words):
+  env = Played(**wrong)
+  environment.check(env)
   with pytest.raises(ValueError) as error:
-    wrappers.check_values(world, jax.random.key(0), num_envs=2, num_steps=8)
+    wrappers.check_values(env, jax.random.key(0), num_envs=2, num_steps=8)
   assert words in str(error.value)
 
 
-def test_a_world_that_can_be_learned_from_is_not_refused():
+def test_valid_values_pass():
   wrappers.check_values(Played(), jax.random.key(0), num_envs=2, num_steps=8)
 
 
-def test_making_a_world_claims_no_device():
+def test_making_an_environment_initialises_no_device():
   code = "import hephaestus.actors.environments as e; [e.make(name) for name in e.ENVIRONMENTS]; print('made')"
   made = subprocess.run(
     [sys.executable, '-c', code],

@@ -20,20 +20,20 @@ def state_of(place, step_count=0):
 @pytest.mark.parametrize(
   'place, action, next_place', [(0, LEFT, 0), (1, LEFT, 0), (1, STAY, 1), (3, RIGHT, 4)]
 )
-def test_it_walks_and_stops_at_the_wall(place, action, next_place):
+def test_agent_walks_and_stops_at_walls(place, action, next_place):
   state, timestep = step(jax.random.key(0), state_of(place), action)
   assert state.place == next_place
   np.testing.assert_array_equal(timestep.observation[:6], np.eye(6)[next_place])
   assert timestep.reward == 0
 
 
-def test_the_door_is_shut():
+def test_closed_cells_are_not_entered():
   state, _ = step(jax.random.key(0), state_of(4), RIGHT)
   assert state.place == 4
 
 
 @pytest.mark.parametrize('place, noisy', [(1, False), (2, True), (3, True), (4, False)])
-def test_pixels_are_fresh_where_it_is_noisy_and_zero_elsewhere(place, noisy):
+def test_pixels_are_random_in_noisy_cells_and_zero_elsewhere(place, noisy):
   keys = jax.random.split(jax.random.key(0), 64)
   state, timestep = jax.vmap(WORLD.step, (0, None, None))(keys, state_of(place), jnp.int32(STAY))
   np.testing.assert_array_equal(timestep.observation[:, 6:], state.pixels)
@@ -41,21 +41,21 @@ def test_pixels_are_fresh_where_it_is_noisy_and_zero_elsewhere(place, noisy):
   assert len(np.unique(state.pixels, axis=0)) == (16 if noisy else 1)
 
 
-def test_it_begins_anywhere_before_the_door():
+def test_reset_is_uniform_over_open_cells():
   states, timesteps = jax.vmap(WORLD.reset)(jax.random.split(jax.random.key(0), 64))
   assert set(states.place.tolist()) == {0, 1, 2, 3, 4}
   shows_pixels = timesteps.observation[:, 6:].any(axis=1)
   assert set(states.place[shows_pixels].tolist()) == {2, 3}
 
 
-def test_running_out_of_time_is_no_end_of_the_world():
+def test_time_limit_truncates():
   _, timestep = step(jax.random.key(0), state_of(1, step_count=1), STAY)
   assert not timestep.last()
   _, timestep = step(jax.random.key(0), state_of(1, step_count=2), STAY)
   assert timestep.last() and timestep.discount == 1
 
 
-def test_a_frame_shows_place_and_pixels():
+def test_frame_shows_place_and_pixels():
   state = state_of(2).replace(pixels=jnp.array([0.0, 1.0, 0.0, 1.0]))
   frame = WORLD.render(state)
   assert frame.shape == (32, 96, 3)
@@ -71,6 +71,6 @@ def test_a_frame_shows_place_and_pixels():
     ({'open_cells': 21}, 'environment.open_cells=21: from 1 to 20, or null'),
   ],
 )
-def test_options_that_cannot_work_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
   with pytest.raises(ValueError, match=message):
     environments.make('noisy_corridor', **options)

@@ -11,7 +11,7 @@ FIRST, MID, LAST = (step_type.value for step_type in dm_env.StepType)
 
 
 class Corridor(environment.Environment):
-  """Counts its steps and ends at the third; pays its action; only action 1 of 3 is legal."""
+  """Terminates at the third step; the reward is the action; only action 1 of 3 is legal."""
 
   action_spec = specs.DiscreteArray(3)
   max_steps = 3
@@ -50,48 +50,50 @@ class ScriptedCorridor(Corridor):
     return jnp.int32(2)
 
 
-def test_the_last_observation_is_a_row_and_first_comes_next():
-  world = wrappers.AutoReset(Corridor())
+def test_last_observation_is_a_step_and_first_follows():
+  env = wrappers.AutoReset(Corridor())
   reset_key, *step_keys = jax.random.split(jax.random.key(0), 6)
-  state, timestep = world.reset(reset_key)
-  rows = [timestep]
+  state, timestep = env.reset(reset_key)
+  timesteps = [timestep]
   for step_key in step_keys:
-    state, timestep = world.step(step_key, state, jnp.int32(2))
-    rows.append(timestep)
-  assert [int(row.step_type) for row in rows] == [FIRST, MID, MID, LAST, FIRST, MID]
-  assert [float(row.observation['count']) for row in rows] == [0, 1, 2, 3, 0, 1]
-  assert [float(row.reward) for row in rows] == [0, 2, 2, 2, 0, 2]
-  assert [float(row.discount) for row in rows] == [1, 1, 1, 0, 1, 1]
+    state, timestep = env.step(step_key, state, jnp.int32(2))
+    timesteps.append(timestep)
+  assert [int(timestep.step_type) for timestep in timesteps] == [FIRST, MID, MID, LAST, FIRST, MID]
+  assert [float(timestep.observation['count']) for timestep in timesteps] == [0, 1, 2, 3, 0, 1]
+  assert [float(timestep.reward) for timestep in timesteps] == [0, 2, 2, 2, 0, 2]
+  assert [float(timestep.discount) for timestep in timesteps] == [1, 1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(('limit', 'discount'), [(2, 1.0), (3, 0.0), (4, 0.0)])
-def test_a_time_limit_cuts_off_and_does_not_terminate(limit, discount):
-  """An episode of three steps; where the limit is its end, it has ended all the same."""
-  world = wrappers.TimeLimit(Corridor(), limit)
+def test_time_limit_truncates_and_does_not_terminate(limit, discount):
+  """At a limit of three steps the episode terminates, because that is its end."""
+  env = wrappers.TimeLimit(Corridor(), limit)
   key = jax.random.key(0)
-  state, timestep = world.reset(key)
-  rows = [timestep]
-  while not rows[-1].last():
-    state, timestep = world.step(key, state, jnp.int32(1))
-    rows.append(timestep)
-  assert len(rows) - 1 == min(limit, 3)
-  assert [float(row.discount) for row in rows] == [1.0] * (len(rows) - 1) + [discount]
+  state, timestep = env.reset(key)
+  timesteps = [timestep]
+  while not timesteps[-1].last():
+    state, timestep = env.step(key, state, jnp.int32(1))
+    timesteps.append(timestep)
+  assert len(timesteps) - 1 == min(limit, 3)
+  assert [float(timestep.discount) for timestep in timesteps] == [1.0] * (len(timesteps) - 1) + [
+    discount
+  ]
 
 
-def test_a_new_episode_is_not_the_old_one_again():
-  world = wrappers.AutoReset(catch.Catch())
+def test_new_episode_differs_from_the_old_one():
+  env = wrappers.AutoReset(catch.Catch())
   reset_key, step_key = jax.random.split(jax.random.key(0))
-  state, _ = world.reset(reset_key)
+  state, _ = env.reset(reset_key)
   over = state._replace(is_over=jnp.array(True))
-  states, _ = jax.vmap(world.step, in_axes=(0, None, None))(
+  states, _ = jax.vmap(env.step, in_axes=(0, None, None))(
     jax.random.split(step_key, 64), over, jnp.int32(0)
   )
   assert set(states.env_state.ball_column.tolist()) == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize('num_over', [0, 1, 10])
-def test_resetting_those_that_are_over_gives_what_resetting_all_would(num_over):
-  """Ten environments, which are no multiple of a group, and keys of their own."""
+def test_resets_in_groups_match_resets_of_all(num_over):
+  """Ten environments, which are no multiple of the group size, with different keys."""
 
   class Costly(catch.Catch):
     has_costly_reset = True
@@ -99,33 +101,33 @@ def test_resetting_those_that_are_over_gives_what_resetting_all_would(num_over):
   reset_key, step_key, order_key = jax.random.split(jax.random.key(0), 3)
   is_over = jax.random.permutation(order_key, jnp.arange(10) < num_over)
   played = []
-  for world in (catch.Catch(), Costly()):
-    world = wrappers.AutoReset(world)
-    state, _ = jax.vmap(world.reset)(jax.random.split(reset_key, 10))
-    step = jax.jit(jax.vmap(world.step, in_axes=(0, 0, None)))
+  for env in (catch.Catch(), Costly()):
+    env = wrappers.AutoReset(env)
+    state, _ = jax.vmap(env.reset)(jax.random.split(reset_key, 10))
+    step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, None)))
     played.append(step(jax.random.split(step_key, 10), state._replace(is_over=is_over), 1))
   assert (played[0][1].first() == is_over).all()
   assert jax.tree.all(jax.tree.map(lambda *leaves: (leaves[0] == leaves[1]).all(), *played))
 
 
-def test_catch_has_exact_references():
+def test_reference_returns_of_catch_are_exact():
   reference = wrappers.reference_returns(catch.Catch(), num_episodes=4096)
   assert reference.scripted == 1.0
-  # Wherever the paddle wanders, one column in five is the ball's: 1/5 - 4/5.
+  # In any column of the paddle, the ball falls there with probability 1/5: 1/5 - 4/5.
   # Returns of ±1 deviate by 0.8 there: four standard errors of the mean are 0.05.
   assert reference.random == pytest.approx(-0.6, abs=0.05)
 
 
-def test_random_play_is_legal():
+def test_random_actions_are_legal():
   reference = wrappers.reference_returns(ScriptedCorridor(), num_episodes=64)
   assert reference == wrappers.ReferenceReturns(random=3.0, scripted=6.0)
 
 
-def test_without_a_script_there_is_no_scale():
+def test_no_scripted_policy_gives_no_reference():
   assert wrappers.reference_returns(Corridor()) is None
 
 
-def test_a_script_like_chance_gives_no_scale():
+def test_scripted_policy_no_better_than_random_gives_no_reference():
   class Aimless(Corridor):
     def scripted_action(self, state):
       del state
@@ -134,7 +136,7 @@ def test_a_script_like_chance_gives_no_scale():
   assert wrappers.reference_returns(Aimless()) is None
 
 
-def test_an_episode_beyond_its_limit_is_refused():
+def test_episode_beyond_max_steps_is_rejected():
   class Endless(ScriptedCorridor):
     max_steps = 2
 
@@ -142,7 +144,7 @@ def test_an_episode_beyond_its_limit_is_refused():
     wrappers.reference_returns(Endless())
 
 
-def test_the_score_is_0_at_random_and_1_at_the_script():
+def test_normalised_score_is_0_for_random_and_1_for_scripted():
   reference = wrappers.ReferenceReturns(random=-1.0, scripted=3.0)
   assert wrappers.normalised_score(-1.0, reference) == 0.0
   assert wrappers.normalised_score(3.0, reference) == 1.0
@@ -159,22 +161,24 @@ def test_continuous_random_actions_fill_their_bounds():
   np.testing.assert_allclose(actions.max(axis=0), high, atol=0.1)
 
 
-def test_several_choices_at_random_are_uniform_among_the_legal_of_each():
+def test_several_random_choices_are_uniform_among_the_legal():
   spec = specs.BoundedArray((2,), np.int32, 0, [2, 1])
   mask = jnp.array([True, False, True, False, False])  # of the second, none is legal
   keys = jax.random.split(jax.random.key(0), 512)
   for observation, first in ((jnp.zeros(()), [0, 1, 2]), ({'action_mask': mask}, [0, 2])):
-    draw = jax.vmap(lambda key, seen=observation: wrappers.random_action(key, spec, seen))
+    draw = jax.vmap(
+      lambda key, observation=observation: wrappers.random_action(key, spec, observation)
+    )
     actions = np.asarray(draw(keys))
     assert actions.dtype == np.int32 and actions.shape == (512, 2)
     assert sorted(set(actions[:, 0])) == first
     for choice in first:
       among = actions[actions[:, 0] == choice, 1]
       np.testing.assert_allclose(len(among) / 512, 1 / len(first), atol=0.09)
-      np.testing.assert_allclose(among.mean(), 0.5, atol=0.15)  # whatever the other was
+      np.testing.assert_allclose(among.mean(), 0.5, atol=0.15)  # independent of the other
 
 
-def test_unbounded_random_actions_are_refused():
+def test_unbounded_random_actions_are_rejected():
   spec = specs.BoundedArray((), np.float32, -np.inf, np.inf)
   with pytest.raises(ValueError, match='infinite bounds'):
     wrappers.random_action(jax.random.key(0), spec, jnp.zeros(()))
