@@ -81,7 +81,7 @@ class Catch(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """White on black, 16 pixels a cell."""
+    """Draws the board in white on black, with 16 pixels a cell."""
     board = np.asarray(observation).reshape(self.rows, self.columns)
     pixels = np.kron(board, np.full((16, 16), 255)).astype(np.uint8)
     return np.stack([pixels] * 3, axis=-1)

@@ -1,7 +1,10 @@
 """Fixtures of replay: real servers, sequences with an identity, and waits with a time-out."""
 
+import contextlib
+import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -50,39 +53,68 @@ def make_sequences():
   return make
 
 
-SERVER = """
-import sys, jax, numpy as np
+SERVERS = """
+import json, os, signal, sys
+import jax, numpy as np, reverb
 from hephaestus.replay import tables
 from hephaestus.replay.tables import ReplayConfig, Stratum
-config, batch_size, insert_size, port, folder = sys.argv[1:]
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps killed servers
 schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
-made = tables.make_tables(
-  eval(config), schema, batch_size=int(batch_size), insert_size=int(insert_size)
-)
-tables.make_server(made, port=int(port), directory=folder).wait()
+for line in sys.stdin:
+  config, batch_size, insert_size, port, folder = json.loads(line)
+  pid = os.fork()
+  if not pid:
+    made = tables.make_tables(eval(config), schema, batch_size=batch_size, insert_size=insert_size)
+    tables.make_server(made, port=port, directory=folder).wait()
+  print(pid, flush=True)
 """
 
 
+@pytest.fixture(scope='session')
+def fork_server():
+  """A process that forks servers, so that Reverb is imported once for all of them."""
+  process = subprocess.Popen(
+    [sys.executable, '-c', SERVERS],
+    cwd=pathlib.Path(__file__).parents[2],
+    env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'},
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+  )
+  yield process
+  process.kill()
+  process.communicate()
+
+
+class ServerProcess(NamedTuple):
+  """A forked server."""
+
+  pid: int
+
+  def kill(self):
+    """Kills it, and waits for its end."""
+    with contextlib.suppress(ProcessLookupError):
+      while True:
+        os.kill(self.pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
 @pytest.fixture
-def spawn():
+def spawn(fork_server):
   """(config, port, folder, batch_size, insert_size) -> a server of identities, as a process."""
-  processes = []
+  servers = []
 
   def run(config, port, folder, *, batch_size, insert_size):
-    numbers = map(str, (config, batch_size, insert_size, port, folder))
-    process = subprocess.Popen(
-      [sys.executable, '-c', SERVER, *numbers],
-      cwd=pathlib.Path(__file__).parents[2],
-      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'},
-      stderr=subprocess.DEVNULL,
-    )
-    processes.append(process)
-    return process
+    request = json.dumps([str(config), batch_size, insert_size, port, folder])
+    print(request, file=fork_server.stdin, flush=True)
+    servers.append(ServerProcess(int(fork_server.stdout.readline())))
+    return servers[-1]
 
   yield run
-  for process in processes:
-    process.kill()
-    process.wait()
+  for server in servers:
+    server.kill()
 
 
 @pytest.fixture(scope='session')

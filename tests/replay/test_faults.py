@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import signal
 import subprocess
 import sys
 import threading
@@ -73,8 +72,7 @@ def test_writer_reader_and_source_survive_a_server_restart(start, wait_until):
     after_save = entry.sequences_written
     wait_until(lambda: entry.sequences_written > after_save + 20, 20)
 
-    server.send_signal(signal.SIGKILL)
-    server.wait()
+    server.kill()
     wait_until(lambda: not entry.server_alive and not source.server_alive, 20)
     assert not publisher.publish(parameters.Snapshot(8, 80, False, {'identity': np.int32(2)}))
     assert params.newest(timeout_seconds=1.0) is None

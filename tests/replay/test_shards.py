@@ -175,7 +175,6 @@ def test_killed_shard_is_skipped_and_used_again_after_restart(
     wait_for_progress(50)
     checkpoint.save(reverb.Client(addresses[0]), folder)
     process.kill()
-    process.wait()
     wait_for_progress(50)  # by the other shard
     wait_until(lambda: not source._connections[0].alive, 20)
     assert 'going on without it' in caplog.text and source.server_alive

@@ -66,28 +66,28 @@ def _hatch(state: State, plays: jax.Array) -> State:
   slots = state.transmissions
   turns = slots.turns - plays
   hatches = slots.active & plays & (turns <= 0)
-  egg_of = jnp.where(hatches, state_lib.rank_among(hatches), state_lib.NUM_TRANSMISSIONS)
+  entry_of = jnp.where(hatches, state_lib.rank_among(hatches), state_lib.NUM_TRANSMISSIONS)
   taken, rank = state_lib.lowest_free(
     state.enemies.active, jnp.sum(hatches, axis=0, dtype=np.int32)
   )
 
   # A transmission is packed into one number, so that each slot selects only once.
-  eggs = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
-  eggs = eggs | slots.from_scheduled << 9
-  egg = state_lib.make_if_any(
-    hatches, lambda: jnp.sum(jnp.where(egg_of[:, None] == rank, eggs[:, None], 0), axis=0)
+  packed = slots.row | slots.col << 3 | slots.kind << 6 | slots.from_siphon << 8
+  packed = packed | slots.from_scheduled << 9
+  code = state_lib.make_if_any(
+    hatches, lambda: jnp.sum(jnp.where(entry_of[:, None] == rank, packed[:, None], 0), axis=0)
   )
-  kind = egg >> 6 & 3
+  kind = code >> 6 & 3
   hatched = Enemies(
     active=True,
     kind=kind,
-    row=egg & 7,
-    col=egg >> 3 & 7,
+    row=code & 7,
+    col=code >> 3 & 7,
     hp=full_hp(kind),
     disabled_turns=0,
     stunned=False,
-    from_siphon=egg >> 8 & 1 != 0,
-    from_scheduled=egg >> 9 & 1 != 0,
+    from_siphon=code >> 8 & 1 != 0,
+    from_scheduled=code >> 9 & 1 != 0,
   )
   return state.replace(
     transmissions=slots.replace(active=slots.active & ~hatches, turns=turns),

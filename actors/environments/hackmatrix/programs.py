@@ -88,7 +88,7 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
 
   attack_upgrade = is_[Program.ATK_PLUS] & (state.attack_upgrades < state_lib.MAX_ATTACK_UPGRADES)
   reduced = is_[Program.REDUC] & state.has_unsiphoned_block
-  eggs = state.transmissions
+  transmissions = state.transmissions
   spent = state.replace(
     credits=state.credits - price(CREDITS),
     energy=state.energy - price(ENERGY) + EXCHANGED_ENERGY * is_[Program.EXCH],
@@ -103,7 +103,9 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
     ),
     attack_upgrades=state.attack_upgrades + attack_upgrade,
     block_spawn=jnp.where(reduced, jnp.maximum(state.block_spawn - 1, 0), state.block_spawn),
-    transmissions=eggs.replace(turns=eggs.turns + DELAY_TURNS * is_[Program.DELAY]),
+    transmissions=transmissions.replace(
+      turns=transmissions.turns + DELAY_TURNS * is_[Program.DELAY]
+    ),
   )
   warped = _warp(spent, is_[Program.WARP], warp_bits)
   slots = _damage(warped, is_)
@@ -113,22 +115,26 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
 
 def _warp(state: State, is_warp: jax.Array, bits: jax.Array) -> State:
   """Moves the player to the cell of an enemy or transmission, which is removed; (0, 0) if none."""
-  slots, eggs = state.enemies, state.transmissions
+  slots, transmissions = state.enemies, state.transmissions
   num_enemies = jnp.sum(slots.active, axis=0, dtype=np.int32)
-  num_targets = num_enemies + jnp.sum(eggs.active, axis=0, dtype=np.int32)
+  num_targets = num_enemies + jnp.sum(transmissions.active, axis=0, dtype=np.int32)
   target = board.below(bits, num_targets).astype(np.int32)
   enemy = slots.active & is_warp & (state_lib.rank_among(slots.active) == target)
-  egg = eggs.active & is_warp & (state_lib.rank_among(eggs.active) + num_enemies == target)
+  transmission = (
+    transmissions.active
+    & is_warp
+    & (state_lib.rank_among(transmissions.active) + num_enemies == target)
+  )
 
-  def coordinate(of_enemies, of_eggs):
-    found = jnp.where(enemy, of_enemies, 0) + jnp.where(egg, of_eggs, 0)
+  def coordinate(of_enemies, of_transmissions):
+    found = jnp.where(enemy, of_enemies, 0) + jnp.where(transmission, of_transmissions, 0)
     return jnp.sum(found, axis=0, dtype=np.int32)
 
   return state.replace(
-    row=jnp.where(is_warp, coordinate(slots.row, eggs.row), state.row),
-    col=jnp.where(is_warp, coordinate(slots.col, eggs.col), state.col),
+    row=jnp.where(is_warp, coordinate(slots.row, transmissions.row), state.row),
+    col=jnp.where(is_warp, coordinate(slots.col, transmissions.col), state.col),
     enemies=slots.replace(active=slots.active & ~enemy),
-    transmissions=eggs.replace(active=eggs.active & ~egg),
+    transmissions=transmissions.replace(active=transmissions.active & ~transmission),
   )
 
 

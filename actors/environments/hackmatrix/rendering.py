@@ -41,11 +41,11 @@ def frame(state: State) -> np.ndarray:
     for col in range(SIZE):
       _draw_cell(_cell(pixels, row, col), state, row, col)
   for i in np.flatnonzero(state.transmissions.active):
-    eggs = state.transmissions
-    cell = _cell(pixels, eggs.row[i], eggs.col[i])
+    transmissions = state.transmissions
+    cell = _cell(pixels, transmissions.row[i], transmissions.col[i])
     distance = _distance()
     cell[(distance > 13) & (distance < 16)] = INK
-    _write(cell, 4, 4, int(eggs.turns[i]), INK)
+    _write(cell, 4, 4, int(transmissions.turns[i]), INK)
   for i in np.flatnonzero(state.enemies.active):
     slots = state.enemies
     cell = _cell(pixels, slots.row[i], slots.col[i])

@@ -90,7 +90,7 @@ def earn(
   num_kills = _count(before.enemies.active) - _count(after.enemies.active)
   slots = after.enemies
   beside = jnp.abs(slots.row - after.row) + jnp.abs(slots.col - after.col) == 1
-  betrayed = jnp.any(slots.active & slots.from_siphon & beside, axis=0)
+  is_siphoned = jnp.any(slots.active & slots.from_siphon & beside, axis=0)
   healed = after.hp - before.hp
   approached = _distance_to_exit(before, after)
   gained = after.credits - before.credits + after.energy - before.energy
@@ -110,7 +110,7 @@ def earn(
     hp_recovery=_scale(HP, jnp.maximum(healed, 0)),
     victory=jnp.where(won, VICTORY + _scale(VICTORY_SCORE, after.score), zero),
     death_penalty=jnp.where(died, -DEATH * stage_sum(stages < after.stage), zero),
-    siphon_death_penalty=jnp.where(died & betrayed, np.float32(-SIPHON_DEATH), zero),
+    siphon_death_penalty=jnp.where(died & is_siphoned, np.float32(-SIPHON_DEATH), zero),
     resource_gain=_scale(GAIN, gained),
     resource_holding=jnp.where(completed, _scale(HOLDING, after.credits + after.energy), zero),
     program_waste=jnp.where(wasted, np.float32(-WASTE), zero),

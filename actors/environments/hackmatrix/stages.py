@@ -80,7 +80,7 @@ def draw_layout(state: State, chance: Chance) -> Layout:
 
 
 def advance(state: State, layout: Layout, chance: Chance) -> State:
-  """The state at the start of the next stage; what is not named here the player keeps."""
+  """The state at the start of the next stage; fields not replaced here stay."""
   num_axes = state.row.ndim
   is_inner = state_lib.column(~_IS_CORNER, num_axes)
   is_exit = state_lib.is_cell(layout.exit_row, layout.exit_col)
