@@ -37,11 +37,11 @@ def game(position=(0, 0), *, enemies=(), transmissions=(), blocks=(), owned=(), 
 
   Args:
     position: of the player.
-    enemies: (kind, row, col), and dicts of other fields behind them.
-    transmissions: (row, col, turns), and dicts.
-    blocks: (row, col, type), and dicts of points, program, spawn and siphoned.
+    enemies: (kind, row, col), or with a dict of other fields as the fourth entry.
+    transmissions: (row, col, turns), or with such a dict.
+    blocks: (row, col, type), or with a dict of points, program, spawn and siphoned.
     owned: programs, or 'all'.
-    **fields: of the state; of a grid, a dict from cells to values.
+    **fields: of the state; for a grid, a dict from cells to values.
   """
   state = jax.tree.map(np.array, hackmatrix.initial())
   state = state.replace(row=position[0], col=position[1])
@@ -535,7 +535,7 @@ def check_invariants(before, action, state, timestep):
     ('cell_energy', 0, 3),
   ):
     assert in_range(getattr(state, name), low, high), name
-  # Where nothing is legal, an action that is not may make debts.
+  # Without a legal action, an illegal one may lead to negative credits or energy.
   was_legal = np.take_along_axis(mask_of(before), action[..., None], -1)[..., 0]
   for name in ('credits', 'energy', 'data_siphons'):
     spent = was_legal & (getattr(before, name) >= 0)
