@@ -111,7 +111,11 @@ class Program:
     self.scale = update.scale
     self.steps_per_update = environments.num_envs * environments.num_steps
     self._mapped = jax.pmap(
-      self.unroll_and_update, axis_name=DEVICES, in_axes=(0, None), donate_argnums=0, devices=devices
+      self.unroll_and_update,
+      axis_name=DEVICES,
+      in_axes=(0, None),
+      donate_argnums=0,
+      devices=devices,
     )
     self._call: Any = None
     self._gather = jax.jit(self._gathered)
@@ -137,7 +141,9 @@ class Program:
     metrics |= devices_lib.over_devices(played, jax.lax.psum)
     return FusedState(train, jax.random.key_data(key), env_state), metrics
 
-  def unroll_and_update(self, state: FusedState, count: jax.Array) -> tuple[FusedState, loop.Metrics]:
+  def unroll_and_update(
+    self, state: FusedState, count: jax.Array
+  ) -> tuple[FusedState, loop.Metrics]:
     """`count` iterations, which is data and no shape; metrics are sums over them."""
 
     def body(_: jax.Array, carry: tuple[FusedState, loop.Metrics]):
