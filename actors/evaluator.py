@@ -63,7 +63,7 @@ class Evaluation(NamedTuple):
   normalised_score: float | None
 
 
-class Moment(NamedTuple):
+class PlayedStep(NamedTuple):
   """One time step of an episode, and the policy there.
 
   Attributes:
@@ -200,7 +200,7 @@ class Play:
     numbers = [f'{part(i)}{choice}' for i, count in enumerate(counts) for choice in range(count)]
     return list(self._environment.action_names) or numbers
 
-  def moments(self, params: Any, key: jax.Array) -> Iterator[Moment]:
+  def steps(self, params: Any, key: jax.Array) -> Iterator[PlayedStep]:
     """Yields the time steps of one episode, each played when it is asked for."""
     show = wrappers.AutoReset(self._environment).render
     discrete = bool(environment_lib.num_choices(self._environment.action_spec))
@@ -211,7 +211,7 @@ class Play:
     for step in itertools.count():
       first = lambda tree: jax.tree.map(lambda x: x[0], jax.device_get(tree))
       timestep = first(state.timestep)
-      moment = Moment(
+      played = PlayedStep(
         step=step,
         observation=timestep.observation,
         frame=show(first(state.env_state)),
@@ -221,31 +221,33 @@ class Play:
         episode_return=float(state.episode_return[0]),
         last=bool(timestep.last()),
       )
-      if moment.last:
-        yield moment
+      if played.last:
+        yield played
         return
       step_key = jax.random.fold_in(key, step)
       state, sequence, _ = self._single_unroll.unroll(params, step_key, state, zero, zero)
       action, extras = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras)))
       probability = float(np.exp(extras['log_prob'])) if discrete and 'log_prob' in extras else None
-      yield moment._replace(policy=self._policy(extras))
+      yield played._replace(policy=self._policy(extras))
 
   def _policy(self, extras: dict[str, np.ndarray]) -> dict[str, float] | None:
     if 'log_probs' not in extras:
       return None
-    chances = zip(self._choices, np.exp(extras['log_probs']).tolist(), strict=True)
-    legal = [(name, chance) for name, chance in chances if chance > 0]
+    probabilities = zip(self._choices, np.exp(extras['log_probs']).tolist(), strict=True)
+    legal = [(name, each) for name, each in probabilities if each > 0]
     return dict(sorted(legal, key=lambda pair: -pair[1]))
 
   def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
     """Plays one episode, or its first `most_steps` time steps."""
-    moments = list(itertools.islice(self.moments(params, key), most_steps))
-    actions = [moment.action for moment in moments[1:] if moment.action is not None]
+    steps = list(itertools.islice(self.steps(params, key), most_steps))
+    actions = [played.action for played in steps[1:] if played.action is not None]
     spec = self._environment.action_spec
-    frames = [moment.frame for moment in moments if moment.frame is not None]
+    frames = [played.frame for played in steps if played.frame is not None]
     return Recording(
       frames=frames or None,
-      observation=jax.tree.map(lambda *steps: np.stack(steps), *[m.observation for m in moments]),
+      observation=jax.tree.map(
+        lambda *steps: np.stack(steps), *[played.observation for played in steps]
+      ),
       action=np.stack(actions) if actions else np.zeros((0, *spec.shape), spec.dtype),
     )
 

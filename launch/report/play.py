@@ -70,9 +70,9 @@ def watch(
   frames: list[np.ndarray] = []
   ended: list[str] = []
 
-  def moments() -> Iterator[tuple[int, evaluator.Moment]]:
+  def moments() -> Iterator[tuple[int, evaluator.PlayedStep]]:
     for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
-      for moment in play.moments(saved.params, key):
+      for moment in play.steps(saved.params, key):
         yield episode, moment
         if moment.last:
           ended.append(
@@ -121,7 +121,7 @@ def _write(
   say(f'{output}: {len(frames)} frames')
 
 
-def _numbers(moment: evaluator.Moment) -> dict[str, str]:
+def _numbers(moment: evaluator.PlayedStep) -> dict[str, str]:
   numbers = {'step': str(moment.step), 'action': '-'}
   if moment.action is not None:
     numbers['action'] = np.array2string(np.asarray(moment.action), precision=2)
@@ -133,7 +133,7 @@ def _numbers(moment: evaluator.Moment) -> dict[str, str]:
   }
 
 
-def _next(moment: evaluator.Moment) -> str:
+def _next(moment: evaluator.PlayedStep) -> str:
   """What the policy would do now, for the end of a line."""
   if not moment.policy:
     return ''
@@ -152,7 +152,7 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
 
 
 def _side_by_side(
-  console: rich.console.Console, moment: evaluator.Moment, heading: str
+  console: rich.console.Console, moment: evaluator.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
   """The frame as large as the terminal lets it be, and the numbers right of it."""
   numbers = rich.table.Table.grid(padding=(0, 2))

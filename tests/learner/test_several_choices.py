@@ -115,7 +115,7 @@ def test_what_is_shown_of_a_policy_is_what_it_chooses_among():
   agent = masked_ppo.make_ppo(config, world.observation_spec, world.action_spec).agent
   play = evaluator.Play(world, agent, 1, greedy=False)
   params = jax.jit(agent.init_params)(jax.random.key(0))
-  moments = list(play.moments(params, jax.random.key(1)))
+  moments = list(play.steps(params, jax.random.key(1)))
   names = np.array(['0: 0', '0: 1', '0: 2', '1: 0', '1: 1'])
   for before, after in itertools.pairwise(moments):
     legal = before.observation['action_mask']

@@ -124,12 +124,12 @@ def test_an_agent_without_a_model_does_not_dream(folder, tmp_path, capsys):
 def test_ctrl_c_ends_it_and_keeps_what_was_videoed(folder, tmp_path, monkeypatch, capsys):
   def interrupted(self, params, key):
     for step in range(2):
-      yield evaluator.Moment(
+      yield evaluator.PlayedStep(
         step, np.zeros(1), np.zeros((8, 8, 3), np.uint8), None, None, 0.0, 0.0, False
       )
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(evaluator.Play, 'moments', interrupted)
+  monkeypatch.setattr(evaluator.Play, 'steps', interrupted)
   assert run(folder) == 0
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
   assert run(folder, '--output', tmp_path / 'video.gif') == 0
