@@ -123,20 +123,20 @@ class Writer:
       take: whether the caller sends to the shard, so that the turn passes to the next.
     """
     count = len(self._shards)
-    patience = _FLUSH_SECONDS if count == 1 else _TURN_SECONDS
-    impatience = _FLUSH_SECONDS if count == 1 else _BLOCKED_SECONDS
+    timeout = _FLUSH_SECONDS if count == 1 else _TURN_SECONDS
+    blocked_timeout = _FLUSH_SECONDS if count == 1 else _BLOCKED_SECONDS
     while True:
       for offset in range(count):
         index = (self._turn + offset) % count
         shard = self._shards[index]
-        if shard.settle(impatience if shard.is_blocked else patience):
+        if shard.settle(blocked_timeout if shard.is_blocked else timeout):
           self._turn = (index + take) % count
           return shard
       if should_stop():
         return None
       if not any(shard.is_connected for shard in self._shards):
         time.sleep(0.05)
-      patience = impatience = _FLUSH_SECONDS / count  # none is free: take the first that is
+      timeout = blocked_timeout = _FLUSH_SECONDS / count  # none is free: take the first that is
 
 
 class _Shard:

@@ -64,7 +64,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   like = jax.eval_shape(begin, key)[1]
   observation_spec: specs.Array = specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'view')
   if name == 'Craftax-Symbolic-v1':
-    observation_spec = specs.Array(like.shape, like.dtype, 'view')  # learned spells exceed 1
+    observation_spec = specs.Array(like.shape, like.dtype, 'view')  # some of its numbers exceed 1
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,

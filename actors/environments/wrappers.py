@@ -124,7 +124,7 @@ def _in_groups(begin: Callable[..., Any]) -> Callable[..., Any]:
     def renew(i, stepped):
       take = lambda x: jax.lax.dynamic_slice_in_dim(x, needed_first[i], size)
       put = lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, needed_first[i], 0)
-      # Sliced as bits, because a typed key array cannot be.
+      # As bits, because the check for key reuse takes the slices of all turns for the same keys.
       key = jax.random.wrap_key_data(take(bits), impl=jax.random.key_impl(keys))
       begun = mapped(key, take(are_over), jax.tree.map(take, stepped))
       return jax.tree.map(put, stepped, begun)
