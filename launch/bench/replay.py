@@ -1,13 +1,12 @@
 """How fast replay takes sequences, gives batches and hands parameters on, beside what limits it."""
 
 import contextlib
-import functools
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -58,55 +57,94 @@ def replay(
   Raises:
     ValueError: what cannot be measured, by its flag.
   """
+  _check(shards, writers, megabytes, batch_size, stored, seconds)
+  # Processes fork from one that has imported everything, including what replay imports late, and
+  # has run nothing.
+  processes = multiprocessing.get_context('forkserver')
+  processes.set_forkserver_preload([__name__, 'reverb'])
+  bandwidth = _copy_bandwidth(seconds)
+  nbytes = columns_lib.Columns(schema).nbytes
+  figures = [_Figure('replay/sequence', nbytes, 'bytes')]
+  for count in shards:
+    per_second, used = _sampled(processes, schema, count, batch_size, stored, seconds)
+    name = f'replay/sample/{count}_shards'
+    figures += _throughput_figures(name, per_second, used, nbytes, bandwidth)
+  for count in writers:
+    per_second, used = _inserted(processes, schema, count, stored, seconds)
+    name = f'replay/insert/{count}_writers'
+    figures += _throughput_figures(name, per_second, used, nbytes, bandwidth)
+  for size in megabytes:
+    for way, taken in _handed_on(processes, size, seconds).items():
+      name = f'replay/parameters/{size:g}_MB/{way}'
+      figures += _latency_figures(name, size, taken, bandwidth)
+  figures.append(_Figure('copy', bandwidth, 'bytes/s'))
+  machine = bench.machine()
+  return [bench.Figure(*figure, machine=machine) for figure in figures]
+
+
+class _Figure(NamedTuple):
+  """A `bench.Figure` without its machine."""
+
+  name: str
+  value: float
+  unit: str
+  limit: float | None = None
+  ratio: float | None = None
+
+
+def _check(
+  shards: Sequence[int],
+  writers: Sequence[int],
+  megabytes: Sequence[float],
+  batch_size: int,
+  stored: int,
+  seconds: float,
+) -> None:
+  """Raises ValueError that names the flag of a value that cannot be measured."""
   for name, values in (('--shards', shards), ('--writers', writers)):
     if not values or min(values) < 1:
       raise ValueError(f'{name} {" ".join(map(str, values))}: each must be at least 1')
   if not megabytes or not 0 < min(megabytes) <= max(megabytes) < float('inf'):
     raise ValueError(f'--parameters {" ".join(map(str, megabytes))}: each must be positive MB')
   if batch_size < 2:
-    raise ValueError(f'--batch {batch_size}: must be at least 2, one row of each stratum')
+    raise ValueError(f'--batch {batch_size}: must be at least 2, one sequence of each stratum')
   if stored < 2 * max(shards):
     raise ValueError(f'--stored {stored}: use at least {2 * max(shards)}, two for each shard')
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
-  # They fork from a process that has imported all, what replay leaves for later too, and run nothing.
-  processes = multiprocessing.get_context('forkserver')
-  processes.set_forkserver_preload([__name__, 'reverb'])
-  bandwidth = _copy_bandwidth(seconds)
-  nbytes = columns_lib.Columns(schema).nbytes
-  figure = functools.partial(bench.Figure, machine=bench.machine())
 
-  def moved(name: str, per_second: float, used: dict[str, float]) -> list[bench.Figure]:
-    rate = per_second * nbytes
-    return [
-      figure(name, per_second, 'sequences/s', bandwidth / nbytes, rate / bandwidth),
-      figure(f'{name}/bytes', rate, 'bytes/s', bandwidth, rate / bandwidth),
-      *(
-        figure(f'{name}/{side}', 1e6 * each, 'us of CPU/sequence', None, None)
-        for side, each in used.items()
-      ),
-    ]
 
-  figures = [figure('replay/sequence', nbytes, 'bytes', None, None)]
-  for count in shards:
-    name = f'replay/sample/{count}_shards'
-    per_second, used = _sampled(processes, schema, count, batch_size, stored, seconds)
-    figures += moved(name, per_second, used)
-  for count in writers:
-    name = f'replay/insert/{count}_writers'
-    per_second, used = _inserted(processes, schema, count, stored, seconds)
-    figures += moved(name, per_second, used)
-  for size in megabytes:
-    times = _handed_on(processes, size, seconds)
-    for way, taken in times.items():
-      name, median = f'replay/parameters/{size:g}_MB/{way}', float(np.median(taken))
-      rate = 1e6 * size / median
-      figures += [
-        figure(name, rate, 'bytes/s', bandwidth, rate / bandwidth),
-        figure(f'{name}/median', median, 's', None, None),
-        figure(f'{name}/p99', float(np.quantile(taken, 0.99)), 's', None, None),
-      ]
-  return [*figures, figure('copy', bandwidth, 'bytes/s', None, None)]
+def _throughput_figures(
+  name: str, per_second: float, used: dict[str, float], nbytes: int, bandwidth: float
+) -> list[_Figure]:
+  """Sequences and bytes per second beside their limit, and CPU time per sequence on each side.
+
+  Args:
+    name: of the figures.
+    per_second: sequences.
+    used: seconds of CPU time per sequence, by side.
+    nbytes: of a sequence.
+    bandwidth: bytes per second of copying, the limit.
+  """
+  rate = per_second * nbytes
+  return [
+    _Figure(name, per_second, 'sequences/s', bandwidth / nbytes, rate / bandwidth),
+    _Figure(f'{name}/bytes', rate, 'bytes/s', bandwidth, rate / bandwidth),
+    *(_Figure(f'{name}/{side}', 1e6 * each, 'us of CPU/sequence') for side, each in used.items()),
+  ]
+
+
+def _latency_figures(
+  name: str, megabytes: float, seconds: Sequence[float], bandwidth: float
+) -> list[_Figure]:
+  """Median and 99th percentile of the latency of parameters, and the bytes per second at the median."""
+  median = float(np.median(seconds))
+  rate = 1e6 * megabytes / median
+  return [
+    _Figure(name, rate, 'bytes/s', bandwidth, rate / bandwidth),
+    _Figure(f'{name}/median', median, 's'),
+    _Figure(f'{name}/p99', float(np.quantile(seconds, 0.99)), 's'),
+  ]
 
 
 def _sampled(

@@ -76,34 +76,16 @@ def watching(
     ValueError: no pairs or no time, no dreamer, a package that the dashboard needs is missing, or a
       run or who looks at it ended meanwhile.
   """
-  if pairs < 2:
-    raise ValueError(f'--pairs {pairs}: must be at least 2')
-  if not 0 < seconds < float('inf'):
-    raise ValueError(f'--window {seconds}: must be positive seconds')
-  if not 0 < period < float('inf'):
-    raise ValueError(f'--period {period}: must be positive seconds')
+  _check(pairs, seconds, period)
   dashboard.check_packages()
   if config.agent_name != 'ppo':
-    often = min(LOG_PERIOD, config.dreamer()[1].log_period)
-    config = launch_config.override(config, [f'learner.log_period={often}'])
-  windows: list[Window] = []
+    log_period = min(LOG_PERIOD, config.dreamer()[1].log_period)
+    config = launch_config.override(config, [f'learner.log_period={log_period}'])
   with end_to_end.started(config) as run, contextlib.ExitStack() as stack:
     watchers = _attach(run.folder, period, stack)
-    began = {each.name: each.cpu_seconds() for each in watchers}
-    used = dict.fromkeys(began, 0.0)
-    rest = functools.partial(_rest, run, watchers)
-    for pair in range(pairs):
-      for watched in (pair % 2 == 1, pair % 2 == 0):
-        for each in watchers:
-          each.go_on() if watched else each.freeze()
-        rest(LEFT_OUT * seconds)
-        begin, before = time.time(), [each.cpu_seconds() for each in watchers]
-        rest((1 - LEFT_OUT) * seconds)
-        windows.append(Window(watched, begin, time.time()))
-        for each, start in zip(watchers, before, strict=True):
-          used[each.name] += each.cpu_seconds() - start
-  rows = metrics.read(run.folder / 'metrics' / 'learner.jsonl')
-  speeds = rates(rows, windows)
+    startup = {each.name: each.cpu_seconds() for each in watchers}
+    windows, used = _alternate(run, watchers, pairs, seconds)
+  speeds = rates(metrics.read(run.folder / 'metrics' / 'learner.jsonl'), windows)
   shutil.rmtree(run.folder)
   ratios = speeds[:, 1] / speeds[:, 0]
   low, high = interval(ratios)
@@ -116,9 +98,48 @@ def watching(
     figure(f'{name}/ratio', float(np.median(ratios)), 'with/without'),
     figure(f'{name}/ratio/low', low, 'with/without'),
     figure(f'{name}/ratio/high', high, 'with/without'),
-    *(figure(f'{name}/{each}/start', value, 's of CPU') for each, value in began.items()),
+    *(figure(f'{name}/{each}/start', value, 's of CPU') for each, value in startup.items()),
     *(figure(f'{name}/{each}', value / minutes, 's of CPU/min') for each, value in used.items()),
   ]
+
+
+def _check(pairs: int, seconds: float, period: float) -> None:
+  """Raises ValueError that names the flag of a value that cannot be measured."""
+  if pairs < 2:
+    raise ValueError(f'--pairs {pairs}: must be at least 2')
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--window {seconds}: must be positive seconds')
+  if not 0 < period < float('inf'):
+    raise ValueError(f'--period {period}: must be positive seconds')
+
+
+def _alternate(
+  run: end_to_end.Run, watchers: 'Sequence[_Process | Page]', pairs: int, seconds: float
+) -> tuple[list[Window], dict[str, float]]:
+  """Watches a run in every other window of time.
+
+  Args:
+    run: that is measured.
+    watchers: resumed in watched windows and frozen in the others.
+    pairs: of windows, alternately watched first and unwatched first.
+    seconds: of each window.
+
+  Returns:
+    The windows without their beginnings, and the seconds of CPU time that each watcher used in them.
+  """
+  windows: list[Window] = []
+  used = dict.fromkeys((each.name for each in watchers), 0.0)
+  for pair in range(pairs):
+    for watched in (pair % 2 == 1, pair % 2 == 0):
+      for each in watchers:
+        each.go_on() if watched else each.freeze()
+      _rest(run, watchers, LEFT_OUT * seconds)
+      begin, before = time.time(), [each.cpu_seconds() for each in watchers]
+      _rest(run, watchers, (1 - LEFT_OUT) * seconds)
+      windows.append(Window(watched, begin, time.time()))
+      for each, start in zip(watchers, before, strict=True):
+        used[each.name] += each.cpu_seconds() - start
+  return windows, used
 
 
 def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarray:
