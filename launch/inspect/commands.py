@@ -1,4 +1,4 @@
-"""`hephaestus inspect` and `environments`: replay tables and environments, seen from outside."""
+"""`hephaestus inspect` and `environments`: reports on the replay of a run and on environments."""
 
 import argparse
 import contextlib
@@ -14,10 +14,10 @@ def add(commands: Any) -> None:
   """Declares `inspect` and `environments`."""
   _add_inspect(commands)
   environments = commands.add_parser(
-    'environments', allow_abbrev=False, help='list the environments there are, or tell of one'
+    'environments', allow_abbrev=False, help='list all environments, or describe one'
   )
   environments.add_argument(
-    'name', nargs='?', metavar='FAMILY|WORLD', help='such as gymnax or gymnax/CartPole-v1'
+    'name', nargs='?', metavar='FAMILY|ENVIRONMENT', help='such as gymnax or gymnax/CartPole-v1'
   )
   environments.add_argument('--json', action='store_true')
   environments.set_defaults(call=_environments)
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 def _add_inspect(commands: Any) -> None:
   inspect = commands.add_parser(
-    'inspect', allow_abbrev=False, help='what the replay of a run holds, and who waits for whom'
+    'inspect', allow_abbrev=False, help='show the replay tables of a run and its bottleneck'
   )
   inspect.add_argument('target', metavar='RUN|HOST:PORT')
   inspect.add_argument('--json', action='store_true')
@@ -35,40 +35,46 @@ def _add_inspect(commands: Any) -> None:
     nargs='?',
     const=5.0,
     metavar='SECONDS',
-    help='look again and again, every 5 seconds if not told otherwise, until Ctrl-C',
+    help='repeat the report until Ctrl-C (default: every 5 seconds)',
   )
   inspect.add_argument(
     '--check',
     action='store_true',
-    help='whether what the newest checkpoint of replay holds is sound; exit code 1 when not',
+    help='check the newest checkpoint of replay; exit code 1 if it has faults',
   )
   inspect.add_argument(
     '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
   )
   inspect.add_argument(
-    '--gif', type=pathlib.Path, metavar='DIR', help='videos of what was observed'
+    '--gif', type=pathlib.Path, metavar='DIR', help='write a GIF of the observations of each sample'
   )
   inspect.add_argument(
     '--prometheus',
     type=int,
     metavar='PORT',
-    help='serve the numbers to Prometheus, on this machine alone; 0 for a free port',
+    help='serve metrics to Prometheus on the loopback interface; 0 for a free port',
   )
   inspect.set_defaults(call=_inspect)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  os.environ.setdefault(
+    'JAX_PLATFORMS', 'cpu'
+  )  # JAX reads it at import; a run may use the accelerators
   watching, sampling = arguments.watch is not None, arguments.sample is not None
   if watching and not arguments.watch > 0:
     raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
   if sampling and arguments.sample < 1:
     raise ValueError(f'--sample {arguments.sample}: must be at least 1')
   if watching and (sampling or arguments.check):
-    raise ValueError('--watch: looks at a live run; leave out --check and --sample, or call twice')
+    raise ValueError(
+      '--watch: reports on a live run; leave out --check and --sample, or call twice'
+    )
   serving = arguments.prometheus is not None
   if serving and (watching or sampling or arguments.check or arguments.json):
-    raise ValueError('--prometheus: goes with no other option; leave them out, or call twice')
+    raise ValueError(
+      '--prometheus: cannot be combined with other options; leave them out, or call twice'
+    )
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
   from hephaestus.launch.inspect import live
@@ -79,7 +85,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
   if serving:
     with live.make_exporter(arguments.target, arguments.prometheus) as exporter:
-      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C ends', flush=True)
+      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C to stop', flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         exporter.serve_forever()
     return 0
@@ -95,7 +101,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _inspect_stored(arguments: argparse.Namespace) -> int:
-  """What is stored, from a copy; 1 when it was to be checked and something is wrong."""
+  """Reports on the newest checkpoint; returns 1 if `--check` finds a fault."""
   from hephaestus.launch.inspect import live, stored
   from hephaestus.launch.run import metrics
 
@@ -103,7 +109,7 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   if arguments.json:
     try:
       report = live.inspect(arguments.target)
-    except ConnectionError:  # what is stored can be looked at all the same
+    except ConnectionError:  # the checkpoint can be read without a server
       report = {}
     report |= {'stored': found.summary, 'samples': stored.samples_json(found.samples)}
     print(metrics.to_json(report | {'violations': found.violations}))
@@ -122,8 +128,10 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
 
 
 def _environments(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
-  warnings.simplefilter('ignore')  # of packages, on themselves
+  os.environ.setdefault(
+    'JAX_PLATFORMS', 'cpu'
+  )  # JAX reads it at import; a run may use the accelerators
+  warnings.simplefilter('ignore')  # of the packages of environments
   from hephaestus.launch.inspect import environments
 
   report = environments.look_up(arguments.name)

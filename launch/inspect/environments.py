@@ -1,4 +1,4 @@
-"""What environments there are: ours and those of other packages, and what one of them is like."""
+"""Lists the environments of this project and of other packages, and describes each."""
 
 import importlib.util
 from typing import Any
@@ -11,37 +11,38 @@ from dm_env import specs
 from hephaestus.actors import environments
 from hephaestus.actors.environments import environment as environment_lib
 
-HEADINGS = ('world', 'observation', 'actions', 'mask', 'longest episode')
+HEADINGS = ('environment', 'observation', 'actions', 'mask', 'longest episode')
 
 
 def look_up(name: str | None = None) -> dict[str, Any]:
-  """What there is under a name.
+  """Describes an environment, a family, or all of them.
 
   Args:
-    name: an environment, as `environments.make` takes it, or a family; None for everything, where environments
-      of families are only named, since making them takes long.
+    name: an environment, as of `environments.make`, or a family. None for everything; then the
+      environments of families are listed by name alone, since making them takes long.
 
   Returns:
-    'environments', by name: what `describe` says; or 'refused', why it cannot be played. Without a name
-    also 'families', by name: 'installed', and 'environments', the names, or None where not installed.
+    `{'worlds': {NAME: DESCRIPTION}}`, where a description is that of `describe`, or `{'refused':
+    REASON}`. Without a name also `{'families': {NAME: {'installed', 'worlds'}}}` with the names of
+    its environments, None if the family is not installed.
 
   Raises:
-    ValueError: there is nothing of that name, or its package is not installed.
+    ValueError: the name is unknown, or its package is not installed.
   """
   if name is None:
     return {
-      'worlds': {world: describe(world) for world in sorted(environments.ENVIRONMENTS)},
+      'worlds': {each: describe(each) for each in sorted(environments.ENVIRONMENTS)},
       'families': {family: _family(family) for family in sorted(environments.FAMILIES)},
     }
   if name not in environments.FAMILIES:
     return {'worlds': {name: describe(name)}}
-  worlds: dict[str, Any] = {}
-  for world in sorted(environments.family(name).names()):
+  found: dict[str, Any] = {}
+  for each in sorted(environments.family(name).names()):
     try:
-      worlds[f'{name}/{world}'] = describe(f'{name}/{world}')
+      found[f'{name}/{each}'] = describe(f'{name}/{each}')
     except ValueError as error:
-      worlds[f'{name}/{world}'] = {'refused': str(error)}
-  return {'worlds': worlds}
+      found[f'{name}/{each}'] = {'refused': str(error)}
+  return {'worlds': found}
 
 
 def _family(name: str) -> dict[str, Any]:
@@ -51,7 +52,10 @@ def _family(name: str) -> dict[str, Any]:
 
 
 def describe(name: str) -> dict[str, Any]:
-  """An environment's 'observation', 'actions', 'mask', 'max_steps' and 'options' with their defaults.
+  """Specs of an environment, with the defaults of its options.
+
+  Returns:
+    {'observation', 'actions', 'mask', 'max_steps', 'options'}
 
   Raises:
     ValueError: as of `environments.make`.
@@ -83,22 +87,22 @@ def _describe_actions(spec: specs.BoundedArray) -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-  """Prints `look_up`'s report for people."""
+  """Prints the report of `look_up` as tables."""
   view = rich.table.Table()
   for heading in HEADINGS:
     view.add_column(heading, justify='right' if heading == HEADINGS[-1] else 'left')
-  for name, world in report['worlds'].items():
-    if 'refused' not in world:
-      observation = '\n'.join(f'{key} {what}'.strip() for key, what in world['observation'].items())
-      mask = 'yes' if world['mask'] else 'no'
-      view.add_row(name, observation, world['actions'], mask, f'{world["max_steps"]:,}')
+  for name, each in report['worlds'].items():
+    if 'refused' not in each:
+      observation = '\n'.join(f'{key} {spec}'.strip() for key, spec in each['observation'].items())
+      mask = 'yes' if each['mask'] else 'no'
+      view.add_row(name, observation, each['actions'], mask, f'{each["max_steps"]:,}')
   rich.print(view)
-  for name, world in report['worlds'].items():
-    if 'refused' in world:
-      print(f'cannot be played: {world["refused"]}')
+  for name, each in report['worlds'].items():
+    if 'refused' in each:
+      print(f'not supported: {each["refused"]}')
     elif len(report['worlds']) == 1:
       print('options, set by `--set environment.NAME=VALUE`:')
-      for option, default in world['options'].items():
+      for option, default in each['options'].items():
         print(f'  {option:<24} {default}')
       print(f'hephaestus train --env {name}')
   if 'families' in report:
@@ -107,13 +111,14 @@ def show(report: dict[str, Any]) -> None:
 
 def _show_families(families: dict[str, Any]) -> None:
   view = rich.table.Table()
-  for heading in ('family', 'installed', 'worlds'):
+  for heading in ('family', 'installed', 'environments'):
     view.add_column(heading)
   for name, family in families.items():
-    worlds = ', '.join(family['worlds'] or ['(uv sync --extra envs)'])
-    view.add_row(name, 'yes' if family['installed'] else 'no', worlds)
+    names = ', '.join(family['worlds'] or ['(uv sync --extra envs)'])
+    view.add_row(name, 'yes' if family['installed'] else 'no', names)
   rich.print(view)
   print(
-    'An environment is FAMILY/NAME, such as gymnax/CartPole-v1. `hephaestus environments FAMILY` and'
+    'An environment of a family is FAMILY/NAME, such as gymnax/CartPole-v1. For details:\n'
+    '  hephaestus environments FAMILY\n'
+    '  hephaestus environments FAMILY/NAME'
   )
-  print('`hephaestus environments FAMILY/NAME` tell more.')

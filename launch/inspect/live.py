@@ -1,4 +1,4 @@
-"""What the replay of a run holds and who waits for whom: one report, and its views for people."""
+"""Live report on the replay of a run, its bottleneck, and the views of that report."""
 
 import collections
 import datetime
@@ -29,14 +29,14 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
-WIDE = 130  # columns from which curves stand beside the numbers
-LABEL = 18  # columns of what names a number
-# What is told of what a stratum holds, by the key of the report.
+WIDE = 130  # columns of a terminal from which curves are to the right of the numbers
+LABEL = 18  # columns of the name of a number
+# Distributions over the sequences of a stratum, by the key of the report.
 SPREADS = {
-  'version': 'version that acted',
+  'version': 'acting version',
   'age_updates': 'age, updates',
   'age_steps': 'age, steps',
-  'episode_return': 'return of episodes',
+  'episode_return': 'episode return',
 }
 HEADINGS = {
   'lowest': 'lowest',
@@ -46,10 +46,10 @@ HEADINGS = {
   'highest': 'highest',
 }
 _BLOCKS = '▁▂▃▄▅▆▇█'
-_DOINGS = {
+_ACTIVITIES = {
   'sleeping': 'idle',
-  'waiting_for_sampling': 'inserts wait',
-  'waiting_for_inserts': 'samples wait',
+  'waiting_for_sampling': 'inserts blocked',
+  'waiting_for_inserts': 'sampling blocked',
   'sampling': 'sampling',
   'inserting': 'inserting',
   'running': 'other',
@@ -57,12 +57,12 @@ _DOINGS = {
 
 
 class Target(NamedTuple):
-  """What was asked to be looked at.
+  """A run, or a replay server without its run.
 
   Attributes:
     folder: of a run; None for a server alone.
     config: of the run; None for a server alone.
-    address: HOST:PORT of the server alone; a run's may change whenever it is started.
+    address: HOST:PORT of the server alone; that of a run may change whenever it is started.
   """
 
   folder: pathlib.Path | None
@@ -71,10 +71,10 @@ class Target(NamedTuple):
 
 
 def find(target: str) -> Target:
-  """Tells a run's folder from HOST:PORT.
+  """Parses a target: the folder of a run, or HOST:PORT.
 
   Raises:
-    ValueError: it is neither of the two, or a run without replay.
+    ValueError: it is neither, or the run has no replay.
   """
   folder = pathlib.Path(target)
   if folder.is_dir():
@@ -82,7 +82,7 @@ def find(target: str) -> Target:
       raise ValueError(f'{target}: is not the folder of a run, it has no {folder_lib.CONFIG}')
     config = launch_config.load(folder / folder_lib.CONFIG)
     if config.fused:
-      raise ValueError(f'{target}: environment and update are one program here, without a replay')
+      raise ValueError(f'{target}: a fused run is one compiled program, without a replay')
     return Target(folder, config, None)
   if ':' in target and target.rsplit(':', 1)[1].isdigit():
     return Target(None, None, target)
@@ -90,14 +90,14 @@ def find(target: str) -> Target:
 
 
 def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
-  """When one of a run's replay servers was started, in all launches.
+  """Events of every start of one of a run's replay servers, in all launches.
 
   Args:
     folder: of the run.
     name: of the server's node.
 
   Returns:
-    {'time': unix seconds, 'pid', ...} each.
+    {'time': unix seconds, 'pid', ...} of each start.
   """
   return [
     row
@@ -107,21 +107,22 @@ def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
 
 
 class Inspection:
-  """Looks at a run, or at a server alone, now and then."""
+  """Makes reports on a run, or on a server alone."""
 
   def __init__(
     self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
   ):
-    """Makes no call yet.
+    """Parses the target; makes no call yet.
 
     Args:
-      target: a run's folder, or HOST:PORT of a replay server (then the nodes' own numbers are
-        None).
+      target: a run's folder, or HOST:PORT of a replay server. Numbers that the nodes of a run write
+        are None for a server alone.
       timeout_seconds: for the server to answer.
-      read_seconds: at most, in a look, to read what actors have written; the rest waits for the next.
+      read_seconds: longest time for reading the actors' metrics in one report; the next report
+        continues from there.
 
     Raises:
-      ValueError: neither of the two.
+      ValueError: the target is neither.
     """
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
@@ -130,29 +131,35 @@ class Inspection:
     self._timeout_seconds = timeout_seconds
     self._addresses: list[str] = []
     self._inspector: inspector.Inspector | None = None
-    # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+    # Reverb crashes when Ctrl-C interrupts its call in the main thread.
     self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
 
   @property
   def address(self) -> str:
-    """HOST:PORT that was last looked at; of shards all, with commas between."""
+    """HOST:PORT of the last report; of all shards, separated by commas."""
     return ', '.join(self._addresses)
 
   def look(self) -> dict[str, Any]:
-    """What `inspector.Inspector.poll` tells, and what the run's nodes say of themselves.
+    """Report of `inspector.Inspector.poll`, with the metrics of the run's nodes.
 
     Returns:
-      Its keys, and 'time' (unix seconds), 'address', 'environment_step', 'parameter_version' (the
-      newest acted by), 'learner_starved_fraction' and 'actors_throttled_fraction' (of the last
-      minute; of the last report where none is as new), 'staleness': {'newest_updates',
-      'oldest_updates'} (how old the parameters are by which actors act), 'bottleneck', in words, and
-      'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
-      'episode_return', 'shared'}}, what `stored.Stored` says of a checkpoint as far as it is known of
-      what is held now: distributions as `inspector.QUANTILES`, None where nobody has told.
+      Its keys, and
+
+        'time': unix seconds.
+        'address': of the server.
+        'environment_step': collected so far.
+        'parameter_version': the newest that an actor uses.
+        'learner_starved_fraction', 'actors_throttled_fraction': of the last minute, or of the
+          newest metrics if those are older.
+        'staleness': {'newest_updates', 'oldest_updates'}, age of the actors' parameters.
+        'bottleneck': in words.
+        'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
+          'episode_return', 'shared'}}, as of `stored.Stored` but for the live tables. Distributions
+          are by `inspector.QUANTILES`, and None where they are unknown.
 
     Raises:
       ValueError: the folder is no longer one of a run.
-      ConnectionError: nothing answers.
+      ConnectionError: no server answers.
     """
     folder, config, address = self._target
     addresses = [address] if address is not None else []
@@ -185,11 +192,12 @@ class Inspection:
     return report | {'bottleneck': _bottleneck(report)}
 
   def _strata(self, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What is known of what the strata hold, without a sample of it.
+    """Statistics of the strata, computed without sampling, which would move the rate limiter.
 
-    All of them drop the oldest, so each holds the newest that were inserted, and its size says how
-    old these are in steps, and which the others hold as well. Their versions are those of what the
-    learner has drawn since its last row but one, and returns those that actors have written of.
+    Every stratum drops its oldest sequences first, so it holds the newest ones. Its size gives
+    their age in steps, and the share that other strata hold, too. Versions are those of the
+    sequences that the learner sampled between its last two rows of metrics. Returns are from the
+    actors' metrics.
     """
     folder, config, _ = self._target
     sizes = {name: row['size'] for name, row in report['tables'].items() if name != tables.PARAMS}
@@ -200,7 +208,7 @@ class Inspection:
       ages = versions = steps = None
       if size and learner is not None and f'replay/{name}/age/median' in learner:
         ages = {quantile: learner[f'replay/{name}/age/{quantile}'] for quantile in names}
-        versions = {  # the oldest is the lowest
+        versions = {  # the oldest sequence has the lowest version
           quantile: learner['learner_step'] - ages[other]
           for quantile, other in zip(names, reversed(names), strict=True)
         }
@@ -225,17 +233,17 @@ class Inspection:
     return strata
 
   def _returns(self, folder: pathlib.Path, start: float) -> tuple[int, dict[str, float] | None]:
-    """How many episodes ended after an environment step, as far as is written, and their returns."""
+    """Number and returns of the episodes that ended after an environment step, by the metrics."""
     found, counts = [], []
     for file in self._actors.values():
       places = file.column('environment_step')
       rows = np.flatnonzero(np.isfinite(places))
-      # What was inserted later than what came after it was lost when replay went back.
+      # A restart of replay restores an older step; rows beyond that step were lost.
       kept = places[rows] <= np.minimum.accumulate(places[rows][::-1])[::-1]
       rows = rows[kept & (places[rows] > start)]
-      told = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
-      known = np.isfinite(told).all(axis=0)
-      found.append(np.stack(told, axis=1)[known])
+      written = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
+      known = np.isfinite(written).all(axis=0)
+      found.append(np.stack(written, axis=1)[known])
       counts.append(file.column('episodes')[rows][known])
     if not found:
       return 0, None
@@ -259,27 +267,27 @@ class Inspection:
       raise ConnectionError(f'{self._name}: this run was never started') from None
 
   def _why(self, folder: pathlib.Path | None) -> str:
-    """What a run's folder says of a server that does not answer."""
+    """The probable reason why the server of a run does not answer."""
     if folder is None:
       return ''
     names = parts_lib.replay_names(len(self._addresses))
     started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
     if any(psutil.pid_exists(row['pid']) for row in started):
-      return '; its process runs, and is starting, or too busy to answer'
-    return f'; the run is not running, go on with: hephaestus train --run {folder}'
+      return '; its process is running: it is still starting, or too busy to answer'
+    return f'; the run is not running, resume it with: hephaestus train --run {folder}'
 
 
 def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
-  """One report, of two looks.
+  """One report with rates, which takes two calls of the server.
 
   Args:
     target: as of `Inspection`.
-    timeout_seconds: as well.
-    seconds: between the looks.
+    timeout_seconds: likewise.
+    seconds: between the calls.
 
   Raises:
-    ValueError: the target is none.
-    ConnectionError: nothing answers.
+    ValueError: the target is not valid.
+    ConnectionError: no server answers.
   """
   inspection = Inspection(target, timeout_seconds)
   inspection.look()
@@ -290,16 +298,16 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
 def _of_nodes(
   folder: pathlib.Path, config: launch_config.ExperimentConfig, shards: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  """What learner and actors have written of themselves."""
+  """Statistics from the metrics of the learner and the actors."""
   learner_file = folder / 'metrics' / 'learner.jsonl'
   learner = metrics.last(learner_file)
   files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
   actors = [row for path in files if (row := metrics.last(path)) is not None]
   stratum = config.replay.limiting_stratum.name
-  # Of a shard that is down as well, by what it last said.
+  # A shard that is down counts with its last answer.
   known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
   step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
-  if config.agent_name == 'ppo':  # whose queue forgets what was inserted into the one before
+  if config.agent_name == 'ppo':  # the queue restarts its count with each launch
     step = 0 if learner is None else learner['environment_step']
   versions = [row['parameter_version'] for row in actors]
   staleness = {}
@@ -318,9 +326,9 @@ def _of_nodes(
 
 
 def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
-  """Mean over nodes of a share of their time in the last minute; None where none says it.
+  """Mean over nodes of a share of their time in the last minute; None without any row.
 
-  A row speaks of the time since the row before, and counts for so long.
+  A row covers the time since the row before it, and is weighted by that time.
   """
   shares = []
   begin = time.time() - MINUTE
@@ -337,7 +345,7 @@ def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
 
 
 def _bottleneck(report: dict[str, Any]) -> str | None:
-  """Who waits for whom, in words; None where nothing tells."""
+  """The bottleneck of a run, in words; None where it is unknown."""
   throttled, starved = report['actors_throttled_fraction'], report['learner_starved_fraction']
   during = 'the last minute'
   if throttled is None or starved is None:
@@ -346,20 +354,20 @@ def _bottleneck(report: dict[str, Any]) -> str | None:
     throttled, starved = _waiting(report)
     during = 'the time' if report['seconds'] is None else f'the last {report["seconds"]:.1f} s'
   if max(throttled, starved) < 0.01:
-    return 'nobody waits'
+    return 'neither actors nor the learner wait'
   if throttled >= starved:
     return f'actors throttled {_share(throttled)} of {during}: the learner is the bottleneck'
   return f'learner starved {_share(starved)} of {during}: the actors are the bottleneck'
 
 
 def _waiting(report: dict[str, Any]) -> tuple[float, float]:
-  """Shares of the time in which the limiter held inserts back, and samples, since the last look."""
+  """Shares of time for which the rate limiter blocked inserts and sampling since the last report."""
   worked = report['tables'][report['limiter']['table']]['worker_time']
   return worked['waiting_for_sampling'], worked['waiting_for_inserts']
 
 
 def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
-  """Prints a report for people."""
+  """Prints a report as tables."""
   console = console or rich.console.Console()
   console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
@@ -375,18 +383,19 @@ def watch(
   as_json: bool = False,
   console: rich.console.Console | None = None,
 ) -> None:
-  """Shows a run until Ctrl-C: a live view in a terminal, a line for each look elsewhere.
+  """Shows a run until Ctrl-C: a live view in a terminal, a line for each report elsewhere.
 
-  A server that dies is said and looked for, since a run's comes back.
+  If the server is lost, this reports it and retries; a supervised run restarts its server.
 
   Args:
     target: as of `Inspection`.
-    period: seconds between two looks.
-    as_json: a line of JSON for each look instead; a dead server gives {'time', 'address', 'error'}.
+    period: seconds between two reports.
+    as_json: prints each report as a line of JSON instead. Without a server the line is {'time',
+      'address', 'error'}.
     console: to show it on.
 
   Raises:
-    ValueError: the target is none, or no longer.
+    ValueError: the target is not valid, or no longer.
   """
   console = console or rich.console.Console()
   looks: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
@@ -400,7 +409,7 @@ def watch(
       for report in _looks(target, period):
         line = json.dumps(metrics.plain(report)) if as_json else _line(report)
         print(line, file=console.file, flush=True)
-  except BrokenPipeError:  # whoever read the lines has gone
+  except BrokenPipeError:  # the reader of the lines has exited
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except KeyboardInterrupt:
     if not as_json:
@@ -408,41 +417,41 @@ def watch(
 
 
 def _looks(target: str, period: float) -> Iterator[dict[str, Any]]:
-  """A report for each period, for ever; the first without rates, and soon followed."""
+  """Yields a report for each period, for ever. The first has no rates; the second follows soon."""
   inspection = Inspection(target)
   wait = min(1.0, period)
   while True:
-    begun = time.monotonic()
+    begin = time.monotonic()
     try:
       report = inspection.look()
     except ConnectionError as error:
       report = {'time': time.time(), 'address': inspection.address, 'error': str(error)}
     yield report
-    time.sleep(max(0.0, begun + wait - time.monotonic()))
+    time.sleep(max(0.0, begin + wait - time.monotonic()))
     wait = period
 
 
 def make_exporter(target: str, port: int) -> http.server.HTTPServer:
-  """A web server for Prometheus, on this machine's loopback alone: /metrics looks and tells.
+  """A web server for Prometheus, on the loopback interface; each GET of /metrics makes a report.
 
   Args:
     target: as of `Inspection`.
     port: to listen at; 0 for a free one.
 
   Raises:
-    ValueError: the target is none, or the port is taken.
+    ValueError: the target is not valid, or the port is in use.
   """
   inspection = Inspection(target)
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-      # A page of another site may have its own name lead here, and would read the answer.
+      # Against DNS rebinding: another site's name may resolve to this address.
       host = self.headers.get('Host', '').rsplit(':', 1)[0]
       if host not in ('127.0.0.1', 'localhost'):
-        self.send_error(403, 'only for 127.0.0.1 and localhost')
+        self.send_error(403, 'only 127.0.0.1 and localhost are served')
         return
       if self.path != '/metrics':
-        self.send_error(404, 'there is only /metrics')
+        self.send_error(404, 'only /metrics is served')
         return
       try:
         text = exposition(inspection.look())
@@ -464,10 +473,10 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
 
 
 def exposition(report: dict[str, Any]) -> str:
-  """A report in Prometheus' text format: a line for each number, tables and states as labels."""
+  """A report in Prometheus' text format: a line for each number, with tables and states as labels."""
   lines = ['hephaestus_up 1']
-  apart = ('tables', 'time', 'shards', 'strata')
-  rest = {key: value for key, value in report.items() if key not in apart}
+  nested = ('tables', 'time', 'shards', 'strata')
+  rest = {key: value for key, value in report.items() if key not in nested}
   for key, value in launch_config.flatten(rest).items():
     lines += _sample(key.replace('.', '_'), '', value)
   for shard in report['shards']:
@@ -491,12 +500,12 @@ def exposition(report: dict[str, Any]) -> str:
 
 
 def _sample(name: str, labels: str, value: Any) -> list[str]:
-  """A line for a number, none for anything else."""
+  """A line for a number; nothing for other values."""
   return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, str]]:
-  """For each table of a report, or of one of its shards, what stands below each heading, with units."""
+  """Cells of the tables of a report, or of one of its shards: a row for each table, by heading."""
   return [
     {
       'table': name,
@@ -515,7 +524,7 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _table(report: dict[str, Any], width: int) -> rich.text.Text:
-  """A line for each table, with counts where there is room; of shards all together, then each."""
+  """A line for each table, with counts on a wide terminal; shards summed, then one by one."""
   totals = width >= 100
   headings = ['table', 'size', 'capacity', 'full']
   headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
@@ -535,12 +544,12 @@ def _aligned(
 ) -> rich.text.Text:
   """Blocks of rows below headings, each under a line.
 
-  `rich.table` takes ten times as long, and whoever watches takes it from the run's own cores.
+  `rich.table` takes ten times as long, on the cores that the run needs.
 
   Args:
     headings: of the columns.
     blocks: rows of cells.
-    left: how many columns, the first ones, are not aligned right.
+    left: number of columns, from the first, that are aligned left.
   """
   rows = [headings, *itertools.chain(*blocks)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -560,9 +569,9 @@ def _aligned(
 
 
 def spreads(report: dict[str, Any]) -> list[dict[str, str]]:
-  """What strata hold, a line for each distribution that is known, as `cells`."""
+  """Cells of the distributions of the strata, a row for each one that is known."""
   return [
-    {'stratum': name, 'of what it holds': label, **spread_cells(key, row[key])}
+    {'stratum': name, 'distribution of': label, **spread_cells(key, row[key])}
     for name, row in sorted(report['strata'].items())
     for key, label in SPREADS.items()
     if row[key] is not None
@@ -570,11 +579,11 @@ def spreads(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def spread_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
-  """A distribution below HEADINGS.
+  """Cells of a distribution, by HEADINGS.
 
   Args:
     key: of SPREADS.
-    values: by `inspector.QUANTILES`; None: not known.
+    values: by `inspector.QUANTILES`; None if unknown.
   """
   number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
   return {
@@ -583,7 +592,7 @@ def spread_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
 
 
 def _held(report: dict[str, Any]) -> rich.text.Text:
-  """As `spreads`, for a terminal."""
+  """The distributions of `spreads`, for a terminal."""
   rows = spreads(report)
   if not rows:
     return rich.text.Text()
@@ -596,30 +605,30 @@ def _held(report: dict[str, Any]) -> rich.text.Text:
 
 
 def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
-  """How the thread of each stratum's table spends its time: {TABLE: {what it does: share}}."""
+  """Share of time by activity of the worker thread of each stratum's table."""
   return {
-    name: {_DOINGS[state]: share for state, share in row['worker_time'].items()}
+    name: {_ACTIVITIES[state]: share for state, share in row['worker_time'].items()}
     for name, row in sorted(report['tables'].items())
     if name != tables.PARAMS
   }
 
 
 def numbers(report: dict[str, Any]) -> dict[str, str]:
-  """All that is no table, named and with units."""
+  """Numbers outside of the tables, by name and with units."""
   ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
   named = {
-    'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} lately, '
+    'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
     + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
     + ' configured'
   }
   if len(report['shards']) > 1:
-    silent = [shard['address'] for shard in report['shards'] if not shard['alive']]
-    alive = f'{len(report["shards"]) - len(silent)} of {len(report["shards"])} answer'
-    named['shards'] = f'{alive}; silent: {", ".join(silent)}' if silent else alive
+    lost = [shard['address'] for shard in report['shards'] if not shard['alive']]
+    alive = f'{len(report["shards"]) - len(lost)} of {len(report["shards"])} answer'
+    named['shards'] = f'{alive}; no answer: {", ".join(lost)}' if lost else alive
   if limiter is not None:
     named['limiter'] = _limiter(limiter)
   if report['bottleneck'] is not None:
-    named['who waits'] = report['bottleneck']
+    named['bottleneck'] = report['bottleneck']
   if report['environment_step'] is not None:
     named['environment steps'] = f'{report["environment_step"]:,}'
   if report['parameter_version'] is not None:
@@ -627,22 +636,22 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone
     published = report['tables'][tables.PARAMS]['inserted']
     named['parameters'] = (
-      f'published {published:,} times; their version stands in what is stored, and to sample that would '
-      "change the table's counters: give the run's folder"
+      f'published {published:,} times; the version is unknown, since sampling it would change the '
+      "table's counters: give the run's folder"
     )
   if report['staleness']:
     newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
     span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
-    named['staleness'] = f'actors act by parameters {span} updates old'
+    named['staleness'] = f'actors use parameters {span} updates old'
   shared = {name: row['shared'] for name, row in sorted(report['strata'].items()) if row['shared']}
   if shared:
-    of_each = ', '.join(f'of {name} {_share(share)}' for name, share in shared.items())
-    named['overlap'] = f'{of_each} is in the others, too'
+    shares = ', '.join(f'{_share(share)} of {name}' for name, share in shared.items())
+    named['overlap'] = f'{shares} is in the other strata, too'
   episodes = {name: row['episodes'] for name, row in sorted(report['strata'].items())}
   if any(episodes.values()):
     counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
-    named['episodes'] = f'{counts}, that ended there'
-  named['memory'] = f'sequences {_size(memory["sequences"])}, if not compressed; ' + (
+    named['episodes'] = f'{counts} ended'
+  named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (
     f'the server {_size(memory["server"])}'
     if memory['server'] is not None
     else 'the server is not on this machine'
@@ -655,18 +664,18 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
 def _limiter(limiter: dict[str, Any]) -> str:
   missing = f'{limiter["missing"]:,}'
   words = {
-    'open': 'inserts and samples both go on',
-    'warming up': f'no batch before {missing} more sequences are inserted',
-    'inserts wait': f'inserts wait until {missing} more are sampled',
-    'samples wait': f'samples wait until {missing} more are inserted',
+    'open': 'blocks neither inserts nor sampling',
+    'warming up': f'blocks sampling until {missing} more sequences are inserted',
+    'inserts wait': f'blocks inserts until {missing} more sequences are sampled',
+    'samples wait': f'blocks sampling until {missing} more sequences are inserted',
   }
   return f'{limiter["table"]}: {words[limiter["state"]]}'
 
 
 def _worked(shares: dict[str, float]) -> str:
-  """How a table's thread spends its time, the most first."""
+  """Shares of a worker thread's time, the largest first."""
   parts = sorted(shares.items(), key=lambda part: -part[1])
-  return ', '.join(f'{doing} {_share(share)}' for doing, share in parts if share >= 0.005)
+  return ', '.join(f'{activity} {_share(share)}' for activity, share in parts if share >= 0.005)
 
 
 def _grid(named: dict[str, str]) -> rich.table.Table:
@@ -681,20 +690,20 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
 def _frame(
   target: str, looks: Sequence[dict[str, Any]], period: float, width: int
 ) -> rich.console.RenderableType:
-  """What a terminal shows: the newest numbers that there are, and the curves of the last ones."""
+  """The live view: the newest report with numbers, and curves of the last reports."""
   newest = looks[-1]
   moment = datetime.datetime.fromtimestamp(newest['time'])
-  heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C ends'
+  heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
   parts: list[Any] = [rich.markup.escape(heading)]
   if 'error' in newest:
-    parts.append(rich.markup.escape(f'{newest["error"]}; looking on'))
+    parts.append(rich.markup.escape(f'{newest["error"]}; retrying'))
   answered = next((report for report in reversed(looks) if 'error' not in report), None)
   if answered is None:
     return rich.console.Group(*parts)
   parts.append(_table(answered, width))
   named = _grid(numbers(answered))
   if width < WIDE:
-    # Last is what a low terminal has no room for.
+    # A low terminal cuts off the end.
     return rich.console.Group(
       *parts, named, '', _curves(looks, width - LABEL - 12), '', _held(answered)
     )
@@ -708,7 +717,7 @@ def _frame(
 
 
 def _curves(looks: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
-  """A curve of blocks for each of the numbers that move, the newest at the right."""
+  """A curve of blocks for each number of `moving`, the newest at the right."""
   columns = [moving(report) for report in list(looks)[-width:]]
   lines = []
   for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
@@ -721,7 +730,7 @@ def _curves(looks: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
 
 
 def moving(report: dict[str, Any]) -> dict[str, float | None]:
-  """The numbers of a report that are drawn; none of a server that is dead or begins anew."""
+  """The numbers of a report that are drawn as curves; none while a server is lost or restarts."""
   if 'error' in report or report['limiter'] is None or report['seconds'] is None:
     return {}
   throttled, starved = _waiting(report)
@@ -737,11 +746,11 @@ def moving(report: dict[str, Any]) -> dict[str, float | None]:
 
 
 def curve(values: Iterable[float | None], top: float) -> str:
-  """A character for each value, higher blocks for higher ones; a space for None.
+  """A block character for each value, higher for larger ones; a space for None.
 
   Args:
     values: at least 0.
-    top: what fills a character.
+    top: value of a full block.
   """
   last = len(_BLOCKS) - 1
   height = lambda value: min(last, int(value / top * (last + 1))) if top > 0 else 0
@@ -752,7 +761,7 @@ def _line(report: dict[str, Any]) -> str:
   """A report on one line."""
   clock = f'{datetime.datetime.fromtimestamp(report["time"]):%H:%M:%S}'
   if 'error' in report:
-    return f'{clock}  {report["error"]}; looking on'
+    return f'{clock}  {report["error"]}; retrying'
   strata = [name for name in sorted(report['tables']) if name != tables.PARAMS]
   held = [
     f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
@@ -781,7 +790,7 @@ def _rate(value: float | None) -> str:
 
 
 def _size(count: float | None) -> str:
-  """Bytes, in the decimal unit that suits them."""
+  """Bytes in a decimal unit."""
   if count is None:
     return '-'
   for unit in ('B', 'kB', 'MB'):

@@ -1,4 +1,4 @@
-"""What a run's replay has stored, from a copy of its newest checkpoint: checked, summed up, shown."""
+"""Checks, summarises and shows the sequences in the newest checkpoint of a run's replay."""
 
 import collections
 import datetime
@@ -24,16 +24,16 @@ from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import contents as contents_lib
 from hephaestus.replay import inspector, tables
 
-_SHOWN = 6  # numbers of a row that are printed one by one
+_SHOWN = 6  # numbers of an array that are printed one by one
 
 
 class Sample(NamedTuple):
   """One stored sequence.
 
   Attributes:
-    table: where it was found.
-    item: the reference to it.
-    age_rank: of the table's items, 0 the oldest.
+    table: that holds it.
+    item: the table's reference to it.
+    age_rank: its place among the table's items; 0 is the oldest.
     sequence: [T, ...] of host arrays.
   """
 
@@ -44,17 +44,22 @@ class Sample(NamedTuple):
 
 
 class Stored(NamedTuple):
-  """What a checkpoint holds.
+  """Content of a checkpoint.
 
   Attributes:
-    violations: one line each.
-    summary: {'checkpoint': {'saved': unix seconds, 'sequences': different ones},
-      'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episode_return':
-      {'lowest', 'low' (5 %), 'median', 'high' (95 %), 'highest'}, None without any, 'episodes',
-      'shared': share of it that every other stratum holds as well}}}. Ages are in updates before
-      the newest version that acted, and in environment steps collected since.
+    violations: a line for each.
+    summary: of the content:
+
+      {'checkpoint': {'saved': unix seconds, 'sequences': number of different ones},
+       'strata': {NAME: {'sequences', 'episodes', 'version', 'age_updates', 'age_steps',
+                         'episode_return', 'shared'}}}
+
+      'version' and the three after it are distributions, {'lowest', 'low' (5 %), 'median', 'high'
+      (95 %), 'highest'} or None. Ages are in updates before the newest acting version, and in
+      environment steps collected since. 'shared' is the share of sequences that every other stratum
+      holds, too.
     samples: of each stratum, evenly from the oldest to the newest.
-    draw: of the run's environment: see `Environment.draw`.
+    draw: of the run's environment; see `Environment.draw`.
   """
 
   violations: list[str]
@@ -64,7 +69,7 @@ class Stored(NamedTuple):
 
 
 def read(target: str, num_samples: int = 0) -> Stored:
-  """Reads all of the newest checkpoint; the run may be going on, and is not disturbed.
+  """Reads the newest checkpoint from a copy, which does not disturb a running server.
 
   It takes as much memory as the replay server does. Ctrl-C ends it, and deletes the copy.
 
@@ -73,10 +78,10 @@ def read(target: str, num_samples: int = 0) -> Stored:
     num_samples: of each stratum.
 
   Raises:
-    ValueError: the target is none, or has no checkpoint of its replay.
+    ValueError: the target is not a run's folder, or has no checkpoint of replay.
   """
   stop = threading.Event()
-  # Ctrl-C must not reach a call of Reverb's in the main thread: the process would crash.
+  # Reverb crashes when Ctrl-C interrupts its call in the main thread.
   with futures.ThreadPoolExecutor(1, thread_name_prefix='read') as thread:
     reading = thread.submit(_read, target, num_samples, stop)
     try:
@@ -91,7 +96,9 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
   if folder is None or config is None:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
   if config.agent_name == 'ppo':
-    raise ValueError(f'{target}: keeps no checkpoint of its queue, from which all is read once')
+    raise ValueError(
+      f'{target}: keeps no checkpoint of its queue, since each sequence is read once'
+    )
   parts = parts_lib.make_parts(config)
   schema = columns_lib.Columns(parts.sequence_schema)
   num_shards = config.replay.num_shards
@@ -100,7 +107,7 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
       parts_lib.replay_names(num_shards), parts_lib.replay_folders(folder, num_shards), strict=True
     )
   )
-  # Where a run has several hosts, others may keep the rest.
+  # In a run on several hosts, each host keeps the checkpoints of its own shards.
   here = {name: place for name, place in places.items() if pathlib.Path(place).is_dir()} or places
   readings: list[_Reading] = []
   for name, place in here.items():
@@ -116,7 +123,7 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
     with copy:
       restarts = [row['time'] for row in live.starts_of_replay(folder, name)]
       readings.append(_Reading(copy, schema, num_samples, restarts, stop))
-  # An actor's sequences go to the shards in turn, so that what follows in one is not the next.
+  # An actor writes to several shards in turn, so neighbours in a shard are not consecutive.
   num_envs = config.actor.num_envs if num_shards == 1 else None
   draw = parts.environment.draw
   return _result(readings, list(here), num_envs, config.steps_per_sequence, draw)
@@ -129,10 +136,10 @@ class _Reading:
     saved: unix seconds at which it was finished.
     items: by table, the oldest first.
     strata: the tables that hold sequences.
-    violations: one line each.
+    violations: a line for each.
     samples: evenly from the oldest to the newest of each stratum.
     digests: of each stratum's items, in their order.
-    kept: of each stratum what its numbers are made of, and no observations, which would not fit.
+    kept: items and sequences of each stratum without observations, which would not fit in memory.
   """
 
   def __init__(
@@ -163,14 +170,14 @@ class _Reading:
           raise InterruptedError
         self.digests[name].append(contents_lib.digest(arrays))
         mismatch = schema.mismatch(arrays)
-        if mismatch:  # of all of them, where the table says so itself
+        if mismatch:  # reported once if the table's signature differs
           self.violations += [_place(name, item.key) + mismatch] if is_sound else []
           continue
         sequence = jax.tree.map(lambda x: x[0], schema.unflatten(arrays))
         if item.chunks not in checked:
           checked.add(item.chunks)
           self.violations += [
-            _place(name, item.key, row) + text for row, text in experience.faults(sequence)
+            _place(name, item.key, step) + text for step, text in experience.faults(sequence)
           ]
         if index in wanted:
           self.samples.append(Sample(name, item, index, sequence))
@@ -196,13 +203,13 @@ def _result(
   steps_per_sequence: int,
   draw: videos.Draw,
 ) -> Stored:
-  """What all shards hold together.
+  """Merges the readings of all shards.
 
   Args:
     readings: of each shard.
     names: of their nodes.
-    num_envs: whose sequences take turns in a stream of one writer; None where no sequence is
-      known to follow another, and only episodes that lie in one have a return.
+    num_envs: environments whose sequences alternate in the stream of one writer. None if
+      consecutive sequences are unknown; then only episodes within one sequence have a return.
     steps_per_sequence: of an environment.
     draw: of the run's environment.
   """
@@ -213,7 +220,7 @@ def _result(
     for text in reading.violations
   ]
   if several:
-    violations += _in_several(readings, names)
+    violations += _duplicates(readings, names)
   strata = {}
   newest = max(
     (int(row.version) for reading in readings for kept in reading.kept.values() for _, row in kept),
@@ -223,7 +230,7 @@ def _result(
     kept = [pair for reading in readings for pair in reading.kept.get(name, ())]
     count = sum(len(reading.items.get(name, ())) for reading in readings)
     versions = np.array([int(sequence.version) for _, sequence in kept], np.int64)
-    streams = [[row] for _, row in kept] if num_envs is None else _worlds(kept, num_envs)
+    streams = [[row] for _, row in kept] if num_envs is None else _streams(kept, num_envs)
     returns = [value for stream in streams for value in experience.episode_returns(stream)]
     chunks, shared = _chunks(readings, name), _chunks(readings, name)
     others = [other for other in readings[0].strata if other != name]
@@ -246,34 +253,35 @@ def _result(
 
 
 def _chunks(readings: list[_Reading], table: str) -> set[tuple[int, ...]]:
-  """What a table's items refer to, in all shards."""
+  """Chunks that a table's items refer to, in all shards."""
   return {item.chunks for reading in readings for item in reading.items.get(table, ())}
 
 
-def _in_several(readings: list[_Reading], names: list[str]) -> Iterator[str]:
-  """Sequences that more than one shard stores."""
+def _duplicates(readings: list[_Reading], names: list[str]) -> Iterator[str]:
+  """Violations: sequences that more than one shard stores."""
   seen: dict[bytes, str] = {}
   for name, reading in zip(names, readings, strict=True):
     for table, digests in reading.digests.items():
-      for item, what in zip(reading.items[table], digests, strict=True):
-        other = seen.setdefault(what, name)
+      for item, digest in zip(reading.items[table], digests, strict=True):
+        other = seen.setdefault(digest, name)
         if other != name:
-          yield f'{name}, {_place(table, item.key)}{other} stores the same'
+          yield f'{name}, {_place(table, item.key)}{other} stores the same sequence'
 
 
-def _place(table: str, key: int | None = None, row: int | None = None) -> str:
-  """Where a violation is."""
+def _place(table: str, key: int | None = None, step: int | None = None) -> str:
+  """Place of a violation, in words."""
   place = f'table {table}'
   place += '' if key is None else f', key {key}'
-  return place + ('' if row is None else f', row {row}') + ': '
+  return place + ('' if step is None else f', step {step}') + ': '
 
 
-def _worlds(
+def _streams(
   kept: list[tuple[contents_lib.Item, experience.Sequence]], num_envs: int
 ) -> Iterator[list[experience.Sequence]]:
-  """Sequences of one environment that follow each other without a gap.
+  """Runs of consecutive sequences of one environment.
 
-  An actor writes those of its environments in turns, so the next one of an environment is `num_envs` further.
+  An actor writes sequences of its environments in turn, so the next one of an environment is
+  `num_envs` positions later.
   """
   places = {(item.writer, item.position): sequence for item, sequence in kept}
   for writer, position in sorted(places):
@@ -287,7 +295,7 @@ def _worlds(
 
 
 def show(target: str, stored: Stored, console: rich.console.Console | None = None) -> None:
-  """Prints the summary and the samples for people."""
+  """Prints the summary and the samples as tables."""
   console = console or rich.console.Console()
   moment = datetime.datetime.fromtimestamp(stored.summary['checkpoint']['saved'])
   say = lambda text: console.print(text, markup=False, highlight=False)
@@ -296,7 +304,9 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
     f'{stored.summary["checkpoint"]["sequences"]:,} different sequences'
   )
   for name, row in stored.summary['strata'].items():
-    shared = '' if row['shared'] is None else f', {100 * row["shared"]:.0f} % also in the others'
+    shared = (
+      '' if row['shared'] is None else f', {100 * row["shared"]:.0f} % also in the other strata'
+    )
     say(f'\n{name}: {row["sequences"]:,} sequences{shared}')
     console.print(_spread(row))
   for sample in stored.samples:
@@ -305,27 +315,27 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
     newest = stored.summary['strata'][sample.table]['version']['highest']
     say(
       f'{sample.table}, key {sample.item.key}, {sample.age_rank + 1:,} of '
-      f'{stored.summary["strata"][sample.table]["sequences"]:,} from the oldest: made by version '
+      f'{stored.summary["strata"][sample.table]["sequences"]:,} from the oldest: version '
       f'{version:,} of actor {int(sample.sequence.actor_id)}, {newest - version:,.0f} updates before '
       f'the newest; sampled {sample.item.times_sampled:,} times'
     )
-    console.print(_rows(sample.sequence))
+    console.print(_steps(sample.sequence))
 
 
 def _spread(row: dict[str, Any]) -> rich.table.Table:
-  """Quantiles of what is known of a stratum."""
+  """The distributions of a stratum."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   view.add_column('')
   for heading in live.HEADINGS.values():
     view.add_column(heading, justify='right')
-  episodes = {'episode_return': f'return of {row["episodes"]:,} episodes'}
+  episodes = {'episode_return': f'episode return, {row["episodes"]:,} episodes'}
   for key, label in (live.SPREADS | episodes).items():
     view.add_row(label, *live.spread_cells(key, row[key]).values())
   return view
 
 
-def _rows(sequence: experience.Sequence) -> rich.table.Table:
-  """A line for each row of a sequence."""
+def _steps(sequence: experience.Sequence) -> rich.table.Table:
+  """A line for each step of a sequence."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   leaves: dict[str, Any] = {
     'action': sequence.action,
@@ -334,17 +344,17 @@ def _rows(sequence: experience.Sequence) -> rich.table.Table:
     **_named(sequence.extras, ''),
     **_named(sequence.observation, 'observation'),
   }
-  for heading in ('row', 'step type', *leaves):
+  for heading in ('step', 'step type', *leaves):
     view.add_column(heading, justify='left' if heading == 'step type' else 'right')
   last = len(sequence.step_type) - 1
   of_decision = {'action', *_named(sequence.extras, '')}
-  for row, kind in enumerate(sequence.step_type.tolist()):
+  for step, kind in enumerate(sequence.step_type.tolist()):
     name = dm_env.StepType(kind).name if kind in (0, 1, 2) else str(kind)
     cells = [
-      '-' if row == last and label in of_decision else _cell(leaf[row])
+      '-' if step == last and label in of_decision else _cell(leaf[step])
       for label, leaf in leaves.items()
     ]
-    view.add_row(str(row), name, *cells)
+    view.add_row(str(step), name, *cells)
   return view
 
 
@@ -357,7 +367,7 @@ def _named(tree: Any, name: str) -> dict[str, np.ndarray]:
 
 
 def _cell(value: np.ndarray) -> str:
-  """A row's value; of many numbers how many, and their range."""
+  """A value of one step; a large array is shown by its shape and range."""
   value = np.asarray(value)
   if value.dtype.kind not in 'biuf':  # such as bfloat16
     value = value.astype(np.float32)
@@ -369,7 +379,7 @@ def _cell(value: np.ndarray) -> str:
 
 
 def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
-  """The samples as what JSON knows, each with the rows of its sequence."""
+  """The samples as JSON values, each with the steps of its sequence."""
   return [
     {
       'table': sample.table,
@@ -390,18 +400,19 @@ def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
-  """A GIF of each sample's observations, as `videos.drawing` shows them; returns the videos.
+  """Writes a GIF of each sample's observations as `videos.drawing` draws them; returns the paths.
 
-  The state, by which an environment draws itself, is not stored, so it may show less than it does in play.
+  Replay does not store the environment's state, so a GIF may show less than a rendered episode.
   """
   made = []
   numbers: collections.Counter[str] = collections.Counter()
   for sample in stored.samples:
     observation = networks.without_mask(sample.sequence.observation)
     show = videos.drawing(stored.draw, observation)
-    rows = range(len(sample.sequence.step_type))
+    steps = range(len(sample.sequence.step_type))
     numbers[sample.table] += 1
     path = folder / f'{sample.table}-{numbers[sample.table]}.gif'
-    videos.write([show(jax.tree.map(lambda x, row=row: x[row], observation)) for row in rows], path)
+    frames = [show(jax.tree.map(lambda x, step=step: x[step], observation)) for step in steps]
+    videos.write(frames, path)
     made.append(path)
   return made

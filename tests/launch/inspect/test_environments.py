@@ -1,3 +1,5 @@
+"""The list of environments, its families, and the specs and options of one."""
+
 import json
 
 import pytest
@@ -8,12 +10,12 @@ from hephaestus.launch.inspect import environments as catalogue
 
 @pytest.fixture
 def only_gymnax(monkeypatch):
-  """One family that may be installed, and one that is not."""
+  """A family that may be installed, and one that is not."""
   families = {'gymnax': environments.FAMILIES['gymnax'], 'no_such': 'actors.environments.no_such'}
   monkeypatch.setattr(environments, 'FAMILIES', families)
 
 
-def test_everything_is_listed_whether_installed_or_not(only_gymnax, capsys):
+def test_list_has_environments_and_families(only_gymnax, capsys):
   pytest.importorskip('gymnax', reason='of the extra envs')
   report = catalogue.look_up()
   assert set(report['worlds']) == set(environments.ENVIRONMENTS)
@@ -29,24 +31,24 @@ def test_everything_is_listed_whether_installed_or_not(only_gymnax, capsys):
   assert 'hackmatrix' in shown and 'CartPole-v1' in shown and 'uv sync --extra envs' in shown
 
 
-def test_one_world_is_told_of_with_its_options(capsys):
+def test_environment_is_shown_with_its_options(capsys):
   report = catalogue.look_up('grid_world')
   assert report['worlds']['grid_world']['options']['num_resources'] == 24
   catalogue.show(report)
   assert 'num_resources' in capsys.readouterr().out
 
 
-def test_a_world_of_a_family_that_cannot_be_played_says_why(monkeypatch, capsys):
+def test_unsupported_environment_of_a_family_names_its_reason(monkeypatch, capsys):
   pytest.importorskip('jumanji', reason='of the extra envs')
   module = environments.family('jumanji')
   monkeypatch.setattr(module, 'names', lambda: ['Cleaner-v0', 'Game2048-v1'])
-  worlds = catalogue.look_up('jumanji')['worlds']
-  assert worlds['jumanji/Game2048-v1']['mask']
-  assert 'several agents' in worlds['jumanji/Cleaner-v0']['refused']
-  catalogue.show({'worlds': worlds})
-  assert 'cannot be played' in capsys.readouterr().out
+  found = catalogue.look_up('jumanji')['worlds']
+  assert found['jumanji/Game2048-v1']['mask']
+  assert 'several agents' in found['jumanji/Cleaner-v0']['refused']
+  catalogue.show({'worlds': found})
+  assert 'not supported: ' in capsys.readouterr().out
 
 
-def test_what_there_is_not_is_refused():
+def test_unknown_environment_is_refused():
   with pytest.raises(ValueError, match='no such environment'):
     catalogue.look_up('gymna')

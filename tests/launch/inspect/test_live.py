@@ -1,4 +1,4 @@
-"""Looking at a run: one report for all views, in words and units, whatever is missing."""
+"""Live inspection of a run: one report for all views, also where parts of a run are missing."""
 
 import http.client
 import io
@@ -30,7 +30,7 @@ def made():
 
 
 class Run:
-  """A run's folder with a server, and without nodes; what they would write is written here."""
+  """A run's folder with a replay server; the test writes the metrics of its nodes."""
 
   def __init__(self, folder, made):
     folder_lib.open_run(folder, made)
@@ -76,10 +76,10 @@ def inspect(*arguments):
   return main._run(main._parse(['hephaestus', 'inspect', *map(str, arguments)]))
 
 
-def test_a_report_says_who_waited_in_the_last_minute(nodes, made):
+def test_report_names_bottleneck_of_last_minute(nodes, made):
   nodes.insert(6)
   report = live.inspect(str(nodes.folder), seconds=0.01)
-  # Each row counts for the time since the one before: 30 of 60 seconds; 40 of 60, and all.
+  # A row is weighted by the time since the row before: 30 of 60 seconds; 40 of 60, and all.
   assert report['learner_starved_fraction'] == pytest.approx(0.25, abs=0.05)
   assert report['actors_throttled_fraction'] == pytest.approx((0.6 + 0.8) / 2, abs=0.05)
   words = r'actors throttled (\d+) % of the last minute: the learner is the bottleneck'
@@ -92,24 +92,27 @@ def test_a_report_says_who_waited_in_the_last_minute(nodes, made):
   assert report['seconds'] is not None and report['address'] == nodes.address
 
 
-def test_a_starving_learner_is_told_too(nodes):
+def test_report_names_actors_as_bottleneck_of_starved_learner(nodes):
   nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.96}))
   words = live.inspect(str(nodes.folder), seconds=0.01)['bottleneck']
   assert words == 'learner starved 96 % of the last minute: the actors are the bottleneck'
   nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.001}))
   for actor in (0, 1):
     nodes.write(f'actor-{actor}', (0, {'parameter_version': 1, 'throttled_fraction': 0.0}))
-  assert live.inspect(str(nodes.folder), seconds=0.01)['bottleneck'] == 'nobody waits'
+  assert (
+    live.inspect(str(nodes.folder), seconds=0.01)['bottleneck']
+    == 'neither actors nor the learner wait'
+  )
 
 
-def test_a_run_that_has_ended_tells_its_last_report(nodes):
+def test_finished_run_reports_its_newest_metrics(nodes):
   nodes.write('actor-1', (7000, {'parameter_version': 3, 'throttled_fraction': 0.4}))
   nodes.write('actor-0', (7000, {'parameter_version': 3, 'throttled_fraction': 0.2}))
   report = live.inspect(str(nodes.folder), seconds=0.01)
   assert report['actors_throttled_fraction'] == pytest.approx(0.3)
 
 
-def test_the_keys_of_the_json_stay(nodes, capsys):
+def test_json_report_has_its_public_keys(nodes, capsys):
   nodes.insert(6)
   assert inspect(nodes.folder, '--json') == 0
   report = json.loads(capsys.readouterr().out)
@@ -124,7 +127,7 @@ def test_the_keys_of_the_json_stay(nodes, capsys):
 
 
 @pytest.mark.parametrize('width', [80, 160])
-def test_numbers_have_units_and_fit_the_terminal(nodes, width):
+def test_report_has_units_and_fits_terminal(nodes, width):
   nodes.insert(1500)
   report = live.inspect(str(nodes.folder), seconds=0.01)
   screen = io.StringIO()
@@ -132,13 +135,13 @@ def test_numbers_have_units_and_fit_the_terminal(nodes, width):
   shown = screen.getvalue()
   assert '1,500' in shown and '50,000' in shown and '1.5 MB' in shown
   assert 'inserts/s' in shown and '% of the last minute: the learner' in ' '.join(shown.split())
-  assert 'actors act by parameters 4 to 30 updates old' in shown
-  assert 'limiter            episodic: inserts and samples both go on' in shown
+  assert 'actors use parameters 4 to 30 updates old' in shown
+  assert 'limiter            episodic: blocks neither inserts nor sampling' in shown
   assert '…' not in shown and max(map(len, shown.splitlines())) <= width
   assert ('sampled ' in shown.splitlines()[0]) == (width == 160)
 
 
-def test_shards_are_added_up_and_a_silent_one_is_told(run, made):
+def test_report_sums_shards_and_names_lost_shard(run, made):
   other = Run(run.folder.parent / 'other', made)
   (run.folder / 'address').write_text(f'{run.address}\n{other.address}')
   run.insert(6)
@@ -159,7 +162,7 @@ def test_shards_are_added_up_and_a_silent_one_is_told(run, made):
   assert report['environment_step'] == 16 * made.steps_per_sequence  # does not go back
   screen = io.StringIO()
   live.show(report, rich.console.Console(file=screen, width=120))
-  assert f'1 of 2 answer; silent: {other.address}' in screen.getvalue()
+  assert f'1 of 2 answer; no answer: {other.address}' in screen.getvalue()
   assert 'shard 1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
   assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in live.exposition(report)
 
@@ -170,27 +173,27 @@ def quantiles(key, *values):
 
 @pytest.fixture
 def held(run, made):
-  """Frontier and episodic differ in size; learner and actors have told of what is in them."""
+  """Frontier and episodic of different sizes, with metrics of the learner and an actor."""
   run.insert(600)
   newest, steps = 600 * made.steps_per_sequence, made.steps_per_sequence
   ages = quantiles('replay/frontier/age', 4, 8, 20, 30, 40)
   ages |= quantiles('replay/episodic/age', 4, 20, 50, 80, 90)
   run.write('learner', (0, {'learner_step': 100, 'starved_fraction': 0.0, **ages}))
-  told = lambda step, value, count: {
+  row = lambda step, value, count: {
     'environment_step': step, 'parameter_version': 99, 'throttled_fraction': 0.0,
     'episodes': count, **quantiles('episode_return', *[value] * 5),
   }  # fmt: skip
   run.write(
     'actor-0',
-    (60, told(newest + 5 * steps, 77.0, 9)),  # of what was lost when replay went back
-    (30, told(60 * steps, -1.0, 30)),  # too old for the frontier, of 512
-    (5, told(newest, 1.0, 10)),
-    (1, {**told(newest, 1.0, 0), **quantiles('episode_return', *[None] * 5)}),
+    (60, row(newest + 5 * steps, 77.0, 9)),  # lost when replay restored its checkpoint
+    (30, row(60 * steps, -1.0, 30)),  # too old for the frontier, of 512
+    (5, row(newest, 1.0, 10)),
+    (1, {**row(newest, 1.0, 0), **quantiles('episode_return', *[None] * 5)}),
   )
   return run
 
 
-def test_what_strata_hold_is_told_without_a_sample_of_it(held, made):
+def test_strata_statistics_need_no_sample(held, made):
   steps = made.steps_per_sequence
   before = live.inspect(str(held.folder), seconds=0.01)
   frontier, episodic = before['strata']['frontier'], before['strata']['episodic']
@@ -205,30 +208,30 @@ def test_what_strata_hold_is_told_without_a_sample_of_it(held, made):
   assert episodic['episodes'] == 40
   assert episodic['episode_return'] == quantiles_of(-1, -1, -1, 1, 1)
   assert all(row['sampled'] == 0 for row in before['tables'].values())
-  assert live.numbers(before)['overlap'].startswith('of episodic 85 %, of frontier 100 %')
+  assert live.numbers(before)['overlap'].startswith('85 % of episodic, 100 % of frontier')
   text = live.exposition(before)
   assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
   assert 'hephaestus_stratum_shared{stratum="frontier"} 1.0' in text
 
 
 @pytest.mark.parametrize('width', [80, 160])
-def test_what_strata_hold_fits_the_terminal(held, width):
+def test_strata_distributions_fit_terminal(held, width):
   report = live.inspect(str(held.folder), seconds=0.01)
   screen = io.StringIO()
   console = rich.console.Console(file=screen, width=width, height=50)
   live.show(report, console)
   console.print(live._frame(str(held.folder), [report], 2.0, width))
   shown = screen.getvalue()
-  assert shown.count('age, steps') == 4 and shown.count('return of episodes') == 4
+  assert shown.count('age, steps') == 4 and shown.count('episode return') == 4
   assert '…' not in shown and max(map(len, shown.splitlines())) <= width
 
 
-def test_of_a_run_that_tells_less_the_rest_is_shown(nodes):
+def test_report_omits_unknown_distributions(nodes):
   nodes.insert(6)
   report = live.inspect(str(nodes.folder), seconds=0.01)
   row = report['strata']['frontier']
   assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
-  assert {line['of what it holds'] for line in live.spreads(report)} == {'age, steps'}
+  assert {line['distribution of'] for line in live.spreads(report)} == {'age, steps'}
   alone = live.inspect(nodes.address, seconds=0.01)
   assert alone['strata']['frontier']['age_steps'] is None and live.spreads(alone) == []
   assert alone['strata']['frontier']['shared'] == 1.0
@@ -238,24 +241,24 @@ def quantiles_of(*values):
   return dict(zip(inspector.QUANTILES, values, strict=True))
 
 
-def test_a_server_alone_tells_what_it_knows(run, capsys):
+def test_server_without_run_is_reported(run, capsys):
   assert inspect(run.address) == 0
   printed = capsys.readouterr().out
-  assert 'no batch before 4 more sequences are inserted' in printed
-  assert 'nobody waits' in printed and 'environment steps' not in printed
+  assert 'blocks sampling until 4 more sequences are inserted' in printed
+  assert 'neither actors nor the learner wait' in printed and 'environment steps' not in printed
   words = ' '.join(printed.split())
-  assert 'parameters published 0 times; their version stands in what is stored' in words
+  assert 'parameters published 0 times; the version is unknown, since sampling it' in words
   assert "would change the table's counters: give the run's folder" in words
 
 
-def test_a_run_in_its_first_second_is_looked_at(run):
+def test_run_without_metrics_is_reported(run):
   report = live.inspect(str(run.folder), seconds=0.01)
   assert report['environment_step'] == 0 and report['parameter_version'] is None
   assert report['staleness'] == {} and report['learner_starved_fraction'] is None
   live.show(report, rich.console.Console(file=io.StringIO()))
 
 
-def test_a_truncated_last_line_is_left_out(nodes):
+def test_report_skips_truncated_last_line(nodes):
   whole = live.inspect(str(nodes.folder), seconds=0.01)
   for path in (nodes.folder / 'metrics').glob('*.jsonl'):
     with path.open('a') as file:
@@ -266,21 +269,23 @@ def test_a_truncated_last_line_is_left_out(nodes):
   assert report['staleness'] == whole['staleness']
 
 
-def test_a_run_whose_server_is_silent_says_why(tmp_path, made):
+def test_error_names_reason_of_unreachable_server(tmp_path, made):
   folder = tmp_path / 'run'
   folder_lib.open_run(folder, made)
   (folder / 'address').write_text('localhost:1')
-  silent = live.Inspection(str(folder), timeout_seconds=1.0)
-  again = f'; the run is not running, go on with: hephaestus train --run {folder}'
-  with pytest.raises(ConnectionError, match=re.escape(again)):
-    silent.look()
+  unreachable = live.Inspection(str(folder), timeout_seconds=1.0)
+  resume = f'; the run is not running, resume it with: hephaestus train --run {folder}'
+  with pytest.raises(ConnectionError, match=re.escape(resume)):
+    unreachable.look()
   started = {'time': 0.0, 'kind': 'started', 'name': 'replay', 'pid': os.getpid()}
   (folder / 'metrics' / 'events.jsonl').write_text(json.dumps(started) + '\n')
-  with pytest.raises(ConnectionError, match='its process runs, and is starting, or too busy'):
-    silent.look()
+  with pytest.raises(
+    ConnectionError, match='its process is running: it is still starting, or too busy'
+  ):
+    unreachable.look()
 
 
-def test_what_cannot_be_watched_is_named(tmp_path, capsys):
+def test_watch_names_bad_input(tmp_path, capsys):
   assert inspect(tmp_path, '--watch', 0) == 2
   assert '--watch 0: must be positive seconds' in capsys.readouterr().err
   assert inspect(tmp_path / 'gone', '--watch') == 2
@@ -288,7 +293,7 @@ def test_what_cannot_be_watched_is_named(tmp_path, capsys):
 
 
 def interrupted_after(monkeypatch, count, between=lambda index: None):
-  """Has Ctrl-C come after some looks."""
+  """Interrupts `live.watch` after some reports."""
   looks = live._looks
 
   def some(target, period):
@@ -300,18 +305,18 @@ def interrupted_after(monkeypatch, count, between=lambda index: None):
   monkeypatch.setattr(live, '_looks', some)
 
 
-def test_a_terminal_is_watched_until_ctrl_c(nodes, monkeypatch):
+def test_live_view_ends_at_ctrl_c(nodes, monkeypatch):
   interrupted_after(monkeypatch, 4, lambda index: nodes.insert(3))
   for width in (80, 160):
     screen = io.StringIO()
     console = rich.console.Console(file=screen, force_terminal=True, width=width, height=24)
     live.watch(str(nodes.folder), 0.01, console=console)
     shown = screen.getvalue()
-    assert 'Ctrl-C ends' in shown and 'throttled' in shown and '█' in shown
+    assert 'Ctrl-C to stop' in shown and 'throttled' in shown and '█' in shown
     assert shown.splitlines()[-1].endswith('stopped')
 
 
-def test_where_there_is_no_terminal_each_look_is_a_line(nodes, monkeypatch, capsys):
+def test_watch_without_terminal_prints_a_line_for_each_report(nodes, monkeypatch, capsys):
   interrupted_after(monkeypatch, 2, lambda index: nodes.insert(3))
   assert inspect(nodes.folder, '--watch', 0.01) == 0
   first, second, last = capsys.readouterr().out.splitlines()
@@ -322,8 +327,8 @@ def test_where_there_is_no_terminal_each_look_is_a_line(nodes, monkeypatch, caps
   assert [line['tables']['episodic']['size'] for line in lines] == [6, 9]
 
 
-def test_a_server_that_dies_is_said_and_looked_for(run, made, monkeypatch, capsys):
-  # It comes back at another address, as that of a run does.
+def test_watch_retries_lost_server(run, made, monkeypatch, capsys):
+  # The restarted server has another address, as in a run.
   other = Run(run.folder.parent / 'other', made)
   looks = []
 
@@ -340,20 +345,20 @@ def test_a_server_that_dies_is_said_and_looked_for(run, made, monkeypatch, capsy
   other.server.stop()
   lines = capsys.readouterr().out.splitlines()
   assert 'no replay server answered at localhost:1' in lines[1]
-  assert lines[1].endswith('looking on')
+  assert lines[1].endswith('retrying')
   assert 'episodic 0/50,000' in lines[2] and lines[3] == 'stopped'
 
 
-def test_a_folder_that_is_deleted_ends_the_watch(run, monkeypatch, capsys):
+def test_watch_ends_when_folder_is_deleted(run, monkeypatch, capsys):
   interrupted_after(monkeypatch, 2, lambda index: shutil.rmtree(run.folder))
   assert inspect(run.folder, '--watch', 0.01) == 2
   message = capsys.readouterr().err
   assert message.endswith('the folder is gone, or no longer one of a run\n')
 
 
-def test_ctrl_c_ends_a_watch_in_the_midst_of_a_call(monkeypatch, capsys):
-  # Reverb's client would crash the process here, were it called by the main thread. Of a silent
-  # server, so that the watch is within a call nearly all of the time.
+def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
+  # Reverb's client crashes the process when Ctrl-C interrupts it in the main thread. A server that
+  # does not answer keeps the watch within a call nearly all of the time.
   monkeypatch.setattr(live.Inspection.__init__, '__defaults__', (2.0,))
   ctrl_c = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
   ctrl_c.start()
@@ -361,7 +366,7 @@ def test_ctrl_c_ends_a_watch_in_the_midst_of_a_call(monkeypatch, capsys):
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
 
 
-def test_a_curve_fills_a_character_at_its_top():
+def test_curve_fills_a_block_at_its_top():
   assert live.curve([0.0, 0.5, 1.0, None, 2.0], 1.0) == '▁▅█ █'
   assert live.curve([0.0], 0.0) == '▁'
 
@@ -384,7 +389,7 @@ def fetch(exporter, path='/metrics', host='localhost'):
   return response.status, response.read().decode()
 
 
-def test_prometheus_is_told_the_numbers(nodes, exporter):
+def test_exporter_serves_report(nodes, exporter):
   nodes.insert(6)
   status, text = fetch(exporter)
   numbers = dict(line.rsplit(' ', 1) for line in text.splitlines())
@@ -397,7 +402,7 @@ def test_prometheus_is_told_the_numbers(nodes, exporter):
   assert fetch(exporter) == (200, 'hephaestus_up 0\n')
 
 
-def test_prometheus_is_told_on_this_machine_alone(exporter, nodes, capsys):
+def test_exporter_serves_loopback_alone(exporter, nodes, capsys):
   assert exporter.server_address[0] == '127.0.0.1'
   assert fetch(exporter, host='evil.example')[0] == 403
   assert fetch(exporter, path='/')[0] == 404
@@ -406,4 +411,4 @@ def test_prometheus_is_told_on_this_machine_alone(exporter, nodes, capsys):
   assert inspect(nodes.folder, '--prometheus', 70000) == 2
   assert '--prometheus 70000: cannot be used' in capsys.readouterr().err
   assert inspect(nodes.folder, '--prometheus', 0, '--json') == 2
-  assert '--prometheus: goes with no other option' in capsys.readouterr().err
+  assert '--prometheus: cannot be combined with other options' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is stored, read from a copy: faults are found where they are, and the server is left alone."""
+"""Checkpoints of replay, read from a copy: faults are located, and the server is not disturbed."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import checkpoint, contents, tables, writer
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
-ROWS, ENVIRONMENTS, UNROLLS, FRONTIER = 6, 4, 6, 8
+STEPS, ENVIRONMENTS, UNROLLS, FRONTIER = 6, 4, 6, 8
 TINY = [
   'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
   'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.steps_per_chunk=2',
   'agent.starts_per_sequence=2', 'agent.window=2', 'agent.num_bins=11', 'environment.rows=4',
-  'environment.columns=3', f'actor.sequence_length={ROWS}', f'actor.num_envs={ENVIRONMENTS}',
+  'environment.columns=3', f'actor.sequence_length={STEPS}', f'actor.num_envs={ENVIRONMENTS}',
   'learner.batch_size=8', 'replay.warm_up=8', f'replay.strata[0].max_size={FRONTIER}',
 ]  # fmt: skip
 
@@ -43,13 +43,13 @@ def schema(made):
 
 @pytest.fixture
 def sequences(schema):
-  """[UNROLLS * ENVIRONMENTS, ...] as an actor writes them: episodes of three steps, each with a return of 1.
+  """[UNROLLS * ENVIRONMENTS, ...] in an actor's order: episodes of three steps with a return of 1.
 
-  Environment w is w rows ahead of the first.
+  Environment e is e steps ahead of the first.
   """
   count = UNROLLS * ENVIRONMENTS
-  unroll, world = np.divmod(np.arange(count), ENVIRONMENTS)
-  time = (ROWS - 1) * unroll[:, None] + np.arange(ROWS) + world[:, None]
+  unroll, environment = np.divmod(np.arange(count), ENVIRONMENTS)
+  time = (STEPS - 1) * unroll[:, None] + np.arange(STEPS) + environment[:, None]
   kind = np.array([FIRST, MID, MID, LAST], np.int32)[time % 4]
   zeros = jax.tree.map(lambda leaf: np.zeros((count, *leaf.shape), leaf.dtype), schema)
   return zeros._replace(
@@ -62,7 +62,7 @@ def sequences(schema):
 
 
 class Run:
-  """A run's folder, and a server whose limiter holds nobody back."""
+  """A run's folder, and a server whose rate limiter blocks nothing."""
 
   def __init__(self, folder, made, schema):
     folder_lib.open_run(folder, made)
@@ -103,15 +103,15 @@ def inspect(*arguments):
   return main._run(main._parse(['hephaestus', 'inspect', *map(str, arguments)]))
 
 
-def with_row(sequences, index, row, **values):
-  """Sequences of which one has other values in one row."""
+def with_step(sequences, index, step, **values):
+  """Copies the sequences with other values at one step of one of them."""
   changed = {name: getattr(sequences, name).copy() for name in values}
   for name, value in values.items():
-    changed[name][index, row] = value
+    changed[name][index, step] = value
   return sequences._replace(**changed)
 
 
-def test_what_is_sound_is_summed_up(run, sequences, capsys):
+def test_sound_checkpoint_is_summarised(run, sequences, capsys):
   run.write(sequences)
   run.save()
   assert inspect(run.folder, '--check') == 0
@@ -127,10 +127,10 @@ def test_what_is_sound_is_summed_up(run, sequences, capsys):
   assert (frontier['shared'], episodic['shared']) == (1.0, FRONTIER / 24)
   assert (frontier['version']['lowest'], frontier['version']['highest']) == (40, 50)
   assert (episodic['version']['lowest'], episodic['age_updates']['highest']) == (0, 50)
-  assert episodic['age_steps']['highest'] == 23 * (ROWS - 1)
-  # Whole episodes of 31 rows of each environment, also those that several sequences hold together.
-  time = np.arange((ROWS - 1) * UNROLLS + 1)
-  ends = [np.sum((time + world) % 4 == 3) - (world > 0) for world in range(ENVIRONMENTS)]
+  assert episodic['age_steps']['highest'] == 23 * (STEPS - 1)
+  # Whole episodes within 31 steps of each environment, also those that span several sequences.
+  time = np.arange((STEPS - 1) * UNROLLS + 1)
+  ends = [np.sum((time + ahead) % 4 == 3) - (ahead > 0) for ahead in range(ENVIRONMENTS)]
   assert episodic['episodes'] == sum(ends)
   assert set(episodic['episode_return'].values()) == {1.0}
   assert 0 < frontier['episodes'] < episodic['episodes']
@@ -140,17 +140,17 @@ def plant_not_finite(run, sequences):
   observation = sequences.observation.copy()
   observation[13, 2, 1] = np.nan
   run.write(sequences._replace(observation=observation))
-  return 'row 2: observation is not finite'
+  return 'step 2: observation is not finite'
 
 
 def plant_unmarked_reset(run, sequences):
-  run.write(with_row(sequences, 8, 2, step_type=MID))  # it follows LAST
-  return 'row 2: follows LAST and is not FIRST: a reset that is not marked'
+  run.write(with_step(sequences, 8, 2, step_type=MID))  # it follows LAST
+  return 'step 2: follows LAST and is not FIRST: a reset that is not marked'
 
 
-def plant_discount_of_a_first_row(run, sequences):
-  run.write(with_row(sequences, 8, 2, discount=0.0))
-  return 'row 2: FIRST has a discount other than 1'
+def plant_discount_of_first_step(run, sequences):
+  run.write(with_step(sequences, 8, 2, discount=0.0))
+  return 'step 2: FIRST has a discount other than 1'
 
 
 def plant_gap_in_the_frontier(run, sequences):
@@ -176,21 +176,21 @@ def plant_other_schema(run, sequences):
 @pytest.mark.parametrize(
   'plant',
   [
-    plant_not_finite, plant_unmarked_reset, plant_discount_of_a_first_row,
+    plant_not_finite, plant_unmarked_reset, plant_discount_of_first_step,
     plant_gap_in_the_frontier, plant_second_copy, plant_other_schema,
   ],
 )  # fmt: skip
-def test_a_planted_fault_is_found(run, sequences, plant, capsys):
+def test_check_finds_planted_fault(run, sequences, plant, capsys):
   words = plant(run, sequences)
   run.save()
   assert inspect(run.folder, '--check') == 1
   lines = capsys.readouterr().out.splitlines()
   assert any(words in line for line in lines), lines
   assert all(line.startswith(('table episodic', 'table frontier')) for line in lines)
-  assert len(lines) <= 2, 'a fault is told once'
+  assert len(lines) <= 2, 'a fault is reported more than once'
 
 
-def test_a_frontier_that_is_no_longer_fed_is_told(run, sequences):
+def test_check_reports_frontier_without_new_sequences(run, sequences):
   run.write(sequences)
   episodic = [stratum for stratum in run.strata if stratum.name == 'episodic']
   later = [sequences._replace(identity=sequences.identity + 24 * part) for part in (1, 2, 3)]
@@ -200,7 +200,7 @@ def test_a_frontier_that_is_no_longer_fed_is_told(run, sequences):
   assert line.startswith('table frontier: lacks 72 of episodic that are newer than its oldest')
 
 
-def test_what_a_restart_left_out_is_no_fault(run, sequences):
+def test_check_accepts_gap_of_a_restart(run, sequences):
   first, second = (jax.tree.map(lambda x, half=half: x[half], sequences)
                    for half in (slice(20), slice(20, None)))  # fmt: skip
   entry = writer.Writer(run.address, run.strata, run.schema)
@@ -216,7 +216,7 @@ def test_what_a_restart_left_out_is_no_fault(run, sequences):
   assert stored.read(str(run.folder)).violations == []
 
 
-def test_a_broken_checkpoint_is_told_and_the_one_before_is_read(run, sequences):
+def test_check_reports_broken_checkpoint_and_reads_the_one_before(run, sequences):
   run.write(sequences)
   run.save()
   newest = run.save()
@@ -226,10 +226,10 @@ def test_a_broken_checkpoint_is_told_and_the_one_before_is_read(run, sequences):
   (line,) = found.violations
   assert line.startswith(f'checkpoint {os.path.basename(newest)} is broken (chunks.tfrecord')
   assert found.summary['checkpoint']['sequences'] == 24
-  assert os.path.exists(newest)  # nothing is set aside while the run goes on
+  assert os.path.exists(newest)  # nothing is moved while the run continues
 
 
-def test_a_live_server_is_left_as_it_was(run, sequences, capsys):
+def test_sampling_does_not_change_a_live_server(run, sequences, capsys):
   run.write(sequences)
   next(run.client.sample('episodic', 1, emit_timesteps=False))
   path = run.save()
@@ -247,10 +247,10 @@ def test_a_live_server_is_left_as_it_was(run, sequences, capsys):
   assert 'sampled 1 times' in printed or 'sampled 0 times' in printed
 
 
-def test_copies_of_the_dead_are_deleted_and_those_of_the_living_are_not(run, sequences):
+def test_copies_of_killed_processes_are_deleted(run, sequences):
   run.write(sequences)
   run.save()
-  # As a process leaves it that was killed: nobody holds a lock on it.
+  # A killed process leaves a copy without a lock.
   dead = pathlib.Path(run.replay, '.copy-dead')
   (dead / 'checkpoint').mkdir(parents=True)
   with contents.Contents(run.replay):
@@ -261,7 +261,7 @@ def test_copies_of_the_dead_are_deleted_and_those_of_the_living_are_not(run, seq
   assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
 
 
-def test_ctrl_c_deletes_the_copy(run, sequences, monkeypatch, capsys):
+def test_ctrl_c_deletes_copy(run, sequences, monkeypatch, capsys):
   run.write(sequences)
   run.save()
   read = contents.Contents.read
@@ -276,15 +276,15 @@ def test_ctrl_c_deletes_the_copy(run, sequences, monkeypatch, capsys):
   assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
 
 
-def test_samples_say_what_happened_and_who_acted(run, sequences, capsys):
+def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   run.write(sequences)
   run.save()
   assert inspect(run.folder, '--sample', 2) == 0
   printed = capsys.readouterr().out
-  assert 'frontier: 8 sequences, 100 % also in the others' in printed
-  assert 'return of' in printed and 'age, steps' in printed
+  assert 'frontier: 8 sequences, 100 % also in the other strata' in printed
+  assert 'episode return, ' in printed and 'age, steps' in printed
   assert printed.count('step type') == 4
-  assert 'made by version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
+  assert 'from the oldest: version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
   assert 'FIRST' in printed and 'LAST' in printed and '[12] 0 to 0' in printed
 
   assert inspect(run.folder, '--sample', 1, '--check', '--json') == 0
@@ -297,7 +297,7 @@ def test_samples_say_what_happened_and_who_acted(run, sequences, capsys):
   assert (sample['version'], sample['actor_id']) == (0, 0)
 
 
-def test_samples_are_videoed_as_their_world_draws_them(run, sequences, tmp_path, capsys):
+def test_samples_are_rendered_as_gifs(run, sequences, tmp_path, capsys):
   run.write(sequences)
   run.save()
   assert inspect(run.folder, '--sample', 1, '--gif', tmp_path) == 0
@@ -307,7 +307,7 @@ def test_samples_are_videoed_as_their_world_draws_them(run, sequences, tmp_path,
   ]  # fmt: skip
 
 
-def test_what_has_nothing_stored_is_named(tmp_path, run, capsys):
+def test_check_names_missing_checkpoint_and_bad_options(tmp_path, run, capsys):
   assert inspect(run.folder, '--check') == 2
   message = capsys.readouterr().err
   assert 'no whole checkpoint in' in message and 'learner.checkpoint_period=' in message
@@ -320,7 +320,7 @@ def test_what_has_nothing_stored_is_named(tmp_path, run, capsys):
   assert 'keeps no checkpoint of its queue' in capsys.readouterr().err
   for arguments, words in (
     (['--sample', 0], '--sample 0: must be at least 1'),
-    (['--watch', '--check'], '--watch: looks at a live run'),
+    (['--watch', '--check'], '--watch: reports on a live run'),
     (['--gif', 'videos'], '--gif videos: shows samples; add --sample N'),
   ):
     assert inspect(run.folder, *arguments) == 2
