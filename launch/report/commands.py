@@ -26,7 +26,7 @@ def _add_evaluate(commands: Any) -> None:
   evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
   evaluate.add_argument(
-    '--random', action='store_true', help='play at random instead: what to compare a score with'
+    '--random', action='store_true', help='score the random policy instead, as a baseline'
   )
   evaluate.add_argument('--json', action='store_true')
   evaluate.set_defaults(call=_evaluate)
@@ -34,32 +34,34 @@ def _add_evaluate(commands: Any) -> None:
 
 def _add_watch(commands: Any) -> None:
   watch = commands.add_parser(
-    'watch', allow_abbrev=False, help='see the newest checkpoint of a run play'
+    'watch', allow_abbrev=False, help='show episodes of the newest checkpoint of a run'
   )
   watch.add_argument('run', type=pathlib.Path)
   watch.add_argument('--seed', type=int, default=0)
-  watch.add_argument('--fps', type=float, default=8.0, help='frames in a second')
+  watch.add_argument('--fps', type=float, default=8.0, help='frames per second')
   watch.add_argument('--episodes', type=int, default=1)
-  watch.add_argument('--output', type=pathlib.Path, help='a video instead, .gif or .mp4')
+  watch.add_argument('--output', type=pathlib.Path, help='write a video instead, .gif or .mp4')
   watch.add_argument(
-    '--dream', action='store_true', help='the video shows beside it what its world model dreams'
+    '--dream', action='store_true', help='show the dream of the world model beside the episode'
   )
   watch.add_argument(
     '--greedy',
     action=argparse.BooleanOptionalAction,
-    help='by the mode of the policy, or by chance (default: as the run is evaluated)',
+    help='greedy or sampled actions (default: as the run is evaluated)',
   )
   watch.set_defaults(call=_watch)
 
 
 def _add_dashboard(commands: Any) -> None:
   dashboard = commands.add_parser(
-    'dashboard', allow_abbrev=False, help='a web page that shows runs, on this machine alone'
+    'dashboard', allow_abbrev=False, help='serve a web page of runs on the loopback interface'
   )
   dashboard.add_argument(
     'runs', type=pathlib.Path, nargs='+', metavar='RUN', help='folder of a run'
   )
-  dashboard.add_argument('--port', type=int, default=0, help='of 127.0.0.1 (default: a free one)')
+  dashboard.add_argument(
+    '--port', type=int, default=0, help='port of 127.0.0.1 (default: a free one)'
+  )
   dashboard.set_defaults(call=_dashboard)
 
 
@@ -67,22 +69,21 @@ def _add_report(commands: Any) -> None:
   report = commands.add_parser(
     'report',
     allow_abbrev=False,
-    help='learning curves of runs, with their spread over seeds',
-    description='Runs that differ in nothing but their seed become one curve. Prints a table for each '
-    'environment; with --out writes what the page of `dashboard` shows, as pictures and as one file. Needs '
-    'the extra `report`.',
+    help='learning curves of runs with confidence intervals over seeds',
+    description='Runs that differ in their seed alone become one curve. Prints a table for each '
+    'environment; with --out also writes the panels of `dashboard` as pictures and as one HTML file. '
+    'Needs the extra `report`.',
   )
   report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
   report.add_argument(
     '--out',
     type=pathlib.Path,
-    help='folder for report.md, a PNG of each curve, and report.html, which has all in one file: '
-    'curves, losses, drives, speed, nodes, videos, differences',
+    help='folder for report.md, a PNG of each curve, and report.html with curves, losses, drives, '
+    'speed, nodes, videos and config differences in one file',
   )
   report.add_argument(
     '--metric',
-    help='a key of metrics/*.jsonl, which is then shown alone (default: score, or return where there '
-    'is none)',
+    help='a key of metrics/*.jsonl, shown alone (default: the score, or the return if there is none)',
   )
   report.add_argument(
     '--node',
@@ -93,7 +94,7 @@ def _add_report(commands: Any) -> None:
     '--x',
     choices=['environment_step', 'learner_step', 'minutes'],
     default='environment_step',
-    help='default: environment_step; minutes count from the first row on, while the run was running',
+    help='default: environment_step; minutes count from the first metrics, without pauses',
   )
   report.add_argument(
     '--label',
@@ -101,14 +102,16 @@ def _add_report(commands: Any) -> None:
     action='append',
     default=[],
     metavar=('NAME', 'RUN'),
-    help='name a curve and the runs that it is made of, whatever they differ in; may be repeated, as '
-    'in --label small runs/small-* --label large runs/large-*',
+    help='name a curve and its runs, which may differ in any key; may be repeated, as in --label small '
+    'runs/small-* --label large runs/large-*',
   )
   report.set_defaults(call=_report)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  os.environ.setdefault(
+    'JAX_PLATFORMS', 'cpu'
+  )  # JAX reads it at import; a run may use the accelerators
   from hephaestus.launch.report import evaluate
   from hephaestus.launch.run import metrics
 
@@ -149,13 +152,13 @@ def _watch(arguments: argparse.Namespace) -> int:
       output=arguments.output,
       dream=arguments.dream,
     )
-  except KeyboardInterrupt:  # before anything was played
+  except KeyboardInterrupt:  # before the first step
     print('stopped')
   return 0
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
   from hephaestus.launch.report import dashboard
 
   dashboard.serve(arguments.runs, arguments.port)
@@ -163,10 +166,10 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # read when JAX is imported; a run may own the rest
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
   from hephaestus.launch.report import curves, page
 
-  absl_logging.set_verbosity(absl_logging.WARNING)  # rliable says what it calculates
+  absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
   for name, *runs in arguments.label:
     if not runs:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')

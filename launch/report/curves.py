@@ -18,35 +18,35 @@ from hephaestus.launch.run import metrics
 Numbers = TypeVar('Numbers')
 
 Y_AXES = {
-  'normalised_score': 'score (0 is random play, 1 scripted play)',
-  'episode_return': 'mean return of an episode',
+  'normalised_score': 'score (0: random policy, 1: scripted policy)',
+  'episode_return': 'mean episode return',
 }
-# What two runs may differ in and yet be seeds of one curve: it moves no number, only when it is
-# written down, and where to.
+# Keys in which seeds of one curve may differ. They do not change learning, but only when and where
+# metrics are written.
 INDIFFERENT = (
   'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
   'actor.log_period', 'evaluator.period', 'evaluator.video_period',
 )  # fmt: skip
-# PPO anneals its rate towards it.
+# PPO anneals its learning rate to this step.
 INDIFFERENT_OF_DREAMER = ('max_environment_steps',)
 INDIFFERENT_OF_FUSED = ('replay', 'learner.max_staleness')
-MAX_KEYS = 3  # of a label that nobody gave
+MAX_KEYS = 3  # of a label that the user did not give
 CURVE_POINTS = 101
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-FEWEST_SEEDS = 3  # of an interval; fewer have a range
+FEWEST_SEEDS = 3  # of a confidence interval; fewer have a range
 TABLE_POINTS = 10
 
 
 class Run(NamedTuple):
-  """What a run's folder says.
+  """Config and metrics of a run.
 
   Attributes:
     folder: of the run.
     config: of the run.
-    rows: by node, a list for each of its files, and in it the rows as they were written.
-    launches: unix seconds at which it was started or went on, as far as that was written down.
+    rows: by kind of node, a list for each of its files with the rows in their written order.
+    launches: unix seconds at which the run was started or resumed, by its events.
   """
 
   folder: pathlib.Path
@@ -55,15 +55,15 @@ class Run(NamedTuple):
   launches: list[float]
 
   @property
-  def world(self) -> str:
+  def environment(self) -> str:
     return self.config.environment['name']
 
 
 class Curve(NamedTuple):
-  """Runs that are seeds of one thing.
+  """Runs that differ in their seed alone.
 
   Attributes:
-    label: what tells it from the other curves of its environment.
+    label: tells it apart from the other curves of its environment.
     runs: at least one.
     series: of each run.
   """
@@ -74,11 +74,11 @@ class Curve(NamedTuple):
 
   @property
   def range(self) -> tuple[float, float]:
-    """Where on the axis all seeds are known; the first may be behind the last, if nowhere."""
+    """First and last x at which all seeds have values; first > last if there is no such x."""
     return max(each.x[0] for each in self.series), min(each.x[-1] for each in self.series)
 
   def at(self, x: np.ndarray) -> np.ndarray:
-    """[S, M] f64: every seed's last value known at each x; NaN outside the range of all."""
+    """[S, M] f64: the last value of each seed at or before x; NaN outside of `range`."""
     start, end = self.range
     values = np.stack([each.at(x) for each in self.series])
     return np.where((x < start) | (x > end), np.nan, values)
@@ -89,7 +89,7 @@ class Estimate(NamedTuple):
 
   Attributes:
     point: [M] f64.
-    low: [M] f64, of the confidence interval, or the lowest of fewer than three seeds.
+    low: [M] f64, of the confidence interval; with fewer than three seeds, the lowest seed.
     high: [M] f64, likewise.
   """
 
@@ -98,17 +98,18 @@ class Estimate(NamedTuple):
   high: np.ndarray
 
 
-class World(NamedTuple):
-  """What one picture and one table show.
+class Figure(NamedTuple):
+  """Content of the picture and of the table of one environment.
 
   Attributes:
     name: of the environment.
-    metric: whose curves they are.
-    node: that measured it.
+    metric: of the curves.
+    node: that measured the metric.
     x: name of the axis, one of history.X_AXES.
-    curves: those with a label of the user's first, then in the order in which the runs were given.
-    colours: of each curve its place among all groups of runs of the environment, with or without a curve.
-    notes: what a reader should know of them.
+    curves: those with a user's label first, then in the order of the runs.
+    colours: index of each curve among all groups of runs of the environment, also those without a
+      curve.
+    notes: remarks on each curve.
   """
 
   name: str
@@ -121,19 +122,19 @@ class World(NamedTuple):
 
 
 class Report(NamedTuple):
-  """What was made.
+  """A report on runs.
 
   Attributes:
     markdown: all tables.
-    left_out: why some of the runs are not in it, a line for each.
-    environments: what the tables are made of.
-    tables: Markdown, of each environment.
-    runs: folder and label, if it was given one, of each run that could be read.
+    left_out: reasons why runs are not in it, a line for each.
+    figures: content of the tables, one for each environment.
+    tables: Markdown of each environment.
+    runs: folder, and the user's label or None, of each run that could be read.
   """
 
   markdown: str
   left_out: list[str]
-  worlds: list[World]
+  figures: list[Figure]
   tables: list[str]
   runs: list[tuple[pathlib.Path, str | None]]
 
@@ -148,58 +149,71 @@ def make(
   pictures: bool = False,
   all_panels: bool = False,
 ) -> Report:
-  """Reports on runs, which may be going on.
+  """Reports on runs, finished or running.
 
   Intervals are rliable's, by stratified bootstrap over the seeds (Agarwal et al., 2021, "Deep
-  reinforcement learning at the edge of the statistical precipice"), and the same at every call.
+  reinforcement learning at the edge of the statistical precipice"). They are deterministic.
 
   Args:
-    folders: of runs; those that differ in nothing but their seed become one curve.
+    folders: of runs; those that differ in their seed alone become one curve.
     labelled: a curve's label and the folders of its runs; these are not grouped with others.
-    metric: a key of the rows; None: the evaluator's score where all runs of an environment have it, else
-      the return of an episode.
+    metric: a key of the rows. None: the evaluator's score if all runs of an environment have it,
+      else the episode return.
     node: whose rows, one of history.NODES; None: the first that has the metric.
     x: one of history.X_AXES.
-    pictures: whether the tables are to name those that `report_page.write` makes.
-    all_panels: whether runs without such a curve are to be shown, too.
+    pictures: whether the tables refer to the pictures of `page.write`.
+    all_panels: whether runs without such a curve are shown, too.
 
   Raises:
-    ValueError: nothing can be shown, or rliable or matplotlib is not installed.
+    ValueError: there is nothing to show, or rliable or matplotlib is not installed.
   """
   _check_packages()
+  runs, left_out = _read_all(folders, labelled)
+  by_environment: dict[str, list[tuple[str | None, Run]]] = {}
+  for label, run in runs:
+    by_environment.setdefault(run.environment, []).append((label, run))
+  figures = []
+  for found in by_environment.values():
+    try:
+      figures.append(_make_figure(found, metric, node, x, left_out))
+    except ValueError as error:
+      left_out.append(str(error))
+  if not (runs if all_panels else figures):
+    raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
+  notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
+  tables = [_table(figure, picture=pictures) for figure in figures]
+  markdown = '\n\n'.join(tables + ([notes] if notes else [])) + '\n'
+  return Report(markdown, left_out, figures, tables, [(run.folder, label) for label, run in runs])
+
+
+def _read_all(
+  folders: Sequence[pathlib.Path], labelled: Sequence[tuple[str, Sequence[pathlib.Path]]]
+) -> tuple[list[tuple[str | None, Run]], list[str]]:
+  """Reads each folder once, labelled ones first, since they may be among the others, too.
+
+  Returns:
+    Label and run of each folder that could be read, and why the others could not.
+
+  Raises:
+    ValueError: a label is given twice.
+  """
   names = [label for label, _ in labelled]
   for name in names:
     if names.count(name) > 1:
       raise ValueError(f'--label {name}: is given twice; name all its runs in one')
+  runs: list[tuple[str | None, Run]] = []
   left_out: list[str] = []
   taken: set[pathlib.Path] = set()
-  runs: list[tuple[pathlib.Path, str | None]] = []
-  by_world: dict[str, list[tuple[str | None, Run]]] = {}
-  # First those with a label, which may be among the others, too.
   for label, members in (*labelled, (None, folders)):
     for folder in members:
       if folder.resolve() in taken:
         continue
       taken.add(folder.resolve())
       try:
-        run = read(folder)
+        runs.append((label, read(folder)))
       except ValueError as error:
         left_out.append(str(error))
-      else:
-        by_world.setdefault(run.world, []).append((label, run))
-        runs.append((folder, label))
-  worlds = []
-  for found in by_world.values():
-    try:
-      worlds.append(_make_world(found, metric, node, x, left_out))
-    except ValueError as error:
-      left_out.append(str(error))
-  if not (runs if all_panels else worlds):
-    raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
-  notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
-  tables = [_table(world, picture=pictures) for world in worlds]
-  markdown = '\n\n'.join(tables + ([notes] if notes else [])) + '\n'
-  return Report(markdown, left_out, worlds, tables, runs)
+  return runs, left_out
 
 
 def _check_packages() -> None:
@@ -218,7 +232,7 @@ def read(folder: pathlib.Path) -> Run:
   """Reads a run's folder.
 
   Raises:
-    ValueError: it is not one, nothing was measured yet, or a file is damaged.
+    ValueError: it is not that of a run, has no metrics yet, or a file is damaged.
   """
   path = folder / folder_lib.CONFIG
   if not path.exists():
@@ -230,7 +244,7 @@ def read(folder: pathlib.Path) -> Run:
     files = [_read_rows(path) for path in sorted((folder / 'metrics').glob(pattern))]
     rows[node] = [file for file in files if file]
   if not any(rows.values()):
-    raise ValueError(f'{folder}: nothing has been measured yet; wait for the first rows')
+    raise ValueError(f'{folder}: has no metrics yet; wait until its nodes have written some')
   launches = [
     event['time']
     for event in _read_rows(folder / 'metrics' / 'events.jsonl')
@@ -249,19 +263,19 @@ def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _minutes(run: Run, times: np.ndarray) -> np.ndarray:
-  """`history.minutes` of a run whose rows are at hand."""
+  """`history.minutes` of a run that was read."""
   written = [row['time'] for files in run.rows.values() for rows in files for row in rows]
   return history.minutes(np.sort(np.array(written)), run.launches, times)
 
 
 def series(run: Run, node: str, metric: str, x: str) -> history.Series | None:
-  """A metric of a run along an axis; None where there is no number of it.
+  """A metric of a run along an axis; None if there are no numbers.
 
-  What a run that went on has written again is taken as it was written last. Several actors are
-  averaged, each by its last value; those of episodes by how many episodes are in it.
+  Where a resumed run has repeated steps, the later rows count. Several actors are averaged, each by
+  its last value; metrics of episodes are weighted by the number of episodes.
 
   Args:
-    run: as `read`.
+    run: as of `read`.
     node: whose rows, one of history.NODES.
     metric: a key of them.
     x: one of history.X_AXES; an actor's learner step is that of its parameters.
@@ -289,14 +303,14 @@ def _is_number(value: Any) -> bool:
   return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _make_world(
+def _make_figure(
   members: Sequence[tuple[str | None, Run]],
   metric: str | None,
   node: str | None,
   x: str,
   left_out: list[str],
-) -> World:
-  """All of one environment; adds to `left_out` the runs that say nothing of the metric."""
+) -> Figure:
+  """Curves of one environment; adds the runs without the metric to `left_out`."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
   found = [(label, run, series(run, node, metric, x)) for label, run in members]
@@ -320,17 +334,17 @@ def _make_world(
     curves.append(curve)
     colours.append(colour)
   if not curves:
-    raise ValueError(f'{runs[0].world}: nothing can be shown of it')
+    raise ValueError(f'{runs[0].environment}: has no curve')
   firsts = [curve.runs[0] for curve in curves]
   notes = [
     _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
     for curve in curves
   ]
-  return World(runs[0].world, metric, node, x, curves, colours, notes)
+  return Figure(runs[0].environment, metric, node, x, curves, colours, notes)
 
 
 def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[str, str]:
-  """Node and metric to show: of those that may be meant, the first that most of the runs have."""
+  """Node and metric to show: among the candidates, the first that most runs have."""
   names = ('normalised_score', 'episode_return') if metric is None else (metric,)
   nodes = (node,) if node else history.NODES[:1] if metric is None else history.NODES
   known = [_known(run) for run in runs]
@@ -347,11 +361,13 @@ def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[
     for each in nodes
   ]
   asked = f'--metric {metric}' if metric is not None else ' and '.join(names)
-  raise ValueError(f'{asked}: {runs[0].world} has no such numbers; known are, {"; ".join(lists)}')
+  raise ValueError(
+    f'{asked}: {runs[0].environment} has no such numbers; it has, {"; ".join(lists)}'
+  )
 
 
 def _known(run: Run) -> dict[str, set[str]]:
-  """By node, the metrics that there is a number of."""
+  """Metrics with at least one number, by node."""
   return {
     node: {key for rows in files for row in rows for key, value in row.items() if _is_number(value)}
     - {'time'}
@@ -359,8 +375,8 @@ def _known(run: Run) -> dict[str, set[str]]:
   }
 
 
-def _moves_nothing(key: str, run: Run) -> bool:
-  """Whether a run's curve does not depend on what its config has at this path."""
+def _is_indifferent(key: str, run: Run) -> bool:
+  """Whether a run's curve does not depend on the config key at this path."""
   names = list(INDIFFERENT)
   if run.config.agent_name == 'dreamer':
     names += INDIFFERENT_OF_DREAMER
@@ -370,36 +386,36 @@ def _moves_nothing(key: str, run: Run) -> bool:
 
 
 def _values(run: Run) -> dict[str, Any]:
-  """What a run's curve depends on, by path."""
+  """Config values that a run's curve depends on, by path."""
   values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
-  return {key: value for key, value in values.items() if not _moves_nothing(key, run)}
+  return {key: value for key, value in values.items() if not _is_indifferent(key, run)}
 
 
 def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-  """How many different ones there are, seen by these keys."""
+  """Number of different configs, compared by these keys."""
   return len({tuple(str(each.get(key)) for key in keys) for each in values})
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
-  """The paths at which the configs of these runs differ, as far as it matters."""
+  """Paths of the config keys that differ between runs and change their curves."""
   values = [_values(run) for run in runs]
   known = dict.fromkeys(key for each in values for key in each)
   keys = [key for key in known if _kinds(values, [key]) > 1]
-  # Where one run has no use for a value, others seem to differ from it.
-  of_all = [key for key in keys if not any(_moves_nothing(key, run) for run in runs)]
+  # A key that one run does not use is no difference, unless it is needed to tell runs apart.
+  of_all = [key for key in keys if not any(_is_indifferent(key, run) for run in runs)]
   return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
 
 
 def grouped(
   found: Sequence[tuple[str | None, Run, Numbers]],
 ) -> list[tuple[str, list[tuple[Run, Numbers]]]]:
-  """Runs that are seeds of one curve, with its label, in the order in which they come.
+  """Groups runs that are seeds of one curve; returns each group with its label, in order.
 
   Args:
-    found: the runs of an environment, each with a label of the user's, if any, and what belongs to it.
+    found: the runs of an environment, each with the user's label or None, and its own data.
 
   Raises:
-    ValueError: a label that was given is that of another curve, too.
+    ValueError: two curves have the same label.
   """
   groups: dict[Any, list[tuple[Run, Numbers]]] = collections.defaultdict(list)
   for label, run, numbers in found:
@@ -416,12 +432,14 @@ def grouped(
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-  """What distinguishes each of these runs from the others: agent, and a few `key=value`."""
+  """A label for each run that tells it apart: the agent, and a few `key=value`."""
   labels = []
   for run in runs:
     rivals = _of_agent(runs, run.config.agent_name)
     keys = _differing(rivals)
-    shown = keys if len(keys) <= MAX_KEYS else _telling([_values(each) for each in rivals], keys)
+    shown = (
+      keys if len(keys) <= MAX_KEYS else _separating_keys([_values(each) for each in rivals], keys)
+    )
     parts = [f'{_short(key, keys)}={_plain(_values(run).get(key))}' for key in shown]
     if len(shown) < len(keys):
       parts.append('…')
@@ -434,8 +452,8 @@ def _of_agent(runs: Sequence[Run], name: str) -> list[Run]:
   return [run for run in runs if run.config.agent_name == name]
 
 
-def _telling(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
-  """A few of the keys that tell all apart, each the one that then separates most."""
+def _separating_keys(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
+  """A few keys that tell all configs apart, chosen greedily by the number of different ones."""
   chosen: list[str] = []
   while _kinds(values, chosen) < _kinds(values, keys):
     chosen.append(max(keys, key=lambda key: _kinds(values, [*chosen, key])))
@@ -443,7 +461,7 @@ def _telling(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-  """The last part of a path, or all of it where another one ends so, too."""
+  """The last part of a path, or the whole path if another one ends with the same part."""
   last = key.rsplit('.', 1)[-1]
   return key if [other.rsplit('.', 1)[-1] for other in keys].count(last) > 1 else last
 
@@ -453,21 +471,21 @@ def _plain(value: Any) -> str:
 
 
 def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
-  """Which runs a curve is made of, and what to beware of.
+  """Lists the runs of a curve, and warns of mixed configs, repeated seeds and short runs.
 
   Args:
-    curve: to tell of.
+    curve: of the runs.
     x: one of history.X_AXES.
     keys: in which it differs from others of its environment and agent.
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
   text = [f'`{curve.label}`: {runs}']
-  if len(keys) > MAX_KEYS:  # not all of them are in the label
+  if len(keys) > MAX_KEYS:  # the label has a few of them
     own = _values(curve.runs[0])
     text.append('with ' + ', '.join(f'{key}={_plain(own.get(key))}' for key in keys))
   mixed = _differing(curve.runs)
   if len({run.config.agent_name for run in curve.runs}) > 1:
-    text.append('its runs are of different agents')
+    text.append('its runs have different agents')
   elif mixed:
     text.append(f'its runs differ in {", ".join(mixed)}')
   seeds = [run.config.seed for run in curve.runs]
@@ -478,17 +496,17 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   if min(ends) < 0.9 * max(ends):
     shortest = curve.runs[int(np.argmin(ends))].folder
     text.append(
-      f'all seeds are known until {_place(min(ends), x)} only, where {shortest} ends; the longest '
-      f'goes to {_place(max(ends), x)}'
+      f'all seeds have values until {_place(min(ends), x)} only, where {shortest} ends; the longest '
+      f'run ends at {_place(max(ends), x)}'
     )
   return '; '.join(text)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-  """[M] f64, the mean over seeds without the lowest and the highest quarter, as rliable's.
+  """[M] f64, the mean over seeds without the lowest and the highest quarter, as in rliable.
 
   Args:
-    values: [S, M] f64, of S seeds; where one is NaN, so is the mean.
+    values: [S, M] f64, of S seeds; if one is NaN, so is the mean.
   """
   quarter = len(values) // 4
   middle = np.sort(values, axis=0)[quarter : len(values) - quarter]
@@ -496,21 +514,21 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def estimate(values: np.ndarray, statistic: str) -> Estimate:
-  """A statistic over seeds with its interval; the same at every call.
+  """A statistic over seeds with its confidence interval; deterministic.
 
   Args:
-    values: [S, M] f64, of S seeds at M positions; NaN where there is nothing to say.
+    values: [S, M] f64, of S seeds at M positions; NaN where a seed has no value.
     statistic: 'iqm', the interquartile mean, or 'median'.
   """
   from rliable import library
   from rliable import metrics as aggregates
 
   aggregate = {'iqm': aggregates.aggregate_iqm, 'median': aggregates.aggregate_median}[statistic]
-  # With seeds in the place of tasks, since rliable's median is one over tasks, of means over runs.
+  # Seeds take the place of tasks, since rliable's median is over tasks, of means over runs.
   over_seeds = lambda scores: np.array(
     [aggregate(scores[..., index].T) for index in range(scores.shape[-1])]
   )
-  # Seeds seldom change all at once: many positions are alike, and resampling is slow.
+  # Many positions have the same values, and resampling is slow.
   columns, place = np.unique(values, axis=1, return_inverse=True, equal_nan=False)
   known = ~np.isnan(columns).any(axis=0)
   result = np.full((3, columns.shape[1]), np.nan)
@@ -521,7 +539,7 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
     result[:, known] = over_seeds(scores), scores.min((0, 1)), scores.max((0, 1))
   else:
     before = np.random.get_state()
-    np.random.seed(0)  # the generator that rliable draws from, whatever it is given
+    np.random.seed(0)  # rliable always draws from the global generator
     try:
       points, intervals = library.get_interval_estimates(
         {'all': scores}, over_seeds, reps=RESAMPLES, confidence_interval_size=CONFIDENCE
@@ -533,52 +551,52 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
 
 
 def grid(curve: Curve) -> np.ndarray:
-  """Where a curve is drawn: wherever a seed changes, unless that is too often to be seen."""
+  """Positions of a drawn curve: every change of a seed, or CURVE_POINTS if there are more."""
   start, end = curve.range
   changes = np.unique(np.concatenate([each.x for each in curve.series]))
   changes = changes[(changes >= start) & (changes <= end)]
   return changes if len(changes) <= CURVE_POINTS else np.linspace(start, end, CURVE_POINTS)
 
 
-def _positions(world: World) -> np.ndarray:
-  """About ten round places on the axis, from 0 on."""
-  end = max(curve.range[1] for curve in world.curves)
+def _positions(figure: Figure) -> np.ndarray:
+  """About ten round positions on the axis, from 0 on."""
+  end = max(curve.range[1] for curve in figure.curves)
   if end <= 0:
     return np.zeros(1)
   power = 10.0 ** math.floor(math.log10(end / TABLE_POINTS))
   step = power * min(
     each for each in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if each * power * TABLE_POINTS >= end
   )
-  if world.x != 'minutes':
+  if figure.x != 'minutes':
     step = math.ceil(step)
   return step * np.arange(math.floor(end / step) + 1)
 
 
-def _table(world: World, *, picture: bool) -> str:
-  """Markdown."""
-  positions = _positions(world)
-  over_x = [estimate(curve.at(positions), 'iqm') for curve in world.curves]
-  last = [np.array([curve.range[1]]) for curve in world.curves]
+def _table(figure: Figure, *, picture: bool) -> str:
+  """The table of an environment in Markdown, with its notes."""
+  positions = _positions(figure)
+  over_x = [estimate(curve.at(positions), 'iqm') for curve in figure.curves]
+  last = [np.array([curve.range[1]]) for curve in figure.curves]
   finals = [
     [estimate(curve.at(x), statistic) for statistic in ('iqm', 'median')]
-    for curve, x in zip(world.curves, last, strict=True)
+    for curve, x in zip(figure.curves, last, strict=True)
   ]
   shown = np.concatenate([each.point for each in over_x] + [each[0].point for each in finals])
   number = _number_format(float(np.nanmax(np.abs(shown))))
-  lines = [f'## {world.name}', '']
+  lines = [f'## {figure.name}', '']
   if picture:
-    lines += [f'![Curves of {world.name}]({file_name(world.name)}.png)', '']
-  what = Y_AXES.get(world.metric, f'`{world.metric}`')
+    lines += [f'![Curves of {figure.name}]({file_name(figure.name)}.png)', '']
+  metric = Y_AXES.get(figure.metric, f'`{figure.metric}`')
   lines += [
-    f'{what[0].upper()}{what[1:]}, of the {world.node}, by {history.X_AXES[world.x]}: the interquartile mean '
-    'over seeds (of fewer than four, the mean).',
-    f'In parentheses its {100 * CONFIDENCE:.0f} % interval by stratified bootstrap over seeds; of '
-    f'fewer than {FEWEST_SEEDS} seeds, their range.',
+    f'{metric[0].upper()}{metric[1:]}, of the {figure.node}, by {history.X_AXES[figure.x]}: the '
+    'interquartile mean over seeds (the mean of fewer than four).',
+    f'In parentheses: its {100 * CONFIDENCE:.0f} % confidence interval by stratified bootstrap over '
+    f'seeds; with fewer than {FEWEST_SEEDS} seeds, their range.',
     '',
   ]
   headings = ['curve', 'seeds', *map(_round_place, positions), 'last', 'median', 'minutes']
   lines += ['| ' + ' | '.join(headings) + ' |', '|' + '---|' * len(headings)]
-  for curve, along, x, (iqm, median) in zip(world.curves, over_x, last, finals, strict=True):
+  for curve, along, x, (iqm, median) in zip(figure.curves, over_x, last, finals, strict=True):
     seconds = [
       max(row['time'] for files in run.rows.values() for rows in files for row in rows)
       for run in curve.runs
@@ -590,17 +608,17 @@ def _table(world: World, *, picture: bool) -> str:
       curve.label.replace('|', '\\|'),
       str(len(curve.runs)),
       *('–' if np.isnan(value) else number(value) for value in along.point),
-      f'{_with_interval(iqm, number, len(curve.runs))} at {_place(float(x[0]), world.x)}',
+      f'{_with_interval(iqm, number, len(curve.runs))} at {_place(float(x[0]), figure.x)}',
       _with_interval(median, number, len(curve.runs)),
       ' to '.join(dict.fromkeys(f'{value:,.1f}' for value in (min(minutes), max(minutes)))),
     ]
     lines.append('| ' + ' | '.join(cells) + ' |')
-  return '\n'.join([*lines, '', *(f'* {note}' for note in world.notes)])
+  return '\n'.join([*lines, '', *(f'* {note}' for note in figure.notes)])
 
 
-def file_name(world: str) -> str:
-  """An environment's name as that of a file, without its suffix."""
-  return world.replace('/', '-').replace(':', '-')
+def file_name(environment: str) -> str:
+  """An environment's name as a file name without suffix."""
+  return environment.replace('/', '-').replace(':', '-')
 
 
 def _with_interval(estimate: Estimate, number: Callable[[float], str], seeds: int) -> str:
@@ -611,7 +629,7 @@ def _with_interval(estimate: Estimate, number: Callable[[float], str], seeds: in
 
 
 def _number_format(largest: float) -> Callable[[float], str]:
-  """How numbers of one table are written: about three digits of the largest."""
+  """Number format of one table: about three digits of the largest number."""
   power = math.floor(math.log10(largest)) if largest > 0 else 0
   decimals = 1 - power if power < -1 else min(2, max(0, 2 - power))
 

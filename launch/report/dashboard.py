@@ -1,4 +1,4 @@
-"""A web page that shows runs while they run and after, on this machine's loopback and read-only."""
+"""A read-only web page of runs, served on the loopback interface."""
 
 import contextlib
 import hashlib
@@ -22,10 +22,10 @@ from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
-MOST_VIDEOS = 6  # of a run, the newest; a page may still play one that was, a moment ago
-READ_SECONDS = 0.04  # of an answer; what is still to be read is told, and asked for again
-LOOK_SECONDS = 0.9  # between two looks at a replay server, however many pages are open
-DIGITS = 5  # of a number that is drawn
+MOST_VIDEOS = 6  # of a run, the newest
+READ_SECONDS = 0.04  # of reading files per request; the page asks again for the rest
+LOOK_SECONDS = 0.9  # between two calls of a replay server, for any number of open pages
+DIGITS = 5  # of a number in a curve
 HEADERS = {
   'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
   "img-src 'self'; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 class Dashboard:
-  """What the page shows: every answer is made of the runs' files, and of a look at replay.
+  """Answers of the page's server, made from the runs' files and from reports on replay.
 
   Attributes:
     left_out: why some of the folders are not shown, a line for each.
@@ -49,15 +49,15 @@ class Dashboard:
     """Reads configs only.
 
     Args:
-      folders: of runs, which may be going on; those that are seeds of one thing become one curve.
-      videos: an empty folder for videos in a form that browsers play.
+      folders: of runs, also of running ones; runs that differ in their seed alone become one curve.
+      videos: an empty folder for videos that browsers can play.
 
     Raises:
-      ValueError: none of them is one of a run.
+      ValueError: none of the folders is that of a run.
     """
     self.left_out: list[str] = []
     self._videos = videos
-    self._lock, self._videoing = threading.Lock(), threading.Lock()
+    self._lock, self._converting = threading.Lock(), threading.Lock()
     self._histories: list[history.History] = []
     for folder in dict((folder.resolve(), folder) for folder in folders).values():
       try:
@@ -72,14 +72,14 @@ class Dashboard:
     self._looks = [_Looks(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
-    """What the runs are and how they are."""
+    """Runs with their state, their groups, and the differences of their configs."""
     with self._lock:
       self._read()
       colours = {index: at for at, group in enumerate(self._groups) for index in group.members}
       names = panels.names([each.folder for each in self._histories])
       return {
         'x_axes': history.X_AXES,
-        'groups': [{'label': group.label, 'world': group.world} for group in self._groups],
+        'groups': [{'label': group.label, 'world': group.environment} for group in self._groups],
         'runs': [
           _of_run(each) | {'name': name, 'group': colours[index]}
           for index, (each, name) in enumerate(zip(self._histories, names, strict=True))
@@ -88,16 +88,17 @@ class Dashboard:
       }
 
   def curves(self, x: str, known: str = '') -> str | None:
-    """All curves along an axis, as JSON; None where nothing is new.
-
-    {'version', 'unread': bytes still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low',
-    'high', 'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several
-    runs `mean` is the interquartile mean, where all are known, and the rest their range; with one,
-    those of the rows that were thinned. While there is much to read there are no groups.
+    """All curves along an axis, as JSON; None if nothing is new.
 
     Args:
       x: one of history.X_AXES.
-      known: the version that was told last.
+      known: the version of the last answer.
+
+    Returns:
+      {'version', 'unread': bytes still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low',
+      'high', 'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several
+      seeds, `mean` is the interquartile mean, and `low` and `high` are the range. With one run they
+      are those of `history.Thinned`. 'groups' is None while much is still to be read.
     """
     with self._lock:
       unread = self._read()
@@ -113,7 +114,7 @@ class Dashboard:
       return f'{head[:-1]}, "groups": [{groups}]}}'
 
   def replay(self, index: int) -> dict[str, Any]:
-    """The report of `inspect` and its words, or {'error': why there is none}.
+    """The report of `inspect` and its texts, or {'error': the reason}.
 
     Args:
       index: of a run.
@@ -121,7 +122,7 @@ class Dashboard:
     return self._looks[index].newest()
 
   def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
-    """A video of a run as a file that browsers play, and its media type; None without it.
+    """A video of a run that browsers can play, and its media type; None if there is no such file.
 
     Args:
       index: of a run.
@@ -135,7 +136,7 @@ class Dashboard:
     written, path = found[name]
     if path.suffix != '.gif':
       return path, MEDIA_TYPES[path.suffix]
-    with self._videoing:  # two pages must not write the same file
+    with self._converting:  # two pages must not write the same file
       made = self._videos / f'{index}-{path.stem}-{written}.mp4'
       if not made.exists():
         panels.to_mp4(path, made)
@@ -151,20 +152,22 @@ class Dashboard:
     return sum(each.unread for each in self._histories)
 
   def _draw(self, x: str, index: int) -> str:
-    """All curves of a group, as JSON; made anew where one of its runs has changed."""
+    """All curves of a group, as JSON; cached until one of its runs changes."""
     members = [self._histories[place] for place in self._groups[index].members]
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:
       pairs = dict.fromkeys(pair for each in members for pair in each.metrics())
       curves = {key: panels.curve(members, key, x) for key in map('/'.join, pairs)}
-      text = json.dumps({key: _told(curve) for key, curve in curves.items() if curve is not None})
+      text = json.dumps(
+        {key: _to_json(curve) for key, curve in curves.items() if curve is not None}
+      )
       known = self._drawn[x, index] = version, text
     return known[1]
 
 
 class _Looks:
-  """The newest look at the replay of a run, for any number of pages."""
+  """The newest report on the replay of a run, shared by all pages."""
 
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
@@ -205,14 +208,14 @@ class _Looks:
 
 
 def _of_run(run: history.History) -> dict[str, Any]:
-  """How a run is, where its time goes, and its videos."""
+  """State, share of time by activity, and videos of a run."""
   shown = panels.videos(run.folder)[:MOST_VIDEOS]
   return panels.state(run) | {
     'times': panels.times(run),
     'videos': [
       {
         'name': path.name,
-        'written': written,  # moves while it is being written
+        'written': written,  # changes while the file is being written
         **panels.subject(path),
       }
       for written, path in shown
@@ -220,8 +223,8 @@ def _of_run(run: history.History) -> dict[str, Any]:
   }
 
 
-def _told(curve: panels.Curve) -> dict[str, Any]:
-  """A curve as what JSON knows."""
+def _to_json(curve: panels.Curve) -> dict[str, Any]:
+  """A curve as JSON values."""
   numbers = {name: rounded(getattr(curve, name)) for name in ('x', 'mean', 'low', 'high')}
   return numbers | {
     'seeds': [{'x': rounded(each.x), 'mean': rounded(each.value)} for each in curve.seeds]
@@ -229,7 +232,7 @@ def _told(curve: panels.Curve) -> dict[str, Any]:
 
 
 def rounded(values: np.ndarray) -> list[float]:
-  """Finite numbers [N] with DIGITS digits, or as many as whole numbers have."""
+  """Finite numbers [N], rounded to DIGITS digits, and large ones to whole numbers."""
   with np.errstate(divide='ignore'):
     power = np.floor(np.log10(np.abs(values)))
   scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)
@@ -243,11 +246,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def make_app(dashboard: Dashboard, token: str) -> App:
-  """An ASGI app that answers GET below /TOKEN/ alone.
+  """An ASGI app that answers GET requests below /TOKEN/.
 
   Args:
-    dashboard: what it shows.
-    token: which must be in the path of every request.
+    dashboard: gives the answers.
+    token: must be in the path of every request.
   """
   from starlette import applications, exceptions, requests, responses, routing
 
@@ -259,7 +262,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
 
   def place(request: requests.Request, value: str) -> int:
     if not value.isdigit() or int(value) >= len(dashboard):
-      raise exceptions.HTTPException(404, f'run {value}: there is none')
+      raise exceptions.HTTPException(404, f'run {value}: no such run')
     return int(value)
 
   def runs(request: requests.Request) -> responses.Response:
@@ -283,10 +286,10 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     name = request.path_params['name']
     try:
       found = dashboard.video(index, name)
-    except Exception as error:  # of decoders, which raise whatever they like
+    except Exception as error:  # decoders raise any type
       raise exceptions.HTTPException(404, f'{name}: cannot be played ({error})') from None
     if found is None:
-      raise exceptions.HTTPException(404, f'{name}: is gone')
+      raise exceptions.HTTPException(404, f'{name}: no such video')
     return responses.FileResponse(found[0], media_type=found[1])
 
   uplot = _uplot()
@@ -304,7 +307,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
 
 
 class _Guard:
-  """Lets through who reads, from this machine's own page, and knows the token."""
+  """Rejects requests that write, have no token, or come from another site's page."""
 
   def __init__(self, app: App, token: str):
     self._app = app
@@ -333,13 +336,13 @@ class _Guard:
     headers = [(name, value.decode('latin-1')) for name, value in scope['headers']]
     hosts = [value for name, value in headers if name == b'host']
     origins = [value for name, value in headers if name == b'origin']
-    # A page of another site may have its own name lead here, and would read the answer.
+    # Against DNS rebinding: another site's name may resolve to this address.
     if len(hosts) != 1 or hosts[0].rsplit(':', 1)[0] not in ('127.0.0.1', 'localhost'):
-      return 403, 'only for 127.0.0.1 and localhost'
+      return 403, 'only 127.0.0.1 and localhost are served'
     if any(origin != f'http://{hosts[0]}' for origin in origins):
-      return 403, 'only for its own page'
+      return 403, 'only requests of the page itself are served'
     if scope['method'] not in ('GET', 'HEAD'):
-      return 405, 'nothing can be written here'
+      return 405, 'only GET is served'
     first = scope['path'].split('/')[1]
     if not secrets.compare_digest(first.encode(), self._token.encode()):
       return (
@@ -350,14 +353,14 @@ class _Guard:
 
 
 def _uplot() -> pathlib.Path:
-  """Where the installed package keeps the library that draws; found without running it."""
+  """Folder of the installed uPlot library, found without importing its package."""
   found = importlib.util.find_spec('uplot')
   assert found is not None and found.submodule_search_locations is not None
   return pathlib.Path(found.submodule_search_locations[0]) / 'static'
 
 
 def check_packages() -> None:
-  """Raises ValueError where what the page needs is not installed."""
+  """Raises ValueError if a package that the page needs is not installed."""
   for name in ('starlette', 'uvicorn', 'uplot'):
     if importlib.util.find_spec(name) is None:
       raise ValueError(
@@ -367,19 +370,19 @@ def check_packages() -> None:
 
 
 def listen(port: int) -> socket.socket:
-  """A socket on this machine's loopback alone.
+  """A socket on the loopback interface.
 
   Args:
     port: to listen at; 0 for a free one.
 
   Raises:
-    ValueError: the port is taken, or is none.
+    ValueError: the port is in use, or is not valid.
   """
   listening = socket.socket()
   listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   try:
     listening.bind(('127.0.0.1', port))
-    listening.listen()  # whoever opens the address at once waits for the server
+    listening.listen()  # requests that arrive before the server has started wait
   except (OSError, OverflowError) as error:
     listening.close()
     reason = getattr(error, 'strerror', None) or error
@@ -397,7 +400,7 @@ def make_server(app: App) -> Any:
       lifespan='off',
       ws='none',
       log_level='warning',
-      access_log=False,  # with the token in it
+      access_log=False,  # it would contain the token
       server_header=False,
       timeout_graceful_shutdown=1,
     )
@@ -405,14 +408,14 @@ def make_server(app: App) -> Any:
 
 
 def serve(folders: Sequence[pathlib.Path], port: int) -> None:
-  """Serves the page until Ctrl-C, and prints where.
+  """Serves the page until Ctrl-C, and prints its address.
 
   Args:
     folders: of runs.
     port: of 127.0.0.1; 0 for a free one.
 
   Raises:
-    ValueError: nothing can be shown, a package is missing, or the port is taken.
+    ValueError: no folder is that of a run, a package is missing, or the port is in use.
   """
   check_packages()
   with tempfile.TemporaryDirectory() as videos, contextlib.ExitStack() as stack:
@@ -422,6 +425,6 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
     for reason in dashboard.left_out:
       print(f'hephaestus dashboard: left out: {reason}', file=sys.stderr)
     address = f'http://127.0.0.1:{listening.getsockname()[1]}/{token}/'
-    print(f'{address} (Ctrl-C ends)', flush=True)
+    print(f'{address} (Ctrl-C to stop)', flush=True)
     with contextlib.suppress(KeyboardInterrupt):
       make_server(make_app(dashboard, token)).run(sockets=[listening])

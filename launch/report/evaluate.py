@@ -17,17 +17,17 @@ def evaluate(
   *,
   at_random: bool = False,
 ) -> dict[str, Any]:
-  """Scores a run's newest checkpoint; may run beside training.
+  """Evaluates a run's newest checkpoint, also while the run is training.
 
   Args:
     folder: of the run.
-    episodes: at least so many are played.
-    video: where to put a video of one episode, or None.
+    episodes: least number of episodes.
+    video: path of a video of one episode, or None.
     seed: of the environments.
-    at_random: plays uniformly among the legal actions of the run's environment instead.
+    at_random: evaluates the uniform random policy over legal actions instead.
 
   Raises:
-    ValueError: not a run, or nothing saved yet.
+    ValueError: not a run, or no checkpoint yet.
   """
   saved = saved_lib.untrained(folder) if at_random else saved_lib.newest(folder)
   config = saved.config

@@ -1,4 +1,4 @@
-"""The numbers of runs as their files grow: each row read once, kept in columns, thinned to be drawn."""
+"""Metrics of runs as their files grow: each row is read once, kept in columns, and thinned for plots."""
 
 import os
 import pathlib
@@ -12,9 +12,9 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
 
-POINTS = 240  # of a thinned curve; more than a screen tells apart
+POINTS = 240  # of a thinned curve; more cannot be distinguished on a screen
 CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
-FIRST_LEARNER = ('learner', 'learner-0')  # alone, or of several processes
+FIRST_LEARNER = ('learner', 'learner-0')  # of one process, or the first of several
 NODES = ('evaluator', 'learner', 'actor')
 X_AXES = {
   'environment_step': 'environment steps',
@@ -22,15 +22,15 @@ X_AXES = {
   'minutes': 'minutes of running',
 }
 PLACES = ('time', 'environment_step', 'learner_step', 'parameter_version')
-NO_CURVES = (*PLACES, 'final', 'episodes')  # what a row says of itself
-# Of a distribution that a row tells by its quantiles the median is a curve, and two its band.
+NO_CURVES = (*PLACES, 'final', 'episodes')
+# The median of a distribution is drawn as a curve, and the quantiles LOW and HIGH as its band.
 MEDIAN, LOW, HIGH = '/median', '/low', '/high'
 NO_CURVE_ENDS = (LOW, HIGH, '/lowest', '/highest')
 _NUMBERS = {float, int, bool, type(None)}
 
 
 class Series(NamedTuple):
-  """Numbers along an axis; each holds until the next.
+  """Numbers along an axis; each is valid until the next.
 
   Attributes:
     x: [N] f64, increasing.
@@ -41,19 +41,19 @@ class Series(NamedTuple):
   value: np.ndarray
 
   def at(self, x: np.ndarray) -> np.ndarray:
-    """The last value known at each x, [M]; NaN before the first."""
+    """The last value at or before each x, [M]; NaN before the first."""
     index = np.searchsorted(self.x, x, side='right') - 1
     return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
 
 
 class Thinned(NamedTuple):
-  """A metric along an axis, at no more than POINTS places.
+  """A metric along an axis, at no more than POINTS positions.
 
   Attributes:
     x: [N] f64, increasing.
-    mean: [N] f64, of the rows between the place before and this one.
-    low: [N] f64, their lowest; of a median, the mean of their 5 % quantiles.
-    high: [N] f64, their highest; of a median, the mean of their 95 % quantiles.
+    mean: [N] f64, over the rows after the position before, up to this one.
+    low: [N] f64, the lowest value of these rows; for a median, the mean of their 5 % quantiles.
+    high: [N] f64, the highest value; for a median, the mean of their 95 % quantiles.
   """
 
   x: np.ndarray
@@ -63,17 +63,17 @@ class Thinned(NamedTuple):
 
 
 class _Tail:
-  """The lines of a file that may grow, be replaced by a shorter one, or vanish."""
+  """Reads the lines of a file that may grow, be replaced by a shorter one, or be deleted."""
 
   def __init__(self, path: pathlib.Path):
     self.path = path
-    self.generation = 0  # moves when all lines that came before are void
+    self.generation = 0  # increases when all earlier lines become invalid
     self.unread = path.stat().st_size if path.exists() else 0  # bytes
     self._inode: int | None = None
     self._offset = 0
 
   def lines(self) -> list[bytes]:
-    """Some of the whole lines that were not given yet; none when there are no more."""
+    """The next complete lines, up to CHUNK bytes; empty if there are none."""
     try:
       with open(self.path, 'rb') as file:
         status = os.fstat(file.fileno())
@@ -86,7 +86,7 @@ class _Tail:
         self._begin(None)
       return []
     end = content.rfind(b'\n') + 1
-    if end == 0 and len(content) == CHUNK:  # no row is as long; whatever it is, it is broken
+    if end == 0 and len(content) == CHUNK:  # longer than any row, so it is damaged
       end = len(content)
     self._offset += end
     self.unread = status.st_size - self._offset if end else 0
@@ -101,8 +101,8 @@ class File:
   """The rows of one file of metrics.
 
   Attributes:
-    rows: as they were written, if they are to be kept.
-    broken: how many lines are no rows.
+    rows: in their written order, if they are kept.
+    broken: number of damaged lines.
   """
 
   def __init__(self, path: pathlib.Path, *, keep_rows: bool = False):
@@ -116,7 +116,7 @@ class File:
 
   @property
   def version(self) -> tuple[int, int]:
-    """Moves with every change."""
+    """Changes with every change of the file."""
     return self._generation, self._count
 
   @property
@@ -127,17 +127,17 @@ class File:
     return self._count
 
   def column(self, key: str) -> np.ndarray:
-    """[N] f64 of a key; NaN where a row has no number of it."""
+    """[N] f64 of a key; NaN where a row has no number for it."""
     column = self._columns.get(key)
     return np.full(self._count, np.nan) if column is None else column[: self._count]
 
   def last(self, key: str) -> float | None:
-    """The newest row's number of a key."""
+    """The number of a key in the newest row; None if it has none."""
     value = float(self.column(key)[-1]) if self._count else np.nan
     return None if np.isnan(value) else value
 
   def read(self) -> bool:
-    """Reads some of what is new; whether there was any."""
+    """Reads up to CHUNK new bytes; returns whether there were any."""
     lines = self.tail.lines()
     if self.tail.generation != self._generation:
       self._generation = self.tail.generation
@@ -161,7 +161,7 @@ class File:
       if column is None and np.isnan(values).all():
         continue
       if column is None or len(column) < end:
-        grown = np.empty(max(64, 2 * end))  # what is not written takes neither time nor memory
+        grown = np.empty(max(64, 2 * end))  # pages that are not written take no memory
         grown[:start] = np.nan if column is None else column[:start]
         self._columns[key] = column = grown
       column[start:end] = values
@@ -169,14 +169,14 @@ class File:
 
 
 def _numbers(values: list[Any]) -> np.ndarray:
-  """[N] f64 of what may be numbers; NaN in the place of anything else."""
+  """[N] f64 of values; NaN for those that are no numbers."""
   if not set(map(type, values)) <= _NUMBERS:
     values = [value if type(value) in _NUMBERS else None for value in values]
   return np.array(values, np.float64)
 
 
 class History:
-  """What a run's files say, read on at each call of `read`.
+  """Metrics and events of a run; each call of `read` continues where the last one stopped.
 
   Attributes:
     folder: of the run.
@@ -203,10 +203,10 @@ class History:
     self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any]]] = {}
 
   def read(self, deadline: float) -> None:
-    """Reads what is new.
+    """Reads new rows.
 
     Args:
-      deadline: monotonic seconds at which to leave the rest for the next call.
+      deadline: monotonic seconds at which to stop; the next call continues.
     """
     self.is_gone = not (self.folder / folder_lib.CONFIG).exists()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
@@ -224,22 +224,22 @@ class History:
 
   @property
   def broken(self) -> int:
-    """How many lines are no rows."""
+    """Number of damaged lines."""
     return sum(file.broken for file in (self._events, *self._nodes.values()))
 
   @property
   def version(self) -> tuple[Any, ...]:
-    """Moves with every row."""
+    """Changes with every row."""
     return (*((name, file.version) for name, file in self._nodes.items()), len(self.launches))
 
   @property
   def events(self) -> list[dict[str, Any]]:
-    """What happened to the nodes, as `supervisor.Event`, and what was warned of."""
+    """Events of the nodes, as of `supervisor.Event`, and warnings."""
     return self._events.rows
 
   @property
   def launches(self) -> list[float]:
-    """Unix seconds at which the run was started or went on."""
+    """Unix seconds at which the run was started or resumed."""
     return [
       row['time'] for row in self.events
       if row.get('kind') == 'started' and row.get('name') in FIRST_LEARNER
@@ -247,22 +247,22 @@ class History:
     ]  # fmt: skip
 
   def names(self, node: str) -> list[str]:
-    """Of the nodes of a kind, one of NODES, that have written rows."""
+    """Names of the nodes of a kind, one of NODES, that have written metrics."""
     known = sorted(name for name, file in self._nodes.items() if len(file))
     return [name for name in known if name == node or name.startswith(f'{node}-')]
 
   def last(self, name: str, key: str) -> float | None:
-    """The newest row's number of a node; None where there is none."""
+    """The number of a key in the newest row of a node; None if it has none."""
     return self._nodes[name].last(key) if name in self._nodes else None
 
   def mean(self, name: str, key: str) -> float | None:
-    """The mean over a node's rows; None where there is none."""
+    """The mean of a key over all rows of a node; None if there are none."""
     values = self._nodes[name].column(key) if name in self._nodes else np.zeros(0)
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 
   def metrics(self) -> list[tuple[str, str]]:
-    """(kind of node, key) of all that there are curves of."""
+    """(kind of node, key) of each metric that is drawn as a curve."""
     found = {
       (node, key): None
       for node in NODES
@@ -273,10 +273,10 @@ class History:
     return list(found)
 
   def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
-    """A metric along an axis; None where there is no number of it.
+    """A metric along an axis; None if there are no numbers.
 
-    What a run that went on has written again is taken as it was written last; several actors are
-    averaged, as in `report.series`.
+    Where a resumed run has repeated steps, the later rows count. Several actors are averaged, as in
+    `curves.series`.
 
     Args:
       node: one of NODES.
@@ -286,7 +286,7 @@ class History:
     names = self.names(node)
     version = tuple((name, self._nodes[name].version) for name in names)
     if x == 'minutes':
-      version += (self.version,)  # which count from the first row of any node
+      version += (self.version,)  # minutes count from the first metrics of any node
     known = self._thinned.get((node, metric, x))
     if known is None or known[0] != version:
       parts = [self._thin(name, node, metric, x) for name in names]
@@ -295,14 +295,14 @@ class History:
     return known[1]
 
   def _thin(self, name: str, node: str, metric: str, x: str) -> tuple[Thinned, np.ndarray] | None:
-    """Of one file, with the weight of each place."""
+    """A metric of one file, with the weight of each position."""
     places, kept = self._axis(name, node, x)
     values = self._nodes[name].column(metric)[kept]
     finite: Any = np.isfinite(values)
     if not finite.any():
       return None
     if finite.all():
-      finite = slice(None)  # which copies nothing
+      finite = slice(None)  # avoids a copy
     places, values = places[finite], values[finite]
     weights = None
     if node == 'actor' and metric.startswith('episode_'):
@@ -316,7 +316,7 @@ class History:
     return thinned, total
 
   def _quantile(self, name: str, median: str, end: str) -> np.ndarray:
-    """[N] another quantile of the same distribution; the median where a row does not tell it."""
+    """[N] another quantile of the same distribution; the median where a row has none."""
     file = self._nodes[name]
     values = file.column(median.removesuffix(MEDIAN) + end)
     return np.where(np.isfinite(values), values, file.column(median))
@@ -325,11 +325,11 @@ class History:
     """[N] f64, the times of all rows, sorted."""
     if self._times is None or self._times[0] != self.version:
       times = np.concatenate([each.column('time') for each in self._nodes.values()])
-      self._times = self.version, np.sort(times, kind='stable')  # fast where much is sorted
+      self._times = self.version, np.sort(times, kind='stable')  # fast on almost sorted input
     return self._times[1]
 
   def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any]:
-    """Places of the rows of a file that hold, and which rows these are; a slice where all do."""
+    """Positions and indices of the valid rows of a file; a slice if all rows are valid."""
     file = self._nodes[name]
     version = self.version if x == 'minutes' else file.version
     known = self._places.get((name, x))
@@ -350,12 +350,12 @@ class History:
 def thin(
   places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
 ) -> tuple[Thinned, np.ndarray]:
-  """A curve at no more than POINTS places, in equal parts of the axis, and the weight of each.
+  """A curve at no more than POINTS positions, in equal parts of the axis, and the weight of each.
 
   Args:
-    places: [N] f64, increasing, at least one.
+    places: [N] f64, positions on the axis, increasing, at least one.
     values: [N] f64, finite.
-    weights: [N] f64, of the values in a mean; None: all alike.
+    weights: [N] f64, of the values in a mean; None for equal weights.
   """
   starts = np.arange(len(places))
   if len(places) > POINTS:
@@ -379,11 +379,11 @@ def thin(
 
 
 def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
-  """Unix seconds [N] as minutes since a run's first row, without the time between launches.
+  """Unix seconds [N] as minutes since a run's first metrics, without the time between launches.
 
   Args:
     written: [M] unix seconds of all its rows, sorted, at least one.
-    launches: unix seconds at which it was started or went on.
+    launches: unix seconds at which the run was started or resumed.
     times: [N] unix seconds.
   """
   pauses = set()
@@ -397,10 +397,10 @@ def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -
 
 
 def holds(places: np.ndarray) -> np.ndarray:
-  """[N] bool: which rows of a file hold, and were not written again by a run that went on.
+  """[N] bool: whether each row of a file is valid, so that no resumed run has repeated its step.
 
   Args:
-    places: [N] of the rows on an axis, in the order in which they were written.
+    places: [N] positions of the rows on an axis, in their written order.
   """
   return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
 
@@ -409,7 +409,7 @@ def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series
   """The weighted mean of several files, each by its last value.
 
   Args:
-    parts: of each file its places, increasing, values and weights, [N] each.
+    parts: positions (increasing), values and weights of each file, [N] each.
   """
   if len(parts) == 1:
     return Series(*parts[0][:2])
@@ -420,7 +420,7 @@ def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series
 
 
 def _join(parts: Sequence[tuple[Thinned, np.ndarray]]) -> Thinned | None:
-  """Of several files of one kind of node."""
+  """Joins the curves of several nodes of one kind."""
   if len(parts) < 2:
     return parts[0][0] if parts else None
   mean = joined([(each.x, each.mean, weight) for each, weight in parts])

@@ -1,4 +1,4 @@
-"""A report in a folder: pictures as PNG, the tables as Markdown, and all of it in one HTML file."""
+"""Writes a report: pictures as PNG, tables as Markdown, and everything in one HTML file."""
 
 import base64
 import datetime
@@ -21,11 +21,11 @@ from hephaestus.launch.report import curves, history, panels
 
 COLOURS = 7  # of curves on the page; further ones are dashed
 LINES = ('-', '--', ':')
-MOST_VIDEO_BYTES = 4_000_000  # of one that is put into the page; a larger one is named
+MOST_VIDEO_BYTES = 4_000_000  # of a video in the page; a larger one is left out and named
 MOST_VIDEOS_BYTES = 32_000_000  # of all of them
 DOTS_PER_INCH = 200
-TONES = 64  # of a picture, whose file is then a quarter as large
-# What the page of the dashboard has no need of.
+TONES = 64  # of a picture; a quarter of the size of a file in full colour
+# Beside the style of the dashboard's page.
 STYLE = """
 header { position: static; }
 h2 small { font-weight: 400; color: var(--faint); font-size: 14px; }
@@ -49,13 +49,13 @@ class Line(NamedTuple):
   """A curve in a picture.
 
   Attributes:
-    label: what it is called.
-    colour: its place among the groups of its environment.
+    label: in the legend.
+    colour: its index among the groups of its environment.
     x: [N] f64, increasing.
     point: [N] f64.
     low: [N] f64, of its band.
     high: [N] f64, likewise.
-    seeds: drawn as thin lines.
+    seeds: curves of single runs, drawn as thin lines.
   """
 
   label: str
@@ -74,17 +74,17 @@ def write(
   x: str = 'environment_step',
   all_panels: bool = True,
 ) -> list[str]:
-  """Writes report.md, a picture of each curve, and report.html with all of it in one file.
+  """Writes report.md, a picture of each curve, and report.html, which contains everything.
 
   Args:
-    made: with pictures in its tables.
-    out: the folder, which is made.
+    made: the report, with pictures in its tables.
+    out: the folder, which is created.
     x: the axis, one of history.X_AXES.
-    all_panels: whether to show what the web page of `dashboard` shows of these runs; else the
-      curves of the report alone.
+    all_panels: whether to show all panels of the web page of `dashboard`; else the curves of the
+      report alone.
 
   Returns:
-    What was written, and what was too large for it, a line for each.
+    A line for each file that was written, and for each video that was left out.
 
   Raises:
     ValueError: the folder cannot be written to.
@@ -101,7 +101,7 @@ def write(
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
   megabytes = (out / 'report.html').stat().st_size / 1e6
   return [
-    f'{out / "report.html"}: {megabytes:.1f} MB, {pictures.count} pictures (beside it as PNG, too), '
+    f'{out / "report.html"}: {megabytes:.1f} MB, {pictures.count} pictures (also as PNG), '
     f'{videos.count} videos',
     *videos.left_out,
   ]
@@ -114,9 +114,9 @@ def _read(folder: pathlib.Path) -> history.History:
 
 
 def _page(made: curves.Report, body: str) -> str:
-  worlds = dict.fromkeys(world.name for world in made.worlds)
+  environments = dict.fromkeys(figure.name for figure in made.figures)
   style = (panels.PAGE / 'page.css').read_text() + STYLE
-  title = html.escape(', '.join(worlds) or 'runs')
+  title = html.escape(', '.join(environments) or 'runs')
   day = f'{datetime.datetime.now():%Y-%m-%d %H:%M}'
   return f"""<!doctype html>
 <html lang="en">
@@ -147,13 +147,15 @@ def _body(
 ) -> str:
   groups = panels.groups(histories, [label for _, label in made.runs]) if histories else []
   group_of = {index: at for at, group in enumerate(groups) for index in group.members}
-  # As in a table, colours begin anew in each environment.
-  worlds = list(dict.fromkeys(group.world for group in groups)) or [
-    world.name for world in made.worlds
+  # As in a table, each environment has its own colours, from the first.
+  environments = list(dict.fromkeys(group.environment for group in groups)) or [
+    figure.name for figure in made.figures
   ]
-  of_world = {name: [group for group in groups if group.world == name] for name in worlds}
+  groups_of = {
+    name: [group for group in groups if group.environment == name] for name in environments
+  }
   colour_of = {
-    index: of_world[groups[at].world].index(groups[at]) for index, at in group_of.items()
+    index: groups_of[groups[at].environment].index(groups[at]) for index, at in group_of.items()
   }
   states = [panels.state(run) for run in histories]
   names = panels.names([run.folder for run in histories])
@@ -161,11 +163,11 @@ def _body(
   if histories:
     parts.append(_section('Runs', _runs(states, names, colour_of)))
   tables = {
-    world.name: (world, table) for world, table in zip(made.worlds, made.tables, strict=True)
+    figure.name: (figure, table) for figure, table in zip(made.figures, made.tables, strict=True)
   }
-  for name in worlds:
-    heading = f' <small>{html.escape(name)}</small>' if len(worlds) > 1 else ''
-    parts += _of_world(name, heading, tables.get(name), of_world[name], histories, pictures, x)
+  for name in environments:
+    heading = f' <small>{html.escape(name)}</small>' if len(environments) > 1 else ''
+    parts += _sections(name, heading, tables.get(name), groups_of[name], histories, pictures, x)
   named = [
     _Named(run, name, state) for run, name, state in zip(histories, names, states, strict=True)
   ]
@@ -173,7 +175,7 @@ def _body(
     ('Where time goes', _times(named)),
     ('Nodes', _nodes(named)),
     ('Videos of evaluations', _videos_of(named, videos)),
-    ('What the runs differ in', _differences(histories, names, colour_of)),
+    ('Config differences', _differences(histories, names, colour_of)),
   ):
     if content:
       parts.append(_section(title, content))
@@ -187,25 +189,25 @@ def _section(title: str, content: str, more: str = '') -> str:
   return f'<section class="{slug}"><h2>{html.escape(title)}{more}</h2>\n{content}\n</section>'
 
 
-def _of_world(
+def _sections(
   name: str,
   heading: str,
-  table: tuple[curves.World, str] | None,
+  table: tuple[curves.Figure, str] | None,
   groups: Sequence[panels.Group],
   histories: Sequence[history.History],
   pictures: '_Pictures',
   x: str,
 ) -> list[str]:
-  """A section for each kind of curve."""
+  """The sections of one environment, one for each kind of curve."""
   sections: dict[str, list[str]] = {}
-  shown: dict[str, set[int]] = {}  # places of groups, by section
+  shown: dict[str, set[int]] = {}  # indices of groups, by section
   zeros: dict[str, list[str]] = {}
   first = ''
   main = None
   if table is not None:
-    world, markdown = table
-    main = f'{world.node}/{world.metric}'
-    first = _main_picture(world, pictures) + _tables(markdown)
+    figure, markdown = table
+    main = f'{figure.node}/{figure.metric}'
+    first = _main_picture(figure, pictures) + _tables(markdown)
   members = [[histories[index] for index in group.members] for group in groups]
   for chart in panels.charts([run for runs in members for run in runs]) if members else ():
     if chart.key == main:
@@ -247,26 +249,26 @@ def _of_world(
   return made
 
 
-def _main_picture(world: curves.World, pictures: '_Pictures') -> str:
-  """Of the curves that have an interval."""
+def _main_picture(figure: curves.Figure, pictures: '_Pictures') -> str:
+  """The large picture of curves with confidence intervals."""
   lines = []
-  for colour, curve in zip(world.colours, world.curves, strict=True):
+  for colour, curve in zip(figure.colours, figure.curves, strict=True):
     places = curves.grid(curve)
     seeds = f'{len(curve.runs)} seed{"s" * (len(curve.runs) > 1)}'
     thin = curve.series if len(curve.runs) > 1 else []
     estimate = curves.estimate(curve.at(places), 'iqm')
     lines.append(Line(f'{curve.label} ({seeds})', colour, places, *estimate, seeds=thin))
-  y_label = curves.Y_AXES.get(world.metric, f'{world.metric} ({world.node})')
-  levels = (0, 1) if world.metric == 'normalised_score' else ()
+  y_label = curves.Y_AXES.get(figure.metric, f'{figure.metric} ({figure.node})')
+  levels = (0, 1) if figure.metric == 'normalised_score' else ()
   draw = functools.partial(
-    _draw, world.name, history.X_AXES[world.x], y_label, lines, large=True, levels=levels
+    _draw, figure.name, history.X_AXES[figure.x], y_label, lines, large=True, levels=levels
   )
-  picture = pictures.add(curves.file_name(world.name), f'Curves of {world.name}', draw, wide=True)
+  picture = pictures.add(curves.file_name(figure.name), f'Curves of {figure.name}', draw, wide=True)
   return f'<figure class="card large">{picture}</figure>'
 
 
 def _tables(markdown: str) -> str:
-  """Markdown without its heading and picture, which are there already."""
+  """HTML of a Markdown table without its heading and picture, which the section has already."""
   import markdown_it
 
   lines = [line for line in markdown.splitlines() if not line.startswith(('## ', '!['))]
@@ -293,68 +295,82 @@ def _draw(
   Args:
     title: above it.
     x_label: of the axis.
-    y_label: likewise; '' where the title says it.
+    y_label: likewise; '' if the title is enough.
     lines: at least one.
-    large: whether its curves are steps, and told by a legend.
-    narrow: whether it is to be read where there is little room.
-    levels: where to draw a line across.
-    dark: for a dark page.
+    large: whether it is the main picture, with step curves and a legend.
+    narrow: whether it is for a narrow column.
+    levels: y of horizontal lines.
+    dark: whether it is for a dark page.
   """
   from matplotlib import figure as figures
-  from matplotlib import ticker
 
   palette = _palettes()[dark]
   size, points = ((4.2, 3.4 if large else 2.35), 9.5) if narrow else ((6.4, 3.9), 10.5)
   wrapped = textwrap.wrap(title, 46 if narrow else 60)
   figure = figures.Figure(figsize=size, dpi=DOTS_PER_INCH, facecolor=palette['card'])
   axes = figure.add_subplot(facecolor=palette['card'])
-  # Matplotlib's own layouts draw twice; and so all pictures have their axes at the same place.
+  # Matplotlib's own layouts draw twice. These margins put the axes of all pictures at one place.
   left = 0.135 + 0.06 * (narrow and bool(y_label))
   em = points / 72 / size[1]  # of text, as a share of the height
   figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - 1.5 * em * len(wrapped))
-  drawstyle = 'steps-post' if large else 'default'
   for line in lines:
-    colour = palette[f'c{line.colour % COLOURS}']
-    style = LINES[line.colour // COLOURS % len(LINES)]
-    for seed in line.seeds:
-      axes.plot(seed.x, seed.value, color=colour, linewidth=0.7, alpha=0.4, drawstyle=drawstyle)
-    axes.fill_between(
-      line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0,
-      step='post' if large else None,
-    )  # fmt: skip
-    width = 2.0 if large else 1.6
-    axes.plot(
-      line.x, line.point, style, color=colour, linewidth=width, drawstyle=drawstyle,
-      label=line.label,
-    )  # fmt: skip
-    axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=2.2 * width)
+    _draw_line(axes, line, palette, large=large)
   for level in levels:
     axes.axhline(level, color=palette['faint'], linewidth=0.9, linestyle=(0, (4, 4)), zorder=1)
-  weight = 'bold' if large else 'normal'
   axes.set_title(
     '\n'.join(wrapped),
     loc='left',
     fontsize=points + 1.5 * large,
-    fontweight=weight,
+    fontweight='bold' if large else 'normal',
     color=palette['text'],
   )
   axes.set_xlabel(x_label, fontsize=points if large else points - 1, color=palette['faint'])
   if y_label:
     axes.set_ylabel(y_label, fontsize=points, color=palette['faint'])
-  axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
-  axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
-  axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(5 if narrow else 7, steps=[1, 2, 2.5, 5, 10]))
-  axes.yaxis.set_major_locator(ticker.MaxNLocator(7 if large else 5, steps=[1, 2, 2.5, 5, 10]))
-  axes.grid(color=palette['grid'], linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.spines[['left', 'bottom']].set_color(palette['line'])
+  _draw_grid(axes, palette, points, marks=(5 if narrow else 7, 7 if large else 5))
   if large or len(lines) > 1:
     axes.legend(
       fontsize=points - (2 if narrow else 1), frameon=True, framealpha=0.8, edgecolor='none',
       facecolor=palette['card'], labelcolor=palette['text'], handlelength=1.4,
     )  # fmt: skip
+  return _to_png(figure)
+
+
+def _draw_line(axes: Any, line: Line, palette: dict[str, str], *, large: bool) -> None:
+  """Draws a curve, its band, a dot at its end, and its seeds as thin lines."""
+  drawstyle = 'steps-post' if large else 'default'
+  colour = palette[f'c{line.colour % COLOURS}']
+  style = LINES[line.colour // COLOURS % len(LINES)]
+  for seed in line.seeds:
+    axes.plot(seed.x, seed.value, color=colour, linewidth=0.7, alpha=0.4, drawstyle=drawstyle)
+  axes.fill_between(
+    line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0,
+    step='post' if large else None,
+  )  # fmt: skip
+  width = 2.0 if large else 1.6
+  axes.plot(
+    line.x, line.point, style, color=colour, linewidth=width, drawstyle=drawstyle,
+    label=line.label,
+  )  # fmt: skip
+  axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=2.2 * width)
+
+
+def _draw_grid(axes: Any, palette: dict[str, str], points: float, marks: tuple[int, int]) -> None:
+  """Draws marks at round numbers, at most so many along x and y, and the grid."""
+  from matplotlib import ticker
+
+  axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
+  for axis, most in zip((axes.xaxis, axes.yaxis), marks, strict=True):
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
+    axis.set_major_locator(ticker.MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+  axes.grid(color=palette['grid'], linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.spines[['left', 'bottom']].set_color(palette['line'])
+
+
+def _to_png(figure: Any) -> bytes:
+  """A PNG of few colours."""
   drawn, content = io.BytesIO(), io.BytesIO()
   figure.savefig(drawn, format='png')
   few = Image.open(drawn).convert('RGB').quantize(TONES, Image.Quantize.MEDIANCUT)
@@ -364,7 +380,7 @@ def _draw(
 
 @functools.cache
 def _palettes() -> tuple[dict[str, str], dict[str, str]]:
-  """The page's colours by their names, light and dark."""
+  """The page's colours by name, light and dark."""
   style = (panels.PAGE / 'page.css').read_text()
   light, dark = re.findall(r':root \{(.*?)\}', style, re.DOTALL)
   read = lambda text: dict(re.findall(r'--(\w+): (#\w+);', text))
@@ -372,7 +388,7 @@ def _palettes() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _short(value: float) -> str:
-  """A mark of an axis."""
+  """Label of a tick of an axis."""
   size = abs(value)
   for unit, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
     if size >= unit:
@@ -381,10 +397,10 @@ def _short(value: float) -> str:
 
 
 class _Pictures:
-  """The pictures of a report: as files, and for the page.
+  """Writes the pictures of a report as files, and embeds them in the page.
 
   Attributes:
-    count: of those made.
+    count: of pictures so far.
   """
 
   def __init__(self, out: pathlib.Path):
@@ -392,17 +408,17 @@ class _Pictures:
     self.count = 0
 
   def add(self, stem: str, text: str, draw: Any, *, wide: bool = False) -> str:
-    """Writes OUT/STEM.png; HTML that shows it, by daylight and in the dark.
+    """Writes OUT/STEM.png; returns HTML with a light and a dark version of the picture.
 
     Args:
       stem: of the file's name.
-      text: what it shows.
-      draw: a `_draw` but for the light, and the room there is.
-      wide: whether it is larger where there is room.
+      text: alternative text.
+      draw: `_draw` without its arguments `narrow` and `dark`.
+      wide: whether the picture is larger on a wide page.
     """
     self.count += 1
-    by_day = draw(narrow=not wide)
-    (self._out / f'{stem}.png').write_bytes(by_day)
+    light = draw(narrow=not wide)
+    (self._out / f'{stem}.png').write_bytes(light)
     dark, little = '(prefers-color-scheme: dark)', '(max-width: 600px)'
     sources = {dark: draw(narrow=not wide, dark=True)}
     if wide:
@@ -412,7 +428,7 @@ class _Pictures:
       f'<source media="{media}" srcset="{_data("image/png", content)}">'
       for media, content in sources.items()
     )
-    shown = f'<img alt="{html.escape(text)}" src="{_data("image/png", by_day)}">'
+    shown = f'<img alt="{html.escape(text)}" src="{_data("image/png", light)}">'
     return f'<picture>{listed}{shown}</picture>'
 
 
@@ -421,11 +437,11 @@ def _data(media_type: str, content: bytes) -> str:
 
 
 class _Videos:
-  """The videos of a report.
+  """Embeds the videos of a report.
 
   Attributes:
-    count: of those in the page.
-    left_out: those that are not, a line for each.
+    count: of videos in the page.
+    left_out: reasons why others are not, a line for each.
   """
 
   def __init__(self) -> None:
@@ -434,7 +450,7 @@ class _Videos:
     self._nbytes = 0
 
   def add(self, path: pathlib.Path) -> str:
-    """HTML that plays a video; words where it cannot be put into the page."""
+    """HTML of a video, or of the reason why it is not in the page."""
     try:
       size = path.stat().st_size
       if size > MOST_VIDEO_BYTES or self._nbytes > MOST_VIDEOS_BYTES:
@@ -448,12 +464,12 @@ class _Videos:
         reader: Any = imageio.get_reader(str(played))
         width, height = reader.get_meta_data()['size']
         reader.close()
-    except Exception as error:  # of decoders, which raise whatever they like
+    except Exception as error:  # decoders raise any type
       return self._leave_out(path, f'cannot be played ({error})')
     self.count += 1
     self._nbytes += len(content)
     media_type = 'video/webm' if played.suffix == '.webm' else 'video/mp4'
-    # Below the picture, for what the controls would cover: as on the page.
+    # Room below the picture, so that the controls do not cover it; as in page.js.
     room = height + max(0.25 * height, 0.26 * width)
     style = f'aspect-ratio: {width} / {room:g}; width: min(100%, {400 * width / room:.0f}px)'
     return (
@@ -467,7 +483,7 @@ class _Videos:
 
 
 class _Named(NamedTuple):
-  """A run, what it is called, and `panels.state` of it."""
+  """A run with its short name and its `panels.state`."""
 
   run: history.History
   name: str
@@ -475,18 +491,18 @@ class _Named(NamedTuple):
 
 
 def _cell(content: Any) -> str:
-  """Of a table: HTML as it is, and text escaped."""
+  """Content of a table's cell; text is escaped, `_Html` is not."""
   return content.text if isinstance(content, _Html) else html.escape(str(content))
 
 
 class _Html(NamedTuple):
-  """HTML that is no text to be escaped."""
+  """HTML that must not be escaped."""
 
   text: str
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-  """Like the page's: on a narrow screen each row becomes a block."""
+  """A table as on the dashboard's page, where a narrow screen shows each row as a block."""
   side = lambda index: ' class="left"' if index < left else ''
   head = ''.join(f'<th{side(at)}>{html.escape(text)}</th>' for at, text in enumerate(headings))
   body = ''.join(
@@ -549,7 +565,8 @@ def _runs(states: Sequence[dict[str, Any]], names: Sequence[str], colour_of: dic
     for index, (run, name) in enumerate(zip(states, names, strict=True))
   ]
   headings = [
-    'run', 'world', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return', 'last row'
+    'run', 'environment', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return',
+    'last metrics',
   ]  # fmt: skip
   messages = [
     f'{name}: {text}' for name, run in zip(names, states, strict=True) for text in run['messages']
@@ -562,15 +579,15 @@ def _times(runs: Sequence[_Named]) -> str:
   for run, name, _ in runs:
     bars = ''
     for node in panels.times(run, throughout=True):
-      shown = [(at, doing, share) for at, (doing, share) in enumerate(node['shares'].items())]
+      shown = [(at, activity, share) for at, (activity, share) in enumerate(node['shares'].items())]
       shown = [each for each in shown if each[2] >= 0.005]
       bar = ''.join(
         f'<span class="g{at % COLOURS}" style="flex-grow: {share:.3f}"></span>'
         for at, _, share in shown
       )
       words = ''.join(
-        f'<span>{_dot(at)}{html.escape(doing)} {100 * share:.0f} %</span>'
-        for at, doing, share in shown
+        f'<span>{_dot(at)}{html.escape(activity)} {100 * share:.0f} %</span>'
+        for at, activity, share in shown
       )
       bars += (
         f'<p class="zeros">{html.escape(node["name"])}</p><div class="bar">{bar}</div>'
@@ -605,13 +622,13 @@ def _nodes(runs: Sequence[_Named]) -> str:
       f'<li><time>{_moment(event["time"])}</time>{html.escape(event["text"])}</li>'
       for event in reversed(state['events'])
     )
-    table = _table(['node', 'state', 'restarts', 'last row'], rows, 2) if rows else ''
+    table = _table(['node', 'state', 'restarts', 'last metrics'], rows, 2) if rows else ''
     cards.append(_card(f'<h3>{html.escape(name)}</h3>{table}{events and f"<ul>{events}</ul>"}'))
   return f'<div class="grid wide">{"".join(cards)}</div>' if cards else ''
 
 
 def _videos_of(runs: Sequence[_Named], videos: _Videos) -> str:
-  """The newest video of an evaluation of each run, and the newest beside its dream."""
+  """The newest video of an evaluation of each run, and the newest one with a dream."""
   figures = []
   dreams = False
   for run, name, _ in runs:
@@ -622,7 +639,7 @@ def _videos_of(runs: Sequence[_Named], videos: _Videos) -> str:
         continue
       about, path = newest
       words = path.name if about['update'] is None else f'update {about["update"]:,}'
-      words += ', beside its dream' * dream
+      words += ', with its dream' * dream
       dreams = dreams or dream
       figures.append(
         f'<figure class="card"><h3>{html.escape(name)} <small>{html.escape(words)}</small></h3>'
@@ -641,7 +658,7 @@ def _differences(
     return ''
   found = panels.differences(histories)
   show = lambda value: value if isinstance(value, str) else json.dumps(value)
-  if len(found) > len(names):  # the longer side is the one that a page has room for
+  if len(found) > len(names):  # a page has more room for rows than for columns
     by_key = [[key, *map(show, values)] for key, values in found.items()]
     return _card(_table(['', *names], by_key))
   rows = [

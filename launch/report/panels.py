@@ -1,4 +1,4 @@
-"""What is shown of runs, on the web page and in a report: curves, nodes, videos, differences."""
+"""Curves, nodes, videos and config differences of runs, for the web page and for reports."""
 
 import contextlib
 import pathlib
@@ -13,12 +13,12 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.report import curves, history
 from hephaestus.launch.run import folder as folder_lib
 
-PAGE = pathlib.Path(__file__).parent / 'assets'  # how it looks, also in a report
+PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 VIDEOS = ('.gif', '.mp4', '.webm')
 MOST_EVENTS = 12  # of a run, the newest
-FRAMES_PER_SECOND = 8.0  # of a video that does not say
+FRAMES_PER_SECOND = 8.0  # of a GIF without a duration
 LEARNING, REPLAY = 'Learning', 'Replay over the run'
-# Beginnings of 'NODE/METRIC', by the section in which they are drawn; the first that fits.
+# Prefixes of 'NODE/METRIC' by section; the first section that matches has the chart.
 SECTIONS = {
   LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
   'Intrinsic drives': ('learner/intrinsic/', 'learner/dream/horizon'),
@@ -32,40 +32,40 @@ SECTIONS = {
   'Speed': ('learner/', 'actor/'),
 }  # fmt: skip
 TITLES = {
-  'evaluator/normalised_score': 'score (0 is random play, 1 scripted play)',
-  'evaluator/episode_return': 'return of an episode, evaluated',
-  'actor/episode_return': 'return of an episode, while acting',
-  'actor/episode_return/median': 'return while acting, median and middle 90 %',
-  'actor/episode_length': 'steps of an episode, while acting',
-  'learner/episode_return': 'return of an episode, while acting',
-  'evaluator/episode_length': 'steps of an episode, evaluated',
-  'learner/episode_length': 'steps of an episode, while acting',
+  'evaluator/normalised_score': 'score (0: random policy, 1: scripted policy)',
+  'evaluator/episode_return': 'episode return, evaluation',
+  'actor/episode_return': 'episode return, acting',
+  'actor/episode_return/median': 'episode return, acting, median and 5 to 95 %',
+  'actor/episode_length': 'episode length, acting',
+  'learner/episode_return': 'episode return, acting',
+  'evaluator/episode_length': 'episode length, evaluation',
+  'learner/episode_length': 'episode length, acting',
   'learner/intrinsic/novelty': 'novelty',
   'learner/intrinsic/novelty_fast': 'novelty, fast average',
   'learner/intrinsic/novelty_slow': 'novelty, slow average',
   'learner/intrinsic/competence': 'competence',
-  'learner/intrinsic/clean_novelty_positive': 'share of rows with clean novelty',
-  'learner/world_model/reward_correlation': 'correlation of rewards expected and real',
-  'learner/dream/horizon': 'horizon, rows of a dream',
-  'learner/replayed_steps_per_second': 'replayed steps learned per second',
+  'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
+  'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',
+  'learner/dream/horizon': 'imagination horizon, steps',
+  'learner/replayed_steps_per_second': 'replayed steps per second',
   'learner/replay_ratio': 'replay ratio',
-  'learner/replay/frontier/age/median': 'age of what is drawn from frontier, updates',
-  'learner/replay/episodic/age/median': 'age of what is drawn from episodic, updates',
-  'learner/starved_fraction': 'share of time the learner waits for data',
-  'learner/rejected_sequences': 'sequences that the learner rejected',
+  'learner/replay/frontier/age/median': 'age of sampled sequences, frontier, updates',
+  'learner/replay/episodic/age/median': 'age of sampled sequences, episodic, updates',
+  'learner/starved_fraction': 'share of time that the learner waits for data',
+  'learner/rejected_sequences': 'rejected sequences',
   'learner/staleness': 'staleness, updates',
-  'learner/discarded_fraction': 'share of sequences too old to learn from',
-  'actor/steps_per_second': 'environment steps per second of an actor',
+  'learner/discarded_fraction': 'share of sequences discarded as too old',
+  'actor/steps_per_second': 'environment steps per second and actor',
   'learner/steps_per_second': 'environment steps per second',
-  'actor/throttled_fraction': 'share of time replay holds actors back',
-  'actor/unrolled_fraction': 'share of time actors act and step their environments',
-  'actor/inserted_fraction': 'share of time actors insert',
+  'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
+  'actor/unrolled_fraction': 'share of time that actors unroll',
+  'actor/inserted_fraction': 'share of time that actors insert',
 }
 
 DREAM_NOTE = (
-  'Beside its dream: left is what happened, right what the model made of it, under the green line of '
-  'what it sees, under the purple one of what it dreams, told only the actions. The bars below are '
-  'how much each row that it looked back on counted, the newest at the right.'
+  'Dreams: left is the episode, right the output of the world model. Under the green line it '
+  'reconstructs observations; under the purple line it predicts them from the actions alone. The '
+  'bars below are the context weights of earlier steps, the newest at the right.'
 )
 
 
@@ -73,13 +73,13 @@ class Group(NamedTuple):
   """Runs that are seeds of one curve.
 
   Attributes:
-    label: what tells it from the others of its environment.
-    environment: of all of them.
-    members: places of the runs.
+    label: tells it apart from the others of its environment.
+    environment: name of the environment of all of them.
+    members: indices of the runs.
   """
 
   label: str
-  world: str
+  environment: str
   members: list[int]
 
 
@@ -88,8 +88,8 @@ class Chart(NamedTuple):
 
   Attributes:
     key: 'NODE/METRIC'.
-    section: in which it is drawn, one of SECTIONS.
-    title: what it shows, with its unit.
+    section: one of SECTIONS.
+    title: the metric in words, with its unit.
   """
 
   key: str
@@ -102,10 +102,10 @@ class Curve(NamedTuple):
 
   Attributes:
     x: [N] f64, increasing.
-    mean: [N] f64, the interquartile mean where all seeds are known; of one run, its mean.
-    low: [N] f64, the lowest of the seeds; of one run, see `history.Thinned`.
+    mean: [N] f64, the interquartile mean over seeds; with one run, the mean of `history.Thinned`.
+    low: [N] f64, the lowest seed; with one run, `low` of `history.Thinned`.
     high: [N] f64, likewise.
-    seeds: the runs of it, where there are several.
+    seeds: the curves of single runs, if there are several.
   """
 
   x: np.ndarray
@@ -118,25 +118,25 @@ class Curve(NamedTuple):
 def groups(
   histories: Sequence[history.History], labels: Sequence[str | None] | None = None
 ) -> list[Group]:
-  """In the order in which they come, those of an environment together.
+  """Groups runs that are seeds of one curve; groups of an environment are adjacent.
 
   Args:
     histories: of the runs.
-    labels: of each run that of the user's, if any; None: there are none.
+    labels: the user's label of each run, or None; None for no labels at all.
   """
   runs = [curves.Run(each.folder, each.config, {}, []) for each in histories]
   given = labels or [None] * len(runs)
   found_groups = []
-  for world in dict.fromkeys(run.world for run in runs):
-    found = [(given[at], run, at) for at, run in enumerate(runs) if run.world == world]
+  for environment in dict.fromkeys(run.environment for run in runs):
+    found = [(given[at], run, at) for at, run in enumerate(runs) if run.environment == environment]
     for label, members in curves.grouped(found):
       words = label or runs[members[0][1]].config.agent_name
-      found_groups.append(Group(words, world, [index for _, index in members]))
+      found_groups.append(Group(words, environment, [index for _, index in members]))
   return found_groups
 
 
 def names(folders: Sequence[pathlib.Path]) -> list[str]:
-  """Of folders, as short as tells them apart."""
+  """Names of folders; with the parent's name where two are equal."""
   lasts = [folder.name for folder in folders]
   return [
     folder.name if lasts.count(folder.name) == 1 else f'{folder.parent.name}/{folder.name}'
@@ -145,7 +145,7 @@ def names(folders: Sequence[pathlib.Path]) -> list[str]:
 
 
 def charts(histories: Sequence[history.History]) -> list[Chart]:
-  """Of all metrics of some runs: sections in their order, and first what has a title of its own."""
+  """Charts of all metrics of some runs, by section; charts with a title in TITLES come first."""
   keys = dict.fromkeys('/'.join(pair) for each in histories for pair in each.metrics())
   titled = list(TITLES)
 
@@ -163,10 +163,10 @@ def _chart(key: str) -> Chart:
 
 
 def curve(members: Sequence[history.History], key: str, x: str) -> Curve | None:
-  """Of all runs that have it; None of none.
+  """The curve of a group of runs; None if no run has the metric.
 
   Args:
-    members: of a group.
+    members: of the group.
     key: of a chart.
     x: one of history.X_AXES.
   """
@@ -188,17 +188,17 @@ def curve(members: Sequence[history.History], key: str, x: str) -> Curve | None:
 
 
 def gone(folder: pathlib.Path) -> str:
-  """What to say of a run that is no more."""
+  """A message for a run whose folder was deleted."""
   return f'the folder {folder} is gone, or no longer one of a run'
 
 
 def state(run: history.History) -> dict[str, Any]:
-  """A run as it is now.
+  """The present state of a run.
 
   Returns:
-    {'folder', 'environment', 'agent', 'seed', 'fused', 'state': in words, 'messages': what is to be said
-    of it, 'environment_step', 'max_environment_steps', 'learner_step', 'score', 'episode_return',
-    'written': unix seconds of its newest row, 'nodes', 'events'}; what is not known is None.
+    {'folder', `'world'`, 'agent', 'seed', 'fused', 'state': in words, 'messages': a line for each
+    remark, 'environment_step', 'max_environment_steps', 'learner_step', 'score', 'episode_return',
+    'written': unix seconds of its newest metrics, 'nodes', 'events'}; unknown values are None.
   """
   evaluator, learner = run.names('evaluator'), run.names('learner')
   newest = lambda names, key: max(
@@ -216,13 +216,13 @@ def state(run: history.History) -> dict[str, Any]:
     messages.append(gone(run.folder))
   elif written is None:
     messages.append(
-      'nothing has been measured yet: nodes import and compile, about half a minute'
+      'no metrics yet: nodes import and compile, about half a minute'
       if running
-      else f'nothing was measured; start it with: hephaestus train --run {run.folder}'
+      else f'no metrics; start the run with: hephaestus train --run {run.folder}'
     )
   if run.broken:
-    lines = 'line of its metrics is no row and is' if run.broken == 1 else 'lines of its metrics are no rows and are'  # fmt: skip
-    messages.append(f'{run.broken} {lines} left out')
+    lines = 'line of its metrics is' if run.broken == 1 else 'lines of its metrics are'
+    messages.append(f'{run.broken} {lines} damaged and left out')
   return {
     'folder': str(run.folder),
     'world': str(run.config.environment['name']),
@@ -238,19 +238,19 @@ def state(run: history.History) -> dict[str, Any]:
     'episode_return': newest(evaluator, 'episode_return'),
     'written': written,
     'nodes': _nodes(run, running),
-    'events': _happened(run)[-MOST_EVENTS:],
+    'events': _events(run)[-MOST_EVENTS:],
   }
 
 
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
-  """Each node with how it is, how often it was started again, and when it last wrote a row."""
+  """State of each node, the number of its restarts, and the time of its newest metrics."""
   newest = {row['name']: row for row in run.events if 'pid' in row}
   words = {
-    'started': 'running' if running else 'gone with its launcher',
+    'started': 'running' if running else 'killed with its launcher',
     'restarting': 'waits for its restart',
     'gave_up': 'failed again and again',
     'finished': 'finished',
-    'stopping': 'stopping' if running else 'gone with its launcher',
+    'stopping': 'stopping' if running else 'killed with its launcher',
   }
   return [
     {
@@ -266,41 +266,41 @@ def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
   ]
 
 
-def _happened(run: history.History) -> list[dict[str, Any]]:
+def _events(run: history.History) -> list[dict[str, Any]]:
   """Restarts, failures and warnings, in words."""
-  told = []
+  events = []
   for row in run.events:
     name, code = row.get('name'), row.get('exit_code')
     if row.get('kind') == 'restarting':
-      text = f'{name} ended with code {code}; restart {row.get("restarts")}'
+      text = f'{name} exited with code {code}; restart {row.get("restarts")}'
     elif row.get('kind') == 'gave_up':
       text = f'{name} failed again and again, the last time with code {code}'
     elif row.get('kind') == 'warning':
       text = str(row.get('text'))
     else:
       continue
-    told.append({'time': row['time'], 'text': text})
-  return told
+    events.append({'time': row['time'], 'text': text})
+  return events
 
 
 def times(run: history.History, *, throughout: bool = False) -> list[dict[str, Any]]:
-  """Where the time of learner and actors went, as shares: {'name', 'shares': {doing: share}} each.
+  """Share of time by activity of the learner and the actors: {'name', 'shares': {ACTIVITY: share}}.
 
-  What no row speaks of is called by the first name.
+  The first activity of a node gets the time that its metrics do not account for.
 
   Args:
-    run: to tell of.
-    throughout: whether of all rows; else between the last two.
+    run: of the nodes.
+    throughout: whether over the whole run; else between the newest two rows of metrics.
   """
   found = []
-  for node, doings in (
+  for node, activities in (
     ('learner', {'updates': None, 'waits for data': 'starved_fraction'}),
     (
       'actor',
       {
         'other': None,
-        'held back by replay': 'throttled_fraction',
-        'acts and steps its environments': 'unrolled_fraction',
+        'blocked by the rate limiter': 'throttled_fraction',
+        'unrolls': 'unrolled_fraction',
         'inserts': 'inserted_fraction',
       },
     ),
@@ -308,18 +308,18 @@ def times(run: history.History, *, throughout: bool = False) -> list[dict[str, A
     for name in run.names(node):
       share_of = run.mean if throughout else run.last
       known = {
-        doing: share
-        for doing, key in doings.items()
+        activity: share
+        for activity, key in activities.items()
         if key is not None and (share := share_of(name, key)) is not None
       }
       if known:
         rest = max(0.0, 1 - sum(known.values()))
-        found.append({'name': name, 'shares': {next(iter(doings)): rest, **known}})
+        found.append({'name': name, 'shares': {next(iter(activities)): rest, **known}})
   return found
 
 
 def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-  """Of a run, the newest first, and when each was written, in milliseconds."""
+  """Modification time in milliseconds and path of each video of a run, the newest first."""
   dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
@@ -329,14 +329,14 @@ def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
 
 
 def subject(video: pathlib.Path) -> dict[str, Any]:
-  """What a video shows: {'update': of the agent, 'dream': whether beside its dream}."""
+  """Content of a video: {'update': of the agent, 'dream': whether it shows a dream, too}."""
   number, _, dream = video.stem.partition('-')
   known = number.isdigit() and dream in ('', 'dream')
   return {'update': int(number) if known else None, 'dream': known and bool(dream)}
 
 
 def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
-  """Turns a GIF, which has no pause and no place to jump to, into what a video element plays.
+  """Converts a GIF, which browsers cannot pause or seek, to MP4.
 
   Raises:
     Exception: whatever a decoder raises.
@@ -357,7 +357,7 @@ def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
 
 
 def differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
-  """By path, the values of each run's config, where not all are the same."""
+  """Config values of each run, by path, where the runs differ."""
   flat = [
     launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(each.config)))
     for each in histories

@@ -3,7 +3,7 @@
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +20,11 @@ import rich.table
 from hephaestus.actors import evaluator, videos
 from hephaestus.launch.run import saved as saved_lib
 
-NUMBERS = 30  # columns of a terminal that are kept for what stands beside the picture
-LIKELIEST, BAR = 8, 10  # choices of the policy that are shown, and the columns of a sure one's bar
+NUMBERS = 30  # columns of a terminal that are reserved for the numbers beside the picture
+LIKELIEST, BAR = (
+  8,
+  10,
+)  # most probable actions that are shown, and columns of a bar at probability 1
 
 
 def watch(
@@ -35,29 +38,29 @@ def watch(
   dream: bool = False,
   console: rich.console.Console | None = None,
 ) -> None:
-  """Plays some episodes of a run's newest checkpoint; the run may be going on.
+  """Plays some episodes of a run's newest checkpoint; the run may still be training.
 
-  Ctrl-C ends it before its time, and a video is then of what was played until then.
+  Ctrl-C ends it early. A video then holds the steps that were played until then.
 
   Args:
     folder: of the run.
     seed: of the environments and of the policy.
-    episodes: how many.
-    frames_per_second: of the video, or live; lines are not held back.
-    greedy: by the mode of the policy, else by chance; None: as the run's evaluator plays.
-    output: where to put a video of it, .gif or .mp4; None to show it.
-    dream: the video is of one episode's beginning beside what the model dreams of it.
-    console: to show it on; one that is no terminal gets a line for each step.
+    episodes: number of episodes.
+    frames_per_second: of a video or of a terminal; lines of text are printed at once.
+    greedy: whether actions are greedy, else sampled; None: as the run's evaluator plays.
+    output: path of a video, .gif or .mp4; None to show the episodes on the console.
+    dream: whether the video shows the beginning of one episode beside the model's dream of it.
+    console: to show them on; one that is no terminal gets a line for each step.
 
   Raises:
-    ValueError: not a run, nothing saved yet, a video of an environment without a renderer, or a dream of an
-      agent without a model.
+    ValueError: not a run, no checkpoint yet, a video of an environment without a renderer, or a
+      dream of an agent without a model.
   """
   console = console or rich.console.Console(color_system='truecolor')
   saved = saved_lib.newest(folder)
-  world = saved.config.environment['name']
   greedy = saved.config.evaluator.greedy if greedy is None else greedy
-  title = f'{world}, update {saved.step:,}, {"by the mode" if greedy else "by chance"}'
+  actions = 'greedy actions' if greedy else 'sampled actions'
+  title = f'{saved.config.environment["name"]}, update {saved.step:,}, {actions}'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
   say(f'{folder}: {title}')
   play = evaluator.Play(saved.environment, saved.agent, 1, greedy=greedy)
@@ -68,46 +71,67 @@ def watch(
     _write(dreamt, output, frames_per_second, say)
     return
   frames: list[np.ndarray] = []
-  ended: list[str] = []
-
-  def moments() -> Iterator[tuple[int, evaluator.PlayedStep]]:
-    for episode, key in enumerate(jax.random.split(jax.random.key(seed), episodes)):
-      for moment in play.steps(saved.params, key):
-        yield episode, moment
-        if moment.last:
-          ended.append(
-            f'episode {episode + 1}: return {moment.episode_return:.2f} in {moment.step} steps'
-          )
-
+  endings: list[str] = []
+  moments = _moments(play, saved.params, jax.random.key(seed), episodes, endings)
   try:
     if output is not None:
-      for _, moment in moments():
-        if moment.frame is None:
-          raise ValueError(
-            f'--output {output}: {world} has no renderer; leave it out to see the numbers'
-          )
-        explained = saved.agent.explain is not None
-        frames.append(
-          videos.with_policy(moment.frame, moment.policy or {}) if explained else moment.frame
-        )
+      for moment in moments:
+        frames.append(_frame(saved, moment, output))
     elif console.is_terminal:
-      with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
-        for episode, moment in moments():
-          begun = time.monotonic()
-          heading = f'{title}\nepisode {episode + 1} of {episodes}'
-          live.update(_side_by_side(console, moment, heading), refresh=True)
-          time.sleep(max(0.0, begun + 1 / frames_per_second - time.monotonic()))
+      _show(console, moments, title, episodes, frames_per_second, endings)
     else:
-      for _, moment in moments():
-        say(
-          '  '.join(f'{name} {value}' for name, value in _numbers(moment).items()) + _next(moment)
-        )
+      for moment in moments:
+        say(_line(moment))
   except KeyboardInterrupt:
-    ended.append('stopped')
-  for line in ended:
-    say(line)
+    endings.append('stopped')
+  say('\n'.join(endings))
   if frames:
     _write(frames, output, frames_per_second, say)
+
+
+def _moments(
+  play: evaluator.Play, params: Any, key: jax.Array, episodes: int, endings: list[str]
+) -> Iterator[evaluator.PlayedStep]:
+  """Yields the steps of some episodes; adds a line to `endings` at the end of each."""
+  for episode_key in jax.random.split(key, episodes):
+    for moment in play.steps(params, episode_key):
+      yield moment
+      if moment.last:
+        endings.append(
+          f'episode {len(endings) + 1}: return {moment.episode_return:.2f} in {moment.step} steps'
+        )
+
+
+def _frame(saved: saved_lib.Saved, moment: evaluator.PlayedStep, output: pathlib.Path) -> np.ndarray:
+  """The rendered step, beside the policy's probabilities where the agent explains them."""
+  if moment.frame is None:
+    name = saved.config.environment['name']
+    raise ValueError(f'--output {output}: {name} has no renderer; leave it out to see the numbers')
+  if saved.agent.explain is None:
+    return moment.frame
+  return videos.with_policy(moment.frame, moment.policy or {})
+
+
+def _show(
+  console: rich.console.Console,
+  moments: Iterable[evaluator.PlayedStep],
+  title: str,
+  episodes: int,
+  frames_per_second: float,
+  endings: Sequence[str],
+) -> None:
+  """Shows each step on a whole terminal for 1 / frames_per_second seconds."""
+  with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
+    for moment in moments:
+      begin = time.monotonic()
+      heading = f'{title}\nepisode {len(endings) + 1} of {episodes}'
+      live.update(_beside_numbers(console, moment, heading), refresh=True)
+      time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
+
+
+def _line(moment: evaluator.PlayedStep) -> str:
+  """A step as a line of text."""
+  return '  '.join(f'{name} {value}' for name, value in _numbers(moment).items()) + _next(moment)
 
 
 def _write(
@@ -134,7 +158,7 @@ def _numbers(moment: evaluator.PlayedStep) -> dict[str, str]:
 
 
 def _next(moment: evaluator.PlayedStep) -> str:
-  """What the policy would do now, for the end of a line."""
+  """The most probable actions of the policy at this step, for the end of a line."""
   if not moment.policy:
     return ''
   pairs = videos.likeliest(moment.policy, LIKELIEST)
@@ -142,7 +166,7 @@ def _next(moment: evaluator.PlayedStep) -> str:
 
 
 def _bars(policy: dict[str, float]) -> rich.table.Table:
-  """The likeliest choices, each with a bar as long as it is likely."""
+  """The most probable actions, each with a bar in proportion to its probability."""
   view = rich.table.Table.grid(padding=(0, 1))
   view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
   view.add_column(min_width=BAR)
@@ -151,10 +175,10 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
   return view
 
 
-def _side_by_side(
+def _beside_numbers(
   console: rich.console.Console, moment: evaluator.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
-  """The frame as large as the terminal lets it be, and the numbers right of it."""
+  """The frame, as large as the terminal permits, and the numbers to its right."""
   numbers = rich.table.Table.grid(padding=(0, 2))
   for name, value in _numbers(moment).items():
     numbers.add_row(name, value)
@@ -172,8 +196,9 @@ class Picture:
 
   Args:
     frame: [H, W, 3] uint8.
-    columns: of the terminal that it may take.
-    rows: as well; the frame keeps its proportions, a character being twice as high as wide.
+    columns: of the terminal, at most.
+    rows: of the terminal, at most. The frame keeps its proportions; a character is twice as high
+      as wide.
   """
 
   def __init__(self, frame: np.ndarray, columns: int, rows: int):

@@ -1,14 +1,14 @@
-// The page asks its server for numbers and draws them. Nothing is stored, nothing is sent but GET.
+// Fetches the numbers of runs from the page's server and draws them. Sends GET requests only.
 'use strict';
 
-const PERIOD = 5000;  // milliseconds between two questions; each takes some 50 ms of a core from the run
-const KEPT = 150;  // looks at replay that are drawn
+const PERIOD = 5000;  // milliseconds between two requests; each costs the run about 50 ms of a core
+const KEPT = 150;  // reports on replay in its charts
 const COLOURS = 7;
 const find = (id) => document.getElementById(id);
 const axis = find('axis');
-const world = find('world');
-const hidden = new Set();  // groups that are switched off
-const charts = new Map();  // by key, what is drawn
+const environment = find('environment');
+const hidden = new Set();  // groups that the legend switches off
+const charts = new Map();  // by key
 let runs = null;  // the newest answers
 let curves = null;
 
@@ -46,7 +46,7 @@ function short(value) {
   return String(+value.toPrecision(4));
 }
 
-// Marks of an axis, all in one form: 0.0015, 0.001 and 0.0005, but 7.5e-5, 5e-5 and 2.5e-5.
+// Labels of the ticks of an axis, all in one form: 0.0015, 0.001 and 0.0005, but 7.5e-5, 5e-5 and 2.5e-5.
 function marked(marks) {
   const tiny = Math.max(...marks.map(Math.abs)) < 1e-3;
   return marks.map((mark) => (tiny && mark !== 0 ? mark.toExponential(2).replace(/\.?0*e/, 'e') : short(mark)));
@@ -75,7 +75,7 @@ function table(element, headings, rows, left = 1) {
 
 function drawn(key) {
   return (curves.groups || []).map((group, index) => [index, group[key]]).filter(([index, curve]) =>
-    curve && !hidden.has(index) && runs.groups[index].world === world.value);
+    curve && !hidden.has(index) && runs.groups[index].world === environment.value);
 }
 
 function parts(curve) {
@@ -83,7 +83,7 @@ function parts(curve) {
 }
 
 function aligned(found) {
-  // One axis for all, as the library wants it; a curve has null where only others have a place.
+  // uPlot needs one axis for all curves; a curve is null where it has no value.
   const all = found.flatMap(([, curve]) => parts(curve));
   const places = [...new Set(all.flatMap(([x]) => x))].sort((a, b) => a - b);
   const at = new Map(places.map((place, index) => [place, index]));
@@ -187,8 +187,8 @@ class Chart {
 
 function drawCurves() {
   const sections = new Map();
-  const ofWorld = (key) => curves.groups.some((group, index) => group[key] && runs.groups[index].world === world.value);
-  for (const chart of curves.charts.filter(({key}) => ofWorld(key))) {
+  const isShown = (key) => curves.groups.some((group, index) => group[key] && runs.groups[index].world === environment.value);
+  for (const chart of curves.charts.filter(({key}) => isShown(key))) {
     const found = drawn(chart.key);
     if (!charts.has(chart.key)) {
       charts.set(chart.key, new Chart(chart.title, chart.section === 'Learning' ? 240 : 170, 'steps'));
@@ -200,7 +200,7 @@ function drawCurves() {
     made.draw(found.map(([index, curve]) => ({colour: index, name: runs.groups[index].label, seeds: curve.seeds.length})), data);
     if (!sections.has(chart.section)) sections.set(chart.section, {elements: [], zeros: []});
     const section = sections.get(chart.section);
-    // What is 0 from end to end takes a word and not a picture.
+    // A metric that is always 0 is listed and not drawn.
     const zero = found.length && found.every(([, curve]) => curve.low.every((value) => value === 0) && curve.high.every((value) => value === 0));
     if (zero) section.zeros.push(chart.title); else section.elements.push(made.element);
   }
@@ -223,7 +223,7 @@ function drawCurves() {
 }
 
 function drawLegend() {
-  const shown = runs.groups.map((group, index) => [group, index]).filter(([group]) => group.world === world.value);
+  const shown = runs.groups.map((group, index) => [group, index]).filter(([group]) => group.world === environment.value);
   find('legend').replaceChildren(...(shown.length > 1 ? shown : []).map(([group, index]) => {
     const seeds = runs.runs.filter((run) => run.group === index).length;
     const button = make('button', {type: 'button', 'aria-pressed': String(!hidden.has(index))},
@@ -248,7 +248,7 @@ function drawRuns() {
     number(run.score === null ? run.episode_return : run.score), ago(run.written),
   ]);
   const element = document.querySelector('#runs table');
-  const headings = ['run', 'world', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return', 'last row'];
+  const headings = ['run', 'environment', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return', 'last metrics'];
   table(element, headings, rows, 5);
   runs.runs.forEach((run, index) => {
     for (const text of run.messages) {
@@ -269,7 +269,7 @@ function drawNodes() {
   find('nodes').hidden = !shown.length;
   find('node-cards').replaceChildren(...shown.map((run) => {
     const list = make('table');
-    table(list, ['node', 'state', 'restarts', 'last row'], run.nodes.map((node) => [
+    table(list, ['node', 'state', 'restarts', 'last metrics'], run.nodes.map((node) => [
       node.name,
       make('span', {class: node.state === 'running' || node.state === 'finished' ? 'running' : node.state.startsWith('waits') ? 'waits' : node.state === 'stopped' ? 'stopped' : 'failed'}, node.state),
       make('span', {class: node.restarts ? 'waits' : ''}, number(node.restarts)), ago(node.wrote),
@@ -280,7 +280,7 @@ function drawNodes() {
   }));
 }
 
-// Below the picture, so that what the controls cover is not the end of it: there are the weights of a dream.
+// Room below the picture, so that the controls do not cover its lower end with the weights of a dream.
 function makeRoom(video) {
   const width = video.videoWidth;
   const height = video.videoHeight + Math.max(0.25 * video.videoHeight, 0.26 * width);
@@ -298,14 +298,14 @@ function drawVideos() {
   const dreams = videos.some(({video}) => video.dream);
   find('videos-note').hidden = !dreams;
   const cards = videos.map(({run, index, video}) => make('figure', {class: 'card'},
-    make('h3', {}, run.name, ' ', make('small', {}, (video.update === null ? video.name : `update ${number(video.update)}`) + (video.dream ? ', beside its dream' : ''))),
+    make('h3', {}, run.name, ' ', make('small', {}, (video.update === null ? video.name : `update ${number(video.update)}`) + (video.dream ? ', with its dream' : ''))),
     make('video', {src: `video/${index}/${encodeURIComponent(video.name)}?written=${video.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
   ));
   for (const video of cards.map((card) => card.querySelector('video'))) {
     video.addEventListener('loadedmetadata', () => makeRoom(video));
   }
   find('video-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
-    'No video yet: a run writes some now and then (evaluator.video_period) and at its end; hephaestus evaluate RUN --video makes more.')]));
+    'No video yet. A run writes one every evaluator.video_period seconds and at its end; hephaestus evaluate RUN --video writes more.')]));
 }
 
 function drawConfigs() {
@@ -314,7 +314,7 @@ function drawConfigs() {
   const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
   const element = document.querySelector('#configs table');
   const values = (key) => runs.differences[key].map((value) => show(value ?? null));
-  if (keys.length > runs.runs.length) {  // the longer side is the one that a page has room for
+  if (keys.length > runs.runs.length) {  // a page has more room for rows than for columns
     table(element, ['', ...runs.runs.map((run) => run.name)], keys.map((key) => [key, ...values(key)]));
     return;
   }
@@ -329,17 +329,17 @@ function drawConfigs() {
 
 const looks = [];
 const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
-  const title = name === 'waiting' ? 'inserts wait, samples wait' : name;
+  const title = name === 'waiting' ? 'share of time inserts are blocked, sampling is blocked' : name;
   const chart = new Chart(title, 104, null, ' s');
   find('replay-charts').append(chart.element);
   return [name, chart];
 });
 
 function drawReplay(answer) {
-  const dead = 'error' in answer;
-  find('replay-message').hidden = !dead;
-  find('replay-live').hidden = dead;
-  if (dead) {
+  const failed = 'error' in answer;
+  find('replay-message').hidden = !failed;
+  find('replay-live').hidden = failed;
+  if (failed) {
     find('replay-message').textContent = answer.error;
     drawTimes([]);
     return;
@@ -372,19 +372,19 @@ function drawTimes(ofTables) {
   const rows = [...run.times, ...ofTables];
   find('times').hidden = !rows.length;
   find('time-bars').replaceChildren(...rows.map(({name, shares}) => {
-    const parts = Object.entries(shares).map(([doing, share], index) => [doing, share, index]).filter(([, share]) => share >= 0.005);
-    const bar = make('div', {class: 'bar'}, ...parts.map(([doing, share, index]) => {
-      const part = make('span', {class: `g${index % COLOURS}`, title: `${doing} ${percent(share)}`});
+    const parts = Object.entries(shares).map(([activity, share], index) => [activity, share, index]).filter(([, share]) => share >= 0.005);
+    const bar = make('div', {class: 'bar'}, ...parts.map(([activity, share, index]) => {
+      const part = make('span', {class: `g${index % COLOURS}`, title: `${activity} ${percent(share)}`});
       part.style.flexGrow = String(share);
       return part;
     }));
-    const words = make('div', {class: 'shares'}, ...parts.map(([doing, share, index]) =>
-      make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${doing} ${percent(share)}`)));
+    const words = make('div', {class: 'shares'}, ...parts.map(([activity, share, index]) =>
+      make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${activity} ${percent(share)}`)));
     return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, run.name)), bar, words);
   }));
 }
 
-// Asking
+// Requests
 
 function say(text) {
   find('message').hidden = !text;
@@ -411,7 +411,7 @@ async function repeat(step) {
     try {
       pause = (await step()) ?? PERIOD;
     } catch (error) {
-      say(error instanceof TypeError ? 'The dashboard does not answer: is its command still running? Looking on.' : error.message);
+      say(error instanceof TypeError ? 'The dashboard does not answer: is its command still running? Retrying.' : error.message);
     }
     await wait(pause);
   }
@@ -424,9 +424,9 @@ async function stepRuns() {
   if (first) {
     axis.replaceChildren(...Object.entries(runs.x_axes).map(([value, name]) => make('option', {value}, name)));
     document.title = `${runs.runs.map((run) => run.name).join(', ')} · Hephaestus`;
-    const worlds = [...new Set(runs.groups.map((group) => group.world))];
-    world.replaceChildren(...worlds.map((value) => make('option', {value}, value)));
-    world.parentElement.hidden = worlds.length < 2;
+    const environments = [...new Set(runs.groups.map((group) => group.world))];
+    environment.replaceChildren(...environments.map((value) => make('option', {value}, value)));
+    environment.parentElement.hidden = environments.length < 2;
     drawLegend();
     drawConfigs();
   }
@@ -444,7 +444,7 @@ async function stepCurves() {
   if (!answer) return PERIOD;
   reading = answer.groups === null;
   if (reading) {
-    say(`Reading: ${number(answer.unread / 1e6)} MB to go`);
+    say(`Reading: ${number(answer.unread / 1e6)} MB left`);
     return 20;
   }
   say('');
@@ -462,7 +462,7 @@ async function stepReplay() {
 }
 
 axis.addEventListener('change', () => stepCurves());
-world.addEventListener('change', () => {
+environment.addEventListener('change', () => {
   drawLegend();
   if (curves) drawCurves();
 });

@@ -1,4 +1,4 @@
-"""Reports of runs: which are seeds of one curve, where they are compared, and how sure it is."""
+"""Reports of runs: grouping by seed, positions of comparison, confidence intervals, and files."""
 
 import base64
 import os
@@ -19,9 +19,9 @@ HOUR = 3600.0
 
 
 def write_run(
-  folder, points, *, overrides=(), world='catch', agent='ppo', node='evaluator', **more
+  folder, points, *, overrides=(), environment='catch', agent='ppo', node='evaluator', **more
 ):
-  """A run whose evaluator wrote a score, and as a return ten times as much, one second a step.
+  """Writes a run with a score and a return of ten times the score, one second per step.
 
   Args:
     folder: of the run.
@@ -29,10 +29,10 @@ def write_run(
     overrides: of the preset's config.
     environment: its name.
     agent: its name.
-    node: who wrote the rows.
+    node: that wrote the rows.
     more: further keys of each row.
   """
-  made = config.override(presets.AGENTS[agent]['laptop'](world), list(overrides))
+  made = config.override(presets.AGENTS[agent]['laptop'](environment), list(overrides))
   folder_lib.open_run(folder, made)
   write_rows(
     folder,
@@ -69,7 +69,7 @@ def cells(markdown):
   return {row[0]: row[1:] for row in rows if row[0] != 'curve'}
 
 
-def test_runs_that_differ_only_in_what_moves_no_number_are_seeds_of_one_curve(tmp_path):
+def test_runs_that_differ_in_indifferent_keys_are_seeds_of_one_curve(tmp_path):
   points = [(0, 0.0), (100, 1.0)]
   folders = [
     write_run(tmp_path / 'a', points, overrides=['seed=0']),
@@ -86,7 +86,7 @@ def test_runs_that_differ_only_in_what_moves_no_number_are_seeds_of_one_curve(tm
   }
 
 
-def test_a_fused_run_does_not_differ_in_a_replay_that_it_has_not(tmp_path):
+def test_replay_keys_are_indifferent_to_fused_runs(tmp_path):
   folders = [
     write_run(tmp_path / 'a', [(0, 0.0)]),
     write_run(tmp_path / 'b', [(0, 0.0)], overrides=['learner.fused=false', 'seed=1']),
@@ -102,7 +102,7 @@ def test_a_fused_run_does_not_differ_in_a_replay_that_it_has_not(tmp_path):
   assert len(cells(curves.make(folders).markdown)) == 3
 
 
-def test_a_label_names_a_few_of_many_differences_and_a_note_all(tmp_path):
+def test_label_names_few_differences_and_note_names_all(tmp_path):
   many = ['learner.num_epochs=5', 'learner.max_gradient=1.0', 'agent.clip=0.3', 'agent.gamma=0.9']
   folders = [
     write_run(tmp_path / 'a', [(0, 0.0)]),
@@ -113,7 +113,7 @@ def test_a_label_names_a_few_of_many_differences_and_a_note_all(tmp_path):
   assert 'agent.gamma=0.9, agent.clip=0.3, learner.num_epochs=5, learner.max_gradient=1' in markdown
 
 
-def test_seeds_are_compared_by_the_last_value_that_each_knew(tmp_path):
+def test_seeds_are_compared_by_their_last_values(tmp_path):
   folders = [
     write_run(tmp_path / 'a', [(0, 0.0), (100, 0.4), (200, 1.0)]),
     write_run(tmp_path / 'b', [(0, 0.2), (150, 0.6), (250, 0.8)], overrides=['seed=1']),
@@ -124,10 +124,10 @@ def test_seeds_are_compared_by_the_last_value_that_each_knew(tmp_path):
     '2', *['0.10'] * 5, *['0.30'] * 3, *['0.50'] * 2, '0.80',
     '0.80 (range 0.60 to 1.00) at 200', '0.80 (range 0.60 to 1.00)', '3.3 to 4.2',
   ]  # fmt: skip
-  assert 'all seeds are known until 200 only, where' in markdown
+  assert 'all seeds have values until 200 only, where' in markdown
 
 
-def test_a_curve_begins_where_its_last_seed_begins(tmp_path):
+def test_curve_begins_at_its_last_seed(tmp_path):
   folders = [
     write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)]),
     write_run(tmp_path / 'b', [(30, 0.0), (100, 1.0)], overrides=['seed=1']),
@@ -136,7 +136,7 @@ def test_a_curve_begins_where_its_last_seed_begins(tmp_path):
   assert row[1:7] == ['–', '–', '–', '0.00', '0.00', '0.00']
 
 
-def test_the_interquartile_mean_leaves_out_the_outer_quarters():
+def test_interquartile_mean_leaves_out_outer_quarters():
   values = np.array([[0.0, 7.0], [0.4, 7.0], [0.6, 7.0], [10.0, 7.0]])
   made = curves.estimate(values, 'iqm')
   np.testing.assert_allclose(made.point, [0.5, 7.0])
@@ -145,24 +145,26 @@ def test_the_interquartile_mean_leaves_out_the_outer_quarters():
   np.testing.assert_allclose(curves.estimate(values[:3], 'median').point, [0.4, 7.0])
 
 
-def test_most_intervals_contain_the_truth_and_are_the_same_at_every_call():
+def test_intervals_cover_the_truth_and_are_deterministic():
   values = np.random.default_rng(0).normal(0.5, 0.1, (10, 20))  # twenty curves of ten seeds
   state = np.random.get_state()[1].copy()
   made = curves.estimate(values, 'iqm')
   assert ((made.low < 0.5) & (made.high > 0.5)).sum() >= 16
   assert (made.high - made.low < 0.25).all() and (made.low < made.point).all()
   np.testing.assert_array_equal(made, curves.estimate(values, 'iqm'))
-  np.testing.assert_array_equal(np.random.get_state()[1], state)  # nobody else's numbers change
+  np.testing.assert_array_equal(
+    np.random.get_state()[1], state
+  )  # the global generator is not changed
 
 
-def test_what_a_run_that_went_on_wrote_again_counts_once(tmp_path):
+def test_repeated_steps_of_resumed_run_count_once(tmp_path):
   folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 0.4), (200, 0.9), (150, 0.5), (250, 0.6)])
   numbers = curves.series(curves.read(folder), 'evaluator', 'normalised_score', 'environment_step')
   assert numbers.x.tolist() == [0, 100, 150, 250]
   assert numbers.value.tolist() == [0.0, 0.4, 0.5, 0.6]
 
 
-def test_minutes_do_not_count_while_nothing_runs(tmp_path):
+def test_minutes_exclude_pauses_between_launches(tmp_path):
   folder = write_run(tmp_path / 'a', [(0, 0.0), (60, 0.4)])
   later = [1060.0 + HOUR, 1180.0 + HOUR]
   rows = [{'time': time, 'environment_step': 90, 'normalised_score': 0.5} for time in later]
@@ -170,11 +172,11 @@ def test_minutes_do_not_count_while_nothing_runs(tmp_path):
   started = {'kind': 'started', 'name': 'learner'}
   write_rows(folder, 'events', [{'time': 990.0, **started}, {'time': 1030.0 + HOUR, **started}])
   numbers = curves.series(curves.read(folder), 'evaluator', 'normalised_score', 'minutes')
-  np.testing.assert_allclose(numbers.x, [0, 1, 3])  # what was known last at the first minute
+  np.testing.assert_allclose(numbers.x, [0, 1, 3])  # the second row repeats the step of the third
   assert numbers.value.tolist() == [0.0, 0.5, 0.5]
 
 
-def test_actors_are_averaged_by_their_episodes(tmp_path):
+def test_actors_are_averaged_by_number_of_episodes(tmp_path):
   folder = write_run(tmp_path / 'a', [(0, 0.0)], agent='dreamer')
   row = lambda step, value, episodes: {
     'environment_step': step, 'episode_return': value, 'episodes': episodes,
@@ -187,10 +189,10 @@ def test_actors_are_averaged_by_their_episodes(tmp_path):
   assert numbers.x.tolist() == [10, 20, 40]
   assert numbers.value.tolist() == [1.0, 1.25, 1.5]
   numbers = curves.series(known, 'actor', 'throttled_fraction', 'environment_step')
-  assert numbers.value.tolist() == [1.0, 1.5, 2.0]  # no more of it in more episodes
+  assert numbers.value.tolist() == [1.0, 1.5, 2.0]  # not weighted by episodes
 
 
-def test_the_score_is_shown_where_all_runs_have_it_and_the_return_elsewhere(tmp_path):
+def test_return_is_shown_where_a_run_has_no_score(tmp_path):
   points = [(0, 0.5), (100, 0.5)]
   scored = [write_run(tmp_path / f'{seed}', points, overrides=[f'seed={seed}']) for seed in (0, 1)]
   assert cells(curves.make(scored).markdown)['ppo'][1] == '0.50'
@@ -198,7 +200,7 @@ def test_the_score_is_shown_where_all_runs_have_it_and_the_return_elsewhere(tmp_
   assert cells(curves.make([*scored, other]).markdown)['ppo'][:2] == ['3', '5.00']
 
 
-def test_a_metric_of_another_node_is_found_by_its_name(tmp_path, capsys):
+def test_metric_of_another_node_is_found(tmp_path, capsys):
   folder = write_run(tmp_path / 'a', [(0, 0.5), (80, 0.5)], agent='dreamer')
   rows = [{'learner_step': step, 'dream/horizon': 1000.0 * step} for step in (2, 4)]
   write_rows(folder, 'learner', rows)
@@ -210,7 +212,7 @@ def test_a_metric_of_another_node_is_found_by_its_name(tmp_path, capsys):
   assert cells(capsys.readouterr().out)['dreamer'][-3] == '8.00 at 80'
 
 
-def test_runs_are_made_one_curve_by_a_label(tmp_path, capsys):
+def test_label_groups_runs_into_one_curve(tmp_path, capsys):
   points = [(0, 0.0), (100, 1.0)]
   for name, rate in (('a', 1e-3), ('b', 3e-4), ('c', 1e-4)):
     write_run(tmp_path / name, points, overrides=[f'learner.learning_rate={rate}'])
@@ -233,7 +235,7 @@ def test_runs_are_made_one_curve_by_a_label(tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+def test_truncated_last_line_is_not_read(tmp_path):
   folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)])
   before = curves.make([folder]).markdown
   with open(folder / 'metrics' / 'evaluator.jsonl', 'ab') as file:
@@ -241,7 +243,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
   assert curves.make([folder]).markdown == before
 
 
-def test_what_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path, capsys):
+def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
   good = write_run(tmp_path / 'good', [(0, 0.0), (100, 1.0)])
   young = tmp_path / 'young'
   folder_lib.open_run(young, presets.laptop('catch'))
@@ -257,7 +259,7 @@ def test_what_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path, capsys):
     lines,
     (
       'gone: is not the folder of a run, it has no config.yaml',
-      'young: nothing has been measured yet',
+      'young: has no metrics yet',
       'evaluator.jsonl: cannot be read',
       'unscored: has no normalised_score of the evaluator by environment steps',
     ),
@@ -267,19 +269,21 @@ def test_what_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path, capsys):
     assert f'* {line.removeprefix("hephaestus report: ")}' in shown.out
   assert run(tmp_path / 'gone', young) == 2
   message = capsys.readouterr().err
-  assert 'gone: is not' in message and 'young: nothing' in message and message.count('\n') == 1
+  assert (
+    'gone: is not' in message and 'young: has no metrics' in message and message.count('\n') == 1
+  )
   assert run() == 2
   assert 'no runs are given; name their folders' in capsys.readouterr().err
 
 
-def test_an_unknown_metric_is_refused_with_the_known_ones(tmp_path, capsys):
+def test_unknown_metric_is_refused_with_list_of_known_ones(tmp_path, capsys):
   folder = write_run(tmp_path / 'a', [(0, 0.0)], final=True)
   write_rows(folder, 'learner', [{'learner_step': 0, 'ppo/entropy': 1.0}])
   assert run(folder, '--metric', 'score') == 2
   message = capsys.readouterr().err
   assert message.count('\n') == 1
   assert (
-    '--metric score: catch has no such numbers; known are, evaluator: environment_step, ' in message
+    '--metric score: catch has no such numbers; it has, evaluator: environment_step, ' in message
   )
   assert (
     'episode_return, learner_step, normalised_score; learner: learner_step, ppo/entropy' in message
@@ -287,13 +291,13 @@ def test_an_unknown_metric_is_refused_with_the_known_ones(tmp_path, capsys):
   assert 'actor: none' in message and 'final' not in message
 
 
-def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
+def test_each_environment_has_picture_and_table(tmp_path, capsys):
   scores = (0.0, 0.4, 1.0)
   folders = [
     write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, score)], overrides=[f'seed={seed}'])
     for seed, score in enumerate(scores)
   ]
-  other = write_run(tmp_path / 'other', [(0, 0.1)], world='gymnax/CartPole-v1')
+  other = write_run(tmp_path / 'other', [(0, 0.1)], environment='gymnax/CartPole-v1')
   out = tmp_path / 'new' / 'out'
   assert run(*folders, other, '--out', out) == 0
   shown = capsys.readouterr().out
@@ -314,7 +318,7 @@ def test_each_world_has_a_picture_and_a_table_in_the_folder(tmp_path, capsys):
   assert f'--out {tmp_path / "file"}: cannot be written to' in capsys.readouterr().err
 
 
-def test_a_metric_that_is_asked_for_is_shown_alone_in_one_file(tmp_path):
+def test_report_of_one_metric_has_its_picture_alone(tmp_path):
   folders = [
     write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, 0.5)], overrides=[f'seed={seed}'])
     for seed in range(2)
@@ -332,8 +336,8 @@ def test_a_metric_that_is_asked_for_is_shown_alone_in_one_file(tmp_path):
   assert re.findall('<h2>(.*?)</h2>', page) == ['Learning']
 
 
-def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(report_page, 'DOTS_PER_INCH', 40)  # nobody looks at these
+def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(report_page, 'DOTS_PER_INCH', 40)  # small pictures draw faster
   points = [(0, 0.0), (80, 0.5)]
   dreamer = write_run(tmp_path / 'dreamer', points, agent='dreamer')
   steps = {'learner_step': 8, 'environment_step': 80}
@@ -347,7 +351,7 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   for name in ('7.gif', '8.gif', '8-dream.gif'):
     imageio.mimsave(videos / name, frames, duration=125)
   os.utime(videos / '7.gif', (0, 0))
-  unscored = write_run(tmp_path / 'unscored', [(0, None)], node='learner', world='grid_world')
+  unscored = write_run(tmp_path / 'unscored', [(0, None)], node='learner', environment='grid_world')
   write_rows(unscored, 'learner', [{**steps, 'ppo/entropy': 1.0}])
   out = tmp_path / 'out'
   assert run(dreamer, unscored, '--out', out) == 0
@@ -355,7 +359,7 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   assert [re.sub('<.*?>', '', title) for title in re.findall('<h2>(.*?)</h2>', page)] == [
     'Runs', 'Learning catch', 'Intrinsic drives catch', 'World model catch',
     'Replay over the run catch', 'Speed catch', 'Actor and critic grid_world', 'Where time goes',
-    'Nodes', 'Videos of evaluations', 'What the runs differ in', 'Left out',
+    'Nodes', 'Videos of evaluations', 'Config differences', 'Left out',
   ]  # fmt: skip
   for name in ('catch', 'catch-learner-world_model-loss', 'catch-learner-replay-frontier-age-median',
                'grid_world-learner-ppo-entropy'):  # fmt: skip
@@ -366,23 +370,23 @@ def test_one_file_holds_all_that_the_page_shows(tmp_path, capsys, monkeypatch):
   )
   shown = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
   assert len(shown) == 2 and all(base64.b64decode(video)[4:8] == b'ftyp' for video in shown)
-  assert 'update 8<' in page and 'update 8, beside its dream' in page and 'update 7' not in page
-  assert 'learner ended with code -9; restart 1' in page and 'waits for data 25 %' in page
+  assert 'update 8<' in page and 'update 8, with its dream' in page and 'update 7' not in page
+  assert 'learner exited with code -9; restart 1' in page and 'waits for data 25 %' in page
   assert not re.search(r'(src|srcset|href)="(?!data:)|url\(|@import|https?:|<script', page)
   monkeypatch.setattr(report_page, 'MOST_VIDEO_BYTES', 10)
   capsys.readouterr()
   assert run(dreamer, '--out', out) == 0
   assert '<video' not in (out / 'report.html').read_text()
-  said = capsys.readouterr().err.splitlines()
-  assert 'report.html: ' in said[0] and said[0].endswith(' as PNG, too), 0 videos')
-  assert ' MB, 6 pictures ' in said[0]
-  assert [line.split(': ')[1] for line in said[1:]] == [
+  lines = capsys.readouterr().err.splitlines()
+  assert 'report.html: ' in lines[0] and lines[0].endswith('(also as PNG), 0 videos')
+  assert ' MB, 6 pictures ' in lines[0]
+  assert [line.split(': ')[1] for line in lines[1:]] == [
     str(videos / name) for name in ('8.gif', '8-dream.gif')
   ]
 
 
 @pytest.mark.parametrize('name', ['markdown_it', 'matplotlib', 'rliable'])
-def test_without_its_packages_the_extra_is_named(tmp_path, capsys, monkeypatch, name):
+def test_missing_package_names_its_extra(tmp_path, capsys, monkeypatch, name):
   monkeypatch.setitem(sys.modules, name, None)
   assert run(write_run(tmp_path / 'a', [(0, 0.0)])) == 2
   message = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The web page: who may read it, what it is told, and what a browser shows of a run that goes on."""
+"""The dashboard: access control, answers of its server, and the page of a running run in a browser."""
 
 import contextlib
 import http.client
@@ -46,7 +46,7 @@ def write(folder, node, *rows):
 
 
 class Served:
-  """The page of some runs, and who asks it as a browser would."""
+  """The server of a page of some runs, with requests like those of a browser."""
 
   def __init__(self, folders, videos):
     videos.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ def folder(tmp_path):
 
 @contextlib.contextmanager
 def replay_of(folder):
-  """A server with six sequences, where the run's would be."""
+  """A replay server at the address of the run."""
   strata = config.load(folder / 'config.yaml').replay
   server = tables.make_server(tables.make_tables(strata, SCHEMA, batch_size=8, insert_size=10_000))
   (folder / 'address').write_text(f'localhost:{server.port}')
@@ -111,7 +111,7 @@ def run(*arguments):
 @pytest.mark.parametrize(
   'path', ['', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'video/0/7.gif']
 )
-def test_nothing_is_told_without_the_token(folder, serve, path):
+def test_requests_without_token_are_refused(folder, serve, path):
   served = serve(folder)
   for token in ('wrong', '', 'secre', 'secret2', '..'):
     status, content, _ = served.ask(path, token=token)
@@ -119,7 +119,7 @@ def test_nothing_is_told_without_the_token(folder, serve, path):
   assert served.ask(path)[0] == (404 if path.startswith('video') else 200)
 
 
-def test_only_this_machines_own_page_may_ask(folder, serve):
+def test_requests_of_other_hosts_and_origins_are_refused(folder, serve):
   served = serve(folder)
   own = f'127.0.0.1:{served.port}'
   assert served._socket.getsockname()[0] == '127.0.0.1'
@@ -131,7 +131,7 @@ def test_only_this_machines_own_page_may_ask(folder, serve):
     assert served.ask('api/runs', Origin=origin)[0] == 403, origin
 
 
-def test_nothing_can_be_written(folder, serve):
+def test_only_get_is_served(folder, serve):
   served = serve(folder)
   for method in ('POST', 'PUT', 'DELETE', 'PATCH', 'OPTIONS'):
     assert served.ask('api/runs', method=method)[0] == 405
@@ -141,7 +141,7 @@ def test_nothing_can_be_written(folder, serve):
   assert {path: path.stat().st_mtime_ns for path in folder.rglob('*')} == before
 
 
-def test_a_page_may_load_from_its_own_server_alone(folder, serve):
+def test_content_policy_permits_own_server_alone(folder, serve):
   served = serve(folder)
   for path, token in (('', 'secret'), ('api/runs', 'secret'), ('', 'wrong'), ('nothing', 'secret')):
     policy = served.ask(path, token=token)[2].headers['Content-Security-Policy']
@@ -154,70 +154,72 @@ def test_a_page_may_load_from_its_own_server_alone(folder, serve):
     assert served.ask(name)[0] == 200, name
 
 
-def test_replay_is_told_as_inspect_tells_it(folder, serve):
+def test_replay_answer_equals_inspect(folder, serve):
   write(folder, 'learner', {'learner_step': 500, 'starved_fraction': 0.0})
   write(folder, 'actor-0', {'parameter_version': 470, 'throttled_fraction': 0.8})
   with replay_of(folder) as (address, strata):
     served = serve(folder)
     empty = served.json('api/replay/0')
     assert empty['report']['tables']['episodic']['size'] == 0
-    assert empty['numbers']['limiter'] == 'episodic: no batch before 4 more sequences are inserted'
+    assert (
+      empty['numbers']['limiter'] == 'episodic: blocks sampling until 4 more sequences are inserted'
+    )
     entry = writer.Writer(address, strata, SCHEMA)
     entry.write({'x': np.zeros((6, 250), np.float32)}, lambda: False)
     entry.close()
     held = lambda: served.json('api/replay/0')['report']['tables']['episodic']['size']
-    until(held, 'a look at what was inserted')  # an answer holds for a moment, whoever asks
-    told = served.json('api/replay/0')
+    until(held, 'a report on the inserted sequences')  # answers are cached for a moment
+    answer = served.json('api/replay/0')
     expected = inspection.inspect(str(folder), seconds=0.01)
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
               'bottleneck'):  # fmt: skip
-    assert told['report'][key] == expected[key], key
-  assert told['report'].keys() == expected.keys()
-  ratios = told['report']['replay_ratio'], expected['replay_ratio']
+    assert answer['report'][key] == expected[key], key
+  assert answer['report'].keys() == expected.keys()
+  ratios = answer['report']['replay_ratio'], expected['replay_ratio']
   assert ratios[0]['configured'] == ratios[1]['configured'] == 32.0
   for name, row in expected['tables'].items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
-      assert told['report']['tables'][name][key] == row[key], (name, key)
-  assert told['held'] == inspection.spreads(expected) and len(told['held']) == 2
-  assert told['cells'][0]['size'] == '6' and told['numbers']['staleness'].endswith('30 updates old')
+      assert answer['report']['tables'][name][key] == row[key], (name, key)
+  assert answer['held'] == inspection.spreads(expected) and len(answer['held']) == 2
+  assert answer['cells'][0]['size'] == '6' and answer['numbers']['staleness'].endswith(
+    '30 updates old'
+  )
 
 
-def test_a_dead_server_and_a_run_without_replay_say_so(folder, tmp_path, serve):
+def test_replay_answer_names_lost_server_and_fused_run(folder, tmp_path, serve):
   (folder / 'address').write_text('localhost:1')
   make_run(tmp_path / 'fused', agent='ppo')
   served = serve(folder, tmp_path / 'fused')
   assert served.json('api/replay/0')['error'].endswith(
-    f'; the run is not running, go on with: hephaestus train --run {folder}'
+    f'; the run is not running, resume it with: hephaestus train --run {folder}'
   )
   assert 'without a replay' in served.json('api/replay/1')['error']
   assert served.ask('api/replay/2')[0] == served.ask('api/replay/x')[0] == 404
 
 
-def test_a_run_in_its_first_second_is_shown(folder, serve):
+def test_run_without_metrics_is_shown(folder, serve):
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
   assert shown['state'] == 'not started' and shown['videos'] == shown['nodes'] == []
-  assert shown['messages'] == [
-    f'nothing was measured; start it with: hephaestus train --run {folder}'
-  ]
+  assert shown['messages'] == [f'no metrics; start the run with: hephaestus train --run {folder}']
   with folder_lib.only_one(folder):
     (shown,) = served.json('api/runs')['runs']
-  assert shown['state'] == 'running' and 'nothing has been measured yet' in shown['messages'][0]
+  assert shown['state'] == 'running' and 'no metrics yet' in shown['messages'][0]
   answer = served.json('api/curves')
   assert answer['charts'] == [] and answer['groups'] == [{}]
 
 
-def test_a_truncated_line_waits_and_a_broken_one_is_counted(folder, serve):
+def test_truncated_line_is_skipped_and_damaged_line_counted(folder, serve):
   write(folder, 'learner', {'learner_step': 1, 'environment_step': 10, 'world_model/loss': 2.0})
   with (folder / 'metrics' / 'learner.jsonl').open('a') as file:
     file.write('torn apart\n{"time": 1795283077.24, "learner_st')
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
-  assert shown['messages'] == ['1 line of its metrics is no row and is left out']
+  assert shown['messages'] == ['1 line of its metrics is damaged and left out']
   assert served.json('api/curves')['groups'][0]['learner/world_model/loss']['mean'] == [2.0]
 
 
-def test_a_folder_that_is_deleted_is_told(folder, serve):
+def test_deleted_folder_is_reported(folder, serve):
   write(folder, 'learner', {'learner_step': 1, 'environment_step': 10, 'world_model/loss': 2.0})
   served = serve(folder)
   assert served.json('api/runs')['runs'][0]['state'] == 'stopped'
@@ -229,7 +231,7 @@ def test_a_folder_that_is_deleted_is_told(folder, serve):
   assert served.json('api/curves')['groups'] == [{}]
 
 
-def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
+def test_seeds_become_one_curve_that_is_sent_once(tmp_path, serve):
   folders = [tmp_path / str(seed) for seed in range(4)]
   for seed, folder in enumerate(folders):
     make_run(folder, f'seed={seed}', f'evaluator.video_period={60 + seed}')
@@ -244,7 +246,7 @@ def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   assert [each['group'] for each in runs['runs']] == [0, 0, 0, 0, 1]
   assert runs['differences'] == {
     'agent.gamma': [0.99] * 4 + [0.9],
-    'evaluator.video_period': [60.0, 61.0, 62.0, 63.0, 300.0],  # no matter to a curve
+    'evaluator.video_period': [60.0, 61.0, 62.0, 63.0, 300.0],  # does not change a curve
     'seed': [0, 1, 2, 3, 0],
   }
   answer = served.json('api/curves')
@@ -259,7 +261,7 @@ def test_seeds_become_one_curve_and_nothing_new_is_not_sent(tmp_path, serve):
   assert served.ask('api/curves?x=age')[0] == 404
 
 
-def test_a_long_run_is_thinned_and_read_in_parts(folder, serve):
+def test_long_run_is_thinned_and_read_in_parts(folder, serve):
   row = {f'world_model/{name}': 0.123456789 for name in range(30)}
   with (folder / 'metrics' / 'learner.jsonl').open('w') as file:
     file.writelines(
@@ -279,7 +281,7 @@ def test_a_long_run_is_thinned_and_read_in_parts(folder, serve):
   assert curve['mean'][5] == 0.12346
 
 
-def test_a_video_is_played_from_its_folder_alone(folder, serve):
+def test_videos_are_served_from_their_folder_alone(folder, serve):
   path = folder / 'videos' / '70.gif'
   imageio.mimsave(
     path, [np.full((31, 40, 3), shade, np.uint8) for shade in (0, 90, 200)], duration=125
@@ -305,10 +307,10 @@ def test_a_video_is_played_from_its_folder_alone(folder, serve):
   for number in range(dashboard.MOST_VIDEOS):
     shutil.copy(path, folder / 'videos' / f'9{number}.gif')
   assert len(served.json('api/runs')['runs'][0]['videos']) == dashboard.MOST_VIDEOS
-  assert served.ask('video/0/70.gif')[0] == 200  # of a page that still shows it
+  assert served.ask('video/0/70.gif')[0] == 200  # an open page may still show it
 
 
-def test_nodes_and_what_happened_to_them_are_told(folder, serve):
+def test_run_shows_states_and_events_of_its_nodes(folder, serve):
   event = lambda kind, name, **more: {
     'kind': kind,
     'name': name,
@@ -325,17 +327,17 @@ def test_nodes_and_what_happened_to_them_are_told(folder, serve):
   write(folder, 'learner', {'learner_step': 1, 'starved_fraction': 0.25})
   shares = {'throttled_fraction': 0.5, 'unrolled_fraction': 0.25, 'inserted_fraction': 0.125}
   write(folder, 'actor-0', shares)
-  write(folder, 'evaluator', {'learner_step': 3})  # of updates after the learner's last row
+  write(folder, 'evaluator', {'learner_step': 3})  # after the learner's newest metrics
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
   assert shown['learner_step'] == 3
   states = {node['name']: (node['state'], node['restarts']) for node in shown['nodes']}
   assert states == {
-    'learner': ('gone with its launcher', 0),
-    'actor-0': ('gone with its launcher', 1),
+    'learner': ('killed with its launcher', 0),
+    'actor-0': ('killed with its launcher', 1),
   }
   assert [each['text'] for each in shown['events']] == [
-    'actor-0 ended with code -9; restart 1', 'KL is large'
+    'actor-0 exited with code -9; restart 1', 'KL is large'
   ]  # fmt: skip
   assert shown['times'] == [
     {'name': 'learner', 'shares': {'updates': 0.75, 'waits for data': 0.25}},
@@ -343,8 +345,8 @@ def test_nodes_and_what_happened_to_them_are_told(folder, serve):
       'name': 'actor-0',
       'shares': {
         'other': 0.125,
-        'held back by replay': 0.5,
-        'acts and steps its environments': 0.25,
+        'blocked by the rate limiter': 0.5,
+        'unrolls': 0.25,
         'inserts': 0.125,
       },
     },
@@ -354,12 +356,12 @@ def test_nodes_and_what_happened_to_them_are_told(folder, serve):
   assert [node['state'] for node in shown['nodes']] == ['running', 'running']
 
 
-def test_numbers_are_rounded_to_what_is_drawn():
+def test_numbers_are_rounded_to_five_digits():
   values = np.array([0.0, 1.23456789, -98765432.1, 1.23456789e-7, 25_000_123.0])
   assert dashboard.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07, 25_000_123.0]
 
 
-def test_what_cannot_be_served_is_named(folder, tmp_path, monkeypatch, capsys):
+def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
   assert run(tmp_path / 'gone') == 2
   assert capsys.readouterr().err == (
     f'hephaestus dashboard: {tmp_path / "gone"}: is not the folder of a run, it has no config.yaml\n'
@@ -376,17 +378,17 @@ def test_what_cannot_be_served_is_named(folder, tmp_path, monkeypatch, capsys):
 
 
 def until(predicate, what):
-  """Waits until `predicate` gives something true, and returns it."""
+  """Polls until the value of `predicate` is true, and returns it."""
   deadline = time.monotonic() + PATIENCE
   while time.monotonic() < deadline:
     if found := predicate():
       return found
     time.sleep(0.1)
-  pytest.fail(f'waited in vain for {what}')
+  pytest.fail(f'timed out waiting for {what}')
 
 
 class Live:
-  """A run that goes on, the page that shows it, and a browser."""
+  """A running run, its dashboard, and a browser."""
 
   def __init__(self, root, stack, overrides):
     self.folder = root / 'run'
@@ -396,14 +398,14 @@ class Live:
     start = lambda *words, **options: subprocess.Popen(
       [HEPHAESTUS, *words], stderr=output, env=environment, cwd=root, text=True, **options
     )
-    make_run(self.folder, *overrides)  # so that the page need not wait for the run
+    make_run(self.folder, *overrides)  # so that the dashboard can start at once
     stack.callback(self._end, start('train', '--run', self.folder, stdout=output))
     self.served = start('dashboard', self.folder, stdout=subprocess.PIPE)
     stack.callback(self._end, self.served)
     self.address = re.match(r'(http://127.0.0.1:\d+/\S+/) ', self.served.stdout.readline()).group(1)
     browser = stack.enter_context(sync_api.sync_playwright()).chromium.launch(
       executable_path=CHROMIUM,
-      # As a name server would, of a site that wants to read what is here.
+      # A name of another site that resolves to this machine.
       args=['--no-sandbox', '--host-resolver-rules=MAP evil.example 127.0.0.1'],
     )
     stack.callback(browser.close)
@@ -416,7 +418,7 @@ class Live:
     self.page.goto(self.address)
 
   def _end(self, process):
-    """As Ctrl-C does; a launcher ends its nodes."""
+    """Sends SIGINT, at which a launcher ends its nodes."""
     if process.poll() is not None:
       return
     children = psutil.Process(process.pid).children(recursive=True)
@@ -431,17 +433,17 @@ class Live:
           child.kill()
 
   def freeze(self):
-    """Has the nodes that learn and play do so no more: the cores are for who looks at the rest."""
+    """Suspends all nodes but replay, so that the cores are free for the page."""
     for row in metrics.read(self.folder / 'metrics' / 'events.jsonl'):
       if row['kind'] == 'started' and row['name'] != 'replay':
         psutil.Process(row['pid']).suspend()
 
   def wait_for(self, expression, argument=None):
-    """Asks from outside: the page's policy forbids Playwright's own wait, which calls `eval`."""
+    """Polls an expression; the page's policy forbids Playwright's own wait, which calls `eval`."""
     until(lambda: self.page.evaluate(expression, argument), expression)
 
   def points(self, key):
-    """How many places a chart has."""
+    """Number of points of a chart."""
     return int(self.page.get_attribute(f'[data-key="{key}"]', 'data-points'))
 
 
@@ -455,7 +457,7 @@ def live(tmp_path_factory, tiny, little_optimization):
 
 
 @pytest.mark.timeout(600)
-def test_curves_of_a_run_appear_and_move(live):
+def test_page_draws_curves_as_the_run_learns(live):
   chart = 'learner/world_model/loss'
   live.page.wait_for_selector(f'[data-key="{chart}"] canvas')
   live.page.wait_for_selector('[data-key="evaluator/normalised_score"] canvas')
@@ -486,12 +488,12 @@ def test_curves_of_a_run_appear_and_move(live):
   assert 'run' in row and 'catch' in row and 'running' in row
   assert 'learner' in live.page.inner_text('#nodes') and live.complaints == []
   live.wait_for(
-    "document.getElementById('times').innerText.includes('acts and steps its environments')"
+    "document.getElementById('times').innerText.includes('blocked by the rate limiter')"
   )
 
 
 @pytest.mark.timeout(600)
-def test_the_replay_panel_agrees_with_inspect(live):
+def test_replay_panel_agrees_with_inspect(live):
   live.wait_for("document.getElementById('replay').dataset.report?.includes('\"bottleneck\":\"')")
   before = inspection.inspect(str(live.folder))
   live.wait_for(
@@ -520,14 +522,16 @@ def test_the_replay_panel_agrees_with_inspect(live):
 
 
 @pytest.mark.timeout(600)
-def test_a_video_appears_and_plays(live, little_optimization):
+def test_page_plays_new_video(live, little_optimization):
   assert 'No video yet' in live.page.inner_text('#videos')
   until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
   live.freeze()
   evaluate.evaluate(live.folder, 8, live.folder / 'videos' / '77.gif', 0)
   live.page.wait_for_selector('#videos video')
   assert 'update 77' in live.page.inner_text('#videos')
-  live.page.locator('#videos video').scroll_into_view_if_needed()  # what nobody sees stands still
+  live.page.locator(
+    '#videos video'
+  ).scroll_into_view_if_needed()  # a video outside of the view does not play
   playing = "time => document.querySelector('#videos video').currentTime > time"
   live.wait_for(playing, 0)
   at = live.page.evaluate("document.querySelector('#videos video').currentTime")
@@ -540,7 +544,7 @@ def test_a_video_appears_and_plays(live, little_optimization):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('width', [1280, 400])
-def test_nothing_overlaps_or_sticks_out(live, width):
+def test_page_layout_has_no_overlap_or_overflow(live, width):
   live.page.wait_for_selector('#replay-numbers dd')
   live.page.set_viewport_size({'width': width, 'height': 900})
   for scheme in ('dark', 'light'):
@@ -563,13 +567,15 @@ def test_nothing_overlaps_or_sticks_out(live, width):
 
 
 @pytest.mark.timeout(600)
-def test_a_browser_with_a_wrong_token_or_from_another_site_is_refused(live):
+def test_browser_without_token_or_from_another_site_is_refused(live):
   address = urllib.parse.urlsplit(live.address)
   page = live.browser.new_page()
   refused = page.goto(f'http://{address.netloc}/wrong/')
   assert refused.status == 403 and 'the token is wrong or missing' in page.inner_text('body')
   refused = page.goto(f'http://evil.example:{address.port}{address.path}')
-  assert refused.status == 403 and 'only for 127.0.0.1 and localhost' in page.inner_text('body')
+  assert refused.status == 403 and 'only 127.0.0.1 and localhost are served' in page.inner_text(
+    'body'
+  )
   page.goto('about:blank')
   assert page.evaluate(
     "address => fetch(address).then(() => 'read', () => 'refused')", live.address
@@ -578,7 +584,7 @@ def test_a_browser_with_a_wrong_token_or_from_another_site_is_refused(live):
 
 
 @pytest.mark.timeout(600)
-def test_a_dashboard_that_has_ended_is_said(live):
+def test_page_reports_stopped_dashboard(live):
   live.served.send_signal(signal.SIGINT)
   assert live.served.wait(timeout=PATIENCE) == 0
   live.page.wait_for_selector('#message:not([hidden])')

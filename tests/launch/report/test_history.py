@@ -1,4 +1,4 @@
-"""Numbers of runs as they grow: read once, whatever happens to their files, and thinned honestly."""
+"""Metrics of growing files: each row is read once, also after damage, and thinning keeps the means."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def read(run):
   return run
 
 
-def test_rows_are_read_as_they_come_and_each_once(folder):
+def test_new_rows_are_read_once(folder):
   run = read(history.History(folder))
   assert run.metrics() == [] and run.thinned('learner', 'loss', 'learner_step') is None
   write(folder, 'learner', rows(0, 3))
@@ -46,7 +46,7 @@ def test_rows_are_read_as_they_come_and_each_once(folder):
   assert run.version != version and run.last('learner', 'loss') == 40.0
 
 
-def test_a_line_that_is_being_written_waits_and_a_broken_one_is_left_out(folder):
+def test_truncated_line_is_read_later_and_damaged_line_skipped(folder):
   write(folder, 'learner', rows(0, 2))
   path = folder / 'metrics' / 'learner.jsonl'
   path.write_text(path.read_text() + 'no row\n[1]\n{"time": 1, "learner_st')
@@ -57,7 +57,7 @@ def test_a_line_that_is_being_written_waits_and_a_broken_one_is_left_out(folder)
   assert read(run).thinned('learner', 'loss', 'learner_step').mean.tolist() == [0, 10, 7]
 
 
-def test_a_file_that_was_mended_is_read_anew(folder):
+def test_shortened_file_is_read_again(folder):
   write(folder, 'learner', rows(0, 8))
   run = read(history.History(folder))
   metrics.JsonLines(folder / 'metrics' / 'learner.jsonl', resume=('learner_step', 3)).close()
@@ -68,7 +68,7 @@ def test_a_file_that_was_mended_is_read_anew(folder):
   assert read(run).is_gone
 
 
-def test_what_there_is_no_time_to_read_is_told_and_read_next(folder):
+def test_read_continues_after_its_deadline(folder):
   count = 40 * history.CHUNK // 1000
   write(folder, 'learner', rows(0, count, text='-' * 900))
   run = history.History(folder)
@@ -79,7 +79,7 @@ def test_what_there_is_no_time_to_read_is_told_and_read_next(folder):
   assert run.last('learner', 'learner_step') == count - 1
 
 
-def test_a_thinned_curve_keeps_means_and_extremes():
+def test_thinned_curve_keeps_means_and_extremes():
   places = np.arange(100_000.0)
   values = np.random.default_rng(0).normal(size=100_000)
   values[77_777] = 99.0
@@ -92,7 +92,7 @@ def test_a_thinned_curve_keeps_means_and_extremes():
 
 
 @pytest.mark.parametrize('x', ['environment_step', 'learner_step', 'minutes'])
-def test_a_curve_is_that_of_the_report(folder, x):
+def test_thinned_curve_equals_curve_of_report(folder, x):
   for actor, episodes in ((0, 3), (1, 1)):
     write(folder, f'actor-{actor}', [
       {'environment_step': 5 * step + actor, 'parameter_version': step, 'episodes': episodes,
@@ -106,7 +106,7 @@ def test_a_curve_is_that_of_the_report(folder, x):
   np.testing.assert_allclose(thin.mean, expected.value)
 
 
-def test_what_is_no_longer_told_is_not_known_any_more(folder):
+def test_last_value_is_none_once_metric_is_missing(folder):
   write(folder, 'learner', rows(0, 3))
   run = read(history.History(folder))
   write(folder, 'learner', [{'learner_step': step, 'loss': None} for step in range(3, 200)])
@@ -115,9 +115,15 @@ def test_what_is_no_longer_told_is_not_known_any_more(folder):
   assert run.mean('learner', 'loss') == 10.0 and run.mean('learner', 'other') is None
 
 
-def test_a_distribution_is_a_curve_of_its_median_with_a_band(folder):
-  told = {'age/lowest': 0.0, 'age/low': 1.0, 'age/median': 5.0, 'age/high': 8.0, 'age/highest': 9.0}
-  write(folder, 'learner', rows(0, 3, **told))
+def test_distribution_is_curve_of_median_with_band(folder):
+  quantiles = {
+    'age/lowest': 0.0,
+    'age/low': 1.0,
+    'age/median': 5.0,
+    'age/high': 8.0,
+    'age/highest': 9.0,
+  }
+  write(folder, 'learner', rows(0, 3, **quantiles))
   run = read(history.History(folder))
   assert run.metrics() == [('learner', 'loss'), ('learner', 'age/median')]
   thin = run.thinned('learner', 'age/median', 'learner_step')

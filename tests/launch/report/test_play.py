@@ -1,4 +1,4 @@
-"""Watching a run: live in a terminal, a line for each step elsewhere, a video, and a clean end."""
+"""`watch`: live in a terminal, a line for each step elsewhere, videos, and Ctrl-C."""
 
 import io
 
@@ -30,9 +30,9 @@ class Unseen(catch.Catch):
 """
 
 
-def save(folder, world='catch'):
-  """A run that has just begun, and was saved after 7 updates."""
-  made = config.override(presets.ppo_laptop(world), TINY)
+def save(folder, environment='catch'):
+  """Makes a run with a checkpoint of initial parameters at update 7."""
+  made = config.override(presets.ppo_laptop(environment), TINY)
   folder_lib.open_run(folder, made)
   environment, ppo = fused.make_ppo(made)
   program = fused.build(made, environment, ppo, jax.local_devices()[:1])
@@ -51,14 +51,14 @@ def run(*arguments):
   return main._run(main._parse(['hephaestus', 'watch', *map(str, arguments)]))
 
 
-def test_where_there_is_no_terminal_each_step_is_a_line(folder, capsys):
+def test_watch_without_terminal_prints_a_line_for_each_step(folder, capsys):
   assert run(folder, '--episodes', 2, '--seed', 3) == 0
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == f'{folder}: catch, update 7, by chance'
+  assert lines[0] == f'{folder}: catch, update 7, sampled actions'
   assert lines[1].startswith('step 0  action -  reward 0.00  return 0.00  next: ')
   assert all('action' in line and 'probability 0.' in line for line in lines[2 : 2 + STEPS])
   assert [line.split()[1] for line in lines[1:-2]] == [*map(str, range(STEPS + 1))] * 2
-  # Of what an untrained policy chooses among, the likeliest first.
+  # The actions of an untrained policy, the most probable first.
   pairs = [pair.split() for pair in lines[1].split('next: ')[1].split(', ')]
   chances = [float(chance) for _, chance in pairs]
   assert {name for name, _ in pairs} == {'left', 'stay', 'right'}
@@ -71,7 +71,7 @@ def test_where_there_is_no_terminal_each_step_is_a_line(folder, capsys):
   assert lines[-2] == f'episode 1: return {final} in {STEPS} steps'
 
 
-def test_a_terminal_shows_picture_and_numbers(folder):
+def test_terminal_shows_picture_and_numbers(folder):
   screen = io.StringIO()
   console = rich.console.Console(
     file=screen, force_terminal=True, color_system='truecolor', width=60, height=12
@@ -79,12 +79,12 @@ def test_a_terminal_shows_picture_and_numbers(folder):
   play.watch(folder, frames_per_second=1e6, greedy=True, console=console)
   shown = screen.getvalue()
   assert '▀' in shown and '38;2;' in shown and '48;2;' in shown
-  assert 'episode 1 of 1' in shown and 'reward' in shown and 'by the mode' in shown
+  assert 'episode 1 of 1' in shown and 'reward' in shown and 'greedy actions' in shown
   assert all(name in shown for name in ('left', 'stay', 'right')) and '█' in shown
   assert f'in {STEPS} steps' in shown.splitlines()[-1]
 
 
-def test_a_picture_fits_the_terminal_and_keeps_its_colours():
+def test_picture_fits_terminal_and_keeps_its_colours():
   frame = np.zeros((40, 20, 3), np.uint8)
   frame[:20] = (200, 100, 0)
   small = play.Picture(frame, columns=30, rows=5).pixels
@@ -94,19 +94,19 @@ def test_a_picture_fits_the_terminal_and_keeps_its_colours():
   assert play.Picture(frame, columns=1, rows=1).pixels.shape == (2, 1, 3)
 
 
-def test_a_video_has_every_frame(folder, tmp_path, capsys):
+def test_video_has_every_frame(folder, tmp_path, capsys):
   video = tmp_path / 'video.gif'
   assert run(folder, '--output', video, '--episodes', 2, '--fps', 20) == 0
   frames = imageio.mimread(video)
   assert len(frames) <= 2 * (STEPS + 1)  # equal neighbours are one
-  assert frames[0].shape[1] > 200  # beside it what the policy would do
+  assert frames[0].shape[1] > 200  # the policy's probabilities are beside the picture
   assert capsys.readouterr().out.splitlines()[-1] == f'{video}: {2 * (STEPS + 1)} frames'
 
 
-def test_a_world_without_a_renderer_shows_its_numbers(tmp_path, monkeypatch, capsys):
-  (tmp_path / 'unseen_world.py').write_text(UNSEEN)
+def test_environment_without_renderer_shows_numbers(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'unseen_environment.py').write_text(UNSEEN)
   monkeypatch.syspath_prepend(tmp_path)
-  folder = save(tmp_path / 'run', 'unseen_world:Unseen')
+  folder = save(tmp_path / 'run', 'unseen_environment:Unseen')
   screen = io.StringIO()
   console = rich.console.Console(file=screen, force_terminal=True, width=60, height=12)
   play.watch(folder, frames_per_second=1e6, console=console)
@@ -116,12 +116,12 @@ def test_a_world_without_a_renderer_shows_its_numbers(tmp_path, monkeypatch, cap
   assert not (tmp_path / 'video.gif').exists()
 
 
-def test_an_agent_without_a_model_does_not_dream(folder, tmp_path, capsys):
+def test_dream_of_model_free_agent_is_refused(folder, tmp_path, capsys):
   assert run(folder, '--dream', '--output', tmp_path / 'video.gif') == 2
   assert '--dream: ppo has no model that dreams; leave it out' in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_it_and_keeps_what_was_videoed(folder, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_keeps_video_of_played_steps(folder, tmp_path, monkeypatch, capsys):
   def interrupted(self, params, key):
     for step in range(2):
       yield evaluator.PlayedStep(
@@ -147,6 +147,6 @@ def test_ctrl_c_ends_it_and_keeps_what_was_videoed(folder, tmp_path, monkeypatch
     ([], 'is not the folder of a run'),
   ],
 )
-def test_what_cannot_be_watched_is_named(tmp_path, capsys, arguments, words):
+def test_watch_names_bad_input(tmp_path, capsys, arguments, words):
   assert run(tmp_path, *arguments) == 2
   assert words in capsys.readouterr().err
