@@ -1,8 +1,9 @@
-"""Eight simulated devices, programs compiled once, and quiet libraries; before anything imports JAX."""
+"""Eight simulated devices, caches of compiled programs, and quiet libraries; set before JAX is imported."""
 
 import contextlib
 import os
 import resource
+import sys
 
 import pytest
 
@@ -12,9 +13,15 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def pytest_configure(config):
-  """What one process has compiled no other compiles, now or when the tests are run again."""
+  """Shares compiled XLA programs and bytecode among all processes and later runs of the tests."""
   if cache := getattr(config, 'cache', None):
-    # Where runs that tests start would look for it below the user's folder.
+    if sys.dont_write_bytecode:
+      # Else every process compiles all of TensorFlow and JAX, which takes ten seconds of a core.
+      sys.dont_write_bytecode = False
+      sys.pycache_prefix = str(cache.mkdir('bytecode'))
+      os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+      os.environ['PYTHONPYCACHEPREFIX'] = sys.pycache_prefix
+    # Runs that tests start have their cache here, too.
     home = os.environ.setdefault('XDG_CACHE_HOME', str(cache.mkdir('home')))
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(home, 'hephaestus', 'jax'))
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
