@@ -645,8 +645,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
     named['staleness'] = f'actors use parameters {span} updates old'
   shared = {name: row['shared'] for name, row in sorted(report['strata'].items()) if row['shared']}
   if shared:
-    shares = ', '.join(f'{_share(share)} of {name}' for name, share in shared.items())
-    named['overlap'] = f'{shares} is in the other strata, too'
+    parts = ', '.join(f'{_share(share)} of {name}' for name, share in shared.items())
+    named['overlap'] = f'{parts} is in the other strata, too'
   episodes = {name: row['episodes'] for name, row in sorted(report['strata'].items())}
   if any(episodes.values()):
     counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
