@@ -1,4 +1,4 @@
-"""`hephaestus bench`: the throughput of each part, and what limits it."""
+"""`hephaestus bench`: the throughput of each part beside its limit."""
 
 import argparse
 import logging
@@ -12,7 +12,7 @@ from hephaestus.launch import flags
 def add(commands: Any) -> None:
   """Declares `bench` and its targets."""
   bench = commands.add_parser(
-    'bench', allow_abbrev=False, help='measure the throughput of a part, and what limits it'
+    'bench', allow_abbrev=False, help='measure the throughput of a part beside its limit'
   )
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
@@ -47,7 +47,9 @@ def _add_replay(targets: Any) -> None:
   bench_replay = targets.add_parser(
     'replay', allow_abbrev=False, help='sequences and parameters through replay servers'
   )
-  bench_replay.add_argument('--env', default='catch', help='whose sequences (default: catch)')
+  bench_replay.add_argument(
+    '--env', default='catch', help='environment of the sequences (default: catch)'
+  )
   bench_replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
   bench_replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
   bench_replay.add_argument(
@@ -55,7 +57,7 @@ def _add_replay(targets: Any) -> None:
   )
   bench_replay.add_argument('--batch', type=int, default=256, metavar='B', help='sequences')
   bench_replay.add_argument(
-    '--length', type=int, default=50, metavar='T', help='rows of a sequence'
+    '--length', type=int, default=50, metavar='T', help='steps of a sequence'
   )
   bench_replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
   bench_replay.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
@@ -64,58 +66,62 @@ def _add_replay(targets: Any) -> None:
 
 def _add_learner(targets: Any) -> None:
   bench_learner = targets.add_parser(
-    'learner', allow_abbrev=False, help="the dreamer's update alone, and what limits it"
+    'learner', allow_abbrev=False, help="the dreamer's update alone, beside its limit"
   )
   bench_learner.add_argument(
-    '--size', help='laptop, 1m or full: with no environment, and of no preset'
+    '--size', help='laptop, 1m or full, without an environment; in place of --preset'
   )
   bench_learner.add_argument('--preset', help='as of train (default: laptop)')
   bench_learner.add_argument('--env', help='as of train (default: catch)')
   bench_learner.add_argument('--ensemble', type=int, metavar='K', help='transition members')
-  bench_learner.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
+  bench_learner.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
   bench_learner.add_argument('--batch', type=int, metavar='B', help='sequences')
-  bench_learner.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  bench_learner.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
   bench_learner.add_argument('--dtype', help='float32 or bfloat16')
   bench_learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
   bench_learner.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
-  bench_learner.add_argument('--phases', action='store_true', help='also its parts alone')
+  bench_learner.add_argument('--phases', action='store_true', help='also measure its phases alone')
   bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   bench_learner.add_argument('--json', action='store_true')
 
 
 def _add_end_to_end(targets: Any) -> None:
   end_to_end = targets.add_parser(
-    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer, beside its parts alone'
+    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer beside its parts alone'
   )
   end_to_end.add_argument('--preset', help='as of train (default: laptop)')
   end_to_end.add_argument('--env', help='as of train (default: catch)')
-  end_to_end.add_argument('--seconds', type=float, default=180.0, help='once it has warmed up')
+  end_to_end.add_argument('--seconds', type=float, default=180.0, help='after the warm-up')
   end_to_end.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   end_to_end.add_argument('--json', action='store_true')
 
 
 def _add_watching(targets: Any) -> None:
   watching = targets.add_parser(
-    'watching', allow_abbrev=False, help='what a dashboard and inspect --watch cost a run'
+    'watching', allow_abbrev=False, help='overhead of a dashboard and of inspect --watch'
   )
   watching.add_argument('--preset', help='as of train (default: laptop)')
   watching.add_argument('--env', help='as of train (default: catch)')
   watching.add_argument(
-    '--pairs', type=int, default=30, metavar='N', help='of windows, one of them watched'
+    '--pairs',
+    type=int,
+    default=30,
+    metavar='N',
+    help='pairs of windows, a watched and an unwatched one',
   )
   watching.add_argument(
     '--window',
     type=float,
     default=20.0,
     metavar='SECONDS',
-    help='of which the first fifth is left out',
+    help='length of a window, whose first fifth is left out',
   )
   watching.add_argument(
     '--period',
     type=float,
     default=5.0,
     metavar='SECONDS',
-    help='between two looks; with fewer, what they cost is easier to see',
+    help='between two requests; a shorter period makes the overhead easier to measure',
   )
   watching.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
   watching.add_argument('--json', action='store_true')
@@ -125,14 +131,14 @@ def _add_scaling(targets: Any) -> None:
   scaling = targets.add_parser(
     'scaling',
     allow_abbrev=False,
-    help='what an update exchanges between simulated devices, and predicts for TPU v4',
+    help='traffic of an update between simulated devices, with a prediction for TPU v4',
   )
   scaling.add_argument('--size', default='laptop', help='laptop, 1m or full (default: laptop)')
   scaling.add_argument('--devices', type=int, nargs='+', default=[1, 2, 4, 8], metavar='D')
   scaling.add_argument('--ensemble', type=int, metavar='K', help='transition members')
-  scaling.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
-  scaling.add_argument('--batch', type=int, metavar='B', help='sequences of each device')
-  scaling.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  scaling.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
+  scaling.add_argument('--batch', type=int, metavar='B', help='sequences per device')
+  scaling.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
   scaling.add_argument('--dtype', help='float32 or bfloat16')
   scaling.add_argument('--json', action='store_true')
 
@@ -141,7 +147,7 @@ def _add_compare(targets: Any) -> None:
   compare = targets.add_parser(
     'compare',
     allow_abbrev=False,
-    help='what two --json files of one target say; exit code 1 if something is worse',
+    help='compare two --json files of one target; exit code 1 if a figure is worse',
   )
   compare.add_argument('old', type=pathlib.Path, metavar='OLD.json')
   compare.add_argument('new', type=pathlib.Path, metavar='NEW.json')
@@ -149,7 +155,7 @@ def _add_compare(targets: Any) -> None:
     '--threshold',
     type=float,
     default=0.1,
-    help='the part of the old value by which a figure may be worse (default: 0.1)',
+    help='share of the old value by which a figure may be worse (default: 0.1)',
   )
 
 
@@ -161,14 +167,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     from hephaestus.launch.bench import comparison
 
     return comparison.show(arguments.old, arguments.new, arguments.threshold)
-  if arguments.target == 'scaling':  # JAX reads both when it first looks for devices
+  if arguments.target == 'scaling':  # JAX reads both when it initializes its devices
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
     os.environ.setdefault('XLA_FLAGS', simulated)
   from hephaestus.launch.run import metrics
   from hephaestus.learner import bench as learner_bench
 
-  logging.getLogger('jax').setLevel(logging.WARNING)  # it reports accelerators that are missing
+  logging.getLogger('jax').setLevel(logging.WARNING)  # it logs missing accelerators
   measure = {
     'learner': _learner_figures,
     'end-to-end': _end_to_end_figures,
@@ -231,7 +237,7 @@ def _environment_figures(arguments: argparse.Namespace) -> Any:
     name: launch_config.override(presets.laptop(name), arguments.set) for name in arguments.env
   }
   if foreign:
-    raise ValueError(f'--set {foreign[0]}: bench env knows only environment.KEY=VALUE')
+    raise ValueError(f'--set {foreign[0]}: bench env takes environment.KEY=VALUE alone')
   makers = {name: config.make_environment for name, config in configs.items()}
   return environments.environments(
     makers, arguments.num_envs, arguments.seconds, of_actors=variables.ONE_THREAD
@@ -239,7 +245,7 @@ def _environment_figures(arguments: argparse.Namespace) -> Any:
 
 
 def _replay_figures(arguments: argparse.Namespace) -> Any:
-  """What `bench replay` measures: sequences as an actor of the laptop preset makes them."""
+  """Measures replay with sequences like those of an actor of the laptop preset."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch import presets
   from hephaestus.launch.bench import replay
@@ -260,7 +266,7 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
-  """What `bench learner` measures: a size that has a name, or a preset in an environment."""
+  """Work of an update: a named size, or a preset with an environment."""
   from hephaestus.learner import bench as learner_bench
 
   if arguments.size is not None:
@@ -269,12 +275,12 @@ def _learner_work(arguments: argparse.Namespace) -> Any:
     return learner_bench.Work.of_size(arguments.size)
   config = flags.preset_config(arguments)
   agent_config, learner_config = config.dreamer()
-  world = config.make_environment()
+  environment = config.make_environment()
   return learner_bench.Work(
     name=str(config.environment['name']),
     agent=agent_config,
     learner=learner_config,
-    observation_spec=world.observation_spec,
-    action_spec=world.action_spec,
+    observation_spec=environment.observation_spec,
+    action_spec=environment.action_spec,
     num_rows=config.actor.sequence_length,
   )

@@ -1,4 +1,4 @@
-"""Whether what `hephaestus bench` measured got worse from one of its JSON files to another."""
+"""Compares two JSON files of `hephaestus bench`, and marks figures that are worse."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hephaestus.learner import bench
 
 _LOWER_IS_BETTER = ('s', 'us', 'bytes', 'us of CPU/sequence', 's of CPU', 's of CPU/min')
-_OF_THE_MACHINE = ('copy', 'matmul/')  # beginnings of names: limits, which no program changes
+_OF_THE_MACHINE = ('copy', 'matmul/')  # prefixes of limits of the machine
 
 
 class Change(NamedTuple):
@@ -21,8 +21,8 @@ class Change(NamedTuple):
     new: its value after.
     unit: of both.
     ratio: new / old; None where old is 0.
-    verdict: 'worse', 'better', or '' where it is neither by more than the threshold, or where
-      nothing says which way is better.
+    verdict: 'worse', 'better', or '' if it changed by less than the threshold, or has no better
+      direction.
   """
 
   name: str
@@ -34,10 +34,10 @@ class Change(NamedTuple):
 
 
 def read(path: pathlib.Path) -> dict[str, bench.Figure]:
-  """The figures of a file that `bench TARGET --json` wrote, by name.
+  """Reads the figures of a file of `bench TARGET --json`, by name.
 
   Raises:
-    ValueError: it cannot be read, or holds something else.
+    ValueError: it cannot be read, or has other content.
   """
   try:
     rows = json.loads(path.read_text())
@@ -66,18 +66,17 @@ def read(path: pathlib.Path) -> dict[str, bench.Figure]:
 def compare(
   old: dict[str, bench.Figure], new: dict[str, bench.Figure], threshold: float
 ) -> list[Change]:
-  """What both have, by name.
+  """Compares the figures that both files have, by name.
 
-  Rates should rise; seconds and bytes should fall. Counts, and the limits of the machine, have no
-  verdict.
+  Rates should rise; seconds and bytes should fall. Counts and limits of the machine have no verdict.
 
   Args:
     old: figures before.
     new: figures after.
-    threshold: the part of the old value by which a figure may be worse.
+    threshold: share of the old value by which a figure may be worse.
 
   Raises:
-    ValueError: a threshold that is no part, nothing to compare, or other units.
+    ValueError: a threshold outside of [0, 1), no figure in common, or different units.
   """
   if not 0 <= threshold < 1:
     raise ValueError(f'--threshold {threshold:g}: must be at least 0 and below 1')
@@ -87,7 +86,7 @@ def compare(
   for name in sorted(old.keys() & new.keys()):
     before, after, unit = old[name].value, new[name].value, new[name].unit
     if old[name].unit != unit:
-      raise ValueError(f'{name}: is in {old[name].unit!r} and in {unit!r}; measure it anew')
+      raise ValueError(f'{name}: is in {old[name].unit!r} and in {unit!r}; measure it again')
     ratio = after / before if before else None
     falls, rises = after < before * (1 - threshold), after > before * (1 + threshold)
     if unit in _LOWER_IS_BETTER:
@@ -100,7 +99,7 @@ def compare(
 
 
 def show(old_path: pathlib.Path, new_path: pathlib.Path, threshold: float) -> int:
-  """Prints a table for people, and a warning where the machines differ.
+  """Prints a table, and a warning if the machines differ.
 
   Returns:
     1 if something is worse, else 0.
@@ -134,6 +133,6 @@ def show(old_path: pathlib.Path, new_path: pathlib.Path, threshold: float) -> in
 
 
 def _number(value: float) -> str:
-  """With thousands and four digits at least."""
+  """A number with separators of thousands, or with four digits."""
   whole = abs(value) >= 1000 or value == int(value)
   return f'{value:,.0f}' if whole else f'{value:.4g}'

@@ -1,4 +1,4 @@
-"""How fast a whole run is, beside its parts alone: who waits, for how long, and on which core's time."""
+"""Throughput of a whole run beside its parts alone, with waiting times and CPU time of each node."""
 
 import contextlib
 import functools
@@ -23,40 +23,40 @@ from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import bench
 
-_PATIENCE = 600.0  # seconds to warm up, and to end when told to
+_PATIENCE = 600.0  # seconds to warm up, and to stop
 _ALONE_SECONDS = 10.0  # of each part, at most
 _ENDLESS = 10**12  # environment steps
 _OUTPUT = 'output.txt'  # of the launcher
 
 
 def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[bench.Figure]:
-  """Starts a run on this machine, looks at it from its first dream on, and stops it.
+  """Starts a run on this machine, measures it after its warm-up, and stops it.
 
-  Waiting, replay ratio and staleness are what learner and actors write of themselves, as in
-  `inspect`. Updates per second are measured again with the update alone, as by `bench learner` and
-  at the boredom that the run had in the mean, and environment steps with an unroll alone; these are
-  the limits.
+  Waiting times, replay ratio and staleness are the metrics of the learner and the actors, as in
+  `inspect`. The limits are measured afterwards: updates per second of the update alone, as by
+  `bench learner` at the mean boredom of the run, and environment steps per second of an unroll
+  alone.
 
   Args:
-    config: of the run; it is not ended by its steps.
-    seconds: to look at it; longer until learner and actors have reported twice.
+    config: of the run; its number of environment steps is ignored.
+    seconds: of the measurement, which continues until learner and actors have written two rows.
 
   Raises:
-    ValueError: no time, no dreamer, or a run that did not begin or go on.
+    ValueError: no time, another agent than the dreamer, or a run that did not start or continue.
   """
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
   with started(config) as run:
-    began, ended, cores = _look(run, seconds)
-  seen = [
+    began, ended, cores = _observe(run, seconds)
+  rows = [
     [row for row in metrics.since(path, began) if row['time'] <= ended] for path in run.files()
   ]
   shutil.rmtree(run.folder)
-  return _figures(config, seconds, cores, seen[0], seen[1:])
+  return _figures(config, seconds, cores, rows[0], rows[1:])
 
 
 class Run:
-  """A run of the dreamer that goes on.
+  """A running run of the dreamer.
 
   Attributes:
     folder: its own.
@@ -73,27 +73,29 @@ class Run:
     if self._launcher.poll() is not None:
       output = self.folder / _OUTPUT
       raise ValueError(
-        f'{output}: the run ended with code {self._launcher.returncode}; it says why'
+        f'{output}: the run ended with code {self._launcher.returncode}; see that file'
       )
 
   def files(self) -> list[pathlib.Path]:
-    """What the learner writes of itself, then what the actors do."""
+    """Metrics of the learner, then those of each actor."""
     folder = self.folder / 'metrics'
     return [folder / 'learner.jsonl', *sorted(folder.glob('actor-*.jsonl'))]
 
 
 @contextlib.contextmanager
 def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
-  """A run on this machine that has dreamt, in a new folder, which is left; it is stopped at the end.
+  """Starts a run in a new folder, waits for the end of its warm-up, and stops it at the exit.
+
+  The folder is not deleted.
 
   Args:
-    config: of the run; it is not ended by its steps.
+    config: of the run; its number of environment steps is ignored.
 
   Raises:
-    ValueError: no dreamer, a run that did not begin, or one whose nodes died meanwhile.
+    ValueError: another agent than the dreamer, a run that did not start, or one whose nodes crashed.
   """
   if config.agent_name == 'ppo':
-    raise ValueError('--set: knows only runs of the dreamer; leave ppo out')
+    raise ValueError('--set: only runs of the dreamer are measured; leave ppo out')
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
   folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
   folder_lib.open_run(folder, config)
@@ -103,10 +105,10 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
   run = Run(folder, launcher)
   try:
     deadline = time.monotonic() + _PATIENCE
-    awake = config.dreamer()[0].warm_up_updates
+    warm_up = config.dreamer()[0].warm_up_updates
     while ((metrics.last(folder / 'metrics' / 'learner.jsonl')) or {}).get(
       'learner_step', -1
-    ) < awake:
+    ) < warm_up:
       run.check()
       if time.monotonic() > deadline:
         raise ValueError(f'{folder}: the learner did not warm up within {_PATIENCE:g} s')
@@ -116,24 +118,24 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
     run.nodes = {name: psutil.Process(pid) for name, pid in pids.items()}
     yield run
   except psutil.NoSuchProcess as error:
-    raise ValueError(f'{folder}: process {error.pid} of the run died; see its logs') from None
+    raise ValueError(f'{folder}: process {error.pid} of the run exited; see its logs') from None
   finally:
     launcher.send_signal(signal.SIGINT)
     try:
       launcher.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
-      launcher.kill()  # and its nodes with it
+      launcher.kill()  # which kills its nodes, too
       launcher.wait()
 
 
-def _look(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
-  """When the look at it began and ended, and the cores that each node used in the mean."""
+def _observe(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
+  """Begin and end of the measurement, and the mean number of cores that each node used."""
   used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
   began, clock = time.time(), time.monotonic()
   while time.monotonic() - clock < seconds or not _have_reported(run, began):
     run.check()
     if time.monotonic() - clock > seconds + _PATIENCE:
-      raise ValueError(f'{run.folder}: learner or actors report nothing')
+      raise ValueError(f'{run.folder}: learner or actors write no metrics')
     time.sleep(0.1)
   elapsed, ended = time.monotonic() - clock, time.time()
   cores = {name: (used[name] + cpu_seconds(node)) / elapsed for name, node in run.nodes.items()}
@@ -141,12 +143,12 @@ def _look(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
 
 
 def _have_reported(run: Run, began: float) -> bool:
-  """Whether learner and actors have said twice since then how they do, so that there is a between."""
+  """Whether the learner and each actor have written two rows since then."""
   return all(len(metrics.since(path, began)) >= 2 for path in run.files())
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-  """That a process has used, in its own code and in the system's for it."""
+  """CPU time of a process, in user and system mode."""
   times = process.cpu_times()
   return float(times.user + times.system)
 
@@ -158,7 +160,7 @@ def _figures(
   learner: list[dict[str, Any]],
   actors: list[list[dict[str, Any]]],
 ) -> list[bench.Figure]:
-  """Of the rows that were written while it was looked at."""
+  """Figures of the rows that were written during the measurement."""
   times = np.array([row['time'] for row in learner])
   steps = np.array([row['learner_step'] for row in learner])
   rate = lambda key: (learner[-1][key] - learner[0][key]) / (times[-1] - times[0])
@@ -184,7 +186,7 @@ def _figures(
 
 
 def _mean(rows: list[dict[str, Any]], key: str) -> float:
-  """Over the time between the first row and the last: a row speaks of that since the one before."""
+  """Mean over time between the rows; a row covers the time since the one before it."""
   spans = [later['time'] - earlier['time'] for earlier, later in itertools.pairwise(rows)]
   return sum(row[key] * span for row, span in zip(rows[1:], spans, strict=True)) / sum(spans)
 
@@ -192,7 +194,7 @@ def _mean(rows: list[dict[str, Any]], key: str) -> float:
 def _alone(
   config: launch_config.ExperimentConfig, boredom: float, seconds: float
 ) -> tuple[float, float]:
-  """Updates per second of the learner's program, and environment steps of an actor's, with nobody else."""
+  """Updates per second of the update alone, and environment steps per second of an unroll alone."""
   parts = parts_lib.make_parts(config)
   agent_config, learner_config = config.dreamer()
   work = bench.Work(
@@ -206,11 +208,11 @@ def _alone(
   seconds = min(seconds, _ALONE_SECONDS)
   boredom = min(max(boredom, 0.0), 1.0)
   figures = {figure.name: figure.value for figure in bench.update(work, [boredom], seconds=seconds)}
-  init_key, worlds_key, key = jax.random.split(jax.random.key(0), 3)
+  init_key, reset_key, key = jax.random.split(jax.random.key(0), 3)
   params = parts.agent.acting_params(parts.agent.init_params(init_key))
   duration = bench.median_duration(
     lambda state: parts.unroll.unroll(params, key, state, np.int32(0), np.int32(0))[0],
-    parts.unroll.init(worlds_key),
+    parts.unroll.init(reset_key),
     seconds,
   )
   steps = config.actor.num_envs * config.steps_per_sequence

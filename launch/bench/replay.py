@@ -1,4 +1,4 @@
-"""How fast replay takes sequences, gives batches and hands parameters on, beside what limits it."""
+"""Throughput of inserting, sampling and publishing parameters, beside the limit of the machine."""
 
 import contextlib
 import multiprocessing
@@ -16,11 +16,11 @@ from hephaestus.learner import bench
 from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import parameters, reader, tables, writer
 
-_GROUP = 16  # sequences that a writer is given at once, as by an actor of so many environments
-_LEAVES = 100  # arrays that parameters are made of
+_GROUP = 16  # sequences of one write, as by an actor of 16 environments
+_LEAVES = 100  # arrays of the parameters
 _COPIED_BYTES = 1 << 27  # more than caches hold
-_PATIENCE = 120.0  # seconds for a process to begin, or a batch to come
-_UNLIMITED = 10**9  # sequences that the limiter lets run ahead
+_PATIENCE = 120.0  # seconds for a process to start, or a batch to arrive
+_UNLIMITED = 10**9  # sequences that the rate limiter permits to be ahead
 _LEAST_ROUNDS = 5
 
 
@@ -34,11 +34,10 @@ def replay(
   stored: int,
   seconds: float,
 ) -> list[bench.Figure]:
-  """Measures servers in processes of their own, by the ways that actors and learner go.
+  """Measures replay servers in processes of their own, with the clients of actors and learner.
 
-  The limit is the rate at which the bytes could be copied once, in the memory of this machine by
-  one thread, measured here too. Sequences are random, so they hardly compress. Nobody is held back
-  by a limiter.
+  The limit is the bandwidth of one thread that copies memory, measured here, too. Sequences are
+  random, so they hardly compress. The rate limiter blocks nothing.
 
   Args:
     schema: tree of jax.ShapeDtypeStruct of one sequence.
@@ -46,16 +45,16 @@ def replay(
     writers: numbers of processes that insert into one server.
     megabytes: sizes of parameters, in 1e6 bytes.
     batch_size: sequences of a batch, half of each of two strata.
-    stored: sequences in all servers together while they are sampled.
+    stored: sequences in all servers together during sampling.
     seconds: of each measurement.
 
   Returns:
-    Sequences and bytes per second of sampling and inserting, with the CPU time that a sequence took
-    on each side; bytes per second of publishing and fetching parameters, with the median and the
-    99th percentile of their times; and the bandwidth of copying.
+    Sequences and bytes per second of sampling and inserting, with the CPU time per sequence on each
+    side. Bytes per second of publishing and fetching parameters, with the median and the 99th
+    percentile of their latencies. The bandwidth of copying.
 
   Raises:
-    ValueError: what cannot be measured, by its flag.
+    ValueError: a value that cannot be measured, named by its flag.
   """
   _check(shards, writers, megabytes, batch_size, stored, seconds)
   # Processes fork from one that has imported everything, including what replay imports late, and
@@ -74,9 +73,9 @@ def replay(
     name = f'replay/insert/{count}_writers'
     figures += _throughput_figures(name, per_second, used, nbytes, bandwidth)
   for size in megabytes:
-    for way, taken in _handed_on(processes, size, seconds).items():
+    for way, latencies in _parameter_latencies(processes, size, seconds).items():
       name = f'replay/parameters/{size:g}_MB/{way}'
-      figures += _latency_figures(name, size, taken, bandwidth)
+      figures += _latency_figures(name, size, latencies, bandwidth)
   figures.append(_Figure('copy', bandwidth, 'bytes/s'))
   machine = bench.machine()
   return [bench.Figure(*figure, machine=machine) for figure in figures]
@@ -150,7 +149,7 @@ def _latency_figures(
 def _sampled(
   processes: Any, schema: Any, shards: int, batch_size: int, stored: int, seconds: float
 ) -> tuple[float, dict[str, float]]:
-  """Sequences per second that a reader gets from servers, and seconds of CPU time for each."""
+  """Sequences per second of a reader, and seconds of CPU time per sequence on each side."""
   config = _config(stored, shards)
   with _servers(processes, config, schema, batch_size) as (addresses, pids):
     entry = writer.Writer(addresses, config.strata, schema)
@@ -160,7 +159,7 @@ def _sampled(
     entry.close()
     source = reader.Reader(addresses, config.strata, schema, batch_size=batch_size)
     try:
-      for _ in range(4):  # those that were read ahead while nobody took any
+      for _ in range(4):  # batches that were prefetched before the measurement
         _next(source)
       reading, serving = _Clock([os.getpid()]), _Clock(pids)
       batches = 0
@@ -177,7 +176,7 @@ def _sampled(
 def _inserted(
   processes: Any, schema: Any, count: int, stored: int, seconds: float
 ) -> tuple[float, dict[str, float]]:
-  """Sequences per second that a server takes from so many processes, and CPU seconds for each."""
+  """Sequences per second into one server from `count` writers, and CPU seconds per sequence."""
   config = _config(stored, 1)
   with contextlib.ExitStack() as stack:
     addresses, pids = stack.enter_context(_servers(processes, config, schema, batch_size=2))
@@ -186,7 +185,7 @@ def _inserted(
       for _ in range(count)
     ]
     for _, link in links:
-      _receive(link)  # it has written something
+      _receive(link)  # it has written its first sequences
     serving, writing = _Clock(pids), _Clock([pid for pid, _ in links])
     for _, link in links:
       link.send(seconds)
@@ -195,8 +194,10 @@ def _inserted(
     return sum(counts) / max(times), used
 
 
-def _handed_on(processes: Any, megabytes: float, seconds: float) -> dict[str, list[float]]:
-  """Seconds of each publishing and fetching of parameters."""
+def _parameter_latencies(
+  processes: Any, megabytes: float, seconds: float
+) -> dict[str, list[float]]:
+  """Seconds of each publishing (push) and fetching of parameters."""
   leaf = max(1, round(1e6 * megabytes / 4 / _LEAVES))
   params = dict.fromkeys(
     [f'leaf_{i:03d}' for i in range(_LEAVES)],
@@ -204,7 +205,7 @@ def _handed_on(processes: Any, megabytes: float, seconds: float) -> dict[str, li
   )
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
   taken: dict[str, list[float]] = {'push': [], 'fetch': []}
-  schema = jax.ShapeDtypeStruct((), np.float32)  # of sequences, of which there are none
+  schema = jax.ShapeDtypeStruct((), np.float32)  # of sequences; none are written
   with _servers(processes, _config(2, 1), schema, batch_size=2) as (addresses, _):
     publisher = parameters.Publisher(addresses, shapes, timeout_seconds=_PATIENCE)
     source = parameters.Source(addresses, shapes)
@@ -218,7 +219,7 @@ def _handed_on(processes: Any, megabytes: float, seconds: float) -> dict[str, li
       pushed = time.perf_counter()
       if source.newest(_PATIENCE) is None:
         raise RuntimeError(f'{megabytes:g} MB of parameters did not arrive')
-      if version > 1:  # the first opens connections
+      if version > 1:  # the first call opens connections
         taken['push'].append(pushed - began)
         taken['fetch'].append(time.perf_counter() - pushed)
     publisher.close()
@@ -226,7 +227,7 @@ def _handed_on(processes: Any, megabytes: float, seconds: float) -> dict[str, li
 
 
 def _config(stored: int, shards: int) -> tables.ReplayConfig:
-  """Two strata that hold as much."""
+  """A replay of two strata of equal size."""
   strata = tuple(
     tables.Stratum(name=name, max_size=stored, share=0.5) for name in ('frontier', 'episodic')
   )
@@ -234,7 +235,7 @@ def _config(stored: int, shards: int) -> tables.ReplayConfig:
 
 
 def _random(schema: Any, count: int) -> Any:
-  """[N, ...] sequences of random bits; floats of random numbers."""
+  """[N, ...] random sequences: bits for integers, normal numbers for floats."""
   rng = np.random.default_rng(0)
 
   def draw(leaf: Any) -> np.ndarray:
@@ -254,7 +255,7 @@ def _next(source: reader.Reader) -> Any:
 
 
 class _Clock:
-  """Seconds from now on, and those of CPU time that some processes use."""
+  """Measures seconds, and the CPU time of some processes, from its construction on."""
 
   def __init__(self, pids: Sequence[int]):
     self._processes = [psutil.Process(pid) for pid in pids]
@@ -275,7 +276,7 @@ class _Clock:
 
 @contextlib.contextmanager
 def _process(processes: Any, target: Any, *arguments: Any) -> Iterator[tuple[int, Any]]:
-  """A process that is given one end of a pipe first, and ends when the other is closed."""
+  """A process whose first argument is one end of a pipe; it ends when the other end is closed."""
   here, there = processes.Pipe()
   process = processes.Process(target=target, args=(there, *arguments), daemon=True)
   process.start()
@@ -291,7 +292,7 @@ def _process(processes: Any, target: Any, *arguments: Any) -> Iterator[tuple[int
 
 def _receive(link: connection.Connection) -> Any:
   if not link.poll(_PATIENCE):
-    raise RuntimeError(f'a process of the benchmark was silent for {_PATIENCE:g} s')
+    raise RuntimeError(f'a process of the benchmark did not answer within {_PATIENCE:g} s')
   return link.recv()
 
 
@@ -311,7 +312,7 @@ def _servers(
 def _serve(
   link: connection.Connection, config: tables.ReplayConfig, schema: Any, batch_size: int
 ) -> None:
-  """A server, in a process of its own; tells its port."""
+  """Runs a server in its own process, and sends its port."""
   made = tables.make_tables(config, schema, batch_size=batch_size, insert_size=_UNLIMITED)
   server = tables.make_server(made)
   link.send(server.port)
@@ -326,7 +327,7 @@ def _write(
   strata: Sequence[tables.Stratum],
   schema: Any,
 ) -> None:
-  """A writer, in a process of its own; told for how long, tells its sequences and seconds."""
+  """Runs a writer in its own process: receives a duration, and sends its sequences and seconds."""
   entry = writer.Writer(addresses, strata, schema)
   sequences = _random(schema, _GROUP)
   entry.write(sequences, lambda: False)
@@ -342,7 +343,7 @@ def _write(
 
 
 def _copy_bandwidth(seconds: float) -> float:
-  """Bytes per second that one thread copies from one place of memory to another."""
+  """Bytes per second that one thread copies within memory."""
   source, target = (np.full(_COPIED_BYTES // 8, value) for value in (1.0, 2.0))
 
   def copy(state: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What it costs a run to be looked at: a dashboard with a page, and `inspect --watch`, now and then."""
+"""Overhead of a dashboard with an open page and of `inspect --watch` on a run."""
 
 import contextlib
 import functools
@@ -26,10 +26,10 @@ from hephaestus.launch.report import dashboard
 from hephaestus.launch.run import metrics
 from hephaestus.learner import bench
 
-PERIOD = 5.0  # seconds between two looks, as in page.js and of `inspect --watch`
-LEFT_OUT = 0.2  # of each window, its beginning
-LOG_PERIOD = 10  # updates between two rows, so that a window has many
-_PATIENCE = 120.0  # seconds until who watches has begun, and until one ends
+PERIOD = 5.0  # seconds between two requests, as in page.js and of `inspect --watch`
+LEFT_OUT = 0.2  # share of each window, at its beginning
+LOG_PERIOD = 10  # updates between two rows of metrics, so that a window has many
+_PATIENCE = 120.0  # seconds for a watcher to start, and to end
 _TERMINAL = {'COLUMNS': '160', 'LINES': '50', 'TERM': 'xterm-256color'}
 _RESAMPLES = 10_000
 _CONFIDENCE = 0.95
@@ -39,7 +39,7 @@ class Window(NamedTuple):
   """A part of the time of a run.
 
   Attributes:
-    watched: whether anybody looked at it.
+    watched: whether the watchers were running.
     begin: unix seconds.
     end: unix seconds.
   """
@@ -52,29 +52,29 @@ class Window(NamedTuple):
 def watching(
   config: launch_config.ExperimentConfig, pairs: int, seconds: float, period: float = PERIOD
 ) -> list[bench.Figure]:
-  """Looks at one run in every other window of time, and compares its speed in neighbouring ones.
+  """Watches a run in every other window of time, and compares its speed in neighbouring windows.
 
-  Who looks is a dashboard, whose page asks for what a browser's page asks for and as often, and
-  `inspect --watch` in a terminal. Between times their processes are frozen: what they cost when they
-  start and import is told apart. Pairs of windows are watched and unwatched in turns, so that a run
-  that becomes slower by itself is no matter.
+  The watchers are a dashboard, a page that sends the requests of a browser's page at the same rate,
+  and `inspect --watch` in a terminal. Their processes are frozen in unwatched windows; their start
+  is a figure of its own. Pairs alternate in their order, so that a run that becomes slower by itself
+  does not change the result.
 
   Args:
-    config: of the run; it is not ended by its steps, and writes a row every LOG_PERIOD updates or
-      more often.
+    config: of the run; its number of environment steps is ignored, and it writes metrics every
+      LOG_PERIOD updates or more often.
     pairs: of windows.
     seconds: of each window, whose first fifth is left out.
-    period: seconds between two looks. Fewer than PERIOD make more of what looking costs than speed
-      differs by itself; a dashboard looks at replay every `dashboard.LOOK_SECONDS` at most.
+    period: seconds between two requests. Periods below PERIOD raise the overhead above the noise of
+      speed; a dashboard calls replay every `dashboard.LOOK_SECONDS` at most.
 
   Returns:
-    Updates per second without and with, the medians over windows; the median over pairs of the
-    ratio with / without, and the limits of its 95 % interval by bootstrap over pairs; and of each
-    who looks the CPU time until it has begun, and in a minute.
+    Updates per second without and with watchers, medians over windows. The median over pairs of the
+    ratio with / without, and its 95 % confidence interval by bootstrap over pairs. CPU time of each
+    watcher for its start, and per minute.
 
   Raises:
-    ValueError: no pairs or no time, no dreamer, a package that the dashboard needs is missing, or a
-      run or who looks at it ended meanwhile.
+    ValueError: no pairs or no time, another agent than the dreamer, a package that the dashboard
+      needs is missing, or the run or a watcher ended early.
   """
   _check(pairs, seconds, period)
   dashboard.check_packages()
@@ -132,7 +132,7 @@ def _alternate(
   for pair in range(pairs):
     for watched in (pair % 2 == 1, pair % 2 == 0):
       for each in watchers:
-        each.go_on() if watched else each.freeze()
+        each.resume() if watched else each.freeze()
       _rest(run, watchers, LEFT_OUT * seconds)
       begin, before = time.time(), [each.cpu_seconds() for each in watchers]
       _rest(run, watchers, (1 - LEFT_OUT) * seconds)
@@ -143,18 +143,18 @@ def _alternate(
 
 
 def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarray:
-  """How fast a run was.
+  """Updates per second of a run in each window.
 
   Args:
-    rows: of the learner.
-    windows: two that are neighbours after two others, one of them watched.
+    rows: metrics of the learner.
+    windows: pairs of neighbouring windows, one of each pair watched.
 
   Returns:
-    [P, 2] f64, updates per second of each pair without and with: between the first row in a window
-    and the last.
+    [P, 2] f64, updates per second of each pair without and with watchers, between the oldest and
+    the newest row in a window.
 
   Raises:
-    ValueError: there are no two rows in a window.
+    ValueError: a window has fewer than two rows.
   """
   times = np.array([row['time'] for row in rows])
   steps = np.array([row['learner_step'] for row in rows])
@@ -163,7 +163,7 @@ def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarr
     within = np.flatnonzero((times >= begin) & (times <= end))
     if len(within) < 2 or times[within[-1]] == times[within[0]]:
       raise ValueError(
-        f'--window: the learner wrote {len(within)} rows in one; give it more seconds, or '
+        f'--window: the learner wrote {len(within)} rows in a window; give it more seconds, or '
         '--set learner.log_period=1'
       )
     first, last = within[0], within[-1]
@@ -172,7 +172,7 @@ def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarr
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float]:
-  """The limits of the 95 % interval of a median, by percentiles of the bootstrap; always the same.
+  """The 95 % confidence interval of a median, by percentiles of the bootstrap; deterministic.
 
   Args:
     ratios: [P] f64.
@@ -186,7 +186,7 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
 def _attach(
   folder: pathlib.Path, period: float, stack: contextlib.ExitStack
 ) -> 'list[_Process | Page]':
-  """Who looks at a run, once each has seen it; the page first, since it asks another."""
+  """Starts the watchers of a run, and waits for the first report of each; the page comes first."""
   shows = _Process('dashboard', ['dashboard', str(folder)], stack)
   looks = _Process('inspect', ['inspect', str(folder), '--watch', str(period)], stack)
   address = shows.wait_for(rb'(http://127\.0\.0\.1:\d+/\S+/) ').group(1).decode()
@@ -197,7 +197,7 @@ def _attach(
 
 
 def _rest(run: end_to_end.Run, watchers: 'Sequence[_Process | Page]', seconds: float) -> None:
-  """Waits, and ends the measurement if somebody died."""
+  """Waits; raises ValueError if the run or a watcher has ended."""
   deadline = time.monotonic() + seconds
   while (left := deadline - time.monotonic()) > 0:
     run.check()
@@ -217,7 +217,7 @@ def _until(predicate: Callable[[], Any], watcher: '_Process | Page', what: str) 
 
 
 class _Process:
-  """A command of ours that looks at a run, in a terminal of its own.
+  """A command of this project that watches a run, in a terminal of its own.
 
   Attributes:
     name: of the command.
@@ -225,7 +225,7 @@ class _Process:
 
   def __init__(self, name: str, words: Sequence[str], stack: contextlib.ExitStack):
     self.name = name
-    self._said = b''
+    self._output = b''
     ours, its = os.openpty()
     stack.callback(os.close, ours)
     self._popen = subprocess.Popen(
@@ -242,34 +242,36 @@ class _Process:
     threading.Thread(target=self._read, args=(ours,), daemon=True).start()
 
   def wait_for(self, pattern: bytes) -> 're.Match[bytes]':
-    """Where it first said so."""
-    words = f'hephaestus {self.name} said nothing'
-    return _until(lambda: re.search(pattern, self._said), self, words)
+    """Waits for output that matches a pattern; returns the match."""
+    words = f'hephaestus {self.name} printed nothing'
+    return _until(lambda: re.search(pattern, self._output), self, words)
 
   def check(self) -> None:
     """Raises ValueError once it has ended."""
     if self._popen.poll() is not None:
-      said = self._said.decode(errors='replace').strip().splitlines()
-      raise ValueError(f'hephaestus {self.name} ended: {said[-1] if said else "it said nothing"}')
+      lines = self._output.decode(errors='replace').strip().splitlines()
+      raise ValueError(
+        f'hephaestus {self.name} ended: {lines[-1] if lines else "it printed nothing"}'
+      )
 
   def freeze(self) -> None:
     self._process.suspend()
 
-  def go_on(self) -> None:
+  def resume(self) -> None:
     self._process.resume()
 
   def cpu_seconds(self) -> float:
-    """That it has used since it was started."""
+    """CPU time since its start."""
     return end_to_end.cpu_seconds(self._process)
 
   def _read(self, terminal: int) -> None:
-    """What it shows is taken at once, as by a terminal; only the end of it is kept."""
-    with contextlib.suppress(OSError):  # which has nobody left to show something
+    """Reads its output at once, as a terminal does, and keeps the end of it."""
+    with contextlib.suppress(OSError):  # the process has exited
       while content := os.read(terminal, 1 << 16):
-        self._said = (self._said + content)[-(1 << 16) :]
+        self._output = (self._output + content)[-(1 << 16) :]
 
   def _end(self) -> None:
-    """As Ctrl-C does."""
+    """Stops it as Ctrl-C does."""
     self._popen.send_signal(signal.SIGINT)
     self._popen.send_signal(signal.SIGCONT)
     try:
@@ -280,21 +282,21 @@ class _Process:
 
 
 class Page:
-  """Asks a dashboard for what its page asks for, and as often, with no browser to draw it.
+  """Sends the requests of a dashboard's page at their rate, without a browser.
 
   Attributes:
-    name: of this.
-    answers: how many it got, but for the page itself.
+    name: of this watcher.
+    answers: number of answers so far, without the page itself.
   """
 
   name = 'page'
 
   def __init__(self, address: str, period: float = PERIOD):
-    """Begins to ask; ends at the end of the context.
+    """Starts the requests, which end with the context.
 
     Args:
       address: that a dashboard printed.
-      period: seconds between two questions of a kind.
+      period: seconds between two requests of a kind.
     """
     self.answers = 0
     self._period = period
@@ -313,18 +315,18 @@ class Page:
     self._is_open.set()
 
   def check(self) -> None:
-    """Raises ValueError once it had no answer."""
+    """Raises ValueError if a request has failed."""
     if self._error is not None:
       raise ValueError(f'the dashboard does not answer ({self._error})')
 
   def freeze(self) -> None:
     self._is_open.clear()
 
-  def go_on(self) -> None:
+  def resume(self) -> None:
     self._is_open.set()
 
   def cpu_seconds(self) -> float:
-    """That asking has used."""
+    """CPU time of the requests."""
     return self._used
 
   def _run(self) -> None:
@@ -338,15 +340,15 @@ class Page:
       self._error = None if self._ended.is_set() else error
 
   def _ask_on(self) -> Iterator[None]:
-    """All questions of a page, one after the other."""
+    """Sends the requests of a page one after the other."""
     for name in ('', 'uPlot.min.css', 'page.css', 'uPlot.iife.js', 'page.js', 'icon.svg'):
       self._get(name)
       yield
     known = ''
     while True:
       begin = time.monotonic()
-      for question in ('api/runs', f'api/curves?x=environment_step&known={known}', 'api/replay/0'):
-        answer = self._get(question)
+      for request in ('api/runs', f'api/curves?x=environment_step&known={known}', 'api/replay/0'):
+        answer = self._get(request)
         self.answers += 1
         if answer and 'version' in (content := json.loads(answer)):
           known = content['version']

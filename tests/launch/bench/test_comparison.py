@@ -1,4 +1,4 @@
-"""`bench compare`: which figures got worse, and what is no file of figures."""
+"""`bench compare`: verdicts on figures, and files that are refused."""
 
 import json
 
@@ -42,23 +42,23 @@ def write(tmp_path):
     ('s', 0, 1, True),
   ],
 )
-def test_the_unit_says_what_is_worse(write, unit, old, new, worse):
+def test_unit_gives_direction_of_worse(write, unit, old, new, worse):
   paths = write('old.json', {'it': (old, unit)}), write('new.json', {'it': (new, unit)})
   assert compare(*paths) == int(worse)
 
 
-def test_the_threshold_is_how_much_worse_it_may_be(write):
+def test_threshold_is_the_tolerated_change(write):
   paths = write('old.json', {'it': (100, 'steps/s')}), write('new.json', {'it': (80, 'steps/s')})
   assert [compare(*paths, '--threshold', each) for each in (0.1, 0.19, 0.21)] == [1, 1, 0]
 
 
-def test_a_machine_that_copies_less_is_no_worse_program(write):
+def test_limits_of_the_machine_have_no_verdict(write):
   slow = {'copy': (1e9, 'bytes/s'), 'matmul/float32': (1e9, 'FLOP/s')}
   fast = {'copy': (1e10, 'bytes/s'), 'matmul/float32': (1e10, 'FLOP/s')}
   assert compare(write('old.json', fast), write('new.json', slow)) == 0
 
 
-def test_a_table_has_what_both_have_in_order_and_names_the_rest(write, capsys):
+def test_table_has_common_figures_and_names_the_others(write, capsys):
   old = write('old.json', {'b': (2.0, 's'), 'a': (1e6, 'steps/s'), 'gone': (1, 's')}, machine='M1')
   new = write('new.json', {'b': (1.0, 's'), 'a': (5e5, 'steps/s'), 'here': (1, 's')}, machine='M2')
   assert compare(old, new) == 1
@@ -92,7 +92,7 @@ FIGURE = {'name': 'it', 'value': 1, 'unit': 's', 'limit': None, 'ratio': None, '
     ('[]', 'OLD and NEW: have no figure in common'),
   ],
 )
-def test_what_is_no_file_of_figures_is_refused(write, tmp_path, capsys, content, words):
+def test_other_files_are_refused(write, tmp_path, capsys, content, words):
   old, new = write('old.json', {'it': (1, 's')}), tmp_path / 'new.json'
   if content is not None:
     new.write_text(content)
@@ -102,7 +102,7 @@ def test_what_is_no_file_of_figures_is_refused(write, tmp_path, capsys, content,
 
 
 @pytest.mark.parametrize('threshold', ['-0.1', '1', 'nan'])
-def test_a_threshold_is_a_part(write, capsys, threshold):
+def test_threshold_outside_of_its_range_is_refused(write, capsys, threshold):
   path = write('old.json', {'it': (1, 's')})
   assert compare(path, path, f'--threshold={threshold}') == 2
   assert f'--threshold {float(threshold):g}: must be' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The `bench` command: what it prints, and what it refuses."""
+"""The `bench` command: its figures, and the input that it refuses."""
 
 import json
 import multiprocessing
@@ -16,7 +16,7 @@ def run(*arguments):
   return main._run(main._parse(['hephaestus', 'bench', *map(str, arguments)]))
 
 
-def test_steps_of_worlds_are_measured_beside_their_limit(capsys, monkeypatch):
+def test_env_figures_have_limit_and_ratio(capsys, monkeypatch):
   monkeypatch.setattr(learner_bench, 'num_cores', lambda: 2)
   arguments = ('env', '--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
   assert run(*arguments, '--worlds', 1, 4, '--json') == 0
@@ -45,7 +45,7 @@ def test_steps_of_worlds_are_measured_beside_their_limit(capsys, monkeypatch):
   assert by_name['copy']['limit'] is None
 
 
-def test_people_see_a_line_for_each_figure(capsys):
+def test_each_figure_is_printed_as_a_line(capsys):
   assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 1, '--seconds', 1e-3) == 0
   machine, *lines = capsys.readouterr().out.splitlines()
   assert machine.startswith('on ')
@@ -65,13 +65,13 @@ def test_people_see_a_line_for_each_figure(capsys):
   ('arguments', 'words'),
   [
     (['--env', 'cach'], "environment.name='cach': no such environment"),
-    (['--worlds', '0'], '--environments 0: each must be at least 1'),
+    (['--num-envs', '0'], '--num-envs 0: each must be at least 1'),
     (['--seconds', 'nan'], '--seconds nan: must be positive'),
     (
       ['--env', 'catch', 'grid_world', '--set', 'environment.rows=5'],
       '--set environment.rows=5: needs a single',
     ),
-    (['--set', 'agent.window=3'], '--set agent.window=3: bench env knows only environment'),
+    (['--set', 'agent.window=3'], '--set agent.window=3: bench env takes environment'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
   ],
 )
@@ -92,12 +92,12 @@ def test_bad_input_is_named(capsys, arguments, words):
     (['--size', '2m'], '--size 2m: choose one of laptop'),
   ],
 )
-def test_bad_input_for_an_update_is_named(capsys, arguments, words):
+def test_bad_input_for_learner_is_named(capsys, arguments, words):
   assert run('learner', *arguments) == 2
   assert words in capsys.readouterr().err
 
 
-def test_an_update_is_measured_by_boredom(capsys, little_optimization):
+def test_update_is_measured_by_boredom(capsys, little_optimization):
   small = [
     'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2',
     'agent.classes=2', 'agent.starts_per_sequence=2', 'learner.batch_size=2', 'actor.sequence_length=4',
@@ -133,7 +133,7 @@ def test_bad_input_for_replay_is_named(capsys, arguments, words):
   assert message.count('\n') == 1
 
 
-def test_replay_is_measured_through_servers_and_writers_of_their_own(capsys):
+def test_replay_figures_have_limit_and_ratio(capsys):
   arguments = ('--shards', 1, 2, '--writers', 1, 2, '--parameters', 0.1, '--batch', 8)
   arguments += ('--length', 8, '--stored', 32, '--seconds', 0.05)
   assert run('replay', *arguments, '--json') == 0
@@ -156,8 +156,8 @@ def test_replay_is_measured_through_servers_and_writers_of_their_own(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_optimization):
-  assert jax.devices()  # those of this process, before its children are spared them
+def test_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_optimization):
+  assert jax.devices()  # devices of this process, before XLA_FLAGS is removed
   monkeypatch.delenv('XLA_FLAGS', raising=False)
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   assert run('end-to-end', '--seconds', 0.5, '--json', '--set', *tiny) == 0
@@ -183,7 +183,7 @@ def test_a_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_op
     (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
   ],
 )
-def test_bad_input_for_a_run_is_named(capsys, arguments, words):
+def test_bad_input_for_end_to_end_is_named(capsys, arguments, words):
   assert run('end-to-end', *arguments) == 2
   assert words in capsys.readouterr().err
 
@@ -194,7 +194,7 @@ def test_bad_input_for_scaling_is_named(capsys):
 
 
 @pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])
-def test_unknown_words_end_with_code_two(arguments, capsys):
+def test_unknown_arguments_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)
   assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""`bench watching`: what is compared, what the page asks for, and a run that is looked at now and then."""
+"""`bench watching`: comparison of windows, requests of the page, and a watched run."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def run(*arguments):
 
 
 def rows_at(speed, seconds):
-  """Rows of a learner, one a second, whose updates per second are a function of time."""
+  """Metrics of a learner, a row each second, with updates per second as a function of time."""
   steps = np.concatenate([[0], np.cumsum([speed(second) for second in range(seconds)])])
   return [{'time': float(at), 'learner_step': int(step)} for at, step in enumerate(steps)]
 
@@ -33,17 +33,17 @@ def windows(pairs, seconds=10):
   ]
 
 
-def test_a_run_that_becomes_slower_by_itself_is_no_slower_when_watched():
+def test_drift_of_speed_does_not_change_ratio():
   found = windows(20)
   speeds = watching.rates(rows_at(lambda second: 10_000 - 5 * second, 400), found)
   ratios = speeds[:, 1] / speeds[:, 0]
-  assert np.all(np.abs(ratios - 1) > 1e-3)  # each pair tells of the time between its windows
+  assert np.all(np.abs(ratios - 1) > 1e-3)  # each pair contains the drift between its windows
   assert np.median(ratios) == pytest.approx(1, abs=1e-3)
   low, high = watching.interval(ratios)
   assert low < 1 < high
 
 
-def test_what_watching_costs_is_found_in_every_pair():
+def test_ratio_is_overhead_of_watched_windows():
   found = windows(6)
   watched = [(window.begin - 2, window.end) for window in found if window.watched]
   speed = lambda second: 98 if any(begin <= second < end for begin, end in watched) else 100
@@ -52,13 +52,15 @@ def test_what_watching_costs_is_found_in_every_pair():
   assert watching.interval(speeds[:, 1] / speeds[:, 0]) == pytest.approx((0.98, 0.98))
 
 
-def test_a_window_without_rows_is_refused():
+def test_window_without_metrics_is_refused():
   rows = rows_at(lambda second: 100, 40)
-  with pytest.raises(ValueError, match='--window: the learner wrote 1 rows in one; give it more s'):
+  with pytest.raises(
+    ValueError, match='--window: the learner wrote 1 rows in a window; give it more s'
+  ):
     watching.rates([row for row in rows if row['time'] % 10 == 5], windows(2))
 
 
-def test_the_page_asks_as_often_for_what_a_browsers_page_asks_for(tmp_path):
+def test_page_sends_the_requests_of_a_browser(tmp_path):
   folder = tmp_path / 'run'
   folder_lib.open_run(folder, presets.laptop('catch'))
   asked, enough = [], threading.Event()
@@ -95,12 +97,14 @@ def test_the_page_asks_as_often_for_what_a_browsers_page_asks_for(tmp_path):
   assert {re.match(r'api/\w+', path).group() for path in paths[6:9]} == questions
   assert paths[9:12] == paths[6:9]
   first, second = (queries[at] for at in (7, 10))
-  assert first == 'x=environment_step&known=' and len(second) > len(first)  # only what is new
+  assert first == 'x=environment_step&known=' and len(second) > len(
+    first
+  )  # later answers have new curves alone
 
 
 @pytest.mark.slow
-def test_a_run_is_looked_at_now_and_then(capsys, monkeypatch, tiny):
-  assert jax.devices()  # those of this process, before its children are spared them
+def test_watched_run_is_measured(capsys, monkeypatch, tiny):
+  assert jax.devices()  # devices of this process, before XLA_FLAGS is removed
   monkeypatch.delenv('XLA_FLAGS', raising=False)
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   assert run('--pairs', 2, '--window', 3, '--json', '--set', *tiny) == 0
