@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import signal
 import sys
 
 import pytest
@@ -13,7 +14,9 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def pytest_configure(config):
-  """Shares compiled XLA programs and bytecode among all processes and later runs of the tests."""
+  """Shares compiled XLA programs and bytecode among all processes, and accepts SIGINT."""
+  if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   if cache := getattr(config, 'cache', None):
     if sys.dont_write_bytecode:
       # Else every process compiles all of TensorFlow and JAX, which takes ten seconds of a core.

@@ -360,8 +360,19 @@ def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
   # Reverb's client crashes the process when Ctrl-C interrupts it in the main thread. A server that
   # does not answer keeps the watch within a call nearly all of the time.
   monkeypatch.setattr(live.Inspection.__init__, '__defaults__', (2.0,))
-  ctrl_c = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-  ctrl_c.start()
+  called = threading.Event()
+  poll = inspector.Inspector.poll
+
+  def note_call(self):
+    called.set()
+    return poll(self)
+
+  def press_ctrl_c():
+    called.wait()
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+  monkeypatch.setattr(inspector.Inspector, 'poll', note_call)
+  threading.Thread(target=press_ctrl_c, daemon=True).start()
   assert inspect('localhost:1', '--watch', 0.01) == 0
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
 
