@@ -72,16 +72,16 @@ def watch(
     return
   frames: list[np.ndarray] = []
   endings: list[str] = []
-  moments = _moments(play, saved.params, jax.random.key(seed), episodes, endings)
+  steps = _steps(play, saved.params, jax.random.key(seed), episodes, endings)
   try:
     if output is not None:
-      for moment in moments:
-        frames.append(_frame(saved, moment, output))
+      for played in steps:
+        frames.append(_frame(saved, played, output))
     elif console.is_terminal:
-      _show(console, moments, title, episodes, frames_per_second, endings)
+      _show(console, steps, title, episodes, frames_per_second, endings)
     else:
-      for moment in moments:
-        say(_line(moment))
+      for played in steps:
+        say(_line(played))
   except KeyboardInterrupt:
     endings.append('stopped')
   say('\n'.join(endings))
@@ -89,32 +89,34 @@ def watch(
     _write(frames, output, frames_per_second, say)
 
 
-def _moments(
+def _steps(
   play: evaluator.Play, params: Any, key: jax.Array, episodes: int, endings: list[str]
 ) -> Iterator[evaluator.PlayedStep]:
   """Yields the steps of some episodes; adds a line to `endings` at the end of each."""
   for episode_key in jax.random.split(key, episodes):
-    for moment in play.steps(params, episode_key):
-      yield moment
-      if moment.last:
+    for played in play.steps(params, episode_key):
+      yield played
+      if played.last:
         endings.append(
-          f'episode {len(endings) + 1}: return {moment.episode_return:.2f} in {moment.step} steps'
+          f'episode {len(endings) + 1}: return {played.episode_return:.2f} in {played.step} steps'
         )
 
 
-def _frame(saved: saved_lib.Saved, moment: evaluator.PlayedStep, output: pathlib.Path) -> np.ndarray:
+def _frame(
+  saved: saved_lib.Saved, played: evaluator.PlayedStep, output: pathlib.Path
+) -> np.ndarray:
   """The rendered step, beside the policy's probabilities where the agent explains them."""
-  if moment.frame is None:
+  if played.frame is None:
     name = saved.config.environment['name']
     raise ValueError(f'--output {output}: {name} has no renderer; leave it out to see the numbers')
   if saved.agent.explain is None:
-    return moment.frame
-  return videos.with_policy(moment.frame, moment.policy or {})
+    return played.frame
+  return videos.with_policy(played.frame, played.policy or {})
 
 
 def _show(
   console: rich.console.Console,
-  moments: Iterable[evaluator.PlayedStep],
+  steps: Iterable[evaluator.PlayedStep],
   title: str,
   episodes: int,
   frames_per_second: float,
@@ -122,16 +124,16 @@ def _show(
 ) -> None:
   """Shows each step on a whole terminal for 1 / frames_per_second seconds."""
   with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
-    for moment in moments:
+    for played in steps:
       begin = time.monotonic()
       heading = f'{title}\nepisode {len(endings) + 1} of {episodes}'
-      live.update(_beside_numbers(console, moment, heading), refresh=True)
+      live.update(_beside_numbers(console, played, heading), refresh=True)
       time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
 
 
-def _line(moment: evaluator.PlayedStep) -> str:
+def _line(played: evaluator.PlayedStep) -> str:
   """A step as a line of text."""
-  return '  '.join(f'{name} {value}' for name, value in _numbers(moment).items()) + _next(moment)
+  return '  '.join(f'{name} {value}' for name, value in _numbers(played).items()) + _next(played)
 
 
 def _write(
@@ -145,23 +147,23 @@ def _write(
   say(f'{output}: {len(frames)} frames')
 
 
-def _numbers(moment: evaluator.PlayedStep) -> dict[str, str]:
-  numbers = {'step': str(moment.step), 'action': '-'}
-  if moment.action is not None:
-    numbers['action'] = np.array2string(np.asarray(moment.action), precision=2)
-  if moment.probability is not None:
-    numbers['probability'] = f'{moment.probability:.2f}'
+def _numbers(played: evaluator.PlayedStep) -> dict[str, str]:
+  numbers = {'step': str(played.step), 'action': '-'}
+  if played.action is not None:
+    numbers['action'] = np.array2string(np.asarray(played.action), precision=2)
+  if played.probability is not None:
+    numbers['probability'] = f'{played.probability:.2f}'
   return numbers | {
-    'reward': f'{moment.reward:.2f}',
-    'return': f'{moment.episode_return:.2f}',
+    'reward': f'{played.reward:.2f}',
+    'return': f'{played.episode_return:.2f}',
   }
 
 
-def _next(moment: evaluator.PlayedStep) -> str:
+def _next(played: evaluator.PlayedStep) -> str:
   """The most probable actions of the policy at this step, for the end of a line."""
-  if not moment.policy:
+  if not played.policy:
     return ''
-  pairs = videos.likeliest(moment.policy, LIKELIEST)
+  pairs = videos.likeliest(played.policy, LIKELIEST)
   return '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
 
 
@@ -176,18 +178,18 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
 
 
 def _beside_numbers(
-  console: rich.console.Console, moment: evaluator.PlayedStep, heading: str
+  console: rich.console.Console, played: evaluator.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
   """The frame, as large as the terminal permits, and the numbers to its right."""
   numbers = rich.table.Table.grid(padding=(0, 2))
-  for name, value in _numbers(moment).items():
+  for name, value in _numbers(played).items():
     numbers.add_row(name, value)
-  beside = rich.console.Group(heading, '', numbers, '', _bars(moment.policy or {}))
-  if moment.frame is None:
+  beside = rich.console.Group(heading, '', numbers, '', _bars(played.policy or {}))
+  if played.frame is None:
     return beside
   width, height = console.size
   view = rich.table.Table.grid(padding=(0, 2))
-  view.add_row(Picture(moment.frame, max(1, width - NUMBERS), height), beside)
+  view.add_row(Picture(played.frame, max(1, width - NUMBERS), height), beside)
   return view
 
 
