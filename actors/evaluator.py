@@ -18,7 +18,8 @@ from hephaestus.actors import actor, rollout, videos
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import experience, networks
+from hephaestus.agents import experience
+from hephaestus.agents import observation as observation_lib
 from hephaestus.replay import parameters
 
 # Time steps of one unroll: few enough for memory, and to stop soon after all episodes have ended.
@@ -278,7 +279,7 @@ class Play:
 
     observation, action = jax.tree.map(pad, (recording.observation, recording.action))
     foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
-    padded = (networks.without_mask(observation), *jax.device_get(foresight))
+    padded = (observation_lib.without_mask(observation), *jax.device_get(foresight))
     observation, predicted, salience = jax.tree.map(lambda x: np.asarray(x)[:num_steps], padded)
     return videos.beside(self._environment.draw, observation, predicted, salience, context)
 

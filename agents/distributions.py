@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from hephaestus.agents import networks
+from hephaestus.agents import kernels, networks
 
 # Small enough that exp() of it is 0, large enough that sums of it stay finite.
 ILLEGAL = -1e9
@@ -396,10 +396,10 @@ class TwoHot(NamedTuple):
   def mean(self) -> jax.Array:
     """[...] float32; of two opposite bins the difference counts, so equal ones give exactly 0."""
     middle = self.bins.shape[0] // 2
-    highest = jax.lax.stop_gradient(networks.largest(self.logits))
+    highest = jax.lax.stop_gradient(kernels.largest(self.logits))
     logits = self.logits - highest[..., None]
     above, below = jnp.exp(logits[..., middle + 1 :]), jnp.exp(logits[..., :middle])
-    total = networks.total(above) + networks.total(below) + jnp.exp(logits[..., middle])
+    total = kernels.total(above) + kernels.total(below) + jnp.exp(logits[..., middle])
     return (above - below[..., ::-1]) @ self.bins[middle + 1 :] / total
 
   def log_prob(self, target: jax.Array) -> jax.Array:
@@ -426,8 +426,8 @@ def _shared_log_prob(logits: jax.Array, upper: jax.Array, share: jax.Array) -> j
 
 
 def _shared_log_prob_forward(logits: jax.Array, upper: jax.Array, share: jax.Array):
-  highest = networks.largest(logits)
-  normaliser = highest + jnp.log(networks.total(jnp.exp(logits - highest[..., None])))
+  highest = kernels.largest(logits)
+  normaliser = highest + jnp.log(kernels.total(jnp.exp(logits - highest[..., None])))
   take = lambda index: jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
   below, above = take(upper - 1), take(upper)
   log_prob = (1 - share) * below + share * above - normaliser

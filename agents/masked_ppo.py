@@ -18,6 +18,7 @@ from dm_env import specs
 
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import distributions, experience, networks, returns, sight
+from hephaestus.agents import observation as observation_lib
 
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
@@ -164,9 +165,9 @@ class Network:
         hidden_init=orthogonal(np.sqrt(2)),
         raw=config.layer_norm,
       )
-      if self._board_specs:
+      if self.codec.board_specs:
         encoder = networks.BoardEncoder(encoder, config.cell_size)
-      if self._image_specs:
+      if self.codec.image_specs:
         encoder = networks.Encoder(encoder, config.image_channels)
       modules[f'{name}_encoder'] = encoder
       if config.recurrent_size:
@@ -210,45 +211,27 @@ class Network:
     by their cells come behind it, [..., cells, features] float32 each. What the rows of a batch are
     turned into once, before they are read in each epoch.
     """
-    flat = networks.join_observation(observation, self._flat_spec)
-    if flat.dtype != bool or self._sight.size:
-      flat = self._numbers(flat)
-    if self._image_specs:
-      return flat, *networks.pick_images(observation, self.observation_spec)
-    if self._board_specs:
-      return flat, *networks.boards(observation, self.observation_spec)
     if not self._sight.size:
-      return (flat,)
+      return self.codec.compact(observation)
+    flat = self.codec.numbers(observation_lib.join(observation, self.codec.flat_spec))
     return (jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1),)
 
-  def _numbers(self, joined: jax.Array) -> jax.Array:
-    """[..., F] bool or float32 as observed, to what is read of them, float32."""
-    return networks.symlog(joined) if self.config.symlog else joined.astype(jnp.float32)
-
   @property
-  def _image_specs(self) -> list[specs.Array]:
-    """Of the images that are read by a CNN."""
-    return networks.image_specs(self.observation_spec) if self.config.image_channels else []
-
-  @property
-  def _board_specs(self) -> list[Any]:
-    """Of the boards that are read by their cells; beside images, a board is a vector."""
-    by_cells = self.config.cell_size and not self._image_specs
-    return networks.board_specs(self.observation_spec) if by_cells else []
-
-  @property
-  def _flat_spec(self) -> Tree:
-    """Of all that is read neither by a CNN nor by cells."""
-    spec = self.observation_spec
-    if self._image_specs:
-      return networks.without_images(spec)
-    return networks.without_boards(spec) if self._board_specs else spec
+  def codec(self) -> observation_lib.Codec:
+    config = self.config
+    return observation_lib.Codec(
+      self.observation_spec,
+      levels=config.levels,
+      cnn=config.image_channels > 0,
+      boards=config.cell_size > 0,
+      symlog=config.symlog,
+    )
 
   @property
   def _feature_size(self) -> int:
     """Of what the encoder makes: one width for the numbers, if there are any, and for each image."""
-    num_images = len(self._image_specs)
-    has_numbers = not num_images or networks.unit_range(self._flat_spec).size > 0
+    num_images = len(self.codec.image_specs)
+    has_numbers = not num_images or self.codec.unit.size > 0
     return self.config.hidden_size * (num_images + has_numbers)
 
   @property
@@ -256,19 +239,8 @@ class Network:
     return sight.Sight.of(self.observation_spec, self.config.levels)
 
   def _read(self, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """What the encoder reads of them: what would be more bytes is made for each row anew.
-
-    A map is seen from where the agent stands, which says more than the levels of its cells.
-    """
-    if self._sight.size:
-      return inputs
-    flat, *others = inputs
-    if flat.dtype == bool:
-      flat = self._numbers(flat)
-    if self._image_specs:
-      others = networks.images(others, self._image_specs)
-    levels, is_symlog = self.config.levels, self.config.symlog
-    return networks.with_levels(flat, self._flat_spec, levels, is_symlog=is_symlog), *others
+    """Inputs of the encoder; a map's view is in them already, and says more than levels of its cells."""
+    return inputs if self._sight.size else self.codec.inputs(inputs)
 
   def apply(
     self,
@@ -362,7 +334,7 @@ class Network:
       gamma=self.config.gamma,
       lambda_=self.config.lambda_,
     )
-    mask = networks.action_mask(sequence.observation)
+    mask = observation_lib.action_mask(sequence.observation)
     mask = mask[:-1] if self.discrete and mask is not None else None
     choice = (sequence.action if self.discrete else sequence.extras['raw_action'])[:-1]
     log_prob, importance = sequence.extras['log_prob'][:-1], None
@@ -462,7 +434,7 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
     row = tuple(x[None] for x in inputs)
     memory, outputs, value = network.apply(params, row, first[None], memory)
-    mask = networks.action_mask(timestep.observation) if network.discrete else None
+    mask = observation_lib.action_mask(timestep.observation) if network.discrete else None
     chances = network.policy(outputs[0], mask)
     noise = network.actions.noise(key, timestep.step_type.shape[0])
     extras = {'value': value[0]}

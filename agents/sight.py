@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Sight:
     rows, columns = self.map_shape
     here = jax.nn.one_hot(place[..., 0] * columns + place[..., 1], rows * columns, dtype=seen.dtype)
     numbers = cells.reshape(*seen.shape[:-1], rows * columns)
-    by_level = networks.by_level(numbers, self.levels).astype(seen.dtype)
+    by_level = observation_lib.by_level(numbers, self.levels).astype(seen.dtype)
     return jnp.concatenate([by_level, here[..., None]], axis=-1)
 
   def _split(self, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -112,16 +112,3 @@ class Sight:
 
   def _filled(self, cells: jax.Array) -> jax.Array:
     return (cells > 0.5 / (self.levels - 1)).astype(cells.dtype)
-
-
-def most_likely(logits: jax.Array) -> jax.Array:
-  """[..., L] logits of L levels to the number in [0, 1] they most likely mean, [...] float32.
-
-  A number between two levels is two-hot, so its mean over the best level and those beside it. Not
-  the mean over all: between two far apart levels it would be a number that neither means.
-  """
-  levels = logits.shape[-1]
-  level = jnp.arange(levels)
-  near = jnp.abs(level - jnp.argmax(logits, axis=-1)[..., None]) <= 1
-  shares = jax.nn.softmax(jnp.where(near, logits.astype(jnp.float32), -jnp.inf), axis=-1)
-  return jnp.sum(shares * level, axis=-1) / (levels - 1)

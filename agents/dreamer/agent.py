@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import experience, networks
+from hephaestus.agents import experience
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 
@@ -104,7 +105,7 @@ def make_dreamer(
     scores = policy.scores(params['actor_critic'], features, past_novelty)
     context = policy.pool(actor_critic.Window(features, scores, episode))
 
-    mask = networks.action_mask(timestep.observation)
+    mask = observation_lib.action_mask(timestep.observation)
     chances = policy.policy(params['actor_critic'], latent.features, context, mask)
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, and its likelihood that of what is played.

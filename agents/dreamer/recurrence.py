@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hephaestus.agents import networks
+from hephaestus.agents import kernels
 
 Tree = Any
 Multiply = Callable[[str, jax.Array], jax.Array]
@@ -68,7 +68,7 @@ def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments
   shapes = jax.eval_shape(products, params, carry, jax.tree.map(lambda x: x[0], rows))
   num_rows = len(jax.tree.leaves(rows)[0])
   shifts = {name: jnp.zeros((num_rows, *x.shape), x.dtype) for name, x in shapes.items()}
-  turned = {name: networks.turned(matrix) for name, matrix in matrices.items()}
+  turned = {name: kernels.turned(matrix) for name, matrix in matrices.items()}
 
   def run(shifts, params, carry, rows):
     def tapped(carry, row):

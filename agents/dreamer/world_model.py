@@ -16,8 +16,6 @@ What is an image in the observation is read by a CNN and decoded by one: see `ne
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -28,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from hephaestus.agents import distributions, experience, networks, sight
+from hephaestus.agents import distributions, experience, kernels, networks, sight
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import recurrence
 
@@ -141,9 +140,9 @@ def gated(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
   then left to learn from. Tallec & Ollivier (2018), "Can recurrent neural networks warp time?".
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
-  candidate = jnp.tanh(networks.sigmoid(reset) * candidate)
+  candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
   rows = np.geomspace(2, memory_steps, state.shape[-1])
-  update = networks.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
+  update = kernels.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
   return update * candidate + (1 - update) * state
 
 
@@ -191,17 +190,13 @@ class WorldModel:
 
   @property
   def has_mask(self) -> bool:
-    return networks.action_mask(self.observation_spec) is not None
+    return observation_lib.action_mask(self.observation_spec) is not None
 
   @property
-  def _image_specs(self) -> list[specs.Array]:
-    return networks.image_specs(self.observation_spec) if self.config.image_channels else []
-
-  @property
-  def _flat_spec(self) -> Any:
-    """Of what is not seen as an image."""
-    flat = self.config.image_channels == 0
-    return self.observation_spec if flat else networks.without_images(self.observation_spec)
+  def codec(self) -> observation_lib.Codec:
+    return observation_lib.Codec(
+      self.observation_spec, levels=self.config.levels, cnn=self.config.image_channels > 0
+    )
 
   def _mlp(self, output_size: int | None, num_layers: int = 1, **others: Any) -> networks.MLP:
     return networks.MLP(
@@ -210,20 +205,18 @@ class WorldModel:
 
   def _modules(self) -> dict[str, nn.Module]:
     config = self.config
-    is_share = networks.unit_range(self._flat_spec)
-    decoded_size = is_share.size + is_share.sum() * max(self.config.levels - 1, 0)
     belief = self.latent_type.num_outputs(config.stochastic_size, config.classes)
     modules: dict[str, nn.Module] = {
       'encoder': self._mlp(None, config.encoder_layers, raw=True),
       'posterior': self._mlp(belief),
       'transition': NormalisedGRU(config.deterministic_size, config.memory_steps, self.dtype),
       'prior': self._mlp(belief),
-      'decoder': self._mlp(int(decoded_size), config.encoder_layers),
+      'decoder': self._mlp(self.codec.num_decoded, config.encoder_layers),
       'reward': self._mlp(config.num_bins, output_scale=0.0),
       'continue': self._mlp(1),
     }
-    if self._image_specs:
-      shapes = tuple(spec.shape for spec in self._image_specs)
+    if self.codec.image_specs:
+      shapes = tuple(spec.shape for spec in self.codec.image_specs)
       modules['encoder'] = networks.Encoder(modules['encoder'], config.image_channels)
       modules['decoder'] = networks.Decoder(modules['decoder'], config.image_channels, shapes)
     if self.has_mask:
@@ -241,11 +234,11 @@ class WorldModel:
     observation = jax.tree.map(
       lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), self.observation_spec
     )
-    seen = (self._inputs(observation), *self._images(observation))
-    embed = lambda: modules['encoder'].init_with_output(key, *seen)[0]
+    encoded = self.codec.encode(observation)
+    embed = lambda: modules['encoder'].init_with_output(key, *encoded)[0]
     embedded = jnp.zeros(jax.eval_shape(embed).shape)
     inputs = {
-      'encoder': seen,
+      'encoder': encoded,
       'posterior': (jnp.concatenate([state, embedded], axis=-1),),
       'transition': (
         state,
@@ -293,17 +286,7 @@ class WorldModel:
 
   def embed(self, params: Tree, observation: Tree) -> jax.Array:
     """[..., observation] to [..., hidden]; as many times that as it has images, and numbers too."""
-    inputs = (self._inputs(observation), *self._images(observation))
-    return self._apply(params, 'encoder', *inputs)
-
-  def _inputs(self, observation: Tree) -> jax.Array:
-    """What the MLP reads: the flat observation, and its numbers in [0, 1] by levels."""
-    flat = networks.flatten_observation(observation, self._flat_spec)
-    return networks.with_levels(flat, self._flat_spec, self.config.levels)
-
-  def _images(self, observation: Tree) -> list[jax.Array]:
-    """What the CNNs read, [..., H, W, C] each."""
-    return networks.images(observation, self.observation_spec) if self._image_specs else []
+    return self._apply(params, 'encoder', *self.codec.encode(observation))
 
   def fuse(self, params: Tree) -> Tree:
     """The same parameters as a loop that only reads them wants them: made outside, and once.
@@ -320,7 +303,7 @@ class WorldModel:
     Centred each, since a layer norm is what reads their outputs.
     """
     kernel = params['transition']['Dense_0']['kernel']
-    return kernel if kernel.ndim == 2 else jnp.concatenate(list(networks.centre(kernel)), axis=-1)
+    return kernel if kernel.ndim == 2 else jnp.concatenate(list(kernels.centre(kernel)), axis=-1)
 
   def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
     """[B, ...] to each member's next deterministic state, [K, B, H]; see `fuse`."""
@@ -339,7 +322,7 @@ class WorldModel:
     state = recurrent.latent.deterministic
 
     def step(gates, scale, bias):
-      gates = networks.normalise(gates, scale, bias, centred=True).astype(self.dtype)
+      gates = kernels.normalise(gates, scale, bias, centred=True).astype(self.dtype)
       return gated(gates, state, self.config.memory_steps)
 
     gates = gates.reshape(len(gates), self.config.ensemble_size, -1)
@@ -361,7 +344,7 @@ class WorldModel:
 
   def look(self, observation: Tree) -> jax.Array:
     """[..., observation] to what is seen of it, [..., S]."""
-    flat = networks.flatten_observation(observation, self._flat_spec)
+    flat = observation_lib.flatten(observation, self.codec.flat_spec)
     return networks.symexp(self.sight.pick(flat)).astype(self.dtype)
 
   def imagine(self, params: Tree, belief: jax.Array, before: Recurrent) -> jax.Array:
@@ -372,9 +355,9 @@ class WorldModel:
     # All of it numbers in [0, 1]: see MapSpec.
     decoded = self._decoded(params, belief, before.latent.seen, before.action, going_on)
     decoded = decoded.reshape(*decoded.shape[:-1], -1, self.config.levels)
-    return sight.most_likely(self.sight.pick(decoded.swapaxes(-1, -2)).swapaxes(-1, -2)).astype(
-      self.dtype
-    )
+    return observation_lib.most_likely(
+      self.sight.pick(decoded.swapaxes(-1, -2)).swapaxes(-1, -2)
+    ).astype(self.dtype)
 
   def _decoded(
     self,
@@ -457,8 +440,8 @@ class WorldModel:
     gates = multiply('transition', self._cause(recurrent))
     members = self._step(rest['transition'], gates, recurrent)
     deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(self.dtype)
-    hidden = networks.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
-    hidden = networks.silu(hidden.astype(self.dtype))
+    hidden = kernels.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
+    hidden = kernels.silu(hidden.astype(self.dtype))
     belief = self.belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
     stochastic = belief.mode() if noise is None else belief.sample(noise)
     return Latent(deterministic, stochastic.astype(self.dtype), seen), members, belief
@@ -535,78 +518,10 @@ class WorldModel:
     priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # hoisted out of the recurrence
     return Posterior(latent, priors.moments(), first), belief, priors
 
-  def _reconstruction(
-    self, decoded: jax.Array, flat: jax.Array, images: Sequence[jax.Array] = ()
-  ) -> jax.Array:
-    """What the numbers of an observation cost together, given symlog'd and as the decoder has it.
-
-    A number whose spec bounds it to [0, 1] is a probability: its cost is the divergence from the
-    decoder's. Squared symlog error tells a cell that is 1 from one that is 0 by 0.5 nat only, less
-    than it costs to remember it, and the model does not learn to. By levels it is a choice among
-    them, since as a probability 3/7 is told from 4/7 by 0.04 nat only, and a place is not learned.
-    All others: squared error, of symlog'd numbers and of pixels in [-0.5, 0.5]. An image has no
-    levels, and costs what its numbers cost, in sum.
-
-    Args:
-      decoded: [..., D] float32: logits of the numbers in [0, 1], then the others, then the images.
-      flat: [..., O] float32.
-      images: [..., H, W, C] float32 each.
-
-    Returns:
-      [...] float32, nats.
-    """
-    is_share = networks.unit_range(self._flat_spec)
-    logits, others, decoded_images = self._parts(decoded)
-    error = jnp.square(others - flat[..., ~is_share])
-    target = jnp.clip(networks.symexp(flat[..., is_share]), 0.0, 1.0)
-    xlogx = lambda x: jax.scipy.special.xlogy(x, x)
-
-    def bernoulli(logits, target):
-      likelihood = target * logits - jax.nn.softplus(logits)
-      return xlogx(target) + xlogx(1 - target) - likelihood
-
-    if self.config.levels:
-      by_level = networks.by_level(target, self.config.levels)
-      log_probs = jax.nn.log_softmax(logits)
-      divergence = jnp.sum(xlogx(by_level) - by_level * log_probs, axis=-1)
-    else:
-      divergence = bernoulli(logits, target)
-    cost = jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
-    for spec, decoded, target in zip(self._image_specs, decoded_images, images, strict=True):
-      if networks.is_bounded(spec, 0, 1):
-        error = bernoulli(decoded, jnp.clip(target, 0.0, 1.0))
-      else:
-        error = jnp.square(decoded - target)
-      cost += jnp.sum(error, axis=(-3, -2, -1))
-    return cost
-
-  def _parts(self, decoded: jax.Array) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-    """What the decoder gave, [..., D], taken apart.
-
-    Returns:
-      Logits of the numbers in [0, 1], [..., S, L] by levels or [..., S] without; the other numbers,
-      [..., F - S]; and the images, [..., H, W, C] each.
-    """
-    levels = self.config.levels
-    is_share = networks.unit_range(self._flat_spec)
-    shapes = [
-      (int(is_share.sum()), levels) if levels else (int(is_share.sum()),),
-      (int((~is_share).sum()),),
-      *(spec.shape for spec in self._image_specs),
-    ]
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    logits, others, *images = (
-      part.reshape(*part.shape[:-1], *shape)
-      for part, shape in zip(jnp.split(decoded, ends[:-1], axis=-1), shapes, strict=True)
-    )
-    return logits, others, images
-
   def decode(
     self, params: Tree, belief: jax.Array, seen: jax.Array, action: jax.Array, first: jax.Array
   ) -> Tree:
-    """The observation that is expected, [..., *shape] float32 and without a mask.
-
-    A number in [0, 1] is its expectation, or the level it most likely has: see `sight.most_likely`.
+    """The most likely observation, [..., *shape] float32 and without a mask; see `Codec.decode`.
 
     Args:
       params: of the world model.
@@ -615,17 +530,8 @@ class WorldModel:
       action: [..., A] float32, the encoded action of the row before.
       first: [...] bool, rows that have none before them.
     """
-    decoded = self._decoded(params, belief, seen, action, first).astype(jnp.float32)
-    logits, others, images = self._parts(decoded)
-    shares = sight.most_likely(logits) if self.config.levels else nn.sigmoid(logits)
-    is_share = networks.unit_range(self._flat_spec)
-    flat = jnp.zeros((*belief.shape[:-1], len(is_share)))
-    flat = flat.at[..., is_share].set(shares).at[..., ~is_share].set(networks.symexp(others))
-    images = [
-      nn.sigmoid(image) if networks.is_bounded(spec, 0, 1) else image
-      for spec, image in zip(self._image_specs, images, strict=True)
-    ]
-    return networks.to_observation(flat, images, self.observation_spec)
+    decoded = self._decoded(params, belief, seen, action, first)
+    return self.codec.decode(decoded.astype(jnp.float32))
 
   def loss(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
@@ -655,45 +561,52 @@ class WorldModel:
     seen_before = before(sequence.initial_state.latent.seen, posterior.latent.seen)
     action_before = before(sequence.initial_state.action, self.encode_action(sequence.action))
     decoded = self._decoded(params, rows, seen_before, action_before, posterior.first)
-    flat = networks.flatten_observation(sequence.observation, self._flat_spec)
-    images = self._images(sequence.observation)
-    reconstruction = self._reconstruction(decoded.astype(jnp.float32), flat, images)
+    flat = observation_lib.flatten(sequence.observation, self.codec.flat_spec)
+    _, *images = self.codec.encode(sequence.observation)
+    reconstruction = self.codec.loss(decoded.astype(jnp.float32), flat, images)
     rewards = self.reward(params, rows, seen_before, action_before)
     reward = -rewards.log_prob(sequence.reward)
     reward = jnp.where(posterior.first, 0.0, reward)
-    logits = self._apply(params, 'continue', rows)[..., 0].astype(jnp.float32)
-    goes_on = jax.nn.softplus(logits) - sequence.discount * logits
-    mask = jnp.zeros_like(reward)
-    legal_actions = networks.action_mask(sequence.observation)
-    if legal_actions is not None:
-      logits = self._apply(params, 'mask', rows).astype(jnp.float32)
-      legal = legal_actions.astype(jnp.float32)
-      mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
-
-    stop = jax.lax.stop_gradient
-    dynamics_kl = stop(belief).kl(priors)  # [K, T, B]
-    representation_kl = belief.kl(stop(priors))
-    learns = bootstrap_mask(sequence.identity, config.ensemble_size, config.bootstrap_share)
-    kl = jnp.mean(
-      learns[:, None]
-      * (
-        config.dynamics_scale * dynamics_kl
-        + config.representation_scale * jnp.maximum(config.free_nats, representation_kl)
-      ),
-      axis=0,
-    )
-    loss = jnp.mean(reconstruction + config.reward_scale * reward + goes_on + mask + kl)
+    continues, mask = self._heads_loss(params, rows, sequence)
+    dynamics_kl, kl = self._kl(belief, priors, sequence.identity)
+    loss = jnp.mean(reconstruction + config.reward_scale * reward + continues + mask + kl)
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
       'reward': reward.mean(),
-      'continue': goes_on.mean(),
+      'continue': continues.mean(),
       'mask': mask.mean(),
       'kl': dynamics_kl.mean(),
       # Over all rows, as devices average it: how many of these are not FIRST is not theirs to know.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
     }
-    return loss, (stop(posterior), stop(rewards.mean()), metrics)
+    return loss, (*jax.lax.stop_gradient((posterior, rewards.mean())), metrics)
+
+  def _heads_loss(
+    self, params: Tree, features: jax.Array, sequence: experience.Sequence
+  ) -> tuple[jax.Array, jax.Array]:
+    """Losses [T, B] of the continue and the mask head at [T, B, H + Z] latents."""
+    logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
+    continues = jax.nn.softplus(logits) - sequence.discount * logits
+    mask = jnp.zeros_like(continues)
+    legal_actions = observation_lib.action_mask(sequence.observation)
+    if legal_actions is not None:
+      logits = self._apply(params, 'mask', features).astype(jnp.float32)
+      legal = legal_actions.astype(jnp.float32)
+      mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
+    return continues, mask
+
+  def _kl(self, belief: Any, priors: Any, identity: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The dynamics' divergence [K, T, B], and the loss [T, B] of both divergences.
+
+    Members learn from their own share of the sequences: see `bootstrap_mask`.
+    """
+    config, stop = self.config, jax.lax.stop_gradient
+    dynamics_kl = stop(belief).kl(priors)
+    representation_kl = jnp.maximum(config.free_nats, belief.kl(stop(priors)))
+    learns = bootstrap_mask(identity, config.ensemble_size, config.bootstrap_share)
+    loss = config.dynamics_scale * dynamics_kl + config.representation_scale * representation_kl
+    return dynamics_kl, jnp.mean(learns[:, None] * loss, axis=0)
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:

@@ -16,7 +16,8 @@ import rich.console
 import rich.table
 
 from hephaestus.actors import videos
-from hephaestus.agents import experience, networks
+from hephaestus.agents import experience
+from hephaestus.agents import observation as observation_lib
 from hephaestus.launch.inspect import live
 from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
@@ -407,7 +408,7 @@ def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
   made = []
   numbers: collections.Counter[str] = collections.Counter()
   for sample in stored.samples:
-    observation = networks.without_mask(sample.sequence.observation)
+    observation = observation_lib.without_mask(sample.sequence.observation)
     show = videos.drawing(stored.draw, observation)
     steps = range(len(sample.sequence.step_type))
     numbers[sample.table] += 1

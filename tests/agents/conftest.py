@@ -10,7 +10,8 @@ import pytest
 from dm_env import specs
 
 from hephaestus.actors.environments import environment
-from hephaestus.agents import experience, networks
+from hephaestus.agents import experience
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
@@ -130,8 +131,8 @@ def make_observation():
       return (x < 0.5) if spec.dtype == bool else (x if spec.shape else 9 * x).astype(spec.dtype)
 
     observation = jax.tree.map(draw, spec)
-    if networks.action_mask(spec) is not None:
-      observation[networks.ACTION_MASK][..., 1] = True
+    if observation_lib.action_mask(spec) is not None:
+      observation[observation_lib.ACTION_MASK][..., 1] = True
     return observation
 
   return make

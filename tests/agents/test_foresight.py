@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
 
 NUM_ROWS, CONTEXT = 6, 3
 ALL_WORLDS = ['plain', 'masked', 'continuous', 'pictures', 'map']
@@ -87,7 +87,7 @@ def test_salience_is_shared_among_the_rows_of_the_episode(foresee, make_dreamer)
 
 @pytest.mark.parametrize('world', ALL_WORLDS)
 def test_what_is_decoded_has_the_shapes_of_an_observation(foresee, make_dreamer, world):
-  spec = networks.without_mask(make_dreamer(world).model.observation_spec)
+  spec = observation_lib.without_mask(make_dreamer(world).model.observation_spec)
   decoded = foresee(world).observation
   shapes = jax.tree.map(lambda leaf: (NUM_ROWS, *leaf.shape), spec)
   assert jax.tree.map(lambda x: x.shape, decoded) == shapes
@@ -103,8 +103,8 @@ def test_what_is_expected_is_what_costs_the_least(make_dreamer, make_params, wor
   decoded = model._apply(params, 'decoder', belief)
 
   def cost(observation):
-    flat = networks.flatten_observation(observation, model._flat_spec)
-    return model._reconstruction(decoded, flat, model._images(observation))
+    flat = observation_lib.flatten(observation, model.codec.flat_spec)
+    return model.codec.loss(decoded, flat, model.codec.encode(observation)[1:])
 
   nothing = belief[..., :0]
   expected = model.decode(params, belief, nothing, nothing, jnp.zeros(NUM_ROWS, bool))

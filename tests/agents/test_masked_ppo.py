@@ -13,7 +13,8 @@ from dm_env import specs
 from hypothesis import strategies as st
 
 from hephaestus.actors.environments import environment
-from hephaestus.agents import distributions, experience, masked_ppo, networks, returns
+from hephaestus.agents import distributions, experience, masked_ppo, returns
+from hephaestus.agents import observation as observation_lib
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 ENVIRONMENTS = {
@@ -545,9 +546,7 @@ def test_bits_stay_bits_until_they_are_read_as_the_same_numbers():
 
 def test_levels_are_only_for_numbers_between_zero_and_one():
   spec = {'board': specs.BoundedArray((2,), np.float32, 0, 1), 'purse': specs.Array((), np.int32)}
-  flat = networks.flatten_observation(
-    {'board': jnp.array([0.25, 1.0]), 'purse': jnp.array(7)}, spec
-  )
-  leveled = networks.with_levels(flat, spec, 3)
+  flat = observation_lib.flatten({'board': jnp.array([0.25, 1.0]), 'purse': jnp.array(7)}, spec)
+  leveled = observation_lib.with_levels(flat, spec, 3)
   np.testing.assert_allclose(leveled[3:], [0.5, 0.5, 0, 0, 0, 1], atol=1e-6)
   np.testing.assert_array_equal(leveled[:3], flat)

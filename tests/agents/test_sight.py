@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents import sight
 from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
@@ -85,12 +86,12 @@ def test_a_number_read_by_levels_is_found_again(number, levels):
   distance = np.abs(number * (levels - 1) - np.arange(levels))
   two_hot = np.maximum(0, 1 - distance)
   logits = jnp.log(jnp.asarray(two_hot, jnp.float32) + 1e-9)
-  np.testing.assert_allclose(sight.most_likely(logits), number, atol=1e-5)
+  np.testing.assert_allclose(observation_lib.most_likely(logits), number, atol=1e-5)
 
 
 def test_between_two_far_levels_the_likelier_is_meant():
   shares = jnp.array([0.0, 0.55, 0.0, 0.0, 0.0, 0.45]) + 1e-9
-  np.testing.assert_allclose(sight.most_likely(jnp.log(shares)), 0.2, atol=1e-6)
+  np.testing.assert_allclose(observation_lib.most_likely(jnp.log(shares)), 0.2, atol=1e-6)
 
 
 # In the agent.
@@ -221,7 +222,7 @@ def test_by_levels_a_place_one_off_costs_as_much_as_one_far_off(dreamer):
   logits = lambda level: (
     jnp.zeros((9, 5)).at[:, 0].set(20.0).at[8].set(20.0 * jax.nn.one_hot(level, 5))
   )
-  cost = lambda level: float(model._reconstruction(logits(level).reshape(-1), flat))
+  cost = lambda level: float(model.codec.loss(logits(level).reshape(-1), flat))
   np.testing.assert_allclose(cost(0), 0.0, atol=1e-5)
   np.testing.assert_allclose([cost(1), cost(4)], 20.0, rtol=1e-5)
 

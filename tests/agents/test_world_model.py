@@ -7,7 +7,7 @@ import optax
 import pytest
 from dm_env import specs
 
-from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config, intrinsic, world_model
 
 NUM_MEMBERS = 3
@@ -340,7 +340,11 @@ def test_the_mask_head_learns_the_mask_of_its_row(model, params, sequence, loss_
     KEYS,
     sequence._replace(
       observation=sequence.observation
-      | {networks.ACTION_MASK: jnp.full(sequence.observation[networks.ACTION_MASK].shape, legal)}
+      | {
+        observation_lib.ACTION_MASK: jnp.full(
+          sequence.observation[observation_lib.ACTION_MASK].shape, legal
+        )
+      }
     ),
   )[1]['mask']['Dense_1']['bias']
   assert (bias(True) < 0).all() and (bias(False) > 0).all()
@@ -395,10 +399,10 @@ def test_two_pictures_are_told_apart_after_some_updates(pictures):
 def test_what_an_image_costs_is_what_its_numbers_cost(pictures):
   model, _, _, sequence, _ = pictures
   observation = jax.tree.map(lambda x: x[0, 0], sequence.observation)
-  flat = networks.flatten_observation(observation['purse'], specs.Array((2,), np.float32))
-  pixels, planes = model._images(observation)
+  flat = observation_lib.flatten(observation['purse'], specs.Array((2,), np.float32))
+  pixels, planes = model.codec.encode(observation)[1:]
   right = jnp.concatenate([flat, pixels.ravel(), 60 * planes.ravel() - 30])
-  cost = lambda decoded: float(model._reconstruction(decoded, flat, [pixels, planes]))
+  cost = lambda decoded: float(model.codec.loss(decoded, flat, [pixels, planes]))
   np.testing.assert_allclose(cost(right), 0, atol=1e-4)
   np.testing.assert_allclose(cost(right.at[2].add(0.5).at[1].add(2)), 0.25 + 4, rtol=1e-4)
   np.testing.assert_allclose(cost(right.at[-1].set(0)), np.log(2), rtol=1e-4)
@@ -502,6 +506,6 @@ def test_a_number_between_two_levels_is_shared_between_them():
     deterministic_size=4, hidden_size=8, stochastic_size=2, ensemble_size=2, levels=5
   )
   model = world_model.WorldModel(tiny, spec, specs.DiscreteArray(2))
-  inputs = model._inputs(jnp.array([[0.25, 0.875]], jnp.float32))
+  inputs = model.codec.encode(jnp.array([[0.25, 0.875]], jnp.float32))[0]
   expected = [np.log1p(0.25), np.log1p(0.875), 0, 1, 0, 0, 0, 0, 0, 0, 0.5, 0.5]
   np.testing.assert_allclose(inputs[0], expected, atol=1e-6)

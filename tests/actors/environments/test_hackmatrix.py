@@ -22,7 +22,7 @@ from hephaestus.actors.environments.hackmatrix.state import (
   UP,
   Program,
 )
-from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
 
 GAME = hackmatrix.HackMatrix()
 KEY = jax.random.key(0)
@@ -358,7 +358,7 @@ def test_copied_spec_keeps_the_board_shape():
   spec = GAME.observation_spec['features']
   observation = OBSERVE(state_lib.narrow(game(enemies=[(DAEMON, 2, 4)])))
   for copy in (spec, pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
-    (board,) = networks.boards(observation, {'features': copy})
+    (board,) = observation_lib.boards(observation, {'features': copy})
     assert np.flatnonzero(board[:, DAEMON]).tolist() == [6 * 2 + 4]
 
 

@@ -1,0 +1,387 @@
+"""Observations: from a spec, how each leaf is encoded, decoded, and its likelihood.
+
+| leaf                            | encoded                    | likelihood                            |
+| image of bytes, [0, 255]        | CNN, pixels in [-0.5, 0.5] | Gaussian of variance 1/2              |
+| image bounded to [0, 1]         | CNN, as it is              | Bernoulli                             |
+| other image                     | CNN, symlog                | Gaussian of variance 1/2, of symlog   |
+| numbers bounded to [0, 1]       | MLP, symlog, and by level  | Bernoulli, or categorical over levels |
+| other numbers                   | MLP, symlog                | Gaussian of variance 1/2, of symlog   |
+| board (PPO)                     | dense layer per cell, MLP  |                                       |
+| action mask                     | not encoded                | Bernoulli, by the world model         |
+
+An image is a leaf [H, W, C] of at least SMALLEST_IMAGE rows and columns; without CNNs it is numbers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from hephaestus.agents import networks
+
+ACTION_MASK = 'action_mask'
+"""Key of the mask in the observation, a dictionary, of a discrete environment; True is legal."""
+
+SMALLEST_IMAGE = 8
+"""Rows and columns: one stage that halves them leaves 4. A smaller one is as good as flat."""
+
+
+def without_mask(observation: Any) -> Any:
+  """The observation but for its action mask."""
+  if isinstance(observation, dict):
+    return {name: value for name, value in observation.items() if name != ACTION_MASK}
+  return observation
+
+
+def action_mask(observation: Any) -> jax.Array | None:
+  """[..., A] bool, the actions that are legal; None in an environment where all always are."""
+  return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+
+
+def is_image(spec: specs.Array) -> bool:
+  """Whether a leaf is [H, W, C] and large enough for a CNN: see SMALLEST_IMAGE."""
+  return len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE and spec.shape[2] > 0
+
+
+def image_specs(spec: Any) -> list[specs.Array]:
+  """Of the images of an observation, in the order of its leaves."""
+  return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
+
+
+def pick_images(observation: Any, spec: Any) -> list[jax.Array]:
+  """The images of an observation, [..., H, W, C] in their own dtypes."""
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  return [x for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+
+
+def images(observation: Any, spec: Any) -> list[jax.Array]:
+  """The images of an observation as a CNN reads and decodes them, [..., H, W, C] float32.
+
+  Pixels, whose spec bounds them to [0, 255], become [-0.5, 0.5]; what it bounds to [0, 1] stays as
+  it is; all else is symlog, as in a flat observation.
+  """
+
+  def read(leaf, spec):
+    leaf = leaf.astype(jnp.float32)
+    if is_bounded(spec, 0, 255):
+      return leaf / 255 - 0.5
+    return leaf if is_bounded(spec, 0, 1) else networks.symlog(leaf)
+
+  return list(map(read, pick_images(observation, spec), image_specs(spec)))
+
+
+def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
+  """The way back: what an observation is whose numbers and images these are.
+
+  Args:
+    flat: [..., F] float32, in the observation's own units: no symlog.
+    images: [..., H, W, C] float32 each, as `images` gives them; those of the spec that are missing
+      here lie in `flat`.
+    spec: of the observation.
+
+  Returns:
+    A tree like an observation without its mask, [..., *shape] float32 each.
+  """
+  rest = iter(images)
+
+  def take(leaf: specs.Array) -> jax.Array:
+    nonlocal flat
+    if images and is_image(leaf):
+      image = next(rest)
+      if is_bounded(leaf, 0, 255):
+        return 255 * (image + 0.5)
+      return image if is_bounded(leaf, 0, 1) else networks.symexp(image)
+    size = math.prod(leaf.shape)
+    part, flat = flat[..., :size], flat[..., size:]
+    return part.reshape(*part.shape[:-1], *leaf.shape)
+
+  return jax.tree.map(take, without_mask(spec))
+
+
+def without_images(spec: Any) -> Any:
+  """A spec whose images have no channels, so that a flat observation has none of their numbers."""
+
+  def bare(leaf: specs.Array) -> specs.Array:
+    return specs.Array((*leaf.shape[:2], 0), leaf.dtype, leaf.name) if is_image(leaf) else leaf
+
+  return jax.tree.map(bare, spec)
+
+
+def board_specs(spec: Any) -> list[Any]:
+  """Of an observation's leaves that have a `board_shape`: rows, columns, features of a cell.
+
+  They are vectors which end with the cells of a board, row by row.
+  """
+  return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if hasattr(leaf, 'board_shape')]
+
+
+def boards(observation: Any, spec: Any) -> list[jax.Array]:
+  """The boards of an observation, [..., rows times columns, features] float32, as they are."""
+
+  def read(leaf, spec):
+    *_, features = spec.board_shape
+    begin = spec.shape[0] - math.prod(spec.board_shape)
+    return leaf[..., begin:].reshape(*leaf.shape[:-1], -1, features).astype(jnp.float32)
+
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  pairs = zip(leaves, leaf_specs, strict=True)
+  return [read(x, leaf) for x, leaf in pairs if hasattr(leaf, 'board_shape')]
+
+
+def without_boards(spec: Any) -> Any:
+  """A spec of what lies before the boards, so that a flat observation has none of their numbers."""
+
+  def bare(leaf: Any) -> specs.Array:
+    if not hasattr(leaf, 'board_shape'):
+      return leaf
+    return specs.Array((leaf.shape[0] - math.prod(leaf.board_shape),), leaf.dtype, leaf.name)
+
+  return jax.tree.map(bare, spec)
+
+
+def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
+  """Whether all numbers of a leaf lie between these bounds and no closer ones, by spec or dtype."""
+  if not isinstance(spec, specs.BoundedArray):
+    return spec.dtype == np.uint8 and (low, high) == (0, 255)
+  return bool(np.all(spec.minimum == low) and np.all(spec.maximum == high))
+
+
+def join(observation: Any, spec: Any) -> jax.Array:
+  """Joins the leaves of an observation (its mask left out) into one vector, as they are.
+
+  Args:
+    observation: tree of [..., *shape] arrays.
+    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own. What its
+      last axis has no room for is left out: see `without_images` and `without_boards`.
+
+  Returns:
+    [..., F] bool if all of it is, else float32.
+  """
+  leaves = jax.tree.leaves(without_mask(observation))
+  shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
+  dtype = bool if all(leaf.dtype == bool for leaf in leaves) else jnp.float32
+  flat = [
+    (leaf[..., : shape[-1]] if shape else leaf)
+    .reshape(*leaf.shape[: leaf.ndim - len(shape)], -1)
+    .astype(dtype)
+    for leaf, shape in zip(leaves, shapes, strict=True)
+  ]
+  return jnp.concatenate(flat, axis=-1)
+
+
+def flatten(observation: Any, spec: Any) -> jax.Array:
+  """The same, [..., F] symlog float32: what a network reads."""
+  return networks.symlog(join(observation, spec))
+
+
+def unit_range(spec: Any) -> np.ndarray:
+  """[F] bool, the numbers of a flattened observation that lie in [0, 1] by their spec."""
+  leaves = jax.tree.leaves(without_mask(spec))
+  return np.concatenate([np.full(math.prod(leaf.shape), is_bounded(leaf, 0, 1)) for leaf in leaves])
+
+
+def by_level(number: jax.Array, num_levels: int) -> jax.Array:
+  """[...] numbers in [0, 1] to [..., L], two-hot: between two levels, shared by distance."""
+  levels = jnp.linspace(0.0, 1.0, num_levels)
+  distance = jnp.abs(number[..., None] - levels)
+  return jax.nn.relu(1.0 - distance * (num_levels - 1))
+
+
+def with_levels(
+  flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
+) -> jax.Array:
+  """A flattened observation, and beside it its numbers in [0, 1] by levels.
+
+  A network then sees at once which of few values a number has, such as a coordinate of a small
+  grid.
+
+  Args:
+    flat: [..., F] float32, as `flatten` gives it.
+    spec: of the observation.
+    num_levels: L, at least 2; or 0 for none.
+    is_symlog: whether `flat` is, or else the numbers themselves.
+
+  Returns:
+    [..., F + L times the numbers in [0, 1]] float32.
+  """
+  if not num_levels:
+    return flat
+  numbers = flat[..., unit_range(spec)]
+  shares = by_level(networks.symexp(numbers) if is_symlog else numbers, num_levels)
+  return jnp.concatenate([flat, shares.reshape(*flat.shape[:-1], -1)], axis=-1)
+
+
+def most_likely(logits: jax.Array) -> jax.Array:
+  """[..., L] logits of L levels to the most likely number in [0, 1], [...] float32.
+
+  A number between two levels is two-hot, so its mean over the best level and those beside it. Not
+  the mean over all: between two far apart levels it would be a number that neither means.
+  """
+  levels = logits.shape[-1]
+  level = jnp.arange(levels)
+  near = jnp.abs(level - jnp.argmax(logits, axis=-1)[..., None]) <= 1
+  shares = jax.nn.softmax(jnp.where(near, logits.astype(jnp.float32), -jnp.inf), axis=-1)
+  return jnp.sum(shares * level, axis=-1) / (levels - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+  """Encoding, decoding and likelihood of one environment's observations.
+
+  Attributes:
+    spec: tree of `dm_env.specs.Array`.
+    levels: L, into which a number in [0, 1] is also encoded, and as which it is decoded; 0: neither.
+    cnn: whether images are read by CNNs; otherwise they are numbers like others.
+    boards: whether boards are read cell by cell; beside images of a CNN they are numbers.
+    symlog: whether numbers are encoded by their symlog.
+  """
+
+  spec: Any
+  levels: int = 0
+  cnn: bool = False
+  boards: bool = False
+  symlog: bool = True
+
+  @property
+  def image_specs(self) -> list[specs.Array]:
+    """Specs of the images that a CNN reads."""
+    return image_specs(self.spec) if self.cnn else []
+
+  @property
+  def board_specs(self) -> list[Any]:
+    """Specs of the boards that are read cell by cell."""
+    return board_specs(self.spec) if self.boards and not self.image_specs else []
+
+  @property
+  def flat_spec(self) -> Any:
+    """Spec of the numbers that an MLP reads."""
+    if self.image_specs:
+      return without_images(self.spec)
+    return without_boards(self.spec) if self.board_specs else self.spec
+
+  @property
+  def unit(self) -> np.ndarray:
+    """[F] bool, numbers in [0, 1]."""
+    return unit_range(self.flat_spec)
+
+  def compact(self, observation: Any) -> tuple[jax.Array, ...]:
+    """An observation in few bytes: [..., F] bool or float32, images as they are, and boards.
+
+    It is made once of a batch; `inputs` makes the rest in every epoch anew.
+    """
+    flat = join(observation, self.flat_spec)
+    if flat.dtype != bool:
+      flat = self.numbers(flat)
+    if self.image_specs:
+      return flat, *pick_images(observation, self.spec)
+    return flat, *(boards(observation, self.spec) if self.board_specs else [])
+
+  def numbers(self, joined: jax.Array) -> jax.Array:
+    """[..., F] bool or float32 as observed, to float32 as encoded."""
+    return networks.symlog(joined) if self.symlog else joined.astype(jnp.float32)
+
+  def inputs(self, compact: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Inputs of an encoder: [..., F + L S] numbers, then images or boards, float32."""
+    flat, *others = compact
+    if flat.dtype == bool:
+      flat = self.numbers(flat)
+    if self.image_specs:
+      others = images(others, self.image_specs)
+    return with_levels(flat, self.flat_spec, self.levels, is_symlog=self.symlog), *others
+
+  def encode(self, observation: Any) -> tuple[jax.Array, ...]:
+    """[..., observation] to the inputs of an encoder."""
+    return self.inputs(self.compact(observation))
+
+  @property
+  def num_decoded(self) -> int:
+    """Outputs of a decoder's MLP: F numbers, those in [0, 1] as L logits each."""
+    return int(self.unit.size + self.unit.sum() * max(self.levels - 1, 0))
+
+  def split(self, decoded: jax.Array) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """A decoder's output [..., D], taken apart.
+
+    Returns:
+      Logits of the numbers in [0, 1], [..., S, L] by levels or [..., S] without; the other numbers,
+      [..., F - S]; and the images, [..., H, W, C] each.
+    """
+    num_unit = int(self.unit.sum())
+    shapes = [
+      (num_unit, self.levels) if self.levels else (num_unit,),
+      (self.unit.size - num_unit,),
+      *(spec.shape for spec in self.image_specs),
+    ]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    logits, others, *decoded_images = (
+      part.reshape(*part.shape[:-1], *shape)
+      for part, shape in zip(jnp.split(decoded, ends[:-1], axis=-1), shapes, strict=True)
+    )
+    return logits, others, decoded_images
+
+  def loss(
+    self, decoded: jax.Array, flat: jax.Array, images: Sequence[jax.Array] = ()
+  ) -> jax.Array:
+    """Negative log-likelihood of an observation, less that of a perfect decoder.
+
+    A number whose spec bounds it to [0, 1] is a probability: its loss is the divergence from the
+    decoder's. Squared symlog error separates a cell of 1 from one of 0 by 0.5 nat only, less than
+    its bit costs in the latent, and the model does not learn it. With levels it is a choice among
+    them, since as probabilities 3/7 and 4/7 differ by 0.04 nat only, and a place is not learned.
+
+    Args:
+      decoded: [..., D] float32: logits of the numbers in [0, 1], then the others, then the images.
+      flat: [..., F] float32, symlog.
+      images: [..., H, W, C] float32 each, encoded.
+
+    Returns:
+      [...] float32, nats, summed over leaves.
+    """
+    logits, others, decoded_images = self.split(decoded)
+    error = jnp.square(others - flat[..., ~self.unit])
+    target = jnp.clip(networks.symexp(flat[..., self.unit]), 0.0, 1.0)
+    if self.levels:
+      shares = by_level(target, self.levels)
+      divergence = jnp.sum(_xlogx(shares) - shares * jax.nn.log_softmax(logits), axis=-1)
+    else:
+      divergence = _bernoulli_divergence(logits, target)
+    loss = jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
+    for spec, image, target in zip(self.image_specs, decoded_images, images, strict=True):
+      if is_bounded(spec, 0, 1):
+        error = _bernoulli_divergence(image, jnp.clip(target, 0.0, 1.0))
+      else:
+        error = jnp.square(image - target)
+      loss += jnp.sum(error, axis=(-3, -2, -1))
+    return loss
+
+  def decode(self, decoded: jax.Array) -> Any:
+    """The most likely observation, a tree of [..., *shape] float32 without a mask.
+
+    A number in [0, 1] is its expectation, or by levels `most_likely`.
+
+    Args:
+      decoded: [..., D] float32.
+    """
+    logits, others, decoded_images = self.split(decoded)
+    unit = most_likely(logits) if self.levels else jax.nn.sigmoid(logits)
+    flat = jnp.zeros((*decoded.shape[:-1], self.unit.size))
+    flat = flat.at[..., self.unit].set(unit).at[..., ~self.unit].set(networks.symexp(others))
+    means = [
+      jax.nn.sigmoid(image) if is_bounded(spec, 0, 1) else image
+      for spec, image in zip(self.image_specs, decoded_images, strict=True)
+    ]
+    return to_observation(flat, means, self.spec)
+
+
+def _xlogx(x: jax.Array) -> jax.Array:
+  return jax.scipy.special.xlogy(x, x)
+
+
+def _bernoulli_divergence(logits: jax.Array, target: jax.Array) -> jax.Array:
+  """KL of Bernoulli(target) from Bernoulli(sigmoid(logits))."""
+  likelihood = target * logits - jax.nn.softplus(logits)
+  return _xlogx(target) + _xlogx(1 - target) - likelihood

@@ -1,0 +1,82 @@
+"""Kernels equal their plain forms, in values and gradients."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hephaestus.agents import kernels, networks
+
+
+def random(*shape):
+  return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+ARGUMENTS = {
+  kernels.total: [(random(3, 4, 70),)],
+  kernels.largest: [(random(3, 4, 70),), (random(3, 9),)],
+  kernels.turned: [(random(5, 7),)],
+  kernels.sigmoid: [(20 * random(4, 6),)],
+  kernels.silu: [(20 * random(4, 6),), (20 * random(4, 5),), (random(2),)],
+  kernels.normalise: [(3 + random(4, 3, 40), random(40), random(40))],
+  kernels.affine: [
+    ((random(3, 4, 5),), random(5, 6), random(6)),
+    ((random(3, 2), random(3, 4)), random(6, 100)),
+    ((random(50, 80),), random(80, 32), random(32)),
+  ],
+}
+
+
+@pytest.mark.parametrize('backend', ['cpu', 'gpu'], ids=lambda name: f'as on {name}')
+@pytest.mark.parametrize('kernel', kernels.PLAIN, ids=lambda kernel: kernel.__name__)
+def test_kernel_and_its_gradient_equal_the_plain_form(kernel, backend, monkeypatch):
+  monkeypatch.setattr(kernels, 'on_cpu', lambda: backend == 'cpu')
+  for arguments in ARGUMENTS[kernel]:
+    loss = lambda function, arguments=arguments: jax.value_and_grad(
+      lambda arguments: jnp.sum(jnp.sin(function(*arguments)))
+    )(arguments)
+    jax.tree.map(
+      lambda found, plain: np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4),
+      loss(kernel),
+      loss(kernels.PLAIN[kernel]),
+    )
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_layer_norm_and_its_gradient_equal_those_of_flax(dtype):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(3 + rng.normal(size=(4, 3, 40)), dtype)
+  params = {name: jnp.asarray(rng.normal(size=40), jnp.float32) for name in ('scale', 'bias')}
+
+  def loss(norm):
+    def of(x, params):
+      y = norm.apply({'params': params}, x)
+      assert y.dtype == dtype
+      return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+    return jax.value_and_grad(of, argnums=(0, 1))(x, params)
+
+  tolerance = 1e-4 if dtype == jnp.float32 else 5e-2
+  jax.tree.map(
+    lambda found, expected: np.testing.assert_allclose(
+      found.astype(np.float32), expected.astype(np.float32), rtol=tolerance, atol=tolerance
+    ),
+    loss(networks.LayerNorm(dtype=dtype)),
+    loss(nn.LayerNorm(dtype=dtype)),
+  )
+
+
+def test_layer_norm_behind_a_centred_kernel_needs_no_mean():
+  rng = np.random.default_rng(0)
+  arrays = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((5, 7), (7, 40), 40, 40)]
+
+  def plain(x, kernel, *norm):
+    return jnp.sum(jnp.sin(kernels.normalise(x @ kernel, *norm)))
+
+  def centred(x, kernel, *norm):
+    return jnp.sum(jnp.sin(kernels.normalise(x @ kernels.centre(kernel), *norm, centred=True)))
+
+  of = lambda loss: jax.value_and_grad(loss, argnums=range(4))(*arrays)
+  same = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+  jax.tree.map(same, of(centred), of(plain))

@@ -1,0 +1,101 @@
+"""Observations: leaves are joined, encoded by their bounds, and put together again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
+
+SPEC = {
+  'action_mask': specs.BoundedArray((3,), bool, False, True),
+  'self': {'position': specs.Array((2,), np.int32), 'alive': specs.Array((), bool)},
+  'map': specs.Array((2, 2), np.float32),
+}
+
+
+def observe(*axes):
+  position = np.broadcast_to(np.array([5, -6], np.int32), (*axes, 2))
+  grid = np.broadcast_to(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), (*axes, 2, 2))
+  return {
+    'self': {'position': position, 'alive': np.ones(axes, bool)},
+    'map': grid,
+    'action_mask': np.ones((*axes, 3), bool),
+  }
+
+
+@pytest.mark.parametrize('axes', [(), (4,), (4, 5)])
+def test_flatten_joins_leaves_under_any_leading_axes(axes):
+  flat = observation_lib.flatten(jax.tree.map(jnp.asarray, observe(*axes)), SPEC)
+  assert flat.shape == (*axes, 7) and flat.dtype == jnp.float32
+  # Leaves in the order of their names: map, self/alive, self/position; no mask.
+  expected = networks.symlog(jnp.array([1, 2, 3, 4, 1, 5, -6.0]))
+  np.testing.assert_allclose(flat, np.broadcast_to(expected, flat.shape))
+
+
+def test_flatten_keeps_the_batch_apart():
+  spec = {'a': specs.Array((2,), np.float32), 'b': specs.Array((), np.float32)}
+  observation = {'a': jnp.arange(6.0).reshape(3, 2), 'b': 10 * jnp.arange(3.0)}
+  expected = networks.symlog(jnp.array([[0, 1, 0], [2, 3, 10], [4, 5, 20.0]]))
+  np.testing.assert_allclose(observation_lib.flatten(observation, spec), expected)
+
+
+def test_flatten_takes_a_bare_array():
+  spec = specs.Array((2, 3), np.uint8)
+  observation = jnp.full((4, 2, 3), 255, jnp.uint8)
+  flat = observation_lib.flatten(observation, spec)
+  np.testing.assert_allclose(flat, np.full((4, 6), np.log(256.0)), rtol=1e-6)
+  assert observation_lib.action_mask(observation) is None
+
+
+def test_action_mask_is_found_and_left_out():
+  observation = observe(2)
+  assert observation_lib.action_mask(observation) is observation['action_mask']
+  assert sorted(observation_lib.without_mask(observation)) == ['map', 'self']
+  assert 'action_mask' in observation
+
+
+PICTURES = {
+  'action_mask': specs.BoundedArray((3,), bool, False, True),
+  'grey': specs.BoundedArray((8, 9, 1), np.float32, 0, 1),
+  'heights': specs.Array((8, 8, 1), np.float32),
+  'pixels': specs.Array((9, 8, 3), np.uint8),
+  'stamp': specs.BoundedArray((7, 8, 3), np.uint8, 0, 255),  # too small: flat
+  'table': specs.Array((8, 8), np.float32),
+}
+
+
+def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
+  values = {'grey': 0.25, 'heights': -3.0, 'pixels': 51, 'stamp': 3, 'table': 7, 'action_mask': 1}
+  observation = {
+    name: jnp.full((2, *PICTURES[name].shape), value, PICTURES[name].dtype)
+    for name, value in values.items()
+  }
+  grey, heights, pixels = observation_lib.images(observation, PICTURES)
+  np.testing.assert_allclose(grey, np.full((2, 8, 9, 1), 0.25))
+  np.testing.assert_allclose(heights, np.full((2, 8, 8, 1), -np.log(4)), rtol=1e-6)
+  np.testing.assert_allclose(pixels, np.full((2, 9, 8, 3), 0.2 - 0.5), rtol=1e-6)
+  spec = observation_lib.without_images(PICTURES)
+  flat = observation_lib.flatten(observation, spec)
+  expected = np.concatenate([np.full(7 * 8 * 3, np.log(4)), np.full(64, np.log(8))])
+  np.testing.assert_allclose(flat, np.broadcast_to(expected, (2, expected.size)), rtol=1e-6)
+  assert observation_lib.unit_range(spec).shape == expected.shape
+  assert observation_lib.without_images(SPEC) == SPEC
+
+
+def test_to_observation_inverts_flatten_and_images(make_dreamer, make_observation):
+  for name in ('masked', 'pictures', 'plain', 'map'):
+    dreamer = make_dreamer(name)
+    spec = dreamer.model.observation_spec
+    observation = make_observation(dreamer, np.random.default_rng(0), 2, 3)
+    flat = networks.symexp(
+      observation_lib.flatten(observation, observation_lib.without_images(spec))
+    )
+    again = observation_lib.to_observation(flat, observation_lib.images(observation, spec), spec)
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, np.asarray(y, np.float32), rtol=1e-3, atol=1e-3),
+      again,
+      observation_lib.without_mask(observation),
+    )
