@@ -252,9 +252,9 @@ def _phases(
     last = sequence.step_type == dreamer_update.LAST
     novelty = jnp.zeros(last.shape)
     return dream.starts(
-      posterior, last, novelty, keys[1], num_rows=agent_config.starts_per_sequence,
-      window=agent_config.window,
-    )  # fmt: skip
+      dreamer.actor_critic, posterior, last, novelty, keys[1],
+      num_steps=agent_config.starts_per_sequence,
+    )[0]  # fmt: skip
 
   @jax.jit
   def dreamt(params, start, horizon):

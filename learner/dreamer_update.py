@@ -89,14 +89,12 @@ class _Imagined(NamedTuple):
 
   Attributes:
     dream: imagined from steps of the batch.
-    replayed: the batch, as features.
-    sequence: the batch, time-major.
+    replayed: the batch.
     novelty_scale: [] float32, what novelty is divided by.
   """
 
   dream: dream.Dream
-  replayed: dream.Past
-  sequence: experience.Sequence
+  replayed: ac.Replayed
   novelty_scale: jax.Array
 
 
@@ -175,16 +173,17 @@ class _Learner:
 
   def _imagine(self, state, posterior, novelty, keys, sequence, horizon, drives) -> _Imagined:
     """Imagination from steps of the batch, by the newest parameters."""
-    config = self.dreamer.config
-    start = dream.starts(
-      posterior, sequence.step_type == LAST, novelty, keys,
-      num_rows=config.starts_per_sequence, window=config.window,
-    )  # fmt: skip
-    dreamt = dream.rollout(
-      self.dreamer.model, self.dreamer.actor_critic, state.params, state.slow_critic, start, horizon
+    config, policy = self.dreamer.config, self.dreamer.actor_critic
+    last = sequence.step_type == LAST
+    start, track = dream.starts(
+      policy, posterior, last, novelty, keys, num_steps=config.starts_per_sequence
     )
-    replayed = dream.past(posterior, novelty, config.window)
-    return _Imagined(dreamt, replayed, sequence, drives.novelty_scale)
+    dreamt = dream.rollout(
+      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
+    )
+    reward = sequence.reward + self._drive(novelty, drives.novelty_scale)
+    replayed = ac.Replayed(posterior.latent.features, track, reward, sequence.discount, last)
+    return _Imagined(dreamt, replayed, drives.novelty_scale)
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
@@ -207,7 +206,7 @@ class _Learner:
     dream_metrics = {
       'reward': mean(dreamt.reward),
       'value': mean(dreamt.value),
-      'novelty': mean(self._since_start(dreamt.novelty)),
+      'novelty': mean(dreamt.novelty),
     }
     # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
@@ -230,16 +229,15 @@ class _Learner:
   ) -> tuple[returns.Spread, jax.Array, ac.Targets]:
     """The new spread of returns, the advantages' scale, and targets [S, H] of imagined steps."""
     config, dreamt = self.dreamer.config, imagined.dream
-    drive = self._drive(imagined)
     return_, weight = dream.returns_and_weights(
       dreamt,
-      drive(self._since_start(dreamt.novelty)),
+      self._drive(dreamt.novelty, imagined.novelty_scale),
       gamma=config.gamma,
       lambda_=config.lambda_,
     )
     # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
     # members disagree most there, and their novelty would set the scale of all others.
-    first = jnp.where(dreamt.weight > 0, return_[0], jnp.nan)
+    first = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)
     spread, scale = returns.update_spread(
       spread,
       jax.lax.all_gather(first, devices_lib.DEVICES),
@@ -259,19 +257,20 @@ class _Learner:
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
   ) -> tuple[Tree, Metrics]:
     """Gradient and metrics of the actor-critic's loss, added up over chunks of imagined steps."""
-    policy, window = self.dreamer.actor_critic, self.dreamer.config.window
+    policy = self.dreamer.actor_critic
+    track = dream.track(policy, dreamt)
     count = self.dreamer.config.steps_per_chunk
 
     def add_chunk(chunk: jax.Array, carry: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
       first = chunk * count
       cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1)
-      steps = dream.rows(dreamt, first, count, window)
+      steps = dream.steps(policy, dreamt, track, first, count)
       (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
         params, steps, jax.tree.map(cut, targets)
       )
       return jax.tree.map(jnp.add, carry, (grads, metrics))
 
-    steps = dream.rows(dreamt, 0, count, window)
+    steps = dream.steps(policy, dreamt, track, 0, count)
     first_targets = jax.tree.map(lambda x: x[:, :count], targets)
     empty = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
@@ -283,27 +282,19 @@ class _Learner:
 
   def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[jax.Array, Tree]:
     """Loss and gradient of the critic on replayed steps."""
-    config, replayed, sequence = self.dreamer.config, imagined.replayed, imagined.sequence
-    reward = sequence.reward + self._drive(imagined)(self._since_start(replayed.novelty))
-    window = ac.Window(replayed.features, replayed.novelty, replayed.episode)
+    scale = self.dreamer.config.replayed_value_scale
 
     def loss(params: Tree) -> jax.Array:
-      return config.replayed_value_scale * self.dreamer.actor_critic.replayed_value_loss(
-        params, state.slow_critic, window, replayed.novelty, reward,
-        sequence.discount, sequence.step_type == LAST,
-      )  # fmt: skip
+      return scale * self.dreamer.actor_critic.replayed_value_loss(
+        params, state.slow_critic, imagined.replayed
+      )
 
     result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
     return result
 
-  def _drive(self, imagined: _Imagined) -> Callable[[jax.Array], jax.Array]:
-    """Novelty -> intrinsic reward."""
-    config = self.dreamer.config
-    return lambda novelty: config.novelty_scale * novelty / (imagined.novelty_scale + 1e-8)
-
-  def _since_start(self, x: jax.Array) -> jax.Array:
-    """[S, window - 1 + H] -> [H, S], without the context of before the start."""
-    return jnp.swapaxes(x[:, self.dreamer.config.window - 1 :], 0, 1)
+  def _drive(self, novelty: jax.Array, scale: jax.Array) -> jax.Array:
+    """Intrinsic reward of novelty."""
+    return self.dreamer.config.novelty_scale * novelty / (scale + 1e-8)
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:

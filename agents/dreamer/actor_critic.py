@@ -1,11 +1,9 @@
-"""Salience pooling, actor and critic, and their losses on dreams and on replayed rows.
+"""Actor and critic, and their losses on imagined and on replayed steps.
 
-    score_i = MLP([f_i, novelty_i])      w = softmax(score)      context = sum_i w_i f_i
     actor([f_t, context_t])              critic([f_t, context_t])
 
-In an environment with a map, all three also read it as seen from the agent: see `sight`. The window of the
-last W features is pooled in acting, in dreams and in replay alike; rows before an episode's FIRST
-are left out. With W = 1 there is nothing to look back on: no score, and a context of no numbers.
+The context comes from a module of its own: see `context`. In an environment with a map, both also
+read it as an egocentric view: see `sight`.
 """
 
 import dataclasses
@@ -18,50 +16,53 @@ from dm_env import specs
 
 from hephaestus.agents import distributions, networks, returns, sight
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import context as context_lib
 
 Tree = Any
 
 
-class Window(NamedTuple):
-  """The last W rows that salience pooling looks back on, oldest first, or W - 1 + R for R rows.
+class Steps(NamedTuple):
+  """Consecutive imagined steps, all that their losses read.
 
   Attributes:
-    features: [B, W, F] in the compute dtype.
-    scores: [B, W] float32.
-    episode: [B, W] int32; only rows of the newest row's episode count.
-  """
-
-  features: jax.Array
-  scores: jax.Array
-  episode: jax.Array
-
-
-class Rows(NamedTuple):
-  """Consecutive dreamt rows and the W - 1 before them, all that their losses read.
-
-  Attributes:
-    features: [B, W - 1 + R, F] in the compute dtype.
-    novelty: [B, W - 1 + R] float32.
-    episode: [B, W - 1 + R] int32.
+    features: [B, R, F] in the compute dtype.
+    track: of the context module.
     choice: [B, R] or [B, R, M] int32 actions, or [B, R, A] float32 actions before tanh.
     mask: [B, R, A] bool.
   """
 
   features: jax.Array
-  novelty: jax.Array
-  episode: jax.Array
+  track: Tree
   choice: jax.Array
   mask: jax.Array
 
 
+class Replayed(NamedTuple):
+  """Replayed steps, all that the critic's loss reads.
+
+  Attributes:
+    features: [T, B, F] in the compute dtype.
+    track: of the context module.
+    reward: [T, B] float32, of the environment and intrinsic.
+    discount: [T, B] float32.
+    last: [T, B] bool, steps that end an episode: they lend a value and earn no loss.
+  """
+
+  features: jax.Array
+  track: Tree
+  reward: jax.Array
+  discount: jax.Array
+  last: jax.Array
+
+
 class Targets(NamedTuple):
-  """What the rows of a dream are taught.
+  """Targets of imagined steps.
 
   Attributes:
     return_: [B, R] float32.
     advantage: [B, R] float32, divided by the spread of returns.
     slow_value: [B, R] float32, of the slow critic.
-    weight: [B, R] float32, a row's share of the loss; 0 beyond the horizon.
+    weight: [B, R] float32, a step's share of the loss; 0 beyond the horizon.
   """
 
   return_: jax.Array
@@ -93,9 +94,9 @@ class ActorCritic:
     return self._actions.discrete
 
   @property
-  def looks_back(self) -> bool:
-    """Whether there is a context."""
-    return self.config.window > 1
+  def context(self) -> context_lib.Context:
+    """The context module."""
+    return context_lib.make_context(self.config, self.feature_size, self.sight)
 
   @property
   def _actions(self) -> distributions.Actions:
@@ -106,66 +107,28 @@ class ActorCritic:
     mlp = lambda layers, size, scale: networks.MLP(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
-    modules = {
+    return {
       'actor': mlp(config.policy_layers, self._actions.num_outputs, 0.01),
       'critic': mlp(config.policy_layers, config.num_bins, 0.0),
     }
-    return {'salience': mlp(1, 1, 0.1)} | modules if self.looks_back else modules
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32, of 'salience' where it looks back, 'actor' and 'critic'."""
-    modules = self._modules()
+    """Parameters, float32, of the context module, 'actor' and 'critic'."""
+    context = self.context
+    modules = context.modules() | {
+      name: (module, context.size) for name, module in self._modules().items()
+    }
     keys = jax.random.split(key, len(modules))
-    context_size = self.feature_size if self.looks_back else 0
-    beside = {'salience': 1, 'actor': context_size, 'critic': context_size}
     size = self.feature_size + self.sight.view_size
     return {
-      name: module.init(key, jnp.zeros((1, size + beside[name])))['params']
-      for key, (name, module) in zip(keys, modules.items(), strict=True)
+      name: module.init(key, jnp.zeros((1, size + beside)))['params']
+      for key, (name, (module, beside)) in zip(keys, modules.items(), strict=True)
     }
 
-  def _apply(self, params: Tree, name: str, features: jax.Array, beside: jax.Array) -> jax.Array:
-    """A network that reads features, the map in them as seen from the agent, and one thing more."""
-    seen = features[..., self.feature_size - self.sight.size :]
-    return networks.apply(
-      self._modules()[name], params[name], features, self.sight.view(seen), beside
-    )
-
-  def scores(self, params: Tree, features: jax.Array, novelty: jax.Array) -> jax.Array:
-    """[..., F] features and [...] novelty to [...] float32 salience; zeros unless it looks back."""
-    if not self.looks_back:
-      return jnp.zeros(novelty.shape, jnp.float32)
-    novelty = jnp.log1p(novelty)[..., None].astype(features.dtype)
-    return self._apply(params, 'salience', features, novelty)[..., 0].astype(jnp.float32)
-
-  def pool(self, window: Window) -> jax.Array:
-    """[B, W, ...] to the context of the newest row, [B, F]; [B, 0] unless it looks back."""
-    if not self.looks_back:
-      return window.features[:, -1, :0]
-    same = window.episode == window.episode[:, -1:]
-    weights = jax.nn.softmax(jnp.where(same, window.scores, -jnp.inf), axis=1)
-    return jnp.sum(weights[..., None].astype(window.features.dtype) * window.features, axis=1)
-
-  def pool_rows(self, window: Window) -> jax.Array:
-    """[B, W - 1 + R, ...] to the context of each of the last R rows, [B, R, F], or [B, R, 0].
-
-    A product of matrices for each dream, or sequence; so the rows of one lie beside each other.
-    """
-    if not self.looks_back:
-      return window.features[..., :0]
-    return self.weights(window).astype(window.features.dtype) @ window.features
-
-  def weights(self, window: Window) -> jax.Array:
-    """[B, W - 1 + R, ...] to what each row counts for the context of the last R, [B, R, W - 1 + R].
-
-    They sum to 1 over the rows that are looked back on; those outside the window, or of another
-    episode, have none. Float32.
-    """
-    before = self.config.window - 1
-    newest = window.episode[:, before:]
-    age = jnp.arange(before, window.episode.shape[1])[:, None] - jnp.arange(window.episode.shape[1])
-    counts = (window.episode[:, None] == newest[..., None]) & (age >= 0) & (age <= before)
-    return jax.nn.softmax(jnp.where(counts, window.scores[:, None], -jnp.inf), axis=-1)
+  def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
+    """A network that reads features, the egocentric view of a map in them, and the context."""
+    view = self.sight.view(features[..., self.feature_size - self.sight.size :])
+    return networks.apply(self._modules()[name], params[name], features, view, context)
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., F] context."""
@@ -177,7 +140,7 @@ class ActorCritic:
     return self._actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An action, and the choice behind it whose likelihood is known (see `Rows.choice`)."""
+    """An action, and the choice behind it whose likelihood is known (see `Steps.choice`)."""
     sampled = policy.sample(noise)
     return (sampled, sampled) if self.discrete else sampled
 
@@ -188,31 +151,30 @@ class ActorCritic:
     )
 
   def loss(
-    self, params: Tree, rows: Rows, targets: Targets
+    self, params: Tree, steps: Steps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Score-function loss of the actor and likelihood loss of the critic on dreamt rows.
+    """Score-function loss of the actor and likelihood loss of the critic on imagined steps.
 
       actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
       critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
 
-    Pooling, policy and value are computed here, inside what is differentiated, from the features,
-    actions and masks that the dream stored.
+    Contexts, policy and value are computed here, inside the gradient, from the features, actions
+    and masks that the dream stored.
 
     Args:
-      params: of salience, actor and critic.
-      rows: R rows of a dream.
-      targets: for these rows; the weights sum to 1 over the whole dream.
+      params: of context module, actor and critic.
+      steps: R steps of a dream.
+      targets: for these steps; the weights sum to 1 over the whole dream.
 
     Returns:
       The loss [] (a sum, so that parts of a dream add up), and metrics that add up likewise.
     """
     config = self.config
-    window = Window(rows.features, self.scores(params, rows.features, rows.novelty), rows.episode)
-    context = self.pool_rows(window)
-    features = rows.features[:, config.window - 1 :]
-    policy = self.policy(params, features, context, rows.mask)
+    features = steps.features
+    context = self.context.pool(params, steps.track, features)
+    policy = self.policy(params, features, context, steps.mask)
     entropy = policy.entropy()
-    log_prob = policy.log_prob(rows.choice)
+    log_prob = policy.log_prob(steps.choice)
     actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
     value = self.value(params, features, context)
     critic = -value.log_prob(targets.return_)
@@ -226,39 +188,28 @@ class ActorCritic:
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }
     if self.discrete:
-      metrics['nothing_legal'] = total(~rows.mask.any(-1))
+      metrics['nothing_legal'] = total(~steps.mask.any(-1))
     return total(actor + critic), metrics
 
-  def replayed_value_loss(
-    self,
-    params: Tree,
-    slow_critic: Tree,
-    window: Window,
-    novelty: jax.Array,
-    reward: jax.Array,
-    discount: jax.Array,
-    last: jax.Array,
-  ) -> jax.Array:
-    """The critic's loss on what really happened, where no model can flatter it.
+  def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
+    """The critic's loss on real experience, which the model cannot bias.
 
     Args:
-      params: of salience and critic.
+      params: of context module and critic.
       slow_critic: parameters of the slow critic.
-      window: [B, W - 1 + T, ...] replayed rows, W - 1 of no episode before them; its scores are
-        unread.
-      novelty: [B, W - 1 + T] float32.
-      reward: [T, B] float32, the task's and the drives'.
-      discount: [T, B] float32.
-      last: [T, B] bool, rows that end an episode: they lend a value and earn no loss.
+      replayed: [T, B, ...] steps.
     """
-    config = self.config
-    window = window._replace(scores=self.scores(params, window.features, novelty))
-    by_row = lambda x: jnp.swapaxes(x, 0, 1)
-    context = by_row(self.pool_rows(window))
-    features = by_row(window.features[:, config.window - 1 :])
+    config, features, last = self.config, replayed.features, replayed.last
+    by_stream = jnp.swapaxes(features, 0, 1)
+    context = jnp.swapaxes(self.context.pool(params, replayed.track, by_stream), 0, 1)
     slow = self.value({'critic': slow_critic}, features, jax.lax.stop_gradient(context)).mean()
     return_ = returns.lambda_returns(
-      reward, discount, slow, gamma=config.gamma, lambda_=config.lambda_, bootstrap_t=last
+      replayed.reward,
+      replayed.discount,
+      slow,
+      gamma=config.gamma,
+      lambda_=config.lambda_,
+      bootstrap_t=last,
     )
     value = self.value(params, features[:-1], context[:-1])
     loss = -value.log_prob(return_) - config.slow_critic_scale * value.log_prob(slow[:-1])

@@ -1,5 +1,6 @@
 """The world model and the actor-critic, bound into an Agent that acts."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -17,29 +18,25 @@ Tree = Any
 
 
 class PolicyState(NamedTuple):
-  """The memory of N policies.
+  """The state of N policies.
 
   Attributes:
-    recurrent: what the world model carries.
-    features: [N, W, F], of the last rows, oldest first.
-    novelty: [N, W] float32.
-    episode: [N, W] int32, a count of FIRST rows.
+    recurrent: of the world model.
+    memory: of the context module.
   """
 
   recurrent: world_model.Recurrent
-  features: jax.Array
-  novelty: jax.Array
-  episode: jax.Array
+  memory: Tree
 
 
 class Dreamer(NamedTuple):
-  """The parts of the agent, for those who train it.
+  """The parts of the agent, as the learner needs them.
 
   Attributes:
-    config: its numbers.
+    config: sizes and constants.
     model: the world model.
     actor_critic: the policy and the value.
-    agent: the same, for those who act with it.
+    agent: the same, as actors and evaluators need them.
   """
 
   config: dreamer_config.DreamerConfig
@@ -56,28 +53,42 @@ def make_dreamer(
   policy = actor_critic.ActorCritic(
     config, action_spec, model.feature_size, model.action_size, model.sight
   )
-  novelty_of = intrinsic.NOVELTIES[config.novelty]
+  acting = _Acting(model, policy)
+  agent = agent_lib.Agent(
+    init_params=acting.init_params,
+    acting_params=acting.acting_params,
+    initial_policy_state=acting.initial_policy_state,
+    stored_state=lambda state: state.recurrent,
+    act=acting.act,
+    explain=functools.partial(acting.act, explain=True) if policy.discrete else None,
+    foresee=functools.partial(foresight.foresee, model, policy),
+  )
+  return Dreamer(config, model, policy, agent)
 
-  def init_params(key: chex.PRNGKey) -> Tree:
+
+@dataclasses.dataclass(frozen=True)
+class _Acting:
+  """The functions of an Agent."""
+
+  model: world_model.WorldModel
+  policy: actor_critic.ActorCritic
+
+  def init_params(self, key: chex.PRNGKey) -> Tree:
     model_key, policy_key = jax.random.split(key)
-    return {'world_model': model.init(model_key), 'actor_critic': policy.init(policy_key)}
+    return {'world_model': self.model.init(model_key), 'actor_critic': self.policy.init(policy_key)}
 
-  def acting_params(params: Tree) -> Tree:
+  def acting_params(self, params: Tree) -> Tree:
     read = {
       'world_model': ('encoder', 'posterior', 'transition', 'prior'),
-      'actor_critic': ('salience', 'actor') if policy.looks_back else ('actor',),
+      'actor_critic': (*self.policy.context.modules(), 'actor'),
     }
-    return {room: {name: params[room][name] for name in names} for room, names in read.items()}
+    return {part: {name: params[part][name] for name in names} for part, names in read.items()}
 
-  def initial_policy_state(num_envs: int) -> PolicyState:
-    return PolicyState(
-      recurrent=model.initial(num_envs),
-      features=jnp.zeros((num_envs, config.window, model.feature_size), model.dtype),
-      novelty=jnp.zeros((num_envs, config.window), jnp.float32),
-      episode=jnp.full((num_envs, config.window), -1, jnp.int32),
-    )
+  def initial_policy_state(self, num_envs: int) -> PolicyState:
+    return PolicyState(self.model.initial(num_envs), self.policy.context.initial(num_envs))
 
   def act(
+    self,
     params: Tree,
     key: chex.PRNGKey,
     state: PolicyState,
@@ -86,6 +97,8 @@ def make_dreamer(
     greedy: bool,
     explain: bool = False,
   ) -> tuple[PolicyState, experience.Decision]:
+    """See `Agent.act`; `explain` adds the log probabilities of all actions to the extras."""
+    model, policy = self.model, self.policy
     num_envs = timestep.step_type.shape[0]
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == world_model.FIRST
@@ -95,37 +108,19 @@ def make_dreamer(
     latent, members, _ = model.observe(
       params['world_model'], state.recurrent, embedded, seen, first, None if greedy else noise
     )
-    novelty = novelty_of(*model.priors(params['world_model'], members).moments())
-
-    shift = lambda rows, row: jnp.concatenate([rows[:, 1:], row[:, None]], axis=1)
-    features = shift(state.features, latent.features)
-    past_novelty = shift(state.novelty, novelty)
-    # The first row of all is FIRST, so what no row has filled yet stays in episode -1.
-    episode = shift(state.episode, state.episode[:, -1] + first)
-    scores = policy.scores(params['actor_critic'], features, past_novelty)
-    context = policy.pool(actor_critic.Window(features, scores, episode))
-
-    mask = observation_lib.action_mask(timestep.observation)
-    chances = policy.policy(params['actor_critic'], latent.features, context, mask)
-    noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
-    # Without noise a sample is the mode, and its likelihood that of what is played.
-    action, choice = policy.sample(chances, jnp.zeros_like(noise) if greedy else noise)
-    recurrent = world_model.Recurrent(latent, model.encode_action(action))
-    extras = {'log_prob': chances.log_prob(choice)}
-    if explain:
-      extras['log_probs'] = chances.log_probs
-    return (
-      PolicyState(recurrent, features, past_novelty, episode),
-      experience.Decision(action, extras),
+    novelty = intrinsic.NOVELTIES[model.config.novelty](
+      *model.priors(params['world_model'], members).moments()
     )
-
-  agent = agent_lib.Agent(
-    init_params=init_params,
-    acting_params=acting_params,
-    initial_policy_state=initial_policy_state,
-    stored_state=lambda state: state.recurrent,
-    act=act,
-    explain=functools.partial(act, explain=True) if policy.discrete else None,
-    foresee=functools.partial(foresight.foresee, model, policy),
-  )
-  return Dreamer(config, model, policy, agent)
+    memory, context = policy.context.advance(
+      params['actor_critic'], state.memory, latent.features, novelty, first
+    )
+    mask = observation_lib.action_mask(timestep.observation)
+    distribution = policy.policy(params['actor_critic'], latent.features, context, mask)
+    noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
+    # Without noise a sample is the mode, with the likelihood of the action that is taken.
+    action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
+    recurrent = world_model.Recurrent(latent, model.encode_action(action))
+    extras = {'log_prob': distribution.log_prob(choice)}
+    if explain:
+      extras['log_probs'] = distribution.log_probs
+    return PolicyState(recurrent, memory), experience.Decision(action, extras)

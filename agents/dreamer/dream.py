@@ -1,5 +1,6 @@
-"""A rollout of imagined rows from posterior states, whose length is data and whose shape is not."""
+"""Imagination from posterior states; the number of steps is data, and no shape depends on it."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -13,52 +14,48 @@ Tree = Any
 
 
 class Start(NamedTuple):
-  """Where dreams begin.
+  """Steps of real sequences at which imagination begins.
 
   Attributes:
     latent: [B', ...] posterior states.
-    features: [B', W - 1, F] of the rows before them.
-    novelty: [B', W] float32, of the rows before them and their own.
-    episode: [B', W] int32, likewise.
-    weight: [B'] float32, 0 where an episode has ended and nothing can follow.
+    novelty: [B'] float32.
+    begins: [B'] bool, steps with nothing of their episode before them.
+    memory: [B', ...] of the context module, before the step.
+    weight: [B'] float32, 0 at the end of an episode, where nothing can follow.
     keys: [B'] one for each dream, so that a dream does not depend on its neighbours.
   """
 
   latent: world_model.Latent
-  features: jax.Array
   novelty: jax.Array
-  episode: jax.Array
+  begins: jax.Array
+  memory: Tree
   weight: jax.Array
   keys: jax.Array
 
 
 class Dream(NamedTuple):
-  """H imagined rows behind each start; what lies beyond the horizon is zero and weighs nothing.
+  """H imagined steps after each start; beyond the horizon all is zero and weighs nothing.
 
   Attributes:
-    features: [B', W - 1 + H + 1, F]: the rows before, the start, and the imagined ones; a dream's
-      beside each other, as pooling reads them. With W = 1 nobody reads the last: [B', H, F], which
-      is all that is learned from, read as it lies.
-    novelty: [B', W - 1 + H + 1] float32.
-    episode: [B', W - 1 + H + 1] int32.
+    start: at which it begins.
+    features: [B', H, F], of the start and the steps after it but the last, as losses read them.
+    novelty: [H + 1, B'] float32.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
     mask: [H, B', A] bool.
-    reward: [H + 1, B'] float32, predicted, arriving at the row.
-    discount: [H + 1, B'] float32, predicted probability that the episode goes on.
+    reward: [H + 1, B'] float32, predicted, arriving at the step.
+    discount: [H + 1, B'] float32, predicted probability that the episode continues.
     value: [H + 1, B'] float32, of the slow critic.
-    weight: [B'] float32, of the start.
     horizon: [] int32.
   """
 
+  start: Start
   features: jax.Array
   novelty: jax.Array
-  episode: jax.Array
   choice: jax.Array
   mask: jax.Array
   reward: jax.Array
   discount: jax.Array
   value: jax.Array
-  weight: jax.Array
   horizon: jax.Array
 
 
@@ -69,17 +66,17 @@ def imagine(
   member: jax.Array,
   noise: jax.Array,
 ) -> tuple[world_model.Latent, Any]:
-  """One imagined row.
+  """One imagined step.
 
   Args:
     model: the world model.
     params: of it.
-    recurrent: [B', ...] of the row before.
+    recurrent: [B', ...] of the step before.
     member: [B'] int32, whose prior each dream follows.
     noise: [B', ...] of `WorldModel.noise`.
 
   Returns:
-    The latent [B', ...], and all members' beliefs about it, [K, B', Z].
+    The latent [B', ...], and all members' priors of it, [K, B', Z].
   """
   members = model.members(params, recurrent)
   deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
@@ -99,120 +96,132 @@ def rollout(
   start: Start,
   horizon: jax.Array,
 ) -> Dream:
-  """Imagines `horizon` rows, each dream along the prior of one member of its own.
+  """Imagines `horizon` steps, each dream along the prior of one member of its own.
 
   The loop's trip count is `horizon`, so a short horizon really costs less, and nothing is
   retraced. No gradient is meant to pass: the actor learns by score function from what is stored.
 
   Args:
     model: the world model.
-    actor_critic: the policy that dreams, and the critic that judges.
+    actor_critic: the policy that acts, and the critic.
     params: of 'world_model' and 'actor_critic'.
     slow_critic: parameters of the slow critic.
     start: B' states.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
   """
-  config = model.config
-  window, num_rows = config.window, config.horizon_max
-  batch = start.weight.shape[0]
-  model_params, policy_params = model.fuse(params['world_model']), params['actor_critic']
-  novelty_of = intrinsic.NOVELTIES[config.novelty]
   keys = jax.vmap(jax.random.split)(start.keys)
-  choose = lambda key: jax.random.randint(key, (), 0, config.ensemble_size)
+  choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
   member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
+  imagination = _Imagination(
+    model,
+    actor_critic,
+    model.fuse(params['world_model']),
+    params['actor_critic'],
+    slow_critic,
+    member,
+    step_keys,
+  )
+  *_, outputs = jax.lax.fori_loop(0, horizon, imagination.step, imagination.begin(start))
+  return Dream(start=start, horizon=horizon, **outputs)
 
-  latent = start.latent
-  features = latent.features
-  prefix = jnp.concatenate([start.features, features[:, None]], axis=1)
-  after = lambda x, rows: jnp.pad(x, ((0, 0), (0, rows), *[(0, 0)] * (x.ndim - 2)))
-  row = lambda x: jnp.zeros((num_rows + 1, *x.shape), x.dtype).at[0].set(x)
-  looks_back = actor_critic.looks_back
-  buffers = {
-    'features': after(prefix, num_rows if looks_back else num_rows - 1),
-    'novelty': after(start.novelty, num_rows),
-    'scores': after(actor_critic.scores(policy_params, prefix, start.novelty), num_rows),
-    'episode': jnp.pad(start.episode, ((0, 0), (0, num_rows)), mode='edge'),
-  }
 
-  def context_at(buffers, t):
-    last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, window, axis=1), buffers)
-    return actor_critic.pool(ac.Window(last['features'], last['scores'], last['episode']))
+@dataclasses.dataclass(frozen=True)
+class _Imagination:
+  """The loop of one rollout.
 
-  context = context_at(buffers, 0)
-  mask = model.action_mask(model_params, latent.belief)
-  judge = lambda features, context: actor_critic.value(
-    {'critic': slow_critic}, features, context
-  ).mean()
-  choice_dtype = jnp.int32 if actor_critic.discrete else jnp.float32
-  outputs = {
-    'choice': jnp.zeros((num_rows, batch, *model.action_spec.shape), choice_dtype),
-    'mask': jnp.ones((num_rows, *mask.shape), bool),
-    'reward': jnp.zeros((num_rows + 1, batch), jnp.float32),
-    'discount': jnp.zeros((num_rows + 1, batch), jnp.float32),
-    'value': row(judge(features, context)),
-  }
+  Attributes:
+    model: the world model.
+    actor_critic: the policy that acts, and the critic.
+    model_params: of the world model, fused.
+    policy_params: of the actor-critic.
+    slow_critic: parameters of the slow critic.
+    member: [B'] int32, whose prior each dream follows.
+    keys: [B'] one for each dream.
+  """
 
-  def step(t, carry):
-    before, context, mask, buffers, outputs = carry
-    noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(step_keys)
-    policy = actor_critic.policy(policy_params, before.features, context, mask)
-    action, choice = actor_critic.sample(policy, jax.vmap(actor_critic.noise)(noise_keys[:, 0]))
+  model: world_model.WorldModel
+  actor_critic: ac.ActorCritic
+  model_params: Tree
+  policy_params: Tree
+  slow_critic: Tree
+  member: jax.Array
+  keys: jax.Array
 
-    recurrent = world_model.Recurrent(before, model.encode_action(action))
-    noise = jax.vmap(model.noise)(noise_keys[:, 1])
-    latent, priors = imagine(model, model_params, recurrent, member, noise)
-    novelty = novelty_of(*priors.moments())
+  def begin(self, start: Start) -> tuple[Any, ...]:
+    """The loop's carry at the starts: latent, memory, context, mask, and arrays of a Dream."""
+    num_steps, batch = self.model.config.horizon_max, len(start.weight)
+    features = start.latent.features
+    memory, context = self.actor_critic.context.advance(
+      self.policy_params, start.memory, features, start.novelty, start.begins
+    )
+    mask = self.model.action_mask(self.model_params, start.latent.belief)
+    arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
+    choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
+    outputs = {
+      'features': jnp.zeros((batch, num_steps, features.shape[-1]), features.dtype),
+      'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
+      'mask': jnp.ones((num_steps, *mask.shape), bool),
+      'novelty': arrived(start.novelty),
+      'reward': arrived(0.0),
+      'discount': arrived(0.0),
+      'value': arrived(self._value(features, context)),
+    }
+    outputs['features'] = outputs['features'].at[:, 0].set(features)
+    return start.latent, memory, context, mask, outputs
 
-    put = jax.lax.dynamic_update_index_in_dim
-    features = latent.features
-    new = {'novelty': novelty, 'scores': actor_critic.scores(policy_params, features, novelty)}
-    if looks_back:  # on its own row, too
-      new['features'] = features
-    else:
-      buffers = buffers | {'features': put(buffers['features'], before.features, t, 1)}
-    buffers = buffers | {name: put(buffers[name], x, window + t, 1) for name, x in new.items()}
-    context = context_at(buffers, t + 1)
+  def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Chooses at imagined step t, and imagines the next."""
+    before, memory, context, mask, outputs = carry
+    noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(self.keys)
+    policy = self.actor_critic.policy(self.policy_params, before.features, context, mask)
+    action, choice = self.actor_critic.sample(
+      policy, jax.vmap(self.actor_critic.noise)(noise_keys[:, 0])
+    )
+    recurrent = world_model.Recurrent(before, self.model.encode_action(action))
+    noise = jax.vmap(self.model.noise)(noise_keys[:, 1])
+    latent, priors = imagine(self.model, self.model_params, recurrent, self.member, noise)
+    novelty = intrinsic.NOVELTIES[self.model.config.novelty](*priors.moments())
+    memory, context = self.actor_critic.context.advance(
+      self.policy_params, memory, latent.features, novelty, jnp.zeros(len(novelty), bool)
+    )
+    reward = self.model.reward(self.model_params, latent.belief, before.seen, recurrent.action)
     arrived = {
-      'reward': model.reward(model_params, latent.belief, before.seen, recurrent.action).mean(),
-      'discount': model.discount(model_params, latent.belief),
-      'value': judge(features, context),
+      'novelty': novelty,
+      'reward': reward.mean(),
+      'discount': self.model.discount(self.model_params, latent.belief),
+      'value': self._value(latent.features, context),
     }
     decided = {'choice': choice, 'mask': mask}
-    outputs = {name: put(outputs[name], x, t, 0) for name, x in decided.items()} | {
-      name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()
-    }
-    mask = model.action_mask(model_params, latent.belief)
-    return latent, context, mask, buffers, outputs
+    put = jax.lax.dynamic_update_index_in_dim
+    outputs = (
+      {'features': put(outputs['features'], before.features, t, 1)}
+      | {name: put(outputs[name], x, t, 0) for name, x in decided.items()}
+      | {name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()}
+    )
+    mask = self.model.action_mask(self.model_params, latent.belief)
+    return latent, memory, context, mask, outputs
 
-  carry = (latent, context, mask, buffers, outputs)
-  *_, buffers, outputs = jax.lax.fori_loop(0, horizon, step, carry)
-  return Dream(
-    features=buffers['features'],
-    novelty=buffers['novelty'],
-    episode=buffers['episode'],
-    weight=start.weight,
-    horizon=horizon,
-    **outputs,
-  )
+  def _value(self, features: jax.Array, context: jax.Array) -> jax.Array:
+    return self.actor_critic.value({'critic': self.slow_critic}, features, context).mean()
 
 
 def returns_and_weights(
   dream: Dream, drive: jax.Array, *, gamma: float, lambda_: float
 ) -> tuple[jax.Array, jax.Array]:
-  """What each dreamt row is worth, and how much it counts.
+  """Returns of imagined steps, and their weights in the losses.
 
   Args:
-    dream: of [H + 1, B'] rows.
-    drive: [H + 1, B'] float32, intrinsic reward arriving at each row.
+    dream: of [H + 1, B'] steps.
+    drive: [H + 1, B'] float32, intrinsic reward arriving at each step.
     gamma: discount factor.
     lambda_: of the returns.
 
   Returns:
     Returns [H, B'], bootstrapped with the value at the horizon, and weights [H, B']: the start's
-    weight times the probability that the episode still runs, 0 from the horizon on.
+    weight times the probability that the episode continues until then, 0 from the horizon on.
   """
-  num_rows = dream.choice.shape[0]
-  beyond = jnp.arange(num_rows + 1) >= dream.horizon
+  num_steps = dream.choice.shape[0]
+  beyond = jnp.arange(num_steps + 1) >= dream.horizon
   return_ = returns.lambda_returns(
     dream.reward + drive,
     dream.discount,
@@ -222,94 +231,77 @@ def returns_and_weights(
     bootstrap_t=jnp.broadcast_to(beyond[:, None], dream.value.shape),
   )
   alive = jnp.cumprod(dream.discount.at[0].set(1.0)[:-1], axis=0)
-  weight = jnp.where(beyond[:-1, None], 0.0, alive * dream.weight)
+  weight = jnp.where(beyond[:-1, None], 0.0, alive * dream.start.weight)
   return return_, weight
 
 
-def rows(dream: Dream, first: jax.Array | int, count: int, window: int) -> ac.Rows:
-  """`count` rows of a dream from row `first` on, with the `window` - 1 rows before them."""
-  cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, window - 1 + count, axis=1)
-  by_dream = lambda x: jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, first, count), 0, 1)
-  return ac.Rows(
-    features=cut(dream.features),
-    novelty=cut(dream.novelty),
-    episode=cut(dream.episode),
-    choice=by_dream(dream.choice),
-    mask=by_dream(dream.mask),
+def track(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
+  """The context module's track of a dream's starts and imagined steps."""
+  novelty = dream.novelty[: len(dream.choice)].T
+  return actor_critic.context.imagined(
+    dream.start.memory, dream.features, novelty, dream.start.begins
   )
 
 
-class Past(NamedTuple):
-  """Replayed rows as salience pooling wants them, W - 1 rows of no episode before the first.
-
-  Attributes:
-    features: [B, W - 1 + T, F] in the compute dtype.
-    novelty: [B, W - 1 + T] float32.
-    episode: [B, W - 1 + T] int32; -1 before the sequence.
-  """
-
-  features: jax.Array
-  novelty: jax.Array
-  episode: jax.Array
-
-
-def past(posterior: world_model.Posterior, novelty: jax.Array, window: int) -> Past:
-  """From [T, B] rows; what came before the sequence is not known, so it is left out."""
-
-  def before(x: jax.Array, fill: int) -> jax.Array:
-    x = jnp.swapaxes(x, 0, 1)
-    return jnp.pad(x, ((0, 0), (window - 1, 0), *[(0, 0)] * (x.ndim - 2)), constant_values=fill)
-
-  return Past(
-    features=before(posterior.latent.features, 0),
-    novelty=before(novelty, 0),
-    episode=before(jnp.cumsum(posterior.first, axis=0, dtype=jnp.int32), -1),
+def steps(
+  actor_critic: ac.ActorCritic, dream: Dream, track: Tree, first: jax.Array | int, count: int
+) -> ac.Steps:
+  """`count` imagined steps from step `first` on; `track` as above."""
+  cut = lambda x, axis=0: jax.lax.dynamic_slice_in_dim(x, first, count, axis)
+  return ac.Steps(
+    features=cut(dream.features, 1),
+    track=actor_critic.context.cut(track, first, count),
+    choice=jnp.swapaxes(cut(dream.choice), 0, 1),
+    mask=jnp.swapaxes(cut(dream.mask), 0, 1),
   )
 
 
 def starts(
+  actor_critic: ac.ActorCritic,
   posterior: world_model.Posterior,
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
   *,
-  num_rows: int | None,
-  window: int,
-) -> Start:
-  """Begins dreams at rows of real sequences.
+  num_steps: int | None,
+) -> tuple[Start, Tree]:
+  """Begins dreams at steps of real sequences.
 
   Args:
-    posterior: of [T, B] rows.
-    last: [T, B] bool, rows that end an episode.
+    actor_critic: whose context module remembers the steps before.
+    posterior: of [T, B] steps.
+    last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32.
     keys: [B] one for each sequence.
-    num_rows: how many rows of each sequence, drawn without replacement; None for all.
-    window: W.
+    num_steps: of each sequence, drawn without replacement; None for all.
 
   Returns:
-    B' = B x num_rows starts.
+    B' = B x num_steps starts, and the context module's track of the sequences.
   """
   total, batch = last.shape
-  count = total if num_rows is None else min(num_rows, total)
+  count = total if num_steps is None else min(num_steps, total)
   keys = jax.vmap(jax.random.split)(keys)
   if count == total:
-    row = jnp.broadcast_to(jnp.arange(total), (batch, total))
+    step = jnp.broadcast_to(jnp.arange(total), (batch, total))
   else:
-    row = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
-  row = row.T  # [count, B]
-  column = jnp.arange(batch)
+    step = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
+  step = step.T  # [count, B]
+  stream = jnp.broadcast_to(jnp.arange(batch), step.shape)
 
-  rows = past(posterior, novelty, window)
-  index = row[..., None] + jnp.arange(window)  # [count, B, W], into the rows shifted by W - 1
+  context = actor_critic.context
+  begins = posterior.first.at[0].set(True)
+  replayed = context.replayed(posterior.latent.features, novelty, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
+  pick = lambda x: merge(x[step, stream])
   dream_keys = jax.vmap(jax.random.fold_in)(
     jnp.tile(keys[:, 1], count), jnp.repeat(jnp.arange(count), batch)
   )
-  return Start(
-    latent=jax.tree.map(lambda x: merge(x[row, column]), posterior.latent),
-    features=merge(rows.features[column[:, None], index[..., :-1]]),
-    novelty=merge(rows.novelty[column[:, None], index]),
-    episode=merge(rows.episode[column[:, None], index]),
-    weight=merge(1.0 - last[row, column].astype(jnp.float32)),
+  start = Start(
+    latent=jax.tree.map(pick, posterior.latent),
+    novelty=pick(novelty),
+    begins=pick(begins),
+    memory=context.memory_at(replayed, merge(step), merge(stream)),
+    weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
   )
+  return start, replayed

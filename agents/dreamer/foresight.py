@@ -37,17 +37,17 @@ def foresee(
     context: [] int32, rows that it sees.
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
-  num_rows = len(action)
+  num_steps = len(action)
   novelty_of = intrinsic.NOVELTIES[model.config.novelty]
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
-  noise = jax.vmap(model.noise)(jax.random.split(noise_key, num_rows))
-  is_first = jnp.arange(num_rows) == 0
+  noise = jax.vmap(model.noise)(jax.random.split(noise_key, num_steps))
+  is_first = jnp.arange(num_steps) == 0
   rows = (
     model.embed(model_params, observation),
     model.look(observation),
     is_first,
-    jnp.arange(num_rows) < context,
+    jnp.arange(num_steps) < context,
     model.encode_action(action),
     noise,
   )
@@ -65,10 +65,7 @@ def foresee(
   initial = model.initial(1)
   _, (latent, members, expected) = jax.lax.scan(step, (initial, initial), rows)
   moments = model.priors(model_params, jnp.swapaxes(members, 0, 1)).moments()
-  posterior = world_model.Posterior(latent, moments, is_first[:, None])
-  past = dream.past(posterior, novelty_of(*moments), model.config.window)
-  scores = actor_critic.scores(policy_params, past.features, past.novelty)
-  weights = actor_critic.weights(ac.Window(past.features, scores, past.episode))
-  row = jnp.arange(num_rows)[:, None]
-  looked_back_on = row + jnp.arange(model.config.window)
-  return agent_lib.Foresight(expected, weights[0, row, looked_back_on])
+  context_module = actor_critic.context
+  track = context_module.replayed(latent.features, novelty_of(*moments), is_first[:, None])
+  weights = context_module.weights(policy_params, track, num_steps)
+  return agent_lib.Foresight(expected, weights[0])

@@ -10,11 +10,10 @@ import pytest
 from dm_env import specs
 
 from hephaestus.agents import distributions
-from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 FIRST, MID = 0, 1
-NUM_WORLDS, WINDOW = 3, 3
+NUM_WORLDS = 3
 ALL_WORLDS = ['plain', 'masked', 'continuous']
 
 
@@ -147,7 +146,7 @@ def test_greed_leaves_nothing_to_chance(make_dreamer, make_params, act, arrive, 
   fresh, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
   play = lambda seed, greedy: act(dreamer, acting, jax.random.key(seed), fresh, arrival, greedy)
   jax.tree.map(np.testing.assert_array_equal, play(0, True), play(1, True))
-  features = {play(seed, False)[0].features[:, -1].tobytes() for seed in range(4)}
+  features = {play(seed, False)[0].memory.features[:, -1].tobytes() for seed in range(4)}
   assert len(features) == 4
   actions = {np.asarray(play(seed, False)[1].action).tobytes() for seed in range(8)}
   assert len(actions) > 1
@@ -165,11 +164,12 @@ def test_a_first_row_clears_the_policy_state(make_dreamer, make_params, act, arr
   from_old, decision = act(dreamer, acting, key, state, first)
   jax.tree.map(np.testing.assert_array_equal, decision, expected)
   jax.tree.map(np.testing.assert_array_equal, from_old.recurrent, from_fresh.recurrent)
-  assert (from_old.episode[:, -1:] != from_old.episode[:, :-1]).all()
+  episode = from_old.memory.episode
+  assert (episode[:, -1:] != episode[:, :-1]).all()
   # Another row of the same episode would have remembered.
   from_mid, remembered = act(dreamer, acting, key, state, mid)
   assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
-  assert (from_mid.features[:, -1] != from_fresh.features[:, -1]).any(-1).all()
+  assert (from_mid.memory.features[:, -1] != from_fresh.memory.features[:, -1]).any(-1).all()
 
 
 def test_an_explained_action_is_the_same_and_says_how_likely_all_were(
@@ -208,17 +208,13 @@ def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
   """The likelihood that acting reports is the one training computes over whole sequences."""
   dreamer, params, sequence, states, decisions = episode(world, greedy)
   policy = dreamer.actor_critic
-  features, novelty = states.features[1:, :, -1], states.novelty[1:, :, -1]
+  features, novelty = states.memory.features[1:, :, -1], states.memory.novelty[1:, :, -1]
   first = sequence.step_type == FIRST
-  size = dreamer.config.deterministic_size
-  seen = features.shape[-1] - dreamer.model.sight.size
-  latent = world_model.Latent(*jnp.split(features, [size, seen], axis=-1))
-  past = dream.past(world_model.Posterior(latent, (), first), novelty, WINDOW)
+  track = policy.context.replayed(features, novelty, first)
 
   @jax.jit
   def train(params):
-    scores = policy.scores(params, past.features, past.novelty)
-    context = policy.pool_rows(ac.Window(past.features, scores, past.episode)).swapaxes(0, 1)
+    context = policy.context.pool(params, track, features.swapaxes(0, 1)).swapaxes(0, 1)
     mask = sequence.observation['action_mask'] if world == 'masked' else None
     chances = policy.policy(params, features, context, mask)
     choice = chances.mean if world == 'continuous' else decisions.action
@@ -256,10 +252,12 @@ def test_training_understands_what_acting_understood(episode, world, begin):
   )
   keys = jax.random.split(jax.random.key(0), 3)
   posterior, *_ = jax.jit(quiet.understand)(params['world_model'], keys, sequence)
-  acted = states.features[1 + begin :, :, -1]
+  acted = states.memory.features[1 + begin :, :, -1]
   np.testing.assert_allclose(posterior.latent.features, acted, rtol=1e-3, atol=1e-4)
   novelty = intrinsic.information_gain(*posterior.moments)
-  np.testing.assert_allclose(novelty, states.novelty[1 + begin :, :, -1], rtol=1e-2, atol=1e-3)
+  np.testing.assert_allclose(
+    novelty, states.memory.novelty[1 + begin :, :, -1], rtol=1e-2, atol=1e-3
+  )
 
 
 def test_fresh_params_are_float32_and_depend_on_the_key(make_dreamer, fresh_params):
@@ -296,8 +294,8 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
     def learn(model_keys, dream_keys):
       _, (posterior, _, _) = model.loss(params['world_model'], model_keys, sequence)
       novelty = intrinsic.information_gain(*posterior.moments)
-      start = dream.starts(
-        posterior, sequence.step_type == 2, novelty, dream_keys, num_rows=2, window=WINDOW
+      start, _ = dream.starts(
+        policy, posterior, sequence.step_type == 2, novelty, dream_keys, num_steps=2
       )
       critic = params['actor_critic']['critic']
       return dream.rollout(model, policy, params, critic, start, jnp.int32(2)).value

@@ -14,7 +14,17 @@ WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
 NUM_ROWS, BATCH = 6, 3
 KEYS = jax.random.split(jax.random.key(5), BATCH)
 DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
-starts = jax.jit(dream.starts, static_argnames=('num_rows', 'window'))
+
+
+compiled = {}
+
+
+def starts(dreamer, *arguments, num_steps=None):
+  """`dream.starts`, compiled once for each agent and number."""
+  key, policy = (id(dreamer), num_steps), dreamer.actor_critic
+  if key not in compiled:
+    compiled[key] = jax.jit(lambda *others: dream.starts(policy, *others, num_steps=num_steps)[0])
+  return compiled[key](*arguments)
 
 
 @pytest.fixture(scope='module')
@@ -48,9 +58,10 @@ def posterior(dreamer, params, sequence, understand):
 
 
 @pytest.fixture(scope='module')
-def start(posterior, last):
-  novelty = intrinsic.information_gain(*posterior.moments)
-  return starts(posterior, last, novelty, DREAM_KEYS, num_rows=None, window=WINDOW)
+def start(dreamer, posterior, last):
+  return starts(
+    dreamer, posterior, last, intrinsic.information_gain(*posterior.moments), DREAM_KEYS
+  )
 
 
 class Counted:
@@ -81,7 +92,7 @@ def dreamt(rollout, params, slow_critic, start):
 
 def latent_at(dreamer, dreamt, row):
   """The latents at one row of a dream; row 0 is the start."""
-  features = dreamt.features[:, WINDOW - 1 + row]
+  features = dreamt.features[:, row]
   size = dreamer.config.deterministic_size
   return world_model.Latent(features[:, :size], features[:, size:], features[:, :0])
 
@@ -98,35 +109,37 @@ def numbered_posterior(num_rows=NUM_ROWS, batch=BATCH):
 
 
 @pytest.mark.parametrize('count', [None, 5])
-def test_a_start_brings_the_rows_before_it(count):
+def test_start_remembers_the_steps_before_it(dreamer, count):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool).at[2, 1].set(True)
-  start = starts(posterior, last, number / 2, DREAM_KEYS, num_rows=count, window=WINDOW)
+  start = starts(dreamer, posterior, last, number / 2, DREAM_KEYS, num_steps=count)
   total = BATCH * min(count or NUM_ROWS, NUM_ROWS)
   assert start.weight.shape == start.keys.shape == (total,)
   seen = set()
   for i in range(total):
-    stream, row = divmod(int(start.latent.deterministic[i, 0]), 100)
-    row -= 1
-    seen.add((stream, row))
-    assert start.latent.stochastic[i, 0] == -number[row, stream]
-    assert start.weight[i] == (0.0 if (stream, row) == (1, 2) else 1.0)
-    for w in range(WINDOW):
-      before = row - (WINDOW - 1) + w
+    stream, step = divmod(int(start.latent.deterministic[i, 0]), 100)
+    step -= 1
+    seen.add((stream, step))
+    assert start.latent.stochastic[i, 0] == -number[step, stream]
+    assert start.novelty[i] == number[step, stream] / 2
+    assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
+    assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
+    for w in range(WINDOW - 1):
+      before = step - (WINDOW - 1) + w
       expected = number[before, stream] if before >= 0 else 0.0
-      assert start.novelty[i, w] == expected / 2
-      if w < WINDOW - 1:
-        np.testing.assert_array_equal(start.features[i, w], [expected, -expected])
-      same_episode = before >= 0 and not (stream == 1 and before < 3 <= row)
-      assert (start.episode[i, w] == start.episode[i, -1]) == same_episode
+      assert start.memory.novelty[i, w] == expected / 2
+      np.testing.assert_array_equal(start.memory.features[i, w], [expected, -expected])
+      same_episode = before >= 0 and not (stream == 1 and before < 3 <= step)
+      own = start.memory.episode[i, -1] + start.begins[i]
+      assert (start.memory.episode[i, w] == own) == same_episode
   assert len(seen) == total  # drawn without replacement
 
 
-def test_a_drawn_subset_differs_between_keys_and_not_between_neighbours():
+def test_drawn_starts_differ_between_keys_and_not_between_neighbours(dreamer):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool)
   draw = lambda keys: np.asarray(
-    starts(posterior, last, number, keys, num_rows=2, window=WINDOW).latent.deterministic
+    starts(dreamer, posterior, last, number, keys, num_steps=2).latent.deterministic
   ).reshape(2, BATCH)
   draws = {tuple(draw(jax.random.split(jax.random.key(seed), BATCH))[:, 0]) for seed in range(8)}
   assert len(draws) > 2
@@ -134,32 +147,39 @@ def test_a_drawn_subset_differs_between_keys_and_not_between_neighbours():
   np.testing.assert_array_equal(draw(DREAM_KEYS)[:, 0], draw(others)[:, 0])
 
 
-def test_a_window_of_one_row_brings_nothing_before_it():
+def test_start_without_context_remembers_nothing(make_dreamer):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool)
-  start = starts(posterior, last, number, DREAM_KEYS, num_rows=None, window=1)
-  assert start.features.shape == (18, 0, 2) and start.novelty.shape == (18, 1)
+  start = starts(make_dreamer('masked', window=1), posterior, last, number, DREAM_KEYS)
+  assert start.memory == () and start.novelty.shape == (18,)
 
 
-def test_the_past_of_a_sequence_is_left_out_of_its_first_window():
+def test_track_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
   posterior, number = numbered_posterior()
-  past = dream.past(posterior, number, WINDOW)
+  track = dreamer.actor_critic.context.replayed(posterior.latent.features, number, posterior.first)
   np.testing.assert_array_equal(
-    past.episode[:2], [[-1, -1, 1, 1, 1, 1, 1, 1], [-1, -1, 0, 0, 0, 1, 1, 1]]
+    track.episode[:2], [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
   )
-  np.testing.assert_array_equal(past.features[:, WINDOW - 1 :, 0], number.T)
-  np.testing.assert_array_equal(past.novelty[:, WINDOW - 1 :], number.T)
+  np.testing.assert_array_equal(track.features[:, WINDOW - 1 :, 0], number.T)
+  np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], number.T)
 
 
 # What a dream follows.
 
 
 def test_a_dream_begins_at_its_start(dreamt, start):
-  np.testing.assert_array_equal(dreamt.features[:, : WINDOW - 1], start.features)
-  np.testing.assert_array_equal(dreamt.features[:, WINDOW - 1], start.latent.features)
-  np.testing.assert_array_equal(dreamt.novelty[:, :WINDOW], start.novelty)
-  np.testing.assert_array_equal(dreamt.episode[:, :WINDOW], start.episode)
-  assert (dreamt.episode[:, WINDOW:] == start.episode[:, -1:]).all()
+  np.testing.assert_array_equal(dreamt.features[:, 0], start.latent.features)
+  np.testing.assert_array_equal(dreamt.novelty[0], start.novelty)
+
+
+def test_track_of_a_dream_is_its_memory_and_then_its_steps(dreamer, dreamt, start):
+  track = dream.track(dreamer.actor_critic, dreamt)
+  before = jax.tree.map(lambda x: x[:, : WINDOW - 1], track)
+  jax.tree.map(np.testing.assert_array_equal, before, start.memory)
+  np.testing.assert_array_equal(track.features[:, WINDOW - 1 :], dreamt.features)
+  np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], dreamt.novelty[:-1].T)
+  own = start.memory.episode[:, -1] + start.begins
+  assert (track.episode[:, WINDOW - 1 :] == own[:, None]).all()
 
 
 def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dreamt):
@@ -170,11 +190,11 @@ def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dr
     members = model.members(world, world_model.Recurrent(latent, model.encode_action(choice)))
     return members.mean(0), intrinsic.information_gain(*model.priors(world, members).moments())
 
-  for t in range(4):
+  for t in range(3):
     deterministic, novelty = next_row(latent_at(dreamer, dreamt, t), dreamt.choice[t])
     expected = latent_at(dreamer, dreamt, t + 1).deterministic
     np.testing.assert_allclose(deterministic, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(novelty, dreamt.novelty[:, WINDOW + t], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(novelty, dreamt.novelty[t + 1], rtol=1e-3, atol=1e-5)
   other = next_row(latent_at(dreamer, dreamt, 0), (dreamt.choice[0] + 1) % 4)[0]
   assert np.abs(other - latent_at(dreamer, dreamt, 1).deterministic).max() > 1e-3
 
@@ -185,7 +205,7 @@ def test_without_a_window_the_rows_that_are_learned_from_are_all_that_is_kept(
   dreamer = make_dreamer('masked', window=1)
   params, model = make_params(dreamer), dreamer.model
   novelty = intrinsic.information_gain(*posterior.moments)
-  start = starts(posterior, last, novelty, DREAM_KEYS, num_rows=None, window=1)
+  start = starts(dreamer, posterior, last, novelty, DREAM_KEYS)
 
   @jax.jit
   def rollout(params, start, horizon):
@@ -210,13 +230,12 @@ def test_without_a_window_the_rows_that_are_learned_from_are_all_that_is_kept(
 
 def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_critic, dreamt):
   model, policy = dreamer.model, dreamer.actor_critic
-  features = dreamt.features[:, WINDOW - 1 :]
-  rows = slice(1, 5)
+  features, track = dreamt.features, dream.track(policy, dreamt)
+  steps = slice(1, 4)
 
   @jax.jit
   def predict(params):
-    scores = policy.scores(params['actor_critic'], dreamt.features, dreamt.novelty)
-    context = policy.pool_rows(ac.Window(dreamt.features, scores, dreamt.episode))
+    context = policy.context.pool(params['actor_critic'], track, features)
     predicted = (
       model.reward(params['world_model'], features, features[..., :0], features[..., :0]).mean(),
       model.discount(params['world_model'], features),
@@ -227,11 +246,11 @@ def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_cr
 
   reward, discount, value, mask = predict(params)
   close = {'rtol': 1e-3, 'atol': 1e-4}
-  np.testing.assert_allclose(dreamt.reward[rows], reward[rows], **close)
-  np.testing.assert_allclose(dreamt.discount[rows], discount[rows], **close)
-  np.testing.assert_allclose(dreamt.value[:5], value[:5], **close)
+  np.testing.assert_allclose(dreamt.reward[steps], reward[steps], **close)
+  np.testing.assert_allclose(dreamt.discount[steps], discount[steps], **close)
+  np.testing.assert_allclose(dreamt.value[:4], value[:4], **close)
   np.testing.assert_array_equal(dreamt.mask[:4], mask[:4])
-  assert np.ptp(np.asarray(value[:5])) > 0.1  # not all the same, or nothing would be shown
+  assert np.ptp(np.asarray(value[:4])) > 0.1  # not all the same, or nothing would be shown
 
 
 def test_only_actions_believed_legal_are_dreamt(dreamt):
@@ -248,15 +267,14 @@ def test_choices_are_the_policys_at_their_own_row(dreamer, params, slow_critic, 
   output = sure['actor_critic']['actor']['Dense_1']
   sure['actor_critic']['actor']['Dense_1'] = jax.tree.map(lambda x: 1000 * x, output)
   dreamt = rollout(sure, slow_critic, start, 4)
-  rows = dream.rows(dreamt, 0, 4, WINDOW)
+  steps = steps_of(dreamer, dreamt, 0, 4)
 
   @jax.jit
-  def modes(params, rows):
-    scores = policy.scores(params, rows.features, rows.novelty)
-    context = policy.pool_rows(ac.Window(rows.features, scores, rows.episode))
-    return policy.policy(params, rows.features[:, WINDOW - 1 :], context, rows.mask).mode()
+  def modes(params, steps):
+    context = policy.context.pool(params, steps.track, steps.features)
+    return policy.policy(params, steps.features, context, steps.mask).mode()
 
-  expected = modes(sure['actor_critic'], rows)
+  expected = modes(sure['actor_critic'], steps)
   # One per cent of all choices is still drawn at random.
   assert (expected == dreamt.choice[:4].T).mean() > 0.9
   assert len(np.unique(expected)) > 1
@@ -274,7 +292,7 @@ def test_a_dream_follows_one_member_and_dreams_follow_all(
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   dreamt = rollout(changed, slow_critic, start, 4)
-  stochastic = np.asarray(dreamt.features[:, WINDOW : WINDOW + 4, -size:])
+  stochastic = np.asarray(dreamt.features[:, 1:4, -size:])
   followed = np.rint(stochastic / 100)
   assert (followed == followed[:, :1, :1]).all()
   assert set(followed[:, 0, 0]) == set(range(NUM_MEMBERS))
@@ -287,8 +305,8 @@ def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, r
   moved = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1) if x.ndim == 1 else x, start.keys)
   others = start._replace(
     latent=jax.tree.map(lambda x: x + 1, start.latent),
-    features=start.features - 1,
     novelty=start.novelty * 2,
+    memory=start.memory._replace(features=start.memory.features - 1),
     keys=moved,
   )
 
@@ -297,46 +315,35 @@ def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, r
 
   mixed = others._replace(
     latent=jax.tree.map(lambda other, own: put(other, own), others.latent, start.latent),
-    features=put(others.features, start.features),
     novelty=put(others.novelty, start.novelty),
+    memory=jax.tree.map(put, others.memory, start.memory),
     keys=put(others.keys, start.keys),
   )
   result = rollout(params, slow_critic, mixed, 4)
-  for name in ('choice', 'reward', 'discount', 'value'):
+  for name in ('choice', 'reward', 'discount', 'value', 'novelty'):
     got, expected = (np.asarray(getattr(x, name)) for x in (result, dreamt))
     np.testing.assert_array_equal(got[:, column], expected[:, column])
-  for name in ('features', 'novelty'):
-    got, expected = (np.asarray(getattr(x, name)) for x in (result, dreamt))
-    np.testing.assert_array_equal(got[column], expected[column])
-  assert (result.features[:, WINDOW + 1] != dreamt.features[:, WINDOW + 1])[
+  np.testing.assert_array_equal(result.features[column], dreamt.features[column])
+  assert (result.features[:, 2] != dreamt.features[:, 2])[
     np.arange(18) != column
   ].any(-1).all()  # fmt: skip
 
 
 def test_a_dream_alone_is_the_dream_in_a_batch(params, slow_critic, start, rollout, dreamt):
-  alone = dream.Start(
-    latent=jax.tree.map(lambda x: x[7:8], start.latent),
-    features=start.features[7:8],
-    novelty=start.novelty[7:8],
-    episode=start.episode[7:8],
-    weight=start.weight[7:8],
-    keys=start.keys[7:8],
-  )
+  alone = jax.tree.map(lambda x: x[7:8], start)
   result = rollout(params, slow_critic, alone, 4)
   np.testing.assert_array_equal(result.choice[:, 0], dreamt.choice[:, 7])
   close = {'rtol': 1e-3, 'atol': 1e-4}
-  for name in ('reward', 'discount', 'value'):
+  for name in ('reward', 'discount', 'value', 'novelty'):
     got, expected = (getattr(x, name) for x in (result, dreamt))
     np.testing.assert_allclose(got[:, 0], expected[:, 7], **close)
-  for name in ('features', 'novelty'):
-    got, expected = (getattr(x, name) for x in (result, dreamt))
-    np.testing.assert_allclose(got[0], expected[7], **close)
+  np.testing.assert_allclose(result.features[0], dreamt.features[7], **close)
 
 
 def test_two_dreams_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
   same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), start.latent)
   dreamt = rollout(params, slow_critic, start._replace(latent=same), 4)
-  assert len(np.unique(np.asarray(dreamt.features)[:, WINDOW, -1])) == 18
+  assert len(np.unique(np.asarray(dreamt.features)[:, 1, -1])) == 18
 
 
 # Where a dream ends.
@@ -345,7 +352,7 @@ def test_two_dreams_from_one_state_differ_by_their_keys(params, slow_critic, sta
 def test_a_longer_dream_continues_a_shorter_one(params, slow_critic, start, rollout, dreamt):
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], dreamt.choice[:4])
-  np.testing.assert_array_equal(longer.features[:, : WINDOW + 4], dreamt.features[:, : WINDOW + 4])
+  np.testing.assert_array_equal(longer.features[:, :4], dreamt.features[:, :4])
   np.testing.assert_array_equal(longer.reward[:5], dreamt.reward[:5])
   assert (longer.features[:, -1] != 0).all()
 
@@ -355,9 +362,8 @@ def test_nothing_is_dreamt_beyond_the_horizon(dreamt):
     rows = np.asarray(getattr(dreamt, name))
     assert rows.shape == (HORIZON_MAX + 1, 18)
     assert (rows[5:] == 0).all() and (rows[1:5] != 0).all()
-  for name in ('features', 'novelty'):
-    rows = np.asarray(getattr(dreamt, name))
-    assert (rows[:, WINDOW + 4 :] == 0).all() and (rows[:, WINDOW : WINDOW + 4] != 0).all()
+  assert (dreamt.novelty[5:] == 0).all() and (dreamt.novelty[1:5] != 0).all()
+  assert (dreamt.features[:, 4:] == 0).all() and (dreamt.features[:, :4] != 0).all()
 
 
 def test_no_horizon_is_traced_again(params, slow_critic, start, rollout):
@@ -393,11 +399,11 @@ def test_as_many_rows_are_computed_as_the_horizon_says(dreamer, params, slow_cri
 def made_dream(horizon, *, reward=0.0, discount=1.0, value=0.0, weight=(1.0, 1.0)):
   """A dream of two columns, every row alike."""
   rows = lambda x: jnp.full((HORIZON_MAX + 1, 2), x, jnp.float32)
+  start = dream.Start((), (), (), (), jnp.array(weight), ())
   return dream.Dream(
-    features=(), novelty=(), episode=(), mask=(),
+    start=start, features=(), novelty=(), mask=(),
     choice=jnp.zeros((HORIZON_MAX, 2), jnp.int32),
-    reward=rows(reward), discount=rows(discount), value=rows(value),
-    weight=jnp.array(weight), horizon=jnp.int32(horizon),
+    reward=rows(reward), discount=rows(discount), value=rows(value), horizon=jnp.int32(horizon),
   )  # fmt: skip
 
 
@@ -467,6 +473,11 @@ def policy_gradient(dreamer):
   return jax.jit(jax.value_and_grad(dreamer.actor_critic.loss, has_aux=True))
 
 
+def steps_of(dreamer, dreamt, first=0, count=HORIZON_MAX):
+  policy = dreamer.actor_critic
+  return dream.steps(policy, dreamt, dream.track(policy, dreamt), first, count)
+
+
 def targets_of(dreamt, rows=slice(None)):
   return_, weight = worth(dreamt, gamma=0.99, lambda_=0.95)
   targets = ac.Targets(return_, return_ - dreamt.value[:-1], dreamt.value[:-1], weight)
@@ -479,8 +490,8 @@ def test_salience_actor_and_critic_learn_from_a_dream(
 ):
   params = params if trained else fresh_params(dreamer)
   dreamt = rollout(params, slow_critic, start, 4)
-  rows = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW)
-  (loss, _), grads = policy_gradient(params['actor_critic'], rows, targets_of(dreamt))
+  steps = steps_of(dreamer, dreamt)
+  (loss, _), grads = policy_gradient(params['actor_critic'], steps, targets_of(dreamt))
   assert np.isfinite(loss)
   for name in ('salience', 'actor', 'critic'):
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name]))
@@ -488,14 +499,14 @@ def test_salience_actor_and_critic_learn_from_a_dream(
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
 
 
-def test_the_parts_of_a_dream_add_up_to_the_whole(params, dreamt, policy_gradient):
-  """Chunks of rows, each with the window before it, give the loss of all rows at once."""
+def test_chunks_of_a_dream_add_up_to_the_whole(dreamer, params, dreamt, policy_gradient):
+  """Chunks of steps, each with the window before it, give the loss of all steps at once."""
   policy_params, targets = params['actor_critic'], targets_of(dreamt)
-  whole = policy_gradient(policy_params, dream.rows(dreamt, 0, HORIZON_MAX, WINDOW), targets)
+  whole = policy_gradient(policy_params, steps_of(dreamer, dreamt), targets)
   parts = [
     policy_gradient(
       policy_params,
-      dream.rows(dreamt, first, 2, WINDOW),
+      steps_of(dreamer, dreamt, first, 2),
       targets_of(dreamt, slice(first, first + 2)),
     )
     for first in range(0, HORIZON_MAX, 2)
@@ -504,13 +515,15 @@ def test_the_parts_of_a_dream_add_up_to_the_whole(params, dreamt, policy_gradien
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), summed, whole)
 
 
-def test_rows_beyond_the_horizon_teach_nothing(params, dreamt, policy_gradient):
-  rows, targets = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW), targets_of(dreamt)
-  changed = rows._replace(
-    features=rows.features.at[:, WINDOW + 4 :].set(9.0),
-    choice=rows.choice.at[:, 4:].set(3),
+def test_steps_beyond_the_horizon_have_no_gradient(dreamer, params, dreamt, policy_gradient):
+  targets = targets_of(dreamt)
+  changed = dreamt._replace(
+    features=dreamt.features.at[:, 4:].set(9.0), choice=dreamt.choice.at[4:].set(3)
   )
-  results = [policy_gradient(params['actor_critic'], x, targets) for x in (rows, changed)]
+  results = [
+    policy_gradient(params['actor_critic'], steps_of(dreamer, x), targets)
+    for x in (dreamt, changed)
+  ]
   jax.tree.map(np.testing.assert_array_equal, *results)
 
 
@@ -523,20 +536,20 @@ def test_a_continuous_world_is_dreamt_and_learned_from(
   posterior = understand(model, params['world_model'], KEYS, sequence)
   novelty = intrinsic.information_gain(*posterior.moments)
   last = sequence.step_type == 2
-  start = starts(posterior, last, novelty, DREAM_KEYS, num_rows=2, window=WINDOW)
+  start = starts(dreamer, posterior, last, novelty, DREAM_KEYS, num_steps=2)
 
   @jax.jit
   def learn(params):
     dreamt = dream.rollout(
       model, policy, params, params['actor_critic']['critic'], start, jnp.int32(3)
     )
-    rows = dream.rows(dreamt, 0, HORIZON_MAX, WINDOW)
+    rows = steps_of(dreamer, dreamt)
     return dreamt, jax.grad(policy.loss, has_aux=True)(
       params['actor_critic'], rows, targets_of(dreamt)
     )[0]  # fmt: skip
 
   dreamt, grads = learn(params)
-  assert dreamt.mask.all() and (dreamt.features[:, WINDOW : WINDOW + 3] != 0).all()
+  assert dreamt.mask.all() and (dreamt.features[:, :3] != 0).all()
   assert dreamt.choice.shape == (HORIZON_MAX, 6, 2) and dreamt.choice.dtype == jnp.float32
   for name in ('salience', 'actor', 'critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

@@ -12,7 +12,6 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents import sight
 from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
-WINDOW = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
 
 
@@ -129,12 +128,13 @@ def test_in_a_dream_the_map_is_decoded_and_rewards_come_from_the_map_before(
 ):
   model, world, policy = dreamer.model, params['world_model'], dreamer.actor_critic
   novelty = intrinsic.information_gain(*posterior.moments)
-  start = dream.starts(posterior, sequence.step_type == 2, novelty, KEYS, num_rows=2, window=WINDOW)
+  last = sequence.step_type == 2
+  start, _ = dream.starts(policy, posterior, last, novelty, KEYS, num_steps=2)
   slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
   dreamt = jax.jit(
-    lambda start: dream.rollout(model, policy, params, slow_critic, start, jnp.int32(4))
+    lambda start: dream.rollout(model, policy, params, slow_critic, start, jnp.int32(5))
   )(start)
-  features = dreamt.features[:, WINDOW - 1 : WINDOW + 4].swapaxes(0, 1)
+  features = dreamt.features[:, :5].swapaxes(0, 1)
   belief, seen = features[..., : model.belief_size], features[..., model.belief_size :]
   np.testing.assert_array_equal(seen[0], start.latent.seen)
   action = model.encode_action(dreamt.choice[:4])
@@ -195,14 +195,15 @@ def test_policy_value_and_salience_read_the_view(dreamer, params):
   policy = dreamer.actor_critic
   size, view_size = policy.feature_size, policy.sight.view_size
   features = jnp.zeros((1, size)).at[0, -8:].set(1.0)
-  context, nothing = jnp.zeros((1, size)), jnp.zeros(1)
+  context = jnp.zeros((1, size))
+  track = policy.context.replayed(features[None], jnp.zeros((1, 1)), jnp.ones((1, 1), bool))
 
   @jax.jit
   def outputs(params):
     return {
       'actor': policy.policy(params, features, context, None).log_prob(jnp.zeros(1, int)),
       'critic': policy.value(params, features, context).mean(),
-      'salience': policy.scores(params, features, nothing),
+      'salience': policy.context.scores(params, track),
     }
 
   before = outputs(params['actor_critic'])

@@ -1,0 +1,236 @@
+"""Context modules: what actor and critic read of the steps before, beside the features of a step.
+
+`NoContext` gives nothing, keeps nothing and has no parameters. `Salience` pools the features of the
+last W steps of the episode by learned weights:
+
+    score_i = MLP([f_i, log(1 + novelty_i)])      w = softmax(score)      context = sum_i w_i f_i
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from hephaestus.agents import networks
+from hephaestus.agents import sight as sight_lib
+from hephaestus.agents.dreamer import config as dreamer_config
+
+Tree = Any
+
+
+class Context(Protocol):
+  """A module beside actor and critic; its methods are pure functions of their parameters.
+
+  Attributes:
+    size: C, of a context.
+  """
+
+  @property
+  def size(self) -> int: ...
+
+  def modules(self) -> dict[str, tuple[networks.MLP, int]]:
+    """Networks by name, with the number of inputs beside features and view."""
+
+  def initial(self, batch: int) -> Tree:
+    """The memory before any step."""
+
+  def advance(
+    self, params: Tree, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+  ) -> tuple[Tree, jax.Array]:
+    """One step: the next memory, and the context [B, C] of the step.
+
+    Args:
+      params: by name.
+      memory: of the steps before.
+      features: [B, F].
+      novelty: [B] float32.
+      begins: [B] bool, steps with nothing of their episode before them.
+    """
+
+  def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
+    """A track of [T, B, ...] replayed steps; the first of all begin."""
+
+  def memory_at(self, track: Tree, step: jax.Array, stream: jax.Array) -> Tree:
+    """Memories [S, ...] before step [S] of stream [S] of a track of replayed steps."""
+
+  def imagined(
+    self, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+  ) -> Tree:
+    """A track of a start and the steps imagined after it.
+
+    Args:
+      memory: of the steps before the start.
+      features: [B, H, F].
+      novelty: [B, H] float32.
+      begins: [B] bool, of the starts.
+    """
+
+  def cut(self, track: Tree, first: jax.Array | int, count: int) -> Tree:
+    """The part of a track for `count` steps from step `first` on."""
+
+  def pool(self, params: Tree, track: Tree, features: jax.Array) -> jax.Array:
+    """The contexts [B, R, C] of the steps of a track, with features [B, R, F]."""
+
+  def weights(self, params: Tree, track: Tree, num_steps: int) -> jax.Array:
+    """[B, R, W] float32, weights of the last W steps, oldest first; they sum to 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NoContext:
+  """Actor and critic read a step alone."""
+
+  size: int = 0
+
+  def modules(self) -> dict[str, tuple[networks.MLP, int]]:
+    return {}
+
+  def initial(self, batch: int) -> Tree:
+    return ()
+
+  def advance(
+    self, params: Tree, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+  ) -> tuple[Tree, jax.Array]:
+    return (), features[..., :0]
+
+  def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
+    return ()
+
+  def memory_at(self, track: Tree, step: jax.Array, stream: jax.Array) -> Tree:
+    return ()
+
+  def imagined(
+    self, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+  ) -> Tree:
+    return ()
+
+  def cut(self, track: Tree, first: jax.Array | int, count: int) -> Tree:
+    return ()
+
+  def pool(self, params: Tree, track: Tree, features: jax.Array) -> jax.Array:
+    return features[..., :0]
+
+  def weights(self, params: Tree, track: Tree, num_steps: int) -> jax.Array:
+    return jnp.ones((1, num_steps, 1), jnp.float32)
+
+
+class Window(NamedTuple):
+  """Consecutive steps, oldest first: the last W - 1 as a memory, W - 1 + R as a track of R steps.
+
+  Attributes:
+    features: [B, W, F] in the compute dtype.
+    novelty: [B, W] float32.
+    episode: [B, W] int32, a count of episodes; a step reads those of its own only.
+  """
+
+  features: jax.Array
+  novelty: jax.Array
+  episode: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Salience:
+  """Pools a window of steps by salience.
+
+  Attributes:
+    window: W, at least 2.
+    feature_size: F.
+    hidden_size: of the scores' network.
+    sight: of the world model; the view of a step's map is scored, too.
+    dtype: of the computation.
+  """
+
+  window: int
+  feature_size: int
+  hidden_size: int
+  sight: sight_lib.Sight
+  dtype: Any
+
+  @property
+  def size(self) -> int:
+    return self.feature_size
+
+  def modules(self) -> dict[str, tuple[networks.MLP, int]]:
+    return {'salience': (networks.MLP(self.hidden_size, 1, 1, 0.1, dtype=self.dtype), 1)}
+
+  def initial(self, batch: int) -> Window:
+    """Steps of episode -1; the first step of all is FIRST, so none is ever read."""
+    before = self.window - 1
+    return Window(
+      features=jnp.zeros((batch, before, self.feature_size), self.dtype),
+      novelty=jnp.zeros((batch, before), jnp.float32),
+      episode=jnp.full((batch, before), -1, jnp.int32),
+    )
+
+  def advance(
+    self, params: Tree, memory: Window, features: jax.Array, novelty: jax.Array, begins: jax.Array
+  ) -> tuple[Window, jax.Array]:
+    window = self.imagined(memory, features[:, None], novelty[:, None], begins)
+    context = self.pool(params, window, features[:, None])[:, 0]
+    return jax.tree.map(lambda x: x[:, 1:], window), context
+
+  def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Window:
+    """Steps before the sequence belong to episode -1, which no step reads."""
+
+    def before(x: jax.Array, fill: int) -> jax.Array:
+      x = jnp.swapaxes(x, 0, 1)
+      padding = ((0, 0), (self.window - 1, 0), *[(0, 0)] * (x.ndim - 2))
+      return jnp.pad(x, padding, constant_values=fill)
+
+    episode = jnp.cumsum(begins.at[0].set(True), axis=0, dtype=jnp.int32) - 1
+    return Window(before(features, 0), before(novelty, 0), before(episode, -1))
+
+  def memory_at(self, track: Window, step: jax.Array, stream: jax.Array) -> Window:
+    index = step[:, None] + jnp.arange(self.window - 1)  # into a track that begins W - 1 earlier
+    return jax.tree.map(lambda x: x[stream[:, None], index], track)
+
+  def imagined(
+    self, memory: Window, features: jax.Array, novelty: jax.Array, begins: jax.Array
+  ) -> Window:
+    episode = jnp.repeat((memory.episode[:, -1] + begins)[:, None], novelty.shape[1], axis=1)
+    window: Window = jax.tree.map(
+      lambda before, after: jnp.concatenate([before, after], axis=1),
+      memory,
+      Window(features, novelty, episode),
+    )
+    return window
+
+  def cut(self, track: Window, first: jax.Array | int, count: int) -> Window:
+    size = self.window - 1 + count
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, axis=1), track)
+
+  def pool(self, params: Tree, track: Window, features: jax.Array) -> jax.Array:
+    """One product of matrices for each stream."""
+    del features
+    weights = self._weights(self.scores(params, track), track)
+    return weights.astype(track.features.dtype) @ track.features
+
+  def scores(self, params: Tree, track: Window) -> jax.Array:
+    """[B, W - 1 + R] float32 salience of the steps of a track."""
+    novelty = jnp.log1p(track.novelty)[..., None].astype(track.features.dtype)
+    module, _ = self.modules()['salience']
+    view = self.sight.view(track.features[..., self.feature_size - self.sight.size :])
+    scores = networks.apply(module, params['salience'], track.features, view, novelty)
+    return scores[..., 0].astype(jnp.float32)
+
+  def _weights(self, scores: jax.Array, track: Window) -> jax.Array:
+    """[B, R, W - 1 + R] float32; 0 outside the window of a step and in other episodes."""
+    before, total = self.window - 1, track.episode.shape[1]
+    age = jnp.arange(before, total)[:, None] - jnp.arange(total)
+    same = track.episode[:, None] == track.episode[:, before:, None]
+    counts = same & (age >= 0) & (age <= before)
+    return jax.nn.softmax(jnp.where(counts, scores[:, None], -jnp.inf), axis=-1)
+
+  def weights(self, params: Tree, track: Window, num_steps: int) -> jax.Array:
+    weights = self._weights(self.scores(params, track), track)
+    step = jnp.arange(num_steps)[:, None]
+    return weights[:, step, step + jnp.arange(self.window)]
+
+
+def make_context(
+  config: dreamer_config.DreamerConfig, feature_size: int, sight: sight_lib.Sight
+) -> Context:
+  """Salience over `config.window` steps, or none where a window is a single step."""
+  if config.window == 1:
+    return NoContext()
+  return Salience(config.window, feature_size, config.hidden_size, sight, config.dtype)
