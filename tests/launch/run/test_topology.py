@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -88,11 +89,13 @@ class Launch:
             return True
     return False
 
-  def kill(self, node):
-    """Kills a node and waits until it is restarted."""
-    before = self.pid(node)
-    os.kill(before, signal.SIGKILL)
-    self.wait_for(lambda: self.pid(node) != before, f'another {node}')
+  def kill(self, *nodes):
+    """Kills nodes at once, and waits until they are restarted."""
+    before = {node: self.pid(node) for node in nodes}
+    for pid in before.values():
+      os.kill(pid, signal.SIGKILL)
+    for node, pid in before.items():
+      self.wait_for(lambda node=node, pid=pid: self.pid(node) != pid, f'another {node}')
 
 
 def living(folder):
@@ -112,12 +115,17 @@ def wait_until(predicate):
   return predicate()
 
 
+def kill_all(folder):
+  """Kills all processes whose command names the folder of a run."""
+  for process in psutil.process_iter(['cmdline']):
+    if str(folder) in ' '.join(process.info['cmdline'] or []):
+      process.kill()
+
+
 @pytest.fixture
 def folder(tmp_path):
   yield tmp_path / 'run'
-  for process in psutil.process_iter(['cmdline']):
-    if str(tmp_path / 'run') in ' '.join(process.info['cmdline'] or []):
-      process.kill()
+  kill_all(tmp_path / 'run')
 
 
 @pytest.fixture
@@ -132,96 +140,148 @@ def hephaestus(capsys):
 
 
 def resumed_at(log):
-  """The learner step of the last resume in a log."""
-  said = [line for line in log.read_text().splitlines() if 'Learner resumes at step' in line]
-  return int(said[-1].rsplit(' ', 1)[1].rstrip('.'))
+  """The update of each resume in a log of the learner."""
+  return [
+    int(update) for update in re.findall(r'Training resumes at update (\d+)', log.read_text())
+  ]
 
 
-@pytest.mark.timeout(900)
-def test_run_survives_kills_stops_resumes_and_ends(folder, tiny, hephaestus):
-  run = Launch(folder, *tiny, 'max_environment_steps=100000000')
+def check_steps(rows, log_period):
+  """The learner's rows are at multiples of the period, each once, and the last is the run's end."""
+  steps = [row['learner_step'] for row in rows]
+  expected = [*range(log_period, steps[-1], log_period), steps[-1]]
+  assert steps == expected, 'a step is missing or there twice'
 
-  # Actors have a second version of the parameters: learner and actors exchange data.
-  run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
-  run.wait_for(lambda: run.step('evaluator') >= 0, 'an evaluation')
-  run.wait_for(lambda: any((folder / 'replay' / 'kept').glob('*')), 'a checkpoint of replay')
 
-  assert 'reachable from this machine only' in run.words() or loopback.refusal()
-  assert not run.is_reached_from_outside() or loopback.refusal()
-  report = json.loads(hephaestus('inspect', folder, '--json'))
+def inserted(folder):
+  return live.inspect(str(folder))['tables']['episodic']['inserted']
+
+
+def newest_checkpoint(folder):
+  steps = [path.name for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()]
+  return max(map(int, steps))
+
+
+@pytest.fixture(scope='module')
+def running(tmp_path_factory, little_optimization, tiny):
+  """A run with two shards of replay that has evaluated and has checkpoints of both shards.
+
+  Its tests kill its nodes in turn; `stopped` stops it, and `finished` resumes it.
+  """
+  folder = tmp_path_factory.mktemp('shared') / 'run'
+  run = Launch(folder, *tiny, 'replay.num_shards=2', 'max_environment_steps=100000000')
+  try:
+    # Actors have a second version of the parameters: learner and actors exchange data.
+    run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
+    run.wait_for(lambda: run.step('evaluator') >= 0, 'an evaluation')
+    kept = lambda shard: any((folder / 'replay' / f'shard-{shard}' / 'kept').glob('*'))
+    run.wait_for(lambda: kept(0) and kept(1), 'a checkpoint of both shards')
+    yield run
+  finally:
+    kill_all(folder)
+
+
+@pytest.fixture(scope='module')
+def stopped(running):
+  """The shared run after Ctrl-C."""
+  os.kill(running.process.pid, signal.SIGINT)
+  running.end()
+  running.stopped_at, running.checkpointed = running.step(), newest_checkpoint(running.folder)
+  return running
+
+
+@pytest.fixture(scope='module')
+def finished(stopped, tiny):
+  """The shared run, resumed until its last environment step, with a trace of some updates."""
+  goal = stopped.rows('learner')[-1]['environment_step'] + 400
+  start = stopped.checkpointed + 20
+  run = Launch(
+    stopped.folder, *tiny, 'replay.num_shards=2', f'max_environment_steps={goal}',
+    flags=('--profile', f'{start}:{start + 4}'),
+  )  # fmt: skip
+  run.goal, run.traced = goal, start
+  run.exit_code = run.end()
+  return run
+
+
+@pytest.mark.timeout(600)
+def test_inspect_reports_running_run(running, hephaestus):
+  assert 'reachable from this machine only' in running.words() or loopback.refusal()
+  assert not running.is_reached_from_outside() or loopback.refusal()
+  report = json.loads(hephaestus('inspect', running.folder, '--json'))
   assert report['tables']['episodic']['size'] >= 8
-  assert report['tables']['params']['size'] == 1
+  assert report['tables']['params']['size'] == 2  # one in each shard
   assert report['parameter_version'] > 0
   assert report['replay_ratio']['configured'] == 16
   assert report['learner_starved_fraction'] is not None
 
-  run.kill('evaluator')
-  run.kill('actor-0')
-  acted = run.step('actor-0', 'environment_step')
-  run.wait_for(lambda: run.step('actor-0', 'environment_step') > acted + 50, 'acting again')
 
-  run.kill('learner')
-  learned = run.step()
-  run.wait_for(lambda: run.step() > learned + 20, 'learning again')
-  assert resumed_at(folder / 'logs' / 'learner.log') > 0
-
-  saved = live.inspect(str(folder))['tables']['episodic']['inserted']
-  run.kill('replay')
-  learned = run.step()
-  run.wait_for(lambda: run.step() > learned + 20, 'learning after the restart of replay')
-  assert not run.is_reached_from_outside() or loopback.refusal()
-  # Replay has restored its last checkpoint, of some seconds ago.
-  assert live.inspect(str(folder))['tables']['episodic']['inserted'] > 0.5 * saved
-
-  os.kill(run.process.pid, signal.SIGINT)
-  assert run.end() == 0, run.words()
-  assert 'stopped; resume with: hephaestus train --run' in run.words()
-  assert living(folder) == []
-  stopped_at = run.step()
-  checkpointed = max(
-    int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()
-  )
-  assert checkpointed >= stopped_at
-
-  collected = run.rows('learner')[-1]['environment_step']
-  goal = collected + 400
-  again = Launch(folder, *tiny, f'max_environment_steps={goal}')
-  assert again.end() == 0, again.words()
-  assert living(folder) == []
-  steps = [row['learner_step'] for row in again.rows('learner')]
-  assert steps == list(range(10, steps[-1] + 1, 10)), 'a step is missing or there twice'
-  assert steps[-1] > checkpointed
-  final = again.rows('evaluator')[-1]
-  assert final['final'] and final['environment_step'] >= goal
-  assert f'normalised_score={final["normalised_score"]:.3f}' in again.words()
-  assert len(list((folder / 'videos').glob('*[0-9].gif'))) == 1
-  assert len(list((folder / 'videos').glob('*-dream.gif'))) == 1
-
-  video = folder / 'video.gif'
-  result = json.loads(hephaestus('evaluate', folder, '--episodes', 8, '--json', '--video', video))
-  assert result['learner_step'] == final['learner_step']
-  assert video.stat().st_size > 0
+@pytest.mark.timeout(600)
+def test_killed_actor_and_evaluator_restart(running):
+  running.kill('evaluator')
+  running.kill('actor-0')
+  acted = running.step('actor-0', 'environment_step')
+  running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
 
 
 @pytest.mark.timeout(600)
-def test_run_with_two_shards_survives_a_killed_shard(folder, tiny, hephaestus):
-  options = ('replay.num_shards=2', 'max_environment_steps=600')
-  run = Launch(folder, *tiny, *options, flags=('--profile', '20:24'))
-  kept = lambda shard: any((folder / 'replay' / f'shard-{shard}' / 'kept').glob('*'))
-  run.wait_for(lambda: run.step() > 0 and kept(0) and kept(1), 'a checkpoint of both shards')
-  run.kill('replay-1')
-  assert run.end() == 0, run.words()
-  assert living(folder) == []
-  final = run.rows('evaluator')[-1]
-  assert final['final'] and final['environment_step'] >= 600
-  # Learner and actor were traced for a while, and continued.
-  learner, actor = (
-    run.words().split('\nlearner, updates 20 to 24: ')[1].split('\nactor-0, versions ')
-  )
+def test_killed_learner_resumes_from_its_checkpoint(running):
+  running.kill('learner')
+  learned = running.step()
+  running.wait_for(lambda: running.step() > learned + 20, 'learning again')
+  assert resumed_at(running.folder / 'logs' / 'learner.log')[-1] > 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('shards', [(1,), (0, 1)])
+def test_killed_shards_restore_their_checkpoints(running, shards):
+  before = inserted(running.folder)
+  running.kill(*(f'replay-{shard}' for shard in shards))
+  learned = running.step()
+  running.wait_for(lambda: running.step() > learned + 20, 'learning after the restart of replay')
+  assert not running.is_reached_from_outside() or loopback.refusal()
+  # A shard has restored its last checkpoint, of some seconds ago.
+  assert inserted(running.folder) > 0.5 * before
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_stops_all_nodes_after_a_checkpoint(stopped):
+  assert stopped.process.returncode == 0, stopped.words()
+  assert 'stopped; resume with: hephaestus train --run' in stopped.words()
+  assert living(stopped.folder) == []
+  assert stopped.checkpointed >= stopped.stopped_at
+
+
+@pytest.mark.timeout(600)
+def test_resumed_run_finishes_without_gap(stopped, finished):
+  assert finished.exit_code == 0, finished.words()
+  assert living(finished.folder) == []
+  check_steps(finished.rows('learner'), log_period=10)
+  assert finished.step() > stopped.checkpointed
+  final = finished.rows('evaluator')[-1]
+  assert final['final'] and final['environment_step'] >= finished.goal
+  assert f'normalised_score={final["normalised_score"]:.3f}' in finished.words()
+  assert len(list((finished.folder / 'videos').glob('*[0-9].gif'))) == 1
+  assert len(list((finished.folder / 'videos').glob('*-dream.gif'))) == 1
+
+
+@pytest.mark.timeout(600)
+def test_profile_reports_traces_of_learner_and_actor(finished):
+  heading = f'\nlearner, updates {finished.traced} to {finished.traced + 4}: '
+  learner, actor = finished.words().split(heading)[1].split('\nactor-0, versions ')
   assert 'it waited for replay' in learner and 'pmap_update' in learner
   assert 'it wrote to replay' in actor and 'jit_unroll' in actor
   assert 'perfetto.json.gz' in actor and actor.index('perfetto') < actor.index('done: ')
-  assert 'nothing is wrong' in hephaestus('inspect', folder, '--check')
+
+
+@pytest.mark.timeout(600)
+def test_finished_run_is_checked_and_evaluated(finished, hephaestus):
+  assert 'nothing is wrong' in hephaestus('inspect', finished.folder, '--check')
+  video = finished.folder / 'video.gif'
+  options = ('--episodes', 8, '--json', '--video', video)
+  result = json.loads(hephaestus('evaluate', finished.folder, *options))
+  assert result['learner_step'] == finished.rows('evaluator')[-1]['learner_step']
+  assert video.stat().st_size > 0
 
 
 @pytest.mark.timeout(600)
@@ -234,7 +294,7 @@ def test_learner_processes_restart_together_and_are_killed_with_their_launcher(f
   run.wait_for(lambda: run.pid('learner-0') != first, 'another first process of the learner')
   killed = time.time()
   run.wait_for(lambda: run.rows('learner') and run.rows('learner')[-1]['time'] > killed, 'a row')
-  assert resumed_at(folder / 'logs' / 'learner-0.log') > 0
+  assert resumed_at(folder / 'logs' / 'learner-0.log')[-1] > 0
   restarts = [row['name'] for row in run.rows('events') if row['kind'] == 'restarting']
   assert restarts == ['learner-1']
   assert 'learner-0 listens at 127.0.0.1:' in run.words()
@@ -269,7 +329,7 @@ def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   run.wait_for(lambda: saved() and run.step() > 0, 'a checkpoint and a row')
   run.kill('learner')
   log = folder / 'logs' / 'learner.log'
-  run.wait_for(lambda: 'resumes at step' in log.read_text(), 'another learner')
+  run.wait_for(lambda: resumed_at(log), 'another learner')
   resumed = time.time()  # rows beyond its checkpoint are dropped before it writes one
   run.wait_for(lambda: run.rows('learner') and run.rows('learner')[-1]['time'] > resumed, 'a row')
   rows = run.rows('learner')
@@ -279,11 +339,10 @@ def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   assert report['environment_step'] in {row['environment_step'] for row in rows}
   assert run.end() == 0, run.words()
   assert living(folder) == []
-  resumed = [line for line in log.read_text().splitlines() if 'Learner resumes at step' in line]
-  assert len(resumed) == 1 and int(resumed[0].rsplit(' ', 1)[1].rstrip('.')) > 0
+  (update,) = resumed_at(log)
+  assert update > 0
   rows = run.rows('learner')
-  steps = [row['learner_step'] for row in rows]
-  assert steps == list(range(2, steps[-1] + 1, 2)), 'a step is missing or there twice'
+  check_steps(rows, log_period=2)
   # The learner used all it read: eight sequences of eight steps in each update.
   assert all(row['environment_step'] >= 64 * row['learner_step'] for row in rows)
   assert max(row['staleness'] for row in rows) <= 2
