@@ -197,7 +197,15 @@ RENAMED = {
   'evaluator.film_period': 'evaluator.video_period',
 }
 # Keys that became constants, each with the only value that may stand in older folders.
-REMOVED: dict[str, Any] = {}
+REMOVED: dict[str, Any] = {
+  'agent.competence_fast': 0.1,
+  'agent.competence_slow': 0.005,
+  'agent.return_rate': 0.01,
+  'agent.slow_critic_rate': 0.02,
+  'agent.slow_critic_scale': 1.0,
+  'learner.model_max_gradient': 100.0,
+  'learner.policy_max_gradient': 10.0,
+}
 
 
 def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConfig:

@@ -1,9 +1,9 @@
-"""The presets: which sizes for which machine, and how long for which environment."""
+"""Presets: sizes for each machine, and the settings of environments that differ on a laptop."""
 
 import dataclasses
 import pathlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 
@@ -15,10 +15,11 @@ from hephaestus.learner import config as learner_config
 from hephaestus.replay import tables
 
 Preset = Callable[[str], launch_config.ExperimentConfig]
+Change = Callable[[launch_config.ExperimentConfig], launch_config.ExperimentConfig]
 
 
 def laptop(environment: str) -> launch_config.ExperimentConfig:
-  """Two CPU cores: a small model, its dreams short, its experience replayed often."""
+  """Two CPU cores: a small model, short imagination, a high replay ratio."""
   config = launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=dreamer_config.SIZES['laptop'],
@@ -35,15 +36,18 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     ),
     actor=actor.ActorConfig(num_actors=1, num_envs=16, sequence_length=32),
     evaluator=evaluator.EvaluatorConfig(),
-    max_environment_steps=25_000 if environment == 'catch' else 45_000,
+    max_environment_steps=45_000,
     accelerator=False,
   )
-  tuned = {'grid_world': _laptop_grid_world, 'gymnax/DeepSea-bsuite': _laptop_deep_sea}
-  return tuned.get(environment, lambda config: config)(config)
+  return _settings_of(environment, _LAPTOP)(config)
+
+
+def _laptop_catch(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
+  return dataclasses.replace(config, max_environment_steps=25_000)
 
 
 def _laptop_deep_sea(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
-  """One reward, in a corner that chance does not find: curiosity weighs more, and acts at once."""
+  """One reward, which random actions do not reach: a large weight of novelty, and no warm-up."""
   agent, learner = config.dreamer()
   return dataclasses.replace(
     config,
@@ -53,12 +57,12 @@ def _laptop_deep_sea(config: launch_config.ExperimentConfig) -> launch_config.Ex
     replay=dataclasses.replace(config.replay, warm_up=64),
     learner=dataclasses.replace(learner, batch_size=64, model_learning_rate=2e-3, publish_period=4),
     actor=actor.ActorConfig(num_actors=1, num_envs=8, sequence_length=8),
-    max_environment_steps=63_000,  # 3,000 episodes of size 20, each with a row to begin with
+    max_environment_steps=63_000,  # 3,000 episodes of size 20, and their FIRST steps
   )
 
 
 def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
-  """Layouts are drawn anew in every episode: many must be seen, so each is replayed less often."""
+  """Every episode has a new layout: a low replay ratio, so that many are learned from."""
   agent, learner = config.dreamer()
   return dataclasses.replace(
     config,
@@ -69,10 +73,10 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       latent='gaussian',
       stochastic_size=32,
       levels=9,
-      dynamics_scale=0.1,  # at 1, no code for the layout is ever found: see docs/design.md
+      dynamics_scale=0.1,  # at 1, the latent never encodes the layout
       starts_per_sequence=2,
       return_floor=0.3,
-      entropy_scale=0.004,  # at 0.02 it wins over what pays, once returns spread as states differ
+      entropy_scale=0.004,  # at 0.02 it outweighs the return, once returns differ by state
       warm_up_updates=500,
       novelty_scale=0.002,
     ),
@@ -85,7 +89,7 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
       warm_up=256,
       max_in_flight=16,
     ),
-    # Short sequences of many environments: a batch then shows twice as many layouts.
+    # Short sequences of many environments: twice as many layouts in a batch.
     learner=dataclasses.replace(
       learner,
       batch_size=64,
@@ -99,18 +103,24 @@ def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.
   )
 
 
-def _large(*, starts_per_sequence: int | None = None) -> dreamer_config.DreamerConfig:
-  """The full model, with a latent that tells the known from the new: see docs/design.md."""
-  return dreamer_config.DreamerConfig(
-    latent='categorical', stochastic_size=16, classes=16, starts_per_sequence=starts_per_sequence
-  )
+# Settings by environment, which a single configuration will replace.
+_LAPTOP = {
+  'catch': _laptop_catch,
+  'grid_world': _laptop_grid_world,
+  'gymnax/DeepSea-bsuite': _laptop_deep_sea,
+}
+
+
+def _settings_of(environment: str, settings: Mapping[str, Change]) -> Change:
+  """The change of a preset for an environment; none for all others."""
+  return settings.get(environment, lambda config: config)
 
 
 def gpu(environment: str) -> launch_config.ExperimentConfig:
   """One GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=_large(starts_per_sequence=16),
+    agent=dreamer_config.DreamerConfig(starts_per_sequence=16),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=2048, share=0.5),
@@ -127,10 +137,10 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
 
 
 def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
-  """The four chips of a v4-8 and CPU hosts: the full model, dreaming from every row."""
+  """The four chips of a v4-8 and CPU hosts: the full model, imagining from every step."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=_large(),
+    agent=dreamer_config.DreamerConfig(),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=4096, share=0.5),
@@ -147,9 +157,9 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
 
 
 def _plain(preset: Preset) -> Preset:
-  """DreamerV3's shape of a preset: one transition, nothing but the task's reward, dreams of 15 rows.
+  """A preset with DreamerV3's shape: one transition, no intrinsic reward, 15 imagined steps.
 
-  What an ensemble, curiosity and a horizon that adapts are worth is measured against it.
+  It is the baseline of the ensemble, intrinsic motivation and the adaptive horizon.
   """
 
   def make(environment: str) -> launch_config.ExperimentConfig:
@@ -176,23 +186,23 @@ GPU_MEMORY = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,n
 
 
 def gpu_gibibytes() -> float | None:
-  """Memory of the smallest GPU, asked of the driver so that none is woken; None if it is silent."""
+  """Memory of the smallest GPU, from the driver, so that JAX need not start; None if unknown."""
   try:
-    said = subprocess.run(
+    output = subprocess.run(
       GPU_MEMORY, capture_output=True, text=True, timeout=10.0, check=True
     ).stdout
-    return min(float(line) for line in said.split('\n') if line.strip()) / 1024
+    return min(float(line) for line in output.split('\n') if line.strip()) / 1024
   except (OSError, subprocess.SubprocessError, ValueError):
     return None
 
 
-def _worlds_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
-  """As many environments as usual, or half of them for each halving of the memory that those need.
+def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
+  """The usual number of environments, halved for each halving of the memory that they need.
 
   Args:
-    gibibytes: that there are; None where unknown.
+    gibibytes: available; None where unknown.
     usual: number of environments.
-    needed: GiB, for the usual number to have room in the largest environment.
+    needed: GiB, for the usual number of the largest environment.
   """
   while gibibytes is not None and gibibytes < needed and usual > 32:
     usual, needed = usual // 2, needed / 2
@@ -200,7 +210,7 @@ def _worlds_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
 
 
 def _on_policy(num_envs: int) -> tables.ReplayConfig:
-  """A queue of half a batch, each sequence read once; a fused run, which needs none, opens none."""
+  """A queue of half a batch, each sequence read once; a fused run opens none."""
   queue = tables.Stratum(name='on_policy', max_size=num_envs // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
 
@@ -208,7 +218,7 @@ def _on_policy(num_envs: int) -> tables.ReplayConfig:
 def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
   memory = psutil.virtual_memory().total / 2**30
-  num_envs = _worlds_for(memory, usual=256, needed=2.0)
+  num_envs = _envs_for(memory, usual=256, needed=2.0)
   config = launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=masked_ppo.PPOConfig(hidden_size=192, cell_size=8, levels=9, entropy_scale=5e-3),
@@ -216,16 +226,20 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=33),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
-    max_environment_steps=500_000 if environment == 'catch' else 2_000_000,
+    max_environment_steps=2_000_000,
     accelerator=False,
   )
-  return _ppo_laptop_hackmatrix(config) if environment == 'hackmatrix' else config
+  return _settings_of(environment, _PPO_LAPTOP)(config)
+
+
+def _ppo_laptop_catch(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
+  return dataclasses.replace(config, max_environment_steps=500_000)
 
 
 def _ppo_laptop_hackmatrix(
   config: launch_config.ExperimentConfig,
 ) -> launch_config.ExperimentConfig:
-  """Long unrolls, a high rate, and more chance than elsewhere (docs/results.md has what was tried)."""
+  """Long unrolls, a high learning rate and a large weight of entropy."""
   return dataclasses.replace(
     config,
     agent=masked_ppo.PPOConfig(cell_size=8, entropy_scale=0.05),
@@ -235,29 +249,37 @@ def _ppo_laptop_hackmatrix(
   )
 
 
-def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on one GPU: minibatches, epochs and rate follow the number of environments, and these its memory.
+def _ppo_large_hackmatrix(
+  config: launch_config.ExperimentConfig,
+) -> launch_config.ExperimentConfig:
+  """At an entropy scale of 0.01 the agent oscillates between two cells."""
+  agent, _ = config.ppo()
+  return dataclasses.replace(config, agent=dataclasses.replace(agent, entropy_scale=0.1))
 
-  2,048 environments of `hackmatrix` need about 5 GiB as `Fused.memory` estimates; others may need more.
+
+_PPO_LAPTOP = {'catch': _ppo_laptop_catch, 'hackmatrix': _ppo_laptop_hackmatrix}
+_PPO_LARGE = {'hackmatrix': _ppo_large_hackmatrix}
+
+
+def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
+  """PPO on one GPU: environments by its memory; minibatches, epochs and rate by environments.
+
+  2,048 environments of `hackmatrix` need about 5 GiB by `Program.memory`; others may need more.
   """
-  return _ppo_at_large(environment, _worlds_for(gpu_gibibytes(), usual=2048, needed=12.0))
+  return _ppo_at_large(environment, _envs_for(gpu_gibibytes(), usual=2048, needed=12.0))
 
 
 def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentConfig:
-  return launch_config.ExperimentConfig(
+  config = launch_config.ExperimentConfig(
     environment={'name': environment},
-    # With 0.01 an agent goes to and fro in hackmatrix.
-    agent=masked_ppo.PPOConfig(
-      cell_size=8,
-      image_channels=64,
-      entropy_scale=0.1 if environment == 'hackmatrix' else 0.01,
-    ),
+    agent=masked_ppo.PPOConfig(cell_size=8, image_channels=64, entropy_scale=0.01),
     replay=_on_policy(num_envs),
     learner=learner_config.PPOLearnerConfig(),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=129),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=100_000_000,
   )
+  return _settings_of(environment, _PPO_LARGE)(config)
 
 
 def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
@@ -275,7 +297,7 @@ AGENTS: dict[str, dict[str, Preset]] = {
 
 
 def default_preset() -> str:
-  """The preset of what this machine shows: found without waking the accelerator."""
+  """The preset of this machine, found without starting the accelerator."""
   if pathlib.Path('/dev/accel0').exists():
     return 'tpu-v4-8'
   return 'gpu' if pathlib.Path('/dev/nvidiactl').exists() else 'laptop'

@@ -166,10 +166,7 @@ def update(
   Raises:
     ValueError: no boredom, one outside [0, 1], or no time.
   """
-  if not boredom or not all(0 <= each <= 1 for each in boredom):
-    raise ValueError(f'--boredom {" ".join(map(str, boredom))}: each must lie in [0, 1]')
-  if not 0 < seconds < float('inf'):
-    raise ValueError(f'--seconds {seconds}: must be positive')
+  _check(boredom, seconds)
   allocator.keep()
   # Boredom stays what it is set to, whatever the model learns.
   agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
@@ -202,9 +199,6 @@ def update(
     figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
     figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
   ]
-  num_starts = work.learner.batch_size * min(
-    agent_config.starts_per_sequence or work.num_rows, work.num_rows
-  )
   for each in boredom:
     state, metrics = compiled(on_device(at(each)), sequence)
     horizon = float(metrics['dream/horizon'][0])
@@ -213,13 +207,7 @@ def update(
     flops = always + sum(each * count for each, count in zip(by_row, trips, strict=True))
     what = f'{name}/boredom_{each:g}'
     figures += [
-      figure(f'{what}/horizon', horizon, 'rows'),
-      figure(what, duration, 's'),
-      figure(f'{what}/updates', 1 / duration, 'updates/s'),
-      figure(
-        f'{what}/replayed', work.learner.batch_size * (work.num_rows - 1) / duration, 'steps/s'
-      ),
-      figure(f'{what}/imagined', num_starts * horizon / duration, 'steps/s'),
+      *_speeds(work, what, horizon, duration),
       figure(
         f'{what}/matmul', flops / duration, 'FLOP/s', limit=limit, ratio=flops / duration / limit
       ),
@@ -229,6 +217,27 @@ def update(
       parts['rest'] = duration - sum(parts.values())
       figures += [figure(f'{what}/phase/{part}', value, 's') for part, value in parts.items()]
   return figures
+
+
+def _check(boredom: Sequence[float], seconds: float) -> None:
+  if not boredom or not all(0 <= each <= 1 for each in boredom):
+    raise ValueError(f'--boredom {" ".join(map(str, boredom))}: each must lie in [0, 1]')
+  if not 0 < seconds < float('inf'):
+    raise ValueError(f'--seconds {seconds}: must be positive')
+
+
+def _speeds(work: Work, name: str, horizon: float, duration: float) -> list[Figure]:
+  """Figures of an update of so many imagined steps and seconds."""
+  figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
+  batch = work.learner.batch_size
+  num_starts = batch * min(work.agent.starts_per_sequence or work.num_rows, work.num_rows)
+  return [
+    figure(f'{name}/horizon', horizon, 'rows'),
+    figure(name, duration, 's'),
+    figure(f'{name}/updates', 1 / duration, 'updates/s'),
+    figure(f'{name}/replayed', batch * (work.num_rows - 1) / duration, 'steps/s'),
+    figure(f'{name}/imagined', num_starts * horizon / duration, 'steps/s'),
+  ]
 
 
 def _phases(

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+# Global norms to which the gradients of world model and actor-critic are clipped.
+MODEL_MAX_GRADIENT, POLICY_MAX_GRADIENT = 100.0, 10.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
@@ -14,8 +17,6 @@ class LearnerConfig:
   batch_size: int = 256  # sequences, over all devices
   model_learning_rate: float = 3e-4
   policy_learning_rate: float = 1e-4
-  model_max_gradient: float = 100.0  # global norm
-  policy_max_gradient: float = 10.0
   adam_epsilon: float = 1e-8
   rate_warm_up: int = 100  # updates until the learning rates are reached
   publish_period: int = 25  # updates

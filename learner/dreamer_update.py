@@ -18,6 +18,7 @@ import optax
 from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import dream, intrinsic
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
@@ -78,8 +79,8 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
   """Builds the update of one agent."""
   learner = _Learner(
     dreamer,
-    make_optimizer(config.model_learning_rate, config.model_max_gradient, config),
-    make_optimizer(config.policy_learning_rate, config.policy_max_gradient, config),
+    make_optimizer(config.model_learning_rate, learner_config.MODEL_MAX_GRADIENT, config),
+    make_optimizer(config.policy_learning_rate, learner_config.POLICY_MAX_GRADIENT, config),
   )
   return Update(learner.init, learner.update)
 
@@ -189,7 +190,7 @@ class _Learner:
     self, state: TrainState, imagined: _Imagined
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; also metrics of the policy and of the dream."""
-    config, dreamt = self.dreamer.config, imagined.dream
+    dreamt = imagined.dream
     spread, scale, targets = self._targets(state.spread, imagined)
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
@@ -198,7 +199,7 @@ class _Learner:
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
     params = optax.apply_updates(params, updates)
     slow_critic = optax.incremental_update(
-      params['critic'], state.slow_critic, config.slow_critic_rate
+      params['critic'], state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
@@ -241,7 +242,7 @@ class _Learner:
     spread, scale = returns.update_spread(
       spread,
       jax.lax.all_gather(first, devices_lib.DEVICES),
-      rate=config.return_rate,
+      rate=dreamer_config.RETURN_RATE,
       floor=config.return_floor,
     )
     total = devices_lib.over_devices(weight.sum())

@@ -178,7 +178,7 @@ class ActorCritic:
     actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
     value = self.value(params, features, context)
     critic = -value.log_prob(targets.return_)
-    critic -= config.slow_critic_scale * value.log_prob(targets.slow_value)
+    critic -= value.log_prob(targets.slow_value)
     total = lambda x: jnp.sum(targets.weight * x)
     metrics = {
       'actor_loss': total(actor),
@@ -212,5 +212,5 @@ class ActorCritic:
       bootstrap_t=last,
     )
     value = self.value(params, features[:-1], context[:-1])
-    loss = -value.log_prob(return_) - config.slow_critic_scale * value.log_prob(slow[:-1])
+    loss = -value.log_prob(return_) - value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))

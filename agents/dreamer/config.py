@@ -6,10 +6,19 @@ import jax.numpy as jnp
 
 from hephaestus.agents import distributions
 
+# Hafner et al. (2023): rates of the slow critic and of the average spread of returns.
+SLOW_CRITIC_RATE = 0.02
+RETURN_RATE = 0.01
+# Rates of the two averages of novelty whose difference is competence.
+COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DreamerConfig:
-  """Sizes and constants of the agent; the defaults are the full model of a v4-8.
+  """Sizes and constants of the agent.
+
+  The defaults are the model of the presets `gpu` and `tpu-v4-8`, for one GPU or the four chips of a
+  TPU v4-8: 5 members of 1,024 units and a categorical latent of 16 x 16. `SIZES` has the others.
 
   Raises:
     ValueError: a number that cannot work, named with its field.
@@ -18,9 +27,9 @@ class DreamerConfig:
   # World model.
   deterministic_size: int = 1024
   memory_steps: int = 64  # longest time constant of its units, before they have learned
-  latent: str = 'gaussian'
-  stochastic_size: int = 32
-  classes: int = 32  # of each latent; read by the categorical latent only
+  latent: str = 'categorical'
+  stochastic_size: int = 16
+  classes: int = 16  # of each latent; read by the categorical latent only
   hidden_size: int = 512
   encoder_layers: int = 2
   levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: a number, and no map is seen
@@ -48,18 +57,13 @@ class DreamerConfig:
   lambda_: float = 0.95
   entropy_scale: float = 3e-4
   unimix: float = 0.01
-  slow_critic_rate: float = 0.02
-  slow_critic_scale: float = 1.0
   replayed_value_scale: float = 0.3
-  return_rate: float = 0.01
   return_floor: float = 1.0  # smallest spread of returns that advantages are divided by
   warm_up_updates: int = 200  # the world model alone learns until then
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' for comparison only
   novelty_scale: float = 0.02  # weight beside the task's reward of novelty, whose mean is 1 at most
-  competence_fast: float = 0.1
-  competence_slow: float = 0.005
   boredom_threshold: float = 0.01
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2
@@ -157,7 +161,7 @@ SIZES = {
     steps_per_chunk=15,
     compute_dtype='float32',
   ),
-  # One GPU, as the headline is stated; the presets of accelerators have a categorical latent.
-  'full': DreamerConfig(starts_per_sequence=16),
+  # One GPU, as the headline throughput is stated: the default, with a Gaussian latent.
+  'full': DreamerConfig(latent='gaussian', stochastic_size=32, starts_per_sequence=16),
 }
 """Sizes that have a name."""

@@ -157,12 +157,12 @@ def update(
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
-  fast = state.fast + config.competence_fast * (novelty - state.fast)
-  slow = state.slow + config.competence_slow * (novelty - state.slow)
+  fast = state.fast + dreamer_config.COMPETENCE_FAST * (novelty - state.fast)
+  slow = state.slow + dreamer_config.COMPETENCE_SLOW * (novelty - state.slow)
   # expm1 and log1p: 1 - (1 - 0.005)^1 loses digits in float32.
   correct = lambda value, rate: value / -jnp.expm1(num_updates * jnp.log1p(-jnp.float32(rate)))
-  corrected_fast = correct(fast, config.competence_fast)
-  corrected_slow = correct(slow, config.competence_slow)
+  corrected_fast = correct(fast, dreamer_config.COMPETENCE_FAST)
+  corrected_slow = correct(slow, dreamer_config.COMPETENCE_SLOW)
   competence = jax.nn.relu((corrected_slow - corrected_fast) / (corrected_slow + 1e-8))
   change = jnp.where(
     competence < config.boredom_threshold, config.boredom_rise, -config.boredom_fall

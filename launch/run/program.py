@@ -150,9 +150,8 @@ def build_learner(
   is_first = group is None or group.is_first
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
-  read = address  # by this process: shards of its own, where there are enough
-  if place is not None and len(address) >= place.size:
-    read = address[place.rank :: place.size]
+  has_own = place is not None and len(address) >= place.size  # shards for this process alone
+  read = address[place.rank :: place.size] if place is not None and has_own else address
   trained = drawn.Trained(
     parts_lib.make_update(config, parts, num_devices=jax.device_count()),
     parts.agent.acting_params,
@@ -172,9 +171,6 @@ def build_learner(
       publish_period=config.learner.publish_period,
       num_processes=config.learner.num_processes,
     )
-  profiler = None
-  if profile is not None and is_first:
-    profiler = profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
   return loop.Loop(
     source,
     config.learner,
@@ -191,7 +187,9 @@ def build_learner(
     checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if is_first else None,
     seed=config.seed,
     group=group,
-    profiler=profiler,
+    profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
+    if profile is not None and is_first
+    else None,
   )
 
 

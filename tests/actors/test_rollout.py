@@ -14,7 +14,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 NUM_ENVS, NUM_STEPS = 3, 7
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 TINY = dreamer_config.DreamerConfig(
-  deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
+  latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
   num_bins=11, horizon_max=4, horizon_min=2, steps_per_chunk=2, policy_layers=1, window=3,
   compute_dtype='float32',
 )  # fmt: skip

@@ -77,7 +77,13 @@ def test_observation_is_left_of_the_prediction():
 def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
   env = catch.Catch(rows=4, columns=3)
   config = dreamer_config.DreamerConfig(
-    deterministic_size=8, hidden_size=16, stochastic_size=4, ensemble_size=2, num_bins=11, window=2
+    latent='gaussian',
+    deterministic_size=8,
+    hidden_size=16,
+    stochastic_size=4,
+    ensemble_size=2,
+    num_bins=11,
+    window=2,
   )
   agent = dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec).agent
   params = jax.jit(agent.init_params)(jax.random.key(0))

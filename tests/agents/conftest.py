@@ -73,6 +73,7 @@ def make_dreamer():
   @functools.cache
   def make(world='masked', **changes):
     tiny = {
+      'latent': 'gaussian',
       'deterministic_size': 8, 'stochastic_size': 4, 'classes': 3, 'hidden_size': 16,
       'encoder_layers': 1, 'ensemble_size': 3, 'free_nats': 0.0, 'num_bins': 21,
       'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'steps_per_chunk': 2,

@@ -503,7 +503,12 @@ def test_moments_are_those_of_each_members_prior(model, params, sequence, unders
 def test_a_number_between_two_levels_is_shared_between_them():
   spec = specs.BoundedArray((2,), np.float32, 0, 1)
   tiny = config.DreamerConfig(
-    deterministic_size=4, hidden_size=8, stochastic_size=2, ensemble_size=2, levels=5
+    latent='gaussian',
+    deterministic_size=4,
+    hidden_size=8,
+    stochastic_size=2,
+    ensemble_size=2,
+    levels=5,
   )
   model = world_model.WorldModel(tiny, spec, specs.DiscreteArray(2))
   inputs = model.codec.encode(jnp.array([[0.25, 0.875]], jnp.float32))[0]

@@ -87,7 +87,10 @@ def test_override_sets_values_by_path(laptop):
       r'learner.batch_size=\d+: does not divide over learner.num_processes=3',
     ),
     ('learner.stuck_seconds=-1', r'learner.stuck_seconds=-1.0: must be positive, or 0'),
-    ('learner.batch_size=1', r'replay.strata.episodic.share=0.5: a batch of 1'),
+    (
+      'learner.batch_size=1',
+      r'replay.strata.episodic.share=0.5: it has no sequence in a batch of 1',
+    ),
     ('replay.strata[0].share=0.7', r'replay.strata.share=\[0.7, 0.5\]: make the shares sum to 1'),
     ('replay.strata=[{nam: all}]', r'replay.strata=.*give a list such as \[{name: episodic'),
     ('agent.window=[1]', r'agent.window=\[1\]: '),
@@ -275,3 +278,13 @@ def test_override_by_old_key_names_the_new_key():
 def test_basic_keys_exist():
   keys = config.flatten(dataclasses.asdict(presets.laptop('catch')))
   assert config.BASIC.keys() <= keys.keys()
+
+
+def test_removed_keys_of_an_older_version_load_with_their_value_alone(tmp_path):
+  made = presets.laptop('catch')
+  path = tmp_path / 'config.yaml'
+  path.write_text(config.to_yaml(made).replace('agent:\n', 'agent:\n  return_rate: 0.01\n'))
+  assert config.load(path) == made
+  path.write_text(config.to_yaml(made).replace('agent:\n', 'agent:\n  return_rate: 0.5\n'))
+  with pytest.raises(ValueError, match=r'agent\.return_rate=0\.5: is always 0\.01'):
+    config.load(path)

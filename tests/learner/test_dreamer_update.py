@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures('little_optimization')
 
 NUM_ROWS, BATCH = 6, 8
 TINY = dict(
-  deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=3,
+  latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1,
+  ensemble_size=3,
   num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, steps_per_chunk=2, policy_layers=1,
   window=3, starts_per_sequence=4, warm_up_updates=0, compute_dtype='float32',
 )  # fmt: skip
@@ -217,7 +218,7 @@ def test_the_spread_of_returns_is_a_float32_average_corrected_for_its_beginning(
   dreamer, one_device
 ):
   """After one update that saw returns 5 apart, another one counts for half, and is not rounded."""
-  batch, rate = make_batch(dreamer), dreamer.config.return_rate
+  batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
   seen = one_device.arrays().spread.value / rate
   fresh = one_device.begin().state

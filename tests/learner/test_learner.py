@@ -42,7 +42,7 @@ class Parts:
     environment = environments.make('catch', rows=4, columns=3)
     self.dreamer = dreamer_agent.make_dreamer(
       dreamer_config.DreamerConfig(
-        deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
+        latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
         num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, steps_per_chunk=2, window=2,
         policy_layers=1, starts_per_sequence=2, warm_up_updates=3, compute_dtype='float32',
       ),

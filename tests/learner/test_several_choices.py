@@ -54,7 +54,7 @@ def trained(request):
   environment.check(world)
   if request.param == 'dreamer':
     config = dreamer_config.DreamerConfig(
-      deterministic_size=8, stochastic_size=4, hidden_size=8, encoder_layers=1, ensemble_size=2,
+      latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=8, encoder_layers=1, ensemble_size=2,
       num_bins=11, bin_limit=3.0, horizon_max=2, horizon_min=2, steps_per_chunk=2, policy_layers=1,
       window=2, starts_per_sequence=2, warm_up_updates=0, compute_dtype='float32', unimix=0.3,
     )  # fmt: skip
