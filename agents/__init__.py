@@ -1,1 +1,1 @@
-"""What an agent is: networks, distributions, losses and policies, as pure functions."""
+"""Agents: networks, distributions, losses and policies, as pure functions."""

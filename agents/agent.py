@@ -1,4 +1,4 @@
-"""Agent: the few pure functions that every agent offers to those who act with it."""
+"""Agent: the pure functions that every agent offers to actors and evaluators."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,13 +10,13 @@ Tree = Any
 
 
 class Foresight(NamedTuple):
-  """An episode as a model knew it.
+  """An episode as a model decodes it: first reconstructed, then imagined.
 
   Attributes:
-    observation: [T, ...] float32 leaves, without a mask: what it made of what it saw; from some row
-      on what it dreamt instead, told nothing but the actions.
-    salience: [T, W] float32, how much each of the last W rows, oldest first, counted for the action
-      at row t; 0 for those before the episode.
+    observation: [T, ...] float32 leaves, without a mask. Reconstructions of the first steps; then
+      observations predicted from the actions alone.
+    salience: [T, W] float32, weights of the last W steps, oldest first, in the context of the
+      action at step t; 0 for steps before the episode.
   """
 
   observation: Tree
@@ -24,21 +24,21 @@ class Foresight(NamedTuple):
 
 
 class Agent(NamedTuple):
-  """An agent, seen from the outside.
+  """An agent, as callers outside of `agents` use it.
 
   Attributes:
     init_params: key -> params, float32.
-    acting_params: params -> the part of them that `act` reads; this is what travels to actors.
+    acting_params: params -> the part of them that `act` reads; actors fetch only this part.
     initial_policy_state: number of environments N -> policy state, the memory of N fresh policies.
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
     act: (acting params, key, policy state, timestep, *, greedy) -> (policy state, Decision), for
-      N environments at once. A FIRST row clears the policy state. `greedy` asks for the mode.
-    explain: as `act`, with `extras` that say what it chose among as well: `log_probs` [N, A]
-      float32, those of all choices, in sum over an action's parts; None for an agent that acts
-      continuously or does not say.
+      N environments at once. A FIRST step clears the policy state. `greedy` takes the mode.
+    explain: as `act`, with `log_probs` in `extras`: [N, A] float32, log-probabilities of all
+      choices, those of an action's parts one after another. None for continuous actions, or for an
+      agent that does not offer it.
     foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
-      Foresight of one episode that begins at row 0 and of which it sees `context` rows; None for an
-      agent without a model.
+      Foresight of one episode that begins at step 0, of which the model observes `context` steps;
+      None for an agent without a model.
   """
 
   init_params: Callable[[chex.PRNGKey], Tree]

@@ -1,4 +1,4 @@
-"""What an agent learns from, a Sequence, and what it decides, a Decision."""
+"""The unit of experience, a Sequence, and the output of a policy, a Decision."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ Tree = Any
 
 
 class Decision(NamedTuple):
-  """What an agent chooses at one row.
+  """An agent's output at one step.
 
   Attributes:
     action: [N] or [N, M] int32, or [N, A] float32.
-    extras: what learning must know of the choice, such as the behaviour's `log_prob` [N].
+    extras: [N, ...] by name, data on the choice for learning, such as the behaviour's `log_prob`.
   """
 
   action: jax.Array
@@ -25,21 +25,23 @@ class Decision(NamedTuple):
 
 
 class Sequence(NamedTuple):
-  """T rows of one environment's stream; the unit of experience, stored as it was made.
+  """T steps of one environment's stream; the unit of experience, stored as it was made.
 
-  Row t holds what arrived at t and the action chosen from it. The last row only lends its value:
-  its action is unread, and the next sequence of the same environment begins with the same row.
+  Step t holds the observation and reward that arrived at t and the action chosen from them. The
+  last step only lends its value for bootstrapping: its action is unread, and the next sequence of
+  the same environment begins with the same step.
   Leading axes: [T] as stored, [B, T] as sampled, [T, B] inside a loss (see `time_major`).
 
   Attributes:
     observation: [T, ...] tree of arrays.
     action: [T] or [T, M] int32, or [T, A] float32.
-    reward: [T] float32, earned by the action of the row before; 0 at FIRST.
-    discount: [T] float32; at LAST, 0 means terminated and 1 cut off; 1 elsewhere.
+    reward: [T] float32, earned by the action of the step before; 0 at FIRST.
+    discount: [T] float32; at LAST, 0 means terminated and 1 truncated; 1 elsewhere.
     step_type: [T] int32, of `dm_env.StepType`.
-    extras: [T, ...] what the decision says of itself.
-    initial_state: what the agent's recurrent state was before the first row; no time axis.
-    identity: [] uint32, random; what must be decided once per sequence is decided by it.
+    extras: [T, ...] by name, see `Decision`.
+    initial_state: the agent's recurrent state before the first step; no time axis.
+    identity: [] uint32, random ID, stable across replays; seeds random choices made once for each
+      sequence.
     version: [] int32, the learner step of the parameters that acted.
     actor_id: [] int32.
   """
@@ -57,7 +59,7 @@ class Sequence(NamedTuple):
 
 
 def time_major(sequence: Sequence) -> Sequence:
-  """[B, T, ...] rows to [T, B, ...]; what has no time axis stays [B, ...]."""
+  """[B, T, ...] to [T, B, ...]; fields without a time axis stay [B, ...]."""
   swap = lambda tree: jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
   return sequence._replace(
     observation=swap(sequence.observation),
@@ -70,27 +72,27 @@ def time_major(sequence: Sequence) -> Sequence:
 
 
 def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
-  """What no Sequence may be, for whoever looks at stored ones.
+  """Finds violations of the rules that every Sequence keeps.
 
-  Every number is finite. An episode begins with FIRST, which pays nothing and whose discount is 1;
-  it ends with LAST, and only the row after that is a FIRST. The discount lies in [0, 1], and is not
-  0 before LAST (outside environments may have other ones than 1 there).
+  Every number is finite. An episode begins with FIRST, whose reward is 0 and whose discount is 1.
+  It ends with LAST, and only the step after LAST is FIRST. The discount lies in [0, 1], and is not
+  0 before LAST (outside environments may have discounts other than 1 there).
 
   Args:
-    sequence: one, [T, ...] of host arrays.
+    sequence: one, [T, ...] host arrays.
 
   Returns:
-    (row, what is wrong) each; the row is None where what is wrong has no time axis.
+    (step, message) of each violation; the step is None for a field without a time axis.
   """
   found: list[tuple[int | None, str]] = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(sequence):
     if not jnp.issubdtype(leaf.dtype, jnp.inexact) or np.isfinite(leaf).all():
       continue
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    row = None
+    step = None
     if name.split('/')[0] in ('observation', 'action', 'reward', 'discount', 'extras'):
-      row = int(np.argwhere(~np.isfinite(leaf))[0][0])
-    found.append((row, f'{name} is not finite'))
+      step = int(np.argwhere(~np.isfinite(leaf))[0][0])
+    found.append((step, f'{name} is not finite'))
   first, mid, last = (
     np.asarray(sequence.step_type) == kind
     for kind in (dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST)
@@ -98,19 +100,19 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
   reward, discount = np.asarray(sequence.reward), np.asarray(sequence.discount)
   follows_last = np.append(False, last[:-1])
   begins_anew = np.append(False, first[1:])
-  for rows, text in (
+  for violates, text in (
     (~(first | mid | last), 'the step type is none of FIRST, MID and LAST'),
     (follows_last & ~first, 'follows LAST and is not FIRST: a reset that is not marked'),
     (
       begins_anew & ~follows_last,
-      'FIRST follows a row that is not LAST: an end that is not marked',
+      'FIRST follows a step that is not LAST: an end that is not marked',
     ),
     (first & (reward != 0), 'FIRST has a reward'),
     (first & (discount != 1), 'FIRST has a discount other than 1'),
     ((discount < 0) | (discount > 1), 'the discount lies outside [0, 1]'),
     (mid & (discount == 0), 'MID has a discount of 0: an end that is not marked'),
   ):
-    found += [(int(row), text) for row in np.flatnonzero(rows)]
+    found += [(int(step), text) for step in np.flatnonzero(violates)]
   return found
 
 
@@ -118,13 +120,13 @@ def episode_returns(stream: Iterable[Sequence]) -> list[float]:
   """Undiscounted returns of the episodes that lie wholly within some sequences of one environment.
 
   Args:
-    stream: [T, ...] each, the next beginning with the row that the one before ended with; only
-      `reward` and `step_type` are read.
+    stream: [T, ...] each; each begins with the last step of the one before. Only `reward` and
+      `step_type` are read.
   """
   parts = [(sequence.step_type, sequence.reward) for sequence in stream]
   if not parts:
     return []
-  # The first row of each but the first is there already.
+  # The first step of each later sequence is the last step of the one before.
   kind, reward = (
     np.concatenate([part[which][min(index, 1) :] for index, part in enumerate(parts)])
     for which in (0, 1)
@@ -132,7 +134,7 @@ def episode_returns(stream: Iterable[Sequence]) -> list[float]:
   first, last = (
     np.flatnonzero(kind == which) for which in (dm_env.StepType.FIRST, dm_env.StepType.LAST)
   )
-  begin = np.append(-1, first)[np.searchsorted(first, last)]  # of each end; -1: it is not there
+  begin = np.append(-1, first)[np.searchsorted(first, last)]  # of each LAST; -1: before the stream
   is_whole = begin > np.append(-1, last[:-1])
   total = np.cumsum(reward, dtype=np.float64)
   return (total[last] - total[begin])[is_whole].tolist()

@@ -1,7 +1,7 @@
-"""Masked PPO: its numbers, its network, a policy that keeps to the legal actions, and its loss.
+"""Masked PPO: its config, its network, a policy over the legal actions, and its loss.
 
-Schulman et al. (2017), "Proximal policy optimization algorithms". With a GRU between the encoder
-and the heads where one row does not tell enough (`recurrent_size`).
+Schulman et al. (2017), "Proximal policy optimization algorithms". `recurrent_size` puts a GRU
+between the encoder and the heads, for environments that are only partially observed.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class PPOConfig:
   """Sizes and constants of the agent.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: an invalid value, named with its field.
   """
 
   # Network.
@@ -38,19 +38,19 @@ class PPOConfig:
   num_layers: int = 2
   activation: str = 'silu'
   layer_norm: bool = True
-  cell_size: int = 0  # width of the layer that all cells of a board share; 0: read it as any vector
-  levels: int = 0  # that a number in [0, 1] is also read by, or a map seen by; 0: as a number only
-  symlog: bool = True  # numbers are read by their symlog, small whatever they are; else as they are
+  cell_size: int = 0  # width of the layer shared by the cells of a board; 0: flat, as any vector
+  levels: int = 0  # that numbers in [0, 1], or the cells of a map, are also encoded by; 0: none
+  symlog: bool = True  # whether numbers are encoded by their symlog
   image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
   recurrent_size: int = 0  # width of the GRU; 0: no memory
-  shared: bool = True  # actor and critic read one network, else each its own
+  shared: bool = True  # whether actor and critic share encoder and GRU
   compute_dtype: str = 'float32'
 
   # Loss.
   gamma: float = 0.99
   lambda_: float = 0.95
   clip: float = 0.2  # of the ratio of likelihoods, to either side of 1
-  value_clip: float | None = None  # how far a value may move from the old one; None: anywhere
+  value_clip: float | None = None  # largest move of a value from the old one; None: no limit
   value_scale: float = 0.5
   entropy_scale: float = 0.01
 
@@ -85,25 +85,25 @@ class PPOConfig:
 
   @property
   def dtype(self):
-    """What the networks compute in; see DreamerConfig for why it is not looked up by name."""
+    """Dtype of the networks; `DreamerConfig.dtype` says why it is not looked up by name."""
     return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
 
 
-class Rows(NamedTuple):
-  """What the loss reads, [R, ...] in any order; with a memory [T, B, ...], whole streams.
+class Steps(NamedTuple):
+  """Inputs of the loss, [R, ...] in any order; with a memory [T, B, ...], whole streams.
 
   Attributes:
     inputs: observations, as `Network.flatten` gives them.
-    mask: [..., A] bool, the legal actions; None in an environment where all always are.
-    first: [...] bool, rows that begin an episode.
+    mask: [..., A] bool, the legal actions; None in an environment without a mask.
+    first: [...] bool, steps that begin an episode.
     choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
-    log_prob: [...] float32, of the choice when it was made.
-    value: [...] float32, the critic's when the choice was made.
-    return_: [...] float32, what the value should have been.
+    log_prob: [...] float32, of the choice under the policy that rho compares with.
+    value: [...] float32, of the critic before the update.
+    return_: [...] float32, target of the value.
     advantage: [...] float32.
     weight: [...] float32, 0 at LAST, whose action is unread; else 1, or its share of the loss.
-    importance: [...] float32, how much likelier the choice is to those around whom is clipped than
-      to those who acted; None where they are the same.
+    importance: [...] float32, likelihood of the choice under the proximal policy, divided by its
+      likelihood under the policy that acted; None where the two are the same.
   """
 
   inputs: tuple[jax.Array, ...]
@@ -133,7 +133,7 @@ class Network:
   action_spec: specs.BoundedArray
 
   def __post_init__(self):
-    distributions.Actions(self.action_spec)  # refuses what it cannot play
+    distributions.Actions(self.action_spec)  # raises for an unsupported spec
 
   @property
   def discrete(self) -> bool:
@@ -145,7 +145,7 @@ class Network:
 
   @property
   def _readers(self) -> tuple[str, str]:
-    """Whose torso the actor reads, and whose the critic."""
+    """Names of the torsos that actor and critic read."""
     return ('shared', 'shared') if self.config.shared else ('actor', 'critic')
 
   def _modules(self) -> dict[str, nn.Module]:
@@ -197,7 +197,7 @@ class Network:
     }
 
   def initial_memory(self, num_envs: int) -> dict[str, jax.Array]:
-    """[N, H] float32 for each network that remembers; empty without a memory."""
+    """[N, H] float32 for each torso with a memory; empty without a memory."""
     if not self.config.recurrent_size:
       return {}
     zeros = jnp.zeros((num_envs, self.config.recurrent_size), jnp.float32)
@@ -206,10 +206,9 @@ class Network:
   def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:
     """[..., observation] to [..., F] float32, the mask left out; with a map, also its view.
 
-    Where it is made of bits it stays bool, and images that a CNN reads come behind it as they are:
-    `_read` makes numbers of them, for they are smaller so. Without images the boards that are read
-    by their cells come behind it, [..., cells, features] float32 each. What the rows of a batch are
-    turned into once, before they are read in each epoch.
+    An observation of bits stays bool, and images for a CNN follow in their own dtypes, to save
+    memory; `_read` converts both to numbers. Without images, boards that are read cell by cell
+    follow, [..., cells, features] float32 each. A batch is flattened once, before its first epoch.
     """
     if not self._sight.size:
       return self.codec.compact(observation)
@@ -229,7 +228,7 @@ class Network:
 
   @property
   def _feature_size(self) -> int:
-    """Of what the encoder makes: one width for the numbers, if there are any, and for each image."""
+    """Width of the encoder's output: a hidden size for the numbers, if any, and for each image."""
     num_images = len(self.codec.image_specs)
     has_numbers = not num_images or self.codec.unit.size > 0
     return self.config.hidden_size * (num_images + has_numbers)
@@ -239,7 +238,7 @@ class Network:
     return sight.Sight.of(self.observation_spec, self.config.levels)
 
   def _read(self, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Inputs of the encoder; a map's view is in them already, and says more than levels of its cells."""
+    """Inputs of the encoder; with a map they include its egocentric view, in place of levels."""
     return inputs if self._sight.size else self.codec.inputs(inputs)
 
   def apply(
@@ -249,16 +248,16 @@ class Network:
     first: jax.Array,
     memory: dict[str, jax.Array],
   ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
-    """What the policy and the value are at some rows.
+    """The actor's outputs and the value at some steps.
 
     Args:
       params: of this network.
       inputs: [..., observation] as `flatten` gives them; [T, B, ...] with a memory.
-      first: [...] bool, rows before which the memory is cleared.
-      memory: of B streams, before the first row.
+      first: [...] bool, steps before which the memory is cleared.
+      memory: of B streams, before the first step.
 
     Returns:
-      The memory after the last row, [..., outputs] of the actor and [...] values, float32.
+      The memory after the last step, [..., outputs] of the actor and [...] values, float32.
     """
     inputs = self._read(inputs)
     modules, features, after = self._modules(), {}, {}
@@ -274,15 +273,15 @@ class Network:
     return after, outputs.astype(jnp.float32), value.astype(jnp.float32)
 
   def _remember(self, params: Tree, gates: jax.Array, first: jax.Array, memory: jax.Array):
-    """A GRU along [T, B, 3 H] gates, whose part of the inputs is one product over all rows.
+    """A GRU along [T, B, 3 H] gates, which one product over all steps made of the inputs.
 
-    Cho et al. (2014), with the reset behind the recurrent product as in cuDNN.
+    Cho et al. (2014), with the reset after the recurrent product as in cuDNN.
     """
     chex.assert_rank([gates, first], [3, 2])
     product = networks.Dense(gates.shape[-1], dtype=self.config.dtype)
 
-    def step(memory, row):
-      gates, first = row
+    def step(memory, inputs):
+      gates, first = inputs
       memory = jnp.where(first[:, None], 0.0, memory)
       own = networks.apply(product, params, memory)
       reset_x, update_x, new_x = jnp.split(gates.astype(jnp.float32), 3, axis=-1)
@@ -295,32 +294,33 @@ class Network:
     return jax.lax.scan(step, memory, (gates, first))
 
   def policy(self, outputs: jax.Array, mask: jax.Array | None):
-    """The distribution over actions that the actor's [..., outputs] describe."""
+    """The distribution over actions, from the actor's [..., outputs]."""
     return self.actions.policy(outputs, mask)
 
-  def rows(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Rows:
-    """All rows of a batch of sequences but their last, which lends its value, with their targets.
+  def steps(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Steps:
+    """All steps of a batch of sequences with their targets; the last only lends its value.
 
-    What older parameters did is clipped around the policy of `params`, and weighted:
+    Actions of older parameters are clipped around a proximal policy, that of `params`, and weighted
+    by their importance:
 
       actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
 
-    Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around
-    the policy that acted, an update would go only what the updates in between have left of the way.
-    An action that used to be rare weighs no more than MOST_IMPORTANCE.
+    Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around the policy
+    that acted, an update could move only as far as the updates in between have left. The importance
+    of an action is at most MOST_IMPORTANCE.
 
     Args:
       params: of this network, the same that acted unless `delayed`.
       sequence: [T, B, ...], its `extras` from `act`.
-      delayed: whether those who acted may have had the parameters of some updates ago.
+      delayed: whether the parameters that acted may be some updates old.
 
     Returns:
-      Rows [T - 1, B, ...].
+      Steps [T - 1, B, ...].
     """
     inputs, first = self.flatten(sequence.observation), sequence.step_type == FIRST
     last = sequence.step_type == LAST
-    # The value of the last row, from which nobody has acted; a memory must be led there first.
-    # Where others acted all values are looked up: theirs would lag behind what they are to become.
+    # The value of the last step is computed, since no action was chosen there; a GRU must run along
+    # the whole sequence for it. With delayed parameters all values are computed anew.
     begin = 0 if self.config.recurrent_size or delayed else -1
     some = tuple(x[begin:] for x in inputs)
     _, outputs, value = self.apply(params, some, first[begin:], sequence.initial_state)
@@ -342,7 +342,7 @@ class Network:
       near = self.policy(outputs[:-1], mask).log_prob(choice)
       ratio = jnp.exp(jnp.clip(near - log_prob, -20.0, np.log(MOST_IMPORTANCE)))
       log_prob, importance = near, jnp.where(last[:-1], 1.0, ratio)
-    return Rows(
+    return Steps(
       inputs=tuple(x[:-1] for x in inputs),
       mask=mask,
       first=first[:-1],
@@ -356,43 +356,43 @@ class Network:
     )
 
   def loss(
-    self, params: Tree, rows: Rows, memory: dict[str, jax.Array]
+    self, params: Tree, steps: Steps, memory: dict[str, jax.Array]
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped surrogate, the value's squared error, and a bonus for entropy.
 
       actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o),
-               weighted where `rows` were delayed
-      critic   1/2 (v - G)^2, or the larger of it and of the error of v kept within `value_clip`
-      KL       (rho - 1) - log rho, an estimate of KL(pi_old || pi) without bias and never negative
+               weighted by their importance where `steps` are delayed
+      critic   1/2 (v - G)^2; with `value_clip` the larger of it and of the error of the clipped v
+      KL       (rho - 1) - log rho, an unbiased estimate of KL(pi_old || pi) that is never negative
 
     Schulman et al. (2017), equations 7 and 9; Schulman (2020), "Approximating KL divergence".
 
     Args:
       params: of this network.
-      rows: advantages normalised, weights summing to 1.
-      memory: before the first row, [B, H]; empty without.
+      steps: with normalised advantages and weights of sum 1.
+      memory: before the first step, [B, H] each; empty without.
 
     Returns:
-      The loss [] and metrics, all of them sums over weighted rows.
+      The loss [] and metrics, all of them weighted sums over steps.
     """
     config = self.config
-    _, outputs, value = self.apply(params, rows.inputs, rows.first, memory)
-    policy = self.policy(outputs, rows.mask)
-    log_ratio = policy.log_prob(rows.choice) - rows.log_prob
-    # At LAST rows nobody chose, so the ratio may be anything; infinity would survive a weight of 0.
-    log_ratio = jnp.where(rows.weight > 0, jnp.clip(log_ratio, -20.0, 20.0), 0.0)
+    _, outputs, value = self.apply(params, steps.inputs, steps.first, memory)
+    policy = self.policy(outputs, steps.mask)
+    log_ratio = policy.log_prob(steps.choice) - steps.log_prob
+    # At LAST no action was chosen, so the ratio may be infinite, and would survive a weight of 0.
+    log_ratio = jnp.where(steps.weight > 0, jnp.clip(log_ratio, -20.0, 20.0), 0.0)
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
-    actor = -jnp.minimum(ratio * rows.advantage, clipped * rows.advantage)
-    if rows.importance is not None:
-      actor = rows.importance * actor
-    critic = jnp.square(value - rows.return_)
+    actor = -jnp.minimum(ratio * steps.advantage, clipped * steps.advantage)
+    if steps.importance is not None:
+      actor = steps.importance * actor
+    critic = jnp.square(value - steps.return_)
     if config.value_clip is not None:
-      near = rows.value + jnp.clip(value - rows.value, -config.value_clip, config.value_clip)
-      critic = jnp.maximum(critic, jnp.square(near - rows.return_))
+      near = steps.value + jnp.clip(value - steps.value, -config.value_clip, config.value_clip)
+      critic = jnp.maximum(critic, jnp.square(near - steps.return_))
     critic = 0.5 * critic
     entropy = policy.entropy()
-    total = lambda x: jnp.sum(rows.weight * x)
+    total = lambda x: jnp.sum(steps.weight * x)
     metrics = {
       'actor_loss': total(actor),
       'critic_loss': total(critic),
@@ -405,12 +405,12 @@ class Network:
 
 
 class PPO(NamedTuple):
-  """The parts of the agent, for those who train it.
+  """The parts of the agent, as the learner needs them.
 
   Attributes:
-    config: its numbers.
+    config: sizes and constants.
     network: policy, value and their loss.
-    agent: the same, for those who act with it.
+    agent: the same, as actors and evaluators need it.
   """
 
   config: PPOConfig
@@ -432,26 +432,26 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     explain: bool = False,
   ) -> tuple[dict[str, jax.Array], experience.Decision]:
     inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
-    row = tuple(x[None] for x in inputs)
-    memory, outputs, value = network.apply(params, row, first[None], memory)
+    one_step = tuple(x[None] for x in inputs)
+    memory, outputs, value = network.apply(params, one_step, first[None], memory)
     mask = observation_lib.action_mask(timestep.observation) if network.discrete else None
-    chances = network.policy(outputs[0], mask)
+    policy = network.policy(outputs[0], mask)
     noise = network.actions.noise(key, timestep.step_type.shape[0])
     extras = {'value': value[0]}
     if network.discrete:
-      action = chances.mode() if greedy else chances.sample(noise)
+      action = policy.mode() if greedy else policy.sample(noise)
       action = choice = action.astype(jnp.int32)
       if explain:
-        extras['log_probs'] = chances.log_probs
+        extras['log_probs'] = policy.log_probs
     else:
-      # Without noise a sample is the mode, and its likelihood that of what is played.
-      action, choice = chances.sample(jnp.zeros_like(noise) if greedy else noise)
+      # Without noise a sample is the mode, with the likelihood of the action that is taken.
+      action, choice = policy.sample(jnp.zeros_like(noise) if greedy else noise)
       extras['raw_action'] = choice
-    return memory, experience.Decision(action, extras | {'log_prob': chances.log_prob(choice)})
+    return memory, experience.Decision(action, extras | {'log_prob': policy.log_prob(choice)})
 
   agent = agent_lib.Agent(
     init_params=network.init,
-    acting_params=lambda params: params,  # `act` also says what the critic thought
+    acting_params=lambda params: params,  # `act` also gives the value of the critic
     initial_policy_state=network.initial_memory,
     stored_state=lambda memory: memory,
     act=act,

@@ -20,20 +20,20 @@ def lambda_returns(
   lambda_: float,
   bootstrap_t: jax.Array | None = None,
 ) -> jax.Array:
-  """The lambda-return of each row but the last.
+  """The lambda-return of each step but the last.
 
     G_t = r_{t+1} + gamma d_{t+1} ( (1 - lambda) v_{t+1} + lambda G_{t+1} ),    G_T = v_T
 
   Sutton and Barto (2018), equation 12.18 in its recursive form.
 
   Args:
-    reward_t: [T, ...] float32, reward that arrived at row t; row 0 is unread.
-    discount_t: [T, ...] float32, the environment's discount at row t; row 0 is unread.
-    value_t: [T, ...] float32, value of row t.
+    reward_t: [T, ...] float32, reward that arrived at step t; step 0 is unread.
+    discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
+    value_t: [T, ...] float32, value of step t.
     gamma: the agent's discount factor.
-    lambda_: 0 trusts the next value, 1 only the last one.
-    bootstrap_t: [T, ...] bool, rows whose return *is* their value, so nothing behind them counts:
-      the row at a dream's horizon, or the last row of an episode within a sequence.
+    lambda_: 0 bootstraps from the next value, 1 only from the last one.
+    bootstrap_t: [T, ...] bool, steps whose return *is* their value, so later steps do not count:
+      the step at the imagination horizon, or the last step of an episode within a sequence.
 
   Returns:
     [T - 1, ...] float32.
@@ -42,14 +42,14 @@ def lambda_returns(
   if bootstrap_t is None:
     bootstrap_t = jnp.zeros(value_t.shape, bool)
 
-  def step(return_t, row):
-    reward, discount, value, bootstrap = row
+  def step(return_t, inputs):
+    reward, discount, value, bootstrap = inputs
     return_t = jnp.where(bootstrap, value, return_t)
     return_tm1 = reward + gamma * discount * ((1 - lambda_) * value + lambda_ * return_t)
     return return_tm1, return_tm1
 
-  rows = jax.tree.map(lambda x: x[1:], (reward_t, discount_t, value_t, bootstrap_t))
-  _, returns = jax.lax.scan(step, value_t[-1], rows, reverse=True)
+  inputs = jax.tree.map(lambda x: x[1:], (reward_t, discount_t, value_t, bootstrap_t))
+  _, returns = jax.lax.scan(step, value_t[-1], inputs, reverse=True)
   return returns
 
 
@@ -62,18 +62,18 @@ def generalised_advantages(
   gamma: float,
   lambda_: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """GAE of each row but the last, and the lambda-return that the value should be.
+  """GAE of each step but the last, and the lambda-return, the target of the value.
 
     A_t = G_t - v_t = sum_k (gamma lambda)^k delta_{t+k},  delta_t = r_{t+1} + gamma d_{t+1} v_{t+1} - v_t
 
-  Schulman et al. (2016), equation 16; the sum ends with the row before LAST, whose value counts in
-  full where the episode was cut off (d = 1) and not at all where it terminated (d = 0).
+  Schulman et al. (2016), equation 16. The sum ends with the step before LAST. The value at LAST
+  counts in full in a truncated episode (d = 1) and not at all in a terminated one (d = 0).
 
   Args:
-    reward_t: [T, ...] float32; row 0 is unread.
-    discount_t: [T, ...] float32; row 0 is unread.
+    reward_t: [T, ...] float32; step 0 is unread.
+    discount_t: [T, ...] float32; step 0 is unread.
     value_t: [T, ...] float32.
-    last_t: [T, ...] bool, rows that end an episode; what is returned for them means nothing.
+    last_t: [T, ...] bool, steps that end an episode; their advantages and returns mean nothing.
     gamma: the agent's discount factor.
     lambda_: 0 for the one-step error, 1 for the whole return.
 
@@ -87,7 +87,7 @@ def generalised_advantages(
 
 
 class Spread(NamedTuple):
-  """A slow average of the 5 to 95 % range of returns.
+  """An exponential moving average of the 5 to 95 % range of returns.
 
   Attributes:
     value: [] float32, biased.
@@ -106,13 +106,13 @@ def initial_spread() -> Spread:
 def update_spread(
   spread: Spread, return_: jax.Array, *, rate: float, floor: float
 ) -> tuple[Spread, jax.Array]:
-  """The spread with a batch of returns added, and the scale to divide advantages by.
+  """Adds a batch of returns to the spread; also gives the scale that divides advantages.
 
   Hafner et al. (2023), equation 7, with the bias of the average corrected.
 
   Args:
     spread: before.
-    return_: [...] float32, NaN where a return is left out.
+    return_: [...] float32; NaN leaves a return out.
     rate: of the average.
     floor: least scale.
 
@@ -120,7 +120,7 @@ def update_spread(
     The new spread, and [] float32.
   """
   low, high = jnp.nanpercentile(return_, jnp.array([5.0, 95.0]))
-  change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: none is left
+  change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: all are left out
   value = spread.value + rate * change
   spread = Spread(value, spread.num_updates + 1)
   correction = 1 - (1 - rate) ** spread.num_updates
@@ -128,11 +128,11 @@ def update_spread(
 
 
 def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:
-  """A weighted sample to mean 0 and standard deviation 1.
+  """Shifts and scales a weighted sample to mean 0 and standard deviation 1.
 
   Args:
     x: [...] float32.
-    weight: [...] float32, of sum 1 by `total`.
+    weight: [...] float32, of sum 1 over all devices.
     total: sums an array over all devices.
   """
   centred = x - total(weight * x)
@@ -165,7 +165,7 @@ def explained_variance(
 def correlation(
   predicted: jax.Array, real: jax.Array, counts: jax.Array, total: Total
 ) -> jax.Array:
-  """Pearson's correlation of predictions with what arrived.
+  """Pearson's correlation of predictions with observed values.
 
   Args:
     predicted: [...] float32.
@@ -174,13 +174,13 @@ def correlation(
     total: sums an array over all devices.
 
   Returns:
-    [] float32. Where what arrived is constant there is nothing to predict: 1. Where only the
-    predictions are constant: 0.
+    [] float32. 1 where the observed values are constant, since there is nothing to predict; 0 where
+    only the predictions are constant.
   """
   weight = counts / jnp.maximum(total(counts.astype(jnp.float32)), 1e-8)
 
   def centred(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The sample without its mean, its variance, and whether that is more than rounding."""
+    """The sample less its mean, its variance, and whether the variance exceeds rounding."""
     left = x - total(weight * x)
     variance = total(weight * jnp.square(left))
     return left, variance, variance > 1e-10 * total(weight * jnp.square(x))

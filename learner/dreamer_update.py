@@ -135,7 +135,7 @@ class _Learner:
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, drives = intrinsic.update(
-      state.intrinsic, devices_lib.over_devices(novelty.mean()), config, awake=warm
+      state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, drives.horizon, 0)
     imagined = self._imagine(state, posterior, novelty, dream_keys, sequence, horizon, drives)

@@ -249,7 +249,7 @@ class _Learner:
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(jax.random.wrap_key_data(state.key))
     rate = self._learning_rate(state)
-    batch = self.ppo.network.rows(state.params, sequence, delayed=self.delayed)
+    batch = self.ppo.network.steps(state.params, sequence, delayed=self.delayed)
     num_steps, num_envs = batch.weight.shape
     order = self._shuffle(shuffle_key, num_envs, num_steps)
     steps = batch
@@ -296,7 +296,12 @@ class _Learner:
     return jnp.swapaxes(order, 0, 1).reshape(num_epochs * num_minibatches, -1)
 
   def _epochs(
-    self, state: TrainState, steps: masked_ppo.Rows, memory: Tree, rate: jax.Array, order: jax.Array
+    self,
+    state: TrainState,
+    steps: masked_ppo.Steps,
+    memory: Tree,
+    rate: jax.Array,
+    order: jax.Array,
   ) -> tuple[Tree, Tree, Metrics]:
     """A gradient step for each minibatch; new parameters and moments, and metrics [E M]."""
 
@@ -315,7 +320,7 @@ class _Learner:
     carry, metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), order)
     return *carry, metrics
 
-  def _pick(self, steps: masked_ppo.Rows, memory: Tree, places: jax.Array):
+  def _pick(self, steps: masked_ppo.Steps, memory: Tree, places: jax.Array):
     """One minibatch: whole streams, or steps of a batch that is flat already."""
     axis = 1 if self._recurrent else 0
     steps = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), steps)
@@ -327,14 +332,14 @@ class _Learner:
 
     def split(params: Tree, sequence: experience.Sequence):
       sequence = experience.time_major(sequence)
-      steps, memory = self.ppo.network.rows(params, sequence), sequence.initial_state
+      steps, memory = self.ppo.network.steps(params, sequence), sequence.initial_state
       if self._recurrent:
         part = lambda x: x[:, : x.shape[1] // count]
         return steps, (jax.tree.map(part, steps), jax.tree.map(lambda x: part(x[None])[0], memory))
       part = lambda x: x[: x.shape[0] // count]
       return steps, (jax.tree.map(part, _flat(steps)), memory)
 
-    def residuals(params: Tree, minibatch: tuple[masked_ppo.Rows, Tree]):
+    def residuals(params: Tree, minibatch: tuple[masked_ppo.Steps, Tree]):
       return jax.vjp(lambda params: self.ppo.network.loss(params, *minibatch)[0], params)[1]
 
     steps, minibatch = jax.eval_shape(split, params, sequence)
@@ -347,7 +352,7 @@ class _Learner:
     )
 
 
-def _normalise(steps: masked_ppo.Rows) -> masked_ppo.Rows:
+def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:
   """Advantages to mean 0 and deviation 1, weights to sum 1, over a minibatch of all devices.
 
   Weights sum to 1 on average over the devices, so the mean of their gradients is the gradient.
@@ -358,7 +363,7 @@ def _normalise(steps: masked_ppo.Rows) -> masked_ppo.Rows:
   return steps._replace(advantage=advantage, weight=weight)
 
 
-def _batch_metrics(batch: masked_ppo.Rows) -> Metrics:
+def _batch_metrics(batch: masked_ppo.Steps) -> Metrics:
   """Metrics of a batch before it is learned from."""
   metrics = {
     'ppo/explained_variance': returns.explained_variance(
@@ -373,6 +378,6 @@ def _batch_metrics(batch: masked_ppo.Rows) -> Metrics:
   return metrics
 
 
-def _flat(steps: masked_ppo.Rows) -> masked_ppo.Rows:
+def _flat(steps: masked_ppo.Steps) -> masked_ppo.Steps:
   """[T, B, ...] steps, some of which may have no numbers, as [T B, ...]."""
   return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), steps)

@@ -136,7 +136,7 @@ def update(
   novelty: jax.Array,
   config: dreamer_config.DreamerConfig,
   *,
-  awake: jax.Array | bool = True,
+  trained: jax.Array | bool = True,
 ) -> tuple[IntrinsicState, Drives]:
   """Competence, boredom and horizon after one more batch.
 
@@ -152,7 +152,7 @@ def update(
     state: before the batch.
     novelty: [] float32, mean of the batch, equal on all replicas.
     config: rates, threshold and bounds.
-    awake: [] bool, whether the actor learns yet; the novelty of a model that knows nothing is large
+    trained: [] bool, whether the actor learns yet; the novelty of a model that knows nothing is large
       everywhere, and no measure of what is to come.
   """
   novelty = novelty.astype(jnp.float32)
@@ -169,7 +169,7 @@ def update(
   )
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
-  peak = jnp.where(awake, jnp.maximum(state.peak, corrected_slow), 0.0)
+  peak = jnp.where(trained, jnp.maximum(state.peak, corrected_slow), 0.0)
   return IntrinsicState(fast, slow, peak, boredom, num_updates), Drives(
     horizon.astype(jnp.int32), corrected_fast, corrected_slow, peak, competence, boredom
   )

@@ -481,7 +481,7 @@ class WorldModel:
       return jnp.ones((*belief.shape[:-1], self.action_size), bool)
     return self._apply(params, 'mask', belief) > 0
 
-  def understand(
+  def infer(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
   ) -> tuple[Posterior, Any, Any]:
     """Runs the model along real sequences.
@@ -554,7 +554,7 @@ class WorldModel:
       The loss [], and (what was understood, rewards expected [T, B], metrics).
     """
     config = self.config
-    posterior, belief, priors = self.understand(params, keys, sequence)
+    posterior, belief, priors = self.infer(params, keys, sequence)
     rows = posterior.latent.belief
 
     before = lambda carried, rows: jnp.concatenate([carried[None].astype(rows.dtype), rows[:-1]])

@@ -175,13 +175,13 @@ def make_sequence(make_observation):
 
 
 @pytest.fixture(scope='session')
-def understand():
+def infer():
   """(model, params, keys, sequence) -> Posterior; compiled once for each model."""
   compiled = {}
 
   def run(model, params, keys, sequence):
     if id(model) not in compiled:
-      function = lambda *arguments: model.understand(*arguments)[0]
+      function = lambda *arguments: model.infer(*arguments)[0]
       compiled[id(model)] = jax.jit(function)
     return compiled[id(model)](params, keys, sequence)
 

@@ -251,7 +251,7 @@ def test_training_understands_what_acting_understood(episode, world, begin):
     initial_state=stored,
   )
   keys = jax.random.split(jax.random.key(0), 3)
-  posterior, *_ = jax.jit(quiet.understand)(params['world_model'], keys, sequence)
+  posterior, *_ = jax.jit(quiet.infer)(params['world_model'], keys, sequence)
   acted = states.memory.features[1 + begin :, :, -1]
   np.testing.assert_allclose(posterior.latent.features, acted, rtol=1e-3, atol=1e-4)
   novelty = intrinsic.information_gain(*posterior.moments)

@@ -53,8 +53,8 @@ def last(sequence):
 
 
 @pytest.fixture(scope='module')
-def posterior(dreamer, params, sequence, understand):
-  return understand(dreamer.model, params['world_model'], KEYS, sequence)
+def posterior(dreamer, params, sequence, infer):
+  return infer(dreamer.model, params['world_model'], KEYS, sequence)
 
 
 @pytest.fixture(scope='module')
@@ -528,12 +528,12 @@ def test_steps_beyond_the_horizon_have_no_gradient(dreamer, params, dreamt, poli
 
 
 def test_a_continuous_world_is_dreamt_and_learned_from(
-  make_dreamer, make_params, make_sequence, understand
+  make_dreamer, make_params, make_sequence, infer
 ):
   dreamer = make_dreamer('continuous')
   model, policy = dreamer.model, dreamer.actor_critic
   params, sequence = make_params(dreamer), make_sequence(dreamer)
-  posterior = understand(model, params['world_model'], KEYS, sequence)
+  posterior = infer(model, params['world_model'], KEYS, sequence)
   novelty = intrinsic.information_gain(*posterior.moments)
   last = sequence.step_type == 2
   start = starts(dreamer, posterior, last, novelty, DREAM_KEYS, num_steps=2)

@@ -1,4 +1,4 @@
-"""A Sequence changes its leading axes in one place."""
+"""Sequences: their leading axes, their rules, and the returns of their episodes."""
 
 import dm_env
 import jax
@@ -9,15 +9,15 @@ import pytest
 from hephaestus.agents import experience
 
 
-def test_time_major_swaps_rows_and_leaves_what_has_no_time():
-  rows = lambda *shape: np.arange(2 * 3 * int(np.prod(shape))).reshape(2, 3, *shape)
+def test_time_major_swaps_time_and_batch_of_fields_with_a_time_axis():
+  numbers = lambda *shape: np.arange(2 * 3 * int(np.prod(shape))).reshape(2, 3, *shape)
   sequence = experience.Sequence(
-    observation={'map': rows(4), 'alive': rows()},
-    action=rows(),
-    reward=rows(),
-    discount=rows() + 1,
-    step_type=rows() + 2,
-    extras={'log_prob': rows()},
+    observation={'map': numbers(4), 'alive': numbers()},
+    action=numbers(),
+    reward=numbers(),
+    discount=numbers() + 1,
+    step_type=numbers() + 2,
+    extras={'log_prob': numbers()},
     initial_state={'latent': np.ones((2, 5))},
     identity=np.arange(2),
     version=np.arange(2),
@@ -43,7 +43,7 @@ FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 
 @pytest.fixture
 def sound():
-  """Four rows, of which the third ends an episode and the fourth begins another."""
+  """Four steps: the third ends an episode and the fourth begins another."""
   return experience.Sequence(
     observation={'map': np.zeros((4, 2), np.float32)},
     action=np.zeros(4, np.int32),
@@ -58,16 +58,16 @@ def sound():
   )
 
 
-def test_a_sound_sequence_has_no_faults(sound):
+def test_sound_sequence_has_no_faults(sound):
   assert experience.faults(sound) == []
 
 
 @pytest.mark.parametrize(
-  ('field', 'values', 'row', 'words'),
+  ('field', 'values', 'step', 'words'),
   [
     ('step_type', [MID, MID, LAST, MID], 3, 'a reset that is not marked'),
     ('step_type', [MID, MID, LAST, LAST], 3, 'a reset that is not marked'),
-    ('step_type', [MID, MID, MID, FIRST], 3, 'FIRST follows a row that is not LAST'),
+    ('step_type', [MID, MID, MID, FIRST], 3, 'FIRST follows a step that is not LAST'),
     ('step_type', [MID, 7, LAST, FIRST], 1, 'none of FIRST, MID and LAST'),
     ('reward', [0.5, 0.5, 1.0, 0.1], 3, 'FIRST has a reward'),
     ('discount', [1.0, 0.9, 0.0, 0.0], 3, 'FIRST has a discount other than 1'),
@@ -76,20 +76,20 @@ def test_a_sound_sequence_has_no_faults(sound):
     ('reward', [0.5, np.inf, 1.0, 0.0], 1, 'reward is not finite'),
   ],
 )
-def test_a_fault_is_told_with_its_row(sound, field, values, row, words):
+def test_fault_names_its_step(sound, field, values, step, words):
   values = np.asarray(values, getattr(sound, field).dtype)
   found = experience.faults(sound._replace(**{field: values}))
-  assert [each for each, text in found if words in text] == [row]
+  assert [each for each, text in found if words in text] == [step]
 
 
-def test_what_has_no_rows_is_looked_at_too(sound):
+def test_fields_without_a_time_axis_are_checked_too(sound):
   state = {'latent': np.array([0.0, np.nan, 0.0], jnp.bfloat16)}
   broken = sound._replace(initial_state=state)
   assert experience.faults(broken) == [(None, 'initial_state/latent is not finite')]
 
 
-def test_returns_are_of_whole_episodes_over_seams(sound):
-  # The fourth row of one is the first of the next.
+def test_episode_returns_count_whole_episodes_across_sequences(sound):
+  # The fourth step of one is the first of the next.
   after = sound._replace(
     step_type=np.array([FIRST, MID, MID, LAST], np.int32),
     reward=np.array([0.0, 0.25, 0.5, 2.0], np.float32),

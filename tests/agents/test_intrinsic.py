@@ -163,9 +163,9 @@ def test_what_novelty_is_divided_by_rises_with_it_and_stays():
 
 def test_the_novelty_of_a_sleeping_agent_is_no_measure():
   state = intrinsic.initial()
-  for awake in (False, False, True):
-    state, drives = intrinsic.update(state, jnp.float32(2.0), CONFIG, awake=awake)
-    np.testing.assert_allclose(drives.novelty_scale, 2.0 * awake, rtol=1e-5)
+  for trained in (False, False, True):
+    state, drives = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=trained)
+    np.testing.assert_allclose(drives.novelty_scale, 2.0 * trained, rtol=1e-5)
 
 
 def test_boredom_falls_twice_as_fast_as_it_rises():

@@ -1,4 +1,4 @@
-"""Masked PPO: legal actions only, targets by hand, and gradients where and only where they belong."""
+"""Masked PPO: legal actions, targets by hand, gradients, clipping and delayed parameters."""
 
 import functools
 import types
@@ -42,31 +42,31 @@ ENVIRONMENTS = {
   'only a picture': (specs.BoundedArray((9, 8, 1), np.float32, 0, 1), specs.DiscreteArray(3)),
 }
 VARIANTS = {
-  'plain': dict(world='plain', levels=3),
-  'masked': dict(world='masked'),
-  'continuous': dict(world='continuous'),
-  'separate': dict(world='masked', shared=False, activation='tanh', layer_norm=False),
-  'map': dict(world='map', levels=5),
-  'board': dict(world='board', cell_size=3),
-  'picture': dict(world='picture', image_channels=4),
-  'only a picture': dict(world='only a picture', image_channels=4, recurrent_size=6, levels=3),
-  'memory': dict(world='masked', recurrent_size=6),
-  'separate memories': dict(world='plain', shared=False, recurrent_size=6, levels=3),
+  'plain': dict(env='plain', levels=3),
+  'masked': dict(env='masked'),
+  'continuous': dict(env='continuous'),
+  'separate': dict(env='masked', shared=False, activation='tanh', layer_norm=False),
+  'map': dict(env='map', levels=5),
+  'board': dict(env='board', cell_size=3),
+  'picture': dict(env='picture', image_channels=4),
+  'only a picture': dict(env='only a picture', image_channels=4, recurrent_size=6, levels=3),
+  'memory': dict(env='masked', recurrent_size=6),
+  'separate memories': dict(env='plain', shared=False, recurrent_size=6, levels=3),
 }
-NUM_ROWS, BATCH = 6, 3
+NUM_STEPS, BATCH = 6, 3
 
 
 @functools.cache
-def make(world='masked', **changes):
+def make(env='masked', **changes):
   config = masked_ppo.PPOConfig(**{'hidden_size': 8, 'num_layers': 2} | changes)
-  return masked_ppo.make_ppo(config, *ENVIRONMENTS[world])
+  return masked_ppo.make_ppo(config, *ENVIRONMENTS[env])
 
 
 COMPILED = {}
 
 
 def compiled(ppo):
-  """(act, rows, loss with its gradient) of an agent, each one program."""
+  """(act, init, steps, loss with its gradient) of an agent, each jitted once."""
   if id(ppo) not in COMPILED:
     network = ppo.network
     COMPILED[id(ppo)] = (
@@ -83,7 +83,7 @@ def compiled(ppo):
           static_argnums=5,
         ),
         init=jax.jit(ppo.agent.init_params),
-        rows=jax.jit(network.rows),
+        steps=jax.jit(network.steps),
         loss=jax.jit(jax.value_and_grad(network.loss, has_aux=True)),
       ),
     )
@@ -101,7 +101,7 @@ def draw_observation(spec, rng, *axes):
 
 
 def act(ppo, params, *, seed=0, observation=None, greedy=False, memory=None, step_type=None):
-  """One row of the agent in BATCH environments."""
+  """One step of the agent in BATCH environments."""
   rng = np.random.default_rng(seed)
   if observation is None:
     observation = draw_observation(ppo.network.observation_spec, rng, BATCH)
@@ -111,17 +111,17 @@ def act(ppo, params, *, seed=0, observation=None, greedy=False, memory=None, ste
 
 
 def play(ppo, params, step_type, *, seed=0):
-  """A Sequence [T, B] that the agent made itself, along given step types [T, B]."""
+  """A Sequence [T, B] of the agent's own actions, along given step types [T, B]."""
   rng = np.random.default_rng(seed)
   observation = draw_observation(ppo.network.observation_spec, rng, *step_type.shape)
   initial = memory = ppo.agent.initial_policy_state(step_type.shape[1])
   decisions = []
   for t, key in enumerate(jax.random.split(jax.random.key(seed), len(step_type))):
-    row = jax.tree.map(lambda x, t=t: x[t], observation)
-    memory, decision = compiled(ppo).act(params, key, memory, step_type[t], row, False)
+    observed = jax.tree.map(lambda x, t=t: x[t], observation)
+    memory, decision = compiled(ppo).act(params, key, memory, step_type[t], observed, False)
     decisions.append(decision)
   decisions[-1] = jax.tree.map(jnp.zeros_like, decisions[-1])  # as an unroll leaves it
-  decision = jax.tree.map(lambda *rows: jnp.stack(rows), *decisions)
+  decision = jax.tree.map(lambda *x: jnp.stack(x), *decisions)
   return experience.Sequence(
     observation=jax.tree.map(jnp.asarray, observation),
     action=decision.action,
@@ -142,13 +142,13 @@ STEP_TYPE = np.array(
 )  # fmt: skip
 
 
-def normalised(rows):
-  return rows._replace(weight=rows.weight / rows.weight.sum())
+def normalised(steps):
+  return steps._replace(weight=steps.weight / steps.weight.sum())
 
 
 @functools.cache
 def played(variant):
-  """(ppo, params, sequence) of a variant: parameters that are none of them zero."""
+  """(ppo, params, sequence) of a variant; no parameter is zero."""
   ppo = make(**VARIANTS[variant])
   rng = np.random.default_rng(1)
   shapes = jax.eval_shape(ppo.agent.init_params, jax.random.key(0))
@@ -160,7 +160,7 @@ def played(variant):
 
 
 def plain_gae(reward, discount, value, last, gamma, lambda_):
-  """One stream, in plain Python, by the forward sum of equation 16; None where nothing is taught."""
+  """One stream, in plain Python, by the forward sum of equation 16; None at LAST."""
   result = []
   for t in range(len(reward) - 1):
     if last[t]:
@@ -184,21 +184,23 @@ generalised_advantages = jax.jit(
 
 @hypothesis.settings(max_examples=50, deadline=None)
 @hypothesis.given(data=st.data(), gamma=st.sampled_from([0.5, 0.99, 1.0]))
-def test_advantages_are_those_of_plain_python_across_ends_of_episodes(data, gamma):
+def test_advantages_equal_plain_python_across_episodes(data, gamma):
   lambda_ = data.draw(st.sampled_from([0.0, 0.5, 0.95, 1.0]))
-  rows = data.draw(st.lists(st.sampled_from(['mid', 'cut', 'end']), min_size=2, max_size=12))
+  kinds = data.draw(
+    st.lists(st.sampled_from(['mid', 'truncated', 'terminated']), min_size=2, max_size=12)
+  )
   rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
   last, first, discount = [], [], []
-  for row in rows:
-    begins = bool(last) and last[-1]  # the row after LAST is FIRST, whatever was drawn
+  for kind in kinds:
+    begins = bool(last) and last[-1]  # the step after LAST is FIRST, whatever was drawn
     first.append(begins)
-    last.append(row != 'mid' and not begins)
-    discount.append(0.0 if row == 'end' and not begins else 1.0)
-  reward = np.where(first, 0.0, rng.normal(size=len(rows)))
-  value = rng.normal(size=len(rows))
-  # One shape, so one program: a stream is followed by rows of another episode.
+    last.append(kind != 'mid' and not begins)
+    discount.append(0.0 if kind == 'terminated' and not begins else 1.0)
+  reward = np.where(first, 0.0, rng.normal(size=len(kinds)))
+  value = rng.normal(size=len(kinds))
+  # One shape, compiled once: steps of another episode follow the stream.
   fill = lambda x, rest: np.concatenate([x, np.full(13 - len(x), rest)]).astype(np.float32)
-  bootstrap = np.concatenate([last[:-1], [True], np.ones(13 - len(rows))]).astype(bool)
+  bootstrap = np.concatenate([last[:-1], [True], np.ones(13 - len(kinds))]).astype(bool)
   advantage, return_ = generalised_advantages(
     fill(reward, 1e6), fill(discount, 1), fill(value, 1e6), bootstrap, gamma=gamma, lambda_=lambda_
   )
@@ -210,7 +212,7 @@ def test_advantages_are_those_of_plain_python_across_ends_of_episodes(data, gamm
 
 
 @pytest.mark.parametrize(('discount', 'expected'), [(0.0, 3 - 7), (1.0, 3 + 0.5 * 100 - 7)])
-def test_an_episode_that_was_cut_off_lends_the_value_of_its_last_row(discount, expected):
+def test_truncated_episode_bootstraps_from_its_last_value(discount, expected):
   column = lambda *values: jnp.asarray(values, jnp.float32)
   advantage, _ = returns.generalised_advantages(
     column(0, 3, 0, 1e6), column(1, discount, 1, 1), column(7, 100, 1e5, 1e5),
@@ -219,38 +221,38 @@ def test_an_episode_that_was_cut_off_lends_the_value_of_its_last_row(discount, e
   np.testing.assert_allclose(advantage[0], expected)
 
 
-# Rows.
+# Steps.
 
 
 @pytest.mark.parametrize('variant', VARIANTS)
-def test_rows_hold_what_was_decided(variant):
+def test_steps_hold_the_decisions_of_acting(variant):
   ppo, params, sequence = played(variant)
-  rows = compiled(ppo).rows(params, sequence)
-  (_, metrics), _ = compiled(ppo).loss(params, normalised(rows), sequence.initial_state)
-  # The parameters that acted: every ratio is 1. With a memory, it was led through the same rows.
+  steps = compiled(ppo).steps(params, sequence)
+  (_, metrics), _ = compiled(ppo).loss(params, normalised(steps), sequence.initial_state)
+  # The parameters that acted: every ratio is 1, with a memory too.
   assert metrics['approx_kl'] == pytest.approx(0, abs=1e-6)
   assert metrics['clip_fraction'] == 0
-  np.testing.assert_array_equal(rows.weight == 0, STEP_TYPE[:-1] == LAST)
-  np.testing.assert_allclose(rows.advantage, rows.return_ - rows.value, rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(steps.weight == 0, STEP_TYPE[:-1] == LAST)
+  np.testing.assert_allclose(steps.advantage, steps.return_ - steps.value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('variant', ['masked', 'memory'])
-def test_the_value_of_the_last_row_is_looked_up_where_nobody_acted(variant):
+def test_value_of_the_last_step_is_computed_by_the_learner(variant):
   ppo, params, sequence = played(variant)
   inputs = ppo.network.flatten(sequence.observation)
   first = sequence.step_type == FIRST
   _, _, value = ppo.network.apply(params, inputs, first, sequence.initial_state)
-  rows = compiled(ppo).rows(params, sequence)
+  steps = compiled(ppo).steps(params, sequence)
   expected = sequence.reward[-1] + ppo.config.gamma * sequence.discount[-1] * value[-1]
-  np.testing.assert_allclose(rows.return_[-1], expected, rtol=1e-5)
+  np.testing.assert_allclose(steps.return_[-1], expected, rtol=1e-5)
 
 
-def test_what_lies_in_a_last_row_and_behind_it_teaches_nothing():
+def test_action_at_last_does_not_change_the_gradient():
   ppo, params, sequence = played('masked')
   gradient = jax.jit(
     jax.grad(
       lambda params, sequence: ppo.network.loss(
-        params, normalised(ppo.network.rows(played('masked')[1], sequence)), {}
+        params, normalised(ppo.network.steps(played('masked')[1], sequence)), {}
       )[0]
     )
   )
@@ -262,7 +264,7 @@ def test_what_lies_in_a_last_row_and_behind_it_teaches_nothing():
   jax.tree.map(np.testing.assert_array_equal, gradient(params, sequence), gradient(params, spoilt))
 
 
-def test_a_first_row_clears_the_memory():
+def test_first_step_clears_the_memory():
   ppo, params, _ = played('memory')
   rng = np.random.default_rng(0)
   memory = {'shared': jnp.asarray(rng.normal(size=(BATCH, 6)), jnp.float32)}
@@ -280,7 +282,7 @@ EXTREMES = [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 3.39e38, 1e9, -1e9, 0.0, 1
 
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(data=st.data())
-def test_a_forbidden_action_is_never_chosen(data):
+def test_illegal_action_is_never_chosen(data):
   logits = data.draw(
     st.lists(st.sampled_from(EXTREMES) | st.floats(-50, 50), min_size=5, max_size=5)
   )
@@ -304,7 +306,7 @@ def choose(outputs, mask, key):
   return sample, policy.mode(), policy.log_prob(sample), policy.entropy()
 
 
-def test_the_agent_keeps_to_its_mask_whatever_its_network_says():
+def test_agent_takes_legal_actions_for_any_logits():
   ppo, params, _ = played('masked')
   actor = jax.tree.map(jnp.zeros_like, params['actor']) | {'bias': jnp.array([np.inf, 1e38, 0, -1])}
   observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(0), BATCH)
@@ -319,17 +321,17 @@ def test_the_agent_keeps_to_its_mask_whatever_its_network_says():
       assert decision.action.dtype == jnp.int32
 
 
-def test_without_any_legal_action_all_are_equally_likely():
+def test_without_any_legal_action_the_policy_is_uniform():
   policy = distributions.MaskedCategorical.from_logits(jnp.zeros((1, 4)), jnp.zeros((1, 4), bool))
   np.testing.assert_allclose(jnp.exp(policy.log_probs), 0.25, rtol=1e-6)
   ppo, params, sequence = played('masked')
-  nothing = sequence.observation | {'action_mask': jnp.zeros((NUM_ROWS, BATCH, 4), bool)}
-  rows = normalised(compiled(ppo).rows(params, sequence._replace(observation=nothing)))
-  _, grads = compiled(ppo).loss(params, rows, {})
+  nothing = sequence.observation | {'action_mask': jnp.zeros((NUM_STEPS, BATCH, 4), bool)}
+  steps = normalised(compiled(ppo).steps(params, sequence._replace(observation=nothing)))
+  _, grads = compiled(ppo).loss(params, steps, {})
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-def test_continuous_actions_lie_within_their_bounds_and_are_likely_as_said():
+def test_continuous_actions_lie_within_their_bounds_and_have_finite_log_probs():
   ppo, params, _ = played('continuous')
   for seed in range(5):
     _, decision = act(ppo, params, seed=seed)
@@ -339,7 +341,7 @@ def test_continuous_actions_lie_within_their_bounds_and_are_likely_as_said():
     assert np.isfinite(decision.extras['log_prob']).all()
 
 
-def test_a_greedy_agent_needs_no_luck():
+def test_greedy_actions_do_not_depend_on_the_key():
   for variant in ('masked', 'continuous'):
     ppo, params, _ = played(variant)
     observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(5), BATCH)
@@ -355,8 +357,10 @@ def test_a_greedy_agent_needs_no_luck():
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_gradients_reach_every_parameter(variant):
   ppo, params, sequence = played(variant)
-  rows = normalised(compiled(ppo).rows(params, sequence))
-  grads, _ = jax.jit(jax.grad(ppo.network.loss, has_aux=True))(params, rows, sequence.initial_state)
+  steps = normalised(compiled(ppo).steps(params, sequence))
+  grads, _ = jax.jit(jax.grad(ppo.network.loss, has_aux=True))(
+    params, steps, sequence.initial_state
+  )
   for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
     assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
 
@@ -364,7 +368,7 @@ def test_gradients_reach_every_parameter(variant):
 @pytest.mark.parametrize(
   ('ratio', 'advantage', 'flat'),
   [
-    (1.5, 1.0, True),  # likely enough by now, and good: nothing more to gain
+    (1.5, 1.0, True),  # already likelier, and good: clipped
     (1.5, -1.0, False),
     (0.5, 1.0, False),
     (0.5, -1.0, True),
@@ -372,16 +376,16 @@ def test_gradients_reach_every_parameter(variant):
     (0.9, -1.0, False),
   ],
 )
-def test_the_surrogate_is_flat_where_it_is_clipped(ratio, advantage, flat):
+def test_surrogate_is_flat_where_it_is_clipped(ratio, advantage, flat):
   ppo, params, sequence = played('masked')
   only_actor = make('masked', entropy_scale=0.0, value_scale=0.0)
-  rows = compiled(ppo).rows(params, sequence)
-  rows = normalised(
-    rows._replace(
-      log_prob=rows.log_prob - jnp.log(ratio), advantage=jnp.full_like(rows.advantage, advantage)
+  steps = compiled(ppo).steps(params, sequence)
+  steps = normalised(
+    steps._replace(
+      log_prob=steps.log_prob - jnp.log(ratio), advantage=jnp.full_like(steps.advantage, advantage)
     )
   )
-  (_, metrics), grads = compiled(only_actor).loss(params, rows, {})
+  (_, metrics), grads = compiled(only_actor).loss(params, steps, {})
   largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
   assert (largest == 0) if flat else (largest > 1e-4)
   assert metrics['clip_fraction'] == pytest.approx(float(abs(ratio - 1) > 0.2))
@@ -394,46 +398,46 @@ def test_the_surrogate_is_flat_where_it_is_clipped(ratio, advantage, flat):
   ('value_clip', 'old', 'target', 'flat'),
   [
     (None, -9.0, 9.0, False),
-    (0.5, -9.0, 9.0, True),  # far above the old value already: the clipped error is the larger
+    (0.5, -9.0, 9.0, True),  # far above the old value: the clipped error is the larger
     (0.5, -9.0, -30.0, False),
   ],
 )
-def test_a_clipped_value_does_not_run_away_from_the_old_one(value_clip, old, target, flat):
+def test_value_clip_stops_the_gradient_beyond_the_clip(value_clip, old, target, flat):
   ppo, params, sequence = played('masked')
   only_critic = make('masked', entropy_scale=0.0, value_clip=value_clip)
-  rows = compiled(ppo).rows(params, sequence)
-  rows = normalised(
-    rows._replace(
-      value=jnp.full_like(rows.value, old),
-      return_=jnp.full_like(rows.value, target),
-      advantage=jnp.zeros_like(rows.value),
+  steps = compiled(ppo).steps(params, sequence)
+  steps = normalised(
+    steps._replace(
+      value=jnp.full_like(steps.value, old),
+      return_=jnp.full_like(steps.value, target),
+      advantage=jnp.zeros_like(steps.value),
     )
   )
-  _, grads = compiled(only_critic).loss(params, rows, {})
+  _, grads = compiled(only_critic).loss(params, steps, {})
   largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
   assert (largest == 0) if flat else (largest > 1e-4)
 
 
 @pytest.mark.parametrize('variant', ['masked', 'continuous', 'memory'])
-def test_what_older_parameters_did_is_clipped_around_the_newest(variant):
+def test_delayed_steps_are_clipped_around_the_newest_policy(variant):
   ppo, params, sequence = played(variant)
   memory = sequence.initial_state
-  rows = compiled(ppo).rows(params, sequence)
-  delayed = jax.jit(functools.partial(ppo.network.rows, delayed=True))
+  steps = compiled(ppo).steps(params, sequence)
+  delayed = jax.jit(functools.partial(ppo.network.steps, delayed=True))
   same = delayed(params, sequence)
   np.testing.assert_allclose(same.importance, 1.0, atol=1e-5)
-  np.testing.assert_allclose(same.advantage, rows.advantage, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(same.advantage, steps.advantage, rtol=1e-4, atol=1e-5)
 
   newest = jax.tree.map(lambda x: 1.5 * x, params)
   near = delayed(newest, sequence)
-  (_, far_metrics), _ = compiled(ppo).loss(newest, normalised(rows), memory)
+  (_, far_metrics), _ = compiled(ppo).loss(newest, normalised(steps), memory)
   _, metrics = jax.jit(ppo.network.loss)(newest, normalised(near), memory)
   assert far_metrics['approx_kl'] > 1e-3 and far_metrics['clip_fraction'] > 0
   assert metrics['approx_kl'] == pytest.approx(0, abs=1e-6)
   assert metrics['clip_fraction'] == 0
-  # At a ratio of 1, what is left of the surrogate is - w A.
-  acted = np.asarray(rows.weight > 0)
-  ratio = np.exp(np.asarray(near.log_prob - rows.log_prob)[acted])
+  # At a ratio of 1, the surrogate is - w A.
+  acted = np.asarray(steps.weight > 0)
+  ratio = np.exp(np.asarray(near.log_prob - steps.log_prob)[acted])
   importance = np.minimum(ratio, masked_ppo.MOST_IMPORTANCE)
   assert importance.min() < 1 < importance.max()
   np.testing.assert_allclose(near.importance[acted], importance, rtol=1e-5)
@@ -441,7 +445,7 @@ def test_what_older_parameters_did_is_clipped_around_the_newest(variant):
   assert metrics['actor_loss'] == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_observation_is_told_from_its_multiple():
+def test_observation_and_its_multiple_have_different_values():
   network = make('continuous').network
   params = network.init(jax.random.key(0))
   inputs = network.flatten(jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
@@ -449,7 +453,7 @@ def test_an_observation_is_told_from_its_multiple():
   assert abs(value[0] - value[1]) > 0.01
 
 
-def test_kernels_begin_orthogonal_and_the_policy_even():
+def test_initial_kernels_are_orthogonal_and_the_initial_policy_is_uniform():
   ppo = make('masked', hidden_size=16)
   params = compiled(ppo).init(jax.random.key(0))
   kernel = params['shared_encoder']['Dense_1']['kernel']
@@ -461,14 +465,14 @@ def test_kernels_begin_orthogonal_and_the_policy_even():
   np.testing.assert_allclose(decision.extras['log_prob'], even, atol=0.05)
 
 
-def test_bfloat16_stays_within_the_network():
+def test_bfloat16_network_returns_float32():
   ppo = make('masked', compute_dtype='bfloat16')
   params = compiled(ppo).init(jax.random.key(0))
   sequence = play(ppo, params, STEP_TYPE)
-  rows = normalised(compiled(ppo).rows(params, sequence))
-  (loss, metrics), grads = compiled(ppo).loss(params, rows, {})
+  steps = normalised(compiled(ppo).steps(params, sequence))
+  (loss, metrics), grads = compiled(ppo).loss(params, steps, {})
   floats = jax.tree.leaves(
-    (loss, metrics, grads, rows._replace(mask=None, first=None, choice=None))
+    (loss, metrics, grads, steps._replace(mask=None, first=None, choice=None))
   )
   assert {leaf.dtype for leaf in floats} == {jnp.dtype('float32')}
 
@@ -490,14 +494,14 @@ def test_bfloat16_stays_within_the_network():
     ({'entropy_scale': -1}, r'agent.entropy_scale=-1'),
   ],
 )
-def test_what_cannot_work_is_refused_by_name(changes, words):
+def test_invalid_config_names_its_field(changes, words):
   with pytest.raises(ValueError, match=words):
     masked_ppo.PPOConfig(**changes)
 
 
-def test_a_map_is_read_from_where_the_agent_stands():
+def test_map_is_encoded_as_an_egocentric_view():
   network = make('map', levels=5).network
-  here = np.array([[1, 0, 0, 0, 0, 0, 0.5, 0, 0]], np.float32)  # in the corner where the thing is
+  here = np.array([[1, 0, 0, 0, 0, 0, 0.5, 0, 0]], np.float32)  # in the corner with the filled cell
   there = np.array([[0, 0, 0, 0, 0, 1, 0.5, 1, 1]], np.float32)
   views = [network.flatten(x)[0][:, 9:] for x in (here, there)]
   assert views[0].shape == (1, 2 * 3 * 5)
@@ -505,8 +509,8 @@ def test_a_map_is_read_from_where_the_agent_stands():
   assert make('map').network.flatten(here)[0].shape == (1, 9)  # without levels it is a vector
 
 
-def test_a_board_that_is_read_flat_has_the_parameters_of_a_vector():
-  """So what was learned before an environment told of its board can still be loaded."""
+def test_flat_board_has_the_parameters_of_a_vector():
+  """Checkpoints from before an environment declared its board can then still be loaded."""
   vector = masked_ppo.make_ppo(
     make().config, specs.Array((14,), np.float32), specs.DiscreteArray(3)
   )
@@ -514,7 +518,7 @@ def test_a_board_that_is_read_flat_has_the_parameters_of_a_vector():
   assert params[0] == params[1]
 
 
-def test_numbers_may_be_read_as_they_are():
+def test_numbers_are_encoded_without_symlog_on_request():
   observation = np.array([[0.0, 0.25, 0.5, 1.0, 0.75]], np.float32)
   raw, usual = (make('plain', levels=3, symlog=symlog).network for symlog in (False, True))
   for network, expected in ((raw, observation), (usual, np.log1p(observation))):
@@ -525,7 +529,7 @@ def test_numbers_may_be_read_as_they_are():
     np.testing.assert_allclose(read[0, 8:11], [0.5, 0.5, 0], atol=1e-6)
 
 
-def test_bits_stay_bits_until_they_are_read_as_the_same_numbers():
+def test_bits_stay_bool_until_encoded_and_give_the_same_outputs():
   rng = np.random.default_rng(0)
   bits = rng.uniform(size=(3, 4, 2)) < 0.5
   as_bits, as_numbers = (
@@ -544,7 +548,7 @@ def test_bits_stay_bits_until_they_are_read_as_the_same_numbers():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_levels_are_only_for_numbers_between_zero_and_one():
+def test_levels_apply_to_numbers_in_the_unit_interval_only():
   spec = {'board': specs.BoundedArray((2,), np.float32, 0, 1), 'purse': specs.Array((), np.int32)}
   flat = observation_lib.flatten({'board': jnp.array([0.25, 1.0]), 'purse': jnp.array(7)}, spec)
   leveled = observation_lib.with_levels(flat, spec, 3)

@@ -1,4 +1,4 @@
-"""Returns: by hand, in their limits, against the forward view, and at the ends of episodes."""
+"""Returns: by hand, in their limits, against the forward view, and where episodes end."""
 
 import functools
 
@@ -20,20 +20,20 @@ def column(*values):
 
 
 @pytest.mark.parametrize('function', [returns.lambda_returns, lambda_returns])
-def test_an_example_by_hand(function):
+def test_lambda_returns_by_hand(function):
   reward, discount = column(UNREAD, 1, 2), column(UNREAD, 1, 1)
   result = function(reward, discount, column(UNREAD, 10, 20), gamma=0.5, lambda_=0.5)
   # G_1 = 2 + 0.5 * 20 = 12;    G_0 = 1 + 0.5 * (0.5 * 10 + 0.5 * 12) = 6.5
   np.testing.assert_allclose(result, [6.5, 12.0])
 
 
-def test_lambda_zero_trusts_the_next_value():
+def test_lambda_zero_bootstraps_from_the_next_value():
   reward, discount, value = column(0, 1, 2, 3), column(1, 1, 0.5, 1), column(9, 10, 20, 30)
   result = lambda_returns(reward, discount, value, gamma=0.9, lambda_=0.0)
   np.testing.assert_allclose(result, reward[1:] + 0.9 * discount[1:] * value[1:])
 
 
-def test_lambda_one_trusts_only_the_last_value():
+def test_lambda_one_bootstraps_from_the_last_value_only():
   reward, value = column(0, 1, 2, 3), column(9, 1e6, -1e6, 30)
   result = lambda_returns(reward, jnp.ones(4), value, gamma=0.5, lambda_=1.0)
   np.testing.assert_allclose(result, [1 + 1 + 0.75 + 0.125 * 30, 2 + 1.5 + 0.25 * 30, 3 + 15])
@@ -45,7 +45,7 @@ def test_lambda_one_trusts_only_the_last_value():
   gamma=st.sampled_from([0.5, 0.99, 1.0]),
   lambda_=st.sampled_from([0.0, 0.3, 0.95, 1.0]),
 )
-def test_the_recursion_is_the_average_of_all_n_step_returns(seed, gamma, lambda_):
+def test_recursion_equals_the_weighted_average_of_n_step_returns(seed, gamma, lambda_):
   rng = np.random.default_rng(seed)
   reward, value = rng.normal(size=(2, 6))
   discount = rng.choice([0.0, 0.5, 1.0], size=6)
@@ -67,7 +67,7 @@ def test_the_recursion_is_the_average_of_all_n_step_returns(seed, gamma, lambda_
     np.testing.assert_allclose(result[t], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_behind_a_bootstrap_row_counts():
+def test_steps_after_a_bootstrap_step_do_not_count():
   reward, discount = column(0, 1, 2, UNREAD, UNREAD), column(1, 1, 1, UNREAD, UNREAD)
   value = column(5, 6, 7, UNREAD, UNREAD)
   bootstrap = jnp.array([False, False, True, False, False])
@@ -80,12 +80,12 @@ def test_nothing_behind_a_bootstrap_row_counts():
 @pytest.mark.parametrize(
   ('discount_at_last', 'expected'),
   [
-    (0.0, 3.0),  # terminated: the last reward, and nothing after it
-    (1.0, 3.0 + 0.5 * 100.0),  # cut off: the environment would have gone on, as its value says
+    (0.0, 3.0),  # terminated: the last reward only
+    (1.0, 3.0 + 0.5 * 100.0),  # truncated: the value at LAST is bootstrapped
   ],
 )
 def test_termination_and_truncation(discount_at_last, expected):
-  # Rows MID, LAST, FIRST, MID; the next episode's reward of 1e6 belongs to neither.
+  # Steps MID, LAST, FIRST, MID; the next episode's reward of 1e6 belongs to neither.
   reward, value = column(0, 3, 0, 1e6), column(7, 100, 1e5, 1e5)
   last = jnp.array([False, True, False, False])
   discount = column(1, discount_at_last, 1, 1)
@@ -93,7 +93,7 @@ def test_termination_and_truncation(discount_at_last, expected):
   np.testing.assert_allclose(result[0], expected)
 
 
-def test_time_is_the_first_axis_and_columns_are_strangers():
+def test_time_is_the_first_axis_and_columns_are_independent():
   rng = np.random.default_rng(0)
   reward, discount, value = jnp.asarray(rng.uniform(size=(3, 5, 2)), jnp.float32)
   bootstrap = jnp.asarray(rng.uniform(size=(5, 2)) < 0.3)

@@ -112,8 +112,8 @@ def sequence(dreamer, make_sequence):
 
 
 @pytest.fixture(scope='module')
-def posterior(dreamer, params, sequence, understand):
-  return understand(dreamer.model, params['world_model'], KEYS, sequence)
+def posterior(dreamer, params, sequence, infer):
+  return infer(dreamer.model, params['world_model'], KEYS, sequence)
 
 
 def test_awake_the_map_is_the_observations(sequence, posterior):

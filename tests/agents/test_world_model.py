@@ -40,11 +40,11 @@ def sequence(dreamer, make_sequence):
 
 
 @pytest.fixture(scope='module')
-def latents(model, params, understand):
+def latents(model, params, infer):
   """A sequence to its latents, as one array [T, B, F]."""
 
   def run(sequence, keys=KEYS):
-    return np.asarray(understand(model, params, keys, sequence).latent.features)
+    return np.asarray(infer(model, params, keys, sequence).latent.features)
 
   return run
 
@@ -82,15 +82,13 @@ def test_members_begin_apart(fresh):
           assert np.abs(kernels[k] - kernels[0]).mean() > 0.01, (name, layer)
 
 
-def test_members_that_begin_apart_disagree_and_copies_of_one_do_not(
-  model, fresh, sequence, understand
-):
+def test_members_that_begin_apart_disagree_and_copies_of_one_do_not(model, fresh, sequence, infer):
   copied = fresh | {
     name: jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh[name])
     for name in ('transition', 'prior')
   }
   novelty = lambda params: np.asarray(
-    intrinsic.information_gain(*understand(model, params, KEYS, sequence).moments)
+    intrinsic.information_gain(*infer(model, params, KEYS, sequence).moments)
   )
   # Behind a FIRST row lies nothing yet that fresh members could take differently.
   first = np.asarray(sequence.step_type == world_model.FIRST)
@@ -168,11 +166,11 @@ def test_the_stored_state_is_read_where_a_sequence_begins_within_an_episode(sequ
 
 
 def test_without_stored_state_a_sequence_begins_with_zeros(
-  make_dreamer, model, params, sequence, understand
+  make_dreamer, model, params, sequence, infer
 ):
   zeros = jax.tree.map(jnp.zeros_like, sequence.initial_state)
   understood = lambda model, initial: (
-    understand(model, params, KEYS, sequence._replace(initial_state=initial)).latent.features
+    infer(model, params, KEYS, sequence._replace(initial_state=initial)).latent.features
   )
   forgetful = make_dreamer(stored_state=False).model
   np.testing.assert_array_equal(
@@ -484,8 +482,8 @@ def test_categorical_latents_in_bfloat16_learn_in_every_module(
     assert size(grads[name]) > 1e-4, name
 
 
-def test_moments_are_those_of_each_members_prior(model, params, sequence, understand):
-  posterior = understand(model, params, KEYS, sequence)
+def test_moments_are_those_of_each_members_prior(model, params, sequence, infer):
+  posterior = infer(model, params, KEYS, sequence)
   means, variances = posterior.moments
   assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4)
   # Row 3 of stream 2, again, from the row before it.

@@ -114,7 +114,7 @@ def test_noise_is_as_familiar_as_what_is_known_and_unvisited_rooms_are_not(seed)
 
   @jax.jit
   def novelty_of(params, keys, sequence):
-    posterior, _, _ = run.dreamer.model.understand(params, keys, experience.time_major(sequence))
+    posterior, _, _ = run.dreamer.model.infer(params, keys, experience.time_major(sequence))
     return intrinsic.information_gain(*posterior.moments).T
 
   keys = jax.random.split(jax.random.key(seed), len(walks.identity))

@@ -31,25 +31,25 @@ def make_ppo(**changes):
 def make_batch(ppo, seed=0, batch=BATCH):
   """[B, T, ...]: some episodes end at row 3."""
   random = np.random.default_rng(seed)
-  rows = (batch, NUM_STEPS + 1)
-  step_type = np.full(rows, dm_env.StepType.MID, np.int32)
+  shape = (batch, NUM_STEPS + 1)
+  step_type = np.full(shape, dm_env.StepType.MID, np.int32)
   step_type[::2, 0] = dm_env.StepType.FIRST
   step_type[::3, 3] = LAST
   step_type[::3, 4] = dm_env.StepType.FIRST
-  mask = random.uniform(size=(*rows, 3)) < 0.7
+  mask = random.uniform(size=(*shape, 3)) < 0.7
   mask[..., 1] = True
   return experience.Sequence(
     observation={
-      'features': random.uniform(size=(*rows, 5)).astype(np.float32),
+      'features': random.uniform(size=(*shape, 5)).astype(np.float32),
       'action_mask': mask,
     },
-    action=np.ones(rows, np.int32),
-    reward=random.normal(size=rows).astype(np.float32),
-    discount=np.where(step_type == LAST, random.integers(0, 2, rows), 1).astype(np.float32),
+    action=np.ones(shape, np.int32),
+    reward=random.normal(size=shape).astype(np.float32),
+    discount=np.where(step_type == LAST, random.integers(0, 2, shape), 1).astype(np.float32),
     step_type=step_type,
     extras={
-      'log_prob': -random.uniform(0.5, 1.5, size=rows).astype(np.float32),
-      'value': random.normal(size=rows).astype(np.float32),
+      'log_prob': -random.uniform(0.5, 1.5, size=shape).astype(np.float32),
+      'value': random.normal(size=shape).astype(np.float32),
     },
     initial_state=jax.tree.map(
       lambda x: random.normal(size=x.shape).astype(np.float32),
@@ -317,7 +317,7 @@ def test_a_number_that_cannot_work_is_refused_by_name(name):
 
 @pytest.mark.parametrize(('memory', 'minibatches'), [(0, 2), (0, 4), (0, 12), (4, 4)])
 def test_each_epoch_reads_every_row_once(memory, minibatches):
-  """Rows carry their number as their value; the loss is replaced by one that shows what it read."""
+  """Steps carry their number as their value; the loss is replaced by one that shows what it read."""
   ppo = make_ppo(recurrent_size=memory)
   read = []
 
@@ -325,8 +325,8 @@ def test_each_epoch_reads_every_row_once(memory, minibatches):
     def __getattr__(self, name):
       return getattr(ppo.network, name)
 
-    def loss(self, params, rows, memory):
-      jax.debug.callback(lambda value: read.append(np.asarray(value).ravel()), rows.value)
+    def loss(self, params, steps, memory):
+      jax.debug.callback(lambda value: read.append(np.asarray(value).ravel()), steps.value)
       return 0.0 * jax.tree.leaves(params)[0].sum(), {}
 
   config = learner_config.PPOLearnerConfig(num_minibatches=minibatches, num_epochs=2)
