@@ -1,4 +1,4 @@
-"""The C library's allocator, for a process that does the same again, update after update."""
+"""Settings of the C library's allocator for a process that repeats the same update."""
 
 import ctypes
 
@@ -8,12 +8,12 @@ _LIBC = ctypes.CDLL(None)
 
 
 def keep() -> None:
-  """From now on, memory that is freed stays with this process, for the next who asks.
+  """Keeps freed memory in this process from now on, for its next allocations.
 
-  XLA's CPU asks for all that an update needs anew each time. What is large glibc fetches from the
-  system, which clears each page when it is first touched: 75,000 of them in an update of size `1m`,
-  a sixth of its time. To be called before JAX does anything, since what its threads have got by then
-  stays as it was. Does nothing where the C library is another.
+  XLA's CPU backend allocates all memory of an update anew each time. glibc maps large blocks from
+  the system, which clears each page at the first touch: 75,000 pages in an update of size `1m`, a
+  sixth of its time. Call it before JAX does anything: arenas that its threads have by then stay as
+  they are. Does nothing with another C library.
   """
   if hasattr(_LIBC, 'mallopt'):
     for option, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER)):
@@ -21,6 +21,6 @@ def keep() -> None:
 
 
 def trim() -> None:
-  """Gives what is free now back to the system, once."""
+  """Returns the memory that is free now to the system, once."""
   if hasattr(_LIBC, 'malloc_trim'):
     _LIBC.malloc_trim(0)

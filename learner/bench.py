@@ -1,4 +1,4 @@
-"""How fast one update of the dreamer is on this device, and what limits it.
+"""Speed of the dreamer's update on this device, beside that of a plain matrix product.
 
     python -m hephaestus.learner.bench --size 1m --ensemble 1
 
@@ -35,7 +35,7 @@ from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
 _MIN_ROUNDS = 3
-_EPISODE_ROWS = 32  # of a random sequence, in the mean
+_EPISODE_STEPS = 32  # of a random sequence, in the mean
 _MATMUL_SECONDS = 1e-3  # that a product takes at least, so that calling it does not count
 _DIGITS = {
   's': 3, 'us': 1, '%': 1, 'cores': 2, 'updates/s': 2, 'updates': 1, 'replayed/step': 1,
@@ -44,10 +44,10 @@ _DIGITS = {
 
 
 class Figure(NamedTuple):
-  """What was measured.
+  """A measurement.
 
   Attributes:
-    name: what of, such as 'env/catch/256_worlds'.
+    name: such as 'env/catch/256_worlds'.
     value: the median over rounds.
     unit: of value and limit.
     limit: the most that this machine could do; None where nothing sets one.
@@ -65,7 +65,7 @@ class Figure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What an update has to do.
+  """The work of an update.
 
   Attributes:
     name: for its figures.
@@ -73,7 +73,7 @@ class Work:
     learner: batch and optimizers.
     observation_spec: tree of `dm_env.specs.Array`.
     action_spec: see `distributions.Actions`.
-    num_rows: T, of each sequence.
+    sequence_length: T.
   """
 
   name: str
@@ -81,7 +81,7 @@ class Work:
   learner: learner_config.LearnerConfig
   observation_spec: Any
   action_spec: Any
-  num_rows: int
+  sequence_length: int
 
   @classmethod
   def of_size(cls, size: str) -> 'Work':
@@ -92,7 +92,7 @@ class Work:
     """
     if size not in dreamer_config.SIZES:
       raise ValueError(f'--size {size}: choose one of {", ".join(dreamer_config.SIZES)}')
-    batch, num_rows = {'laptop': (16, 32), '1m': (16, 64), 'full': (256, 50)}[size]
+    batch, sequence_length = {'laptop': (16, 32), '1m': (16, 64), 'full': (256, 50)}[size]
     small = size == 'laptop'
     return cls(
       name=size,
@@ -102,7 +102,7 @@ class Work:
         specs.BoundedArray((50,), np.float32, 0, 1) if small else specs.Array((266,), np.float32)
       ),
       action_spec=specs.DiscreteArray(3 if small else 5),
-      num_rows=num_rows,
+      sequence_length=sequence_length,
     )
 
   def changed(
@@ -114,10 +114,10 @@ class Work:
     length: int | None = None,
     dtype: str | None = None,
   ) -> 'Work':
-    """The same but for what is not None: members, rows of the longest dream, batch, T and dtype.
+    """A copy with other members, longest imagination horizon, batch, T or dtype, where not None.
 
     Raises:
-      ValueError: what cannot be, by its name.
+      ValueError: an impossible value, by its name.
     """
     agent: dict[str, Any] = {}
     if ensemble is not None:
@@ -129,7 +129,7 @@ class Work:
       agent |= {
         'horizon_max': horizon,
         'horizon_min': min(horizon, self.agent.horizon_min),
-        'steps_per_chunk': max(rows for rows in chunks if horizon % rows == 0),
+        'steps_per_chunk': max(steps for steps in chunks if horizon % steps == 0),
       }
     if dtype is not None:
       agent['compute_dtype'] = dtype
@@ -140,7 +140,7 @@ class Work:
       self,
       agent=dataclasses.replace(self.agent, **agent),
       learner=dataclasses.replace(self.learner, **learner),
-      num_rows=length or self.num_rows,
+      sequence_length=length or self.sequence_length,
     )
 
 
@@ -149,10 +149,10 @@ def update(
 ) -> list[Figure]:
   """One update on one device, its batch already there, at several boredoms.
 
-  All are the same program: boredom is data, and decides how many rows are dreamt.
+  All are the same program: boredom is data, and sets the imagination horizon.
 
   Args:
-    work: to be done.
+    work: sizes and batch.
     boredom: each in [0, 1], one measurement for each.
     seconds: of each measurement, after a warm-up.
     phases: whether world model and dream are measured alone, too.
@@ -168,7 +168,7 @@ def update(
   """
   _check(boredom, seconds)
   allocator.keep()
-  # Boredom stays what it is set to, whatever the model learns.
+  # Boredom stays at its value, independent of the model's error.
   agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)
@@ -230,12 +230,14 @@ def _speeds(work: Work, name: str, horizon: float, duration: float) -> list[Figu
   """Figures of an update of so many imagined steps and seconds."""
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   batch = work.learner.batch_size
-  num_starts = batch * min(work.agent.starts_per_sequence or work.num_rows, work.num_rows)
+  num_starts = batch * min(
+    work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
+  )
   return [
     figure(f'{name}/horizon', horizon, 'rows'),
     figure(name, duration, 's'),
     figure(f'{name}/updates', 1 / duration, 'updates/s'),
-    figure(f'{name}/replayed', batch * (work.num_rows - 1) / duration, 'steps/s'),
+    figure(f'{name}/replayed', batch * (work.sequence_length - 1) / duration, 'steps/s'),
     figure(f'{name}/imagined', num_starts * horizon / duration, 'steps/s'),
   ]
 
@@ -247,7 +249,7 @@ def _phases(
   horizon: int,
   seconds: float,
 ) -> dict[str, float]:
-  """Seconds of the world model's gradient and of the dream, each a program of its own."""
+  """Seconds of the world model's gradient and of the imagination, each a program of its own."""
   agent_config, model = dreamer.config, dreamer.model
   keys = jax.random.split(jax.random.key(1), (3, len(batch.identity)))
   sequence = experience.time_major(batch)
@@ -281,10 +283,10 @@ def _phases(
 
 
 def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
-  """[B, T, ...] rows as an environment might give them, in episodes of about _EPISODE_ROWS."""
+  """[B, T, ...] rows as an environment might give them, in episodes of about _EPISODE_STEPS."""
   rng = np.random.default_rng(0)
   batch = work.learner.batch_per_device(1)
-  lead = (batch, work.num_rows)
+  lead = (batch, work.sequence_length)
 
   def draw(spec: Any) -> np.ndarray:
     if not isinstance(spec, specs.BoundedArray):
@@ -296,7 +298,7 @@ def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Seque
     drawn = rng.uniform(low, high + whole, (*lead, *spec.shape))
     return (np.floor(drawn) if whole else drawn).astype(spec.dtype)
 
-  ends = rng.uniform(size=lead) < 1 / _EPISODE_ROWS
+  ends = rng.uniform(size=lead) < 1 / _EPISODE_STEPS
   first = np.roll(ends, 1, axis=1)
   last = ends & ~first
   step_type = np.where(last, int(dm_env.StepType.LAST), int(dm_env.StepType.MID))
@@ -364,7 +366,7 @@ def _matmul_rate(dtype: Any, seconds: float) -> float:
 
 
 def _peak_bytes(compiled: Any) -> float:
-  """What the program needs of memory at once: state, batch, and all between them."""
+  """Peak memory of a program: state, batch and temporaries."""
   memory = compiled.memory_analysis()
   return float(
     memory.argument_size_in_bytes
@@ -375,11 +377,11 @@ def _peak_bytes(compiled: Any) -> float:
 
 
 def median_duration(run: Callable[[Any], Any], state: Any, seconds: float) -> float:
-  """The median time of rounds, in seconds, after one that does not count.
+  """The median time of rounds, in seconds, after a warm-up round.
 
   Args:
-    run: one round, from the state that the last one left.
-    state: to begin with.
+    run: one round, from the state of the round before.
+    state: the first.
     seconds: to spend on rounds.
   """
   state = jax.block_until_ready(run(state))
@@ -392,7 +394,7 @@ def median_duration(run: Callable[[Any], Any], state: Any, seconds: float) -> fl
 
 
 def machine() -> str:
-  """The processor, or the accelerator, and how many cores this process may use."""
+  """The processor or accelerator, and the number of CPU cores that this process may use."""
   device = jax.devices()[0]
   kind = device.device_kind
   if device.platform == 'cpu':
@@ -406,13 +408,13 @@ def machine() -> str:
 
 
 def num_cores() -> int:
-  """Of the CPU, that this process may use."""
+  """CPU cores that this process may use."""
   has_affinity = hasattr(os, 'sched_getaffinity')
   return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def show(figures: list[Figure]) -> None:
-  """Prints a table for people."""
+  """Prints a table."""
   print(f'on {figures[0].machine}')
   width = max(len(figure.name) for figure in figures)
   for name, value, unit, limit, ratio, _ in figures:
@@ -422,17 +424,19 @@ def show(figures: list[Figure]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-  """What `python -m hephaestus.learner.bench` does; 2 for bad input, which it names in one line."""
+  """Runs `python -m hephaestus.learner.bench`; returns 2 after naming bad input in one line."""
   parser = argparse.ArgumentParser('learner.bench', description=__doc__, allow_abbrev=False)
   parser.add_argument('--size', default='laptop', help=f'{", ".join(dreamer_config.SIZES)}')
   parser.add_argument('--ensemble', type=int, metavar='K', help='transition members')
-  parser.add_argument('--horizon', type=int, metavar='H', help='rows of the longest dream')
+  parser.add_argument('--horizon', type=int, metavar='H', help='longest imagination horizon')
   parser.add_argument('--batch', type=int, metavar='B', help='sequences')
-  parser.add_argument('--length', type=int, metavar='T', help='rows of a sequence')
+  parser.add_argument('--length', type=int, metavar='T', help='time steps of a sequence')
   parser.add_argument('--dtype', help='float32 or bfloat16')
   parser.add_argument('--boredom', type=float, nargs='+', default=[0.0], metavar='B')
   parser.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
-  parser.add_argument('--phases', action='store_true', help='also world model and dream alone')
+  parser.add_argument(
+    '--phases', action='store_true', help='also world model and imagination alone'
+  )
   parser.add_argument('--json', action='store_true')
   given = vars(parser.parse_args(arguments))
   as_json = given.pop('json')

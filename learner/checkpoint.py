@@ -25,7 +25,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Restored(NamedTuple):
-  """What a checkpoint held.
+  """The content of a checkpoint.
 
   Attributes:
     state: the train state, one replica, host arrays and typed keys.
@@ -37,7 +37,7 @@ class Restored(NamedTuple):
 
 
 def _is_ours(record: Any) -> bool:
-  """False for Orbax's dozens of lines about each save, unless something went wrong."""
+  """False for Orbax's dozens of log lines about each save, but for errors."""
   return 'orbax' not in record.pathname or record.levelno >= levels.ERROR
 
 
@@ -66,7 +66,7 @@ def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Any]]:
 
 
 def _unpack(content: np.ndarray, index: list[Any]) -> dict[str, np.ndarray]:
-  """What `_pack` packed; ValueError when it is of another size."""
+  """The inverse of `_pack`; ValueError for content of another size."""
   shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for _, dtype, shape in index]
   ends = np.cumsum([0, *(math.prod(each.shape) * each.dtype.itemsize for each in shapes)])
   if len(content) != ends[-1]:
@@ -78,7 +78,7 @@ def _unpack(content: np.ndarray, index: list[Any]) -> dict[str, np.ndarray]:
 
 
 def _misfits(arrays: dict[str, np.ndarray], like: Tree) -> dict[str, tuple[Any, Any]]:
-  """The leaves of `like` that `arrays` lacks or has in another shape: what is needed, and found."""
+  """Leaves of `like` that `arrays` lacks or has in another shape: the shape needed, and found."""
   flat, _ = jax.tree_util.tree_flatten_with_path(like)
   misfits = {}
   for path, leaf in flat:
@@ -91,7 +91,7 @@ def _misfits(arrays: dict[str, np.ndarray], like: Tree) -> dict[str, tuple[Any, 
 
 
 def _is_for_want_of_room(error: OSError | ValueError) -> bool:
-  """Tells a full disk; Orbax's storage has the system's words in an error of its own."""
+  """Whether the disk is full; Orbax's storage quotes the system's message in its own error."""
   if isinstance(error, OSError):
     return error.errno in NO_ROOM
   return any(os.strerror(number) in str(error) for number in NO_ROOM)
@@ -121,7 +121,7 @@ class Checkpointer:
 
   Orbax writes in the background and renames when done, so a killed process leaves the previous
   checkpoint as the newest. A digest of the content is stored beside it, since a file system may
-  also lose what was once complete.
+  also damage a complete file.
   """
 
   def __init__(self, directory: pathlib.Path, *, read_only: bool = False):
@@ -136,7 +136,7 @@ class Checkpointer:
         enable_async_checkpointing=True,
         cleanup_tmp_directories=True,
         create=False,
-        # Of a learner of several processes only the first saves, and waits for none of them.
+        # In a learner of several processes only the first saves, and waits for none of them.
         multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
       )
     self._manager = ocp.CheckpointManager(
@@ -149,8 +149,8 @@ class Checkpointer:
   def save(self, step: int, state: Tree) -> None:
     """Begins to save one replica; returns once its arrays are copied.
 
-    A save for which the disk has no room leaves nothing behind; it is said, here or by the next
-    call, and those before it stay.
+    A save for which the disk has no space leaves nothing behind and is logged, here or by the next
+    call; earlier checkpoints stay.
 
     Args:
       step: the learner step.
@@ -176,35 +176,35 @@ class Checkpointer:
         if not _is_for_want_of_room(error):
           raise
         reason = str(error).split('\n')[0][:200]
-        logging.warning('A checkpoint was not saved: %s; training goes on.', reason)
+        logging.warning('A checkpoint was not saved: %s; training continues.', reason)
         for partial in self._directory.glob('*.orbax-checkpoint-tmp'):
           shutil.rmtree(partial, ignore_errors=True)
 
   def wait(self) -> None:
-    """Returns when what was begun is on disk.
+    """Returns when the begun checkpoints are on disk.
 
     Raises:
-      OSError, ValueError: it is not, such as for want of room.
+      OSError, ValueError: a save failed, such as for lack of disk space.
     """
     self._manager.wait_until_finished()
 
   def restore(self, like: Tree, *, may_differ: tuple[str, ...] = ()) -> Restored | None:
-    """The newest checkpoint that is whole; those that are not are set aside, and that is said.
+    """The newest intact checkpoint; broken ones are logged and moved aside.
 
     Args:
       like: a train state, or its shapes and dtypes.
-      may_differ: fields of it that are None in what is returned, where the checkpoint's do not fit.
+      may_differ: fields that are None in the result, where the checkpoint's have other shapes.
 
     Returns:
       None where there is no checkpoint.
 
     Raises:
-      ValueError: a whole checkpoint holds other arrays than `like`; says which.
+      ValueError: an intact checkpoint holds other arrays than `like`; names one.
     """
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         arrays = self._read(step)
-      except Exception as error:  # whatever a broken file makes a reader raise
+      except Exception as error:  # a broken file may raise any error
         logging.warning(
           'Checkpoint %s is broken (%s: %s); falling back to the one before.',
           self._directory / str(step), type(error).__name__, str(error).split('\n')[0][:200],
@@ -251,7 +251,7 @@ class Checkpointer:
     self._manager.reload()
 
   def close(self) -> None:
-    """Waits for what was begun."""
+    """Waits for the begun checkpoints."""
     self._manager.close()
 
 

@@ -1,4 +1,4 @@
-"""LearnerConfig: the numbers of the learner's loop and of its optimizers."""
+"""LearnerConfig: settings of the training loop and of its optimizers."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ MODEL_MAX_GRADIENT, POLICY_MAX_GRADIENT = 100.0, 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-  """How fast and how often; the defaults are those of a v4-8.
+  """Rates and periods of the dreamer's learner; the defaults are those of a v4-8.
 
   Raises:
     ValueError: a number that cannot work, named with its field.
@@ -23,7 +23,7 @@ class LearnerConfig:
   log_period: int = 100  # updates
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
   checkpoint_updates: int | None = None  # also saves whenever so many are done
-  num_processes: int = 1  # that learn as one, each on a host of its own
+  num_processes: int = 1  # of the learner, each on a host of its own
   stuck_seconds: float = 300.0  # after which a node that hangs, or an update, ends; 0: never
 
   def __post_init__(self):
@@ -63,12 +63,12 @@ class LearnerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOLearnerConfig:
-  """The learner's numbers for PPO.
+  """Rates and periods of PPO's learner.
 
   Minibatches, epochs and rate that are None follow from the number of environments and steps.
 
-  A run is fused, one program of one process; or actors play in processes of their own, and each
-  update learns from as many sequences as all of them play in one unroll, whoever played them.
+  A run is fused, one program of one process; or actors run in processes of their own, and each
+  update learns from as many sequences as all actors collect in one unroll.
 
   Raises:
     ValueError: a number that cannot work, named with its field.
@@ -86,11 +86,11 @@ class PPOLearnerConfig:
   fused: bool = True  # else with actors of their own, and a queue
   max_staleness: int = 2  # updates; without `fused`, sequences of an older policy are discarded
   stuck_seconds: float = 300.0  # after which a node that hangs ends, without `fused`; 0: never
-  num_processes: int = 1  # PPO has no more
+  num_processes: int = 1  # PPO supports one
 
   @property
   def publish_period(self) -> int:
-    """Updates between two publications: actors have to act as the learner would."""
+    """Updates between two publications: actors need the newest policy."""
     return 1
 
   def __post_init__(self):

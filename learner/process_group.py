@@ -1,8 +1,7 @@
-"""Several processes that learn as one: they join, keep in step, and end together.
+"""Several processes of one learner: they join, keep in step, and end together.
 
-Nothing but gradients crosses between them in an update (`devices.DEVICES` runs over all
-devices). What is agreed upon beside that goes through the coordinator of `jax.distributed`, which
-lives in the first process.
+Only gradients cross between them in an update (`devices.DEVICES` runs over all devices). All other
+agreements go through the coordinator of `jax.distributed`, which runs in the first process.
 """
 
 import atexit
@@ -25,25 +24,25 @@ from jax._src import distributed, xla_bridge
 from jax.experimental import multihost_utils
 
 Tree = Any
-JOIN_SECONDS = 300  # for all processes to be there; then the node fails, and is started again
-# Silence that counts as a death, which all others then share; the public function has 100 s.
+JOIN_SECONDS = 300  # for all processes to join; then the node fails, and is restarted
+# Missing heartbeats that count as a crash, after which all others end; JAX's default is 100 s.
 HEARTBEAT_SECONDS, MISSING_HEARTBEATS = 3, 6
-FIRST_UPDATES = 10  # times as long may the first take, for which others may still compile
+FIRST_UPDATES = 10  # times as long may the first take, while others still compile
 _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
-"""Exit codes of a process that ends because another did; JAX aborts where it is first to notice."""
+"""Exit codes of a process that ends because another did; JAX aborts if it notices first."""
 _STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
-# Of gloo's errors all; of NCCL's those of its connections, not those of the device.
+# All errors of gloo; of NCCL those of its connections, not those of the device.
 _WORDS_OF_PEERS = ('gloo', 'remote process exited', 'unhandled system error')
 _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
 
 
 class Place(NamedTuple):
-  """Which process of a learner it is.
+  """The place of a process in its learner.
 
   Attributes:
-    coordinator: HOST:PORT at which the first process listens, and no wider.
+    coordinator: HOST:PORT, the only address at which the first process listens.
     rank: 0 for the first process, which alone publishes, saves and reports.
     size: how many processes there are.
   """
@@ -54,12 +53,12 @@ class Place(NamedTuple):
 
 
 class ProcessGroup:
-  """This process among those that learn with it; to be made before any array is.
+  """The processes of one learner, seen from this one; make it before any array.
 
-  It ends as one: when a process dies, the others end with an error within half a minute, be it by
-  what JAX does then (it aborts) or by an exception. A process that ends before `leave` ends at once,
-  and waits for nobody: with one of the codes `PEER_GONE` when that is why, otherwise with 1. To be
-  made in the main thread, as handlers of signals are.
+  When a process crashes, the others end with an error within half a minute, by an abort of JAX or by
+  an exception. A process that ends before `leave` exits at once, without waiting: with one of the
+  codes `PEER_GONE` if another process is the reason, otherwise with 1. Make it in the main thread,
+  which handles signals.
 
   Args:
     place: of this process.
@@ -93,14 +92,14 @@ class ProcessGroup:
 
   @property
   def is_first(self) -> bool:
-    """Whether this process speaks for all."""
+    """Whether this process publishes, saves and reports."""
     return self._place.rank == 0
 
   def broadcast(self, tree: Tree) -> Tree:
-    """What the first process has, bit by bit, in all of them.
+    """The tree of the first process, bitwise, in all of them.
 
     Args:
-      tree: arrays and typed keys; elsewhere than in the first their shapes and dtypes do.
+      tree: arrays and typed keys; in other processes than the first, their shapes and dtypes.
 
     Returns:
       Host arrays and typed keys.
@@ -112,14 +111,14 @@ class ProcessGroup:
       for leaf, key in zip(leaves, is_key, strict=True)
     ]
     ends = np.cumsum([math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in plain])
-    # As bytes: one program whatever the tree is, and a sum with zeros that changes no bit.
+    # As bytes: one program for any tree, and a sum with zeros that changes no bit.
     content = np.zeros(ends[-1], np.uint8)
     if self.is_first:
       host = [
         jax.random.key_data(leaf) if key else leaf for leaf, key in zip(leaves, is_key, strict=True)
       ]
       content = np.concatenate([np.frombuffer(np.asarray(x).tobytes(), np.uint8) for x in host])
-    # The first may have much to compile and to restore, and gloo waits half a minute for a process.
+    # The first may compile and restore for long, and gloo waits only half a minute for a process.
     self._meet('broadcast', self._end_if_asked)
     pieces = np.split(np.asarray(multihost_utils.broadcast_one_to_all(content)), ends[:-1])
     received = [
@@ -135,21 +134,21 @@ class ProcessGroup:
     )
 
   def is_asked_to_end(self) -> bool:
-    """Whether a process wishes that all of them end, and may be waiting for this one to hear it."""
+    """Whether a process has asked all of them to end, and may be waiting for this one."""
     return bool(self._client.key_value_dir_get('wish/'))
 
   def ends(self, *, now: bool, wishes: Callable[[], bool]) -> bool:
     """Whether all processes end before their next update; otherwise all of them begin it.
 
-    To be called by each before each update, with what that needs at hand: it returns once all have
-    called it. So no process waits inside an update for another that has nothing to learn from.
+    Each process calls it before each update, with its batch at hand; it returns once all have called
+    it. So no process waits inside an update for another that has no batch.
 
     Args:
       now: this process ends, and so must the others.
-      wishes: whether it has come to wish that while it waits; they end one update later, and those
-        who wait for a batch must not wait for it (`is_asked_to_end`).
+      wishes: asked while this process waits, whether it now wishes to end; all end one update
+        later, and a process without a batch must not wait for one (`is_asked_to_end`).
     """
-    # A vote belongs to its round: given before the barrier, it is seen by all behind it.
+    # A vote belongs to its round: written before the barrier, all processes read it after.
     round_, self._rounds = f'end/{self._rounds}/', self._rounds + 1
     if now:
       self._wish()
@@ -158,7 +157,7 @@ class ProcessGroup:
 
     def listen() -> None:
       nonlocal wished
-      if wishes() and not wished:  # asked all the while, by which a watchdog sees that this waits
+      if wishes() and not wished:  # also resets the watchdog while this waits
         wished = True
         self._wish()
 
@@ -170,7 +169,7 @@ class ProcessGroup:
       exit_at_once(0)
 
   def _meet(self, place: str, meanwhile: Callable[[], object]) -> None:
-    """Returns when all processes have come so far."""
+    """Returns when all processes have called it."""
     barrier = Call(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS))
     while not barrier.wait(_POLL_SECONDS):
       meanwhile()
@@ -179,18 +178,18 @@ class ProcessGroup:
     self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
 
   def note_failure(self, error: Exception) -> None:
-    """Takes down whether an error, for which this process ends, is about another process."""
+    """Notes whether the error that ends this process is about another process."""
     if is_of_peers(error):
       self._exit_code = _PEER_GONE
 
   def begin_update(self, step: int) -> None:
-    """Notes that an update is about to be dispatched; so many were done."""
+    """Notes that the update after `step` is about to be dispatched."""
     is_first = self._dispatched is None
     limit = self._stuck_seconds * (FIRST_UPDATES if is_first else 1)
     self._dispatched = step, math.inf if is_first else time.monotonic(), limit, None
 
   def dispatched_update(self, result: jax.Array) -> None:
-    """Notes an array that is ready when the update has ended."""
+    """Notes an output of the update, which is ready when the update has ended."""
     assert self._dispatched is not None
     step, _, limit, _ = self._dispatched
     self._dispatched = step, time.monotonic(), limit, result
@@ -211,15 +210,15 @@ class ProcessGroup:
       exit_at_once(1)
 
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
-    """Ends in order: returns when all processes have come so far, and all is saved.
+    """Ends in order: returns when all processes have saved and called it.
 
     Args:
-      finished: whether the run is over; what the first process says counts.
-      was_asked: whether this process was asked to stop; it may hear so later than others.
+      finished: whether the run is over; the first process decides.
+      was_asked: whether this process was asked to stop; a signal may arrive later than at others.
 
     Raises:
-      RuntimeError: it was another that was asked to stop, so this one should be started again; or
-        a process ended before.
+      RuntimeError: another process was asked to stop, so this one should be restarted; or a
+        process ended before.
     """
     self._dispatched = None
     if finished and self.is_first:
@@ -240,15 +239,15 @@ class ProcessGroup:
       )
 
   def _end_at_once(self) -> None:
-    if not self._left:  # JAX would wait minutes for the others, who may wait for this one
+    if not self._left:  # JAX would wait minutes for the others, which may wait for this one
       exit_at_once(self._exit_code)
 
 
 class Call:
-  """A call in a thread, so that the main thread hears signals meanwhile, and shows that it waits.
+  """A call in a thread, so that the main thread handles signals meanwhile.
 
   Attributes:
-    result: what it has returned.
+    result: of the call.
   """
 
   def __init__(self, call: Callable[[], Any]):
@@ -261,11 +260,11 @@ class Call:
   def _run(self) -> None:
     try:
       self.result = self._call()
-    except BaseException as error:  # handed to whoever waits
+    except BaseException as error:  # raised again by `wait`
       self._failure = error
 
   def wait(self, timeout_seconds: float) -> bool:
-    """Whether it has returned; raises what it raised."""
+    """Whether it has returned; raises its exception."""
     self._thread.join(timeout_seconds)
     if self._failure is not None:
       raise self._failure
@@ -273,7 +272,7 @@ class Call:
 
 
 def is_of_peers(error: Exception) -> bool:
-  """Whether an error of JAX says that another process is gone, or cannot be reached."""
+  """Whether an error of JAX reports that another process ended, or cannot be reached."""
   text = str(error)
   says_so = any(words in text.lower() for words in _WORDS_OF_PEERS)
   return isinstance(error, jax.errors.JaxRuntimeError) and (
@@ -282,7 +281,7 @@ def is_of_peers(error: Exception) -> bool:
 
 
 def _join(place: Place) -> None:
-  # The public function has no say in the heartbeats.
+  # The public function has no argument for heartbeats.
   distributed.global_state.initialize(
     place.coordinator,
     place.size,
@@ -295,7 +294,7 @@ def _join(place: Place) -> None:
     client_heartbeat_interval_seconds=HEARTBEAT_SECONDS,
     client_max_missing_heartbeats=MISSING_HEARTBEATS,
   )
-  # JAX would take the address that the machine's name stands for, which others may not reach.
+  # JAX would take the address of the machine's name, which others may not reach.
   collectives = xla_bridge.xla_client._xla.make_gloo_tcp_collectives(
     distributed_client=distributed.global_state.client, hostname=_own_address(place.coordinator)
   )
@@ -316,7 +315,7 @@ def _own_address(coordinator: str) -> str:
 
 
 def exit_at_once(code: int) -> None:
-  """Ends this process without waiting for its threads or for other processes."""
+  """Exits without waiting for threads or for other processes."""
   logging.flush()
   sys.stdout.flush()
   sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A trace of a few updates, for Perfetto and TensorBoard, and what took the time in it."""
+"""A trace of a few updates, for Perfetto and TensorBoard, and the operations that took its time."""
 
 import collections
 import contextlib
@@ -17,9 +17,9 @@ from absl import logging
 MOST_UPDATES = 100  # of a span: one update of the laptop preset is some 20,000 events
 MOST_UNROLLS = 32  # that an actor traces
 TOP = 12  # operations that are listed
-PROFILED = 'profiled'  # what was traced, from its first moment to its last
+PROFILED = 'profiled'  # an event that spans the trace
 WAITS = ('wait for replay', 'write to replay')
-"""What learner and actors call the time in which they wait for replay, in a trace."""
+"""Events in a trace during which learner and actors wait for replay."""
 _DONE, _SUMMARY, _PERFETTO = 'done.json', 'summary.txt', 'perfetto.json.gz'
 _MOST_EVENTS = 1_000_000  # that XLA writes as JSON, the earliest
 
@@ -38,7 +38,7 @@ class Span(NamedTuple):
   stop: int
 
   def folder(self, run: pathlib.Path) -> pathlib.Path:
-    """Where a run keeps its traces of this span, one folder for each node."""
+    """The folder of a run's traces of this span, with a sub-folder for each node."""
     return run / 'profile' / f'{self.start}-{self.stop}'
 
 
@@ -61,16 +61,16 @@ def parse(text: str) -> Span:
 
 
 class Profiler:
-  """Traces a span of one node's work, and never ends the node: what fails is logged.
+  """Traces a span of one node's work; failures are logged and never end the node.
 
-  What a process does first is compiled, and left out. A span that was traced is not traced again,
-  so a node that is started anew goes on; one that was killed while it traced traces the rest.
+  The first call of a process compiles, and is left out. A span is traced once, so a restarted node
+  does not trace it again; a node that was killed while it traced traces the rest.
 
   Args:
     span: of learner steps.
     folder: of this node's trace.
     most: calls of `reach` after which the trace ends.
-    late: whether it may begin behind the span, as for an actor that is held back all the while.
+    late: whether it may begin after the span, as for an actor that the rate limiter blocks.
   """
 
   def __init__(
@@ -93,7 +93,7 @@ class Profiler:
     self._annotation = contextlib.ExitStack()
 
   def next(self, step: int) -> int | None:
-    """The step by which `reach` is to be called again; None for any."""
+    """The step at which `reach` is due again; None for any."""
     if self._over or step >= self._span.stop:
       return None
     if step < self._span.start:
@@ -101,7 +101,7 @@ class Profiler:
     return step + 1 if self._first is None else self._span.stop
 
   def reach(self, step: int) -> None:
-    """To be called while nothing runs on the device: what is done next begins at this step.
+    """Begins or ends the trace; call it while the device is idle, before the work of this step.
 
     Args:
       step: learner step, or the version of the parameters that will act.
@@ -127,7 +127,7 @@ class Profiler:
       jax.profiler.stop_trace()
       done = {'first': self._first, 'last': step, 'seconds': seconds}
       (self._folder / _DONE).write_text(json.dumps(done))
-    except Exception as error:  # such as of a full disk, in whatever words XLA has for it
+    except Exception as error:  # such as of a full disk, which XLA words in its own way
       logging.warning('The trace was not written: %s', error)
 
   def _begin(self, step: int) -> None:
@@ -143,7 +143,7 @@ class Profiler:
 
 
 def _options() -> dict[str, Any]:
-  """So that operations of a CPU have events as well, and Python's calls none."""
+  """Options with events for operations on a CPU, and none for Python's calls."""
   make = getattr(jax.profiler, 'ProfileOptions', None)
   if make is None:
     return {}
@@ -170,11 +170,11 @@ class Operation(NamedTuple):
 
 
 class Summary(NamedTuple):
-  """What took the time.
+  """The time of a trace.
 
   Attributes:
-    seconds: from the first moment to the last, as far as the trace tells.
-    complete: whether it tells of all.
+    seconds: from its first event to its last.
+    complete: whether no event was dropped.
     idle: seconds in which no operation ran.
     waited: those of `idle` in which the node waited for replay.
     operations: the longest first.
@@ -223,7 +223,7 @@ def _begin(event: dict[str, Any]) -> float:
 
 
 def _operations(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """The events of XLA's operations, each once: those of devices, or of a CPU where there are none."""
+  """The events of XLA's operations, each once: those of accelerators, or else of the CPU."""
   names: dict[tuple[str, int, int | None], str] = {
     (event['name'], event['pid'], event.get('tid')): event['args']['name']
     for event in events
@@ -234,7 +234,7 @@ def _operations(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
   ]
   process = lambda event: names.get(('process_name', event['pid'], None), '')
   thread = lambda event: names.get(('thread_name', event['pid'], event['tid']), '')
-  # An accelerator's may be told of by the host as well, and once more on lines of their own.
+  # The host may report operations of an accelerator as well, and lines of their own once more.
   of_devices = [event for event in found if process(event).startswith('/device:')]
   on_lines = [event for event in of_devices if thread(event) == 'XLA Ops']
   return on_lines or of_devices or found
@@ -276,7 +276,7 @@ def _merge(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def _intersect(one: Intervals, other: Intervals) -> Intervals:
-  """Of two that are merged."""
+  """The intersection of two lists of merged intervals."""
   shared: Intervals = []
   i = j = 0
   while i < len(one) and j < len(other):
@@ -299,9 +299,9 @@ def _shared(one: Intervals, other: Intervals) -> float:
 
 
 def report(span: Span, run: pathlib.Path) -> str:
-  """What the traces of a span tell, in words and tables; also written beside them.
+  """A summary of the traces of a span as text, which is also written beside them.
 
-  For Perfetto each is written once more, under a name that is found.
+  Each trace is written once more for Perfetto, under a fixed name.
 
   Args:
     span: of updates.
@@ -313,7 +313,7 @@ def report(span: Span, run: pathlib.Path) -> str:
   for done in nodes:
     try:
       texts.append(_describe(done.parent, json.loads(done.read_text())))
-    except (OSError, EOFError, ValueError, KeyError) as error:  # one that was cut off
+    except (OSError, EOFError, ValueError, KeyError) as error:  # incomplete
       texts.append(f'{done.parent.name}: its trace cannot be read ({error})')
   if not nodes:
     return f'profile of updates {span.start} to {span.stop}: none, the run did not get there'
@@ -330,7 +330,7 @@ def _describe(folder: pathlib.Path, done: dict[str, Any]) -> str:
     raise FileNotFoundError('there is none')
   with gzip.open(path) as file:
     trace = json.load(file)
-  trace.pop('metadata', None)  # which Perfetto does not know
+  trace.pop('metadata', None)  # which Perfetto cannot read
   with contextlib.suppress(OSError), gzip.open(folder / _PERFETTO, 'wt') as file:
     json.dump(trace, file)
   made = summarise(trace['traceEvents'])

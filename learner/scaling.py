@@ -1,8 +1,8 @@
-"""What one update has to exchange between devices, and what that is predicted to cost on more.
+"""Bytes that an update exchanges between devices, and the predicted time of that on more chips.
 
 Nothing is run: the update is compiled for devices that this machine only simulates, and the bytes of
-its collectives are read in the compiled program. What an update of many chips takes is predicted
-from them and from the rate of a link, never measured.
+its collectives are read from the compiled program. The time on many chips is predicted from them and
+from the rate of a link, never measured.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.learner import bench, dreamer_update
 from hephaestus.learner import devices as devices_lib
 
-# Of a chip of TPU v4, by Jouppi et al. (2023), "TPU v4: An Optically Reconfigurable Supercomputer":
+# A chip of TPU v4, by Jouppi et al. (2023), "TPU v4: An Optically Reconfigurable Supercomputer":
 # six links of 50 GB/s each, and 275 TFLOP/s in bfloat16.
 _LINK_BYTES = 50e9
 _CHIP_FLOPS = 275e12
@@ -33,8 +33,8 @@ class Program:
   """An update compiled for several devices.
 
   Attributes:
-    reduced: bytes that each device gives to all-reduces in one update.
-    gathered: bytes that each device gives to all-gathers; it gets those of all.
+    reduced: bytes that each device contributes to all-reduces in one update.
+    gathered: bytes that each device contributes to all-gathers; it receives those of all.
     instructions: of the compiled program.
   """
 
@@ -46,9 +46,9 @@ class Program:
 def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
   """Compiles the update for several numbers of devices, each with the whole batch of `work`.
 
-  The prediction takes all bytes around one ring over one link of each chip, after the update and not
-  beside it, and the update at the peak rate of the chip: links and chips as in TPU v4. A real update
-  takes longer and loses a smaller part, but for the latency of the ring, which is left out.
+  The prediction sends all bytes around one ring over one link of each chip, after the update without
+  overlap, and runs the update at the peak rate of the chip: links and chips as in TPU v4. A real
+  update takes longer and loses a smaller share, but for the latency of the ring, which is left out.
 
   Args:
     work: the share of each device.
@@ -60,7 +60,7 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
     the exchange, and the predicted share of the rate that remains.
 
   Raises:
-    ValueError: no number of devices, or one that is not here.
+    ValueError: no number of devices, or more than JAX has here.
   """
   here = jax.local_device_count()
   if not num_devices or not 1 <= min(num_devices) <= max(num_devices) <= here:
@@ -91,14 +91,14 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
 def predicted_exchange(program: Program, num_devices: int) -> float:
   """Seconds that a ring of chips needs, each by one link in one direction.
 
-  Every chip sends 2 (n - 1) / n of what is reduced, and n - 1 times what is gathered.
+  Every chip sends 2 (n - 1) / n of the reduced bytes, and n - 1 times the gathered ones.
   """
   others = num_devices - 1
   return others * (2 * program.reduced / num_devices + program.gathered) / _LINK_BYTES
 
 
 def compile_for(work: bench.Work, num_devices: int) -> Program:
-  """The update of `num_devices` devices, of which each has the batch of `work`."""
+  """The update of `num_devices` devices, each with the batch of `work`."""
   made, state, sequence = _shapes(work, num_devices)
   each: Any = functools.partial(
     jax.tree.map, lambda x: jax.ShapeDtypeStruct((num_devices, *x.shape), x.dtype)

@@ -282,5 +282,5 @@ def _learner_work(arguments: argparse.Namespace) -> Any:
     learner=learner_config,
     observation_spec=environment.observation_spec,
     action_spec=environment.action_spec,
-    num_rows=config.actor.sequence_length,
+    sequence_length=config.actor.sequence_length,
   )

@@ -203,7 +203,7 @@ def _alone(
     learner=learner_config,
     observation_spec=parts.environment.observation_spec,
     action_spec=parts.environment.action_spec,
-    num_rows=config.actor.sequence_length,
+    sequence_length=config.actor.sequence_length,
   )
   seconds = min(seconds, _ALONE_SECONDS)
   boredom = min(max(boredom, 0.0), 1.0)

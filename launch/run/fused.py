@@ -87,21 +87,21 @@ def saved(
 def check_memory(
   memory: unrolled.Memory, available: int | None, *, num_envs: int, num_devices: int
 ) -> str | None:
-  """What to say before a program is compiled that may not fit; None if it should.
+  """A warning if a program may not fit into memory, before it is compiled; None if it should fit.
 
   Args:
-    memory: that is needed on each device, estimated.
+    memory: estimated need of each device.
     available: bytes of each device; None where unknown.
     num_envs: on all devices together.
     num_devices: that share them.
 
   Raises:
-    ValueError: even if it needs a third less than estimated, it is too much.
+    ValueError: it needs too much even if the estimate is a third too high.
   """
   needed = memory.state + memory.batch
   if available is None or needed < 0.9 * available:
     return None
-  # All but the parameters grows with the environments, so this is rather too few than too many.
+  # All but the parameters grows with the environments, so this errs towards too few.
   share = max(1, int(num_envs / num_devices * 0.9 * available / needed))
   fits = num_devices * 2 ** (share.bit_length() - 1)
   text = (
@@ -114,7 +114,7 @@ def check_memory(
 
 
 def _available_bytes(devices: list[jax.Device]) -> int | None:
-  """Of each device; those of a CPU share what the machine has."""
+  """Bytes of memory of each device; simulated CPU devices share the machine's."""
   if devices[0].platform == 'cpu':
     return psutil.virtual_memory().available // len(devices)
   return (devices[0].memory_stats() or {}).get('bytes_limit')
@@ -315,9 +315,9 @@ def _describe(
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:
-  """What other runs tell their nodes by the environment; here JAX is imported already."""
+  """Sets in this process what other runs set in the environment of their nodes."""
   allocator.keep()
-  logging.set_verbosity(logging.WARNING)  # what nodes log goes to files, and here is the terminal
+  logging.set_verbosity(logging.WARNING)  # nodes log to files; this is the terminal
   for name, value in variables.COMMON.items():
     os.environ.setdefault(name, value)
   if not config.accelerator:
@@ -327,7 +327,7 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
 
 
 class _interrupts:  # noqa: N801  it reads as a function
-  """A flag that the first Ctrl-C or SIGTERM sets; the second ends the process as it always did."""
+  """A flag that the first Ctrl-C or SIGTERM sets; the second ends the process as by default."""
 
   def __enter__(self) -> threading.Event:
     stop = threading.Event()

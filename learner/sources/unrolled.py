@@ -47,7 +47,7 @@ class FusedState(NamedTuple):
   Attributes:
     train: equal on all devices.
     key: [2] uint32, data of the PRNG key of the unrolls, equal on all devices.
-    worlds: states of this device's environments; checkpoints have them by this name.
+    `worlds`: states of this device's environments, under their name in checkpoints.
   """
 
   train: ppo_update.TrainState

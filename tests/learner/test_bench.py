@@ -35,10 +35,10 @@ def test_a_convolution_is_counted_by_what_each_output_reads():
 
 def test_the_named_sizes_are_what_they_say():
   one = bench.Work.of_size('1m')
-  assert (one.learner.batch_size, one.num_rows, one.agent.horizon_max) == (16, 64, 15)
+  assert (one.learner.batch_size, one.sequence_length, one.agent.horizon_max) == (16, 64, 15)
   assert one.agent.horizon_min == 15 and one.agent.starts_per_sequence is None
   changed = one.changed(ensemble=1, horizon=8, batch=4, length=5, dtype='bfloat16')
-  assert (changed.learner.batch_size, changed.num_rows) == (4, 5)
+  assert (changed.learner.batch_size, changed.sequence_length) == (4, 5)
   agent = changed.agent
   assert (agent.ensemble_size, agent.horizon_max, agent.horizon_min) == (1, 8, 8)
   assert agent.compute_dtype == 'bfloat16' and agent.steps_per_chunk == 8

@@ -30,7 +30,7 @@ def test_devices_exchange_their_gradients_and_metrics(work, programs):
   rest = programs[2].reduced - gradients
   assert 0 < rest <= 4 * 64  # numbers that metrics are means of
   starts = work.learner.batch_size * min(
-    work.agent.starts_per_sequence or work.num_rows, work.num_rows
+    work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
   )
   assert programs[2].gathered == 4 * starts  # returns, whose percentiles are those of all
 
