@@ -64,7 +64,8 @@ def generalised_advantages(
 ) -> tuple[jax.Array, jax.Array]:
   """GAE of each step but the last, and the lambda-return, the target of the value.
 
-    A_t = G_t - v_t = sum_k (gamma lambda)^k delta_{t+k},  delta_t = r_{t+1} + gamma d_{t+1} v_{t+1} - v_t
+    A_t = G_t - v_t = sum_k (gamma lambda)^k delta_{t+k}
+    delta_t = r_{t+1} + gamma d_{t+1} v_{t+1} - v_t
 
   Schulman et al. (2016), equation 16. The sum ends with the step before LAST. The value at LAST
   counts in full in a truncated episode (d = 1) and not at all in a terminated one (d = 0).

@@ -1,9 +1,9 @@
-"""Sight: the map that an environment shows, seen from where the agent stands on it.
+"""Sight: egocentric views of the map in an observation.
 
-A flat network has to learn for every place of a map on its own what lies beside it. So where an
-observation says which of its numbers are a map and a place on it, these are carried beside the
-belief, real while awake and decoded while dreaming, and shown to policy, value and reward moved
-so that the agent stands in the middle.
+A flat network learns the neighbours of every position of a map separately. So where the spec of an
+observation marks numbers as a map and a position on it, both are carried beside the belief:
+observed along real sequences, decoded in imagination. Policy, value and reward read the map shifted
+so that the agent is in the middle.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from hephaestus.agents import observation as observation_lib
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
-  """How a map is carried and shown.
+  """Layouts of a map: as a vector, as an egocentric view, and by cells.
 
-  What is carried, `seen`, is [..., S]: the R x C cells row by row, then row and column of the
-  agent over R - 1 and C - 1, all in [0, 1]. Without a map S is 0, and so is all that is shown.
+  The vector, `seen`, is [..., S]: the R x C cells row by row, then row and column of the agent
+  over R - 1 and C - 1, all in [0, 1]. Without a map, S and the sizes of all layouts are 0.
 
   Attributes:
     map_shape: (R, C), or (0, 0) without a map.
-    levels: that cells are told apart by; a cell below half a level is empty.
+    levels: L, by which cells are encoded; a cell below half a level is empty.
   """
 
   map_shape: tuple[int, int]
@@ -34,9 +34,9 @@ class Sight:
 
   @classmethod
   def of(cls, observation_spec: Any, levels: int) -> 'Sight':
-    """What an environment shows: a map if the spec of its observation has a `map_shape`.
+    """From the spec of an observation, which has a map if it has a `map_shape`.
 
-    Numbers are told apart by levels, so without levels no map is seen.
+    Cells are encoded by levels, so without levels the map is ignored.
     """
     map_shape = getattr(observation_spec, 'map_shape', None)
     return cls(map_shape if map_shape and levels else (0, 0), levels)
@@ -56,18 +56,18 @@ class Sight:
     return 2 * math.prod(2 * length - 1 for length in self.map_shape) if self.size else 0
 
   @property
-  def glance_size(self) -> int:
+  def location_size(self) -> int:
     """G = R + C + 1."""
     return sum(self.map_shape) + 1 if self.size else 0
 
   def pick(self, observation: jax.Array) -> jax.Array:
-    """[..., O] observed numbers, the map first and the place last, to [..., S]."""
+    """[..., O] numbers of an observation, the map first and the position last, to [..., S]."""
     if not self.size:
       return observation[..., :0]
     return jnp.concatenate([observation[..., : self._num_cells], observation[..., -2:]], axis=-1)
 
   def view(self, seen: jax.Array) -> jax.Array:
-    """[..., S] to [..., V]: each cell's number, and 1 where it is filled, agent in the middle."""
+    """[..., S] to [..., V]: each cell's number, and 1 where it is filled, around the agent."""
     if not self.size:
       return seen
     rows, columns = self.map_shape
@@ -75,14 +75,14 @@ class Sight:
     shown = jnp.stack([cells, self._filled(cells)], axis=-1)
     around = ((0, 0), (rows - 1, rows - 1), (columns - 1, columns - 1), (0, 0))
     window = (2 * rows - 1, 2 * columns - 1, 2)
-    # Along a map with a margin, the window that begins at the agent's place is centred on it.
+    # On a padded map, the window that begins at the agent's position is centred on the agent.
     cut = lambda shown, place: jax.lax.dynamic_slice(shown, (*place, 0), window)
     return jax.vmap(cut)(jnp.pad(shown, around), place).reshape(*seen.shape[:-1], self.view_size)
 
-  def glance(self, seen: jax.Array) -> jax.Array:
+  def location(self, seen: jax.Array) -> jax.Array:
     """[..., S] to [..., G]: row and column of the agent as one-hot, and whether its cell is filled.
 
-    The little of the view that decides what a step leads to.
+    A small part of the view, sufficient for predicting the next state.
     """
     if not self.size:
       return seen
@@ -95,7 +95,7 @@ class Sight:
     return jnp.concatenate([row, column, here[..., None]], axis=-1)
 
   def cells(self, seen: jax.Array) -> jax.Array:
-    """[..., S] to [..., R C, L + 1]: each cell's number by levels, and whether the agent is there."""
+    """[..., S] to [..., R C, L + 1]: each cell by levels, and whether the agent is there."""
     cells, place = self._split(seen)
     rows, columns = self.map_shape
     here = jax.nn.one_hot(place[..., 0] * columns + place[..., 1], rows * columns, dtype=seen.dtype)
@@ -104,7 +104,7 @@ class Sight:
     return jnp.concatenate([by_level, here[..., None]], axis=-1)
 
   def _split(self, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[..., S] to [..., R, C] cells and the place, [..., 2] int32."""
+    """[..., S] to [..., R, C] cells and the position, [..., 2] int32."""
     cells = seen[..., : self._num_cells].reshape(*seen.shape[:-1], *self.map_shape)
     furthest = np.array(self.map_shape) - 1
     place = jnp.round(seen[..., -2:].astype(jnp.float32) * furthest).astype(jnp.int32)

@@ -1,1 +1,1 @@
-"""The dual-timescale competence agent: a world model, dreams in it, an actor-critic on the dreams."""
+"""The dual-timescale competence agent: a world model and an actor-critic trained in imagination."""

@@ -2,8 +2,8 @@
 
     actor([f_t, context_t])              critic([f_t, context_t])
 
-The context comes from a module of its own: see `context`. In an environment with a map, both also
-read it as an egocentric view: see `sight`.
+A context module gives the context: see `context`. In an environment with a map, both also read its
+egocentric view: see `sight`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Tree = Any
 
 
 class Steps(NamedTuple):
-  """Consecutive imagined steps, all that their losses read.
+  """Consecutive imagined steps; inputs of their losses.
 
   Attributes:
     features: [B, R, F] in the compute dtype.
@@ -38,14 +38,14 @@ class Steps(NamedTuple):
 
 
 class Replayed(NamedTuple):
-  """Replayed steps, all that the critic's loss reads.
+  """Replayed steps; inputs of the critic's loss.
 
   Attributes:
     features: [T, B, F] in the compute dtype.
     track: of the context module.
-    reward: [T, B] float32, of the environment and intrinsic.
+    reward: [T, B] float32, extrinsic plus intrinsic.
     discount: [T, B] float32.
-    last: [T, B] bool, steps that end an episode: they lend a value and earn no loss.
+    last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
 
   features: jax.Array
@@ -131,7 +131,7 @@ class ActorCritic:
     return networks.apply(self._modules()[name], params[name], features, view, context)
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
-    """The distribution over actions at [..., F] features with [..., F] context."""
+    """The distribution over actions at [..., F] features with [..., C] context."""
     outputs = self._apply(params, 'actor', features, context)
     return self._actions.policy(outputs, mask, self.config.unimix)
 
@@ -140,12 +140,12 @@ class ActorCritic:
     return self._actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An action, and the choice behind it whose likelihood is known (see `Steps.choice`)."""
+    """An action, and its `Steps.choice`, the argument of the policy's `log_prob`."""
     sampled = policy.sample(noise)
     return (sampled, sampled) if self.discrete else sampled
 
   def value(self, params: Tree, features: jax.Array, context: jax.Array) -> distributions.TwoHot:
-    """The belief about the return from [..., F] features with [..., F] context."""
+    """The distribution of the return at [..., F] features with [..., C] context."""
     return distributions.TwoHot.from_logits(
       self._apply(params, 'critic', features, context), self.config.bin_limit
     )
@@ -192,12 +192,15 @@ class ActorCritic:
     return total(actor + critic), metrics
 
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
-    """The critic's loss on real experience, which the model cannot bias.
+    """The critic's loss on replayed experience, which model errors do not bias.
 
     Args:
       params: of context module and critic.
       slow_critic: parameters of the slow critic.
       replayed: [T, B, ...] steps.
+
+    Returns:
+      The loss [], a mean over all steps but the last.
     """
     config, features, last = self.config, replayed.features, replayed.last
     by_stream = jnp.swapaxes(features, 0, 1)

@@ -78,11 +78,13 @@ class _Acting:
     return {'world_model': self.model.init(model_key), 'actor_critic': self.policy.init(policy_key)}
 
   def acting_params(self, params: Tree) -> Tree:
-    read = {
+    read_by_act = {
       'world_model': ('encoder', 'posterior', 'transition', 'prior'),
       'actor_critic': (*self.policy.context.modules(), 'actor'),
     }
-    return {part: {name: params[part][name] for name in names} for part, names in read.items()}
+    return {
+      part: {name: params[part][name] for name in names} for part, names in read_by_act.items()
+    }
 
   def initial_policy_state(self, num_envs: int) -> PolicyState:
     return PolicyState(self.model.initial(num_envs), self.policy.context.initial(num_envs))
@@ -103,7 +105,7 @@ class _Acting:
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == world_model.FIRST
     embedded = model.embed(params['world_model'], timestep.observation)
-    seen = model.look(timestep.observation)
+    seen = model.observed_map(timestep.observation)
     noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_envs))
     latent, members, _ = model.observe(
       params['world_model'], state.recurrent, embedded, seen, first, None if greedy else noise

@@ -1,4 +1,4 @@
-"""DreamerConfig: the numbers of the world-model agent."""
+"""DreamerConfig: sizes and constants of the world-model agent."""
 
 import dataclasses
 
@@ -21,49 +21,49 @@ class DreamerConfig:
   TPU v4-8: 5 members of 1,024 units and a categorical latent of 16 x 16. `SIZES` has the others.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: an invalid value, named with its field.
   """
 
   # World model.
   deterministic_size: int = 1024
-  memory_steps: int = 64  # longest time constant of its units, before they have learned
+  memory_steps: int = 64  # longest time constant of its units, at initialisation
   latent: str = 'categorical'
   stochastic_size: int = 16
-  classes: int = 16  # of each latent; read by the categorical latent only
+  classes: int = 16  # of each latent; for the categorical latent only
   hidden_size: int = 512
   encoder_layers: int = 2
-  levels: int = 0  # that a number in [0, 1] is read and decoded by; 0: a number, and no map is seen
+  levels: int = 0  # by which numbers in [0, 1] are encoded and decoded; 0: none, maps are ignored
   image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
   ensemble_size: int = 5
-  stored_state: bool = True  # sequences begin with the state that the actor had; else with zeros
-  bootstrap_share: float = 0.8  # of the sequences that each member's prior learns from
-  free_nats: float = 1.0  # that the posterior may cost; priors learn below it, too
+  stored_state: bool = True  # sequences begin with the actor's recurrent state, else with zeros
+  bootstrap_share: float = 0.8  # share of the sequences that train a member's prior
+  free_nats: float = 1.0  # below which the posterior has no KL loss; priors always have
   dynamics_scale: float = 1.0
   representation_scale: float = 0.1
-  reward_scale: float = 1.0  # more, where a large observation has rewards that are few and small
+  reward_scale: float = 1.0  # above 1 where observations are large, rewards few and small
   num_bins: int = 255
   bin_limit: float = 20.0  # largest reward or return: symexp(limit)
 
   # Dreams.
   horizon_max: int = 64
   horizon_min: int = 8
-  starts_per_sequence: int | None = None  # rows of each sequence to dream from; None: all of them
-  steps_per_chunk: int = 8  # dreamt rows whose gradient is taken at once
+  starts_per_sequence: int | None = None  # steps of each sequence to imagine from; None: all
+  steps_per_chunk: int = 8  # imagined steps whose gradient is computed at once
 
   # Actor and critic.
   policy_layers: int = 2
-  window: int = 1  # rows that salience pooling looks back on; 1: no salience, see docs/results.md
+  window: int = 1  # steps pooled by salience; 1: no salience, see docs/results.md
   gamma: float = 0.99
   lambda_: float = 0.95
   entropy_scale: float = 3e-4
   unimix: float = 0.01
   replayed_value_scale: float = 0.3
-  return_floor: float = 1.0  # smallest spread of returns that advantages are divided by
-  warm_up_updates: int = 200  # the world model alone learns until then
+  return_floor: float = 1.0  # smallest scale that divides advantages
+  warm_up_updates: int = 200  # of the world model alone, before actor and critic learn
 
   # Intrinsic motivation.
-  novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' for comparison only
-  novelty_scale: float = 0.02  # weight beside the task's reward of novelty, whose mean is 1 at most
+  novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
+  novelty_scale: float = 0.02  # weight of the intrinsic reward, whose mean is at most 1
   boredom_threshold: float = 0.01
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2
@@ -80,7 +80,7 @@ class DreamerConfig:
     check(
       self.novelty in ('information_gain', 'clean', 'prediction_error'),
       'novelty',
-      "choose 'information_gain' or 'clean'; 'prediction_error' is there to be compared with",
+      "choose 'information_gain' or 'clean'; 'prediction_error' is a baseline",
     )
     check(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -114,15 +114,15 @@ class DreamerConfig:
     check(
       self.starts_per_sequence is None or self.starts_per_sequence >= 1,
       'starts_per_sequence',
-      'must be at least 1, or None for all rows',
+      'must be at least 1, or None for all steps',
     )
 
   @property
   def dtype(self):
-    """What the networks compute in.
+    """Dtype of the networks.
 
-    Not looked up by its name: TensorFlow 2.8, once imported, answers to 'bfloat16' with a type of
-    its own that JAX does not know.
+    It is not looked up by name: once TensorFlow 2.8 is imported, the name 'bfloat16' gives a type of
+    TensorFlow's own, which JAX does not know.
     """
     return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
 
@@ -133,7 +133,7 @@ SIZES = {
     deterministic_size=96,
     hidden_size=128,
     encoder_layers=1,
-    latent='categorical',  # learns faster, and tells the known from the new: see docs/design.md
+    latent='categorical',  # learns faster, with sharper novelty: see docs/design.md
     stochastic_size=8,
     classes=8,
     image_channels=128,
@@ -149,7 +149,7 @@ SIZES = {
     novelty_scale=0.05,
     compute_dtype='float32',
   ),
-  # With one member about as many parameters as `size1m` of DreamerV3, and as many imagined rows.
+  # With one member about as many parameters and imagined steps as `size1m` of DreamerV3.
   '1m': DreamerConfig(
     deterministic_size=300,
     hidden_size=64,
@@ -164,4 +164,4 @@ SIZES = {
   # One GPU, as the headline throughput is stated: the default, with a Gaussian latent.
   'full': DreamerConfig(latent='gaussian', stochastic_size=32, starts_per_sequence=16),
 }
-"""Sizes that have a name."""
+"""Configs by the name of their size."""

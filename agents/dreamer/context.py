@@ -1,7 +1,7 @@
-"""Context modules: what actor and critic read of the steps before, beside the features of a step.
+"""Context modules: summaries of earlier steps, which actor and critic read beside the features.
 
-`NoContext` gives nothing, keeps nothing and has no parameters. `Salience` pools the features of the
-last W steps of the episode by learned weights:
+`NoContext` is empty, without memory or parameters. `Salience` pools the features of the last W
+steps of the episode by learned weights:
 
     score_i = MLP([f_i, log(1 + novelty_i)])      w = softmax(score)      context = sum_i w_i f_i
 """
@@ -45,11 +45,11 @@ class Context(Protocol):
       memory: of the steps before.
       features: [B, F].
       novelty: [B] float32.
-      begins: [B] bool, steps with nothing of their episode before them.
+      begins: [B] bool, steps without a previous step of their episode.
     """
 
   def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
-    """A track of [T, B, ...] replayed steps; the first of all begin."""
+    """A track of [T, B, ...] replayed steps; step 0 counts as the begin of an episode."""
 
   def memory_at(self, track: Tree, step: jax.Array, stream: jax.Array) -> Tree:
     """Memories [S, ...] before step [S] of stream [S] of a track of replayed steps."""
@@ -115,12 +115,12 @@ class NoContext:
 
 
 class Window(NamedTuple):
-  """Consecutive steps, oldest first: the last W - 1 as a memory, W - 1 + R as a track of R steps.
+  """Consecutive steps, oldest first: W - 1 as a memory, W - 1 + R as a track of R steps.
 
   Attributes:
     features: [B, W, F] in the compute dtype.
     novelty: [B, W] float32.
-    episode: [B, W] int32, a count of episodes; a step reads those of its own only.
+    episode: [B, W] int32, a count of episodes; a step reads only steps of its own episode.
   """
 
   features: jax.Array
@@ -136,7 +136,7 @@ class Salience:
     window: W, at least 2.
     feature_size: F.
     hidden_size: of the scores' network.
-    sight: of the world model; the view of a step's map is scored, too.
+    sight: of the world model; scores also read the egocentric view.
     dtype: of the computation.
   """
 
@@ -154,7 +154,7 @@ class Salience:
     return {'salience': (networks.MLP(self.hidden_size, 1, 1, 0.1, dtype=self.dtype), 1)}
 
   def initial(self, batch: int) -> Window:
-    """Steps of episode -1; the first step of all is FIRST, so none is ever read."""
+    """Steps of episode -1, which no step reads, since an actor's first step is FIRST."""
     before = self.window - 1
     return Window(
       features=jnp.zeros((batch, before, self.feature_size), self.dtype),
@@ -200,7 +200,7 @@ class Salience:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, axis=1), track)
 
   def pool(self, params: Tree, track: Window, features: jax.Array) -> jax.Array:
-    """One product of matrices for each stream."""
+    """One matrix product for each stream."""
     del features
     weights = self._weights(self.scores(params, track), track)
     return weights.astype(track.features.dtype) @ track.features
@@ -230,7 +230,7 @@ class Salience:
 def make_context(
   config: dreamer_config.DreamerConfig, feature_size: int, sight: sight_lib.Sight
 ) -> Context:
-  """Salience over `config.window` steps, or none where a window is a single step."""
+  """Salience over `config.window` steps; no context for a window of one step."""
   if config.window == 1:
     return NoContext()
   return Salience(config.window, feature_size, config.hidden_size, sight, config.dtype)

@@ -19,10 +19,10 @@ class Start(NamedTuple):
   Attributes:
     latent: [B', ...] posterior states.
     novelty: [B'] float32.
-    begins: [B'] bool, steps with nothing of their episode before them.
+    begins: [B'] bool, steps without a previous step of their episode.
     memory: [B', ...] of the context module, before the step.
-    weight: [B'] float32, 0 at the end of an episode, where nothing can follow.
-    keys: [B'] one for each dream, so that a dream does not depend on its neighbours.
+    weight: [B'] float32, 0 at LAST, after which no step follows.
+    keys: [B'] one for each dream, so that dreams do not depend on the batch.
   """
 
   latent: world_model.Latent
@@ -34,10 +34,10 @@ class Start(NamedTuple):
 
 
 class Dream(NamedTuple):
-  """H imagined steps after each start; beyond the horizon all is zero and weighs nothing.
+  """H imagined steps after each start; zeros of weight 0 beyond the horizon.
 
   Attributes:
-    start: at which it begins.
+    start: B' steps, the first of each dream.
     features: [B', H, F], of the start and the steps after it but the last, as losses read them.
     novelty: [H + 1, B'] float32.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
@@ -72,7 +72,7 @@ def imagine(
     model: the world model.
     params: of it.
     recurrent: [B', ...] of the step before.
-    member: [B'] int32, whose prior each dream follows.
+    member: [B'] int32, the member whose prior each dream follows.
     noise: [B', ...] of `WorldModel.noise`.
 
   Returns:
@@ -98,8 +98,8 @@ def rollout(
 ) -> Dream:
   """Imagines `horizon` steps, each dream along the prior of one member of its own.
 
-  The loop's trip count is `horizon`, so a short horizon really costs less, and nothing is
-  retraced. No gradient is meant to pass: the actor learns by score function from what is stored.
+  The loop's trip count is `horizon`, so a shorter horizon costs less and is not traced again. No
+  gradient passes through the loop: the actor learns by score function from the stored steps.
 
   Args:
     model: the world model.
@@ -135,7 +135,7 @@ class _Imagination:
     model_params: of the world model, fused.
     policy_params: of the actor-critic.
     slow_critic: parameters of the slow critic.
-    member: [B'] int32, whose prior each dream follows.
+    member: [B'] int32, the member whose prior each dream follows.
     keys: [B'] one for each dream.
   """
 
@@ -218,7 +218,7 @@ def returns_and_weights(
 
   Returns:
     Returns [H, B'], bootstrapped with the value at the horizon, and weights [H, B']: the start's
-    weight times the probability that the episode continues until then, 0 from the horizon on.
+    weight times the probability that the episode reaches the step; 0 from the horizon on.
   """
   num_steps = dream.choice.shape[0]
   beyond = jnp.arange(num_steps + 1) >= dream.horizon
@@ -246,7 +246,7 @@ def track(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
 def steps(
   actor_critic: ac.ActorCritic, dream: Dream, track: Tree, first: jax.Array | int, count: int
 ) -> ac.Steps:
-  """`count` imagined steps from step `first` on; `track` as above."""
+  """`count` imagined steps from step `first` on; `track` is from the function `track`."""
   cut = lambda x, axis=0: jax.lax.dynamic_slice_in_dim(x, first, count, axis)
   return ac.Steps(
     features=cut(dream.features, 1),
@@ -265,10 +265,10 @@ def starts(
   *,
   num_steps: int | None,
 ) -> tuple[Start, Tree]:
-  """Begins dreams at steps of real sequences.
+  """Picks steps of real sequences at which imagination begins.
 
   Args:
-    actor_critic: whose context module remembers the steps before.
+    actor_critic: with the context module.
     posterior: of [T, B] steps.
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32.

@@ -1,4 +1,4 @@
-"""A dream beside the real rollout: what the model expects when told only what was done."""
+"""Open-loop prediction along a real episode: observations imagined from its actions alone."""
 
 from typing import Any
 
@@ -22,19 +22,22 @@ def foresee(
   action: jax.Array,
   context: jax.Array,
 ) -> agent_lib.Foresight:
-  """Runs along an episode awake, and from row `context` on also asleep; see `Agent.foresee`.
+  """Reconstructs an episode up to step `context` and imagines the rest; see `Agent.foresee`.
 
-  Asleep it follows the prior of one member, as dreams do, and plays what was really played. Its
-  salience is that of the one who stays awake, as it acted.
+  Imagination follows the prior of one member, as dreams do, with the actions of the episode.
+  Salience is computed from the posteriors of the whole episode, as in acting.
 
   Args:
     model: the world model.
-    actor_critic: whose salience it is.
+    actor_critic: with the context module that gives salience.
     params: of 'world_model' and 'actor_critic'.
-    key: of the dream.
-    observation: [T, ...] of one episode, which begins at row 0.
-    action: [T, ...].
-    context: [] int32, rows that it sees.
+    key: of the imagination.
+    observation: [T, ...] of one episode, which begins at step 0.
+    action: [T, ...] of the episode.
+    context: [] int32, number of observed steps.
+
+  Returns:
+    Predicted observations, [T, ...] float32, and salience, [T, W] float32.
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
   num_steps = len(action)
@@ -43,29 +46,29 @@ def foresee(
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
   noise = jax.vmap(model.noise)(jax.random.split(noise_key, num_steps))
   is_first = jnp.arange(num_steps) == 0
-  rows = (
+  inputs = (
     model.embed(model_params, observation),
-    model.look(observation),
+    model.observed_map(observation),
     is_first,
     jnp.arange(num_steps) < context,
     model.encode_action(action),
     noise,
   )
 
-  def step(carry, row):
-    awake, asleep = carry
-    embedded, seen, first, sees, action, noise = jax.tree.map(lambda x: x[None], row)
-    real, members, _ = model.observe(model_params, awake, embedded, seen, first, None)
-    dreamt, _ = dream.imagine(model, model_params, asleep, member, noise)
-    latent = jax.tree.map(lambda real, dreamt: jnp.where(sees[0], real, dreamt), real, dreamt)
-    carry = world_model.Recurrent(real, action), world_model.Recurrent(latent, action)
-    expected = model.decode(model_params, latent.belief, asleep.latent.seen, asleep.action, first)
-    return carry, (real, members, jax.tree.map(lambda x: x[0], expected))
+  def step(carry, inputs):
+    closed, open_ = carry
+    embedded, seen, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
+    posterior, members, _ = model.observe(model_params, closed, embedded, seen, first, None)
+    imagined, _ = dream.imagine(model, model_params, open_, member, noise)
+    latent = jax.tree.map(lambda x, y: jnp.where(observed[0], x, y), posterior, imagined)
+    carry = world_model.Recurrent(posterior, action), world_model.Recurrent(latent, action)
+    predicted = model.decode(model_params, latent.belief, open_.latent.seen, open_.action, first)
+    return carry, (posterior, members, jax.tree.map(lambda x: x[0], predicted))
 
   initial = model.initial(1)
-  _, (latent, members, expected) = jax.lax.scan(step, (initial, initial), rows)
+  _, (latent, members, predicted) = jax.lax.scan(step, (initial, initial), inputs)
   moments = model.priors(model_params, jnp.swapaxes(members, 0, 1)).moments()
   context_module = actor_critic.context
   track = context_module.replayed(latent.features, novelty_of(*moments), is_first[:, None])
   weights = context_module.weights(policy_params, track, num_steps)
-  return agent_lib.Foresight(expected, weights[0])
+  return agent_lib.Foresight(predicted, weights[0])

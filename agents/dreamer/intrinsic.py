@@ -1,6 +1,6 @@
-"""Intrinsic motivation: novelty, competence on two timescales, boredom, and the horizon it asks for.
+"""Intrinsic motivation: novelty, competence on two timescales, boredom and the horizon.
 
-Everything here is float32: a variance or a slow average in bfloat16 is noise taken for signal.
+All arithmetic is float32: in bfloat16, rounding would dominate variances and slow averages.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from hephaestus.agents.dreamer import config as dreamer_config
 
 
 class IntrinsicState(NamedTuple):
-  """What the agent remembers of its own novelty; equal on all replicas.
+  """Running statistics of novelty; equal on all replicas.
 
   Attributes:
-    fast: [] float32, biased average of novelty over the last updates.
-    slow: [] float32, the same over many more.
-    peak: [] float32, the largest that the slow average was since the actor woke.
+    fast: [] float32, biased fast average of novelty over updates.
+    slow: [] float32, biased slow average.
+    peak: [] float32, largest slow average since the end of warm-up.
     boredom: [] float32 in [0, 1].
-    num_updates: [] int32, updates seen.
+    num_updates: [] int32.
   """
 
   fast: jax.Array
@@ -31,14 +31,14 @@ class IntrinsicState(NamedTuple):
 
 
 class Drives(NamedTuple):
-  """What intrinsic motivation asks for.
+  """Outputs of intrinsic motivation.
 
   Attributes:
-    horizon: [] int32, rows to dream.
-    novelty_fast: [] float32, the average of novelty over the last updates.
+    horizon: [] int32, imagination horizon.
+    novelty_fast: [] float32, the fast average of novelty.
     novelty_mean: [] float32, the slow average of novelty.
-    novelty_scale: [] float32, the largest it was; what novelty is divided by to be a reward. Divided
-      by the average itself, it would tempt no less when nothing is left to be learned.
+    novelty_scale: [] float32, the largest slow average, which divides novelty to give the intrinsic
+      reward. Divided by the current average, the reward would stay when nothing is left to learn.
     competence: [] float32, relative learning progress.
     boredom: [] float32.
   """
@@ -52,7 +52,7 @@ class Drives(NamedTuple):
 
 
 def initial() -> IntrinsicState:
-  """Nothing seen yet."""
+  """The state before any update."""
   return IntrinsicState(
     fast=jnp.zeros((), jnp.float32),
     slow=jnp.zeros((), jnp.float32),
@@ -63,7 +63,7 @@ def initial() -> IntrinsicState:
 
 
 def clean_novelty(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """Disagreement between members beyond the noise they expect.
+  """Disagreement of the ensemble beyond the predicted noise.
 
     novelty = sum_F relu( Var_K[means] - Mean_K[variances] )
 
@@ -82,11 +82,11 @@ def clean_novelty(means: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """What seeing the next latent would tell about which member is right.
+  """Expected information gain about the members from observing the next latent.
 
     novelty = 1/2 sum_F log( 1 + Var_K[means] / Mean_K[variances] )
 
-  Positive whenever members disagree; noise that all of them expect divides out.
+  Positive whenever members disagree; noise that all members predict divides out.
 
   Args:
     means: [K, ..., F] predicted means of the next latent.
@@ -96,7 +96,7 @@ def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
     [...] float32 novelty, nats.
   """
   chex.assert_equal_shape([means, variances])
-  if len(means) == 1:  # nobody to disagree with; XLA would go through the logarithms of 1
+  if len(means) == 1:  # no disagreement; saves the logarithms of 1
     return jnp.zeros(means.shape[1:-1], jnp.float32)
   means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
   noise = jnp.mean(variances, axis=0) + 1e-6
@@ -104,13 +104,13 @@ def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """The squared error that members expect of their prediction: for comparison only.
+  """Expected squared error of the ensemble's prediction; a baseline.
 
     novelty = sum_F ( Mean_K[variances] + Var_K[means] )
 
-  The variance of their mixture. Noise keeps it high however well it is known, so an agent that is
-  rewarded by it is drawn to noise and stays there: Burda et al. (2018), "Large-scale study of
-  curiosity-driven learning", section 4.2.
+  It is the variance of the members' mixture. Noise keeps it high even under a perfect model, so it
+  attracts an agent to noise: Burda et al. (2018), "Large-scale study of curiosity-driven learning",
+  section 4.2.
 
   Args:
     means: [K, ..., F] predicted means of the next latent.
@@ -138,22 +138,25 @@ def update(
   *,
   trained: jax.Array | bool = True,
 ) -> tuple[IntrinsicState, Drives]:
-  """Competence, boredom and horizon after one more batch.
+  """Updates competence, boredom and horizon with the novelty of one batch.
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
     competence = relu( (C_slow - C_fast) / C_slow )
     boredom <- clip( boredom + 0.1 if competence < threshold else boredom - 0.2, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
 
-  Without the correction the fast average leads while both warm up, competence is 0 and boredom
-  saturates at once.
+  Without the correction the fast average would lead during the first updates, so that competence
+  would be 0 and boredom would saturate.
 
   Args:
     state: before the batch.
-    novelty: [] float32, mean of the batch, equal on all replicas.
+    novelty: [] float32, mean over the batch, equal on all replicas.
     config: rates, threshold and bounds.
-    trained: [] bool, whether the actor learns yet; the novelty of a model that knows nothing is large
-      everywhere, and no measure of what is to come.
+    trained: [] bool, whether warm-up is over. Before, the peak stays 0, since the novelty of an
+      untrained model is large everywhere.
+
+  Returns:
+    The next state, and the drives.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1

@@ -1,4 +1,4 @@
-"""A scan over rows whose matrices get their gradients after the loop, by one product each."""
+"""A scan over steps whose matrices get their gradients after the loop, by one product each."""
 
 import functools
 from collections.abc import Callable
@@ -16,33 +16,34 @@ Step = Callable[[Multiply, Tree, Tree, Tree], tuple[Tree, Tree]]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def scan(
-  step: Step, unroll: int, matrices: dict[str, jax.Array], params: Tree, carry: Tree, rows: Tree
+  step: Step, unroll: int, matrices: dict[str, jax.Array], params: Tree, carry: Tree, inputs: Tree
 ) -> tuple[Tree, Tree]:
   """`jax.lax.scan` of a step that multiplies by matrices.
 
-  Where a loop reads a matrix, its gradient adds a matrix up at every row, each made of a batch's few
-  rows. Here the loop backwards only keeps the gradient of what each product gave; multiplied by what
-  all rows gave to it, in one product after the loop, it is the matrix's gradient.
+  Differentiating a plain scan adds up a gradient of each matrix at every step, each a product over
+  one small batch. Here the backward loop only keeps the gradients of the products' outputs. One
+  product after the loop multiplies them by the inputs of all steps, which gives the gradient of the
+  matrix.
 
   Args:
-    step: (multiply, params, carry, row) -> (carry, output), of no traced values but these.
-      multiply(name, x) is x [B, F] times a matrix in the dtype of x, and may be called once for each.
-    unroll: rows compiled in a line.
+    step: (multiply, params, carry, inputs) -> (carry, output), of no other traced values.
+      multiply(name, x) is x [B, F] times a matrix in the dtype of x; once for each matrix.
+    unroll: steps unrolled in the loop.
     matrices: name -> [F, O] float32.
-    params: what else the step reads, whose gradient is added up row by row.
-    carry: into the first row.
-    rows: [T, ...] each.
+    params: other parameters of the step, whose gradients are added up step by step.
+    carry: into the first step.
+    inputs: [T, ...] each.
 
   Returns:
     The last carry, and the outputs, [T, ...] each.
   """
   product = lambda name, x: x @ matrices[name].astype(x.dtype)
-  return jax.lax.scan(functools.partial(step, product, params), carry, rows, unroll=unroll)
+  return jax.lax.scan(functools.partial(step, product, params), carry, inputs, unroll=unroll)
 
 
 @jax.custom_vjp
 def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, turned: jax.Array) -> jax.Array:
-  """x times the matrix, whose gradient is the shift's, too; x gets its own by the matrix turned."""
+  """x times the matrix; the gradient goes to the shift, and to x by the transposed matrix."""
   return x @ matrix
 
 
@@ -53,48 +54,48 @@ _product.defvjp(
 
 
 def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments: Tree):
-  params, carry, rows = arguments
+  params, carry, inputs = arguments
 
-  def products(params, carry, row):
+  def products(params, carry, inputs):
     given = {}
 
     def multiply(name, x):
       given[name] = x @ matrices[name].astype(x.dtype)
       return given[name]
 
-    step(multiply, params, carry, row)
+    step(multiply, params, carry, inputs)
     return given
 
-  shapes = jax.eval_shape(products, params, carry, jax.tree.map(lambda x: x[0], rows))
-  num_rows = len(jax.tree.leaves(rows)[0])
-  shifts = {name: jnp.zeros((num_rows, *x.shape), x.dtype) for name, x in shapes.items()}
+  shapes = jax.eval_shape(products, params, carry, jax.tree.map(lambda x: x[0], inputs))
+  num_steps = len(jax.tree.leaves(inputs)[0])
+  shifts = {name: jnp.zeros((num_steps, *x.shape), x.dtype) for name, x in shapes.items()}
   turned = {name: kernels.turned(matrix) for name, matrix in matrices.items()}
 
-  def run(shifts, params, carry, rows):
-    def tapped(carry, row):
-      row, shift = row
-      inputs = {}
+  def run(shifts, params, carry, inputs):
+    def tapped(carry, inputs_and_shift):
+      inputs, shift = inputs_and_shift
+      factors = {}
 
       def multiply(name, x):
-        inputs[name] = x
+        factors[name] = x
         both = (matrices[name].astype(x.dtype), turned[name].astype(x.dtype))
         return _product(x, shift[name], *both)
 
-      carry, output = step(multiply, params, carry, row)
-      return carry, (output, inputs)
+      carry, output = step(multiply, params, carry, inputs)
+      return carry, (output, factors)
 
-    carry, (outputs, inputs) = jax.lax.scan(tapped, carry, (rows, shifts), unroll=unroll)
-    return (carry, outputs), inputs
+    carry, (outputs, factors) = jax.lax.scan(tapped, carry, (inputs, shifts), unroll=unroll)
+    return (carry, outputs), factors
 
-  result, pull_back, inputs = jax.vjp(run, shifts, params, carry, rows, has_aux=True)
-  return result, (pull_back, inputs)
+  result, pull_back, factors = jax.vjp(run, shifts, params, carry, inputs, has_aux=True)
+  return result, (pull_back, factors)
 
 
 def _backward(step: Step, unroll: int, saved: Any, grads: Tree):
-  pull_back, inputs = saved
+  pull_back, factors = saved
   shifts, *others = pull_back(grads)
   product = functools.partial(jnp.einsum, 'tbi,tbo->io', preferred_element_type=jnp.float32)
-  return {name: product(inputs[name], shift) for name, shift in shifts.items()}, *others
+  return {name: product(factors[name], shift) for name, shift in shifts.items()}, *others
 
 
 scan.defvjp(_forward, _backward)

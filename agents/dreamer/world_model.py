@@ -5,14 +5,14 @@
 
 Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K transition
 members in place of one. All members read the same state, so they predict in one latent space and
-their disagreement means something.
+their disagreement is comparable.
 
-Where the observation has a map (see `sight`), the transitions also read the agent's place and what
-is there, and the reward reads the map of the row before, seen from the agent: real along real
-sequences, decoded in dreams. What becomes of a cell of that map is decoded from the cell too, by one
-network for all cells, so that a dream of a layout never seen before keeps it.
+Where the observation has a map (see `sight`), the transitions also read the agent's position and
+the content of its cell. The reward then reads the egocentric view of the previous step's map, which
+is observed along real sequences and decoded in imagination. One network, shared by all cells, also
+decodes each cell of the map from the previous cell, so that imagination keeps an unfamiliar layout.
 
-What is an image in the observation is read by a CNN and decoded by one: see `networks.Encoder`.
+CNNs encode and decode images: see `networks.Encoder`.
 """
 
 import dataclasses
@@ -37,16 +37,16 @@ FIRST = int(dm_env.StepType.FIRST)
 CHANGE_SIZE = 32  # hidden units of `Change`
 
 UNROLL = 2
-"""Rows compiled in a line: on a CPU a gradient took 0.6 of the time that it takes row by row."""
+"""Steps unrolled in the scan: on a CPU a gradient took 0.6 of the time without unrolling."""
 
 
 class Latent(NamedTuple):
-  """What the model believes about the environment at one row, and the map it sees there.
+  """The model's belief about the environment at one step, and the map of that step.
 
   Attributes:
     deterministic: [..., H] in the compute dtype.
     stochastic: [..., Z] in the compute dtype.
-    seen: [..., S] in the compute dtype, real or decoded; S is 0 in an environment without map.
+    seen: [..., S] in the compute dtype, the map, observed or decoded; S is 0 without a map.
   """
 
   deterministic: jax.Array
@@ -55,21 +55,21 @@ class Latent(NamedTuple):
 
   @property
   def belief(self) -> jax.Array:
-    """[..., H + Z], what decoder, reward, continue and mask read."""
+    """[..., H + Z], input of decoder, reward, continue and mask."""
     return jnp.concatenate([self.deterministic, self.stochastic], axis=-1)
 
   @property
   def features(self) -> jax.Array:
-    """[..., H + Z + S], what actor and critic read."""
+    """[..., H + Z + S], input of actor and critic."""
     return jnp.concatenate(self, axis=-1)
 
 
 class Recurrent(NamedTuple):
-  """What the model carries from row to row: its belief, and the action chosen from it.
+  """The model's state between steps: its belief, and the action chosen from it.
 
   Attributes:
-    latent: of the row before.
-    action: [..., A] float32, the encoded action of the row before.
+    latent: of the previous step.
+    action: [..., A] float32, the encoded action of the previous step.
   """
 
   latent: Latent
@@ -77,12 +77,12 @@ class Recurrent(NamedTuple):
 
 
 class Posterior(NamedTuple):
-  """A sequence as the model understood it.
+  """Posterior latents of a sequence, and the moments of its priors.
 
   Attributes:
     latent: [T, B, ...].
     moments: (means, variances) of the members' priors, each [K, T, B, F] float32.
-    first: [T, B] bool, rows that began an episode.
+    first: [T, B] bool, steps that begin an episode.
   """
 
   latent: Latent
@@ -113,10 +113,10 @@ class NormalisedGRU(nn.Module):
 
 
 class Change(nn.Module):
-  """What becomes of the cells of a map: the same network for each.
+  """Predicts each cell of the next map from the cell; one network for all cells.
 
   Attributes:
-    levels: L.
+    levels: L, of a cell.
     dtype: of the computation.
   """
 
@@ -125,7 +125,7 @@ class Change(nn.Module):
 
   @nn.compact
   def __call__(self, cause: jax.Array, cells: jax.Array) -> jax.Array:
-    """[..., F] what all cells share, and [..., N, L + 1] the cells, to [..., N, L] logits."""
+    """[..., F] input shared by all cells, and [..., N, L + 1] cells, to [..., N, L] logits."""
     dense = lambda size, **options: networks.Dense(size, dtype=self.dtype, **options)
     hidden = dense(CHANGE_SIZE)(cells.astype(self.dtype))
     hidden += dense(CHANGE_SIZE, use_bias=False)(cause.astype(self.dtype))[..., None, :]
@@ -135,14 +135,14 @@ class Change(nn.Module):
 def gated(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
   """[..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
 
-  Units forget at rates of their own: with gates of 0 the first one's time constant is 2 rows, the
-  last one's `memory_steps`, those between in a geometric row. Something of what was seen long ago is
-  then left to learn from. Tallec & Ollivier (2018), "Can recurrent neural networks warp time?".
+  Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
+  2 steps to `memory_steps`. Initial gradients then reach observations of long ago. Tallec and
+  Ollivier (2018), "Can recurrent neural networks warp time?".
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
   candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
-  rows = np.geomspace(2, memory_steps, state.shape[-1])
-  update = kernels.sigmoid(update - jnp.asarray(np.log(rows - 1), update.dtype))
+  steps = np.geomspace(2, memory_steps, state.shape[-1])
+  update = kernels.sigmoid(update - jnp.asarray(np.log(steps - 1), update.dtype))
   return update * candidate + (1 - update) * state
 
 
@@ -242,7 +242,7 @@ class WorldModel:
       'posterior': (jnp.concatenate([state, embedded], axis=-1),),
       'transition': (
         state,
-        jnp.zeros((1, self.latent_size + self.action_size + self.sight.glance_size)),
+        jnp.zeros((1, self.latent_size + self.action_size + self.sight.location_size)),
       ),
       'prior': (state,),
       'reward': (jnp.zeros((1, self.belief_size + self._reward_cause_size)),),
@@ -256,7 +256,7 @@ class WorldModel:
       init = lambda key, module=module, name=name: module.init(key, *inputs.get(name, (belief,)))[
         'params'
       ]
-      if name in ('transition', 'prior'):  # each member from a key of its own
+      if name in ('transition', 'prior'):  # a key for each member
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
@@ -266,11 +266,11 @@ class WorldModel:
     return networks.apply(self._modules()[name], params[name], *inputs)
 
   def belief(self, outputs: jax.Array):
-    """From the [..., 2 Z] or [..., Z C] outputs of a network, a belief about a latent."""
+    """The distribution of a latent, from a network's [..., 2 Z] or [..., Z C] outputs."""
     return self.latent_type.from_outputs(outputs, self.config.classes, self.config.unimix)
 
   def initial(self, batch: int) -> Recurrent:
-    """Zeros: what is carried into a FIRST row."""
+    """Zeros: the state before a FIRST step."""
     return Recurrent(
       latent=Latent(
         deterministic=jnp.zeros((batch, self.config.deterministic_size), self.dtype),
@@ -285,22 +285,23 @@ class WorldModel:
     return distributions.Actions(self.action_spec).encode(action)
 
   def embed(self, params: Tree, observation: Tree) -> jax.Array:
-    """[..., observation] to [..., hidden]; as many times that as it has images, and numbers too."""
+    """[..., observation] to [..., features]: a hidden size for the numbers and for each image."""
     return self._apply(params, 'encoder', *self.codec.encode(observation))
 
   def fuse(self, params: Tree) -> Tree:
-    """The same parameters as a loop that only reads them wants them: made outside, and once.
+    """Converts parameters once, before a loop that only reads them.
 
-    The members' matrices become one, [F, K 3H], and all matrices are in the compute dtype.
+    The members' matrices are joined into one, [F, K 3H], and all matrices are cast to the compute
+    dtype.
     """
     transition = params['transition'] | {'Dense_0': {'kernel': self._wide(params)}}
     cast = lambda path, x: x.astype(self.dtype) if path[-1].key == 'kernel' else x
     return jax.tree_util.tree_map_with_path(cast, params | {'transition': transition})
 
   def _wide(self, params: Tree) -> jax.Array:
-    """The members' matrices side by side, [F, K 3H]: all of them read the same inputs.
+    """The members' matrices joined along their outputs, [F, K 3H]; all read the same inputs.
 
-    Centred each, since a layer norm is what reads their outputs.
+    Each is centred, since a layer norm reads its outputs.
     """
     kernel = params['transition']['Dense_0']['kernel']
     return kernel if kernel.ndim == 2 else jnp.concatenate(list(kernels.centre(kernel)), axis=-1)
@@ -311,14 +312,14 @@ class WorldModel:
     return self._step(params['transition']['LayerNorm_0'], gates, recurrent)
 
   def _cause(self, recurrent: Recurrent) -> jax.Array:
-    """What the members' matrices read, [B, F]."""
+    """Inputs of the members' matrices, [B, F]."""
     latent, action = recurrent
-    glance = self.sight.glance(latent.seen)
-    parts = [latent.stochastic, action.astype(self.dtype), glance, latent.deterministic]
+    location = self.sight.location(latent.seen)
+    parts = [latent.stochastic, action.astype(self.dtype), location, latent.deterministic]
     return jnp.concatenate(parts, axis=-1)
 
   def _step(self, norm: Tree, gates: jax.Array, recurrent: Recurrent) -> jax.Array:
-    """What the members' matrices gave, [B, K 3H], to their next deterministic states, [K, B, H]."""
+    """Outputs of the members' matrices, [B, K 3H], to the next deterministic states, [K, B, H]."""
     state = recurrent.latent.deterministic
 
     def step(gates, scale, bias):
@@ -333,27 +334,27 @@ class WorldModel:
     return self.belief(self.prior_outputs(params, members))
 
   def prior_outputs(self, params: Tree, members: jax.Array) -> jax.Array:
-    """[K, ..., H] to the numbers that `priors` are made of, one [..., outputs] for each member."""
+    """[K, ..., H] to the outputs of the members' prior networks, [K, ..., outputs]."""
     prior = lambda params, state: networks.apply(self._modules()['prior'], params, state)
     return jax.vmap(prior)(params['prior'], members)
 
   def clear(self, recurrent: Recurrent, first: jax.Array) -> Recurrent:
-    """Zeros where a row is FIRST: nothing of the last episode reaches into the next."""
+    """Zeros where a step is FIRST, so that no state passes from one episode to the next."""
     keep = lambda x: jnp.where(first.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype)
     return jax.tree.map(keep, recurrent)
 
-  def look(self, observation: Tree) -> jax.Array:
-    """[..., observation] to what is seen of it, [..., S]."""
+  def observed_map(self, observation: Tree) -> jax.Array:
+    """[..., observation] to its map, [..., S]; see `Latent.seen`."""
     flat = observation_lib.flatten(observation, self.codec.flat_spec)
     return networks.symexp(self.sight.pick(flat)).astype(self.dtype)
 
   def imagine(self, params: Tree, belief: jax.Array, before: Recurrent) -> jax.Array:
-    """[..., H + Z] and the row before to what would most likely be seen, [..., S]."""
+    """[..., H + Z] and the previous step to the most likely map, [..., S]."""
     if not self.sight.size:
       return belief[..., :0]
-    going_on = jnp.zeros(belief.shape[:-1], bool)
-    # All of it numbers in [0, 1]: see MapSpec.
-    decoded = self._decoded(params, belief, before.latent.seen, before.action, going_on)
+    first = jnp.zeros(belief.shape[:-1], bool)
+    # All numbers of the map lie in [0, 1]: see MapSpec.
+    decoded = self._decoded(params, belief, before.latent.seen, before.action, first)
     decoded = decoded.reshape(*decoded.shape[:-1], -1, self.config.levels)
     return observation_lib.most_likely(
       self.sight.pick(decoded.swapaxes(-1, -2)).swapaxes(-1, -2)
@@ -367,21 +368,21 @@ class WorldModel:
     action: jax.Array,
     first: jax.Array,
   ) -> jax.Array:
-    """What the decoder gives, [..., D].
+    """Output of the decoder, [..., D].
 
     Args:
       params: of the world model.
-      belief: [..., H + Z] of this row.
-      seen: [..., S] of the row before; unread where this one is FIRST.
-      action: [..., A] float32, the encoded action of the row before; likewise.
-      first: [...] bool.
+      belief: [..., H + Z] of this step.
+      seen: [..., S] of the previous step; unread where this step is FIRST.
+      action: [..., A] float32, the encoded action of the previous step; likewise.
+      first: [...] bool, whether this step is FIRST.
     """
     decoded = self._apply(params, 'decoder', belief)
     if not self.sight.size:
       return decoded
-    went_on = ~first[..., None]
-    cells = self.sight.cells(seen.astype(self.dtype)) * went_on[..., None]
-    cause = jnp.concatenate([belief, (action * went_on).astype(self.dtype)], axis=-1)
+    follows = ~first[..., None]
+    cells = self.sight.cells(seen.astype(self.dtype)) * follows[..., None]
+    cause = jnp.concatenate([belief, (action * follows).astype(self.dtype)], axis=-1)
     change = self._apply(params, 'change', cause, cells)
     change = change.reshape(*change.shape[:-2], -1)
     rest = jnp.zeros((*change.shape[:-1], decoded.shape[-1] - change.shape[-1]), change.dtype)
@@ -396,28 +397,28 @@ class WorldModel:
     first: jax.Array,
     noise: jax.Array | None,
   ) -> tuple[Latent, jax.Array, Any]:
-    """One row: [B, ...] to the latent, the members' states [K, B, H] and the posterior belief.
+    """One step: [B, ...] to the latent, the members' states [K, B, H] and the posterior belief.
 
     Args:
       params: of the world model.
-      recurrent: carried from the row before.
-      embedded: [B, hidden] of the row's observation.
-      seen: [B, S] of the row's observation.
-      first: [B] bool.
+      recurrent: carried from the previous step.
+      embedded: [B, features] of the observation, from `embed`.
+      seen: [B, S] of the observation, from `observed_map`.
+      first: [B] bool, whether the step is FIRST.
       noise: [B, ...] of `noise`, or None for the mode.
     """
-    matrices, rest = self._row_params(params)
+    matrices, rest = self._step_params(params)
     multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
-    row = (self._hoisted(params, embedded), seen, first, noise)
-    return self._observe(multiply, rest, recurrent, row)
+    inputs = (self._hoisted(params, embedded), seen, first, noise)
+    return self._observe(multiply, rest, recurrent, inputs)
 
   def _hoisted(self, params: Tree, embedded: jax.Array) -> jax.Array:
-    """[..., hidden], what the observation adds to the posterior's hidden layer before its norm."""
+    """[..., hidden], the observation's term in the posterior's hidden layer, before its norm."""
     kernel = params['posterior']['Dense_0']['kernel'][self.config.deterministic_size :]
     return embedded @ kernel.astype(self.dtype)
 
-  def _row_params(self, params: Tree) -> tuple[dict[str, jax.Array], Tree]:
-    """What `_observe` reads: its matrices, and all else."""
+  def _step_params(self, params: Tree) -> tuple[dict[str, jax.Array], Tree]:
+    """Parameters of `_observe`: its matrices, and all others."""
     posterior = params['posterior']
     matrices = {
       'transition': self._wide(params),
@@ -432,10 +433,10 @@ class WorldModel:
     return matrices, rest
 
   def _observe(
-    self, multiply: recurrence.Multiply, rest: Tree, recurrent: Recurrent, row: tuple[Any, ...]
+    self, multiply: recurrence.Multiply, rest: Tree, recurrent: Recurrent, inputs: tuple[Any, ...]
   ) -> tuple[Latent, jax.Array, Any]:
-    """`observe`, with a `multiply` and the rest of what it reads: see `recurrence.scan`."""
-    hoisted, seen, first, noise = row
+    """`observe`, with a `multiply` and the other parameters: see `recurrence.scan`."""
+    hoisted, seen, first, noise = inputs
     recurrent = self.clear(recurrent, first)
     gates = multiply('transition', self._cause(recurrent))
     members = self._step(rest['transition'], gates, recurrent)
@@ -457,13 +458,13 @@ class WorldModel:
   def reward(
     self, params: Tree, belief: jax.Array, seen: jax.Array, action: jax.Array
   ) -> distributions.TwoHot:
-    """A belief about the reward that arrived with a row.
+    """The distribution of the reward that arrived at a step.
 
     Args:
       params: of the world model.
-      belief: [..., H + Z] of this row.
-      seen: [..., S] of the row before.
-      action: [..., A] float32, the encoded action of the row before.
+      belief: [..., H + Z] of this step.
+      seen: [..., S] of the previous step.
+      action: [..., A] float32, the encoded action of the previous step.
     """
     if self.sight.size:
       belief = jnp.concatenate([belief, self.sight.view(seen), action.astype(self.dtype)], axis=-1)
@@ -472,11 +473,11 @@ class WorldModel:
     )
 
   def discount(self, params: Tree, belief: jax.Array) -> jax.Array:
-    """[..., H + Z] to [...] float32, the probability that the episode goes on."""
+    """[..., H + Z] to [...] float32, the probability that the episode continues."""
     return jax.nn.sigmoid(self._apply(params, 'continue', belief)[..., 0].astype(jnp.float32))
 
   def action_mask(self, params: Tree, belief: jax.Array) -> jax.Array:
-    """[..., H + Z] to [..., A] bool, the actions believed legal; all in an environment without mask."""
+    """[..., H + Z] to [..., A] bool, actions predicted to be legal; without a mask, all."""
     if not self.has_mask:
       return jnp.ones((*belief.shape[:-1], self.action_size), bool)
     return self._apply(params, 'mask', belief) > 0
@@ -484,38 +485,38 @@ class WorldModel:
   def infer(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
   ) -> tuple[Posterior, Any, Any]:
-    """Runs the model along real sequences.
+    """Infers posteriors along real sequences.
 
     Args:
       params: of the world model.
-      keys: [B] one for each sequence, so that the result does not depend on how they are batched.
+      keys: [B] one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
 
     Returns:
-      What was understood, the posterior beliefs [T, B, Z] and the members' priors [K, T, B, Z].
+      The Posterior, the posterior beliefs [T, B, Z] and the members' priors [K, T, B, Z].
     """
-    num_rows = sequence.reward.shape[0]
+    num_steps = sequence.reward.shape[0]
     first = sequence.step_type == FIRST
     embedded = self.embed(params, sequence.observation)
-    seen = self.look(sequence.observation)
-    noise = jax.vmap(lambda key: jax.vmap(self.noise)(jax.random.split(key, num_rows)), out_axes=1)(
-      keys
-    )
+    seen = self.observed_map(sequence.observation)
+    noise = jax.vmap(
+      lambda key: jax.vmap(self.noise)(jax.random.split(key, num_steps)), out_axes=1
+    )(keys)
     action = self.encode_action(sequence.action)
 
-    def step(multiply, rest, recurrent, row):
-      *row, action = row
-      latent, members, belief = self._observe(multiply, rest, recurrent, row)
+    def step(multiply, rest, recurrent, inputs):
+      *inputs, action = inputs
+      latent, members, belief = self._observe(multiply, rest, recurrent, inputs)
       return Recurrent(latent, action), (latent, members, belief)
 
     initial = self.initial(first.shape[1])
     if self.config.stored_state:
       initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
-    rows = (self._hoisted(params, embedded), seen, first, noise, action)
+    inputs = (self._hoisted(params, embedded), seen, first, noise, action)
     _, (latent, members, belief) = recurrence.scan(
-      step, min(UNROLL, num_rows), *self._row_params(params), initial, rows
+      step, min(UNROLL, num_steps), *self._step_params(params), initial, inputs
     )
-    priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # hoisted out of the recurrence
+    priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # outside of the recurrence
     return Posterior(latent, priors.moments(), first), belief, priors
 
   def decode(
@@ -525,10 +526,10 @@ class WorldModel:
 
     Args:
       params: of the world model.
-      belief: [..., H + Z] of this row.
-      seen: [..., S] of the row before.
-      action: [..., A] float32, the encoded action of the row before.
-      first: [...] bool, rows that have none before them.
+      belief: [..., H + Z] of this step.
+      seen: [..., S] of the previous step.
+      action: [..., A] float32, the encoded action of the previous step.
+      first: [...] bool, steps without a previous step.
     """
     decoded = self._decoded(params, belief, seen, action, first)
     return self.codec.decode(decoded.astype(jnp.float32))
@@ -541,9 +542,9 @@ class WorldModel:
       reconstruction + reward_scale reward + continue + mask
         + mean_k m_k [ b_dyn KL(sg q || p_k) + b_rep max(free, KL(q || sg p_k)) ]
 
-    with m_k the bootstrap mask of (member, sequence), drawn from the sequence's identity and so
-    the same whenever it is replayed. A FIRST row has no transition behind it, so its reward is
-    not learned.
+    with m_k the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that
+    it is the same in every replay. No transition leads to a FIRST step, so its reward is not
+    learned.
 
     Args:
       params: of the world model.
@@ -551,23 +552,23 @@ class WorldModel:
       sequence: [T, B, ...].
 
     Returns:
-      The loss [], and (what was understood, rewards expected [T, B], metrics).
+      The loss [], and (Posterior, predicted rewards [T, B], metrics).
     """
     config = self.config
     posterior, belief, priors = self.infer(params, keys, sequence)
-    rows = posterior.latent.belief
+    latents = posterior.latent.belief
 
-    before = lambda carried, rows: jnp.concatenate([carried[None].astype(rows.dtype), rows[:-1]])
+    before = lambda initial, x: jnp.concatenate([initial[None].astype(x.dtype), x[:-1]])
     seen_before = before(sequence.initial_state.latent.seen, posterior.latent.seen)
     action_before = before(sequence.initial_state.action, self.encode_action(sequence.action))
-    decoded = self._decoded(params, rows, seen_before, action_before, posterior.first)
+    decoded = self._decoded(params, latents, seen_before, action_before, posterior.first)
     flat = observation_lib.flatten(sequence.observation, self.codec.flat_spec)
     _, *images = self.codec.encode(sequence.observation)
     reconstruction = self.codec.loss(decoded.astype(jnp.float32), flat, images)
-    rewards = self.reward(params, rows, seen_before, action_before)
+    rewards = self.reward(params, latents, seen_before, action_before)
     reward = -rewards.log_prob(sequence.reward)
     reward = jnp.where(posterior.first, 0.0, reward)
-    continues, mask = self._heads_loss(params, rows, sequence)
+    continues, mask = self._heads_loss(params, latents, sequence)
     dynamics_kl, kl = self._kl(belief, priors, sequence.identity)
     loss = jnp.mean(reconstruction + config.reward_scale * reward + continues + mask + kl)
     metrics = {
@@ -577,7 +578,7 @@ class WorldModel:
       'continue': continues.mean(),
       'mask': mask.mean(),
       'kl': dynamics_kl.mean(),
-      # Over all rows, as devices average it: how many of these are not FIRST is not theirs to know.
+      # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
     }
     return loss, (*jax.lax.stop_gradient((posterior, rewards.mean())), metrics)
@@ -585,7 +586,7 @@ class WorldModel:
   def _heads_loss(
     self, params: Tree, features: jax.Array, sequence: experience.Sequence
   ) -> tuple[jax.Array, jax.Array]:
-    """Losses [T, B] of the continue and the mask head at [T, B, H + Z] latents."""
+    """Losses [T, B] of the continue and mask heads at [T, B, H + Z] latents."""
     logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
     continues = jax.nn.softplus(logits) - sequence.discount * logits
     mask = jnp.zeros_like(continues)
@@ -610,10 +611,10 @@ class WorldModel:
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
-  """Which members learn from which sequences.
+  """Assigns sequences to members at random.
 
   Args:
-    identity: [B] uint32, a sequence's random identity.
+    identity: [B] uint32, random ID of each sequence.
     num_members: K.
     share: expected share of sequences that a member learns from.
 

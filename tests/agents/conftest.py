@@ -1,4 +1,4 @@
-"""Five tiny environments, and the agents, parameters and sequences that live in them."""
+"""Five tiny environments, with agents, parameters and sequences for them."""
 
 import functools
 
@@ -40,12 +40,12 @@ ENVIRONMENTS = {
     },
     specs.DiscreteArray(3),
   ),
-  # Six cells, a purse, and a place.
+  # Six cells, a purse, and a position.
   'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
 }
 
-# Three streams, [T, B]: one episode terminates at row 3, one is cut off at row 2, and the last
-# stream begins and ends in the middle of an episode.
+# Three streams, [T, B]. The first terminates at step 3, the second is truncated at step 2, and the
+# third begins and ends in the middle of an episode.
 STEP_TYPE = np.array(
   [
     [FIRST, MID, MID],
@@ -63,15 +63,15 @@ DISCOUNT[3, 0] = 0.0
 
 @pytest.fixture(scope='module', autouse=True)
 def compiled_quickly(little_optimization):
-  """Of all tests of agents."""
+  """Compiles all tests of agents with little optimization."""
 
 
 @pytest.fixture(scope='session')
 def make_dreamer():
-  """(environment, **changes of the config) -> Dreamer, the same for the same question."""
+  """(env, **changes of the config) -> Dreamer, cached."""
 
   @functools.cache
-  def make(world='masked', **changes):
+  def make(env='masked', **changes):
     tiny = {
       'latent': 'gaussian',
       'deterministic_size': 8, 'stochastic_size': 4, 'classes': 3, 'hidden_size': 16,
@@ -79,17 +79,17 @@ def make_dreamer():
       'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'steps_per_chunk': 2,
       'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32', 'image_channels': 4,
     }  # fmt: skip
-    if world == 'map':
+    if env == 'map':
       tiny['levels'] = 5
     config = dreamer_config.DreamerConfig(**tiny | changes)
-    return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[world])
+    return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[env])
 
   return make
 
 
 @pytest.fixture(scope='session')
 def make_params():
-  """Parameters as after some learning: no bias or output is zero, as those of fresh ones are."""
+  """Parameters as after some updates: no bias and no output layer is zero."""
 
   def make(dreamer, seed=0):
     rng = np.random.default_rng(seed)
@@ -97,7 +97,9 @@ def make_params():
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
       if path[-1].key == 'kernel':
-        fan_in = np.prod(leaf.shape[-4 if leaf.ndim == 4 else -2 : -1])  # of a convolution or not
+        fan_in = np.prod(
+          leaf.shape[-4 if leaf.ndim == 4 else -2 : -1]
+        )  # of a convolution or a dense layer
         return jnp.asarray(x / np.sqrt(fan_in), jnp.float32)
       return jnp.asarray(0.2 * x + (path[-1].key == 'scale'), jnp.float32)
 
@@ -109,7 +111,7 @@ def make_params():
 
 @pytest.fixture(scope='session')
 def fresh_params():
-  """(dreamer) -> parameters as they begin."""
+  """(dreamer) -> initial parameters."""
   made = {}
 
   def make(dreamer):
@@ -141,24 +143,24 @@ def make_observation():
 
 @pytest.fixture(scope='session')
 def make_sequence(make_observation):
-  """(dreamer) -> a Sequence [T, B, ...] along the streams above, with a state before it."""
+  """(dreamer) -> a Sequence [T, B, ...] along the streams above, with a random initial state."""
 
   def make(dreamer, seed=0):
     rng = np.random.default_rng(seed)
     model = dreamer.model
-    num_rows, batch = STEP_TYPE.shape
+    num_steps, batch = STEP_TYPE.shape
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     if dreamer.actor_critic.discrete:
-      action = np.ones((num_rows, batch), np.int32)
+      action = np.ones((num_steps, batch), np.int32)
       if not model.has_mask:
-        action = rng.integers(0, model.action_size, (num_rows, batch), np.int32)
+        action = rng.integers(0, model.action_size, (num_steps, batch), np.int32)
     else:
       action = rng.uniform(
-        model.action_spec.minimum, model.action_spec.maximum, (num_rows, batch, 2)
+        model.action_spec.minimum, model.action_spec.maximum, (num_steps, batch, 2)
       ).astype(np.float32)
     initial = model.initial(batch)
     sequence = experience.Sequence(
-      observation=make_observation(dreamer, rng, num_rows, batch),
+      observation=make_observation(dreamer, rng, num_steps, batch),
       action=action,
       reward=np.where(STEP_TYPE == FIRST, 0, rng.normal(size=STEP_TYPE.shape)).astype(np.float32),
       discount=DISCOUNT,

@@ -1,4 +1,4 @@
-"""The dreamer acts as it trains: the same latents, windows and likelihoods, in any environment."""
+"""Acting of the dreamer: legal actions, and the same latents and likelihoods as in training."""
 
 import dataclasses
 import functools
@@ -13,13 +13,13 @@ from hephaestus.agents import distributions
 from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 FIRST, MID = 0, 1
-NUM_WORLDS = 3
-ALL_WORLDS = ['plain', 'masked', 'continuous']
+NUM_ENVS = 3
+ENVS = ['plain', 'masked', 'continuous']
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-  """What `act` reads of a timestep."""
+  """The fields of a timestep that `act` reads."""
 
   step_type: jax.Array
   observation: object
@@ -30,7 +30,7 @@ jax.tree_util.register_dataclass(Arrival, ['step_type', 'observation'], [])
 
 @pytest.fixture(scope='module')
 def act():
-  """(dreamer, params, key, policy state, arrival, greedy) -> as `Agent.act`, compiled once each."""
+  """(dreamer, params, key, policy state, arrival, greedy) -> as `Agent.act`, jitted once."""
   compiled = {}
 
   def run(dreamer, params, key, state, arrival, greedy=False):
@@ -46,8 +46,8 @@ def arrive(make_observation):
   """(dreamer, step type, seed) -> an Arrival of N environments."""
 
   def make(dreamer, step_type=FIRST, seed=0):
-    observation = make_observation(dreamer, np.random.default_rng(seed), NUM_WORLDS)
-    step_type = jnp.broadcast_to(jnp.int32(step_type), NUM_WORLDS)
+    observation = make_observation(dreamer, np.random.default_rng(seed), NUM_ENVS)
+    step_type = jnp.broadcast_to(jnp.int32(step_type), NUM_ENVS)
     return Arrival(step_type, jax.tree.map(jnp.asarray, observation))
 
   return make
@@ -55,10 +55,10 @@ def arrive(make_observation):
 
 @pytest.fixture(scope='module')
 def episode(make_dreamer, make_params, make_sequence, act):
-  """(environment, greedy) -> the streams of conftest, all begun by FIRST, as acting went through them."""
+  """(env, greedy) -> acting along the streams of conftest, each begun by FIRST."""
 
-  def play(world, greedy):
-    dreamer = make_dreamer(world)
+  def play(env, greedy):
+    dreamer = make_dreamer(env)
     params, sequence = make_params(dreamer), make_sequence(dreamer)
     sequence = sequence._replace(step_type=sequence.step_type.at[0].set(FIRST))
     acting, state = dreamer.agent.acting_params(params), dreamer.agent.initial_policy_state(3)
@@ -70,7 +70,7 @@ def episode(make_dreamer, make_params, make_sequence, act):
       state, decision = act(dreamer, acting, jax.random.key(t), state, arrival, greedy)
       states.append(state)
       decisions.append(decision)
-    stack = lambda *rows: jnp.stack(rows)
+    stack = lambda *x: jnp.stack(x)
     decisions = jax.tree.map(stack, *decisions)
     sequence = sequence._replace(action=decisions.action)
     return dreamer, params, sequence, jax.tree.map(stack, *states), decisions
@@ -78,39 +78,39 @@ def episode(make_dreamer, make_params, make_sequence, act):
   return play
 
 
-@pytest.mark.parametrize('world', ALL_WORLDS)
-def test_it_acts_on_its_acting_params_in_any_world(make_dreamer, make_params, act, arrive, world):
-  dreamer = make_dreamer(world)
+@pytest.mark.parametrize('env', ENVS)
+def test_actions_are_valid_given_acting_params_alone(make_dreamer, make_params, act, arrive, env):
+  dreamer = make_dreamer(env)
   acting = dreamer.agent.acting_params(make_params(dreamer))
   state, decision = act(
     dreamer, acting, jax.random.key(0), dreamer.agent.initial_policy_state(3), arrive(dreamer)
   )
   spec = dreamer.model.action_spec
-  assert decision.action.shape == (NUM_WORLDS, *spec.shape)
+  assert decision.action.shape == (NUM_ENVS, *spec.shape)
   assert decision.action.dtype == spec.dtype
   for action in np.asarray(decision.action):
     spec.validate(action)
-  assert decision.extras['log_prob'].shape == (NUM_WORLDS,)
+  assert decision.extras['log_prob'].shape == (NUM_ENVS,)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, decision)))
 
 
-def test_what_does_not_act_does_not_travel(make_dreamer, make_params):
+def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_params):
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   assert sorted(acting['world_model']) == ['encoder', 'posterior', 'prior', 'transition']
   assert sorted(acting['actor_critic']) == ['actor', 'salience']
 
 
-@pytest.mark.parametrize('world', ALL_WORLDS)
+@pytest.mark.parametrize('env', ENVS)
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_a_policy_state_keeps_its_shape_and_type(make_dreamer, world, dtype, arrive):
-  """Or it could not be carried through a scan."""
-  dreamer = make_dreamer(world, compute_dtype=dtype)
+def test_policy_state_keeps_its_shapes_and_dtypes(make_dreamer, env, dtype, arrive):
+  """A scan requires it."""
+  dreamer = make_dreamer(env, compute_dtype=dtype)
   agent = dreamer.agent
 
   def step(key):
     params = agent.acting_params(agent.init_params(key))
-    state = agent.initial_policy_state(NUM_WORLDS)
+    state = agent.initial_policy_state(NUM_ENVS)
     return state, agent.act(params, jax.random.key(1), state, arrive(dreamer), greedy=False)[0]
 
   before, after = jax.eval_shape(step, jax.random.key(0))
@@ -118,10 +118,10 @@ def test_a_policy_state_keeps_its_shape_and_type(make_dreamer, world, dtype, arr
   assert jax.tree.leaves(before) == jax.tree.leaves(after)
 
 
-def test_an_illegal_action_is_never_played(make_dreamer, make_params, act, arrive):
+def test_illegal_action_is_never_taken(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('masked')
   params = make_params(dreamer)
-  # All its preference is for action 3, which is legal in no environment.
+  # The largest logit is that of action 3, which is legal in no environment.
   output = params['actor_critic']['actor']['Dense_1']
   output['bias'] = jnp.array([0.0, 0, 0, 1e6])
   acting, arrival = dreamer.agent.acting_params(params), arrive(dreamer)
@@ -139,9 +139,9 @@ def test_an_illegal_action_is_never_played(make_dreamer, make_params, act, arriv
       np.testing.assert_allclose(decision.extras['log_prob'][2], 0, atol=1e-5)
 
 
-@pytest.mark.parametrize('world', ['masked', 'continuous'])
-def test_greed_leaves_nothing_to_chance(make_dreamer, make_params, act, arrive, world):
-  dreamer = make_dreamer(world)
+@pytest.mark.parametrize('env', ['masked', 'continuous'])
+def test_greedy_acting_does_not_depend_on_the_key(make_dreamer, make_params, act, arrive, env):
+  dreamer = make_dreamer(env)
   acting = dreamer.agent.acting_params(make_params(dreamer))
   fresh, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
   play = lambda seed, greedy: act(dreamer, acting, jax.random.key(seed), fresh, arrival, greedy)
@@ -152,10 +152,10 @@ def test_greed_leaves_nothing_to_chance(make_dreamer, make_params, act, arrive, 
   assert len(actions) > 1
 
 
-def test_a_first_row_clears_the_policy_state(make_dreamer, make_params, act, arrive):
+def test_first_step_clears_the_policy_state(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('plain')
   acting = dreamer.agent.acting_params(make_params(dreamer))
-  state = fresh = dreamer.agent.initial_policy_state(NUM_WORLDS)
+  state = fresh = dreamer.agent.initial_policy_state(NUM_ENVS)
   for t in range(4):
     arrival = arrive(dreamer, MID if t else FIRST, seed=t)
     state, _ = act(dreamer, acting, jax.random.key(t), state, arrival)
@@ -166,15 +166,13 @@ def test_a_first_row_clears_the_policy_state(make_dreamer, make_params, act, arr
   jax.tree.map(np.testing.assert_array_equal, from_old.recurrent, from_fresh.recurrent)
   episode = from_old.memory.episode
   assert (episode[:, -1:] != episode[:, :-1]).all()
-  # Another row of the same episode would have remembered.
+  # A MID step keeps the state.
   from_mid, remembered = act(dreamer, acting, key, state, mid)
   assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
   assert (from_mid.memory.features[:, -1] != from_fresh.memory.features[:, -1]).any(-1).all()
 
 
-def test_an_explained_action_is_the_same_and_says_how_likely_all_were(
-  make_dreamer, make_params, act, arrive
-):
+def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   state, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
@@ -189,10 +187,10 @@ def test_an_explained_action_is_the_same_and_says_how_likely_all_were(
   assert make_dreamer('continuous').agent.explain is None
 
 
-def test_worlds_side_by_side_are_strangers(make_dreamer, make_params, act, arrive):
+def test_parallel_environments_are_independent(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('plain')
   acting = dreamer.agent.acting_params(make_params(dreamer))
-  state, key = dreamer.agent.initial_policy_state(NUM_WORLDS), jax.random.key(0)
+  state, key = dreamer.agent.initial_policy_state(NUM_ENVS), jax.random.key(0)
   one, other = arrive(dreamer, seed=0), arrive(dreamer, seed=1)
   mixed = jax.tree.map(lambda x, y: x.at[1:].set(y[1:]), one, other)
   (_, expected), (_, decision) = (act(dreamer, acting, key, state, x) for x in (one, mixed))
@@ -201,12 +199,12 @@ def test_worlds_side_by_side_are_strangers(make_dreamer, make_params, act, arriv
 
 
 @pytest.mark.parametrize(
-  ('world', 'greedy'),
+  ('env', 'greedy'),
   [('masked', True), ('masked', False), ('continuous', True), ('map', True)],
 )
-def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
-  """The likelihood that acting reports is the one training computes over whole sequences."""
-  dreamer, params, sequence, states, decisions = episode(world, greedy)
+def test_acting_and_training_pool_the_same_windows(episode, env, greedy):
+  """Acting and training compute the same likelihood."""
+  dreamer, params, sequence, states, decisions = episode(env, greedy)
   policy = dreamer.actor_critic
   features, novelty = states.memory.features[1:, :, -1], states.memory.novelty[1:, :, -1]
   first = sequence.step_type == FIRST
@@ -215,11 +213,11 @@ def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
   @jax.jit
   def train(params):
     context = policy.context.pool(params, track, features.swapaxes(0, 1)).swapaxes(0, 1)
-    mask = sequence.observation['action_mask'] if world == 'masked' else None
-    chances = policy.policy(params, features, context, mask)
-    choice = chances.mean if world == 'continuous' else decisions.action
+    mask = sequence.observation['action_mask'] if env == 'masked' else None
+    distribution = policy.policy(params, features, context, mask)
+    choice = distribution.mean if env == 'continuous' else decisions.action
     own = policy.policy(params, features, features, mask)
-    return chances.log_prob(choice), chances.mode(), own.log_prob(choice)
+    return distribution.log_prob(choice), distribution.mode(), own.log_prob(choice)
 
   log_prob, mode, without_context = train(params['actor_critic'])
   np.testing.assert_allclose(decisions.extras['log_prob'], log_prob, rtol=1e-3, atol=1e-4)
@@ -228,17 +226,17 @@ def test_acting_and_training_pool_the_same_windows(episode, world, greedy):
     np.testing.assert_allclose(decisions.action, mode, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('world', ['masked', 'continuous'])
+@pytest.mark.parametrize('env', ['masked', 'continuous'])
 @pytest.mark.parametrize('begin', [0, 2])
-def test_training_understands_what_acting_understood(episode, world, begin):
-  """From the state stored before any row, also within an episode, without noise in either."""
+def test_training_infers_the_latents_of_acting(episode, env, begin):
+  """From a stored state, also within an episode, without noise in either."""
 
   @dataclasses.dataclass(frozen=True)
   class Quiet(world_model.WorldModel):
     def noise(self, key):
       return jnp.zeros_like(super().noise(key))
 
-  dreamer, params, sequence, states, _ = episode(world, True)
+  dreamer, params, sequence, states, _ = episode(env, True)
   model = dreamer.model
   quiet = Quiet(model.config, model.observation_spec, model.action_spec)
   cut = lambda tree: jax.tree.map(lambda x: x[begin:], tree)
@@ -273,7 +271,7 @@ def test_fresh_params_are_float32_and_depend_on_the_key(make_dreamer, fresh_para
 # Keys.
 
 
-def test_the_reuse_of_a_key_would_be_noticed():
+def test_reuse_of_a_key_is_detected():
   def reuse(key):
     return jax.random.normal(key) + jax.random.uniform(key)
 
@@ -287,7 +285,7 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
   params, sequence = make_params(dreamer), make_sequence(dreamer)
   with jax.debug_key_reuse(True):
     jax.eval_shape(agent.init_params, jax.random.key(0))
-    acting, state = agent.acting_params(params), agent.initial_policy_state(NUM_WORLDS)
+    acting, state = agent.acting_params(params), agent.initial_policy_state(NUM_ENVS)
     act = lambda key: agent.act(acting, key, state, arrive(dreamer), greedy=False)
     jax.eval_shape(act, jax.random.key(1))
 
@@ -304,7 +302,7 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
     jax.eval_shape(learn, keys[:3], keys[3:])
 
 
-def test_other_latents_and_novelties_act_too(make_dreamer, make_params, act, arrive):
+def test_acting_with_categorical_latents_and_clean_novelty(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('masked', latent='categorical', novelty='clean')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   state = dreamer.agent.initial_policy_state(3)

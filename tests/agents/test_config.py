@@ -1,4 +1,4 @@
-"""A config that cannot work is refused by the name of its field."""
+"""Invalid configs are refused with the name of the field."""
 
 import dataclasses
 
@@ -28,8 +28,8 @@ from hephaestus.agents.dreamer import config as dreamer_config
     ('starts_per_sequence', 0),
   ],
 )
-def test_an_impossible_value_is_refused_by_name(name, value):
-  # A horizon_min above horizon_max is told of horizon_max.
+def test_invalid_value_is_refused_with_its_field(name, value):
+  # A horizon_min above horizon_max is an error of horizon_max.
   refused = 'horizon_max' if name == 'horizon_min' else name
   with pytest.raises(ValueError, match=rf'agent\.{refused}='):
     dreamer_config.DreamerConfig(**{name: value})

@@ -1,4 +1,4 @@
-"""Dreams: where they begin, that they follow the model and the policy, and where they end."""
+"""Imagination: starts, rollouts by model and policy, horizons, returns and gradients."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
-NUM_ROWS, BATCH = 6, 3
+NUM_STEPS, BATCH = 6, 3
 KEYS = jax.random.split(jax.random.key(5), BATCH)
 DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
 
@@ -20,7 +20,7 @@ compiled = {}
 
 
 def starts(dreamer, *arguments, num_steps=None):
-  """`dream.starts`, compiled once for each agent and number."""
+  """`dream.starts`, jitted once for each agent and number."""
   key, policy = (id(dreamer), num_steps), dreamer.actor_critic
   if key not in compiled:
     compiled[key] = jax.jit(lambda *others: dream.starts(policy, *others, num_steps=num_steps)[0])
@@ -65,7 +65,7 @@ def start(dreamer, posterior, last):
 
 
 class Counted:
-  """A compiled rollout that counts its traces."""
+  """A jitted rollout that counts its traces."""
 
   def __init__(self, dreamer):
     self.traces = 0
@@ -86,24 +86,24 @@ def rollout(dreamer):
 
 
 @pytest.fixture(scope='module')
-def dreamt(rollout, params, slow_critic, start):
+def imagined(rollout, params, slow_critic, start):
   return rollout(params, slow_critic, start, 4)
 
 
-def latent_at(dreamer, dreamt, row):
-  """The latents at one row of a dream; row 0 is the start."""
-  features = dreamt.features[:, row]
+def latent_at(dreamer, imagined, step):
+  """The latents at one imagined step; step 0 is the start."""
+  features = imagined.features[:, step]
   size = dreamer.config.deterministic_size
   return world_model.Latent(features[:, :size], features[:, size:], features[:, :0])
 
 
-# Where dreams begin.
+# Starts.
 
 
-def numbered_posterior(num_rows=NUM_ROWS, batch=BATCH):
-  """Every feature says which row of which sequence it comes from: 100 b + t, for t from 1."""
-  number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_rows + 1)[:, None]
-  first = jnp.zeros((num_rows, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
+def numbered_posterior(num_steps=NUM_STEPS, batch=BATCH):
+  """Features are numbered by sequence and step: 100 b + t, for t from 1."""
+  number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
+  first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
   latent = world_model.Latent(number[..., None], -number[..., None], jnp.zeros((*number.shape, 0)))
   return world_model.Posterior(latent, (), first), number
 
@@ -113,7 +113,7 @@ def test_start_remembers_the_steps_before_it(dreamer, count):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool).at[2, 1].set(True)
   start = starts(dreamer, posterior, last, number / 2, DREAM_KEYS, num_steps=count)
-  total = BATCH * min(count or NUM_ROWS, NUM_ROWS)
+  total = BATCH * min(count or NUM_STEPS, NUM_STEPS)
   assert start.weight.shape == start.keys.shape == (total,)
   seen = set()
   for i in range(total):
@@ -135,7 +135,7 @@ def test_start_remembers_the_steps_before_it(dreamer, count):
   assert len(seen) == total  # drawn without replacement
 
 
-def test_drawn_starts_differ_between_keys_and_not_between_neighbours(dreamer):
+def test_drawn_starts_depend_on_their_key_and_not_on_other_sequences(dreamer):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool)
   draw = lambda keys: np.asarray(
@@ -164,42 +164,44 @@ def test_track_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
   np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], number.T)
 
 
-# What a dream follows.
+# Rollouts.
 
 
-def test_a_dream_begins_at_its_start(dreamt, start):
-  np.testing.assert_array_equal(dreamt.features[:, 0], start.latent.features)
-  np.testing.assert_array_equal(dreamt.novelty[0], start.novelty)
+def test_rollout_begins_at_its_start(imagined, start):
+  np.testing.assert_array_equal(imagined.features[:, 0], start.latent.features)
+  np.testing.assert_array_equal(imagined.novelty[0], start.novelty)
 
 
-def test_track_of_a_dream_is_its_memory_and_then_its_steps(dreamer, dreamt, start):
-  track = dream.track(dreamer.actor_critic, dreamt)
+def test_track_of_a_dream_is_its_memory_and_then_its_steps(dreamer, imagined, start):
+  track = dream.track(dreamer.actor_critic, imagined)
   before = jax.tree.map(lambda x: x[:, : WINDOW - 1], track)
   jax.tree.map(np.testing.assert_array_equal, before, start.memory)
-  np.testing.assert_array_equal(track.features[:, WINDOW - 1 :], dreamt.features)
-  np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], dreamt.novelty[:-1].T)
+  np.testing.assert_array_equal(track.features[:, WINDOW - 1 :], imagined.features)
+  np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], imagined.novelty[:-1].T)
   own = start.memory.episode[:, -1] + start.begins
   assert (track.episode[:, WINDOW - 1 :] == own[:, None]).all()
 
 
-def test_each_imagined_row_follows_from_the_choice_before_it(dreamer, params, dreamt):
-  model, world = dreamer.model, params['world_model']
+def test_imagined_step_follows_from_the_previous_action(dreamer, params, imagined):
+  model, model_params = dreamer.model, params['world_model']
 
   @jax.jit
-  def next_row(latent, choice):
-    members = model.members(world, world_model.Recurrent(latent, model.encode_action(choice)))
-    return members.mean(0), intrinsic.information_gain(*model.priors(world, members).moments())
+  def next_step(latent, choice):
+    recurrent = world_model.Recurrent(latent, model.encode_action(choice))
+    members = model.members(model_params, recurrent)
+    moments = model.priors(model_params, members).moments()
+    return members.mean(0), intrinsic.information_gain(*moments)
 
   for t in range(3):
-    deterministic, novelty = next_row(latent_at(dreamer, dreamt, t), dreamt.choice[t])
-    expected = latent_at(dreamer, dreamt, t + 1).deterministic
+    deterministic, novelty = next_step(latent_at(dreamer, imagined, t), imagined.choice[t])
+    expected = latent_at(dreamer, imagined, t + 1).deterministic
     np.testing.assert_allclose(deterministic, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(novelty, dreamt.novelty[t + 1], rtol=1e-3, atol=1e-5)
-  other = next_row(latent_at(dreamer, dreamt, 0), (dreamt.choice[0] + 1) % 4)[0]
-  assert np.abs(other - latent_at(dreamer, dreamt, 1).deterministic).max() > 1e-3
+    np.testing.assert_allclose(novelty, imagined.novelty[t + 1], rtol=1e-3, atol=1e-5)
+  other = next_step(latent_at(dreamer, imagined, 0), (imagined.choice[0] + 1) % 4)[0]
+  assert np.abs(other - latent_at(dreamer, imagined, 1).deterministic).max() > 1e-3
 
 
-def test_without_a_window_the_rows_that_are_learned_from_are_all_that_is_kept(
+def test_rollout_without_context_stores_the_steps_of_the_loss_only(
   make_dreamer, make_params, posterior, last
 ):
   dreamer = make_dreamer('masked', window=1)
@@ -213,24 +215,24 @@ def test_without_a_window_the_rows_that_are_learned_from_are_all_that_is_kept(
     return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
 
   @jax.jit
-  def next_rows(params, features, choice):
+  def next_steps(params, features, choice):
     deterministic, stochastic = jnp.split(features, [dreamer.config.deterministic_size], axis=-1)
     latent = world_model.Latent(deterministic, stochastic, features[:, :0])
     recurrent = world_model.Recurrent(latent, model.encode_action(choice))
     return model.members(params['world_model'], recurrent).mean(0)
 
-  dreamt = rollout(params, start, HORIZON_MAX)
-  assert dreamt.features.shape[1] == HORIZON_MAX
-  np.testing.assert_array_equal(dreamt.features[:, 0], start.latent.features)
+  imagined = rollout(params, start, HORIZON_MAX)
+  assert imagined.features.shape[1] == HORIZON_MAX
+  np.testing.assert_array_equal(imagined.features[:, 0], start.latent.features)
   for t in range(HORIZON_MAX - 1):
-    expected = next_rows(params, dreamt.features[:, t], dreamt.choice[t])
-    found = dreamt.features[:, t + 1, : dreamer.config.deterministic_size]
+    expected = next_steps(params, imagined.features[:, t], imagined.choice[t])
+    found = imagined.features[:, t + 1, : dreamer.config.deterministic_size]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_critic, dreamt):
+def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
   model, policy = dreamer.model, dreamer.actor_critic
-  features, track = dreamt.features, dream.track(policy, dreamt)
+  features, track = imagined.features, dream.track(policy, imagined)
   steps = slice(1, 4)
 
   @jax.jit
@@ -246,28 +248,30 @@ def test_predictions_are_those_of_the_row_they_stand_at(dreamer, params, slow_cr
 
   reward, discount, value, mask = predict(params)
   close = {'rtol': 1e-3, 'atol': 1e-4}
-  np.testing.assert_allclose(dreamt.reward[steps], reward[steps], **close)
-  np.testing.assert_allclose(dreamt.discount[steps], discount[steps], **close)
-  np.testing.assert_allclose(dreamt.value[:4], value[:4], **close)
-  np.testing.assert_array_equal(dreamt.mask[:4], mask[:4])
-  assert np.ptp(np.asarray(value[:4])) > 0.1  # not all the same, or nothing would be shown
+  np.testing.assert_allclose(imagined.reward[steps], reward[steps], **close)
+  np.testing.assert_allclose(imagined.discount[steps], discount[steps], **close)
+  np.testing.assert_allclose(imagined.value[:4], value[:4], **close)
+  np.testing.assert_array_equal(imagined.mask[:4], mask[:4])
+  assert np.ptp(np.asarray(value[:4])) > 0.1  # values differ, so the comparison is not trivial
 
 
-def test_only_actions_believed_legal_are_dreamt(dreamt):
-  chosen = np.take_along_axis(np.asarray(dreamt.mask), np.asarray(dreamt.choice)[..., None], -1)
-  nothing_legal = ~np.asarray(dreamt.mask).any(-1)
+def test_imagined_actions_are_legal_by_the_predicted_mask(imagined):
+  chosen = np.take_along_axis(np.asarray(imagined.mask), np.asarray(imagined.choice)[..., None], -1)
+  nothing_legal = ~np.asarray(imagined.mask).any(-1)
   assert (chosen[:4, :, 0] | nothing_legal[:4]).all()
-  assert not np.asarray(dreamt.mask)[:4].all()  # some were believed illegal
+  assert not np.asarray(imagined.mask)[:4].all()  # some are predicted illegal
 
 
-def test_choices_are_the_policys_at_their_own_row(dreamer, params, slow_critic, start, rollout):
-  """A policy that has made up its mind chooses its mode, given features, context and mask."""
+def test_imagined_actions_come_from_the_policy_at_their_step(
+  dreamer, params, slow_critic, start, rollout
+):
+  """A nearly deterministic policy takes its mode, given features, context and mask."""
   policy = dreamer.actor_critic
   sure = jax.tree.map(lambda x: x, params)
   output = sure['actor_critic']['actor']['Dense_1']
   sure['actor_critic']['actor']['Dense_1'] = jax.tree.map(lambda x: 1000 * x, output)
-  dreamt = rollout(sure, slow_critic, start, 4)
-  steps = steps_of(dreamer, dreamt, 0, 4)
+  imagined = rollout(sure, slow_critic, start, 4)
+  steps = steps_of(dreamer, imagined, 0, 4)
 
   @jax.jit
   def modes(params, steps):
@@ -275,15 +279,13 @@ def test_choices_are_the_policys_at_their_own_row(dreamer, params, slow_critic, 
     return policy.policy(params, steps.features, context, steps.mask).mode()
 
   expected = modes(sure['actor_critic'], steps)
-  # One per cent of all choices is still drawn at random.
-  assert (expected == dreamt.choice[:4].T).mean() > 0.9
+  # One per cent of all choices is uniform.
+  assert (expected == imagined.choice[:4].T).mean() > 0.9
   assert len(np.unique(expected)) > 1
 
 
-def test_a_dream_follows_one_member_and_dreams_follow_all(
-  dreamer, params, slow_critic, start, rollout
-):
-  """Member k believes that the next stochastic state is 100 k: who is believed shows."""
+def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout):
+  """The prior of member k has the mean 100 k, which identifies the member. Dreams follow all."""
   size = dreamer.config.stochastic_size
   output = params['world_model']['prior']['Dense_1']
   bias = jnp.zeros_like(output['bias']).at[:, :size].set(100.0 * jnp.arange(NUM_MEMBERS)[:, None])
@@ -291,16 +293,18 @@ def test_a_dream_follows_one_member_and_dreams_follow_all(
     'Dense_1': {'kernel': jnp.zeros_like(output['kernel']), 'bias': bias}
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
-  dreamt = rollout(changed, slow_critic, start, 4)
-  stochastic = np.asarray(dreamt.features[:, 1:4, -size:])
+  imagined = rollout(changed, slow_critic, start, 4)
+  stochastic = np.asarray(imagined.features[:, 1:4, -size:])
   followed = np.rint(stochastic / 100)
   assert (followed == followed[:, :1, :1]).all()
   assert set(followed[:, 0, 0]) == set(range(NUM_MEMBERS))
   noise = stochastic - 100 * followed
-  assert len(np.unique(noise)) == noise.size  # fresh at every row of every dream
+  assert len(np.unique(noise)) == noise.size  # noise differs between all steps
 
 
-def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, rollout, dreamt):
+def test_rollout_does_not_depend_on_the_rest_of_the_batch(
+  params, slow_critic, start, rollout, imagined
+):
   column = 7
   moved = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1) if x.ndim == 1 else x, start.keys)
   others = start._replace(
@@ -321,52 +325,54 @@ def test_a_dream_does_not_depend_on_its_neighbours(params, slow_critic, start, r
   )
   result = rollout(params, slow_critic, mixed, 4)
   for name in ('choice', 'reward', 'discount', 'value', 'novelty'):
-    got, expected = (np.asarray(getattr(x, name)) for x in (result, dreamt))
+    got, expected = (np.asarray(getattr(x, name)) for x in (result, imagined))
     np.testing.assert_array_equal(got[:, column], expected[:, column])
-  np.testing.assert_array_equal(result.features[column], dreamt.features[column])
-  assert (result.features[:, 2] != dreamt.features[:, 2])[
+  np.testing.assert_array_equal(result.features[column], imagined.features[column])
+  assert (result.features[:, 2] != imagined.features[:, 2])[
     np.arange(18) != column
   ].any(-1).all()  # fmt: skip
 
 
-def test_a_dream_alone_is_the_dream_in_a_batch(params, slow_critic, start, rollout, dreamt):
+def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
+  params, slow_critic, start, rollout, imagined
+):
   alone = jax.tree.map(lambda x: x[7:8], start)
   result = rollout(params, slow_critic, alone, 4)
-  np.testing.assert_array_equal(result.choice[:, 0], dreamt.choice[:, 7])
+  np.testing.assert_array_equal(result.choice[:, 0], imagined.choice[:, 7])
   close = {'rtol': 1e-3, 'atol': 1e-4}
   for name in ('reward', 'discount', 'value', 'novelty'):
-    got, expected = (getattr(x, name) for x in (result, dreamt))
+    got, expected = (getattr(x, name) for x in (result, imagined))
     np.testing.assert_allclose(got[:, 0], expected[:, 7], **close)
-  np.testing.assert_allclose(result.features[0], dreamt.features[7], **close)
+  np.testing.assert_allclose(result.features[0], imagined.features[7], **close)
 
 
-def test_two_dreams_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
+def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
   same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), start.latent)
-  dreamt = rollout(params, slow_critic, start._replace(latent=same), 4)
-  assert len(np.unique(np.asarray(dreamt.features)[:, 1, -1])) == 18
+  imagined = rollout(params, slow_critic, start._replace(latent=same), 4)
+  assert len(np.unique(np.asarray(imagined.features)[:, 1, -1])) == 18
 
 
-# Where a dream ends.
+# Horizons.
 
 
-def test_a_longer_dream_continues_a_shorter_one(params, slow_critic, start, rollout, dreamt):
+def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, rollout, imagined):
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
-  np.testing.assert_array_equal(longer.choice[:4], dreamt.choice[:4])
-  np.testing.assert_array_equal(longer.features[:, :4], dreamt.features[:, :4])
-  np.testing.assert_array_equal(longer.reward[:5], dreamt.reward[:5])
+  np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
+  np.testing.assert_array_equal(longer.features[:, :4], imagined.features[:, :4])
+  np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
   assert (longer.features[:, -1] != 0).all()
 
 
-def test_nothing_is_dreamt_beyond_the_horizon(dreamt):
+def test_steps_beyond_the_horizon_are_zero(imagined):
   for name in ('reward', 'discount', 'value'):
-    rows = np.asarray(getattr(dreamt, name))
-    assert rows.shape == (HORIZON_MAX + 1, 18)
-    assert (rows[5:] == 0).all() and (rows[1:5] != 0).all()
-  assert (dreamt.novelty[5:] == 0).all() and (dreamt.novelty[1:5] != 0).all()
-  assert (dreamt.features[:, 4:] == 0).all() and (dreamt.features[:, :4] != 0).all()
+    numbers = np.asarray(getattr(imagined, name))
+    assert numbers.shape == (HORIZON_MAX + 1, 18)
+    assert (numbers[5:] == 0).all() and (numbers[1:5] != 0).all()
+  assert (imagined.novelty[5:] == 0).all() and (imagined.novelty[1:5] != 0).all()
+  assert (imagined.features[:, 4:] == 0).all() and (imagined.features[:, :4] != 0).all()
 
 
-def test_no_horizon_is_traced_again(params, slow_critic, start, rollout):
+def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
   rollout(params, slow_critic, start, 2)
   traces = rollout.traces
   horizons = [rollout(params, slow_critic, start, h).horizon for h in range(HORIZON_MAX + 1)]
@@ -374,7 +380,7 @@ def test_no_horizon_is_traced_again(params, slow_critic, start, rollout):
   assert rollout.traces == traces
 
 
-def test_as_many_rows_are_computed_as_the_horizon_says(dreamer, params, slow_critic, start):
+def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critic, start):
   steps = []
 
   @dataclasses.dataclass(frozen=True)
@@ -393,79 +399,79 @@ def test_as_many_rows_are_computed_as_the_horizon_says(dreamer, params, slow_cri
     assert len(steps) == horizon
 
 
-# What a dream is worth.
+# Returns and weights.
 
 
 def made_dream(horizon, *, reward=0.0, discount=1.0, value=0.0, weight=(1.0, 1.0)):
-  """A dream of two columns, every row alike."""
-  rows = lambda x: jnp.full((HORIZON_MAX + 1, 2), x, jnp.float32)
+  """Two dreams, all steps alike."""
+  fill = lambda x: jnp.full((HORIZON_MAX + 1, 2), x, jnp.float32)
   start = dream.Start((), (), (), (), jnp.array(weight), ())
   return dream.Dream(
     start=start, features=(), novelty=(), mask=(),
     choice=jnp.zeros((HORIZON_MAX, 2), jnp.int32),
-    reward=rows(reward), discount=rows(discount), value=rows(value), horizon=jnp.int32(horizon),
+    reward=fill(reward), discount=fill(discount), value=fill(value), horizon=jnp.int32(horizon),
   )  # fmt: skip
 
 
-def worth(dreamt, drive=0.0, *, gamma=0.5, lambda_=1.0):
-  drive = jnp.broadcast_to(jnp.float32(drive), dreamt.value.shape)
-  return dream.returns_and_weights(dreamt, drive, gamma=gamma, lambda_=lambda_)
+def weighed(imagined, drive=0.0, *, gamma=0.5, lambda_=1.0):
+  drive = jnp.broadcast_to(jnp.float32(drive), imagined.value.shape)
+  return dream.returns_and_weights(imagined, drive, gamma=gamma, lambda_=lambda_)
 
 
 @pytest.mark.parametrize('horizon', [1, 3, HORIZON_MAX])
 def test_returns_end_with_the_value_at_the_horizon(horizon):
-  dreamt = made_dream(horizon)
-  dreamt = dreamt._replace(value=dreamt.value.at[horizon].set(8.0))
-  return_, weight = worth(dreamt)
+  imagined = made_dream(horizon)
+  imagined = imagined._replace(value=imagined.value.at[horizon].set(8.0))
+  return_, weight = weighed(imagined)
   expected = 8.0 * 0.5 ** np.arange(horizon, 0, -1)
   np.testing.assert_allclose(return_[:horizon], np.repeat(expected[:, None], 2, 1))
   np.testing.assert_array_equal(weight.sum(0), [horizon, horizon])
 
 
-def test_rewards_and_drives_arrive_at_the_row_after_the_choice():
-  dreamt = made_dream(3)
-  dreamt = dreamt._replace(reward=dreamt.reward.at[2].set(4.0))
-  drive = jnp.zeros_like(dreamt.reward).at[1].set(10.0)
-  return_, _ = worth(dreamt, drive)
+def test_rewards_and_drives_arrive_at_the_step_after_the_action():
+  imagined = made_dream(3)
+  imagined = imagined._replace(reward=imagined.reward.at[2].set(4.0))
+  drive = jnp.zeros_like(imagined.reward).at[1].set(10.0)
+  return_, _ = weighed(imagined, drive)
   np.testing.assert_allclose(return_[:3, 0], [10 + 0.5 * 4, 4, 0])
 
 
-def test_rows_beyond_the_horizon_weigh_nothing_and_change_nothing(dreamt):
+def test_steps_beyond_the_horizon_have_no_weight_and_no_effect(imagined):
   noise = jnp.where(jnp.arange(HORIZON_MAX + 1)[:, None] > 4, jnp.nan, 0.0)
-  garbage = dreamt._replace(
-    reward=dreamt.reward + noise, discount=dreamt.discount + noise, value=dreamt.value + noise
+  garbage = imagined._replace(
+    reward=imagined.reward + noise, discount=imagined.discount + noise, value=imagined.value + noise
   )
-  return_, weight = worth(dreamt)
-  same_return, same_weight = worth(garbage, noise)
+  return_, weight = weighed(imagined)
+  same_return, same_weight = weighed(garbage, noise)
   np.testing.assert_array_equal(weight[4:], np.zeros((2, 18)))
   np.testing.assert_array_equal(same_weight, weight)
   np.testing.assert_array_equal(same_return[:4], return_[:4])
 
 
-def test_a_row_weighs_as_much_as_the_episode_is_likely_to_reach_it():
-  dreamt = made_dream(4, discount=0.5, weight=(1.0, 0.0))
-  # What the start's own row predicted of itself does not matter.
-  dreamt = dreamt._replace(discount=dreamt.discount.at[0].set(0.0))
-  _, weight = worth(dreamt)
+def test_weight_is_the_probability_of_reaching_the_step():
+  imagined = made_dream(4, discount=0.5, weight=(1.0, 0.0))
+  # The discount predicted at the start does not count.
+  imagined = imagined._replace(discount=imagined.discount.at[0].set(0.0))
+  _, weight = weighed(imagined)
   np.testing.assert_allclose(weight[:, 0], [1, 0.5, 0.25, 0.125, 0, 0])
   np.testing.assert_array_equal(weight[:, 1], np.zeros(HORIZON_MAX))
 
 
-def test_a_dream_from_the_end_of_an_episode_weighs_nothing(dreamt, last):
-  _, weight = worth(dreamt)
+def test_start_at_the_end_of_an_episode_has_no_weight(imagined, last):
+  _, weight = weighed(imagined)
   ended = np.asarray(last).reshape(-1)
   assert ended.sum() == 2
   np.testing.assert_array_equal(weight[:, ended], np.zeros((HORIZON_MAX, 2)))
   assert (weight[:4, ~ended] > 0).all()
 
 
-def test_a_dream_of_no_rows_weighs_nothing(params, slow_critic, start, rollout):
-  return_, weight = worth(rollout(params, slow_critic, start, 0))
+def test_rollout_of_no_steps_has_no_weight(params, slow_critic, start, rollout):
+  return_, weight = weighed(rollout(params, slow_critic, start, 0))
   np.testing.assert_array_equal(weight, np.zeros((HORIZON_MAX, 18)))
   assert np.isfinite(return_).all()
 
 
-# What is learned from a dream.
+# Gradients.
 
 
 @pytest.fixture(scope='module')
@@ -473,25 +479,25 @@ def policy_gradient(dreamer):
   return jax.jit(jax.value_and_grad(dreamer.actor_critic.loss, has_aux=True))
 
 
-def steps_of(dreamer, dreamt, first=0, count=HORIZON_MAX):
+def steps_of(dreamer, imagined, first=0, count=HORIZON_MAX):
   policy = dreamer.actor_critic
-  return dream.steps(policy, dreamt, dream.track(policy, dreamt), first, count)
+  return dream.steps(policy, imagined, dream.track(policy, imagined), first, count)
 
 
-def targets_of(dreamt, rows=slice(None)):
-  return_, weight = worth(dreamt, gamma=0.99, lambda_=0.95)
-  targets = ac.Targets(return_, return_ - dreamt.value[:-1], dreamt.value[:-1], weight)
-  return jax.tree.map(lambda x: x[rows].T, targets)
+def targets_of(imagined, part=slice(None)):
+  return_, weight = weighed(imagined, gamma=0.99, lambda_=0.95)
+  targets = ac.Targets(return_, return_ - imagined.value[:-1], imagined.value[:-1], weight)
+  return jax.tree.map(lambda x: x[part].T, targets)
 
 
 @pytest.mark.parametrize('trained', [False, True])
-def test_salience_actor_and_critic_learn_from_a_dream(
+def test_salience_actor_and_critic_have_gradients_from_imagination(
   dreamer, params, fresh_params, slow_critic, start, rollout, policy_gradient, trained
 ):
   params = params if trained else fresh_params(dreamer)
-  dreamt = rollout(params, slow_critic, start, 4)
-  steps = steps_of(dreamer, dreamt)
-  (loss, _), grads = policy_gradient(params['actor_critic'], steps, targets_of(dreamt))
+  imagined = rollout(params, slow_critic, start, 4)
+  steps = steps_of(dreamer, imagined)
+  (loss, _), grads = policy_gradient(params['actor_critic'], steps, targets_of(imagined))
   assert np.isfinite(loss)
   for name in ('salience', 'actor', 'critic'):
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name]))
@@ -499,15 +505,15 @@ def test_salience_actor_and_critic_learn_from_a_dream(
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
 
 
-def test_chunks_of_a_dream_add_up_to_the_whole(dreamer, params, dreamt, policy_gradient):
+def test_chunks_of_a_rollout_add_up_to_the_whole(dreamer, params, imagined, policy_gradient):
   """Chunks of steps, each with the window before it, give the loss of all steps at once."""
-  policy_params, targets = params['actor_critic'], targets_of(dreamt)
-  whole = policy_gradient(policy_params, steps_of(dreamer, dreamt), targets)
+  policy_params, targets = params['actor_critic'], targets_of(imagined)
+  whole = policy_gradient(policy_params, steps_of(dreamer, imagined), targets)
   parts = [
     policy_gradient(
       policy_params,
-      steps_of(dreamer, dreamt, first, 2),
-      targets_of(dreamt, slice(first, first + 2)),
+      steps_of(dreamer, imagined, first, 2),
+      targets_of(imagined, slice(first, first + 2)),
     )
     for first in range(0, HORIZON_MAX, 2)
   ]
@@ -515,19 +521,19 @@ def test_chunks_of_a_dream_add_up_to_the_whole(dreamer, params, dreamt, policy_g
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), summed, whole)
 
 
-def test_steps_beyond_the_horizon_have_no_gradient(dreamer, params, dreamt, policy_gradient):
-  targets = targets_of(dreamt)
-  changed = dreamt._replace(
-    features=dreamt.features.at[:, 4:].set(9.0), choice=dreamt.choice.at[4:].set(3)
+def test_steps_beyond_the_horizon_have_no_gradient(dreamer, params, imagined, policy_gradient):
+  targets = targets_of(imagined)
+  changed = imagined._replace(
+    features=imagined.features.at[:, 4:].set(9.0), choice=imagined.choice.at[4:].set(3)
   )
   results = [
     policy_gradient(params['actor_critic'], steps_of(dreamer, x), targets)
-    for x in (dreamt, changed)
+    for x in (imagined, changed)
   ]
   jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-def test_a_continuous_world_is_dreamt_and_learned_from(
+def test_continuous_actions_are_imagined_and_have_gradients(
   make_dreamer, make_params, make_sequence, infer
 ):
   dreamer = make_dreamer('continuous')
@@ -540,16 +546,16 @@ def test_a_continuous_world_is_dreamt_and_learned_from(
 
   @jax.jit
   def learn(params):
-    dreamt = dream.rollout(
+    imagined = dream.rollout(
       model, policy, params, params['actor_critic']['critic'], start, jnp.int32(3)
     )
-    rows = steps_of(dreamer, dreamt)
-    return dreamt, jax.grad(policy.loss, has_aux=True)(
-      params['actor_critic'], rows, targets_of(dreamt)
+    steps = steps_of(dreamer, imagined)
+    return imagined, jax.grad(policy.loss, has_aux=True)(
+      params['actor_critic'], steps, targets_of(imagined)
     )[0]  # fmt: skip
 
-  dreamt, grads = learn(params)
-  assert dreamt.mask.all() and (dreamt.features[:, :3] != 0).all()
-  assert dreamt.choice.shape == (HORIZON_MAX, 6, 2) and dreamt.choice.dtype == jnp.float32
+  imagined, grads = learn(params)
+  assert imagined.mask.all() and (imagined.features[:, :3] != 0).all()
+  assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
   for name in ('salience', 'actor', 'critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

@@ -1,4 +1,4 @@
-"""A dream beside the real rollout: what it may know, and that it is an observation again."""
+"""Foresight: which inputs it depends on, and the shapes of its outputs."""
 
 import jax
 import jax.numpy as jnp
@@ -7,107 +7,106 @@ import pytest
 
 from hephaestus.agents import observation as observation_lib
 
-NUM_ROWS, CONTEXT = 6, 3
-ALL_WORLDS = ['plain', 'masked', 'continuous', 'pictures', 'map']
+NUM_STEPS, CONTEXT = 6, 3
+ENVS = ['plain', 'masked', 'continuous', 'pictures', 'map']
 
 
 @pytest.fixture(scope='module')
 def foresee(make_dreamer, make_params, make_sequence):
-  """(environment, context, change of the (observation, action)) -> Foresight of the first stream."""
+  """(env, context, change of (observation, action)) -> Foresight of the first stream."""
   compiled = {}
 
-  def run(world, context=CONTEXT, change=lambda observation, action: (observation, action)):
-    dreamer = make_dreamer(world)
+  def run(env, context=CONTEXT, change=lambda observation, action: (observation, action)):
+    dreamer = make_dreamer(env)
     params = make_params(dreamer)
     sequence = jax.tree.map(np.array, make_sequence(dreamer))
     stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
-    function = compiled.setdefault(world, jax.jit(dreamer.agent.foresee))
+    function = compiled.setdefault(env, jax.jit(dreamer.agent.foresee))
     return function(params, jax.random.key(0), *change(*stream), jnp.int32(context))
 
   return run
 
 
 def differs(one, other):
-  """[T] bool."""
-  rows = [
-    (np.asarray(x) != np.asarray(y)).reshape(NUM_ROWS, -1).any(1)
+  """[T] bool, steps at which two trees differ."""
+  by_leaf = [
+    (np.asarray(x) != np.asarray(y)).reshape(NUM_STEPS, -1).any(1)
     for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
   ]
-  return np.any(rows, axis=0)
+  return np.any(by_leaf, axis=0)
 
 
-@pytest.mark.parametrize('world', ALL_WORLDS)
-def test_a_dream_knows_what_was_seen_and_done_before_it_and_what_is_done(foresee, world):
-  def see_another(row):
+@pytest.mark.parametrize('env', ENVS)
+def test_prediction_depends_on_observed_steps_and_earlier_actions_only(foresee, env):
+  def change_observation(step):
     def change(observation, action):
-      change = lambda x: np.concatenate([x[:row], 1 - x[row : row + 1], x[row + 1 :]])
+      change = lambda x: np.concatenate([x[:step], 1 - x[step : step + 1], x[step + 1 :]])
       return jax.tree.map(lambda x: change(x).astype(x.dtype), observation), action
 
     return change
 
-  def do_another(row):
+  def change_action(step):
     def change(observation, action):
-      action[row] = (action[row] + 1) % 3 if action.dtype == np.int32 else action[row] / 2
+      action[step] = (action[step] + 1) % 3 if action.dtype == np.int32 else action[step] / 2
       return observation, action
 
     return change
 
-  plain = foresee(world).observation
-  row = np.arange(NUM_ROWS)
-  seen = differs(plain, foresee(world, change=see_another(1)).observation)
-  assert not seen[0]
-  assert seen[1] and seen[CONTEXT:].any()
-  assert not differs(plain, foresee(world, change=see_another(CONTEXT)).observation).any()
-  done = differs(plain, foresee(world, change=do_another(CONTEXT)).observation)
-  assert not done[row <= CONTEXT].any()
-  assert done[row > CONTEXT].any()
+  plain = foresee(env).observation
+  step = np.arange(NUM_STEPS)
+  by_observation = differs(plain, foresee(env, change=change_observation(1)).observation)
+  assert not by_observation[0]
+  assert by_observation[1] and by_observation[CONTEXT:].any()
+  assert not differs(plain, foresee(env, change=change_observation(CONTEXT)).observation).any()
+  by_action = differs(plain, foresee(env, change=change_action(CONTEXT)).observation)
+  assert not by_action[step <= CONTEXT].any()
+  assert by_action[step > CONTEXT].any()
 
 
-def test_awake_it_sees_every_row(foresee):
+def test_prediction_of_an_observed_episode_reads_every_step(foresee):
   def change(observation, action):
     observation[-1] += 1
     return observation, action
 
-  awake = foresee('plain', NUM_ROWS).observation
-  assert differs(awake, foresee('plain', NUM_ROWS, change).observation).tolist() == [False] * 5 + [
-    True
-  ]
+  plain = foresee('plain', NUM_STEPS).observation
+  changed = foresee('plain', NUM_STEPS, change).observation
+  assert differs(plain, changed).tolist() == [False] * 5 + [True]
 
 
-def test_salience_is_shared_among_the_rows_of_the_episode(foresee, make_dreamer):
+def test_salience_sums_to_one_over_the_steps_of_the_episode(foresee, make_dreamer):
   salience = np.asarray(foresee('plain').salience)
   window = make_dreamer('plain').config.window
-  assert salience.shape == (NUM_ROWS, window)
+  assert salience.shape == (NUM_STEPS, window)
   np.testing.assert_allclose(salience.sum(1), 1, rtol=1e-5)
-  for row in range(window):
-    assert (salience[row, : window - 1 - row] == 0).all()
-    assert (salience[row, window - 1 - row :] > 0).all()
+  for step in range(window):
+    assert (salience[step, : window - 1 - step] == 0).all()
+    assert (salience[step, window - 1 - step :] > 0).all()
   assert np.ptp(salience[-1]) > 1e-3
 
 
-@pytest.mark.parametrize('world', ALL_WORLDS)
-def test_what_is_decoded_has_the_shapes_of_an_observation(foresee, make_dreamer, world):
-  spec = observation_lib.without_mask(make_dreamer(world).model.observation_spec)
-  decoded = foresee(world).observation
-  shapes = jax.tree.map(lambda leaf: (NUM_ROWS, *leaf.shape), spec)
+@pytest.mark.parametrize('env', ENVS)
+def test_predictions_have_the_shapes_of_an_observation(foresee, make_dreamer, env):
+  spec = observation_lib.without_mask(make_dreamer(env).model.observation_spec)
+  decoded = foresee(env).observation
+  shapes = jax.tree.map(lambda leaf: (NUM_STEPS, *leaf.shape), spec)
   assert jax.tree.map(lambda x: x.shape, decoded) == shapes
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(decoded))
 
 
-@pytest.mark.parametrize('world', ['plain', 'masked', 'pictures'])
-def test_what_is_expected_is_what_costs_the_least(make_dreamer, make_params, world):
-  dreamer = make_dreamer(world)
+@pytest.mark.parametrize('env', ['plain', 'masked', 'pictures'])
+def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, env):
+  dreamer = make_dreamer(env)
   model = dreamer.model
   params = make_params(dreamer)['world_model']
-  belief = jax.random.normal(jax.random.key(1), (NUM_ROWS, model.belief_size))
+  belief = jax.random.normal(jax.random.key(1), (NUM_STEPS, model.belief_size))
   decoded = model._apply(params, 'decoder', belief)
 
-  def cost(observation):
+  def loss(observation):
     flat = observation_lib.flatten(observation, model.codec.flat_spec)
     return model.codec.loss(decoded, flat, model.codec.encode(observation)[1:])
 
   nothing = belief[..., :0]
-  expected = model.decode(params, belief, nothing, nothing, jnp.zeros(NUM_ROWS, bool))
-  np.testing.assert_allclose(cost(expected), 0, atol=2e-3)
-  other = jax.tree.map(lambda x: x + 0.1, expected)
-  assert (cost(other) > cost(expected) + 1e-3).all()
+  likeliest = model.decode(params, belief, nothing, nothing, jnp.zeros(NUM_STEPS, bool))
+  np.testing.assert_allclose(loss(likeliest), 0, atol=2e-3)
+  other = jax.tree.map(lambda x: x + 0.1, likeliest)
+  assert (loss(other) > loss(likeliest) + 1e-3).all()

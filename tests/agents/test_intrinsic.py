@@ -1,4 +1,4 @@
-"""Intrinsic motivation: what counts as new, and how long to dream about it."""
+"""Intrinsic motivation: novelty, competence, boredom and the horizon."""
 
 import hypothesis
 import jax
@@ -32,7 +32,7 @@ def run(novelties):
   return jax.tree.map(lambda x: np.asarray(x)[: len(novelties)], scan(padded))
 
 
-AGREEING = ['clean', 'information_gain']  # that are zero where members agree
+AGREEING = ['clean', 'information_gain']  # novelties that are zero where members agree
 
 
 @pytest.mark.parametrize('name', AGREEING)
@@ -65,14 +65,14 @@ def test_prediction_error_by_hand():
   np.testing.assert_allclose(intrinsic.prediction_error(means, variances), (2 + 4) + (3 + 1))
 
 
-def test_noise_that_members_agree_on_draws_in_prediction_error_alone():
+def test_noise_that_members_agree_on_is_novel_by_prediction_error_only():
   means, variances = jnp.zeros((5, 6, 4)), jnp.ones((5, 6, 4))
   np.testing.assert_array_equal(intrinsic.prediction_error(means, variances), np.full(6, 4.0))
   for name in AGREEING:
     np.testing.assert_array_equal(intrinsic.NOVELTIES[name](means, variances), np.zeros(6))
 
 
-def test_information_gain_sees_the_disagreement_that_noise_hides_from_clean_novelty():
+def test_information_gain_counts_disagreement_below_the_noise_and_clean_novelty_does_not():
   means = 0.1 * jax.random.normal(jax.random.key(0), (5, 6, 4))
   variances = jnp.ones(means.shape)
   np.testing.assert_array_equal(intrinsic.clean_novelty(means, variances), np.zeros(6))
@@ -93,7 +93,7 @@ def test_information_gain_does_not_depend_on_the_scale_of_the_latent(seed, scale
 
 
 @pytest.mark.parametrize('name', sorted(intrinsic.NOVELTIES))
-def test_novelty_is_float32_arithmetic_whatever_comes_in(name):
+def test_novelty_of_bfloat16_moments_is_computed_in_float32(name):
   # 1000 and 1004 differ in bfloat16; their squares, deviations and variance would not survive it.
   means = jnp.array([[1000.0], [1004.0], [1008.0]], jnp.bfloat16)
   variances = jnp.array([[1.0], [1.0], [1.0]], jnp.bfloat16)
@@ -114,7 +114,7 @@ def test_many_equal_bfloat16_updates_do_not_drift():
   np.testing.assert_allclose(drives.novelty_mean, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
 
 
-def test_constant_novelty_shows_no_competence_from_the_first_update_on():
+def test_constant_novelty_has_no_competence_from_the_first_update_on():
   drives = run(np.full(LONGEST, 3.0))
   np.testing.assert_allclose(drives.novelty_mean, 3.0, rtol=1e-4)
   np.testing.assert_allclose(drives.competence, 0.0, atol=1e-4)
@@ -130,7 +130,7 @@ def test_both_averages_agree_after_the_first_update():
   assert int(state.num_updates) == 1
 
 
-def test_falling_novelty_is_competence_and_does_not_bore_while_averages_warm_up():
+def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
   drives = run(0.95 ** np.arange(100))
   assert (drives.competence[1:] > 0).all()
   assert (drives.competence[10:] > CONFIG.boredom_threshold).all()
@@ -139,7 +139,7 @@ def test_falling_novelty_is_competence_and_does_not_bore_while_averages_warm_up(
   assert (drives.horizon[10:] == CONFIG.horizon_max).all()
 
 
-def test_rising_novelty_is_no_competence():
+def test_rising_novelty_gives_no_competence():
   drives = run(1.05 ** np.arange(50))
   np.testing.assert_allclose(drives.competence, np.zeros(50), atol=1e-6)
   assert drives.boredom[-1] == 1
@@ -153,7 +153,7 @@ def test_competence_by_hand():
   np.testing.assert_allclose(drives.novelty_mean[1], slow, rtol=1e-4)
 
 
-def test_what_novelty_is_divided_by_rises_with_it_and_stays():
+def test_novelty_scale_is_the_largest_slow_average():
   drives = run([1.0] * 5 + [3.0] * 95 + [0.1] * 200)
   np.testing.assert_allclose(drives.novelty_scale[4], 1.0, rtol=1e-5)
   assert drives.novelty_scale[99] == drives.novelty_mean[99] > 2.8
@@ -161,7 +161,7 @@ def test_what_novelty_is_divided_by_rises_with_it_and_stays():
   assert drives.novelty_scale[-1] == drives.novelty_scale.max()
 
 
-def test_the_novelty_of_a_sleeping_agent_is_no_measure():
+def test_novelty_scale_ignores_warm_up():
   state = intrinsic.initial()
   for trained in (False, False, True):
     state, drives = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=trained)
@@ -173,7 +173,7 @@ def test_boredom_falls_twice_as_fast_as_it_rises():
   np.testing.assert_allclose(drives.boredom[9:], [1.0, 0.8, 0.6], rtol=1e-5)
 
 
-def test_the_horizon_goes_from_longest_to_shortest_as_boredom_rises():
+def test_horizon_falls_from_longest_to_shortest_as_boredom_rises():
   drives = run(np.full(30, 1.0))
   assert drives.horizon.dtype == jnp.int32
   np.testing.assert_array_equal(drives.horizon[:3], [58, 53, 47])  # 64 - 5.6, - 11.2, - 16.8

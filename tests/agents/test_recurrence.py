@@ -1,4 +1,4 @@
-"""The scan whose matrices get their gradients after the loop is the plain one."""
+"""The scan with matrix gradients after the loop equals a plain scan."""
 
 import jax
 import jax.numpy as jnp
@@ -7,20 +7,20 @@ import pytest
 
 from hephaestus.agents.dreamer import recurrence
 
-ROWS, BATCH, STATE, INPUT = 5, 3, 4, 2
+STEPS, BATCH, STATE, INPUT = 5, 3, 4, 2
 
 
-def step(multiply, params, carry, row):
-  x, kept = row
+def step(multiply, params, carry, inputs):
+  x, kept = inputs
   carry = jnp.where(kept[:, None], carry, 0)
   inner = jnp.tanh(multiply('into', jnp.concatenate([x, carry], axis=-1)) + params)
   carry = jnp.tanh(multiply('out_of', inner))
   return carry, (carry, inner)
 
 
-def plain(matrices, params, carry, rows):
+def plain(matrices, params, carry, inputs):
   multiply = lambda name, x: x @ matrices[name]
-  return jax.lax.scan(lambda carry, row: step(multiply, params, carry, row), carry, rows)
+  return jax.lax.scan(lambda carry, x: step(multiply, params, carry, x), carry, inputs)
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def arguments():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   matrices = {'into': normal(INPUT + STATE, 6), 'out_of': normal(6, STATE)}
-  kept = jnp.asarray(rng.uniform(size=(ROWS, BATCH)) < 0.7)
-  return matrices, normal(6), normal(BATCH, STATE), (normal(ROWS, BATCH, INPUT), kept)
+  kept = jnp.asarray(rng.uniform(size=(STEPS, BATCH)) < 0.7)
+  return matrices, normal(6), normal(BATCH, STATE), (normal(STEPS, BATCH, INPUT), kept)
 
 
 @pytest.mark.parametrize('unroll', [1, 2])
-def test_outputs_and_all_gradients_are_those_of_a_plain_scan(arguments, unroll):
+def test_outputs_and_gradients_equal_those_of_a_plain_scan(arguments, unroll):
   matrices, params, carry, (x, kept) = arguments
 
   def loss(scan):
@@ -51,14 +51,14 @@ def test_outputs_and_all_gradients_are_those_of_a_plain_scan(arguments, unroll):
   )
 
 
-def test_matrices_are_multiplied_in_the_dtype_of_rows_and_keep_float32_gradients(arguments):
-  matrices, params, carry, rows = arguments
+def test_matrices_are_multiplied_in_the_dtype_of_inputs_and_get_float32_gradients(arguments):
+  matrices, params, carry, inputs = arguments
   low = lambda tree: jax.tree.map(
     lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, tree
   )
 
   def loss(matrices):
-    last, _ = recurrence.scan(step, 1, matrices, low(params), low(carry), low(rows))
+    last, _ = recurrence.scan(step, 1, matrices, low(params), low(carry), low(inputs))
     assert last.dtype == jnp.bfloat16
     return jnp.sum(last.astype(jnp.float32))
 

@@ -1,4 +1,4 @@
-"""The world model: what it reads, what it forgets, and what its loss teaches to whom."""
+"""The world model: inputs of its latents, the terms of its loss, and gradients of its modules."""
 
 import jax
 import jax.numpy as jnp
@@ -55,12 +55,12 @@ def loss_and_grads(model):
   return jax.jit(jax.value_and_grad(model.loss, has_aux=True))
 
 
-def disturbed(tree, rows, columns=slice(None)):
-  """The same tree [T, B, ...], other numbers in some rows."""
+def disturbed(tree, steps, streams=slice(None)):
+  """The same tree [T, B, ...] with other numbers at some steps."""
 
   def disturb(x):
     changed = ~x if x.dtype == bool else x + 1
-    return x.at[rows, columns].set(changed[rows, columns])
+    return x.at[steps, streams].set(changed[steps, streams])
 
   return jax.tree.map(disturb, tree)
 
@@ -69,10 +69,10 @@ def size(tree):
   return sum(float(jnp.abs(leaf).sum()) for leaf in jax.tree.leaves(tree))
 
 
-# What the model is when it begins.
+# Initial parameters.
 
 
-def test_members_begin_apart(fresh):
+def test_members_are_initialised_independently(fresh):
   for name in ('transition', 'prior'):
     for layer, leaves in fresh[name].items():
       assert all(leaf.shape[0] == NUM_MEMBERS for leaf in leaves.values())
@@ -82,7 +82,7 @@ def test_members_begin_apart(fresh):
           assert np.abs(kernels[k] - kernels[0]).mean() > 0.01, (name, layer)
 
 
-def test_members_that_begin_apart_disagree_and_copies_of_one_do_not(model, fresh, sequence, infer):
+def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, sequence, infer):
   copied = fresh | {
     name: jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh[name])
     for name in ('transition', 'prior')
@@ -90,7 +90,7 @@ def test_members_that_begin_apart_disagree_and_copies_of_one_do_not(model, fresh
   novelty = lambda params: np.asarray(
     intrinsic.information_gain(*infer(model, params, KEYS, sequence).moments)
   )
-  # Behind a FIRST row lies nothing yet that fresh members could take differently.
+  # At a FIRST step all members read zeros, so fresh ones agree.
   first = np.asarray(sequence.step_type == world_model.FIRST)
   assert (novelty(fresh)[~first] > 1e-3).all()
   np.testing.assert_allclose(novelty(copied), 0, atol=1e-5)
@@ -106,14 +106,14 @@ def test_parameters_are_float32_and_only_members_are_stacked(model):
   assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
 
 
-def test_a_world_without_mask_has_no_mask_head_and_all_actions_are_legal(make_dreamer):
+def test_without_a_mask_there_is_no_mask_head_and_all_actions_are_legal(make_dreamer):
   model = make_dreamer('plain').model
   assert 'mask' not in jax.eval_shape(model.init, jax.random.key(0))
   mask = model.action_mask({}, jnp.zeros((2, 3, model.feature_size)))
   assert mask.shape == (2, 3, 3) and mask.all()
 
 
-def test_fresh_heads_predict_no_reward_and_are_unsure_of_the_end(model, fresh):
+def test_fresh_heads_predict_zero_reward_and_an_uncertain_discount(model, fresh):
   features = jax.random.normal(jax.random.key(1), (4, model.feature_size))
   nothing = features[:, :0]
   reward = model.reward(fresh, features, nothing, nothing)
@@ -123,7 +123,7 @@ def test_fresh_heads_predict_no_reward_and_are_unsure_of_the_end(model, fresh):
 
 
 def test_actions_are_encoded_as_one_hot_or_between_minus_one_and_one(make_dreamer):
-  discrete, continuous = (make_dreamer(world).model for world in ('plain', 'continuous'))
+  discrete, continuous = (make_dreamer(env).model for env in ('plain', 'continuous'))
   np.testing.assert_array_equal(discrete.encode_action(jnp.array([2, 0])), [[0.0, 0, 1], [1, 0, 0]])
   action = jnp.array([[-1.0, 0.0], [1.0, 4.0], [0.0, 1.0]])  # bounds [-1, 1] and [0, 4]
   encoded = continuous.encode_action(action)
@@ -131,17 +131,17 @@ def test_actions_are_encoded_as_one_hot_or_between_minus_one_and_one(make_dreame
   assert encoded.dtype == jnp.float32
 
 
-# What a row's latent depends on.
+# Inputs of a latent.
 
 
-def test_rows_from_a_first_row_on_know_nothing_of_the_rows_before(sequence, latents):
+def test_latents_after_first_do_not_depend_on_the_last_episode(sequence, latents):
   before = latents(sequence)
-  # FIRST rows: stream 0 has one at 0 and 4, stream 1 at 3, stream 2 none.
+  # FIRST steps: 0 and 4 of stream 0, 3 of stream 1, none of stream 2.
   for stream, first in ((0, 4), (1, 3)):
-    rows = slice(0, first)
+    steps = slice(0, first)
     changed = sequence._replace(
-      observation=disturbed(sequence.observation, rows, stream),
-      action=sequence.action.at[rows, stream].set(2 - sequence.action[rows, stream]),
+      observation=disturbed(sequence.observation, steps, stream),
+      action=sequence.action.at[steps, stream].set(2 - sequence.action[steps, stream]),
       initial_state=jax.tree.map(lambda x: x.at[:2].set(jnp.nan), sequence.initial_state),
     )
     after = latents(changed)
@@ -149,7 +149,7 @@ def test_rows_from_a_first_row_on_know_nothing_of_the_rows_before(sequence, late
     assert (after[:first, stream] != before[:first, stream]).any(-1).all()
 
 
-def test_the_stored_state_is_read_where_a_sequence_begins_within_an_episode(sequence, latents):
+def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence, latents):
   before = latents(sequence)
   for part in ('deterministic', 'stochastic', 'action'):
     initial = sequence.initial_state
@@ -165,21 +165,19 @@ def test_the_stored_state_is_read_where_a_sequence_begins_within_an_episode(sequ
     assert changed[:, 2].all()
 
 
-def test_without_stored_state_a_sequence_begins_with_zeros(
+def test_without_stored_state_sequences_begin_with_zeros(
   make_dreamer, model, params, sequence, infer
 ):
   zeros = jax.tree.map(jnp.zeros_like, sequence.initial_state)
-  understood = lambda model, initial: (
+  features = lambda model, initial: (
     infer(model, params, KEYS, sequence._replace(initial_state=initial)).latent.features
   )
   forgetful = make_dreamer(stored_state=False).model
-  np.testing.assert_array_equal(
-    understood(forgetful, sequence.initial_state), understood(model, zeros)
-  )
-  assert (understood(model, sequence.initial_state) != understood(model, zeros)).any()
+  np.testing.assert_array_equal(features(forgetful, sequence.initial_state), features(model, zeros))
+  assert (features(model, sequence.initial_state) != features(model, zeros)).any()
 
 
-def test_a_row_knows_the_action_of_the_row_before_and_not_its_own(sequence, latents):
+def test_latent_depends_on_the_previous_action_and_not_on_its_own(sequence, latents):
   before = latents(sequence)
   after = latents(sequence._replace(action=sequence.action.at[2, 2].set(3)))
   changed = np.abs(after - before).max(-1) > 0
@@ -187,14 +185,14 @@ def test_a_row_knows_the_action_of_the_row_before_and_not_its_own(sequence, late
   assert not changed[:, :2].any()
 
 
-def test_a_row_knows_its_own_observation_and_none_that_follows(sequence, latents):
+def test_latent_depends_on_its_own_observation_and_on_no_later_one(sequence, latents):
   before = latents(sequence)
   observation = disturbed(sequence.observation, 2, 2)
   changed = np.abs(latents(sequence._replace(observation=observation)) - before).max(-1) > 0
   np.testing.assert_array_equal(changed[:, 2], [False, False, True, True, True, True])
 
 
-def test_a_belief_does_not_depend_on_the_mask_reward_or_discount_of_its_row(sequence, latents):
+def test_latent_does_not_depend_on_mask_reward_or_discount(sequence, latents):
   before = latents(sequence)
   observation = sequence.observation | {'action_mask': ~sequence.observation['action_mask']}
   changed = sequence._replace(
@@ -203,7 +201,7 @@ def test_a_belief_does_not_depend_on_the_mask_reward_or_discount_of_its_row(sequ
   np.testing.assert_array_equal(latents(changed), before)
 
 
-def test_a_sequence_does_not_depend_on_its_neighbours(sequence, latents):
+def test_latents_do_not_depend_on_other_sequences(sequence, latents):
   before = latents(sequence)
   changed = sequence._replace(
     observation=disturbed(sequence.observation, slice(None), slice(1, None)),
@@ -215,22 +213,22 @@ def test_a_sequence_does_not_depend_on_its_neighbours(sequence, latents):
   assert (np.abs(after[:, 1:] - before[:, 1:]).max(-1) > 0).all()
 
 
-def test_noise_is_fresh_for_each_row_and_each_sequence(sequence, latents):
+def test_noise_differs_between_steps_and_sequences(sequence, latents):
   same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1, :1], x.shape), sequence.observation)
   every = sequence._replace(
     observation=same,
     action=jnp.ones_like(sequence.action),
-    step_type=jnp.zeros_like(sequence.step_type),  # all FIRST, so all rows believe the same
+    step_type=jnp.zeros_like(sequence.step_type),  # all FIRST, so all beliefs are equal
   )
   stochastic = latents(every)[..., 8:].reshape(18, 4)
   distance = np.abs(stochastic[:, None] - stochastic[None]).max(-1)
   assert (distance[~np.eye(18, dtype=bool)] > 1e-3).all()
 
 
-# What the loss teaches.
+# The loss.
 
 
-def test_every_module_and_every_member_learns_from_the_start(fresh, sequence, loss_and_grads):
+def test_every_module_and_member_has_a_gradient_at_the_start(fresh, sequence, loss_and_grads):
   learns = world_model.bootstrap_mask(sequence.identity, NUM_MEMBERS, 0.8)
   assert (learns.sum(1) > 0).all()
   _, grads = loss_and_grads(fresh, KEYS, sequence)
@@ -242,13 +240,13 @@ def test_every_module_and_every_member_learns_from_the_start(fresh, sequence, lo
       assert size(jax.tree.map(lambda x, k=k: x[k], grads[name])) > 1e-4, (name, k)
 
 
-def test_every_layer_learns_once_its_head_is_not_zero(params, sequence, loss_and_grads):
+def test_every_layer_has_a_gradient_when_heads_are_not_zero(params, sequence, loss_and_grads):
   _, grads = loss_and_grads(params, KEYS, sequence)
   for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
     assert float(jnp.abs(leaf).max()) > 0, jax.tree_util.keystr(path)
 
 
-def test_a_member_does_not_learn_from_a_sequence_outside_its_bootstrap(
+def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(
   params, sequence, loss_and_grads
 ):
   identity = np.arange(1000, dtype=np.uint32)
@@ -258,11 +256,11 @@ def test_a_member_does_not_learn_from_a_sequence_outside_its_bootstrap(
   alone = sequence._replace(identity=jnp.full(3, chosen, jnp.uint32))
   _, grads = loss_and_grads(params, KEYS, alone)
   for k in range(NUM_MEMBERS):
-    learnt = size(jax.tree.map(lambda x, k=k: x[k], grads['prior']))
-    assert (learnt > 0) == (wanted[k] > 0)
+    magnitude = size(jax.tree.map(lambda x, k=k: x[k], grads['prior']))
+    assert (magnitude > 0) == (wanted[k] > 0)
 
 
-def test_the_reward_of_a_first_row_is_not_learned(params, sequence, loss_and_grads):
+def test_reward_of_a_first_step_is_not_learned(params, sequence, loss_and_grads):
   first = sequence.step_type == world_model.FIRST
   loss = lambda where: loss_and_grads(
     params, KEYS, sequence._replace(reward=sequence.reward + jnp.where(where, 2.0, 0.0))
@@ -271,22 +269,22 @@ def test_the_reward_of_a_first_row_is_not_learned(params, sequence, loss_and_gra
   assert loss(~first) != loss(jnp.zeros_like(first))
 
 
-def test_what_ends_and_what_goes_on(params, sequence, loss_and_grads):
-  """Row 3 of stream 0 terminated, row 2 of stream 1 was cut off: only the first teaches an end."""
+def test_continue_head_learns_termination_and_not_truncation(params, sequence, loss_and_grads):
+  """Step 3 of stream 0 terminates, step 2 of stream 1 is truncated; only the first has target 0."""
 
   def push(discount):
-    """Gradient of the loss by the continue head's bias: positive teaches that it ends."""
+    """Gradient of the loss by the continue head's bias; positive where episodes terminate."""
     _, grads = loss_and_grads(params, KEYS, sequence._replace(discount=discount))
     return float(grads['continue']['Dense_1']['bias'][0])
 
-  goes_on = jnp.ones_like(sequence.discount)
-  assert push(goes_on) < 0 < push(0 * goes_on)
-  difference = push(sequence.discount) - push(goes_on)
-  np.testing.assert_allclose(difference, 1 / goes_on.size, rtol=1e-3)
+  continues = jnp.ones_like(sequence.discount)
+  assert push(continues) < 0 < push(0 * continues)
+  difference = push(sequence.discount) - push(continues)
+  np.testing.assert_allclose(difference, 1 / continues.size, rtol=1e-3)
 
 
-def test_reward_and_divergence_are_weighed(make_dreamer, make_params, make_sequence):
-  """With every sequence in every bootstrap, what is not a head's is 1.1 times the divergence."""
+def test_loss_weighs_reward_and_divergence(make_dreamer, make_params, make_sequence):
+  """With every sequence in every bootstrap, the divergence has the weight 1.1."""
   dreamer = make_dreamer('masked', bootstrap_share=1.0, reward_scale=3.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
   loss, (_, _, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
@@ -295,10 +293,10 @@ def test_reward_and_divergence_are_weighed(make_dreamer, make_params, make_seque
   np.testing.assert_allclose(divergence, 1.1 * metrics['kl'], rtol=1e-4)
 
 
-def test_below_the_free_nats_priors_still_learn_and_the_posterior_is_left_in_peace(
+def test_free_nats_clip_the_loss_of_the_posterior_and_not_of_the_priors(
   make_dreamer, make_params, make_sequence
 ):
-  """What the members know of a step they must agree on, else it passes for new."""
+  """Priors that stopped learning below the free nats would disagree, and give false novelty."""
   dreamer = make_dreamer('masked', bootstrap_share=1.0, free_nats=200.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
   loss, (_, _, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
@@ -307,10 +305,10 @@ def test_below_the_free_nats_priors_still_learn_and_the_posterior_is_left_in_pea
   np.testing.assert_allclose(loss - heads, metrics['kl'] + 0.1 * 200, rtol=1e-4)
 
 
-def test_a_decoder_that_is_right_costs_nothing_and_one_that_is_wrong_what_it_should(
+def test_reconstruction_loss_is_zero_for_a_perfect_decoder_and_exact_for_others(
   model, params, sequence
 ):
-  """Shares of [0, 1] cost their divergence, other numbers the square of the symlog error."""
+  """Divergence for numbers in [0, 1], squared symlog error for others."""
   board = jnp.broadcast_to(jnp.array([[0.0, 1.0], [0.5, 1.0]]), (6, 3, 2, 2))
   sequence = sequence._replace(
     observation=sequence.observation | {'board': board, 'purse': jnp.full((6, 3), 7)}
@@ -331,8 +329,8 @@ def test_a_decoder_that_is_right_costs_nothing_and_one_that_is_wrong_what_it_sho
   )
 
 
-def test_the_mask_head_learns_the_mask_of_its_row(model, params, sequence, loss_and_grads):
-  """Descent on the mask head's bias makes legal more likely where all is legal, less where none."""
+def test_mask_head_learns_the_mask_of_its_step(model, params, sequence, loss_and_grads):
+  """Descent raises the mask head's bias where all actions are legal, lowers it where none is."""
   bias = lambda legal: loss_and_grads(
     params,
     KEYS,
@@ -353,7 +351,7 @@ def test_the_mask_head_learns_the_mask_of_its_row(model, params, sequence, loss_
 
 @pytest.fixture(scope='module')
 def pictures(make_dreamer, make_params, make_sequence):
-  """A model of an environment with images, parameters, a sequence, and an update of parameters."""
+  """(model, params, optimizer state, sequence, update) for an environment with images."""
   dreamer = make_dreamer('pictures')
   optimizer = optax.adam(1e-2)
 
@@ -369,7 +367,7 @@ def pictures(make_dreamer, make_params, make_sequence):
   return dreamer.model, params, optimizer.init(params), make_sequence(dreamer), step
 
 
-def test_the_gradient_reaches_every_parameter_of_the_images(pictures):
+def test_gradient_reaches_every_parameter_of_encoder_and_decoder(pictures):
   _, params, opt_state, sequence, step = pictures
   *_, grads = step(sequence, params, opt_state)
   for name in ('encoder', 'decoder'):
@@ -379,22 +377,22 @@ def test_the_gradient_reaches_every_parameter_of_the_images(pictures):
       assert float(jnp.abs(leaf).max()) > 0, (name, jax.tree_util.keystr(path))
 
 
-def test_two_pictures_are_told_apart_after_some_updates(pictures):
+def test_reconstruction_distinguishes_two_images_after_some_updates(pictures):
   _, params, opt_state, sequence, step = pictures
-  is_other = (jnp.arange(18).reshape(6, 3) // 2) % 2 == 1  # rows of one and of the other
+  is_other = (jnp.arange(18).reshape(6, 3) // 2) % 2 == 1  # steps of one and of the other
   show = lambda x: jnp.where(is_other.reshape(6, 3, *[1] * (x.ndim - 2)), x[:1, :1], x[1:2, 1:2])
   sequence = sequence._replace(observation=jax.tree.map(show, sequence.observation))
   for _ in range(100):
     params, opt_state, metrics, _ = step(sequence, params, opt_state)
-  # What the best decoder costs that does not know which of them it is: a bit for each plane's cell
-  # in which they differ, and half their distance from the mean of both.
+  # Loss of the best constant decoder: log 2 for each cell of a plane in which the images differ,
+  # and the squared distance of the pixels from the mean of both.
   one, other = (jax.tree.map(lambda x, i=i: x[i // 3, i % 3], sequence.observation) for i in (0, 2))
   pixels = np.square((one['pixels'].astype(np.float32) - other['pixels']) / 255 / 2).sum()
-  ignorant = float(pixels + np.log(2) * (one['planes'] != other['planes']).sum())
-  assert metrics['reconstruction'] < 0.5 * ignorant
+  constant = float(pixels + np.log(2) * (one['planes'] != other['planes']).sum())
+  assert metrics['reconstruction'] < 0.5 * constant
 
 
-def test_what_an_image_costs_is_what_its_numbers_cost(pictures):
+def test_loss_of_an_image_sums_over_its_numbers(pictures):
   model, _, _, sequence, _ = pictures
   observation = jax.tree.map(lambda x: x[0, 0], sequence.observation)
   flat = observation_lib.flatten(observation['purse'], specs.Array((2,), np.float32))
@@ -413,12 +411,12 @@ def test_images_are_flat_without_channels(make_dreamer):
   assert sorted(params['decoder']) == ['Dense_0', 'Dense_1', 'LayerNorm_0']
 
 
-def test_units_forget_at_rates_of_their_own():
+def test_units_have_geometric_time_constants():
   kept = world_model.gated(jnp.zeros((1, 9)), jnp.ones((1, 3)), 50)
   np.testing.assert_allclose(kept[0], 1 - 1 / np.array([2, 10, 50]), rtol=1e-5)
 
 
-def test_an_observation_is_told_from_its_multiple(make_dreamer):
+def test_observation_and_its_multiple_have_different_embeddings(make_dreamer):
   model = make_dreamer('plain').model
   params = model.init(jax.random.key(0))
   once, many = model.embed(params, jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
@@ -428,7 +426,7 @@ def test_an_observation_is_told_from_its_multiple(make_dreamer):
 # Bootstrap.
 
 
-def test_a_bootstrap_is_decided_by_identity_alone():
+def test_bootstrap_depends_on_identity_alone():
   identity = jnp.array([5, 9, 5, 2**32 - 1], jnp.uint32)
   mask = world_model.bootstrap_mask(identity, 4, 0.5)
   assert mask.shape == (4, 4)
@@ -436,7 +434,7 @@ def test_a_bootstrap_is_decided_by_identity_alone():
   np.testing.assert_array_equal(mask[:, 1:2], world_model.bootstrap_mask(identity[1:2], 4, 0.5))
 
 
-def test_a_bootstrap_leaves_a_share_to_each_member_and_its_mean_is_one():
+def test_bootstrap_selects_its_share_for_each_member_and_has_mean_one():
   mask = np.asarray(world_model.bootstrap_mask(jnp.arange(4000, dtype=jnp.uint32), 5, 0.8))
   np.testing.assert_allclose(np.unique(mask), [0, 1.25])
   np.testing.assert_allclose(mask.mean(1), np.ones(5), atol=0.04)  # five standard deviations
@@ -444,7 +442,7 @@ def test_a_bootstrap_leaves_a_share_to_each_member_and_its_mean_is_one():
     np.testing.assert_allclose((mask[k] == mask[0]).mean(), 0.68, atol=0.04)
 
 
-def test_a_bootstrap_of_everything_masks_nothing():
+def test_bootstrap_share_of_one_masks_nothing():
   mask = world_model.bootstrap_mask(jnp.arange(100, dtype=jnp.uint32), 5, 1.0)
   np.testing.assert_array_equal(mask, np.ones((5, 100)))
 
@@ -452,7 +450,9 @@ def test_a_bootstrap_of_everything_masks_nothing():
 # Precision, and the other latent.
 
 
-def test_bfloat16_computes_small_and_judges_in_float32(make_dreamer, make_params, make_sequence):
+def test_bfloat16_latents_have_float32_losses_and_gradients(
+  make_dreamer, make_params, make_sequence
+):
   dreamer = make_dreamer('masked', compute_dtype='bfloat16')
   model, params = dreamer.model, make_params(dreamer)['world_model']
   sequence = make_sequence(dreamer)
@@ -470,7 +470,7 @@ def test_bfloat16_computes_small_and_judges_in_float32(make_dreamer, make_params
   assert {head.dtype for head in jax.eval_shape(heads, features)} == {jnp.dtype('float32')}
 
 
-def test_categorical_latents_in_bfloat16_learn_in_every_module(
+def test_every_module_has_a_gradient_with_categorical_latents_in_bfloat16(
   make_dreamer, make_params, make_sequence
 ):
   dreamer = make_dreamer('masked', latent='categorical', compute_dtype='bfloat16')
@@ -482,11 +482,11 @@ def test_categorical_latents_in_bfloat16_learn_in_every_module(
     assert size(grads[name]) > 1e-4, name
 
 
-def test_moments_are_those_of_each_members_prior(model, params, sequence, infer):
+def test_moments_equal_those_of_each_members_prior(model, params, sequence, infer):
   posterior = infer(model, params, KEYS, sequence)
   means, variances = posterior.moments
   assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4)
-  # Row 3 of stream 2, again, from the row before it.
+  # Step 3 of stream 2, again, from the previous step.
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = world_model.Recurrent(latent, model.encode_action(sequence.action[2]))
   members = jax.jit(model.members)(params, recurrent)
@@ -498,7 +498,7 @@ def test_moments_are_those_of_each_members_prior(model, params, sequence, infer)
   np.testing.assert_allclose(members[:, 2].mean(0), deterministic, rtol=1e-4, atol=1e-5)
 
 
-def test_a_number_between_two_levels_is_shared_between_them():
+def test_number_between_two_levels_is_two_hot():
   spec = specs.BoundedArray((2,), np.float32, 0, 1)
   tiny = config.DreamerConfig(
     latent='gaussian',
