@@ -1,12 +1,12 @@
-"""Kills and freezes the nodes of a run for minutes on end, and checks what was promised.
+"""Kills and freezes the nodes of a run for minutes, and checks its guarantees.
 
   python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--shards 1] [--seed 0] [--run DIR]
 
 A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
 drawn at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
-until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; how many
-updates each kill of the learner cost; whether replay came back with what its last checkpoint holds;
-what is left of processes and ports; how fast the memory of each node grew.
+until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; the
+updates lost by each kill of the learner; whether replay restarted with the content of its last
+checkpoint; left-over processes and ports; growth of the memory of each node.
 
 While replay, or a shard of it, is restarted after a kill, learner and actor are frozen, so that what
 it holds can be compared with its checkpoint before anything is added.
@@ -104,7 +104,7 @@ class Run:
         self.memory.setdefault((name, started), []).append(sample)
 
   def pid(self, node: str) -> int:
-    """Of a node that runs, 0 of one that does not."""
+    """PID of a node, 0 if it does not run."""
     rows = metrics.read(self.folder / 'metrics' / 'events.jsonl')
     mine = [row for row in rows if row['name'] == node]
     return mine[-1]['pid'] if mine and mine[-1]['kind'] == 'started' else 0
@@ -127,7 +127,7 @@ class Run:
     return (self.folder / 'address').read_text().splitlines()
 
   def sizes(self, shard: str) -> dict[str, int] | None:
-    """What a shard of replay holds, by stratum; None while it does not answer."""
+    """Sizes of the strata of a shard; None while it does not answer."""
     address = self._addresses()[self.replay.index(shard)]
     infos = connection.Connection(address, 'chaos', timeout_seconds=1e9).info(1.0)
     if infos is None:
@@ -136,7 +136,7 @@ class Run:
 
 
 class Chaos:
-  """What is done to a run, and what came of it.
+  """Injects faults into a run, and records their outcome.
 
   Attributes:
     events: a line for each: minute, node, what was done, outcome.
@@ -146,7 +146,7 @@ class Chaos:
   def __init__(self, run: Run, seed: int):
     self._run = run
     self._random = random.Random(seed)
-    self._frozen: dict[int, float] = {}  # pid to when it is woken
+    self._frozen: dict[int, float] = {}  # pid to the end of its freeze
     self._start = time.monotonic()
     self.events: list[list[str]] = []
     self.failures: list[str] = []
@@ -157,18 +157,18 @@ class Chaos:
 
   def strike(self) -> None:
     """Kills or freezes a node that runs and is not frozen."""
-    awake = [
+    running = [
       name for name in self._run.nodes if (pid := self._run.pid(name)) and pid not in self._frozen
     ]
-    if not awake:
-      self._note('-', 'nobody is awake', '')
+    if not running:
+      self._note('-', 'no node runs', '')
       return
-    name = self._random.choice(awake)
+    name = self._random.choice(running)
     if self._random.random() < 0.5:
       pid = self._run.pid(name)
       self._signal(pid, signal.SIGSTOP)
       self._frozen[pid] = time.monotonic() + FREEZE_SECONDS
-      self._note(name, f'frozen for {FREEZE_SECONDS:.0f} s', 'goes on')
+      self._note(name, f'frozen for {FREEZE_SECONDS:.0f} s', 'continues')
     elif name in self._run.replay:
       self._kill_replay(name)
     else:
@@ -187,11 +187,11 @@ class Chaos:
     for place, learners, step in list(self._pending):
       if len(resumed) > learners:
         self._pending.remove((place, learners, step))
-        # What was done since the last row is not known, and less than a row's worth.
+        # Updates since the last report are not known, and less than a period.
         began = resumed[learners - 1] if learners else 0
         lost = max(step, began) - resumed[learners]
         self.lost.append(lost)
-        self.events[place][-1] = f'went on at step {resumed[learners]:,}, {lost} updates lost'
+        self.events[place][-1] = f'resumed at step {resumed[learners]:,}, {lost} updates lost'
 
   def wake(self) -> None:
     """Wakes all who are frozen."""
@@ -230,7 +230,7 @@ class Chaos:
       deadline = time.monotonic() + 120.0
       while run.pid(shard) in (0, before) or (sizes := run.sizes(shard)) is None:
         if time.monotonic() > deadline:
-          self.failures.append(f'event {place + 1}: {shard} did not come back')
+          self.failures.append(f'event {place + 1}: {shard} did not restart')
           return
         time.sleep(0.2)
     finally:
@@ -238,10 +238,10 @@ class Chaos:
         if pid not in self._frozen:
           self._signal(pid, signal.SIGCONT)
     words = ', '.join(f'{name} {sizes[name]}' for name in sorted(sizes))
-    self.events[place][-1] = f'came back with {words}; its checkpoint has as many'
+    self.events[place][-1] = f'restarted with {words}; its checkpoint has as many'
     self.restored += 1
     if sizes != saved:
-      self.failures.append(f'event {place + 1}: came back with {sizes}, saved were {saved}')
+      self.failures.append(f'event {place + 1}: restarted with {sizes}, saved were {saved}')
       self.events[place][-1] = self.failures[-1]
 
   def _note(self, node: str, what: str, outcome: str) -> None:

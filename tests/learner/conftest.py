@@ -62,7 +62,7 @@ class Processes:
 
 @pytest.fixture
 def processes(tmp_path):
-  """Starts the two processes, on one folder; none is left behind."""
+  """Starts the two processes on one folder, and ends them with the test."""
   started = []
 
   def start(kind, num_updates, ending):

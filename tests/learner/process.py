@@ -1,6 +1,6 @@
 """One process of a learner, as a program: FOLDER COORDINATOR RANK SIZE KIND NUM_UPDATES ENDING.
 
-When so many updates are done the last process asks for the end ('stop'), or stops like a machine that
+After NUM_UPDATES the last process asks for the end ('stop'), or stops like a machine that
 is frozen, within an update that the others have begun ('freeze'); or no process has more to read
 ('starve'); or all are asked to stop while their first update compiles for ever ('compile').
 """
@@ -25,7 +25,7 @@ BATCH = 8
 
 
 class Mean(NamedTuple):
-  """The state of an update that costs nothing: the mean of all that was ever read."""
+  """The state of a trivial update: the mean of all batches."""
 
   params: jax.Array
   key: jax.Array
@@ -46,7 +46,7 @@ def mean_update(compiles=lambda: None):
 
 
 class Batches:
-  """A reader of the same batches in every run, of which a process gets its part."""
+  """A reader of the same batches in every run; a process gets its part of each."""
 
   def __init__(self, make, rank, size, count):
     self._make, self._count = make, count

@@ -1,4 +1,4 @@
-"""The update measured alone: what is counted, what is refused, and what is not imported."""
+"""The bench of the update: counted operations, refused input, and libraries left out."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import bench
 
 
-def test_matrix_products_are_counted_with_the_turns_of_their_loops():
+def test_matrix_products_are_counted_once_per_loop_iteration():
   def program(x, kernel, turns):
     x, _ = jax.lax.scan(lambda x, _: (x @ kernel, None), x, length=3)
     x = jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ kernel @ kernel), x)
@@ -24,7 +24,7 @@ def test_matrix_products_are_counted_with_the_turns_of_their_loops():
   assert bench.matmul_flops(jaxpr) == [3 * once + once, 2 * once]
 
 
-def test_a_convolution_is_counted_by_what_each_output_reads():
+def test_convolution_is_counted_by_the_inputs_of_each_output():
   image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((4, 4, 3, 6))
   program = lambda image, kernel: jax.lax.conv_general_dilated(
     image, kernel, (2, 2), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
@@ -33,7 +33,7 @@ def test_a_convolution_is_counted_by_what_each_output_reads():
   assert bench.matmul_flops(jaxpr) == [2 * (2 * 4 * 4 * 6) * (4 * 4 * 3)]
 
 
-def test_the_named_sizes_are_what_they_say():
+def test_named_sizes_have_their_documented_numbers():
   one = bench.Work.of_size('1m')
   assert (one.learner.batch_size, one.sequence_length, one.agent.horizon_max) == (16, 64, 15)
   assert one.agent.horizon_min == 15 and one.agent.starts_per_sequence is None
@@ -46,7 +46,7 @@ def test_the_named_sizes_are_what_they_say():
 
 
 @pytest.mark.usefixtures('little_optimization')
-def test_an_update_and_its_phases_are_measured():
+def test_bench_measures_an_update_and_its_phases():
   laptop = bench.Work.of_size('laptop').changed(batch=2, length=4, horizon=3)
   tiny = dataclasses.replace(
     laptop.agent, deterministic_size=8, hidden_size=8, stochastic_size=2, classes=2, horizon_min=1
@@ -89,7 +89,7 @@ def test_bad_input_is_named(capsys, arguments, words):
   assert words in message and message.count('\n') == 1
 
 
-def test_neither_worlds_nor_replay_are_needed():
+def test_bench_imports_neither_environments_nor_replay():
   program = (
     'import json, sys; import hephaestus.learner.bench; print(json.dumps(sorted(sys.modules)))'
   )

@@ -1,4 +1,4 @@
-"""Checkpoints: what was saved comes back, and what is broken is set aside for the one before."""
+"""Checkpoints: they are restored as saved, and broken ones give way to the one before."""
 
 import gc
 import sys
@@ -43,11 +43,11 @@ def files_of(folder, step):
   )
 
 
-def test_an_empty_folder_holds_nothing(tmp_path):
+def test_restore_from_an_empty_folder_returns_none(tmp_path):
   assert checkpoint.Checkpointer(tmp_path).restore(like()) is None
 
 
-def test_the_newest_comes_back_with_its_key(tmp_path):
+def test_newest_checkpoint_is_restored_with_its_key(tmp_path):
   save(tmp_path, 3, 8)
   restored = checkpoint.Checkpointer(tmp_path).restore(like())
   assert restored.step == 8
@@ -55,7 +55,7 @@ def test_the_newest_comes_back_with_its_key(tmp_path):
   jax.random.bits(restored.state['key'])
 
 
-def test_one_of_an_older_version_comes_back_too(tmp_path):
+def test_checkpoint_of_an_older_version_is_restored(tmp_path):
   arrays = checkpoint._to_arrays(make_state(5))
   manager = ocp.CheckpointManager(tmp_path, item_names=('state', 'digest'))
   digest = ocp.args.JsonSave({'sha256': checkpoint._digest(arrays)})
@@ -64,7 +64,7 @@ def test_one_of_an_older_version_comes_back_too(tmp_path):
   assert_equal(checkpoint.Checkpointer(tmp_path).restore(like()).state, make_state(5))
 
 
-def test_saving_keeps_no_memory(tmp_path):
+def test_saving_leaks_no_memory(tmp_path):
   state = {f'layer {index}': np.zeros(2, np.float32) for index in range(500)}
   saver = checkpoint.Checkpointer(tmp_path)
   blocks = []
@@ -77,13 +77,13 @@ def test_saving_keeps_no_memory(tmp_path):
   assert blocks[-1] - blocks[2] < 500  # a block for each array and save would be three times that
 
 
-def test_few_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
   save(tmp_path, *range(1, 8))
   kept = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
   assert kept == [5, 6, 7]
 
 
-def test_a_save_without_room_is_said_and_leaves_the_one_before(tmp_path, no_room, caplog):
+def test_save_on_a_full_disk_is_logged_and_keeps_the_one_before(tmp_path, no_room, caplog):
   large = lambda step: {'noise': np.random.default_rng(step).normal(size=200_000)}
   saver = checkpoint.Checkpointer(tmp_path)
   saver.save(1, large(1))
@@ -107,7 +107,7 @@ def test_a_save_without_room_is_said_and_leaves_the_one_before(tmp_path, no_room
 
 
 @pytest.mark.parametrize('damage', ['truncate', 'flip', 'remove'])
-def test_a_broken_one_gives_way_to_the_one_before(tmp_path, damage, caplog):
+def test_broken_checkpoint_falls_back_to_the_one_before(tmp_path, damage, caplog):
   folder = tmp_path / 'checkpoints'
   save(folder, 3, 8)
   for path in files_of(folder, 8):
@@ -128,7 +128,7 @@ def test_a_broken_one_gives_way_to_the_one_before(tmp_path, damage, caplog):
   assert checkpoint.Checkpointer(folder).restore(like()).step == 9
 
 
-def test_a_save_that_was_cut_off_is_no_checkpoint(tmp_path):
+def test_incomplete_save_is_no_checkpoint(tmp_path):
   save(tmp_path, 3)
   unfinished = tmp_path / '8.orbax-checkpoint-tmp'
   unfinished.mkdir()
@@ -136,14 +136,14 @@ def test_a_save_that_was_cut_off_is_no_checkpoint(tmp_path):
   assert checkpoint.Checkpointer(tmp_path).restore(like()).step == 3
 
 
-def test_another_configuration_is_refused_by_name(tmp_path):
+def test_checkpoint_of_another_configuration_is_refused_by_name(tmp_path):
   save(tmp_path, 3)
   other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((5, 3))}})
   with pytest.raises(ValueError, match=r'kernel.*should be \(5, 3\) and is \(4, 3\)'):
     checkpoint.Checkpointer(tmp_path).restore(other)
 
 
-def test_reading_beside_a_run_changes_nothing(tmp_path):
+def test_reading_a_running_run_changes_nothing(tmp_path):
   save(tmp_path, 3, 8)
   for path in files_of(tmp_path, 8):
     path.write_bytes(b'')

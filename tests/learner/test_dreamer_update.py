@@ -1,4 +1,4 @@
-"""One update: every part learns, devices agree, nothing depends on how many they are."""
+"""One update: every part learns, and the result does not depend on the number of devices."""
 
 import dataclasses
 
@@ -105,7 +105,7 @@ def eight_devices(dreamer):
   return Trainer(dreamer, 8)
 
 
-def test_every_module_is_moved_by_one_update(dreamer, one_device):
+def test_one_update_changes_every_module(dreamer, one_device):
   before = one_device.begin().arrays()
   metrics = one_device.step(make_batch(dreamer))
   after = one_device.arrays()
@@ -156,14 +156,14 @@ def test_two_processes_of_four_devices_take_the_steps_of_one_of_eight(
   assert both.end(0, seconds=30) != 0
 
 
-def test_tiny_data_is_learned(dreamer, one_device):
+def test_update_fits_a_tiny_batch(dreamer, one_device):
   one_device.begin()
   batch = make_batch(dreamer)
   losses = [one_device.step(batch) for _ in range(300)]
   for name in ('reward', 'continue', 'reconstruction', 'loss'):
     first, last = (losses[i][f'world_model/{name}'] for i in (0, -1))
     assert last < 0.8 * first, name
-  # What pays is known then; before, next to nothing of it.
+  # Rewards are predicted after training, and hardly before.
   assert losses[0]['world_model/reward_correlation'] < 0.3
   assert losses[-1]['world_model/reward_correlation'] > 0.5
 
@@ -179,7 +179,7 @@ def test_tiny_data_is_learned(dreamer, one_device):
   ids=['as numpy has it', 'of any size', 'nothing is known', 'there is nothing to know'],
 )
 @pytest.mark.parametrize('num_devices', [1, 2])
-def test_correlation_is_that_of_the_rows_that_count(expected, real, correlation, num_devices):
+def test_correlation_is_over_the_steps_that_count(expected, real, correlation, num_devices):
   rows = [np.float32(x).reshape(num_devices, -1) for x in (expected, real)]
   counts = np.array([True, True, True, False]).reshape(num_devices, -1)
   found = jax.pmap(
@@ -189,7 +189,7 @@ def test_correlation_is_that_of_the_rows_that_count(expected, real, correlation,
 
 
 def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one_device):
-  """And the metrics say how often it is positive."""
+  """And the metrics report how often it is positive."""
 
   def step(bias):
     output = one_device.begin().state.params['world_model']['prior']['Dense_1']
@@ -205,7 +205,7 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
   assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
 
 
-def test_what_is_dreamt_behind_the_end_of_an_episode_scales_no_advantages(dreamer, one_device):
+def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_device):
   one_device.begin()
   batch = make_batch(dreamer)
   one_device.step(batch)
@@ -214,10 +214,8 @@ def test_what_is_dreamt_behind_the_end_of_an_episode_scales_no_advantages(dreame
   assert spread > 0 and one_device.arrays().spread.value == spread
 
 
-def test_the_spread_of_returns_is_a_float32_average_corrected_for_its_beginning(
-  dreamer, one_device
-):
-  """After one update that saw returns 5 apart, another one counts for half, and is not rounded."""
+def test_spread_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
+  """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
   seen = one_device.arrays().spread.value / rate
@@ -230,14 +228,14 @@ def test_the_spread_of_returns_is_a_float32_average_corrected_for_its_beginning(
   assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
 
 
-def test_many_updates_are_one_trace(dreamer, one_device):
+def test_updates_are_traced_once(dreamer, one_device):
   one_device.begin()
   for seed in range(3):
     one_device.step(make_batch(dreamer, seed))
   assert one_device.traces == 1
 
 
-def test_every_update_has_a_key_of_its_own(dreamer, one_device):
+def test_each_update_has_its_own_key(dreamer, one_device):
   one_device.begin()
   keys = []
   for _ in range(3):
@@ -247,7 +245,7 @@ def test_every_update_has_a_key_of_its_own(dreamer, one_device):
 
 
 class Dreamt:
-  """The update of one device that learns from nothing but dreams, and counts what they compute."""
+  """The update of one device that learns from imagination alone, and counts computed steps."""
 
   def __init__(self):
     rows, chunks = [], []
@@ -277,8 +275,7 @@ class Dreamt:
     self._counts = rows, chunks
 
   def step(self, seed=0):
-    """The metrics, whether each module of the policy and its optimizer moved, rows and chunks of rows
-    computed."""
+    """Metrics; whether each module of the policy and its optimizer changed; computed steps and chunks."""
     for count in self._counts:
       count.clear()
 
@@ -298,19 +295,19 @@ class Dreamt:
 
 @pytest.fixture(scope='module')
 def dreamt():
-  """Four updates: the actor sleeps for two of them and is bored all the while."""
+  """Four updates: two of warm-up, and maximal boredom in all of them."""
   made = Dreamt()
   return made, [made.step(seed) for seed in range(4)]
 
 
-def test_boredom_shortens_the_dream_without_a_second_trace(dreamt):
+def test_boredom_shortens_imagination_without_a_second_trace(dreamt):
   made, steps = dreamt
   assert [metrics['dream/horizon'] for metrics, *_ in steps] == [0, 0, 2, 2]
   assert made.trainer.traces == 1
 
 
-def test_a_dream_alone_teaches_salience_actor_and_critic(dreamt):
-  """Their gradient comes from what the dream stored: neither entropy nor replayed rows help."""
+def test_imagination_alone_trains_salience_actor_and_critic(dreamt):
+  """Their gradient comes from stored imagined steps, without entropy and replayed steps."""
   _, steps = dreamt
   everyone = lambda moves: dict.fromkeys(('salience', 'actor', 'critic', 'optimizer'), moves)
   assert [moved for _, moved, *_ in steps] == [
@@ -318,17 +315,17 @@ def test_a_dream_alone_teaches_salience_actor_and_critic(dreamt):
   ]
 
 
-def test_an_update_computes_as_much_as_its_horizon_says(dreamt):
-  """A short dream is cheap in all its parts, and not a long one of which most is masked."""
+def test_update_computes_only_the_steps_of_its_horizon(dreamt):
+  """A short horizon saves computation in all parts, rather than masking it."""
   made, steps = dreamt
   assert [counts for _, _, *counts in steps] == [[0, 0], [0, 0], [2, 1], [2, 1]]
   made.trainer.begin()
   made.trainer.state = made.trainer.state._replace(step=made.trainer.state.step + 2)
-  metrics, _, *counts = made.step()  # awake, and not yet as bored
+  metrics, _, *counts = made.step()  # after warm-up, and less bored
   assert metrics['dream/horizon'] == 3 and counts == [3, 2]
 
 
-def test_no_typed_key_is_returned_which_pmap_would_dispatch_in_python(dreamer):
+def test_update_returns_no_typed_key(dreamer):
   made = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(made.init, jax.random.key(0))
   is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)

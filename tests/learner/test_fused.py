@@ -1,4 +1,4 @@
-"""The fused run: one program whatever its trip count, a run that goes on bitwise, and its advice."""
+"""The fused run: one program for any number of updates, and a run that resumes bitwise."""
 
 import dataclasses
 import json
@@ -85,7 +85,7 @@ def assert_equal(one, other):
   jax.tree.map(np.testing.assert_array_equal, plain(one), plain(other))
 
 
-def test_many_updates_in_a_call_are_as_many_calls(program):
+def test_one_call_of_n_updates_equals_n_calls(program):
   together, sums = program.iterate(begin(program), 3)
   apart, total = begin(program), None
   for _ in range(3):
@@ -99,7 +99,7 @@ def test_many_updates_in_a_call_are_as_many_calls(program):
   assert sums['episode_length'][0] == 3 * sums['episodes'][0]
 
 
-def test_the_program_is_traced_when_it_is_compiled_and_never_again():
+def test_program_is_traced_at_compilation_only():
   traces = []
   made = make_fused(on_trace=lambda: traces.append(1))
   before, state = len(traces), begin(made)
@@ -110,7 +110,7 @@ def test_the_program_is_traced_when_it_is_compiled_and_never_again():
     made.iterate(jax.tree.map(lambda x: x[:, :1] if x.ndim > 1 else x, state), 1)
 
 
-def test_eight_devices_share_the_worlds_and_stay_equal(on_eight_devices):
+def test_eight_devices_split_environments_and_keep_replicas_equal(on_eight_devices):
   made = on_eight_devices
   state, sums = made.iterate(begin(made), 3)
   arrays = plain(state)
@@ -123,7 +123,7 @@ def test_eight_devices_share_the_worlds_and_stay_equal(on_eight_devices):
   assert len(set(balls)) > 1
 
 
-def test_memory_is_known_by_shapes_and_shared_by_devices(program, on_eight_devices):
+def test_memory_is_estimated_from_shapes_and_split_over_devices(program, on_eight_devices):
   whole, share = program.memory(), on_eight_devices.memory()
   state = jax.eval_shape(program.init, jax.random.key(0))
   assert whole.state == ppo_update.num_bytes((state.train, state.worlds))
@@ -132,7 +132,7 @@ def test_memory_is_known_by_shapes_and_shared_by_devices(program, on_eight_devic
   assert whole.batch == pytest.approx(8 * share.batch, rel=0.2)
 
 
-def test_a_state_that_was_gathered_can_be_placed_on_other_devices(program, on_eight_devices):
+def test_gathered_state_can_be_placed_on_other_devices(program, on_eight_devices):
   state, _ = program.iterate(begin(program), 1)
   gathered = program.gather(state)
   elsewhere = on_eight_devices.place(gathered)
@@ -140,7 +140,7 @@ def test_a_state_that_was_gathered_can_be_placed_on_other_devices(program, on_ei
 
 
 class Folder:
-  """Runs that come and go on one folder."""
+  """Successive runs on one folder."""
 
   def __init__(
     self, path, made, *, max_environment_steps, max_seconds=None, reset_moments=False, **changes
@@ -180,7 +180,7 @@ class Folder:
     return checkpoint.Checkpointer(self.path / 'checkpoints', read_only=True).restore(made.shapes())
 
 
-def test_a_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
+def test_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
   folder = Folder(tmp_path, program, max_environment_steps=5 * NUM_WORLDS * NUM_STEPS - 3)
   assert folder.run.run()
   rows = folder.rows()
@@ -193,7 +193,7 @@ def test_a_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
   assert folder.saved(program).step == 5
 
 
-def test_a_run_that_was_stopped_goes_on_bitwise(program, tmp_path):
+def test_stopped_run_resumes_bitwise(program, tmp_path):
   steps = 6 * NUM_WORLDS * NUM_STEPS
   whole = Folder(tmp_path / 'whole', program, max_environment_steps=steps)
   assert whole.run.run()
@@ -214,7 +214,7 @@ def test_a_run_that_was_stopped_goes_on_bitwise(program, tmp_path):
   assert numbers(whole.rows())[6] == pytest.approx(numbers(second.rows())[6], rel=1e-5)
 
 
-def test_a_run_goes_on_with_another_number_of_worlds(program, tmp_path):
+def test_run_resumes_with_another_number_of_environments(program, tmp_path):
   steps = NUM_WORLDS * NUM_STEPS
   first = Folder(tmp_path, program, max_environment_steps=3 * steps)
   assert first.run.run()
@@ -248,13 +248,13 @@ def test_a_run_goes_on_with_another_number_of_worlds(program, tmp_path):
   ('changes', 'saved'),
   [({}, [5]), ({'checkpoint_updates': 2}, [2, 4, 5]), ({'checkpoint_updates': 3}, [3, 5])],
 )
-def test_a_run_is_saved_after_so_many_updates_and_at_its_end(program, tmp_path, changes, saved):
+def test_run_is_saved_every_n_updates_and_at_its_end(program, tmp_path, changes, saved):
   folder = Folder(tmp_path, program, max_environment_steps=5 * NUM_WORLDS * NUM_STEPS, **changes)
   assert folder.run.run()
   assert sorted(int(path.name) for path in (tmp_path / 'checkpoints').iterdir()) == saved
 
 
-def test_a_run_is_saved_when_it_is_time(program, tmp_path):
+def test_run_is_saved_by_period(program, tmp_path):
   folder = Folder(
     tmp_path, program, max_environment_steps=5 * NUM_WORLDS * NUM_STEPS, checkpoint_period=1e-9
   )
@@ -262,14 +262,14 @@ def test_a_run_is_saved_when_it_is_time(program, tmp_path):
   assert len(list((tmp_path / 'checkpoints').iterdir())) == 3  # one a call, and few are kept
 
 
-def test_a_run_ends_in_time(program, tmp_path):
+def test_run_ends_at_its_time_limit(program, tmp_path):
   folder = Folder(tmp_path, program, max_environment_steps=10**12, max_seconds=1e-6)
   assert folder.run.run()
   assert folder.seen[-1][2]
 
 
 class Puzzle(environment.Environment):
-  """Three steps with a number shown at the first or at each, and to be answered at the third."""
+  """Three steps that show a number at the first or at each, and reward it as the third action."""
 
   def __init__(self, *, shown_once, continuous):
     self.shown_once = shown_once
@@ -301,7 +301,7 @@ class Puzzle(environment.Environment):
 
 
 class Picture(Puzzle):
-  """The same, its number shown as a picture of one colour."""
+  """Puzzle with its number as an image of one colour."""
 
   observation_spec = specs.BoundedArray((8, 9, 1), np.uint8, 0, 255)
 
@@ -317,7 +317,7 @@ class Picture(Puzzle):
     return state, timestep._replace(observation=jnp.broadcast_to(colour, shape))
 
 
-def test_an_update_moves_every_kernel_of_a_cnn_and_its_memory_is_counted():
+def test_update_changes_every_kernel_of_a_cnn_and_memory_counts_it():
   world = Picture(shown_once=False, continuous=False)
   made = make_fused(world=world, image_channels=4)
   state = begin(made)
@@ -343,7 +343,7 @@ def test_an_update_moves_every_kernel_of_a_cnn_and_its_memory_is_counted():
   ],
   ids=['catch', 'continuous', 'memory'],
 )
-def test_small_worlds_are_learned(world, changes, before, after):
+def test_small_environments_are_learned(world, changes, before, after):
   world = environments.make('catch', **world) if 'rows' in world else Puzzle(**world)
   made = make_fused(num_envs=32, world=world, gamma=0.9, **changes)
   state, first = made.iterate(begin(made), 3)

@@ -36,7 +36,7 @@ LEARNER = learner_config.LearnerConfig(batch_size=BATCH, publish_period=2, log_p
 
 
 class Parts:
-  """Environment, agent and programs, which every run has alike: they are traced and compiled once."""
+  """Environment, agent and programs of all runs, traced and compiled once."""
 
   def __init__(self):
     environment = environments.make('catch', rows=4, columns=3)
@@ -67,7 +67,7 @@ def parts(little_optimization):
 
 
 class Run:
-  """Replay, one actor in a thread, and learners that come and go, on one folder."""
+  """Replay, one actor in a thread, and successive learners on one folder."""
 
   def __init__(self, folder: pathlib.Path, parts: Parts):
     self.folder = folder
@@ -168,7 +168,7 @@ def plain(state):
 
 
 def train(run, num_updates):
-  """A learner that was asked to stop once it had done so many updates of its own."""
+  """A learner that is asked to stop after so many updates of its own."""
   node = None
   start = None
 
@@ -215,7 +215,7 @@ def test_loop_killed_between_checkpoints_repeats_no_step_in_its_metrics(tmp_path
   run = Run(tmp_path, parts)
   end_actor = run.act()
   first, _ = train(run, num_updates=8)
-  # What a killed learner leaves: rows behind its last checkpoint, the last one cut off.
+  # Rows of a killed learner after its last checkpoint, the last one incomplete.
   with (tmp_path / 'metrics' / 'learner.jsonl').open('a') as file:
     for step in (10, 15, 20):
       file.write(json.dumps({'time': 0.0, 'learner_step': step}) + '\n')
@@ -243,7 +243,7 @@ def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts)
   assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',
           'rejected_sequences', 'world_model/loss', 'intrinsic/boredom',
           'dream/horizon'} <= set(rows[-1])  # fmt: skip
-  # Actors took up what was learned while it was learned.
+  # Actors fetched new parameters during training.
   versions = [row['parameter_version'] for row in rows_of(tmp_path, 'actor-0')]
   assert versions == sorted(versions) and len(set(versions)) > 1
   run.stop_server()

@@ -1,4 +1,4 @@
-"""Noise that cannot be learned does not draw the agent in: novelty is not prediction error."""
+"""Novelty is not prediction error: noise that cannot be learned does not attract the agent."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def places(sequence):
 
 
 class Run:
-  """Actor, replay and learner of one agent in one environment, in turns."""
+  """Actor, replay and learner of one agent, alternating in one process."""
 
   def __init__(self, world, config, seed):
     self.dreamer = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
@@ -92,7 +92,7 @@ class Run:
 
 
 def walk_by_chance(dreamer, world, seed):
-  """[B, T, ...] short walks that begin in every cell, the agent being placed there."""
+  """[B, T, ...] short random walks that begin in every cell."""
   unroll = rollout.make_unroll(world, dreamer.agent, num_envs=1024, sequence_length=NUM_ROWS)
   key = jax.random.key(seed)
   acting = dreamer.agent.acting_params(dreamer.agent.init_params(key))
@@ -103,9 +103,9 @@ def walk_by_chance(dreamer, world, seed):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_noise_is_as_familiar_as_what_is_known_and_unvisited_rooms_are_not(seed):
-  """Novelty of transitions, between true observations, by the region in which they take place."""
-  config = dataclasses.replace(AGENT, warm_up_updates=10**9)  # it walks by chance
+def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(seed):
+  """Novelty of transitions between true observations, by region."""
+  config = dataclasses.replace(AGENT, warm_up_updates=10**9)  # a random policy
   run = Run(SHUT, config, seed)
   run.learn(800)
   assert max(places(sequence).max() for sequence in run.memory) == SHUT.open_cells - 1
@@ -141,11 +141,11 @@ def test_noise_is_as_familiar_as_what_is_known_and_unvisited_rooms_are_not(seed)
 @pytest.mark.parametrize(
   ('novelty', 'num_updates'), [('information_gain', 4800), ('prediction_error', 1200)]
 )
-def test_only_an_agent_rewarded_by_prediction_error_stays_at_the_noise(novelty, num_updates, seed):
-  """Who is drawn in is so at once; who is not has yet to learn, at the noise, that it is noise.
+def test_only_prediction_error_keeps_the_agent_at_the_noise(novelty, num_updates, seed):
+  """Prediction error attracts the agent at once; an ensemble must first learn that it is noise.
 
-  Its members go on disagreeing there a little more than elsewhere, and with nothing else to gain it
-  comes back at times: the last third is long enough to hold both.
+  Its members keep disagreeing there a little more than elsewhere, and without other rewards the agent
+  returns at times: the last third is long enough for both.
   """
   run = Run(OPEN, dataclasses.replace(AGENT, novelty=novelty), seed)
   run.learn(num_updates)

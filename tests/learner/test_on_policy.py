@@ -29,7 +29,7 @@ LEARNER = learner_config.PPOLearnerConfig(
 
 
 class Run:
-  """A queue, into which the test writes what parameters of any version did; and learners."""
+  """A queue, into which the test writes sequences of any version; and learners."""
 
   def __init__(self, folder):
     environment = environments.make('catch', rows=4, columns=3)

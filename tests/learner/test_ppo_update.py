@@ -1,4 +1,4 @@
-"""PPO's update: every part learns, devices agree, and minibatches follow the number of environments."""
+"""PPO's update: every part learns, devices agree, minibatches follow the environments."""
 
 import dm_env
 import hypothesis
@@ -29,7 +29,7 @@ def make_ppo(**changes):
 
 
 def make_batch(ppo, seed=0, batch=BATCH):
-  """[B, T, ...]: some episodes end at row 3."""
+  """[B, T, ...]: some episodes end at step 3."""
   random = np.random.default_rng(seed)
   shape = (batch, NUM_STEPS + 1)
   step_type = np.full(shape, dm_env.StepType.MID, np.int32)
@@ -113,7 +113,7 @@ def one_device(ppo):
   return Trainer(ppo)
 
 
-def test_every_module_is_moved_by_one_update(ppo, one_device):
+def test_one_update_changes_every_module(ppo, one_device):
   before = one_device.begin().arrays()
   metrics = one_device.step(make_batch(ppo))
   after = one_device.arrays()
@@ -141,14 +141,14 @@ def test_eight_devices_take_the_step_of_one(memory):
     jax.tree.map(np.testing.assert_array_equal, eight, trainers[1].arrays(device))
 
 
-def test_many_updates_are_one_trace(ppo, one_device):
+def test_updates_are_traced_once(ppo, one_device):
   one_device.begin()
   for seed in range(3):
     one_device.step(make_batch(ppo, seed))
   assert one_device.traces == 1
 
 
-def test_every_update_has_a_key_of_its_own(ppo, one_device):
+def test_each_update_has_its_own_key(ppo, one_device):
   one_device.begin()
   keys = []
   for _ in range(3):
@@ -168,7 +168,7 @@ def test_no_key_is_used_twice(memory):
     jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), replica, batch)
 
 
-def test_the_better_action_becomes_likelier(ppo):
+def test_update_raises_the_probability_of_the_better_action(ppo):
   trainer = Trainer(ppo, learning_rate=3e-3)
   batch = make_batch(ppo)
   action = np.random.default_rng(1).integers(0, 3, batch.action.shape).astype(np.int32)
@@ -205,7 +205,7 @@ def test_the_better_action_becomes_likelier(ppo):
   assert likelihood()[2] > 0.6
 
 
-def test_the_rate_falls_to_zero_over_the_run(ppo):
+def test_learning_rate_anneals_to_zero_over_the_run(ppo):
   end = 4 * BATCH * NUM_STEPS
   trainer = Trainer(ppo, max_environment_steps=end)
   rates = [trainer.step(make_batch(ppo, seed))['ppo/learning_rate'] for seed in range(6)]
@@ -235,7 +235,7 @@ def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_the_mean():
   assert explained([3.0, 2, 1, 0]) == pytest.approx(1 - 4)
 
 
-# How many minibatches and epochs.
+# Numbers of minibatches and epochs.
 
 AUTO = learner_config.PPOLearnerConfig()
 
@@ -253,11 +253,11 @@ AUTO = learner_config.PPOLearnerConfig()
     (65536, 16, (128, 2, 1.5625e-5)),
   ],
 )
-def test_minibatches_and_epochs_follow_the_number_of_worlds(num_envs, num_steps, expected):
+def test_auto_scale_follows_the_number_of_environments(num_envs, num_steps, expected):
   assert ppo_update.auto_scale(AUTO, num_envs=num_envs, num_steps=num_steps) == expected
 
 
-def test_numbers_set_by_hand_are_kept_and_the_rate_follows_them():
+def test_auto_scale_keeps_set_numbers_and_scales_the_rate():
   scale = lambda **changes: ppo_update.auto_scale(
     learner_config.PPOLearnerConfig(**changes), num_envs=2048, num_steps=128
   )
@@ -272,7 +272,7 @@ def test_numbers_set_by_hand_are_kept_and_the_rate_follows_them():
   local=st.integers(1, 300), num_steps=st.integers(1, 200), num_devices=st.sampled_from([1, 2, 8]),
   recurrent=st.booleans(),
 )  # fmt: skip
-def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent):
+def test_auto_scale_chooses_numbers_that_divide(local, num_steps, num_devices, recurrent):
   scale = ppo_update.auto_scale(
     AUTO, num_envs=local * num_devices, num_steps=num_steps, num_devices=num_devices,
     recurrent=recurrent,
@@ -303,21 +303,21 @@ def test_what_is_chosen_always_divides(local, num_steps, num_devices, recurrent)
     ({'num_minibatches': 32}, {'recurrent': True}, r'learner.num_minibatches=32.*16 would'),
   ],
 )
-def test_what_does_not_divide_is_refused_by_name(changes, options, words):
+def test_numbers_that_do_not_divide_are_refused_by_name(changes, options, words):
   config = learner_config.PPOLearnerConfig(**changes)
   with pytest.raises(ValueError, match=words):
     ppo_update.auto_scale(config, num_envs=16, num_steps=6, **options)
 
 
 @pytest.mark.parametrize('name', ['num_minibatches', 'learning_rate', 'max_gradient', 'log_period'])
-def test_a_number_that_cannot_work_is_refused_by_name(name):
+def test_impossible_number_is_refused_by_name(name):
   with pytest.raises(ValueError, match=f'learner.{name}=0: must be positive'):
     learner_config.PPOLearnerConfig(**{name: 0})
 
 
 @pytest.mark.parametrize(('memory', 'minibatches'), [(0, 2), (0, 4), (0, 12), (4, 4)])
-def test_each_epoch_reads_every_row_once(memory, minibatches):
-  """Steps carry their number as their value; the loss is replaced by one that shows what it read."""
+def test_each_epoch_reads_every_step_once(memory, minibatches):
+  """Steps carry their number as their value; the loss is replaced by one that returns it."""
   ppo = make_ppo(recurrent_size=memory)
   read = []
 

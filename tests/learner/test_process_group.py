@@ -1,4 +1,4 @@
-"""Processes that learn as one stop as one, go on from what was saved, and notice who is stuck."""
+"""Processes of one learner stop together, resume from a checkpoint, and notice a stuck one."""
 
 import signal
 
@@ -12,7 +12,7 @@ BOUND = 30  # seconds in which the others end once a process is dead or stuck
 
 
 @pytest.mark.timeout(500)
-def test_processes_stop_as_one_and_go_on_and_notice_who_is_stuck(processes):
+def test_processes_stop_together_resume_and_notice_a_stuck_one(processes):
   first = processes('mean', 7, 'stop')
   assert first.end(1) == 0, first.words(0, 1)
   # It was not asked to stop itself, so that its supervisor starts it again.
@@ -35,7 +35,7 @@ def test_processes_stop_as_one_and_go_on_and_notice_who_is_stuck(processes):
   assert second.end(1, BOUND) != 0
 
 
-def test_who_is_asked_to_stop_while_it_compiles_has_replay_saved_and_ends(processes):
+def test_process_stopped_while_compiling_saves_replay_and_exits(processes):
   run = processes('mean', 1, 'compile')
   assert [run.end(rank) for rank in (0, 1)] == [0, 0], run.words(0, 1)
   assert [run.words(rank).count('replay is saved') for rank in (0, 1)] == [1, 0]
@@ -56,6 +56,6 @@ NCCL = 'INTERNAL: NCCL operation ncclGroupEnd() failed: {}. Last NCCL warning(er
     ('RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes', False),
   ],
 )
-def test_an_error_says_whether_it_is_about_another_process(text, expected):
+def test_errors_about_other_processes_are_recognised(text, expected):
   assert process_group.is_of_peers(jax.errors.JaxRuntimeError(text)) == expected
   assert not process_group.is_of_peers(ValueError(text))

@@ -1,4 +1,4 @@
-"""Traces of some updates: what took the time, by hand; and on a full disk the node goes on."""
+"""Traces of updates: sums by hand, restarts, and a full disk."""
 
 import json
 
@@ -16,7 +16,7 @@ def event(name, begin, duration, *, operation=True, pid=HOST, tid=1):
   return {'ph': 'X', 'name': name, 'pid': pid, 'tid': tid, 'ts': begin, 'dur': duration} | arguments
 
 
-def test_nothing_is_counted_twice_and_what_is_left_is_idle():
+def test_nested_operations_count_once_and_gaps_are_idle():
   made = profile.summarise(
     [
       event(profile.PROFILED, 1000.0, 1000.0, operation=False),
@@ -45,7 +45,7 @@ def test_nothing_is_counted_twice_and_what_is_left_is_idle():
   assert [each.name for each in made.operations] == ['dot', 'while', 'fusion']
 
 
-def test_of_an_accelerator_the_host_and_the_streams_are_not_counted_as_well():
+def test_only_the_operations_line_of_an_accelerator_counts():
   name = lambda pid, text: {'ph': 'M', 'name': 'process_name', 'pid': pid, 'args': {'name': text}}
   line = {'ph': 'M', 'name': 'thread_name', 'pid': GPU, 'tid': 9, 'args': {'name': 'XLA Ops'}}
   events = [
@@ -62,7 +62,7 @@ def test_of_an_accelerator_the_host_and_the_streams_are_not_counted_as_well():
   assert both.operations == of_stream.operations
 
 
-def test_a_trace_that_was_cut_says_so_and_counts_what_there_is(monkeypatch):
+def test_trace_with_dropped_events_is_reported_incomplete(monkeypatch):
   monkeypatch.setattr(profile, '_MOST_EVENTS', 3)
   made = profile.summarise(
     [
@@ -78,7 +78,7 @@ def test_a_trace_that_was_cut_says_so_and_counts_what_there_is(monkeypatch):
 
 @pytest.fixture
 def work():
-  """Something compiled, which a node does at every step."""
+  """A compiled program, run at every step."""
 
   @jax.jit
   def product(x):
@@ -95,7 +95,7 @@ def go(profiler, work, steps):
   profiler.close(steps[-1] + 1)
 
 
-def test_a_span_is_traced_once_and_reported(tmp_path, work):
+def test_span_is_traced_once_and_reported(tmp_path, work):
   span = profile.Span(3, 5)
   folder = span.folder(tmp_path)
   go(profile.Profiler(span, folder / 'learner'), work, range(8))
@@ -114,7 +114,7 @@ def test_a_span_is_traced_once_and_reported(tmp_path, work):
   assert (folder / 'learner' / 'done.json').stat().st_mtime_ns == before
 
 
-def test_a_learner_that_goes_on_in_the_midst_of_the_span_traces_the_rest(tmp_path, work):
+def test_learner_resumed_within_the_span_traces_the_rest(tmp_path, work):
   span = profile.Span(3, 9)
   profiler = profile.Profiler(span, tmp_path)
   assert [profiler.next(step) for step in (0, 3, 9)] == [3, 4, None]
@@ -123,7 +123,7 @@ def test_a_learner_that_goes_on_in_the_midst_of_the_span_traces_the_rest(tmp_pat
   assert profiler.next(7) is None
 
 
-def test_on_a_full_disk_the_node_goes_on_without(tmp_path, work, no_room):
+def test_full_disk_drops_the_trace_and_not_the_node(tmp_path, work, no_room):
   span = profile.Span(1, 2)
   with no_room(100):
     go(profile.Profiler(span, span.folder(tmp_path) / 'learner'), work, range(4))
@@ -131,7 +131,7 @@ def test_on_a_full_disk_the_node_goes_on_without(tmp_path, work, no_room):
   assert 'none, the run did not get there' in profile.report(span, tmp_path)
 
 
-def test_a_trace_that_was_cut_off_is_said(tmp_path):
+def test_incomplete_trace_file_is_reported(tmp_path):
   span = profile.Span(1, 2)
   place = span.folder(tmp_path) / 'learner' / 'plugins' / 'profile' / 'now'
   place.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_a_trace_that_was_cut_off_is_said(tmp_path):
     ('0:1000', '--profile 0:1000: at most 100 updates, as in 0:10'),
   ],
 )
-def test_what_is_no_span_is_named(text, words):
+def test_invalid_span_is_refused_by_name(text, words):
   with pytest.raises(ValueError) as refused:
     profile.parse(text)
   assert words in str(refused.value)

@@ -1,4 +1,4 @@
-"""What devices exchange for an update: the gradients and little more, however many they are."""
+"""Bytes between devices in an update: gradients and little more, for any number of devices."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_devices_exchange_their_gradients_and_metrics(work, programs):
   assert programs[2].gathered == 4 * starts  # returns, whose percentiles are those of all
 
 
-def test_what_each_gives_does_not_grow_with_devices(programs):
+def test_bytes_per_device_do_not_grow_with_devices(programs):
   assert programs[2].reduced == programs[4].reduced
   assert programs[2].gathered == programs[4].gathered
   assert programs[4].instructions < 1.1 * programs[2].instructions
@@ -53,7 +53,7 @@ def test_collectives_are_read_in_the_text_of_a_program():
   )
 
 
-def test_a_ring_is_predicted_from_the_rate_of_a_link():
+def test_ring_time_is_predicted_from_the_link_rate():
   program = scaling.Program(reduced=50_000_000, gathered=0, instructions=0)
   assert scaling.predicted_exchange(program, 2) == pytest.approx(1e-3)
   assert scaling.predicted_exchange(program, 4) == pytest.approx(1.5e-3)
@@ -61,6 +61,6 @@ def test_a_ring_is_predicted_from_the_rate_of_a_link():
   assert scaling.predicted_exchange(gathers, 4) == pytest.approx(3e-3)
 
 
-def test_devices_that_are_not_here_are_refused(work):
+def test_missing_devices_are_refused(work):
   with pytest.raises(ValueError, match='--devices 2 99: each must lie in 1 to 8'):
     scaling.scaling(work, [2, 99])

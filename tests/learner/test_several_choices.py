@@ -1,4 +1,4 @@
-"""Both agents play and learn where an action is several choices at once, some of them illegal."""
+"""Both agents act and learn with actions of several choices, some of them illegal."""
 
 import itertools
 
@@ -23,7 +23,7 @@ NUM_WORLDS, NUM_ROWS = 4, 6
 
 
 class Dials(environment.Environment):
-  """Two dials, of 3 and of 2 numbers; the sum is shown and earned, and one dial's 1 is locked."""
+  """Two dials, of 3 and of 2 numbers; their sum is observed and rewarded, one value is illegal."""
 
   action_spec = specs.BoundedArray((2,), np.int32, 0, [2, 1])
   observation_spec = {  # noqa: RUF012  as a property would give it
@@ -89,7 +89,7 @@ def trained(request):
   return state.params, jax.tree.map(lambda x: x[0], after.params), sequence, metrics
 
 
-def test_only_legal_choices_are_played(trained):
+def test_only_legal_choices_are_sampled(trained):
   _, _, sequence, _ = trained
   assert sequence.action.shape == (NUM_WORLDS, NUM_ROWS, 2)
   assert sequence.action.dtype == jnp.int32
@@ -101,7 +101,7 @@ def test_only_legal_choices_are_played(trained):
   assert (sequence.extras['log_prob'][:, :-1] < -0.1).all()
 
 
-def test_one_update_moves_the_actor_by_finite_numbers(trained):
+def test_one_update_changes_the_actor_by_finite_numbers(trained):
   before, after, _, metrics = trained
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
   find = lambda params: params.get('actor_critic', params)['actor']
@@ -109,7 +109,7 @@ def test_one_update_moves_the_actor_by_finite_numbers(trained):
     assert np.abs(old - new).max() > 0
 
 
-def test_what_is_shown_of_a_policy_is_what_it_chooses_among():
+def test_explained_policy_lists_every_choice():
   world = Dials()
   config = masked_ppo.PPOConfig(hidden_size=8)
   agent = masked_ppo.make_ppo(config, world.observation_spec, world.action_spec).agent

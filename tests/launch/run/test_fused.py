@@ -1,4 +1,4 @@
-"""PPO from the command: a run ends, is scored, goes on, and stops when asked, in one process."""
+"""PPO from the command: a run ends, is evaluated, resumes, and stops when asked."""
 
 import json
 import pathlib
@@ -49,13 +49,13 @@ def rows(folder, name):
 @pytest.mark.parametrize(
   ('num_envs', 'expected'), [(256, (4, 4, 2.5e-4)), (2048, (32, 2, 6.25e-5))]
 )
-def test_minibatches_epochs_and_rate_of_a_run_follow_its_worlds(num_envs, expected):
+def test_scale_of_a_run_follows_its_environments(num_envs, expected):
   made = config.override(presets.ppo_gpu('catch'), [f'actor.num_envs={num_envs}'])
   devices = jax.local_devices()[:1]
   assert fused.build(made, *fused.make_ppo(made), devices).scale == expected
 
 
-def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
+def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   folder = tmp_path / 'run'
   begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
   assert train(*begin) == 0
@@ -68,7 +68,7 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert list((folder / 'videos').glob('5.gif'))
   assert config.load(folder / 'config.yaml').agent_name == 'ppo'
 
-  # Without a word on agent or environment: the folder knows.
+  # Agent and environment come from the folder.
   assert train('--steps', 900, '--profile', '6:8') == 0
   out = capsys.readouterr().out
   assert 'learner_step=8' in out.splitlines()[-1]
@@ -108,7 +108,7 @@ def test_a_run_ends_goes_on_and_is_scored(train, tmp_path, capsys):
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
 
-def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
+def test_too_many_environments_are_refused_with_a_number_that_fits():
   check = lambda gib, available: fused.check_memory(
     unrolled.Memory(2**27, int(gib * 2**30)),
     None if available is None else int(available * 2**30),
@@ -124,19 +124,19 @@ def test_worlds_that_cannot_fit_are_refused_and_fewer_named():
     check(16, 1e-3)
 
 
-def test_evaluating_before_anything_is_saved_is_named(tmp_path, capsys):
+def test_evaluating_before_the_first_checkpoint_is_refused(tmp_path, capsys):
   folder_lib.open_run(tmp_path / 'run', config.override(presets.ppo_laptop('catch'), TINY))
   assert run('evaluate', tmp_path / 'run') == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
 
 
-def test_numbers_that_are_no_longer_finite_end_the_run(train, capsys):
+def test_non_finite_metrics_end_the_run(train, capsys):
   options = [*TINY, 'learner.learning_rate=1e30', 'learner.num_epochs=4']
   assert train('--agent', 'ppo', '--preset', 'laptop', '--steps', 5000, '--set', *options) == 1
   assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
   folder = tmp_path / 'run'
   process = subprocess.Popen(
     [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--agent', 'ppo', '--preset', 'laptop', '--run', folder,
