@@ -150,8 +150,6 @@ def build_learner(
   is_first = group is None or group.is_first
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
-  has_own = place is not None and len(address) >= place.size  # shards for this process alone
-  read = address[place.rank :: place.size] if place is not None and has_own else address
   trained = drawn.Trained(
     parts_lib.make_update(config, parts, num_devices=jax.device_count()),
     parts.agent.acting_params,
@@ -160,10 +158,14 @@ def build_learner(
   source: loop.Source
   if config.agent_name == 'ppo':
     intake = intake_lib.Intake(config.ppo()[1].max_staleness)
-    link = drawn.Link(_make_reader(config, parts, read, intake), publisher, launch_id, should_stop)
+    link = drawn.Link(
+      _make_reader(config, parts, address, place, intake), publisher, launch_id, should_stop
+    )
     source = on_policy.OnPolicy(trained, link, intake, steps_per_sequence=config.steps_per_sequence)
   else:
-    link = drawn.Link(_make_reader(config, parts, read), publisher, launch_id, should_stop)
+    link = drawn.Link(
+      _make_reader(config, parts, address, place), publisher, launch_id, should_stop
+    )
     source = replayed.Replayed(
       trained,
       link,
@@ -197,9 +199,15 @@ def _make_reader(
   config: launch_config.ExperimentConfig,
   parts: parts_lib.Parts,
   address: Sequence[str],
+  place: process_group_lib.Place | None,
   intake: intake_lib.Intake | None = None,
 ) -> reader.Reader:
-  """The reader of one process; on-policy it holds few sequences ahead, and asks the intake."""
+  """The reader of one process, from shards of its own where there are enough.
+
+  On-policy it holds few sequences ahead, and asks the intake.
+  """
+  if place is not None and len(address) >= place.size:
+    address = address[place.rank :: place.size]
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
   if intake is not None:
     ahead = intake_lib.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
