@@ -148,31 +148,7 @@ def build_learner(
       place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
   is_first = group is None or group.is_first
-  parts = parts_lib.make_parts(config)
-  address = _addresses(replay)
-  trained = drawn.Trained(
-    parts_lib.make_update(config, parts, num_devices=jax.device_count()),
-    parts.agent.acting_params,
-  )
-  publisher = parameters.Publisher(address, parts.params_schema) if is_first else None
-  source: loop.Source
-  if config.agent_name == 'ppo':
-    intake = intake_lib.Intake(config.ppo()[1].max_staleness)
-    link = drawn.Link(
-      _make_reader(config, parts, address, place, intake), publisher, launch_id, should_stop
-    )
-    source = on_policy.OnPolicy(trained, link, intake, steps_per_sequence=config.steps_per_sequence)
-  else:
-    link = drawn.Link(
-      _make_reader(config, parts, address, place), publisher, launch_id, should_stop
-    )
-    source = replayed.Replayed(
-      trained,
-      link,
-      _experience(config, run, shards_here, replay, is_first),
-      publish_period=config.learner.publish_period,
-      num_processes=config.learner.num_processes,
-    )
+  source = _make_source(config, run, launch_id, shards_here, place, should_stop, is_first, replay)
   return loop.Loop(
     source,
     config.learner,
@@ -192,6 +168,40 @@ def build_learner(
     profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
     if profile is not None and is_first
     else None,
+  )
+
+
+def _make_source(
+  config: launch_config.ExperimentConfig,
+  run: pathlib.Path,
+  launch_id: int,
+  shards_here: Sequence[int],
+  place: process_group_lib.Place | None,
+  should_stop: Callable[[], bool],
+  is_first: bool,
+  replay: Sequence['reverb.Client'],
+) -> loop.Source:
+  """Batches from a queue for PPO, from replay for the dreamer; only the first process publishes."""
+  parts = parts_lib.make_parts(config)
+  address = _addresses(replay)
+  trained = drawn.Trained(
+    parts_lib.make_update(config, parts, num_devices=jax.device_count()),
+    parts.agent.acting_params,
+  )
+  publisher = parameters.Publisher(address, parts.params_schema) if is_first else None
+  if config.agent_name == 'ppo':
+    intake = intake_lib.Intake(config.ppo()[1].max_staleness)
+    link = drawn.Link(
+      _make_reader(config, parts, address, place, intake), publisher, launch_id, should_stop
+    )
+    return on_policy.OnPolicy(trained, link, intake, steps_per_sequence=config.steps_per_sequence)
+  link = drawn.Link(_make_reader(config, parts, address, place), publisher, launch_id, should_stop)
+  return replayed.Replayed(
+    trained,
+    link,
+    _experience(config, run, shards_here, replay, is_first),
+    publish_period=config.learner.publish_period,
+    num_processes=config.learner.num_processes,
   )
 
 
