@@ -18,7 +18,7 @@ ILLEGAL = -1e9
 
 
 class MaskedCategorical(NamedTuple):
-  """A choice among the legal actions, a share of it uniform.
+  """A categorical distribution over the legal actions, mixed with a uniform one.
 
   Attributes:
     log_probs: [..., A] float32, normalised; about ILLEGAL where illegal.
@@ -35,9 +35,9 @@ class MaskedCategorical(NamedTuple):
     """Normalises `logits` over the legal actions.
 
     Args:
-      logits: [..., A]; infinities and NaN are tolerated (as the largest, smallest and 0).
-      mask: [..., A] bool; a row without any legal action is uniform over all of them, whatever its
-        logits: there is nothing to choose, so nothing to learn that a forbidden action may pay.
+      logits: [..., A]; infinities and NaN are replaced by the largest, the smallest and 0.
+      mask: [..., A] bool. Without any legal action the distribution is uniform over all actions and
+        does not depend on the logits, so that illegal actions have no gradient.
       unimix: share of the probability spread evenly over the legal actions.
     """
     logits = jnp.nan_to_num(logits.astype(jnp.float32), posinf=1e8, neginf=-1e8).clip(-1e8, 1e8)
@@ -70,17 +70,17 @@ class MaskedCategorical(NamedTuple):
 
 
 class MultiCategorical(NamedTuple):
-  """Several independent choices at once; a mask and noise join those of all parts.
+  """Several independent categoricals; masks and noise of all parts are concatenated.
 
   Attributes:
-    parts: M of them.
+    parts: M distributions.
   """
 
   parts: tuple[MaskedCategorical, ...]
 
   @property
   def log_probs(self) -> jax.Array:
-    """[..., A] float32, those of all parts, one after another."""
+    """[..., A] float32, of all parts, concatenated."""
     return jnp.concatenate([part.log_probs for part in self.parts], axis=-1)
 
   @classmethod
@@ -144,7 +144,7 @@ class TanhNormal(NamedTuple):
   def from_outputs(cls, outputs: jax.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
     """From a network's [..., 2 A] outputs; the scale lies in (0.1, 1.1)."""
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
-    # Softly bounded: beyond +-5 tanh is flat and no gradient would bring the mean back.
+    # Softly bounded: beyond +-5 tanh is flat, and the mean would have no gradient.
     return cls(
       5 * jnp.tanh(mean / 5), jax.nn.sigmoid(scale) + 0.1, jnp.asarray(low), jnp.asarray(high)
     )
@@ -153,12 +153,12 @@ class TanhNormal(NamedTuple):
     return self.low + (jnp.tanh(raw) + 1) / 2 * (self.high - self.low)
 
   def sample(self, normal: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An action [..., A] and its value before tanh [..., A]; `normal` is standard noise."""
+    """An action [..., A] and its value before tanh [..., A], from standard noise [..., A]."""
     raw = self.mean + self.scale * normal
     return self._scaled(raw), raw
 
   def mode(self) -> jax.Array:
-    """[..., A] the median, which tanh keeps."""
+    """[..., A], the median, which tanh preserves."""
     return self._scaled(self.mean)
 
   def log_prob(self, raw: jax.Array) -> jax.Array:
@@ -175,7 +175,7 @@ class TanhNormal(NamedTuple):
     """[...] float32, the entropy at the mode's slope: normal entropy plus log of tanh's derivative.
 
     Exact for a small scale; an upper estimate otherwise (log tanh' is concave), whose gradient
-    keeps the scale open and the mean away from the bounds.
+    keeps the scale from collapsing and the mean away from the bounds.
     """
     normal = 0.5 * np.log(2 * np.pi * np.e) + jnp.log(self.scale)
     squash = 2 * (np.log(2) - self.mean - jax.nn.softplus(-2 * self.mean))
@@ -183,23 +183,25 @@ class TanhNormal(NamedTuple):
 
 
 class Actions:
-  """What an agent's actions are, by their spec, and the distribution over them.
+  """Actions of one spec, and distributions over them.
 
-  A `DiscreteArray` is one choice, [] int32. A `BoundedArray` of integers is several at once, [M]
-  int32, each from 0 to its maximum. One of floats is a vector between its bounds, [A] float32.
+  A `DiscreteArray` is one choice, [] int32. A `BoundedArray` of integers is several choices at
+  once, [M] int32, each from 0 to its maximum. One of floats is a vector between its bounds, [A]
+  float32.
 
   Attributes:
     spec: of the actions.
     num_choices: of each part of a discrete action; empty for a continuous one.
-    size: A, how many choices all parts have together, or how many numbers a vector has.
-    num_outputs: how many numbers of a network describe a distribution.
+    size: A, the number of choices of all parts, or the length of a vector.
+    num_outputs: number of network outputs that parametrise a distribution.
   """
 
   def __init__(self, spec: specs.BoundedArray):
     """Reads a spec.
 
     Raises:
-      ValueError: neither one number nor one axis of them, or choices that do not begin with 0.
+      ValueError: more than one axis, a scalar that is not discrete, or choices that do not begin
+        with 0.
     """
     self.spec = spec
     is_one = isinstance(spec, specs.DiscreteArray)
@@ -219,12 +221,12 @@ class Actions:
     return bool(self.num_choices)
 
   def policy(self, outputs: jax.Array, mask: jax.Array | None, unimix: float = 0.0) -> Any:
-    """The distribution that a network's [..., num_outputs] describe.
+    """The distribution of actions, from a network's [..., num_outputs] outputs.
 
     Args:
       outputs: of the network.
-      mask: [..., A] bool, the legal choices of all parts; None where all are. Unread if continuous.
-      unimix: as of `MaskedCategorical.from_logits`.
+      mask: [..., A] bool, the legal choices of all parts; None if all are. Unread if continuous.
+      unimix: see `MaskedCategorical.from_logits`.
     """
     if isinstance(self.spec, specs.DiscreteArray):
       return MaskedCategorical.from_logits(outputs, mask, unimix)
@@ -261,7 +263,7 @@ class Gaussian(NamedTuple):
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
-    """How many numbers of a network describe `size` latents."""
+    """Number of network outputs for `size` latents."""
     del classes
     return 2 * size
 
@@ -294,7 +296,7 @@ class Gaussian(NamedTuple):
     return self.mean
 
   def moments(self) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of each coordinate, [..., F]; what disagreement is measured on."""
+    """Mean and variance of each coordinate, [..., F]; disagreement is computed from them."""
     return self.mean, self.variance
 
   def kl(self, other: 'Gaussian') -> jax.Array:
@@ -305,11 +307,11 @@ class Gaussian(NamedTuple):
 
 
 class Categorical(NamedTuple):
-  """Z independent choices among C classes; a sample is their one-hot vectors, joined.
+  """Z independent categoricals of C classes; a sample concatenates their one-hot vectors.
 
   Attributes:
     log_probs: [..., Z, C] float32, normalised.
-    known_probs: their exponentials where they are known already, so that nobody takes them again.
+    known_probs: [..., Z, C] float32, their exponentials, or None to compute them when read.
   """
 
   log_probs: jax.Array
@@ -317,7 +319,7 @@ class Categorical(NamedTuple):
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
-    """How many numbers of a network describe `size` latents."""
+    """Number of network outputs for `size` latents."""
     return size * classes
 
   @staticmethod
@@ -340,14 +342,14 @@ class Categorical(NamedTuple):
 
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
-    """Uniform noise for one sample, [Z] in [0, 1): a number for each choice, not for each class."""
+    """Uniform noise for one sample, [Z] in [0, 1): a number for each latent, not for each class."""
     del classes
     return jax.random.uniform(key, (size,))
 
   def sample(self, noise: jax.Array) -> jax.Array:
     """[..., Z C] one-hot, with the straight-through gradient of the probabilities.
 
-    The class within whose share of [0, 1) the noise lies; what rounding leaves is the last one's.
+    By the inverse of the cumulative distribution; a remainder from rounding is the last class's.
     """
     classes = self.log_probs.shape[-1]
     ends = jnp.cumsum(self.probs, axis=-1)[..., :-1]
@@ -375,7 +377,7 @@ LATENTS = {'gaussian': Gaussian, 'categorical': Categorical}
 
 
 class TwoHot(NamedTuple):
-  """A scalar as probabilities of bins that are symexp-spaced, so fine near zero.
+  """A distribution of a scalar over symexp-spaced bins, which are fine near zero.
 
   Hafner et al. (2023), "Mastering diverse domains through world models", equations 10 to 12.
 
@@ -394,7 +396,7 @@ class TwoHot(NamedTuple):
     return cls(logits.astype(jnp.float32), networks.symexp(positions))
 
   def mean(self) -> jax.Array:
-    """[...] float32; of two opposite bins the difference counts, so equal ones give exactly 0."""
+    """[...] float32; sums differences of opposite bins, so equal probabilities give exactly 0."""
     middle = self.bins.shape[0] // 2
     highest = jax.lax.stop_gradient(kernels.largest(self.logits))
     logits = self.logits - highest[..., None]
@@ -413,14 +415,14 @@ class TwoHot(NamedTuple):
 
 @jax.custom_vjp
 def _shared_log_prob(logits: jax.Array, upper: jax.Array, share: jax.Array) -> jax.Array:
-  """[...], `share` of the log-probability of bin `upper` and the rest of that of the bin below.
+  """[...], the log-probabilities of bin `upper` and of the bin below, weighted by `share`.
 
-  Its gradient is written out, as one pass over the bins: what is expected less what is believed.
+  The gradient by logits is written out, as one pass over the bins: target less probabilities.
 
   Args:
     logits: [..., bins] float32.
     upper: [...] int32, at least 1.
-    share: [...] float32 in [0, 1].
+    share: [...] float32 in [0, 1], weight of bin `upper`.
   """
   return _shared_log_prob_forward(logits, upper, share)[0]
 
@@ -438,9 +440,9 @@ def _shared_log_prob_backward(saved: tuple[jax.Array, ...], grad: jax.Array):
   logits, normaliser, upper, share, slope = saved
   place = jnp.arange(logits.shape[-1])
   at = lambda index, weight: jnp.where(place == index[..., None], weight[..., None], 0.0)
-  expected = at(upper, share) + at(upper - 1, 1 - share)
-  believed = jnp.exp(logits - normaliser[..., None])
-  return grad[..., None] * (expected - believed), None, grad * slope
+  target = at(upper, share) + at(upper - 1, 1 - share)
+  probs = jnp.exp(logits - normaliser[..., None])
+  return grad[..., None] * (target - probs), None, grad * slope
 
 
 _shared_log_prob.defvjp(_shared_log_prob_forward, _shared_log_prob_backward)

@@ -1,7 +1,7 @@
-"""Speed tricks for XLA's CPU backend, each with its plain form, PLAIN, and equal to it.
+"""Speed tricks for XLA's CPU backend, each equal to its plain form in PLAIN.
 
-Each is a plain formula on accelerators. On a CPU, XLA reduces an array along its last axis number by
-number, and transposes where a product could have been turned; measured gains stand beside each.
+Each is a plain formula on accelerators. On a CPU, XLA reduces the last axis of an array number by
+number, and transposes arrays where a transposed product would do. Docstrings name measured gains.
 `tests/agents/test_kernels.py` compares values and gradients with the plain forms.
 """
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_NARROW = 64  # columns; up to so many, a kernel's gradient is made faster transposed
+_NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
 
 
 def on_cpu() -> bool:
@@ -28,7 +28,7 @@ def total(x: jax.Array) -> jax.Array:
 
 
 def largest(x: jax.Array) -> jax.Array:
-  """[..., F] to [...]; the maximum; on a CPU of adjacent pieces first, in a fifth of the time."""
+  """[..., F] to [...], the maximum; on a CPU of adjacent pieces first, in a fifth of the time."""
   size, width = x.shape[-1], 32
   if on_cpu() and size > width:  # the last piece reaches back into the one before it
     begins = [*range(0, size - width, width), size - width]
@@ -37,23 +37,23 @@ def largest(x: jax.Array) -> jax.Array:
 
 
 def _mean(x: jax.Array) -> jax.Array:
-  """Over the last axis, kept."""
+  """[..., F] to [..., 1], the mean."""
   return total(x)[..., None] / x.shape[-1]
 
 
 def centre(kernel: jax.Array) -> jax.Array:
   """[..., I, O], a kernel whose products have mean 0 over O: see `normalise`.
 
-  The mean of a product is the product with the mean of the columns, which is subtracted here once.
+  The mean of a product over O is the product with the mean column, which is subtracted here once.
   """
   return kernel - _mean(kernel)
 
 
-def turned(matrix: jax.Array) -> jax.Array:
+def transposed(matrix: jax.Array) -> jax.Array:
   """[F, O] to [O, F], for products of small batches.
 
-  On a CPU it is written once, in the new order: a batch of 16 times a matrix that is read across
-  takes three times as long. The barrier keeps XLA from reading it so all the same.
+  On a CPU the transposed matrix is written to memory once, since the product of a batch of 16 with
+  a strided matrix takes three times as long. The barrier keeps XLA from fusing the transposition.
   """
   return jax.lax.optimization_barrier(matrix.T) if on_cpu() else matrix.T
 
@@ -62,15 +62,15 @@ def turned(matrix: jax.Array) -> jax.Array:
 def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = False) -> jax.Array:
   """[..., F] to mean 0 and variance 1 over the last axis, then scaled and shifted; float32.
 
-  Ba et al. (2016), "Layer normalization", as flax computes it. Its gradient is written out, so that
-  means over the last axis stay products: see `total`.
+  Ba et al. (2016), "Layer normalization", as flax computes it. The gradient is written out, so that
+  means over the last axis are products: see `total`.
 
   Args:
     x: [..., F].
     scale: [F] float32.
     bias: [F] float32.
-    centred: whether the mean is 0 already, as behind a kernel from `centre`. It is then subtracted
-      neither from x nor from its gradient, which loses it on the way through the kernel.
+    centred: whether the mean is 0 already, as after a kernel from `centre`. It is then subtracted
+      neither from x nor from the gradient, whose mean the gradient of `centre` subtracts.
   """
   return _normalise(x, scale, bias, centred)[0]
 
@@ -93,7 +93,7 @@ def _normalise_backward(centred: bool, saved: tuple[jax.Array, ...], grad: jax.A
   scaled = grad * scale
   uncentred = scaled if centred else scaled - _mean(scaled)
   x_grad = (uncentred - normal * _mean(scaled * normal)) * rate
-  # Over one axis and not over several, which XLA's CPU would also do number by number.
+  # On one flat axis, since XLA's CPU computes sums over several axes number by number.
   total = lambda x: jnp.sum(x.reshape(-1, x.shape[-1]), axis=0)
   return x_grad.astype(x.dtype), total(grad * normal), total(grad)
 
@@ -102,7 +102,7 @@ normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 def sigmoid(x: jax.Array) -> jax.Array:
-  """[...] in [0, 1], to 1e-7 of 1; by a tanh, which XLA's CPU makes in 0.5 to 0.7 of the time."""
+  """[...] in [0, 1], within 1e-7; by tanh, in 0.5 to 0.7 of the time on XLA's CPU."""
   return 0.5 * jnp.tanh(0.5 * x) + 0.5
 
 
@@ -110,8 +110,8 @@ def sigmoid(x: jax.Array) -> jax.Array:
 def silu(x: jax.Array) -> jax.Array:
   """[..., F], x sigmoid(x).
 
-  XLA's CPU would write it over x, and goes number by number where it does; with another shape it
-  gets memory of its own, and takes a quarter of the time.
+  XLA's CPU would compute it in place, number by number. A different shape forces a separate buffer,
+  which takes a quarter of the time.
   """
   if on_cpu() and x.shape[-1] % 2 == 0:
     pieces = x.reshape(*x.shape[:-1], 2, -1)
@@ -136,11 +136,11 @@ silu.defvjp(_silu_forward, _silu_backward)
 def affine(
   parts: tuple[jax.Array, ...], kernel: jax.Array, bias: jax.Array | None = None
 ) -> jax.Array:
-  """x kernel + bias, where x is the concatenation of the parts, which is never made.
+  """x kernel + bias, where x is the concatenation of the parts, without concatenating them.
 
-  The kernel's gradient is written out, as one product for each part: XLA's CPU would first transpose
-  the gradient of the output, which took longer than the products. Parts whose gradient is unused
-  cost none.
+  The kernel's gradient is written out, as one product for each part: XLA's CPU would first
+  transpose the gradient of the output, which took longer than the products. Unused gradients of
+  parts are not computed.
 
   Args:
     parts: [..., I_i] each, of one dtype.
@@ -148,7 +148,7 @@ def affine(
     bias: [O] or None.
 
   Returns:
-    [..., O] in the dtype of the parts; added up in float32.
+    [..., O] in the dtype of the parts; the products are summed in float32.
   """
   dtype = parts[0].dtype
   exact = dtype if len(parts) == 1 else jnp.float32
@@ -159,7 +159,7 @@ def affine(
 
 
 def _kernels(parts: tuple[jax.Array, ...], kernel: jax.Array) -> list[jax.Array]:
-  """The part of a kernel that each part of the input is multiplied by."""
+  """Splits a kernel along its inputs by the parts of the input."""
   ends = np.cumsum([part.shape[-1] for part in parts])
   return jnp.split(kernel, ends[:-1])
 
@@ -171,21 +171,21 @@ def _affine_forward(parts: tuple[jax.Array, ...], kernel: jax.Array, bias: jax.A
 def _affine_backward(saved: tuple[Any, jax.Array, jax.Array | None], grad: jax.Array):
   parts, kernel, bias = saved
   flat = lambda x: x.reshape(-1, x.shape[-1])
-  rows = flat(grad)
+  flat_grad = flat(grad)
   if bias is not None and on_cpu():
-    # Without the barrier it would be summed over all axes that were flattened, number by number.
-    rows = jax.lax.optimization_barrier(rows)
-  kernel_grad = jnp.concatenate([_over_batch(flat(part), rows) for part in parts])
-  bias_grad = None if bias is None else rows.sum(axis=0, dtype=jnp.float32).astype(bias.dtype)
+    # Without the barrier XLA would sum over the original axes, number by number.
+    flat_grad = jax.lax.optimization_barrier(flat_grad)
+  kernel_grad = jnp.concatenate([_over_batch(flat(part), flat_grad) for part in parts])
+  bias_grad = None if bias is None else flat_grad.sum(axis=0, dtype=jnp.float32).astype(bias.dtype)
   part_grads = tuple(grad @ kernel.astype(grad.dtype).T for kernel in _kernels(parts, kernel))
   return part_grads, kernel_grad.astype(kernel.dtype), bias_grad
 
 
 def _over_batch(x: jax.Array, grad: jax.Array) -> jax.Array:
-  """x^T grad, [I, O] float32, of [rows, I] and [rows, O].
+  """x^T grad, [I, O] float32, of [N, I] and [N, O].
 
-  For a narrow output XLA's CPU computes the transposed product in less time, half of it for 32; the
-  barrier keeps it from being transposed back.
+  For a narrow output XLA's CPU computes the transposed product in less time, half for 32 columns.
+  The barrier keeps XLA from transposing it back.
   """
   product = functools.partial(
     jax.lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())),
@@ -217,10 +217,10 @@ def _plain_normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Arr
 PLAIN: dict[Callable[..., jax.Array], Callable[..., jax.Array]] = {
   total: lambda x: jnp.sum(x, axis=-1),
   largest: lambda x: jnp.max(x, axis=-1),
-  turned: lambda x: x.T,
+  transposed: lambda x: x.T,
   sigmoid: nn.sigmoid,
   silu: nn.silu,
   normalise: _plain_normalise,
   affine: _plain_affine,
 }
-"""Each kernel's plain form, of the same arguments."""
+"""Plain form of each kernel, with the same arguments."""

@@ -61,8 +61,8 @@ class PPOConfig:
 
     for name in ('hidden_size', 'num_layers'):
       check(getattr(self, name) >= 1, name, 'must be at least 1')
-    known = sorted(networks.ACTIVATIONS)
-    check(self.activation in known, 'activation', f'choose one of {known}')
+    names = sorted(networks.ACTIVATIONS)
+    check(self.activation in names, 'activation', f'choose one of {names}')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.cell_size >= 0, 'cell_size', 'must be 0 for no layer of cells, or at least 1')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
@@ -85,7 +85,7 @@ class PPOConfig:
 
   @property
   def dtype(self):
-    """Dtype of the networks; `DreamerConfig.dtype` says why it is not looked up by name."""
+    """Dtype of the networks; see `DreamerConfig.dtype` for why it is not looked up by name."""
     return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
 
 

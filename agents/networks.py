@@ -12,7 +12,7 @@ from hephaestus.agents import kernels
 
 
 def symlog(x: jax.Array) -> jax.Array:
-  """sign(x) log(1 + |x|); Hafner et al. (2023), equation 9. Of bits it is float32."""
+  """sign(x) log(1 + |x|), float32 for bool; Hafner et al. (2023), equation 9."""
   if x.dtype == bool:
     return jnp.where(x, np.float32(np.log(2)), np.float32(0))
   return jnp.sign(x) * jnp.log1p(jnp.abs(x))
@@ -27,10 +27,10 @@ ACTIVATIONS: dict[str, Any] = {'silu': kernels.silu, 'relu': nn.relu, 'tanh': nn
 
 
 class LayerNorm(nn.Module):
-  """A layer norm whose parameters are those of flax's; see `kernels.normalise`.
+  """A layer norm with the parameters of flax's; see `kernels.normalise`.
 
   Attributes:
-    dtype: of what it returns; it computes in float32.
+    dtype: of the output; the computation is in float32.
   """
 
   dtype: Any = jnp.float32
@@ -43,11 +43,11 @@ class LayerNorm(nn.Module):
 
 
 class Dense(nn.Module):
-  """A dense layer whose parameters are those of flax's; see `kernels.affine`.
+  """A dense layer with the parameters of flax's; see `kernels.affine`.
 
   Attributes:
     features: O, of the output.
-    use_bias: whether there is one.
+    use_bias: whether the layer has a bias.
     dtype: of the computation; parameters are float32.
     kernel_init: initialiser of the kernel.
   """
@@ -70,20 +70,20 @@ class Dense(nn.Module):
 class MLP(nn.Module):
   """Dense layers, each followed by a layer norm and an activation, and a linear output.
 
-  Takes any leading axes, [..., F], and several parts as if they were joined along F: see `kernels.affine`.
+  Takes any leading axes, [..., F], and several parts as if joined along F: see `kernels.affine`.
   Matrices are multiplied in `dtype`; parameters are float32.
 
   Attributes:
     hidden_size: width of the hidden layers.
-    num_layers: how many hidden layers.
+    num_layers: number of hidden layers.
     output_size: width of the output, or None to stop at the last hidden layer.
     output_scale: initial scale of the output's kernel; 0 starts it at zero.
     dtype: of the computation.
     activation: a key of ACTIVATIONS.
-    layer_norm: whether hidden layers are normalised; they have a bias instead if not.
+    layer_norm: whether hidden layers have a layer norm, else a bias.
     hidden_init: initialiser of the hidden kernels; None for flax's, LeCun's.
-    raw: whether the input is raw numbers: it then gets one more, always 1, without which the first
-      layer norm would make x and 2 x look alike.
+    raw: whether the input is raw numbers. A constant 1 is then appended, without which the first
+      layer norm would map x and 2 x to the same features.
   """
 
   hidden_size: int
@@ -101,7 +101,7 @@ class MLP(nn.Module):
     if self.raw:
       parts = (*parts, jnp.ones_like(parts[0][..., :1]))
     axes = parts[0].shape[:-1]
-    # One axis of rows: sums over two, as gradients are, XLA's CPU makes number by number.
+    # One batch axis: XLA's CPU computes sums over two, as in gradients, number by number.
     parts = tuple(part.reshape(math.prod(axes), part.shape[-1]) for part in parts)
     activate = ACTIVATIONS[self.activation]
     hidden_init = self.hidden_init or nn.initializers.lecun_normal()
@@ -123,7 +123,7 @@ class MLP(nn.Module):
 
 
 def _halvings(height: int, width: int) -> list[tuple[int, int]]:
-  """Rows and columns before each stage that halves them, and after the last, about 4 or more.
+  """Heights and widths before each stage that halves them, and after the last, about 4 or more.
 
   Odd numbers are rounded up: (63, 63), (32, 32), (16, 16), (8, 8), (4, 4).
   """
@@ -135,14 +135,14 @@ def _halvings(height: int, width: int) -> list[tuple[int, int]]:
 
 
 class BoardEncoder(nn.Module):
-  """An MLP that reads boards by their cells, through a dense layer which all cells share.
+  """An MLP that reads boards through a dense layer shared by all cells.
 
-  What becomes of a cell keeps its place, so the MLP still tells the cells apart; it only reads
+  The features of a cell keep its position, so the MLP still distinguishes cells; it only reads
   fewer numbers of each. Takes any leading axes.
 
   Attributes:
-    mlp: an MLP for the numbers and for what becomes of the cells.
-    cell_size: width of the layer.
+    mlp: an MLP for the numbers and the features of the cells.
+    cell_size: width of the shared layer.
   """
 
   mlp: Any
@@ -150,7 +150,7 @@ class BoardEncoder(nn.Module):
 
   @nn.compact
   def __call__(self, flat: jax.Array, *boards: jax.Array) -> jax.Array:
-    """[..., F] numbers, of which there may be none, and [..., cells, features] boards."""
+    """[..., F] numbers, F possibly 0, and [..., cells, features] boards."""
     activate = ACTIVATIONS[self.mlp.activation]
     cells = []
     for board in boards:
@@ -161,14 +161,14 @@ class BoardEncoder(nn.Module):
 
 
 class Encoder(nn.Module):
-  """An MLP for the numbers of an observation and a CNN for each of its images, side by side.
+  """An MLP for the numbers of an observation, and a CNN for each of its images.
 
   A stage of a CNN is a convolution of stride 2 and twice the channels, a layer norm and a silu; a
   dense layer of the MLP's width follows the last. Takes any leading axes.
 
   Attributes:
-    mlp: an MLP for the numbers, without an output of its own.
-    channels: of the last stage, so that a small image, which has few stages, has no fewer.
+    mlp: an MLP for the numbers, without an output layer.
+    channels: of the last stage, whatever the number of stages.
   """
 
   mlp: Any
@@ -176,9 +176,9 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, flat: jax.Array, *images: jax.Array) -> jax.Array:
-    """[..., F] numbers, of which there may be none, and [..., H, W, C] images to [..., features].
+    """[..., F] numbers, F possibly 0, and [..., H, W, C] images to [..., features].
 
-    Of the MLP and of each image, joined: as many times the MLP's width.
+    Features of the MLP and of each image, each of the MLP's width, are concatenated.
     """
     dtype = self.mlp.dtype
     features = [self.mlp(flat)] if flat.shape[-1] else []
@@ -195,13 +195,13 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """The other way round: an MLP for the numbers, and for each image the CNN transposed.
+  """An MLP for the numbers, and a transposed CNN for each image.
 
-  Each number of an image has a bias of its own, as in an MLP: what is always there.
+  Each number of an image has its own bias, as in an MLP, which learns constant parts of images.
 
   Attributes:
     mlp: an MLP for the numbers; its output may be of size 0.
-    channels: of the first stage's input; see `Encoder`.
+    channels: of the input of the first stage; see `Encoder`.
     shapes: (H, W, C) of each image.
   """
 
@@ -232,6 +232,6 @@ class Decoder(nn.Module):
 
 
 def apply(module: nn.Module, params: Any, *inputs: jax.Array) -> jax.Array:
-  """A module that keeps nothing, applied."""
+  """Applies a module without state."""
   outputs: Any = module.apply({'params': params}, *inputs)
   return outputs

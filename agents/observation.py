@@ -1,15 +1,15 @@
 """Observations: from a spec, how each leaf is encoded, decoded, and its likelihood.
 
-| leaf                            | encoded                    | likelihood                            |
-| image of bytes, [0, 255]        | CNN, pixels in [-0.5, 0.5] | Gaussian of variance 1/2              |
-| image bounded to [0, 1]         | CNN, as it is              | Bernoulli                             |
-| other image                     | CNN, symlog                | Gaussian of variance 1/2, of symlog   |
-| numbers bounded to [0, 1]       | MLP, symlog, and by level  | Bernoulli, or categorical over levels |
-| other numbers                   | MLP, symlog                | Gaussian of variance 1/2, of symlog   |
-| board (PPO)                     | dense layer per cell, MLP  |                                       |
-| action mask                     | not encoded                | Bernoulli, by the world model         |
+| leaf                      | encoded                    | likelihood                            |
+| image of bytes, [0, 255]  | CNN, pixels in [-0.5, 0.5] | Gaussian of variance 1/2              |
+| image bounded to [0, 1]   | CNN, unscaled              | Bernoulli                             |
+| other image               | CNN, symlog                | Gaussian of variance 1/2, of symlog   |
+| numbers bounded to [0, 1] | MLP, symlog, and by level  | Bernoulli, or categorical over levels |
+| other numbers             | MLP, symlog                | Gaussian of variance 1/2, of symlog   |
+| board (PPO)               | dense layer per cell, MLP  |                                       |
+| action mask               | not encoded                | Bernoulli, by the world model         |
 
-An image is a leaf [H, W, C] of at least SMALLEST_IMAGE rows and columns; without CNNs it is numbers.
+An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE; without CNNs it is flat numbers.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ from dm_env import specs
 from hephaestus.agents import networks
 
 ACTION_MASK = 'action_mask'
-"""Key of the mask in the observation, a dictionary, of a discrete environment; True is legal."""
+"""Key of the action mask in an observation that is a dictionary; True is legal."""
 
 SMALLEST_IMAGE = 8
-"""Rows and columns: one stage that halves them leaves 4. A smaller one is as good as flat."""
+"""Least height and width of an image, which one stage of a CNN halves to 4; others are flat."""
 
 
 def without_mask(observation: Any) -> Any:
-  """The observation but for its action mask."""
+  """The observation without its action mask."""
   if isinstance(observation, dict):
     return {name: value for name, value in observation.items() if name != ACTION_MASK}
   return observation
 
 
 def action_mask(observation: Any) -> jax.Array | None:
-  """[..., A] bool, the actions that are legal; None in an environment where all always are."""
+  """[..., A] bool, the legal actions; None in an environment without a mask."""
   return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 
@@ -49,7 +49,7 @@ def is_image(spec: specs.Array) -> bool:
 
 
 def image_specs(spec: Any) -> list[specs.Array]:
-  """Of the images of an observation, in the order of its leaves."""
+  """Specs of the images of an observation, in the order of its leaves."""
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
 
 
@@ -60,10 +60,10 @@ def pick_images(observation: Any, spec: Any) -> list[jax.Array]:
 
 
 def images(observation: Any, spec: Any) -> list[jax.Array]:
-  """The images of an observation as a CNN reads and decodes them, [..., H, W, C] float32.
+  """The images of an observation, encoded for a CNN, [..., H, W, C] float32.
 
-  Pixels, whose spec bounds them to [0, 255], become [-0.5, 0.5]; what it bounds to [0, 1] stays as
-  it is; all else is symlog, as in a flat observation.
+  Pixels bounded to [0, 255] are scaled to [-0.5, 0.5], numbers bounded to [0, 1] are unscaled, and
+  others are symlog, as in a flat observation.
   """
 
   def read(leaf, spec):
@@ -76,12 +76,11 @@ def images(observation: Any, spec: Any) -> list[jax.Array]:
 
 
 def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
-  """The way back: what an observation is whose numbers and images these are.
+  """The inverse of `join` and `images`: an observation from its numbers and images.
 
   Args:
-    flat: [..., F] float32, in the observation's own units: no symlog.
-    images: [..., H, W, C] float32 each, as `images` gives them; those of the spec that are missing
-      here lie in `flat`.
+    flat: [..., F] float32, in the observation's units, without symlog.
+    images: [..., H, W, C] float32 each, from `images`; if empty, `flat` holds the images too.
     spec: of the observation.
 
   Returns:
@@ -104,7 +103,7 @@ def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
 
 
 def without_images(spec: Any) -> Any:
-  """A spec whose images have no channels, so that a flat observation has none of their numbers."""
+  """A spec whose images have no channels, so that a flat observation leaves images out."""
 
   def bare(leaf: specs.Array) -> specs.Array:
     return specs.Array((*leaf.shape[:2], 0), leaf.dtype, leaf.name) if is_image(leaf) else leaf
@@ -113,15 +112,15 @@ def without_images(spec: Any) -> Any:
 
 
 def board_specs(spec: Any) -> list[Any]:
-  """Of an observation's leaves that have a `board_shape`: rows, columns, features of a cell.
+  """Specs of the leaves that have a `board_shape`: rows, columns, features of a cell.
 
-  They are vectors which end with the cells of a board, row by row.
+  Such a leaf is a vector that ends with the cells of a board, row by row.
   """
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if hasattr(leaf, 'board_shape')]
 
 
 def boards(observation: Any, spec: Any) -> list[jax.Array]:
-  """The boards of an observation, [..., rows times columns, features] float32, as they are."""
+  """The boards of an observation, [..., rows times columns, features] float32, unscaled."""
 
   def read(leaf, spec):
     *_, features = spec.board_shape
@@ -134,7 +133,7 @@ def boards(observation: Any, spec: Any) -> list[jax.Array]:
 
 
 def without_boards(spec: Any) -> Any:
-  """A spec of what lies before the boards, so that a flat observation has none of their numbers."""
+  """A spec of the numbers before the boards, so that a flat observation leaves boards out."""
 
   def bare(leaf: Any) -> specs.Array:
     if not hasattr(leaf, 'board_shape'):
@@ -145,22 +144,22 @@ def without_boards(spec: Any) -> Any:
 
 
 def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
-  """Whether all numbers of a leaf lie between these bounds and no closer ones, by spec or dtype."""
+  """Whether these are the bounds of all numbers of a leaf, by its spec or dtype."""
   if not isinstance(spec, specs.BoundedArray):
     return spec.dtype == np.uint8 and (low, high) == (0, 255)
   return bool(np.all(spec.minimum == low) and np.all(spec.maximum == high))
 
 
 def join(observation: Any, spec: Any) -> jax.Array:
-  """Joins the leaves of an observation (its mask left out) into one vector, as they are.
+  """Concatenates the leaves of an observation, without its mask, into one vector.
 
   Args:
     observation: tree of [..., *shape] arrays.
-    spec: the same tree of specs, whose shapes tell the leading axes from the leaf's own. What its
-      last axis has no room for is left out: see `without_images` and `without_boards`.
+    spec: the same tree of specs, whose shapes separate leading axes from the leaf's axes. Numbers
+      beyond a spec's last axis are left out: see `without_images` and `without_boards`.
 
   Returns:
-    [..., F] bool if all of it is, else float32.
+    [..., F] bool if all leaves are, else float32.
   """
   leaves = jax.tree.leaves(without_mask(observation))
   shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
@@ -175,18 +174,18 @@ def join(observation: Any, spec: Any) -> jax.Array:
 
 
 def flatten(observation: Any, spec: Any) -> jax.Array:
-  """The same, [..., F] symlog float32: what a network reads."""
+  """`join`, then symlog: [..., F] float32, input of a network."""
   return networks.symlog(join(observation, spec))
 
 
 def unit_range(spec: Any) -> np.ndarray:
-  """[F] bool, the numbers of a flattened observation that lie in [0, 1] by their spec."""
+  """[F] bool, numbers of a flat observation that their spec bounds to [0, 1]."""
   leaves = jax.tree.leaves(without_mask(spec))
   return np.concatenate([np.full(math.prod(leaf.shape), is_bounded(leaf, 0, 1)) for leaf in leaves])
 
 
 def by_level(number: jax.Array, num_levels: int) -> jax.Array:
-  """[...] numbers in [0, 1] to [..., L], two-hot: between two levels, shared by distance."""
+  """[...] numbers in [0, 1] to [..., L], two-hot over evenly spaced levels."""
   levels = jnp.linspace(0.0, 1.0, num_levels)
   distance = jnp.abs(number[..., None] - levels)
   return jax.nn.relu(1.0 - distance * (num_levels - 1))
@@ -195,16 +194,15 @@ def by_level(number: jax.Array, num_levels: int) -> jax.Array:
 def with_levels(
   flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
 ) -> jax.Array:
-  """A flattened observation, and beside it its numbers in [0, 1] by levels.
+  """Appends the numbers in [0, 1] by levels to a flat observation.
 
-  A network then sees at once which of few values a number has, such as a coordinate of a small
-  grid.
+  Levels help a network to distinguish few discrete values, such as coordinates of a small grid.
 
   Args:
-    flat: [..., F] float32, as `flatten` gives it.
+    flat: [..., F] float32, from `flatten`.
     spec: of the observation.
     num_levels: L, at least 2; or 0 for none.
-    is_symlog: whether `flat` is, or else the numbers themselves.
+    is_symlog: whether `flat` is symlog.
 
   Returns:
     [..., F + L times the numbers in [0, 1]] float32.
@@ -219,8 +217,8 @@ def with_levels(
 def most_likely(logits: jax.Array) -> jax.Array:
   """[..., L] logits of L levels to the most likely number in [0, 1], [...] float32.
 
-  A number between two levels is two-hot, so its mean over the best level and those beside it. Not
-  the mean over all: between two far apart levels it would be a number that neither means.
+  A number between two levels is two-hot, so the result is the mean over the best level and its
+  neighbours. A mean over all levels would average distant modes.
   """
   levels = logits.shape[-1]
   level = jnp.arange(levels)
@@ -235,9 +233,9 @@ class Codec:
 
   Attributes:
     spec: tree of `dm_env.specs.Array`.
-    levels: L, into which a number in [0, 1] is also encoded, and as which it is decoded; 0: neither.
-    cnn: whether images are read by CNNs; otherwise they are numbers like others.
-    boards: whether boards are read cell by cell; beside images of a CNN they are numbers.
+    levels: L, of numbers in [0, 1], which are also encoded, and decoded, by levels; 0: neither.
+    cnn: whether CNNs encode images; otherwise images are flat numbers.
+    boards: whether boards are encoded cell by cell; beside images of a CNN they are flat numbers.
     symlog: whether numbers are encoded by their symlog.
   """
 
@@ -270,9 +268,9 @@ class Codec:
     return unit_range(self.flat_spec)
 
   def compact(self, observation: Any) -> tuple[jax.Array, ...]:
-    """An observation in few bytes: [..., F] bool or float32, images as they are, and boards.
+    """An observation in few bytes: [..., F] bool or float32, unscaled images, and boards.
 
-    It is made once of a batch; `inputs` makes the rest in every epoch anew.
+    It is computed once for a batch; `inputs` completes the encoding in every epoch.
     """
     flat = join(observation, self.flat_spec)
     if flat.dtype != bool:
@@ -282,7 +280,7 @@ class Codec:
     return flat, *(boards(observation, self.spec) if self.board_specs else [])
 
   def numbers(self, joined: jax.Array) -> jax.Array:
-    """[..., F] bool or float32 as observed, to float32 as encoded."""
+    """[..., F] bool or float32 observed numbers to float32 encoded ones."""
     return networks.symlog(joined) if self.symlog else joined.astype(jnp.float32)
 
   def inputs(self, compact: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -304,7 +302,7 @@ class Codec:
     return int(self.unit.size + self.unit.sum() * max(self.levels - 1, 0))
 
   def split(self, decoded: jax.Array) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-    """A decoder's output [..., D], taken apart.
+    """Splits a decoder's output [..., D].
 
     Returns:
       Logits of the numbers in [0, 1], [..., S, L] by levels or [..., S] without; the other numbers,
@@ -328,10 +326,11 @@ class Codec:
   ) -> jax.Array:
     """Negative log-likelihood of an observation, less that of a perfect decoder.
 
-    A number whose spec bounds it to [0, 1] is a probability: its loss is the divergence from the
-    decoder's. Squared symlog error separates a cell of 1 from one of 0 by 0.5 nat only, less than
-    its bit costs in the latent, and the model does not learn it. With levels it is a choice among
-    them, since as probabilities 3/7 and 4/7 differ by 0.04 nat only, and a place is not learned.
+    A number bounded to [0, 1] is a probability, and its loss is the divergence from the decoder's.
+    Squared symlog error would separate a cell of 1 from one of 0 by 0.5 nat only, less than the KL
+    loss of a bit in the latent, so the model would not learn it. With levels the number is a
+    categorical: as probabilities 3/7 and 4/7 differ by 0.04 nat only, too little for learning a
+    position.
 
     Args:
       decoded: [..., D] float32: logits of the numbers in [0, 1], then the others, then the images.
@@ -361,7 +360,7 @@ class Codec:
   def decode(self, decoded: jax.Array) -> Any:
     """The most likely observation, a tree of [..., *shape] float32 without a mask.
 
-    A number in [0, 1] is its expectation, or by levels `most_likely`.
+    Numbers in [0, 1] are decoded as expectations, or with levels by `most_likely`.
 
     Args:
       decoded: [..., D] float32.

@@ -189,5 +189,5 @@ def correlation(
   predicted, predicted_variance, differs = centred(predicted)
   real, real_variance, varies = centred(real)
   scale = jnp.where(differs & varies, jnp.sqrt(predicted_variance) * jnp.sqrt(real_variance), 1.0)
-  known = jnp.where(differs, total(weight * predicted * real) / scale, 0.0)
-  return jnp.where(varies, known, 1.0)
+  result = jnp.where(differs, total(weight * predicted * real) / scale, 0.0)
+  return jnp.where(varies, result, 1.0)

@@ -71,13 +71,13 @@ class Sight:
     if not self.size:
       return seen
     rows, columns = self.map_shape
-    cells, place = self._split(seen.reshape(-1, self.size))
+    cells, position = self._split(seen.reshape(-1, self.size))
     shown = jnp.stack([cells, self._filled(cells)], axis=-1)
     around = ((0, 0), (rows - 1, rows - 1), (columns - 1, columns - 1), (0, 0))
     window = (2 * rows - 1, 2 * columns - 1, 2)
     # On a padded map, the window that begins at the agent's position is centred on the agent.
-    cut = lambda shown, place: jax.lax.dynamic_slice(shown, (*place, 0), window)
-    return jax.vmap(cut)(jnp.pad(shown, around), place).reshape(*seen.shape[:-1], self.view_size)
+    cut = lambda shown, position: jax.lax.dynamic_slice(shown, (*position, 0), window)
+    return jax.vmap(cut)(jnp.pad(shown, around), position).reshape(*seen.shape[:-1], self.view_size)
 
   def location(self, seen: jax.Array) -> jax.Array:
     """[..., S] to [..., G]: row and column of the agent as one-hot, and whether its cell is filled.
@@ -86,9 +86,9 @@ class Sight:
     """
     if not self.size:
       return seen
-    cells, place = self._split(seen)
+    cells, position = self._split(seen)
     row, column = (
-      jax.nn.one_hot(place[..., axis], length, dtype=seen.dtype)
+      jax.nn.one_hot(position[..., axis], length, dtype=seen.dtype)
       for axis, length in enumerate(self.map_shape)
     )
     here = jnp.einsum('...rc,...r,...c->...', self._filled(cells), row, column)
@@ -96,9 +96,11 @@ class Sight:
 
   def cells(self, seen: jax.Array) -> jax.Array:
     """[..., S] to [..., R C, L + 1]: each cell by levels, and whether the agent is there."""
-    cells, place = self._split(seen)
+    cells, position = self._split(seen)
     rows, columns = self.map_shape
-    here = jax.nn.one_hot(place[..., 0] * columns + place[..., 1], rows * columns, dtype=seen.dtype)
+    here = jax.nn.one_hot(
+      position[..., 0] * columns + position[..., 1], rows * columns, dtype=seen.dtype
+    )
     numbers = cells.reshape(*seen.shape[:-1], rows * columns)
     by_level = observation_lib.by_level(numbers, self.levels).astype(seen.dtype)
     return jnp.concatenate([by_level, here[..., None]], axis=-1)
@@ -107,8 +109,8 @@ class Sight:
     """[..., S] to [..., R, C] cells and the position, [..., 2] int32."""
     cells = seen[..., : self._num_cells].reshape(*seen.shape[:-1], *self.map_shape)
     furthest = np.array(self.map_shape) - 1
-    place = jnp.round(seen[..., -2:].astype(jnp.float32) * furthest).astype(jnp.int32)
-    return cells, place
+    position = jnp.round(seen[..., -2:].astype(jnp.float32) * furthest).astype(jnp.int32)
+    return cells, position
 
   def _filled(self, cells: jax.Array) -> jax.Array:
     return (cells > 0.5 / (self.levels - 1)).astype(cells.dtype)

@@ -121,8 +121,8 @@ class DreamerConfig:
   def dtype(self):
     """Dtype of the networks.
 
-    It is not looked up by name: once TensorFlow 2.8 is imported, the name 'bfloat16' gives a type of
-    TensorFlow's own, which JAX does not know.
+    It is not looked up by name: once TensorFlow 2.8 is imported, the name 'bfloat16' gives
+    TensorFlow's own type, which JAX does not accept.
     """
     return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
 

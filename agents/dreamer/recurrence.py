@@ -42,14 +42,14 @@ def scan(
 
 
 @jax.custom_vjp
-def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, turned: jax.Array) -> jax.Array:
+def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, transposed: jax.Array) -> jax.Array:
   """x times the matrix; the gradient goes to the shift, and to x by the transposed matrix."""
   return x @ matrix
 
 
 _product.defvjp(
-  lambda x, shift, matrix, turned: (x @ matrix, turned),
-  lambda turned, grad: (grad @ turned, grad, None, None),
+  lambda x, shift, matrix, transposed: (x @ matrix, transposed),
+  lambda transposed, grad: (grad @ transposed, grad, None, None),
 )
 
 
@@ -69,7 +69,7 @@ def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments
   shapes = jax.eval_shape(products, params, carry, jax.tree.map(lambda x: x[0], inputs))
   num_steps = len(jax.tree.leaves(inputs)[0])
   shifts = {name: jnp.zeros((num_steps, *x.shape), x.dtype) for name, x in shapes.items()}
-  turned = {name: kernels.turned(matrix) for name, matrix in matrices.items()}
+  transposed = {name: kernels.transposed(matrix) for name, matrix in matrices.items()}
 
   def run(shifts, params, carry, inputs):
     def tapped(carry, inputs_and_shift):
@@ -78,7 +78,7 @@ def _forward(step: Step, unroll: int, matrices: dict[str, jax.Array], *arguments
 
       def multiply(name, x):
         factors[name] = x
-        both = (matrices[name].astype(x.dtype), turned[name].astype(x.dtype))
+        both = (matrices[name].astype(x.dtype), transposed[name].astype(x.dtype))
         return _product(x, shift[name], *both)
 
       carry, output = step(multiply, params, carry, inputs)

@@ -1,4 +1,4 @@
-"""The losses of actor and critic pull where they should, through the context module, too."""
+"""Actor and critic: directions of their gradients, also through the context module."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def params(dreamer, make_params):
 
 
 def random_steps(policy, num_steps, batch, seed=0):
-  """R steps with episodes that change now and then, and the window before them."""
+  """R steps with random episode boundaries, and the window before them."""
   rng = np.random.default_rng(seed)
   size = WINDOW - 1 + num_steps
   array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -50,7 +50,7 @@ def random_steps(policy, num_steps, batch, seed=0):
 @pytest.fixture(scope='module')
 def steps(policy):
   steps = random_steps(policy, 4, 3)
-  # Action 2 is illegal in the first two steps, and not chosen there.
+  # Action 2 is illegal in the first two steps, and not taken there.
   mask = steps.mask.at[:, :2, 2].set(False)
   return steps._replace(mask=mask, choice=steps.choice.at[:, :2].set(steps.choice[:, :2] % 2))
 
@@ -125,7 +125,7 @@ def test_loss_is_the_weighted_sum_of_its_formula(policy, params, steps, judge):
 
 
 def test_salience_learns_from_actor_and_critic(policy, params, steps):
-  """Its gradient is there with the critic's part taken away, and with the actor's."""
+  """Its gradient is not zero without the critic's part, nor without the actor's."""
   salience = jax.jit(
     jax.grad(
       lambda salience, targets: policy.loss(params | {'salience': salience}, steps, targets)[0]
@@ -141,8 +141,8 @@ def test_fresh_policy_is_nearly_uniform_and_fresh_value_zero(make_dreamer, fresh
   dreamer = make_dreamer('masked')
   params, policy = fresh_params(dreamer)['actor_critic'], dreamer.actor_critic
   features = 3 * steps.features
-  chances = policy.policy(params, features, features, jnp.ones((3, 4, 4), bool))
-  np.testing.assert_allclose(jnp.exp(chances.log_probs), np.full((3, 4, 4), 1 / 4), atol=0.15)
+  distribution = policy.policy(params, features, features, jnp.ones((3, 4, 4), bool))
+  np.testing.assert_allclose(jnp.exp(distribution.log_probs), np.full((3, 4, 4), 1 / 4), atol=0.15)
   np.testing.assert_array_equal(policy.value(params, features, features).mean(), np.zeros((3, 4)))
 
 
@@ -196,7 +196,7 @@ def test_replayed_loss_reads_all_rewards_but_those_of_first_steps(replayed):
 
 
 def test_last_step_bootstraps_only_if_truncated(replayed):
-  """Step 3 of stream 0 terminates, step 2 of stream 1 is truncated; neither has a loss of its own."""
+  """Step 3 of stream 0 terminates, step 2 of stream 1 is truncated; neither has its own loss."""
   sequence, gradient, arguments = replayed
   size = lambda by_features, step, stream: float(jnp.abs(by_features[step, stream]).max())
   _, by_features, _ = gradient(*arguments, sequence.discount)

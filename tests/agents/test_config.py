@@ -35,7 +35,7 @@ def test_invalid_value_is_refused_with_its_field(name, value):
     dreamer_config.DreamerConfig(**{name: value})
 
 
-def test_a_config_is_frozen():
+def test_config_is_frozen():
   config = dreamer_config.DreamerConfig()
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.gamma = 0.5

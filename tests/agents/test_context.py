@@ -1,4 +1,4 @@
-"""Context modules: salience pools the window of an episode, and no context keeps nothing."""
+"""Context modules: salience pools the window of an episode, and no context is empty."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def pool(scored, window):
 
 
 def random_track(num_steps, batch, size):
-  """R steps with episodes that change now and then, and the window before them."""
+  """R steps with random episode boundaries, and the window before them."""
   rng = np.random.default_rng(0)
   total = WINDOW - 1 + num_steps
   array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)

@@ -14,7 +14,7 @@ from hephaestus.agents import distributions
 
 ACTIONS = 5
 few_examples = hypothesis.settings(max_examples=40, deadline=None)
-# What a network may come to say: infinities, NaN, and the largest numbers of bfloat16.
+# Extreme outputs of a network: infinities, NaN, and the largest numbers of bfloat16.
 extremes = st.one_of(
   st.sampled_from([np.inf, -np.inf, np.nan, 3.3e38, -3.3e38, 1e-38, 0.0]),
   st.floats(-50, 50, width=32),
@@ -34,39 +34,41 @@ def legal_among(mask):
 
 @few_examples
 @hypothesis.given(any_logits, any_mask, st.sampled_from([jnp.float32, jnp.bfloat16]), st.booleans())
-def test_an_illegal_action_is_never_chosen(logits, mask, dtype, mixed):
-  chances = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
+def test_illegal_action_is_never_chosen(logits, mask, dtype, mixed):
+  policy = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
   gumbel = jax.random.gumbel(jax.random.key(0), (256, ACTIONS))
   legal = legal_among(mask)
-  assert legal[jax.vmap(chances.sample)(gumbel)].all()
-  assert legal[chances.mode()]
+  assert legal[jax.vmap(policy.sample)(gumbel)].all()
+  assert legal[policy.mode()]
 
 
 @few_examples
 @hypothesis.given(any_logits, any_mask, st.sampled_from([jnp.float32, jnp.bfloat16]), st.booleans())
 def test_legal_actions_share_all_probability(logits, mask, dtype, mixed):
-  chances = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
+  policy = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
   legal = legal_among(mask)
-  probs = np.exp(np.asarray(chances.log_probs, np.float64))
-  assert chances.log_probs.dtype == jnp.float32
+  probs = np.exp(np.asarray(policy.log_probs, np.float64))
+  assert policy.log_probs.dtype == jnp.float32
   np.testing.assert_allclose(probs.sum(), 1, rtol=1e-5)
   assert (probs[~legal] == 0).all() and (probs[legal] > 0).all()
-  assert 0 <= float(chances.entropy()) <= np.log(legal.sum()) + 1e-5
+  assert 0 <= float(policy.entropy()) <= np.log(legal.sum()) + 1e-5
   if mixed:
     assert (probs[legal] >= 0.01 / legal.sum() * 0.999).all()
 
 
 @jax.jit
 @jax.grad
-def gradient_of_a_choice(logits, mask, action):
-  chances = masked(logits, mask, 0.01)
-  return chances.log_prob(jnp.asarray(action)) + chances.entropy()
+def gradient_of_log_prob_and_entropy(logits, mask, action):
+  policy = masked(logits, mask, 0.01)
+  return policy.log_prob(jnp.asarray(action)) + policy.entropy()
 
 
 @few_examples
 @hypothesis.given(any_logits, any_mask, st.integers(0, ACTIONS - 1))
-def test_gradients_of_a_masked_choice_are_finite(logits, mask, action):
-  gradient = gradient_of_a_choice(jnp.array(logits, jnp.float32), jnp.array(mask), action)
+def test_gradients_of_a_masked_categorical_are_finite(logits, mask, action):
+  gradient = gradient_of_log_prob_and_entropy(
+    jnp.array(logits, jnp.float32), jnp.array(mask), action
+  )
   assert np.isfinite(gradient).all()
 
 
@@ -81,33 +83,34 @@ def test_probabilities_by_hand():
 
 
 def test_no_mask_means_all_legal():
-  chances = masked(jnp.zeros((2, 3)), None)
-  np.testing.assert_allclose(jnp.exp(chances.log_probs), np.full((2, 3), 1 / 3), rtol=1e-6)
+  policy = masked(jnp.zeros((2, 3)), None)
+  np.testing.assert_allclose(jnp.exp(policy.log_probs), np.full((2, 3), 1 / 3), rtol=1e-6)
 
 
-def test_where_nothing_is_legal_nothing_is_chosen_or_learned():
+def test_without_legal_actions_the_distribution_is_uniform_without_gradient():
   nothing = jnp.zeros(ACTIONS, bool)
   logits = jnp.array([9.0, -9.0, 0.0, jnp.inf, jnp.nan])
   probs = jnp.exp(masked(logits, nothing).log_probs)
   np.testing.assert_allclose(probs, np.full(ACTIONS, 1 / ACTIONS), rtol=1e-6)
-  assert not np.any(gradient_of_a_choice(jnp.array([9.0, -9, 0, 1, 2]), nothing, 0))
+  gradient = gradient_of_log_prob_and_entropy(jnp.array([9.0, -9, 0, 1, 2]), nothing, 0)
+  assert not np.any(gradient)
 
 
 @pytest.mark.parametrize('num_legal', [1, 2, 5])
-def test_the_entropy_of_a_uniform_choice_is_log_n(num_legal):
+def test_entropy_of_a_uniform_distribution_is_log_n(num_legal):
   mask = jnp.arange(ACTIONS) < num_legal
-  chances = masked(jnp.where(mask, 3.0, 50.0), mask, 0.01)
-  np.testing.assert_allclose(chances.entropy(), np.log(num_legal), atol=1e-6)
+  policy = masked(jnp.where(mask, 3.0, 50.0), mask, 0.01)
+  np.testing.assert_allclose(policy.entropy(), np.log(num_legal), atol=1e-6)
 
 
-def test_the_entropy_of_a_certain_choice_is_zero():
+def test_entropy_of_a_deterministic_distribution_is_zero():
   np.testing.assert_allclose(masked(jnp.array([500.0, 0, 0, 0, 0]), None).entropy(), 0, atol=1e-6)
 
 
-def test_choices_are_as_frequent_as_they_are_likely():
-  chances = masked(jnp.log(jnp.array([1.0, 3.0, 6.0, 9.0])), jnp.array([True, True, True, False]))
+def test_sample_frequencies_equal_probabilities():
+  policy = masked(jnp.log(jnp.array([1.0, 3.0, 6.0, 9.0])), jnp.array([True, True, True, False]))
   gumbel = jax.random.gumbel(jax.random.key(0), (20_000, 4))
-  counts = np.bincount(jax.vmap(chances.sample)(gumbel), minlength=4)
+  counts = np.bincount(jax.vmap(policy.sample)(gumbel), minlength=4)
   # Three standard deviations of a count are at most 0.011 of all.
   np.testing.assert_allclose(counts / 20_000, [0.1, 0.3, 0.6, 0], atol=0.011)
 
@@ -126,7 +129,7 @@ def tanh_normal(mean, scale, low=LOW, high=HIGH):
   st.tuples(st.floats(0.125, 1, width=32), st.floats(0.125, 1, width=32)),
   st.tuples(st.floats(-12, 12, width=32), st.floats(-12, 12, width=32)),
 )
-def test_a_squashed_density_is_the_change_of_variables(mean, scale, raw):
+def test_squashed_density_is_the_change_of_variables(mean, scale, raw):
   result = tanh_normal(mean, scale).log_prob(jnp.array(raw))
   mean, scale, raw, low, high = (np.array(x, np.float64) for x in (mean, scale, raw, LOW, HIGH))
   normal = -0.5 * ((raw - mean) / scale) ** 2 - np.log(scale * np.sqrt(2 * np.pi))
@@ -135,7 +138,7 @@ def test_a_squashed_density_is_the_change_of_variables(mean, scale, raw):
 
 
 @pytest.mark.parametrize('raw', [-1e4, -50.0, -20.0, 9.1, 20.0, 50.0, 1e4])
-def test_a_squashed_density_stays_finite_and_exact_where_tanh_is_flat(raw):
+def test_squashed_density_is_finite_and_exact_where_tanh_is_flat(raw):
   # In float32 tanh(9.1) is 1, so arctanh of the action would be infinite, or wrong if clipped.
   log_prob = lambda mean, scale: tanh_normal(mean, scale).log_prob(jnp.full(2, raw))
   value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(jnp.zeros(2), jnp.ones(2))
@@ -146,7 +149,7 @@ def test_a_squashed_density_stays_finite_and_exact_where_tanh_is_flat(raw):
 
 
 @pytest.mark.parametrize(('mean', 'scale'), [(0.0, 0.1), (0.7, 1.1), (-2.0, 0.5)])
-def test_a_squashed_density_integrates_to_one(mean, scale):
+def test_squashed_density_integrates_to_one(mean, scale):
   raw = np.linspace(-9, 9, 40_001)
   action = -3 + (np.tanh(raw) + 1) / 2 * 5
   one = tanh_normal([mean], [scale], [-3.0], [2.0])
@@ -154,17 +157,17 @@ def test_a_squashed_density_integrates_to_one(mean, scale):
   np.testing.assert_allclose(np.trapz(density, action), 1, rtol=1e-3)
 
 
-def test_a_squashed_sample_lies_within_bounds_and_comes_with_its_value_before_tanh():
+def test_squashed_sample_lies_within_bounds_and_matches_its_value_before_tanh():
   outputs = jax.random.normal(jax.random.key(0), (500, 4)) * 10
-  chances = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
-  action, raw = chances.sample(jax.random.normal(jax.random.key(1), (500, 2)))
+  policy = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
+  action, raw = policy.sample(jax.random.normal(jax.random.key(1), (500, 2)))
   assert (action >= LOW).all() and (action <= HIGH).all()
   np.testing.assert_allclose(action, LOW + (np.tanh(raw) + 1) / 2 * (HIGH - LOW), atol=1e-5)
-  np.testing.assert_array_equal(chances.mode(), chances.sample(jnp.zeros((500, 2)))[0])
+  np.testing.assert_array_equal(policy.mode(), policy.sample(jnp.zeros((500, 2)))[0])
   assert np.std(np.asarray(action), axis=0).min() > 0.1
 
 
-def test_one_bound_for_all_axes_is_a_bound_for_each():
+def test_scalar_bounds_apply_to_every_axis():
   outputs, raw = jnp.array([[0.3, -0.2, 0.1, 0.4]]), jnp.array([[0.5, -1.0]])
   bounds = [(np.float32(-2), np.float32(2)), (np.full(2, -2, 'f'), np.full(2, 2, 'f'))]
   one, each = (distributions.TanhNormal.from_outputs(outputs, *pair) for pair in bounds)
@@ -173,17 +176,17 @@ def test_one_bound_for_all_axes_is_a_bound_for_each():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_wild_outputs_of_a_network_give_a_usable_squashed_policy(dtype):
+def test_extreme_outputs_give_a_finite_squashed_policy(dtype):
   outputs = jnp.array([[1e30, -1e30, 1e30, -1e30]], dtype)
-  chances = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
-  action, raw = chances.sample(jnp.ones((1, 2)))
-  assert (jnp.abs(chances.mean) <= 5).all() and (chances.scale >= 0.1).all()
+  policy = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
+  action, raw = policy.sample(jnp.ones((1, 2)))
+  assert (jnp.abs(policy.mean) <= 5).all() and (policy.scale >= 0.1).all()
   assert action.dtype == jnp.float32 and np.isfinite(action).all()
-  assert np.isfinite(chances.log_prob(raw)).all() and np.isfinite(chances.entropy()).all()
+  assert np.isfinite(policy.log_prob(raw)).all() and np.isfinite(policy.entropy()).all()
 
 
 @pytest.mark.parametrize('mean', [-2.0, 0.0, 0.8])
-def test_squashed_entropy_is_exact_when_narrow_and_an_upper_estimate_when_wide(mean):
+def test_squashed_entropy_is_exact_if_narrow_and_an_upper_bound_if_wide(mean):
   def entropies(scale):
     raw = np.linspace(mean - 8 * scale, mean + 8 * scale, 20_001)
     normal = np.exp(-0.5 * ((raw - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
@@ -208,7 +211,7 @@ def test_squashed_entropy_is_exact_when_narrow_and_an_upper_estimate_when_wide(m
   ],
   ids=['gaussian', 'categorical', 'two_hot', 'masked', 'tanh_normal'],
 )
-def test_probabilities_and_variances_are_float32_arithmetic_whatever_comes_in(make):
+def test_bfloat16_outputs_give_float32_distributions(make):
   outputs = (3 * jax.random.normal(jax.random.key(0), (16, 8))).astype(jnp.bfloat16)
   exact = jax.tree.leaves(make(outputs.astype(jnp.float32)))
   for found, expected in zip(jax.tree.leaves(make(outputs)), exact, strict=True):
@@ -263,7 +266,7 @@ def test_divergence_is_zero_from_itself_and_positive_from_another(seed, make):
 
 
 @pytest.mark.parametrize('make', [gaussian, categorical])
-def test_a_belief_meets_all_members_at_once(make):
+def test_divergence_broadcasts_over_members(make):
   rng = np.random.default_rng(0)
   shape = (4, 3) if make is gaussian else (4, 2, 3)
   posterior, priors = make(rng, *shape), make(rng, 5, *shape)
@@ -273,7 +276,7 @@ def test_a_belief_meets_all_members_at_once(make):
   np.testing.assert_allclose(priors.kl(posterior)[2], one.kl(posterior), rtol=1e-6)
 
 
-def test_an_untrained_gaussian_is_about_standard():
+def test_untrained_gaussian_is_about_standard():
   belief = distributions.Gaussian.from_outputs(jnp.zeros(6, jnp.bfloat16), 1, 0.0)
   assert belief.mean.dtype == belief.variance.dtype == jnp.float32
   np.testing.assert_allclose(belief.mean, np.zeros(3))
@@ -282,14 +285,14 @@ def test_an_untrained_gaussian_is_about_standard():
   np.testing.assert_allclose(jnp.sqrt(narrow.variance), np.full(3, 0.1), rtol=1e-5)
 
 
-def test_a_gaussian_sample_passes_its_gradient_to_mean_and_variance():
+def test_gaussian_sample_has_gradients_by_mean_and_variance():
   belief = distributions.Gaussian(jnp.array([1.0]), jnp.array([4.0]))
   grads = jax.grad(lambda belief: belief.sample(jnp.array([3.0]))[0])(belief)
   np.testing.assert_allclose(belief.sample(jnp.array([3.0])), [7.0])
   np.testing.assert_allclose([grads.mean[0], grads.variance[0]], [1.0, 3 / (2 * 2)])
 
 
-def test_a_categorical_sample_is_one_hot_and_as_frequent_as_likely():
+def test_categorical_samples_are_one_hot_with_their_probabilities():
   probs = jnp.array([[0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
   belief = distributions.Categorical(jnp.log(probs))
   noise = jax.random.uniform(jax.random.key(0), (20_000, 2))
@@ -302,15 +305,15 @@ def test_a_categorical_sample_is_one_hot_and_as_frequent_as_likely():
   np.testing.assert_allclose(variances, sample.var(0).reshape(6), atol=0.011)
 
 
-def test_a_categorical_sample_passes_the_gradient_of_its_probabilities_straight_through():
+def test_categorical_sample_has_the_straight_through_gradient():
   outputs, noise = jnp.array([0.3, -0.2, 0.1]), jnp.zeros(1)
-  worth = jnp.array([1.0, 2.0, 4.0])
+  scores = jnp.array([1.0, 2.0, 4.0])
 
   def sampled(outputs):
-    return distributions.Categorical.from_outputs(outputs, 3, 0.01).sample(noise) @ worth
+    return distributions.Categorical.from_outputs(outputs, 3, 0.01).sample(noise) @ scores
 
   def expected(outputs):
-    return (0.99 * jax.nn.softmax(outputs) + 0.01 / 3) @ worth
+    return (0.99 * jax.nn.softmax(outputs) + 0.01 / 3) @ scores
 
   np.testing.assert_allclose(sampled(outputs), 1.0, rtol=1e-6)
   gradient = jax.grad(sampled)(outputs)
@@ -323,7 +326,7 @@ def test_unimix_keeps_every_class_possible():
   np.testing.assert_allclose(jnp.exp(belief.log_probs), [[0.99, 0.01], [0.5, 0.5]], rtol=1e-5)
 
 
-def test_certain_categoricals_without_unimix_have_a_finite_divergence():
+def test_deterministic_categoricals_without_unimix_have_a_finite_divergence():
   p, q = (
     distributions.Categorical.from_outputs(jnp.array(outputs), 2, 0.0)
     for outputs in ([500.0, 0.0], [0.0, 500.0])
@@ -333,7 +336,7 @@ def test_certain_categoricals_without_unimix_have_a_finite_divergence():
 
 
 @pytest.mark.parametrize('name', sorted(distributions.LATENTS))
-def test_latents_say_how_wide_they_are(name):
+def test_latents_have_their_declared_sizes(name):
   latent = distributions.LATENTS[name]
   belief = latent.from_outputs(jnp.ones((2, latent.num_outputs(4, 3))), 3, 0.01)
   noise = jax.vmap(lambda key: latent.noise(key, 4, 3))(jax.random.split(jax.random.key(0)))
@@ -347,12 +350,12 @@ def two_hot(logits, limit=20.0):
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(('bins', 'limit'), [(255, 20.0), (41, 6.0), (3, 1.0)])
-def test_equal_probabilities_are_exactly_zero(bins, limit, dtype):
+def test_mean_of_equal_probabilities_is_exactly_zero(bins, limit, dtype):
   assert float(two_hot(jnp.zeros(bins, dtype), limit).mean()) == 0.0
 
 
 @pytest.mark.parametrize('index', [0, 10, 20, 27, 40])
-def test_one_bin_is_its_own_mean(index):
+def test_mean_of_one_bin_is_its_position(index):
   belief = two_hot(jnp.where(jnp.arange(41) == index, 0.0, -200.0), 5.0)
   position = -5 + index * 10 / 40
   expected = np.sign(position) * (np.exp(abs(position)) - 1)
@@ -367,7 +370,7 @@ def test_bins_are_fine_near_zero_and_antisymmetric():
   assert np.diff(bins).argmin() in (126, 127) and np.diff(bins).min() < 0.2
 
 
-def test_a_target_between_two_bins_is_shared_by_distance():
+def test_target_between_two_bins_is_two_hot():
   logits = jnp.array([0.0, 0.1, 0.2, 0.3, 0.4])
   belief = two_hot(logits, 2.0)  # bins at 0, +-1.718, +-6.389
   log_probs = np.asarray(jax.nn.log_softmax(logits))
@@ -383,8 +386,8 @@ def test_a_target_between_two_bins_is_shared_by_distance():
 
 
 @pytest.mark.parametrize('bins', [5, 101])
-def test_gradients_of_a_likelihood_are_those_of_its_formula(bins):
-  """By logits and by target; many bins are compared in pieces, the last of which overlaps."""
+def test_two_hot_gradients_equal_those_of_the_formula(bins):
+  """By logits and by target; the maximum of many bins is computed in overlapping pieces."""
   rng = np.random.default_rng(0)
   logits = jnp.asarray(5 * rng.normal(size=(7, bins)), jnp.float32)
   target = jnp.asarray(rng.uniform(-6, 6, 7), jnp.float32)
@@ -395,8 +398,8 @@ def test_gradients_of_a_likelihood_are_those_of_its_formula(bins):
     upper = jnp.searchsorted(edges, target)
     share = (target - edges[upper - 1]) / (edges[upper] - edges[upper - 1])
     log_probs = jax.nn.log_softmax(logits)
-    row = jnp.arange(7)
-    log_prob = (1 - share) * log_probs[row, upper - 1] + share * log_probs[row, upper]
+    index = jnp.arange(7)
+    log_prob = (1 - share) * log_probs[index, upper - 1] + share * log_probs[index, upper]
     return jnp.sum(weight * log_prob)
 
   given = lambda logits, target: jnp.sum(weight * two_hot(logits, 2.0).log_prob(target))
@@ -405,7 +408,7 @@ def test_gradients_of_a_likelihood_are_those_of_its_formula(bins):
   jax.tree.map(close, *results)
 
 
-def test_likelihood_is_greatest_at_the_target():
+def test_likelihood_is_largest_at_the_target():
   target = jnp.array([-0.01, 0.09, 3.0, -700.0])
 
   @jax.jit
@@ -435,22 +438,22 @@ def several(logits, mask, unimix):
   st.lists(st.booleans(), min_size=6, max_size=6),
   st.sampled_from([0.0, 0.1]),
 )
-def test_several_choices_are_as_likely_as_each_of_them_together(logits, mask, unimix):
+def test_multi_categorical_equals_the_product_of_its_parts(logits, mask, unimix):
   """Against all combinations, by arithmetic in float64; a part without legal choices is uniform."""
   log_probs, entropy, mode = several(jnp.array(logits, jnp.float32), jnp.array(mask), unimix)
-  cuts, chances = np.cumsum(CHOICES)[:-1], []
+  cuts, probs = np.cumsum(CHOICES)[:-1], []
   for part, given in zip(*(np.split(np.array(x), cuts) for x in (logits, mask)), strict=True):
     legal = legal_among(given)
     weights = np.where(legal, np.exp(part if given.any() else 0 * part), 0)
-    chances.append((1 - unimix) * weights / weights.sum() + unimix * legal / legal.sum())
-  expected = np.prod([part[COMBINATIONS[:, i]] for i, part in enumerate(chances)], axis=0)
+    probs.append((1 - unimix) * weights / weights.sum() + unimix * legal / legal.sum())
+  expected = np.prod([part[COMBINATIONS[:, i]] for i, part in enumerate(probs)], axis=0)
   np.testing.assert_allclose(np.exp(log_probs), expected, rtol=1e-4, atol=1e-8)
   likely = expected[expected > 0]
   np.testing.assert_allclose(entropy, -np.sum(likely * np.log(likely)), rtol=1e-4, atol=1e-5)
   assert expected[(mode == COMBINATIONS).all(-1)] >= expected.max() * (1 - 1e-5)
 
 
-def test_several_choices_are_drawn_as_often_as_they_are_likely_and_apart():
+def test_multi_categorical_samples_parts_independently_by_their_probabilities():
   logits = jnp.log(jnp.array([0.5, 0.3, 0.2, 1.0, 0.9, 0.1]))
   policy = distributions.MultiCategorical.from_logits(logits, CHOICES)
   actions = distributions.Actions(specs.BoundedArray((3,), np.int32, 0, [2, 0, 1]))
@@ -461,7 +464,7 @@ def test_several_choices_are_drawn_as_often_as_they_are_likely_and_apart():
   np.testing.assert_allclose(found, np.outer([0.5, 0.3, 0.2], [0.9, 0.1]), atol=0.04)
 
 
-def test_an_action_of_several_choices_is_encoded_as_their_one_hots():
+def test_action_of_several_choices_is_encoded_as_one_hots():
   actions = distributions.Actions(specs.BoundedArray((3,), np.int32, 0, [2, 0, 1]))
   assert (actions.size, actions.num_choices) == (6, CHOICES)
   encoded = actions.encode(jnp.array([[2, 0, 1], [0, 0, 0]]))
@@ -476,6 +479,6 @@ def test_an_action_of_several_choices_is_encoded_as_their_one_hots():
     (specs.BoundedArray((), np.float32, 0, 3), 'one axis'),
   ],
 )
-def test_an_action_that_cannot_be_played_is_refused(spec, words):
+def test_unsupported_action_spec_is_refused(spec, words):
   with pytest.raises(ValueError, match=rf'action_spec=.*{words}'):
     distributions.Actions(spec)

@@ -16,7 +16,7 @@ def random(*shape):
 ARGUMENTS = {
   kernels.total: [(random(3, 4, 70),)],
   kernels.largest: [(random(3, 4, 70),), (random(3, 9),)],
-  kernels.turned: [(random(5, 7),)],
+  kernels.transposed: [(random(5, 7),)],
   kernels.sigmoid: [(20 * random(4, 6),)],
   kernels.silu: [(20 * random(4, 6),), (20 * random(4, 5),), (random(2),)],
   kernels.normalise: [(3 + random(4, 3, 40), random(40), random(40))],

@@ -27,7 +27,7 @@ def test_symlog_by_hand():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_an_mlp_computes_in_its_dtype_on_float32_parameters(dtype):
+def test_mlp_computes_in_its_dtype_with_float32_parameters(dtype):
   mlp = networks.MLP(8, 2, 3, dtype=dtype)
   x = jnp.ones((2, 5), jnp.float32)
   variables = jax.eval_shape(mlp.init, jax.random.key(0), x)
@@ -35,8 +35,8 @@ def test_an_mlp_computes_in_its_dtype_on_float32_parameters(dtype):
   assert jax.eval_shape(mlp.apply, variables, x).dtype == dtype
 
 
-class Beside(nn.Module):
-  """In place of an MLP: what it is given, joined."""
+class Concatenate(nn.Module):
+  """In place of an MLP: concatenates its inputs."""
 
   activation: str = 'tanh'
   dtype: object = jnp.float32
@@ -46,12 +46,12 @@ class Beside(nn.Module):
     return jnp.concatenate(parts, axis=-1)
 
 
-def test_a_number_in_a_cell_moves_what_becomes_of_this_cell_alone():
+def test_number_in_a_cell_changes_the_features_of_that_cell_only():
   spec = {
     'board': environment.BoardSpec((2 + 2 * 3 * 4,), np.float32, (2, 3, 4)),
     'purse': specs.Array((1,), np.float32),
   }
-  encoder = networks.BoardEncoder(Beside(), 5)
+  encoder = networks.BoardEncoder(Concatenate(), 5)
   read = lambda observation: (
     observation_lib.flatten(observation, observation_lib.without_boards(spec)),
     *observation_lib.boards(observation, spec),
@@ -75,8 +75,8 @@ def test_a_number_in_a_cell_moves_what_becomes_of_this_cell_alone():
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize('sizes', [(5,), (2, 0, 3)])
-def test_parts_beside_each_other_are_read_as_if_joined(sizes, dtype):
-  """Values and all gradients are those of one product of what is joined."""
+def test_dense_layer_of_parts_equals_that_of_their_concatenation(sizes, dtype):
+  """Compares values and all gradients."""
   rng = np.random.default_rng(0)
   array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   parts, weight = [array(3, 4, size).astype(dtype) for size in sizes], array(3, 4, 6)
@@ -99,31 +99,31 @@ def test_parts_beside_each_other_are_read_as_if_joined(sizes, dtype):
   assert {leaf.dtype for leaf in jax.tree.leaves(grads[0])} == {jnp.dtype('float32')}
 
 
-def test_an_mlp_takes_any_leading_axes():
+def test_mlp_takes_any_leading_axes():
   mlp = networks.MLP(8, 1, 3)
   x = jax.random.normal(jax.random.key(0), (2, 3, 5))
   variables = mlp.init(jax.random.key(1), x[0, 0])
-  rows = mlp.apply(variables, x.reshape(6, 5))
-  np.testing.assert_allclose(mlp.apply(variables, x), rows.reshape(2, 3, 3), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(mlp.apply(variables, x[0, 0]), rows[0], rtol=1e-5, atol=1e-6)
+  flat = mlp.apply(variables, x.reshape(6, 5))
+  np.testing.assert_allclose(mlp.apply(variables, x), flat.reshape(2, 3, 3), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(mlp.apply(variables, x[0, 0]), flat[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('raw', [True, False])
-def test_only_an_mlp_for_raw_numbers_tells_an_input_from_its_multiple(raw):
+def test_only_a_raw_mlp_distinguishes_an_input_from_its_multiple(raw):
   mlp = networks.MLP(16, 1, raw=raw)
   x = jnp.array([[3.0, 0.0], [30.0, 0.0]])
   once, ten_times = mlp.init_with_output(jax.random.key(0), x)[0]
   assert bool(jnp.max(jnp.abs(once - ten_times)) > 0.1) == raw
 
 
-def test_an_mlp_without_output_ends_at_its_last_hidden_layer():
+def test_mlp_without_output_ends_at_its_last_hidden_layer():
   mlp = networks.MLP(8, 2)
   output, variables = jax.eval_shape(mlp.init_with_output, jax.random.key(0), jnp.ones((2, 5)))
   assert output.shape == (2, 8)
   assert sorted(variables['params']) == ['Dense_0', 'Dense_1', 'LayerNorm_0', 'LayerNorm_1']
 
 
-def test_output_scale_zero_starts_at_zero_and_others_at_their_scale():
+def test_initial_output_has_its_output_scale():
   x = jax.random.normal(jax.random.key(0), (50, 5))
   spread = []
   for scale in (0.0, 0.01, 1.0):
@@ -139,7 +139,7 @@ def test_output_scale_zero_starts_at_zero_and_others_at_their_scale():
   ('shape', 'num_stages'),
   [((8, 8, 1), 1), ((10, 10, 4), 1), ((9, 21, 3), 1), ((63, 63, 3), 4), ((210, 160, 3), 5)],
 )
-def test_an_image_comes_out_as_large_as_it_went_in(shape, num_stages):
+def test_decoder_restores_the_size_of_an_image(shape, num_stages):
   image = jnp.zeros((2, 5, *shape))
   encoder = networks.Encoder(networks.MLP(16, 1), 4)
   features, variables = jax.eval_shape(
@@ -153,7 +153,7 @@ def test_an_image_comes_out_as_large_as_it_went_in(shape, num_stages):
   assert sum(name.startswith('Conv') for name in variables['params']) == num_stages
 
 
-def test_numbers_and_images_are_joined_and_computed_in_bfloat16():
+def test_encoder_and_decoder_of_numbers_and_images_in_bfloat16():
   encoder = networks.Encoder(networks.MLP(16, 1, dtype=jnp.bfloat16), 4)
   inputs = (jnp.zeros((3, 5)), jnp.zeros((3, 8, 8, 2)), jnp.zeros((3, 9, 8, 1)))
   features, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), *inputs)

@@ -1,4 +1,4 @@
-"""Observations: leaves are joined, encoded by their bounds, and put together again."""
+"""Observations: leaves are joined, encoded by their bounds, and restored."""
 
 import jax
 import jax.numpy as jnp

@@ -20,9 +20,9 @@ def random_map(rng, rows, columns, levels):
   cells = (
     rng.integers(1, levels, (rows, columns)) / (levels - 1) * (rng.random((rows, columns)) < 0.5)
   )
-  place = rng.integers(0, [rows, columns])
-  seen = np.concatenate([cells.reshape(-1), place / (np.array([rows, columns]) - 1)])
-  return cells, place, jnp.asarray(seen, jnp.float32)
+  position = rng.integers(0, [rows, columns])
+  seen = np.concatenate([cells.reshape(-1), position / (np.array([rows, columns]) - 1)])
+  return cells, position, jnp.asarray(seen, jnp.float32)
 
 
 @pytest.mark.parametrize('shape', [(2, 3), (8, 8), (5, 2)])
@@ -132,22 +132,22 @@ def test_imagined_map_is_decoded_and_rewards_read_the_previous_map(
   last = sequence.step_type == 2
   start, _ = dream.starts(policy, posterior, last, novelty, KEYS, num_steps=2)
   slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
-  dreamt = jax.jit(
+  rollout = jax.jit(
     lambda start: dream.rollout(model, policy, params, slow_critic, start, jnp.int32(5))
   )(start)
-  features = dreamt.features[:, :5].swapaxes(0, 1)
+  features = rollout.features[:, :5].swapaxes(0, 1)
   belief, seen = features[..., : model.belief_size], features[..., model.belief_size :]
   np.testing.assert_array_equal(seen[0], start.latent.seen)
-  action = model.encode_action(dreamt.choice[:4])
+  action = model.encode_action(rollout.choice[:4])
   before = world_model.Recurrent(world_model.Latent(belief[:-1], belief[:-1], seen[:-1]), action)
   imagined = jax.jit(model.imagine)(model_params, belief[1:], before)
   np.testing.assert_allclose(seen[1:], imagined, atol=1e-4)
   assert np.abs(seen[1:] - seen[:-1]).max() > 0.1
   reward = jax.jit(lambda *inputs: model.reward(model_params, *inputs).mean())
   np.testing.assert_allclose(
-    dreamt.reward[1:5], reward(belief[1:], seen[:-1], action), rtol=1e-3, atol=1e-4
+    rollout.reward[1:5], reward(belief[1:], seen[:-1], action), rtol=1e-3, atol=1e-4
   )
-  assert np.abs(dreamt.reward[1:5] - reward(belief[1:], seen[1:], action)).max() > 1e-2
+  assert np.abs(rollout.reward[1:5] - reward(belief[1:], seen[1:], action)).max() > 1e-2
 
 
 def test_reward_reads_the_previous_map(dreamer, params, sequence):
@@ -224,9 +224,9 @@ def test_by_levels_loss_does_not_depend_on_the_distance(dreamer):
   logits = lambda level: (
     jnp.zeros((9, 5)).at[:, 0].set(20.0).at[8].set(20.0 * jax.nn.one_hot(level, 5))
   )
-  cost = lambda level: float(model.codec.loss(logits(level).reshape(-1), flat))
-  np.testing.assert_allclose(cost(0), 0.0, atol=1e-5)
-  np.testing.assert_allclose([cost(1), cost(4)], 20.0, rtol=1e-5)
+  loss = lambda level: float(model.codec.loss(logits(level).reshape(-1), flat))
+  np.testing.assert_allclose(loss(0), 0.0, atol=1e-5)
+  np.testing.assert_allclose([loss(1), loss(4)], 20.0, rtol=1e-5)
 
 
 def test_cell_decoder_generalises_to_unfamiliar_maps(make_dreamer):

@@ -315,17 +315,17 @@ def test_reconstruction_loss_is_zero_for_a_perfect_decoder_and_exact_for_others(
   )
   loss = jax.jit(model.loss)
 
-  def cost(decoded):
+  def reconstruction(decoded):
     decoder = jax.tree.map(jnp.zeros_like, params['decoder'])
     decoder['Dense_1']['bias'] = jnp.array(decoded)
     _, (_, _, metrics) = loss(params | {'decoder': decoder}, KEYS, sequence)
     return float(metrics['reconstruction'])
 
-  np.testing.assert_allclose(cost([-30.0, 30, 0, 30, np.log(8)]), 0, atol=1e-5)
-  np.testing.assert_allclose(cost([-30.0, 30, 0, 30, np.log(8) + 2]), 4, rtol=1e-5)
-  np.testing.assert_allclose(cost([0.0, 30, 0, 30, np.log(8)]), np.log(2), rtol=1e-5)
+  np.testing.assert_allclose(reconstruction([-30.0, 30, 0, 30, np.log(8)]), 0, atol=1e-5)
+  np.testing.assert_allclose(reconstruction([-30.0, 30, 0, 30, np.log(8) + 2]), 4, rtol=1e-5)
+  np.testing.assert_allclose(reconstruction([0.0, 30, 0, 30, np.log(8)]), np.log(2), rtol=1e-5)
   np.testing.assert_allclose(
-    cost([-30.0, 30, 0, -5, np.log(8)]), 5 + np.log1p(np.exp(-5)), rtol=1e-5
+    reconstruction([-30.0, 30, 0, -5, np.log(8)]), 5 + np.log1p(np.exp(-5)), rtol=1e-5
   )
 
 
@@ -398,10 +398,10 @@ def test_loss_of_an_image_sums_over_its_numbers(pictures):
   flat = observation_lib.flatten(observation['purse'], specs.Array((2,), np.float32))
   pixels, planes = model.codec.encode(observation)[1:]
   right = jnp.concatenate([flat, pixels.ravel(), 60 * planes.ravel() - 30])
-  cost = lambda decoded: float(model.codec.loss(decoded, flat, [pixels, planes]))
-  np.testing.assert_allclose(cost(right), 0, atol=1e-4)
-  np.testing.assert_allclose(cost(right.at[2].add(0.5).at[1].add(2)), 0.25 + 4, rtol=1e-4)
-  np.testing.assert_allclose(cost(right.at[-1].set(0)), np.log(2), rtol=1e-4)
+  loss = lambda decoded: float(model.codec.loss(decoded, flat, [pixels, planes]))
+  np.testing.assert_allclose(loss(right), 0, atol=1e-4)
+  np.testing.assert_allclose(loss(right.at[2].add(0.5).at[1].add(2)), 0.25 + 4, rtol=1e-4)
+  np.testing.assert_allclose(loss(right.at[-1].set(0)), np.log(2), rtol=1e-4)
 
 
 def test_images_are_flat_without_channels(make_dreamer):
