@@ -2,7 +2,7 @@
 #
 #   make train [ARGS='--env catch']    trains; see `hephaestus train --help`
 #   make test [PYTEST_ARGS='-k dream'] runs the tests
-#   make lint                          checks style, formatting and types
+#   make lint                          checks style, formatting, terms and types
 #   make clean                         removes what make put here; runs stay
 #
 # Each first fetches what it lacks: uv into .tools/, Python 3.10 where the machine has none, and the
@@ -33,6 +33,7 @@ test: $(VENV)/.synced-dev
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/python tests/glossary.py
 	@mkdir -p .tools/typing && ln -sfn ../.. .tools/typing/hephaestus
 	MYPYPATH=.tools/typing $(VENV)/bin/mypy $(addprefix -p hephaestus.,$(ROOMS))
 
