@@ -28,6 +28,12 @@ def _add_evaluate(commands: Any) -> None:
   evaluate.add_argument(
     '--random', action='store_true', help='score the random policy instead, as a baseline'
   )
+  evaluate.add_argument(
+    '--actions',
+    nargs='+',
+    choices=['greedy', 'sampled', 'random'],
+    help='one result for each of these (default: actions as the run is evaluated)',
+  )
   evaluate.add_argument('--json', action='store_true')
   evaluate.set_defaults(call=_evaluate)
 
@@ -119,14 +125,26 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
-  result = evaluate.evaluate(
-    arguments.run, arguments.episodes, arguments.video, arguments.seed, at_random=arguments.random
-  )
-  if arguments.json:
-    print(metrics.to_json(result))
-  else:
-    for name, value in result.items():
-      print(f'{name:<18} {value}')
+  if arguments.actions and arguments.random:
+    raise ValueError('--random: is one of --actions; give one of the two options')
+  if len(arguments.actions or ()) > 1 and arguments.video is not None:
+    raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
+  for actions in arguments.actions or ['random' if arguments.random else None]:
+    result = evaluate.evaluate(
+      arguments.run,
+      arguments.episodes,
+      arguments.video,
+      arguments.seed,
+      at_random=actions == 'random',
+      greedy=None if actions is None else actions == 'greedy',
+    )
+    if arguments.actions:
+      result = {'actions': actions, **result}
+    if arguments.json:
+      print(metrics.to_json(result), flush=True)
+    else:
+      for name, value in result.items():
+        print(f'{name:<18} {value}')
   return 0
 
 

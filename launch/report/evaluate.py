@@ -16,6 +16,7 @@ def evaluate(
   seed: int,
   *,
   at_random: bool = False,
+  greedy: bool | None = None,
 ) -> dict[str, Any]:
   """Evaluates a run's newest checkpoint, also while the run is training.
 
@@ -25,15 +26,15 @@ def evaluate(
     video: path of a video of one episode, or None.
     seed: of the environments.
     at_random: evaluates the uniform random policy over legal actions instead.
+    greedy: greedy or sampled actions; None: as the run is evaluated.
 
   Raises:
     ValueError: not a run, or no checkpoint yet.
   """
   saved = saved_lib.untrained(folder) if at_random else saved_lib.newest(folder)
   config = saved.config
-  play = evaluator.Play(
-    saved.environment, saved.agent, min(episodes, 64), greedy=config.evaluator.greedy
-  )
+  greedy = config.evaluator.greedy if greedy is None else greedy
+  play = evaluator.Play(saved.environment, saved.agent, min(episodes, 64), greedy=greedy)
   play_key, video_key = jax.random.split(jax.random.key(seed))
   result = play.evaluate(saved.params, play_key, episodes)
   if video is not None:

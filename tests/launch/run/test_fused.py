@@ -88,6 +88,14 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   result = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert result['learner_step'] == 8
   assert -1 <= result['episode_return'] <= 1
+  kinds = ['greedy', 'sampled', 'random']
+  assert run('evaluate', folder, '--episodes', 8, '--json', '--actions', *kinds) == 0
+  results = [json.loads(line) for line in capsys.readouterr().out.splitlines()[-3:]]
+  assert [(each['actions'], each['learner_step']) for each in results] == [
+    ('greedy', 8), ('sampled', 8), ('random', 0)
+  ]  # fmt: skip
+  assert run('evaluate', folder, '--random', '--actions', 'greedy') == 2
+  assert '--random: is one of --actions' in capsys.readouterr().err
 
   wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_envs=32']
   assert train(*wider) == 0
