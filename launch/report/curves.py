@@ -167,7 +167,7 @@ def make(
   Raises:
     ValueError: there is nothing to show, or rliable or matplotlib is not installed.
   """
-  _check_packages()
+  check_packages()
   runs, left_out = _read_all(folders, labelled)
   by_environment: dict[str, list[tuple[str | None, Run]]] = {}
   for label, run in runs:
@@ -216,7 +216,8 @@ def _read_all(
   return runs, left_out
 
 
-def _check_packages() -> None:
+def check_packages() -> None:
+  """Raises ValueError that names a package that is not installed."""
   try:
     import markdown_it  # noqa: F401
     import matplotlib  # noqa: F401

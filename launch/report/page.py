@@ -225,7 +225,7 @@ def _sections(
       continue
     lines = [Line(label, colour, *curve) for colour, label, curve in found]
     stem = f'{curves.file_name(name)}-{chart.key.replace("/", "-")}'
-    draw = functools.partial(_draw, chart.title, history.X_AXES[x], '', lines)
+    draw = functools.partial(draw_lines, chart.title, history.X_AXES[x], '', lines)
     picture = pictures.add(stem, chart.title, draw)
     sections.setdefault(chart.section, []).append(f'<figure class="card">{picture}</figure>')
   labels = list(enumerate(group.label for group in groups))
@@ -261,7 +261,7 @@ def _main_picture(figure: curves.Figure, pictures: '_Pictures') -> str:
   y_label = curves.Y_AXES.get(figure.metric, f'{figure.metric} ({figure.node})')
   levels = (0, 1) if figure.metric == 'normalised_score' else ()
   draw = functools.partial(
-    _draw, figure.name, history.X_AXES[figure.x], y_label, lines, large=True, levels=levels
+    draw_lines, figure.name, history.X_AXES[figure.x], y_label, lines, large=True, levels=levels
   )
   picture = pictures.add(curves.file_name(figure.name), f'Curves of {figure.name}', draw, wide=True)
   return f'<figure class="card large">{picture}</figure>'
@@ -279,7 +279,7 @@ def _tables(markdown: str) -> str:
   return f'<div class="card">{body}</div>'
 
 
-def _draw(
+def draw_lines(
   title: str,
   x_label: str,
   y_label: str,
@@ -413,7 +413,7 @@ class _Pictures:
     Args:
       stem: of the file's name.
       text: alternative text.
-      draw: `_draw` without its arguments `narrow` and `dark`.
+      draw: `draw_lines` without its arguments `narrow` and `dark`.
       wide: whether the picture is larger on a wide page.
     """
     self.count += 1

@@ -118,18 +118,19 @@ def accept_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def bind_to(parent_pid: int, pipe: int) -> None:
+def bind_to(parent_pid: int, pipe: int | None = None) -> None:
   """Binds this process to its parent: it is killed when the parent ends, or at once if it has.
 
   Args:
     parent_pid: of the process that must be its parent.
-    pipe: takes `+PID` and a newline.
+    pipe: takes `+PID` and a newline; None for none.
   """
   accept_interrupts()
   LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent_pid:  # it ended before the line above
     os._exit(1)
-  os.write(pipe, f'+{os.getpid()}\n'.encode())
+  if pipe is not None:
+    os.write(pipe, f'+{os.getpid()}\n'.encode())
 
 
 def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
