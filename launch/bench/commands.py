@@ -4,6 +4,8 @@ import argparse
 import logging
 import os
 import pathlib
+import re
+import sys
 from typing import Any
 
 from hephaestus.launch import flags
@@ -16,7 +18,8 @@ def add(commands: Any) -> None:
   )
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
-    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_watching, _add_scaling, _add_compare
+    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_watching, _add_scaling,
+    _add_compare,
   ):  # fmt: skip
     add_one(targets)
   bench.set_defaults(call=_bench)
@@ -96,6 +99,56 @@ def _add_end_to_end(targets: Any) -> None:
   end_to_end.add_argument('--json', action='store_true')
 
 
+def _add_learning(targets: Any) -> None:
+  learning = targets.add_parser(
+    'learning',
+    allow_abbrev=False,
+    help='scores of agents on a suite of environments, one configuration for all',
+    description='Trains each agent in each environment with each seed, one run on a core of its own, '
+    'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
+    'stopped; once all rows are there, it prints the table alone.',
+  )
+  learning.add_argument(
+    '--environments', nargs='+', metavar='NAME', help='of the suite (default: all of it)'
+  )
+  learning.add_argument(
+    '--agents',
+    nargs='+',
+    choices=['dreamer', 'plain', 'ppo'],
+    default=['dreamer', 'ppo'],
+    help='default: dreamer ppo',
+  )
+  learning.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2], metavar='N')
+  learning.add_argument('--preset', default='laptop', help='as of train (default: laptop)')
+  learning.add_argument(
+    '--set',
+    nargs='+',
+    action='extend',
+    default=[],
+    metavar='KEY=VALUE',
+    help='override the config of all runs, as an ablation; give it a --label',
+  )
+  learning.add_argument(
+    '--label', default='default', help='name of these settings in rows and tables'
+  )
+  learning.add_argument(
+    '--out',
+    type=pathlib.Path,
+    default=pathlib.Path('runs/bench-learning'),
+    help='folder of rows, runs, table and pictures (default: runs/bench-learning)',
+  )
+  learning.add_argument(
+    '--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)'
+  )
+  learning.add_argument(
+    '--max-minutes', type=float, metavar='N', help='of training, after which a run ends early'
+  )
+  learning.add_argument(
+    '--table', action='store_true', help='show the rows that are there, and train nothing'
+  )
+  learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
+
+
 def _add_watching(targets: Any) -> None:
   watching = targets.add_parser(
     'watching', allow_abbrev=False, help='overhead of a dashboard and of inspect --watch'
@@ -167,6 +220,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     from hephaestus.launch.bench import comparison
 
     return comparison.show(arguments.old, arguments.new, arguments.threshold)
+  if arguments.target == 'learning':
+    return _learning(arguments)
   if arguments.target == 'scaling':  # JAX reads both when it initializes its devices
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
@@ -189,6 +244,72 @@ def _bench(arguments: argparse.Namespace) -> int:
   else:
     learner_bench.show(figures)
   return 0
+
+
+def _learning(arguments: argparse.Namespace) -> int:
+  """Does the runs that have no row, then shows all rows that were asked for."""
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  from hephaestus.launch.bench.learning import runs as runs_lib
+  from hephaestus.launch.bench.learning import suite, table
+  from hephaestus.launch.run import metrics
+
+  tasks = suite.chosen(arguments.environments)
+  asked = [
+    runs_lib.Run(task, agent, seed)
+    for seed in dict.fromkeys(arguments.seeds)
+    for task in tasks
+    for agent in dict.fromkeys(arguments.agents)
+  ]
+  settings = _learning_settings(arguments)
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  missing = [] if arguments.table else runs_lib.missing(asked, settings)
+  code = 0
+  if missing:
+    cores = _cores(arguments.jobs)
+    say(f'{len(missing)} runs of {len(asked)} to do, {len(cores)} at a time, in {arguments.out}')
+    code = runs_lib.run_all(missing, settings, cores, say)
+  rows = runs_lib.read_rows(arguments.out)
+  if not arguments.table:
+    names = {(run.task.name, run.agent, run.seed) for run in asked}
+    rows = [row for row in rows if (row['environment'], row['agent'], row['seed']) in names]
+  if arguments.json:
+    print(metrics.to_json(rows))
+  elif rows:
+    print(table.markdown(rows), end='')
+  if rows:
+    for remark in table.write(rows, arguments.out):
+      say(remark)
+  return code
+
+
+def _learning_settings(arguments: argparse.Namespace) -> Any:
+  """The settings of all runs; ValueError names a flag that cannot work, before anything starts."""
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch import presets
+  from hephaestus.launch.bench.learning import runs as runs_lib
+
+  if arguments.preset not in presets.PRESETS:
+    raise ValueError(f'--preset {arguments.preset}: choose one of {", ".join(presets.PRESETS)}')
+  for assignment in arguments.set:
+    if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
+      raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
+  for agent in arguments.agents:
+    launch_config.override(presets.AGENTS[agent][arguments.preset]('catch'), arguments.set)
+  if not re.fullmatch(r'[\w.-]+', arguments.label):
+    raise ValueError(f'--label {arguments.label}: takes letters, digits, _, . and -')
+  if arguments.max_minutes is not None and not arguments.max_minutes > 0:
+    raise ValueError(f'--max-minutes {arguments.max_minutes:g}: must be positive')
+  return runs_lib.Settings(
+    arguments.out, arguments.label, arguments.preset, arguments.set, arguments.max_minutes
+  )
+
+
+def _cores(jobs: int | None) -> list[int]:
+  """The cores for so many runs at a time; all that are available for None."""
+  available = sorted(os.sched_getaffinity(0))
+  if jobs is not None and not 1 <= jobs <= len(available):
+    raise ValueError(f'--jobs {jobs}: from 1 to {len(available)}, the number of available cores')
+  return available[:jobs]
 
 
 def _learner_figures(arguments: argparse.Namespace) -> Any:

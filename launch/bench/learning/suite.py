@@ -1,0 +1,105 @@
+"""The suite: environments with their step budgets and bars, and no setting of an agent."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NUM_POINTS = 10  # of a curve, each the mean over one tenth of the steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """An environment, the steps that an agent gets in it, and the bar that it should reach.
+
+  The score is the mean episode return while acting, with sampled actions.
+
+  Attributes:
+    name: short, unique in the suite.
+    environment: as of `train --env`.
+    options: of the environment, as of `train --set environment.KEY=VALUE`.
+    steps: environment steps of a run.
+    bar: least score; None where the suite compares with PPO alone.
+    bar_step: end of the tenth of the steps that must reach the bar; None for the last tenth.
+    is_evaluated: whether the bar is for the evaluation with sampled actions after the last step,
+      where returns are too noisy for the few episodes of a tenth.
+    times_ppo: the score of another agent must be above so many times PPO's; None for no comparison.
+    ppo_steps: ends of the tenths at which it must; () for the last tenth.
+    episodes: of each evaluation after the last step.
+  """
+
+  name: str
+  environment: str
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  steps: int
+  bar: float | None = None
+  bar_step: int | None = None
+  is_evaluated: bool = False
+  times_ppo: float | None = None
+  ppo_steps: Sequence[int] = ()
+  episodes: int = 128
+
+  def point(self, step: int | None) -> int:
+    """Index of the tenth of the steps that ends at a step; of the last one for None."""
+    return NUM_POINTS - 1 if step is None else -(-step * NUM_POINTS // self.steps) - 1
+
+
+def _gymnax(name: str, environment: str, steps: int, **fields: Any) -> Task:
+  return Task(name=name, environment=f'gymnax/{environment}', steps=steps, **fields)
+
+
+SUITE = (
+  Task(name='catch', environment='catch', steps=8_000, bar=0.95, bar_step=4_000),
+  _gymnax('cartpole', 'CartPole-v1', 15_000, bar=450.0),
+  _gymnax('acrobot', 'Acrobot-v1', 30_000, bar=-120.0),
+  _gymnax('mountain_car', 'MountainCar-v0', 30_000, bar=-130.0),
+  _gymnax('pendulum', 'Pendulum-v1', 20_000, bar=-170.0),
+  # Solved above 0.49 in bsuite's sense; the last tenth has 123 to 290 episodes.
+  _gymnax('deep_sea_12', 'DeepSea-bsuite', 16_000, options={'size': 12}, bar=0.49),
+  _gymnax('deep_sea_20', 'DeepSea-bsuite', 44_000, options={'size': 20}, bar=0.49),
+  _gymnax('deep_sea_30', 'DeepSea-bsuite', 90_000, options={'size': 30}, bar=0.49),
+  _gymnax('memory_chain_5', 'MemoryChain-bsuite', 20_000, options={'memory_length': 5}, bar=0.95),
+  _gymnax('memory_chain_20', 'MemoryChain-bsuite', 40_000, options={'memory_length': 20}, bar=0.95),
+  # The best action in 95 % of episodes: 2 * 0.95 - 1. The other 19 rewards are -1 or 1 at random,
+  # so the standard error of a mean return is 4.4 / sqrt(episodes).
+  _gymnax(
+    'umbrella_chain_20', 'UmbrellaChain-bsuite', 30_000, options={'chain_length': 20},
+    bar=0.9, is_evaluated=True, episodes=16_384,
+  ),
+  # The best arm, 1.1 against 1.0, in 90 % of episodes.
+  _gymnax('discounting_chain', 'DiscountingChain-bsuite', 20_000, bar=1.09),
+  # The better of two arms, 0.9 against 0.1, in 90 % of 100 steps; it changes with the episode.
+  _gymnax('bernoulli_bandit', 'BernoulliBandit-misc', 20_000, bar=82.0),
+  Task(
+    name='grid_world_8', environment='grid_world', options={'size': 8, 'num_resources': 8},
+    steps=25_000, times_ppo=1.0, ppo_steps=(10_000, 15_000, 25_000),
+  ),
+  Task(
+    name='grid_world_16', environment='grid_world', options={'size': 16, 'num_resources': 24},
+    steps=30_000, times_ppo=1.0, ppo_steps=range(12_000, 30_001, 3_000),
+  ),
+  _gymnax('breakout', 'Breakout-MinAtar', 40_000, times_ppo=2.0),
+  _gymnax('asterix', 'Asterix-MinAtar', 40_000, times_ppo=2.0),
+  _gymnax('space_invaders', 'SpaceInvaders-MinAtar', 40_000, times_ppo=2.0),
+  _gymnax('freeway', 'Freeway-MinAtar', 40_000, times_ppo=2.0),
+  Task(
+    name='craftax_classic', environment='craftax/Craftax-Classic-Symbolic-v1', steps=50_000,
+    bar=3.5, times_ppo=1.3,
+  ),
+  # 2,400 updates of the laptop preset. All rewards are 0: the time at the noise is not in a score.
+  Task(name='noisy_corridor', environment='noisy_corridor', steps=38_400),
+  Task(name='snake', environment='jumanji/Snake-v1', steps=50_000, times_ppo=1.0),
+  Task(name='hackmatrix', environment='hackmatrix', steps=50_000, times_ppo=1.0),
+)  # fmt: skip
+
+
+def chosen(names: Sequence[str] | None) -> list[Task]:
+  """The tasks of these names, in the suite's order; all of them for None.
+
+  Raises:
+    ValueError: a name is not in the suite.
+  """
+  known = [task.name for task in SUITE]
+  for name in names or ():
+    if name not in known:
+      raise ValueError(f'--environments {name}: choose from {", ".join(known)}')
+  return [task for task in SUITE if names is None or task.name in names]

@@ -1,0 +1,168 @@
+"""The table and the pictures of rows of results."""
+
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hephaestus.launch.bench.learning import scores, suite
+
+Row = Mapping[str, Any]
+HEADINGS = (
+  'environment', 'steps', 'agent', 'seeds', 'final score', 'area', 'retention', 'greedy', 'sampled',
+  'random', 'bar', 'reached', 'CPU min',
+)  # fmt: skip
+NOTES = """
+Medians over seeds; in parentheses the lowest and the highest. Score: mean episode return while
+acting, in the last tenth of the steps. Area: mean of the curve of tenths. Retention: (last fifth -
+random) / (best fifth - random), 1 where nothing was learned. Greedy, sampled and random: evaluations
+after the last step. Reached: seeds that reach the bar, of all; beside PPO, at equal steps above the
+median of PPO's seeds.
+"""
+
+
+def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> str:
+  """A table with a line for each environment, agent and label, and its notes.
+
+  Args:
+    rows: of results.
+    pictures: a file for each environment, to refer to.
+  """
+  lines = ['| ' + ' | '.join(HEADINGS) + ' |', '|' + '---|' * len(HEADINGS)]
+  for task, groups in _grouped(rows):
+    for (agent, label), group in groups.items():
+      cells = [
+        task.name,
+        f'{task.steps:,}',
+        _name(agent, label),
+        str(len(group)),
+        _median(row['final'] for row in group),
+        _median(row['area'] for row in group),
+        _median(row['retention'] for row in group),
+        *(_median((row[key] for row in group), spread=False) for key in ('greedy', 'sampled')),
+        _median((row['random'] for row in group), spread=False),
+        *_bars(task, agent, group, _ppo(groups, label)),
+        _median((row['cpu_minutes'] for row in group), spread=False),
+      ]
+      lines.append('| ' + ' | '.join(cells) + ' |')
+  shown = [f'![Curves of {name}]({file})' for name, file in (pictures or {}).items()]
+  return '\n'.join([*lines, NOTES, *shown]).rstrip() + '\n'
+
+
+def write(rows: Sequence[Row], out: pathlib.Path) -> list[str]:
+  """Writes OUT/results.md, and a picture of the curves in each environment.
+
+  Returns:
+    A line for what was written or left out.
+  """
+  pictures, remarks = {}, []
+  try:
+    pictures = draw(rows, out)
+  except ValueError as error:
+    remarks.append(f'no pictures: {error}')
+  (out / 'results.md').write_text(markdown(rows, pictures))
+  return [*remarks, f'{out / "results.md"}: the table, {len(pictures)} pictures (PNG)']
+
+
+def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
+  """Draws the curves of all agents in each environment, with their spread over seeds.
+
+  Returns:
+    The name of the file in OUT, by environment.
+
+  Raises:
+    ValueError: a package is missing.
+  """
+  from hephaestus.launch.report import curves, history, page
+
+  curves.check_packages()
+  files = {}
+  for task, groups in _grouped(rows):
+    edges = np.linspace(0, task.steps, suite.NUM_POINTS + 1)
+    lines = []
+    for colour, ((agent, label), group) in enumerate(groups.items()):
+      # A point is drawn along its tenth of the steps, until the next.
+      points = np.array([[*row['curve'], row['curve'][-1]] for row in group], np.float64)
+      known = ~np.isnan(points).any(axis=0)
+      if not known.any():
+        continue
+      estimate = curves.estimate(points[:, known], 'median')
+      seeds = f'{len(group)} seed{"s" * (len(group) > 1)}'
+      each = [history.Series(edges[known], seed[known]) for seed in points]
+      line = page.Line(
+        f'{_name(agent, label)} ({seeds})', colour, edges[known], *estimate,
+        seeds=each if len(group) > 1 else [],
+      )  # fmt: skip
+      lines.append(line)
+    if lines:
+      files[task.name] = f'{task.name}.png'
+      levels = () if task.bar is None else (task.bar,)
+      y_label = 'mean episode return while acting'
+      picture = page.draw_lines(
+        task.name, history.X_AXES['environment_step'], y_label, lines,
+        large=True, narrow=False, levels=levels,
+      )  # fmt: skip
+      (out / files[task.name]).write_bytes(picture)
+  return files
+
+
+def _grouped(
+  rows: Iterable[Row],
+) -> list[tuple[suite.Task, dict[tuple[str, str], list[Row]]]]:
+  """Rows of each task by agent and label, in the suite's order; those of old budgets are left out."""
+  rows = list(rows)
+  found = []
+  for task in suite.SUITE:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row['agent'], row['label'], row['seed'])):
+      if row['environment'] == task.name and row['budget'] == task.steps:
+        groups.setdefault((row['agent'], row['label']), []).append(row)
+    if groups:
+      found.append((task, groups))
+  return found
+
+
+def _ppo(groups: Mapping[tuple[str, str], list[Row]], label: str) -> list[Row]:
+  """PPO's rows of a label, or else those of the default settings."""
+  return groups.get(('ppo', label)) or groups.get(('ppo', 'default')) or []
+
+
+def _bars(
+  task: suite.Task, agent: str, group: Sequence[Row], ppo: Sequence[Row]
+) -> tuple[str, str]:
+  """Bars of a task, and how many seeds reach each."""
+  bars, reached = [], []
+  count = lambda flags: f'{sum(flag is True for flag in flags)}/{len(group)}'
+  if task.bar is not None:
+    by = '' if task.bar_step is None else f' by {task.bar_step:,}'
+    bars.append(f'{task.bar:g}{by}')
+    reached.append(count([row['reached'] for row in group]))
+  if task.times_ppo is not None and agent != 'ppo':
+    bars.append(f'{task.times_ppo:g} x PPO')
+    curves = [row['curve'] for row in ppo]
+    flags = [scores.beats_ppo(task, row['curve'], curves) for row in group]
+    reached.append('–' if None in flags else count(flags))
+  return '; '.join(bars) or '–', '; '.join(reached) or '–'
+
+
+def _name(agent: str, label: str) -> str:
+  return agent if label == 'default' else f'{agent}, {label}'
+
+
+def _median(values: Iterable[float | None], *, spread: bool = True) -> str:
+  known = [value for value in values if value is not None]
+  if not known:
+    return '–'
+  shown = _number(statistics.median(known))
+  if len(known) == 1 or not spread:
+    return shown
+  return f'{shown} ({_number(min(known))} to {_number(max(known))})'
+
+
+def _number(value: float) -> str:
+  """About three digits."""
+  digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+  text = f'{value:,.{digits}f}'
+  return text if float(text.replace(',', '')) else text.lstrip('-')  # no -0.00
