@@ -248,7 +248,6 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _learning(arguments: argparse.Namespace) -> int:
   """Does the runs that have no row, then shows all rows that were asked for."""
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.run import metrics

@@ -213,6 +213,11 @@ class _Job:
       with open(output, 'w') as file:
         return _Child(command, self.core, file, log)
 
+  @property
+  def phase(self) -> str:
+    """Words for a line of progress, after training."""
+    return '' if self._is_training else ', evaluating'
+
   def interrupt(self, *, again: bool) -> None:
     """Stops it in order, or `again` at once."""
     self._child.send(signal.SIGKILL if again else signal.SIGINT)
@@ -396,7 +401,7 @@ class _Bench:
       if job.advance(self._rows, stopping=stopping):
         self._end(job)
       elif is_due:
-        self._say(f'{self._number(job)} {job.line()} so far')
+        self._say(f'{self._number(job)} {job.line()} so far{job.phase}')
     if is_due:
       self._reported = time.monotonic()
     return bool(self._jobs or (self._waiting and not stopping))
