@@ -13,9 +13,10 @@ An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE; without CNNs 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -349,7 +350,22 @@ class Codec:
     else:
       divergence = _bernoulli_divergence(logits, target)
     loss = jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
-    for spec, image, target in zip(self.image_specs, decoded_images, images, strict=True):
+    return loss + self.image_loss(decoded_images, images)
+
+  def image_loss(
+    self, decoded: Sequence[jax.Array], images: Sequence[jax.Array]
+  ) -> jax.Array | float:
+    """Negative log-likelihood of the images, less that of a perfect decoder.
+
+    Args:
+      decoded: [..., H, W, C] float32 each, of a decoder.
+      images: [..., H, W, C] float32 each, encoded.
+
+    Returns:
+      [...] float32, nats, summed over images; 0 without images.
+    """
+    loss: jax.Array | float = 0.0
+    for spec, image, target in zip(self.image_specs, decoded, images, strict=True):
       if is_bounded(spec, 0, 1):
         error = _bernoulli_divergence(image, jnp.clip(target, 0.0, 1.0))
       else:
@@ -369,11 +385,215 @@ class Codec:
     unit = most_likely(logits) if self.levels else jax.nn.sigmoid(logits)
     flat = jnp.zeros((*decoded.shape[:-1], self.unit.size))
     flat = flat.at[..., self.unit].set(unit).at[..., ~self.unit].set(networks.symexp(others))
+    return self.assemble(flat, decoded_images)
+
+  def assemble(self, flat: jax.Array, decoded: Sequence[jax.Array]) -> Any:
+    """A tree of [..., *shape] float32 from numbers in its units and decoded images.
+
+    Args:
+      flat: [..., F] float32.
+      decoded: [..., H, W, C] float32 each, of a decoder.
+    """
     means = [
       jax.nn.sigmoid(image) if is_bounded(spec, 0, 1) else image
-      for spec, image in zip(self.image_specs, decoded_images, strict=True)
+      for spec, image in zip(self.image_specs, decoded, strict=True)
     ]
     return to_observation(flat, means, self.spec)
+
+
+class Predicted(NamedTuple):
+  """A distribution of the numbers of an observation.
+
+  Attributes:
+    bits: [..., N] float32, probabilities of binary numbers.
+    levels: [..., M, L] float32, probabilities of the levels of graded numbers.
+    reals: [..., R] float32, means of real numbers, symlog.
+  """
+
+  bits: jax.Array
+  levels: jax.Array
+  reals: jax.Array
+
+
+NUM_LEVELS = 9
+"""Levels of a graded number: they keep multiples of 1/8 apart."""
+
+MAX_LEVEL_OUTPUTS = 256
+"""Beyond so many outputs for levels, all numbers in [0, 1] are binary."""
+
+MAX_COPY = 0.999
+"""Largest probability of a copy, so that a change always has a gradient."""
+
+MIN_ERROR = 1e-4
+"""Least mean squared error, in standard deviations, to which real numbers are predicted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+  """The numbers of an observation: how a world model reads, predicts and judges them.
+
+  Each number either stays as it was at the previous step, or is predicted from the features:
+
+    p(x_t) = g delta(x_t-1) + (1 - g) D,    g, D = decoder(features)
+
+  so that static parts of an observation need no features. D is Bernoulli for binary numbers (bool,
+  or in [0, 1] where there are many), categorical over levels for other numbers in [0, 1]. A real
+  number, of any other bounds, is predicted as its change: x_t-1 + sigma D.
+
+  Real numbers are read as symlog and standardised by running statistics, since their scales are
+  unknown. Their loss is relative to the running mean squared error, so that each of them counts
+  whatever its scale.
+
+  Attributes:
+    spec: tree of `dm_env.specs.Array`; images have no channels.
+  """
+
+  spec: Any
+
+  @functools.cached_property
+  def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices of binary, graded and real numbers."""
+    leaves = jax.tree.leaves(without_mask(self.spec))
+    is_bool = np.concatenate(
+      [np.full(math.prod(leaf.shape), leaf.dtype == bool) for leaf in leaves] or [np.zeros(0, bool)]
+    )
+    unit = unit_range(self.spec) | is_bool
+    graded = unit & ~is_bool
+    if graded.sum() * NUM_LEVELS > MAX_LEVEL_OUTPUTS:
+      graded &= False
+    return tuple(np.flatnonzero(kind) for kind in (unit & ~graded, graded, ~unit))
+
+  @property
+  def size(self) -> int:
+    """F."""
+    return sum(len(kind) for kind in self._kinds)
+
+  @property
+  def num_reals(self) -> int:
+    """R."""
+    return len(self._kinds[2])
+
+  @property
+  def input_size(self) -> int:
+    """Width of `inputs`."""
+    return self.size + NUM_LEVELS * len(self._kinds[1])
+
+  @property
+  def num_outputs(self) -> int:
+    """Outputs of a decoder: gates and logits, and changes of real numbers."""
+    binary, graded, real = map(len, self._kinds)
+    return 2 * binary + (1 + NUM_LEVELS) * graded + real
+
+  def initial_statistics(self) -> dict[str, jax.Array]:
+    """Statistics of no observations."""
+    return {
+      'mean': jnp.zeros(self.num_reals),
+      'variance': jnp.ones(self.num_reals),
+      'error': jnp.ones(self.num_reals),
+      'count': jnp.zeros(()),
+    }
+
+  def read(self, observation: Any) -> jax.Array:
+    """[..., observation] to [..., F] float32; real numbers are symlog."""
+    flat = join(observation, self.spec).astype(jnp.float32)
+    binary, graded, real = self._kinds
+    return jnp.concatenate(
+      [flat[..., binary], flat[..., graded], networks.symlog(flat[..., real])], axis=-1
+    )
+
+  def _split(self, numbers: jax.Array) -> list[jax.Array]:
+    binary, graded, _ = map(len, self._kinds)
+    return jnp.split(numbers, [binary, binary + graded], axis=-1)
+
+  def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """[..., F] numbers to [..., input_size], input of a network, in their dtype."""
+    bits, graded, reals = self._split(numbers)
+    parts = [bits, graded, by_level(graded, NUM_LEVELS).reshape(*graded.shape[:-1], -1)]
+    if self.num_reals:
+      scaled = (reals.astype(jnp.float32) - statistics['mean']) / self._scale(statistics)
+      parts.append(jnp.clip(scaled, -5.0, 5.0))
+    return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
+
+  def _scale(self, statistics: Any) -> jax.Array:
+    return jnp.sqrt(statistics['variance']) + 1e-4
+
+  def predict(
+    self, outputs: jax.Array, before: jax.Array, follows: jax.Array, statistics: Any
+  ) -> Predicted:
+    """The distribution of the next numbers.
+
+    Args:
+      outputs: [..., num_outputs] float32, of a decoder.
+      before: [..., F] numbers of the previous step.
+      follows: [...] bool, whether there is a previous step.
+      statistics: see `initial_statistics`.
+    """
+    binary, graded, _ = map(len, self._kinds)
+    ends = np.cumsum([binary + graded, binary, graded * NUM_LEVELS])
+    gates, bits, levels, reals = jnp.split(outputs, ends, axis=-1)
+    follows = follows[..., None].astype(jnp.float32)
+    copy = MAX_COPY * jax.nn.sigmoid(gates) * follows
+    copy_bits, copy_levels = jnp.split(copy, [binary], axis=-1)
+    bits_before, graded_before, reals_before = self._split(before.astype(jnp.float32))
+    bits = copy_bits * bits_before + (1 - copy_bits) * jax.nn.sigmoid(bits)
+    levels = jax.nn.softmax(levels.reshape(*levels.shape[:-1], graded, NUM_LEVELS), axis=-1)
+    copied = by_level(graded_before, NUM_LEVELS)
+    levels = copy_levels[..., None] * copied + (1 - copy_levels[..., None]) * levels
+    if self.num_reals:
+      base = jnp.where(follows > 0, reals_before, statistics['mean'])
+      reals = base + self._scale(statistics) * reals
+    return Predicted(bits, levels, reals)
+
+  def loss(
+    self, predicted: Predicted, numbers: jax.Array, statistics: Any
+  ) -> tuple[jax.Array, jax.Array]:
+    """Negative log-likelihood, less that of a perfect decoder.
+
+    Args:
+      predicted: of `predict`.
+      numbers: [..., F] float32, observed.
+      statistics: see `initial_statistics`.
+
+    Returns:
+      [...] float32, nats, summed over numbers; and the squared errors of real numbers, [..., R], in
+      standard deviations.
+    """
+    bits, graded, reals = self._split(numbers)
+    likely = jnp.clip(predicted.bits, 1e-6, 1 - 1e-6)
+    bits = jnp.clip(bits, 0.0, 1.0)
+    loss = jnp.sum(
+      _xlogx(bits) + _xlogx(1 - bits) - bits * jnp.log(likely) - (1 - bits) * jnp.log1p(-likely),
+      axis=-1,
+    )
+    shares = by_level(jnp.clip(graded, 0.0, 1.0), NUM_LEVELS)
+    likely = jnp.maximum(predicted.levels, 1e-6)
+    loss += jnp.sum(_xlogx(shares) - shares * jnp.log(likely), axis=(-2, -1))
+    if not self.num_reals:
+      return loss, jnp.zeros(reals.shape)
+    error = jnp.square((reals - predicted.reals) / self._scale(statistics))
+    relative = error / self.noise(statistics)
+    return loss + jnp.sum(jnp.log1p(relative / 2), axis=-1), jax.lax.stop_gradient(error)
+
+  def noise(self, statistics: Any) -> jax.Array:
+    """[R] mean squared errors of real numbers, in standard deviations, bounded from below."""
+    return jnp.maximum(statistics['error'], MIN_ERROR)
+
+  def change(self, before: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """[..., R] changes of real numbers between two steps [..., F], in standard deviations."""
+    *_, reals_before = self._split(before)
+    *_, reals = self._split(numbers)
+    return (reals - reals_before) / self._scale(statistics)
+
+  def expected(self, predicted: Predicted) -> jax.Array:
+    """The most likely numbers, [..., F] float32."""
+    levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
+    return jnp.concatenate([predicted.bits, levels, predicted.reals], axis=-1)
+
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    """The inverse of `read`, up to the tree: [..., F] in the observation's units and order."""
+    bits, graded, reals = self._split(numbers)
+    values = jnp.concatenate([bits, graded, networks.symexp(reals)], axis=-1)
+    return values[..., np.argsort(np.concatenate(self._kinds))]
 
 
 def _xlogx(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Presets: sizes for each machine, and the settings of environments that differ on a laptop."""
+"""Presets: sizes and budgets for each machine; those of the dreamer are the same everywhere."""
 
 import dataclasses
 import pathlib
@@ -20,7 +20,7 @@ Change = Callable[[launch_config.ExperimentConfig], launch_config.ExperimentConf
 
 def laptop(environment: str) -> launch_config.ExperimentConfig:
   """Two CPU cores: a small model, short imagination, a high replay ratio."""
-  config = launch_config.ExperimentConfig(
+  return launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=dreamer_config.SIZES['laptop'],
     replay=tables.ReplayConfig(
@@ -28,7 +28,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
         tables.Stratum(name='frontier', max_size=512, share=0.5),
         tables.Stratum(name='episodic', max_size=50_000, share=0.5),
       ),
-      replay_ratio=32.0,
+      replay_ratio=64.0,
       warm_up=32,
     ),
     learner=learner_config.LearnerConfig(
@@ -39,76 +39,6 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     max_environment_steps=45_000,
     accelerator=False,
   )
-  return _settings_of(environment, _LAPTOP)(config)
-
-
-def _laptop_catch(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
-  return dataclasses.replace(config, max_environment_steps=25_000)
-
-
-def _laptop_deep_sea(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
-  """One reward, which random actions do not reach: a large weight of novelty, and no warm-up."""
-  agent, learner = config.dreamer()
-  return dataclasses.replace(
-    config,
-    agent=dataclasses.replace(
-      agent, starts_per_sequence=2, entropy_scale=0.03, novelty_scale=0.1, warm_up_updates=200
-    ),
-    replay=dataclasses.replace(config.replay, warm_up=64),
-    learner=dataclasses.replace(learner, batch_size=64, model_learning_rate=2e-3, publish_period=4),
-    actor=actor.ActorConfig(num_actors=1, num_envs=8, sequence_length=8),
-    max_environment_steps=63_000,  # 3,000 episodes of size 20, and their FIRST steps
-  )
-
-
-def _laptop_grid_world(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
-  """Every episode has a new layout: a low replay ratio, so that many are learned from."""
-  agent, learner = config.dreamer()
-  return dataclasses.replace(
-    config,
-    agent=dataclasses.replace(
-      agent,
-      deterministic_size=128,
-      hidden_size=192,
-      latent='gaussian',
-      stochastic_size=32,
-      levels=9,
-      dynamics_scale=0.1,  # at 1, the latent never encodes the layout
-      starts_per_sequence=2,
-      return_floor=0.3,
-      entropy_scale=0.004,  # at 0.02 it outweighs the return, once returns differ by state
-      warm_up_updates=500,
-      novelty_scale=0.002,
-    ),
-    replay=tables.ReplayConfig(
-      strata=(
-        tables.Stratum(name='frontier', max_size=4096, share=0.5),
-        tables.Stratum(name='episodic', max_size=40_000, share=0.5),
-      ),
-      replay_ratio=4.0,
-      warm_up=256,
-      max_in_flight=16,
-    ),
-    # Short sequences of many environments: twice as many layouts in a batch.
-    learner=dataclasses.replace(
-      learner,
-      batch_size=64,
-      model_learning_rate=2e-3,
-      policy_learning_rate=3e-4,
-      publish_period=25,
-    ),
-    actor=actor.ActorConfig(num_actors=1, num_envs=64, sequence_length=8),
-    max_environment_steps=10_000_000,
-    max_minutes=60.0,
-  )
-
-
-# Settings by environment, which a single configuration will replace.
-_LAPTOP = {
-  'catch': _laptop_catch,
-  'grid_world': _laptop_grid_world,
-  'gymnax/DeepSea-bsuite': _laptop_deep_sea,
-}
 
 
 def _settings_of(environment: str, settings: Mapping[str, Change]) -> Change:

@@ -6,6 +6,7 @@ share the batch.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,21 +34,23 @@ class TrainState(NamedTuple):
 
   Attributes:
     params: of 'world_model' and 'actor_critic', float32.
-    slow_critic: a slow copy of the critic's parameters.
+    slow_critics: slow copies of the critics' parameters.
     model_opt_state: of the world model's optimizer.
     policy_opt_state: of the actor-critic's.
     intrinsic: novelty's averages and boredom.
-    spread: what advantages are divided by.
+    spreads: of each critic's returns, by its name; advantages are divided by them.
+    peak: [] float32, largest spread of novelty's returns since warm-up.
     key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
     step: [] int32, updates done.
   """
 
   params: Tree
-  slow_critic: Tree
+  slow_critics: Tree
   model_opt_state: Tree
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
-  spread: returns.Spread
+  spreads: dict[str, returns.Spread]
+  peak: jax.Array
   key: jax.Array
   step: jax.Array
 
@@ -91,12 +94,12 @@ class _Imagined(NamedTuple):
   Attributes:
     dream: imagined from steps of the batch.
     replayed: the batch.
-    novelty_scale: [] float32, what novelty is divided by.
+    drives: of intrinsic motivation.
   """
 
   dream: dream.Dream
   replayed: ac.Replayed
-  novelty_scale: jax.Array
+  drives: intrinsic.Drives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +117,18 @@ class _Learner:
     return TrainState(
       params=params,
       # A copy: the state is donated, and no buffer may be donated twice.
-      slow_critic=jax.tree.map(jnp.copy, params['actor_critic']['critic']),
+      slow_critics=jax.tree.map(jnp.copy, self._critics(params['actor_critic'])),
       model_opt_state=self.model_optimizer.init(params['world_model']),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
-      spread=returns.initial_spread(),
+      spreads={name: returns.initial_spread() for name in self.dreamer.actor_critic.critics},
+      peak=jnp.zeros((), jnp.float32),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
     )
+
+  def _critics(self, params: Tree) -> Tree:
+    return {name: params[name] for name in self.dreamer.actor_critic.critics}
 
   def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
     """One update, seen from one device; gradients are averaged over DEVICES."""
@@ -158,11 +165,13 @@ class _Learner:
   ) -> tuple[TrainState, Any, Metrics]:
     """One step of the model's optimizer; also the posterior of the batch."""
     gradient = jax.value_and_grad(self.dreamer.model.loss, has_aux=True)
-    (_, aux), grads = gradient(state.params['world_model'], keys, sequence)
-    posterior, expected_reward, metrics = aux
+    value_loss = functools.partial(self._value_loss, state, sequence)
+    (_, aux), grads = gradient(state.params['world_model'], keys, sequence, value_loss)
+    posterior, expected_reward, moments, metrics = aux
     grads = devices_lib.over_devices(grads)
     updates, opt_state = self.model_optimizer.update(grads, state.model_opt_state)
     params = optax.apply_updates(state.params['world_model'], updates)
+    params = self.dreamer.model.statistics(params, devices_lib.over_devices(moments))
     counts = ~posterior.first
     metrics['gradient_norm'] = optax.global_norm(grads)
     metrics['kl_after_first'] /= devices_lib.over_devices(jnp.mean(counts))
@@ -172,6 +181,22 @@ class _Learner:
     state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
     return state, posterior, metrics
 
+  def _value_loss(
+    self, state: TrainState, sequence: experience.Sequence, features: jax.Array
+  ) -> jax.Array:
+    """The critic's loss on replayed steps as a function of their features."""
+    policy, config = self.dreamer.actor_critic, self.dreamer.config
+    stop = jax.lax.stop_gradient
+    begins = jnp.zeros(sequence.reward.shape, bool)
+    track = policy.context.replayed(stop(features), jnp.zeros_like(sequence.reward), begins)
+    last = sequence.step_type == LAST
+    rewards = {ac.TASK: sequence.reward}
+    replayed = ac.Replayed(features, track, rewards, sequence.discount, last)
+    loss = policy.replayed_value_loss(
+      stop(state.params['actor_critic']), state.slow_critics, replayed
+    )
+    return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
+
   def _imagine(self, state, posterior, novelty, keys, sequence, horizon, drives) -> _Imagined:
     """Imagination from steps of the batch, by the newest parameters."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
@@ -180,79 +205,100 @@ class _Learner:
       policy, posterior, last, novelty, keys, num_steps=config.starts_per_sequence
     )
     dreamt = dream.rollout(
-      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
+      self.dreamer.model, policy, state.params, state.slow_critics, start, horizon
     )
-    reward = sequence.reward + self._drive(novelty, drives.novelty_scale)
-    replayed = ac.Replayed(posterior.latent.features, track, reward, sequence.discount, last)
-    return _Imagined(dreamt, replayed, drives.novelty_scale)
+    rewards = self._rewards(sequence.reward, novelty, drives)
+    replayed = ac.Replayed(posterior.features, track, rewards, sequence.discount, last)
+    return _Imagined(dreamt, replayed, drives)
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; also metrics of the policy and of the dream."""
     dreamt = imagined.dream
-    spread, scale, targets = self._targets(state.spread, imagined)
+    spreads, peak, scale, targets = self._targets(state, imagined)
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
     params = optax.apply_updates(params, updates)
-    slow_critic = optax.incremental_update(
-      params['critic'], state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
+    slow_critics = optax.incremental_update(
+      self._critics(params), state.slow_critics, dreamer_config.SLOW_CRITIC_RATE
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
     mean = lambda x: jnp.sum(targets.weight * x[1:].T)
     dream_metrics = {
       'reward': mean(dreamt.reward),
-      'value': mean(dreamt.value),
+      'value': mean(dreamt.values[ac.TASK]),
       'novelty': mean(dreamt.novelty),
     }
     # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
-    old = (state.params['actor_critic'], state.slow_critic, state.policy_opt_state, state.spread)
-    params, slow_critic, opt_state, spread = jax.tree.map(
+    old = (
+      state.params['actor_critic'],
+      state.slow_critics,
+      state.policy_opt_state,
+      state.spreads,
+      state.peak,
+    )
+    params, slow_critics, opt_state, spreads, peak = jax.tree.map(
       lambda new, old: jnp.where(dreamt.horizon > 0, new, old),
-      (params, slow_critic, opt_state, spread),
+      (params, slow_critics, opt_state, spreads, peak),
       old,
     )
     state = state._replace(
       params=state.params | {'actor_critic': params},
-      slow_critic=slow_critic,
+      slow_critics=slow_critics,
       policy_opt_state=opt_state,
-      spread=spread,
+      spreads=spreads,
+      peak=peak,
     )
     return state, metrics, dream_metrics
 
   def _targets(
-    self, spread: returns.Spread, imagined: _Imagined
-  ) -> tuple[returns.Spread, jax.Array, ac.Targets]:
-    """The new spread of returns, the advantages' scale, and targets [S, H] of imagined steps."""
+    self, state: TrainState, imagined: _Imagined
+  ) -> tuple[dict[str, returns.Spread], jax.Array, jax.Array, ac.Targets]:
+    """The new spreads and peak, the task's scale, and targets [S, H] of imagined steps.
+
+    The task's advantage is divided by the spread of its returns, novelty's by the largest spread that
+    its returns have had, so that novelty fades as the model learns.
+    """
     config, dreamt = self.dreamer.config, imagined.dream
-    return_, weight = dream.returns_and_weights(
-      dreamt,
-      self._drive(dreamt.novelty, imagined.novelty_scale),
-      gamma=config.gamma,
-      lambda_=config.lambda_,
-    )
-    # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
-    # members disagree most there, and their novelty would set the scale of all others.
-    first = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)
-    spread, scale = returns.update_spread(
-      spread,
-      jax.lax.all_gather(first, devices_lib.DEVICES),
-      rate=dreamer_config.RETURN_RATE,
-      floor=config.return_floor,
-    )
-    total = devices_lib.over_devices(weight.sum())
+    rewards = self._rewards(dreamt.reward, dreamt.novelty, imagined.drives)
+    weight = dream.weights(dreamt)
+    weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
+    all_returns, advantages, spreads, scales = {}, {}, {}, {}
+    for name in self.dreamer.actor_critic.critics:
+      value = dreamt.values[name]
+      all_returns[name] = dream.returns_of(
+        dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
+      )
+      # A value that lags behind shifts all advantages alike, which is noise to the policy.
+      error = all_returns[name] - value[:-1]
+      advantages[name] = error - devices_lib.over_devices(jnp.sum(weight * error))
+      # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
+      # members disagree most there, and their novelty would set the scale of all others.
+      first = jnp.where(dreamt.start.weight > 0, all_returns[name][0], jnp.nan)
+      spreads[name], scales[name] = returns.update_spread(
+        state.spreads[name],
+        jax.lax.all_gather(first, devices_lib.DEVICES),
+        rate=dreamer_config.RETURN_RATE,
+        floor=config.return_floor if name == ac.TASK else dreamer_config.NOVELTY_FLOOR,
+      )
+    advantage, peak = advantages[ac.TASK] / scales[ac.TASK], state.peak
+    if ac.NOVELTY in advantages:
+      peak = jnp.maximum(peak, scales[ac.NOVELTY])
+      advantage += config.novelty_scale * advantages[ac.NOVELTY] / peak
     targets = ac.Targets(
-      return_=return_,
-      advantage=(return_ - dreamt.value[:-1]) / scale,
-      slow_value=dreamt.value[:-1],
-      weight=weight / jnp.maximum(total, 1e-8),
+      returns=all_returns,
+      advantage=advantage,
+      slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
+      weight=weight,
     )
-    return spread, scale, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
+    targets = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
+    return spreads, peak, scales[ac.TASK], targets
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
@@ -287,15 +333,22 @@ class _Learner:
 
     def loss(params: Tree) -> jax.Array:
       return scale * self.dreamer.actor_critic.replayed_value_loss(
-        params, state.slow_critic, imagined.replayed
+        params, state.slow_critics, imagined.replayed
       )
 
     result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
     return result
 
-  def _drive(self, novelty: jax.Array, scale: jax.Array) -> jax.Array:
-    """Intrinsic reward of novelty."""
-    return self.dreamer.config.novelty_scale * novelty / (scale + 1e-8)
+  def _rewards(
+    self, reward: jax.Array, novelty: jax.Array, drives: intrinsic.Drives
+  ) -> dict[str, jax.Array]:
+    """The reward of each critic, by its name.
+
+    That of novelty is relative to its mean, so that ending an episode forgoes nothing on average:
+    else an agent that is paid for every step learns not to finish.
+    """
+    excess = (novelty - drives.novelty_mean) / (drives.novelty_scale + 1e-8)
+    return {ac.TASK: reward, ac.NOVELTY: excess}
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:

@@ -1,9 +1,10 @@
 """Actor and critic, and their losses on imagined and on replayed steps.
 
-    actor([f_t, context_t])              critic([f_t, context_t])
+    actor([f_t, context_t])      critic([f_t, context_t])      novelty_critic([f_t, context_t])
 
-A context module gives the context: see `context`. In an environment with a map, both also read its
-egocentric view: see `sight`.
+A context module gives the context: see `context`. Novelty has a critic of its own, so that its
+advantage can be scaled beside the task's, whatever the sizes of both; as in Burda et al. (2018),
+"Exploration by random network distillation", section 2.3.
 """
 
 import dataclasses
@@ -14,11 +15,13 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
-from hephaestus.agents import distributions, networks, returns, sight
+from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
 
 Tree = Any
+TASK, NOVELTY = 'critic', 'novelty_critic'
+"""Names of the critics: of the environment's reward, and of novelty."""
 
 
 class Steps(NamedTuple):
@@ -43,14 +46,14 @@ class Replayed(NamedTuple):
   Attributes:
     features: [T, B, F] in the compute dtype.
     track: of the context module.
-    reward: [T, B] float32, extrinsic plus intrinsic.
+    rewards: [T, B] float32 of each critic that learns, by its name.
     discount: [T, B] float32.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
 
   features: jax.Array
   track: Tree
-  reward: jax.Array
+  rewards: dict[str, jax.Array]
   discount: jax.Array
   last: jax.Array
 
@@ -59,15 +62,15 @@ class Targets(NamedTuple):
   """Targets of imagined steps.
 
   Attributes:
-    return_: [B, R] float32.
-    advantage: [B, R] float32, divided by the spread of returns.
-    slow_value: [B, R] float32, of the slow critic.
+    returns: [B, R] float32 of each critic, by its name.
+    advantage: [B, R] float32, of all critics, each scaled.
+    slow_values: [B, R] float32 of each slow critic.
     weight: [B, R] float32, a step's share of the loss; 0 beyond the horizon.
   """
 
-  return_: jax.Array
+  returns: dict[str, jax.Array]
   advantage: jax.Array
-  slow_value: jax.Array
+  slow_values: dict[str, jax.Array]
   weight: jax.Array
 
 
@@ -80,14 +83,12 @@ class ActorCritic:
     action_spec: see `distributions.Actions`.
     feature_size: F, of the world model.
     action_size: A, of the world model's encoded action.
-    sight: of the world model.
   """
 
   config: dreamer_config.DreamerConfig
   action_spec: specs.BoundedArray
   feature_size: int
   action_size: int
-  sight: sight.Sight
 
   @property
   def discrete(self) -> bool:
@@ -96,11 +97,17 @@ class ActorCritic:
   @property
   def context(self) -> context_lib.Context:
     """The context module."""
-    return context_lib.make_context(self.config, self.feature_size, self.sight)
+    return context_lib.make_context(self.config, self.feature_size)
 
   @property
   def _actions(self) -> distributions.Actions:
     return distributions.Actions(self.action_spec)
+
+  @property
+  def critics(self) -> tuple[str, ...]:
+    """Names of the critics; one member has no novelty."""
+    explores = self.config.ensemble_size > 1 and self.config.novelty_scale > 0
+    return (TASK, NOVELTY) if explores else (TASK,)
 
   def _modules(self) -> dict[str, networks.MLP]:
     config = self.config
@@ -109,26 +116,23 @@ class ActorCritic:
     )
     return {
       'actor': mlp(config.policy_layers, self._actions.num_outputs, 0.01),
-      'critic': mlp(config.policy_layers, config.num_bins, 0.0),
+      **{name: mlp(config.policy_layers, config.num_bins, 0.0) for name in self.critics},
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32, of the context module, 'actor' and 'critic'."""
+    """Parameters, float32, of the context module, 'actor' and the critics."""
     context = self.context
     modules = context.modules() | {
       name: (module, context.size) for name, module in self._modules().items()
     }
     keys = jax.random.split(key, len(modules))
-    size = self.feature_size + self.sight.view_size
     return {
-      name: module.init(key, jnp.zeros((1, size + beside)))['params']
+      name: module.init(key, jnp.zeros((1, self.feature_size + beside)))['params']
       for key, (name, (module, beside)) in zip(keys, modules.items(), strict=True)
     }
 
   def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
-    """A network that reads features, the egocentric view of a map in them, and the context."""
-    view = self.sight.view(features[..., self.feature_size - self.sight.size :])
-    return networks.apply(self._modules()[name], params[name], features, view, context)
+    return networks.apply(self._modules()[name], params[name], features, context)
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., C] context."""
@@ -144,10 +148,12 @@ class ActorCritic:
     sampled = policy.sample(noise)
     return (sampled, sampled) if self.discrete else sampled
 
-  def value(self, params: Tree, features: jax.Array, context: jax.Array) -> distributions.TwoHot:
-    """The distribution of the return at [..., F] features with [..., C] context."""
+  def value(
+    self, params: Tree, features: jax.Array, context: jax.Array, critic: str = TASK
+  ) -> distributions.TwoHot:
+    """The distribution of a critic's return at [..., F] features with [..., C] context."""
     return distributions.TwoHot.from_logits(
-      self._apply(params, 'critic', features, context), self.config.bin_limit
+      self._apply(params, critic, features, context), self.config.bin_limit
     )
 
   def loss(
@@ -156,7 +162,7 @@ class ActorCritic:
     """Score-function loss of the actor and likelihood loss of the critic on imagined steps.
 
       actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
-      critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
+      critics: - weight ( log p(sg(return)) + log p(sg(slow value)) )
 
     Contexts, policy and value are computed here, inside the gradient, from the features, actions
     and masks that the dream stored.
@@ -176,27 +182,28 @@ class ActorCritic:
     entropy = policy.entropy()
     log_prob = policy.log_prob(steps.choice)
     actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
-    value = self.value(params, features, context)
-    critic = -value.log_prob(targets.return_)
-    critic -= value.log_prob(targets.slow_value)
+    critic: Any = 0.0
+    for name in self.critics:
+      value = self.value(params, features, context, name)
+      critic -= value.log_prob(targets.returns[name]) + value.log_prob(targets.slow_values[name])
     total = lambda x: jnp.sum(targets.weight * x)
     metrics = {
       'actor_loss': total(actor),
       'critic_loss': total(critic),
       'entropy': total(entropy),
-      'return': total(targets.return_),
+      'return': total(targets.returns[TASK]),
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }
     if self.discrete:
       metrics['nothing_legal'] = total(~steps.mask.any(-1))
     return total(actor + critic), metrics
 
-  def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
-    """The critic's loss on replayed experience, which model errors do not bias.
+  def replayed_value_loss(self, params: Tree, slow_critics: Tree, replayed: Replayed) -> jax.Array:
+    """The critics' loss on replayed experience, which model errors do not bias.
 
     Args:
-      params: of context module and critic.
-      slow_critic: parameters of the slow critic.
+      params: of context module and critics.
+      slow_critics: parameters of the slow critics.
       replayed: [T, B, ...] steps.
 
     Returns:
@@ -205,15 +212,18 @@ class ActorCritic:
     config, features, last = self.config, replayed.features, replayed.last
     by_stream = jnp.swapaxes(features, 0, 1)
     context = jnp.swapaxes(self.context.pool(params, replayed.track, by_stream), 0, 1)
-    slow = self.value({'critic': slow_critic}, features, jax.lax.stop_gradient(context)).mean()
-    return_ = returns.lambda_returns(
-      replayed.reward,
-      replayed.discount,
-      slow,
-      gamma=config.gamma,
-      lambda_=config.lambda_,
-      bootstrap_t=last,
-    )
-    value = self.value(params, features[:-1], context[:-1])
-    loss = -value.log_prob(return_) - value.log_prob(slow[:-1])
+    loss: Any = 0.0
+    for name in replayed.rewards:
+      value = self.value(params, features, context, name)
+      slow = jax.lax.stop_gradient(self.value(slow_critics, features, context, name).mean())
+      return_ = returns.lambda_returns(
+        replayed.rewards[name],
+        replayed.discount,
+        jax.lax.stop_gradient(value.mean()),
+        gamma=config.gamma,
+        lambda_=config.lambda_,
+        bootstrap_t=last,
+      )
+      value = distributions.TwoHot(value.logits[:-1], value.bins)
+      loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))

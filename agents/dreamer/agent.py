@@ -50,9 +50,7 @@ def make_dreamer(
 ) -> Dreamer:
   """Builds the agent for one environment's specs."""
   model = world_model.WorldModel(config, observation_spec, action_spec)
-  policy = actor_critic.ActorCritic(
-    config, action_spec, model.feature_size, model.action_size, model.sight
-  )
+  policy = actor_critic.ActorCritic(config, action_spec, model.feature_size, model.action_size)
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,
@@ -79,11 +77,12 @@ class _Acting:
 
   def acting_params(self, params: Tree) -> Tree:
     read_by_act = {
-      'world_model': ('encoder', 'posterior', 'transition', 'prior'),
+      'world_model': ('encoder', 'recall', 'posterior', 'transition', 'prior', 'statistics'),
       'actor_critic': (*self.policy.context.modules(), 'actor'),
     }
     return {
-      part: {name: params[part][name] for name in names} for part, names in read_by_act.items()
+      part: {name: params[part][name] for name in names if name in params[part]}
+      for part, names in read_by_act.items()
     }
 
   def initial_policy_state(self, num_envs: int) -> PolicyState:
@@ -105,19 +104,17 @@ class _Acting:
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == world_model.FIRST
     embedded = model.embed(params['world_model'], timestep.observation)
-    seen = model.observed_map(timestep.observation)
     noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_envs))
-    latent, members, _ = model.observe(
-      params['world_model'], state.recurrent, embedded, seen, first, None if greedy else noise
-    )
+    latent, _ = model.observe(params['world_model'], state.recurrent, embedded, first, noise)
+    features = model.features(params['world_model'], latent)
     novelty = intrinsic.NOVELTIES[model.config.novelty](
-      *model.priors(params['world_model'], members).moments()
+      *model.priors(params['world_model'], latent.deterministic).moments()
     )
     memory, context = policy.context.advance(
-      params['actor_critic'], state.memory, latent.features, novelty, first
+      params['actor_critic'], state.memory, features, novelty, first
     )
     mask = observation_lib.action_mask(timestep.observation)
-    distribution = policy.policy(params['actor_critic'], latent.features, context, mask)
+    distribution = policy.policy(params['actor_critic'], features, context, mask)
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)

@@ -9,6 +9,7 @@ from hephaestus.agents import distributions
 # Hafner et al. (2023): rates of the slow critic and of the average spread of returns.
 SLOW_CRITIC_RATE = 0.02
 RETURN_RATE = 0.01
+NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
 # Rates of the two averages of novelty whose difference is competence.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
 
@@ -32,7 +33,6 @@ class DreamerConfig:
   classes: int = 16  # of each latent; for the categorical latent only
   hidden_size: int = 512
   encoder_layers: int = 2
-  levels: int = 0  # by which numbers in [0, 1] are encoded and decoded; 0: none, maps are ignored
   image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
   ensemble_size: int = 5
   stored_state: bool = True  # sequences begin with the actor's recurrent state, else with zeros
@@ -63,7 +63,7 @@ class DreamerConfig:
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.02  # weight of the intrinsic reward, whose mean is at most 1
+  novelty_scale: float = 0.1  # weight of novelty's advantage beside the task's; 0: no novelty
   boredom_threshold: float = 0.01
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2
@@ -94,7 +94,6 @@ class DreamerConfig:
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
-    check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
@@ -130,23 +129,20 @@ class DreamerConfig:
 SIZES = {
   # Two CPU cores.
   'laptop': DreamerConfig(
-    deterministic_size=96,
+    deterministic_size=128,
     hidden_size=128,
     encoder_layers=1,
-    latent='categorical',  # learns faster, with sharper novelty: see docs/design.md
-    stochastic_size=8,
-    classes=8,
+    stochastic_size=12,
+    classes=12,
     image_channels=128,
     num_bins=127,
     bin_limit=6.0,
-    horizon_max=12,
-    horizon_min=4,
+    horizon_max=16,
+    horizon_min=8,
     starts_per_sequence=8,
-    steps_per_chunk=4,
-    policy_layers=1,
-    entropy_scale=0.01,
+    entropy_scale=0.005,
     return_floor=0.3,
-    novelty_scale=0.05,
+    warm_up_updates=100,
     compute_dtype='float32',
   ),
   # With one member about as many parameters and imagined steps as `size1m` of DreamerV3.

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from hephaestus.agents import networks
-from hephaestus.agents import sight as sight_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 
 Tree = Any
@@ -30,7 +29,7 @@ class Context(Protocol):
   def size(self) -> int: ...
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
-    """Networks by name, with the number of inputs beside features and view."""
+    """Networks by name, with the number of inputs beside the features."""
 
   def initial(self, batch: int) -> Tree:
     """The memory before any step."""
@@ -136,14 +135,12 @@ class Salience:
     window: W, at least 2.
     feature_size: F.
     hidden_size: of the scores' network.
-    sight: of the world model; scores also read the egocentric view.
     dtype: of the computation.
   """
 
   window: int
   feature_size: int
   hidden_size: int
-  sight: sight_lib.Sight
   dtype: Any
 
   @property
@@ -209,8 +206,7 @@ class Salience:
     """[B, W - 1 + R] float32 salience of the steps of a track."""
     novelty = jnp.log1p(track.novelty)[..., None].astype(track.features.dtype)
     module, _ = self.modules()['salience']
-    view = self.sight.view(track.features[..., self.feature_size - self.sight.size :])
-    scores = networks.apply(module, params['salience'], track.features, view, novelty)
+    scores = networks.apply(module, params['salience'], track.features, novelty)
     return scores[..., 0].astype(jnp.float32)
 
   def _weights(self, scores: jax.Array, track: Window) -> jax.Array:
@@ -227,10 +223,8 @@ class Salience:
     return weights[:, step, step + jnp.arange(self.window)]
 
 
-def make_context(
-  config: dreamer_config.DreamerConfig, feature_size: int, sight: sight_lib.Sight
-) -> Context:
+def make_context(config: dreamer_config.DreamerConfig, feature_size: int) -> Context:
   """Salience over `config.window` steps; no context for a window of one step."""
   if config.window == 1:
     return NoContext()
-  return Salience(config.window, feature_size, config.hidden_size, sight, config.dtype)
+  return Salience(config.window, feature_size, config.hidden_size, config.dtype)

@@ -18,6 +18,7 @@ class Start(NamedTuple):
 
   Attributes:
     latent: [B', ...] posterior states.
+    features: [B', F] of the latents.
     novelty: [B'] float32.
     begins: [B'] bool, steps without a previous step of their episode.
     memory: [B', ...] of the context module, before the step.
@@ -26,6 +27,7 @@ class Start(NamedTuple):
   """
 
   latent: world_model.Latent
+  features: jax.Array
   novelty: jax.Array
   begins: jax.Array
   memory: Tree
@@ -44,7 +46,8 @@ class Dream(NamedTuple):
     mask: [H, B', A] bool.
     reward: [H + 1, B'] float32, predicted, arriving at the step.
     discount: [H + 1, B'] float32, predicted probability that the episode continues.
-    value: [H + 1, B'] float32, of the slow critic.
+    values: [H + 1, B'] float32 of each critic, by its name.
+    slow_values: [H + 1, B'] float32 of each slow critic.
     horizon: [] int32.
   """
 
@@ -55,7 +58,8 @@ class Dream(NamedTuple):
   mask: jax.Array
   reward: jax.Array
   discount: jax.Array
-  value: jax.Array
+  values: dict[str, jax.Array]
+  slow_values: dict[str, jax.Array]
   horizon: jax.Array
 
 
@@ -76,23 +80,23 @@ def imagine(
     noise: [B', ...] of `WorldModel.noise`.
 
   Returns:
-    The latent [B', ...], and all members' priors of it, [K, B', Z].
+    The latent [B', ...], and all members' predictions of it, [K, B', ...].
   """
-  members = model.members(params, recurrent)
-  deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(model.dtype)
-  priors = model.prior_outputs(params, members)
-  belief = model.belief(priors[member, jnp.arange(len(member))])
+  deterministic = model.advance(params, recurrent)
+  outputs = model.prior_outputs(params, deterministic)
+  belief = model.prior(params, outputs[member, jnp.arange(len(member))]).belief
   stochastic = belief.sample(noise).astype(model.dtype)
-  latent = world_model.Latent(deterministic, stochastic, recurrent.latent.seen)
-  latent = latent._replace(seen=model.imagine(params, latent.belief, recurrent))
-  return latent, model.belief(priors)
+  before = recurrent.latent.numbers
+  latent = world_model.Latent(deterministic, stochastic, before)
+  latent = latent._replace(numbers=model.imagine_numbers(params, latent.belief, before))
+  return latent, model.prior(params, outputs)
 
 
 def rollout(
   model: world_model.WorldModel,
   actor_critic: ac.ActorCritic,
   params: Tree,
-  slow_critic: Tree,
+  slow_critics: Tree,
   start: Start,
   horizon: jax.Array,
 ) -> Dream:
@@ -105,7 +109,7 @@ def rollout(
     model: the world model.
     actor_critic: the policy that acts, and the critic.
     params: of 'world_model' and 'actor_critic'.
-    slow_critic: parameters of the slow critic.
+    slow_critics: parameters of the slow critics.
     start: B' states.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
   """
@@ -117,7 +121,7 @@ def rollout(
     actor_critic,
     model.fuse(params['world_model']),
     params['actor_critic'],
-    slow_critic,
+    slow_critics,
     member,
     step_keys,
   )
@@ -134,7 +138,7 @@ class _Imagination:
     actor_critic: the policy that acts, and the critic.
     model_params: of the world model, fused.
     policy_params: of the actor-critic.
-    slow_critic: parameters of the slow critic.
+    slow_critics: parameters of the slow critics.
     member: [B'] int32, the member whose prior each dream follows.
     keys: [B'] one for each dream.
   """
@@ -143,18 +147,18 @@ class _Imagination:
   actor_critic: ac.ActorCritic
   model_params: Tree
   policy_params: Tree
-  slow_critic: Tree
+  slow_critics: Tree
   member: jax.Array
   keys: jax.Array
 
   def begin(self, start: Start) -> tuple[Any, ...]:
     """The loop's carry at the starts: latent, memory, context, mask, and arrays of a Dream."""
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
-    features = start.latent.features
+    features = start.features
     memory, context = self.actor_critic.context.advance(
       self.policy_params, start.memory, features, start.novelty, start.begins
     )
-    mask = self.model.action_mask(self.model_params, start.latent.belief)
+    mask = self.model.action_mask(self.model_params, features)
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
     outputs = {
@@ -164,75 +168,87 @@ class _Imagination:
       'novelty': arrived(start.novelty),
       'reward': arrived(0.0),
       'discount': arrived(0.0),
-      'value': arrived(self._value(features, context)),
+      **jax.tree.map(arrived, self._values(features, context)),
     }
     outputs['features'] = outputs['features'].at[:, 0].set(features)
-    return start.latent, memory, context, mask, outputs
+    return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
     """Chooses at imagined step t, and imagines the next."""
-    before, memory, context, mask, outputs = carry
+    before, features, memory, context, mask, outputs = carry
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(self.keys)
-    policy = self.actor_critic.policy(self.policy_params, before.features, context, mask)
+    policy = self.actor_critic.policy(self.policy_params, features, context, mask)
     action, choice = self.actor_critic.sample(
       policy, jax.vmap(self.actor_critic.noise)(noise_keys[:, 0])
     )
     recurrent = world_model.Recurrent(before, self.model.encode_action(action))
     noise = jax.vmap(self.model.noise)(noise_keys[:, 1])
     latent, priors = imagine(self.model, self.model_params, recurrent, self.member, noise)
+    next_features = self.model.features(self.model_params, latent)
     novelty = intrinsic.NOVELTIES[self.model.config.novelty](*priors.moments())
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, memory, latent.features, novelty, jnp.zeros(len(novelty), bool)
+      self.policy_params, memory, next_features, novelty, jnp.zeros(len(novelty), bool)
     )
-    reward = self.model.reward(self.model_params, latent.belief, before.seen, recurrent.action)
     arrived = {
       'novelty': novelty,
-      'reward': reward.mean(),
-      'discount': self.model.discount(self.model_params, latent.belief),
-      'value': self._value(latent.features, context),
+      'reward': self.model.reward(self.model_params, next_features).mean(),
+      'discount': self.model.discount(self.model_params, next_features),
+      **self._values(next_features, context),
     }
     decided = {'choice': choice, 'mask': mask}
     put = jax.lax.dynamic_update_index_in_dim
     outputs = (
-      {'features': put(outputs['features'], before.features, t, 1)}
+      {'features': put(outputs['features'], features, t, 1)}
       | {name: put(outputs[name], x, t, 0) for name, x in decided.items()}
-      | {name: put(outputs[name], x, t + 1, 0) for name, x in arrived.items()}
+      | {
+        name: jax.tree.map(lambda old, new: put(old, new, t + 1, 0), outputs[name], x)
+        for name, x in arrived.items()
+      }
     )
-    mask = self.model.action_mask(self.model_params, latent.belief)
-    return latent, memory, context, mask, outputs
+    mask = self.model.action_mask(self.model_params, next_features)
+    return latent, next_features, memory, context, mask, outputs
 
-  def _value(self, features: jax.Array, context: jax.Array) -> jax.Array:
-    return self.actor_critic.value({'critic': self.slow_critic}, features, context).mean()
+  def _values(self, features: jax.Array, context: jax.Array) -> Tree:
+    """Values [B'] of the critics and of the slow critics, by their names."""
+    value = lambda params, name: self.actor_critic.value(params, features, context, name).mean()
+    names = self.actor_critic.critics
+    return {
+      'values': {name: value(self.policy_params, name) for name in names},
+      'slow_values': {name: value(self.slow_critics, name) for name in names},
+    }
 
 
-def returns_and_weights(
-  dream: Dream, drive: jax.Array, *, gamma: float, lambda_: float
-) -> tuple[jax.Array, jax.Array]:
-  """Returns of imagined steps, and their weights in the losses.
+def returns_of(
+  dream: Dream, reward: jax.Array, value: jax.Array, *, gamma: float, lambda_: float
+) -> jax.Array:
+  """Returns [H, B'] of imagined steps, bootstrapped with the value at the horizon.
 
   Args:
     dream: of [H + 1, B'] steps.
-    drive: [H + 1, B'] float32, intrinsic reward arriving at each step.
+    reward: [H + 1, B'] float32, arriving at each step.
+    value: [H + 1, B'] float32.
     gamma: discount factor.
     lambda_: of the returns.
-
-  Returns:
-    Returns [H, B'], bootstrapped with the value at the horizon, and weights [H, B']: the start's
-    weight times the probability that the episode reaches the step; 0 from the horizon on.
   """
-  num_steps = dream.choice.shape[0]
-  beyond = jnp.arange(num_steps + 1) >= dream.horizon
-  return_ = returns.lambda_returns(
-    dream.reward + drive,
+  beyond = jnp.arange(len(value)) >= dream.horizon
+  return returns.lambda_returns(
+    reward,
     dream.discount,
-    dream.value,
+    value,
     gamma=gamma,
     lambda_=lambda_,
-    bootstrap_t=jnp.broadcast_to(beyond[:, None], dream.value.shape),
+    bootstrap_t=jnp.broadcast_to(beyond[:, None], value.shape),
   )
+
+
+def weights(dream: Dream) -> jax.Array:
+  """Weights [H, B'] of imagined steps in the losses; 0 from the horizon on.
+
+  The start's weight times the probability that the episode reaches the step.
+  """
+  beyond = jnp.arange(len(dream.choice)) >= dream.horizon
   alive = jnp.cumprod(dream.discount.at[0].set(1.0)[:-1], axis=0)
-  weight = jnp.where(beyond[:-1, None], 0.0, alive * dream.start.weight)
-  return return_, weight
+  return jnp.where(beyond[:, None], 0.0, alive * dream.start.weight)
 
 
 def track(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
@@ -290,7 +306,7 @@ def starts(
 
   context = actor_critic.context
   begins = posterior.first.at[0].set(True)
-  replayed = context.replayed(posterior.latent.features, novelty, begins)
+  replayed = context.replayed(posterior.features, novelty, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   pick = lambda x: merge(x[step, stream])
   dream_keys = jax.vmap(jax.random.fold_in)(
@@ -298,6 +314,7 @@ def starts(
   )
   start = Start(
     latent=jax.tree.map(pick, posterior.latent),
+    features=pick(posterior.features),
     novelty=pick(novelty),
     begins=pick(begins),
     memory=context.memory_at(replayed, merge(step), merge(stream)),

@@ -48,7 +48,6 @@ def foresee(
   is_first = jnp.arange(num_steps) == 0
   inputs = (
     model.embed(model_params, observation),
-    model.observed_map(observation),
     is_first,
     jnp.arange(num_steps) < context,
     model.encode_action(action),
@@ -57,18 +56,19 @@ def foresee(
 
   def step(carry, inputs):
     closed, open_ = carry
-    embedded, seen, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
-    posterior, members, _ = model.observe(model_params, closed, embedded, seen, first, None)
+    embedded, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
+    posterior, _ = model.observe(model_params, closed, embedded, first, None)
     imagined, _ = dream.imagine(model, model_params, open_, member, noise)
     latent = jax.tree.map(lambda x, y: jnp.where(observed[0], x, y), posterior, imagined)
     carry = world_model.Recurrent(posterior, action), world_model.Recurrent(latent, action)
-    predicted = model.decode(model_params, latent.belief, open_.latent.seen, open_.action, first)
-    return carry, (posterior, members, jax.tree.map(lambda x: x[0], predicted))
+    predicted = model.decode(model_params, latent.belief, open_.latent.numbers, first)
+    return carry, (posterior, jax.tree.map(lambda x: x[0], predicted))
 
   initial = model.initial(1)
-  _, (latent, members, predicted) = jax.lax.scan(step, (initial, initial), inputs)
-  moments = model.priors(model_params, jnp.swapaxes(members, 0, 1)).moments()
+  _, (latent, predicted) = jax.lax.scan(step, (initial, initial), inputs)
+  moments = model.priors(model_params, latent.deterministic).moments()
+  features = model.features(model_params, latent)
   context_module = actor_critic.context
-  track = context_module.replayed(latent.features, novelty_of(*moments), is_first[:, None])
+  track = context_module.replayed(features, novelty_of(*moments), is_first[:, None])
   weights = context_module.weights(policy_params, track, num_steps)
   return agent_lib.Foresight(predicted, weights[0])

@@ -1,21 +1,23 @@
-"""RSSM with an ensemble of transitions: shared encoder, posterior and heads, and its loss.
+"""RSSM with an ensemble of priors: encoder, posterior, recurrence and heads, and its loss.
 
-    h_t^k = GRU_k(h_{t-1}, [z_{t-1}, a_{t-1}])      p_k(z_t | h_t^k)      h_t = mean_k h_t^k
-    q(z_t | h_t, encoder(o_t))                      decoder, reward, continue, mask on (h_t, z_t)
+    h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e(x_{t-1})])      p_k(z_t | h_t)
+    q(z_t | h_t, encoder(o_t))                              heads on (h_t, z_t, x_t)
 
-Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K transition
-members in place of one. All members read the same state, so they predict in one latent space and
-their disagreement is comparable.
+Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
+one. All members read the same state and predict in one latent space, so their disagreement is
+comparable; Sekar et al. (2020), "Planning to explore via self-supervised world models", likewise
+put the ensemble in heads of one recurrence.
 
-Where the observation has a map (see `sight`), the transitions also read the agent's position and
-the content of its cell. The reward then reads the egocentric view of the previous step's map, which
-is observed along real sequences and decoded in imagination. One network, shared by all cells, also
-decodes each cell of the map from the previous cell, so that imagination keeps an unfamiliar layout.
+The state also holds x_t, the numbers of the observation: observed along real sequences, decoded in
+imagination. They are decoded from those of the step before, of which most may stay as they were: see
+`observation.Numbers`. So latents need not carry what is told at every step, and actor, critic,
+reward and continue head read observations as a model-free agent does.
 
-CNNs encode and decode images: see `networks.Encoder`.
+CNNs encode and decode images, which are not part of the state: see `networks.Encoder`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -26,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from hephaestus.agents import distributions, experience, kernels, networks, sight
+from hephaestus.agents import distributions, experience, kernels, networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import recurrence
@@ -34,34 +36,30 @@ from hephaestus.agents.dreamer import recurrence
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)
 
-CHANGE_SIZE = 32  # hidden units of `Change`
-
 UNROLL = 2
 """Steps unrolled in the scan: on a CPU a gradient took 0.6 of the time without unrolling."""
 
+STATISTICS = 'statistics'
+"""Name of the running statistics of real numbers among the parameters; not trained."""
+
 
 class Latent(NamedTuple):
-  """The model's belief about the environment at one step, and the map of that step.
+  """The model's belief about the environment at one step, and the numbers observed at that step.
 
   Attributes:
     deterministic: [..., H] in the compute dtype.
     stochastic: [..., Z] in the compute dtype.
-    seen: [..., S] in the compute dtype, the map, observed or decoded; S is 0 without a map.
+    numbers: [..., F] float32, observed or imagined; see `observation.Numbers`.
   """
 
   deterministic: jax.Array
   stochastic: jax.Array
-  seen: jax.Array
+  numbers: jax.Array
 
   @property
   def belief(self) -> jax.Array:
-    """[..., H + Z], input of decoder, reward, continue and mask."""
+    """[..., H + Z], input of the decoder."""
     return jnp.concatenate([self.deterministic, self.stochastic], axis=-1)
-
-  @property
-  def features(self) -> jax.Array:
-    """[..., H + Z + S], input of actor and critic."""
-    return jnp.concatenate(self, axis=-1)
 
 
 class Recurrent(NamedTuple):
@@ -81,13 +79,38 @@ class Posterior(NamedTuple):
 
   Attributes:
     latent: [T, B, ...].
-    moments: (means, variances) of the members' priors, each [K, T, B, F] float32.
+    features: [T, B, ...], see `WorldModel.features`.
+    moments: (means, variances) of the members' priors, each [K, T, B, Z] float32.
     first: [T, B] bool, steps that begin an episode.
   """
 
   latent: Latent
+  features: jax.Array
   moments: tuple[jax.Array, jax.Array]
   first: jax.Array
+
+
+class Prior(NamedTuple):
+  """The members' predictions of the next step.
+
+  Attributes:
+    belief: about the stochastic state, [K, ..., Z].
+    change: [K, ..., R] float32, of real numbers, in standard deviations.
+    noise: [R] float32, mean squared error of predicted changes.
+  """
+
+  belief: Any
+  change: jax.Array
+  noise: jax.Array
+
+  def moments(self) -> tuple[jax.Array, jax.Array]:
+    """Means and variances of all predicted numbers, [K, ..., F] float32."""
+    means, variances = self.belief.moments()
+    if not self.change.shape[-1]:
+      return means, variances
+    noise = jnp.broadcast_to(self.noise, self.change.shape)
+    join = lambda *parts: jnp.concatenate(parts, axis=-1)
+    return join(means, self.change), join(variances, noise)
 
 
 class NormalisedGRU(nn.Module):
@@ -110,26 +133,6 @@ class NormalisedGRU(nn.Module):
     gates = networks.Dense(3 * self.size, use_bias=False, dtype=self.dtype)(joined)
     gates = networks.LayerNorm(dtype=self.dtype)(gates)
     return gated(gates, state.astype(self.dtype), self.memory_steps)
-
-
-class Change(nn.Module):
-  """Predicts each cell of the next map from the cell; one network for all cells.
-
-  Attributes:
-    levels: L, of a cell.
-    dtype: of the computation.
-  """
-
-  levels: int
-  dtype: Any
-
-  @nn.compact
-  def __call__(self, cause: jax.Array, cells: jax.Array) -> jax.Array:
-    """[..., F] input shared by all cells, and [..., N, L + 1] cells, to [..., N, L] logits."""
-    dense = lambda size, **options: networks.Dense(size, dtype=self.dtype, **options)
-    hidden = dense(CHANGE_SIZE)(cells.astype(self.dtype))
-    hidden += dense(CHANGE_SIZE, use_bias=False)(cause.astype(self.dtype))[..., None, :]
-    return dense(self.levels, kernel_init=nn.initializers.zeros)(nn.silu(hidden))
 
 
 def gated(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
@@ -178,11 +181,8 @@ class WorldModel:
 
   @property
   def feature_size(self) -> int:
-    return self.belief_size + self.sight.size
-
-  @property
-  def sight(self) -> sight.Sight:
-    return sight.Sight.of(self.observation_spec, self.config.levels)
+    """Width of `features`."""
+    return self.belief_size + self.numbers.input_size
 
   @property
   def action_size(self) -> int:
@@ -194,9 +194,11 @@ class WorldModel:
 
   @property
   def codec(self) -> observation_lib.Codec:
-    return observation_lib.Codec(
-      self.observation_spec, levels=self.config.levels, cnn=self.config.image_channels > 0
-    )
+    return observation_lib.Codec(self.observation_spec, cnn=self.config.image_channels > 0)
+
+  @property
+  def numbers(self) -> observation_lib.Numbers:
+    return observation_lib.Numbers(self.codec.flat_spec)
 
   def _mlp(self, output_size: int | None, num_layers: int = 1, **others: Any) -> networks.MLP:
     return networks.MLP(
@@ -210,8 +212,8 @@ class WorldModel:
       'encoder': self._mlp(None, config.encoder_layers, raw=True),
       'posterior': self._mlp(belief),
       'transition': NormalisedGRU(config.deterministic_size, config.memory_steps, self.dtype),
-      'prior': self._mlp(belief),
-      'decoder': self._mlp(self.codec.num_decoded, config.encoder_layers),
+      'prior': self._mlp(belief + self.numbers.num_reals),
+      'decoder': self._mlp(self.numbers.num_outputs, config.encoder_layers),
       'reward': self._mlp(config.num_bins, output_scale=0.0),
       'continue': self._mlp(1),
     }
@@ -219,47 +221,49 @@ class WorldModel:
       shapes = tuple(spec.shape for spec in self.codec.image_specs)
       modules['encoder'] = networks.Encoder(modules['encoder'], config.image_channels)
       modules['decoder'] = networks.Decoder(modules['decoder'], config.image_channels, shapes)
+    if self.numbers.size:
+      modules['recall'] = self._mlp(None, raw=True)
     if self.has_mask:
       modules['mask'] = self._mlp(self.action_size)
-    if self.sight.size:
-      modules['change'] = Change(config.levels, self.dtype)
     return modules
 
+  @property
+  def _recall_size(self) -> int:
+    """Width of the embedding of the numbers of the step before."""
+    return self.config.hidden_size if self.numbers.size else 0
+
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32; those of 'transition' and 'prior' have a leading axis K."""
+    """Parameters, float32; those of 'prior' have a leading axis K."""
     modules = self._modules()
     keys = dict(zip(modules, jax.random.split(key, len(modules)), strict=True))
     state = jnp.zeros((1, self.config.deterministic_size))
     belief = jnp.zeros((1, self.belief_size))
-    observation = jax.tree.map(
-      lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), self.observation_spec
-    )
-    encoded = self.codec.encode(observation)
+    numbers = jnp.zeros((1, self.numbers.input_size))
+    images = self.codec.image_specs
+    encoded = (numbers, *(jnp.zeros((1, *spec.shape)) for spec in images))
     embed = lambda: modules['encoder'].init_with_output(key, *encoded)[0]
     embedded = jnp.zeros(jax.eval_shape(embed).shape)
     inputs = {
       'encoder': encoded,
+      'recall': (numbers,),
       'posterior': (jnp.concatenate([state, embedded], axis=-1),),
       'transition': (
         state,
-        jnp.zeros((1, self.latent_size + self.action_size + self.sight.location_size)),
+        jnp.zeros((1, self.latent_size + self.action_size + self._recall_size)),
       ),
       'prior': (state,),
-      'reward': (jnp.zeros((1, self.belief_size + self._reward_cause_size)),),
-      'change': (
-        jnp.zeros((1, self.belief_size + self.action_size)),
-        self.sight.cells(jnp.zeros((1, self.sight.size))) if self.sight.size else None,
-      ),
+      'decoder': (belief,),
     }
     params = {}
     for name, module in modules.items():
-      init = lambda key, module=module, name=name: module.init(key, *inputs.get(name, (belief,)))[
-        'params'
-      ]
-      if name in ('transition', 'prior'):  # a key for each member
+      inputs_of = inputs.get(name, (belief, numbers))
+      init = lambda key, module=module, inputs_of=inputs_of: module.init(key, *inputs_of)['params']
+      if name == 'prior':  # a key for each member
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
+    if self.numbers.num_reals:
+      params[STATISTICS] = self.numbers.initial_statistics()
     return params
 
   def _apply(self, params: Tree, name: str, *inputs: jax.Array) -> jax.Array:
@@ -275,7 +279,7 @@ class WorldModel:
       latent=Latent(
         deterministic=jnp.zeros((batch, self.config.deterministic_size), self.dtype),
         stochastic=jnp.zeros((batch, self.latent_size), self.dtype),
-        seen=jnp.zeros((batch, self.sight.size), self.dtype),
+        numbers=jnp.zeros((batch, self.numbers.size), jnp.float32),
       ),
       action=jnp.zeros((batch, self.action_size), jnp.float32),
     )
@@ -284,144 +288,42 @@ class WorldModel:
     """[..., action] to [..., A] float32, one-hot or in [-1, 1]; see `distributions.Actions`."""
     return distributions.Actions(self.action_spec).encode(action)
 
-  def embed(self, params: Tree, observation: Tree) -> jax.Array:
-    """[..., observation] to [..., features]: a hidden size for the numbers and for each image."""
-    return self._apply(params, 'encoder', *self.codec.encode(observation))
+  def _read(self, params: Tree, numbers: jax.Array) -> jax.Array:
+    """[..., F] numbers to the inputs of a network, in the compute dtype."""
+    statistics = jax.lax.stop_gradient(params.get(STATISTICS))
+    return self.numbers.inputs(numbers, statistics).astype(self.dtype)
+
+  def features(self, params: Tree, latent: Latent) -> jax.Array:
+    """[..., H + Z + inputs of the numbers], input of actor, critic and most heads."""
+    return jnp.concatenate([latent.belief, self._read(params, latent.numbers)], axis=-1)
+
+  def embed(self, params: Tree, observation: Tree) -> tuple[jax.Array, jax.Array]:
+    """[..., observation] to [..., features] for the posterior, and its numbers [..., F]."""
+    numbers = self.numbers.read(observation)
+    _, *images = self.codec.encode(observation)
+    return self._apply(params, 'encoder', self._read(params, numbers), *images), numbers
 
   def fuse(self, params: Tree) -> Tree:
-    """Converts parameters once, before a loop that only reads them.
-
-    The members' matrices are joined into one, [F, K 3H], and all matrices are cast to the compute
-    dtype.
-    """
-    transition = params['transition'] | {'Dense_0': {'kernel': self._wide(params)}}
+    """Casts matrices to the compute dtype once, before a loop that only reads them."""
     cast = lambda path, x: x.astype(self.dtype) if path[-1].key == 'kernel' else x
-    return jax.tree_util.tree_map_with_path(cast, params | {'transition': transition})
+    return jax.tree_util.tree_map_with_path(cast, params)
 
-  def _wide(self, params: Tree) -> jax.Array:
-    """The members' matrices joined along their outputs, [F, K 3H]; all read the same inputs.
-
-    Each is centred, since a layer norm reads its outputs.
-    """
-    kernel = params['transition']['Dense_0']['kernel']
-    return kernel if kernel.ndim == 2 else jnp.concatenate(list(kernels.centre(kernel)), axis=-1)
-
-  def members(self, params: Tree, recurrent: Recurrent) -> jax.Array:
-    """[B, ...] to each member's next deterministic state, [K, B, H]; see `fuse`."""
-    gates = self._cause(recurrent) @ self._wide(params).astype(self.dtype)
-    return self._step(params['transition']['LayerNorm_0'], gates, recurrent)
-
-  def _cause(self, recurrent: Recurrent) -> jax.Array:
-    """Inputs of the members' matrices, [B, F]."""
-    latent, action = recurrent
-    location = self.sight.location(latent.seen)
-    parts = [latent.stochastic, action.astype(self.dtype), location, latent.deterministic]
-    return jnp.concatenate(parts, axis=-1)
-
-  def _step(self, norm: Tree, gates: jax.Array, recurrent: Recurrent) -> jax.Array:
-    """Outputs of the members' matrices, [B, K 3H], to the next deterministic states, [K, B, H]."""
-    state = recurrent.latent.deterministic
-
-    def step(gates, scale, bias):
-      gates = kernels.normalise(gates, scale, bias, centred=True).astype(self.dtype)
-      return gated(gates, state, self.config.memory_steps)
-
-    gates = gates.reshape(len(gates), self.config.ensemble_size, -1)
-    return jax.vmap(step, in_axes=(1, 0, 0))(gates, norm['scale'], norm['bias'])
-
-  def priors(self, params: Tree, members: jax.Array):
-    """[K, ..., H] to the members' beliefs about the next stochastic state, [K, ..., Z]."""
-    return self.belief(self.prior_outputs(params, members))
-
-  def prior_outputs(self, params: Tree, members: jax.Array) -> jax.Array:
-    """[K, ..., H] to the outputs of the members' prior networks, [K, ..., outputs]."""
-    prior = lambda params, state: networks.apply(self._modules()['prior'], params, state)
-    return jax.vmap(prior)(params['prior'], members)
-
-  def clear(self, recurrent: Recurrent, first: jax.Array) -> Recurrent:
-    """Zeros where a step is FIRST, so that no state passes from one episode to the next."""
-    keep = lambda x: jnp.where(first.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype)
-    return jax.tree.map(keep, recurrent)
-
-  def observed_map(self, observation: Tree) -> jax.Array:
-    """[..., observation] to its map, [..., S]; see `Latent.seen`."""
-    flat = observation_lib.flatten(observation, self.codec.flat_spec)
-    return networks.symexp(self.sight.pick(flat)).astype(self.dtype)
-
-  def imagine(self, params: Tree, belief: jax.Array, before: Recurrent) -> jax.Array:
-    """[..., H + Z] and the previous step to the most likely map, [..., S]."""
-    if not self.sight.size:
-      return belief[..., :0]
-    first = jnp.zeros(belief.shape[:-1], bool)
-    # All numbers of the map lie in [0, 1]: see MapSpec.
-    decoded = self._decoded(params, belief, before.latent.seen, before.action, first)
-    decoded = decoded.reshape(*decoded.shape[:-1], -1, self.config.levels)
-    return observation_lib.most_likely(
-      self.sight.pick(decoded.swapaxes(-1, -2)).swapaxes(-1, -2)
-    ).astype(self.dtype)
-
-  def _decoded(
-    self,
-    params: Tree,
-    belief: jax.Array,
-    seen: jax.Array,
-    action: jax.Array,
-    first: jax.Array,
-  ) -> jax.Array:
-    """Output of the decoder, [..., D].
-
-    Args:
-      params: of the world model.
-      belief: [..., H + Z] of this step.
-      seen: [..., S] of the previous step; unread where this step is FIRST.
-      action: [..., A] float32, the encoded action of the previous step; likewise.
-      first: [...] bool, whether this step is FIRST.
-    """
-    decoded = self._apply(params, 'decoder', belief)
-    if not self.sight.size:
-      return decoded
-    follows = ~first[..., None]
-    cells = self.sight.cells(seen.astype(self.dtype)) * follows[..., None]
-    cause = jnp.concatenate([belief, (action * follows).astype(self.dtype)], axis=-1)
-    change = self._apply(params, 'change', cause, cells)
-    change = change.reshape(*change.shape[:-2], -1)
-    rest = jnp.zeros((*change.shape[:-1], decoded.shape[-1] - change.shape[-1]), change.dtype)
-    return decoded + jnp.concatenate([change, rest], axis=-1)
-
-  def observe(
-    self,
-    params: Tree,
-    recurrent: Recurrent,
-    embedded: jax.Array,
-    seen: jax.Array,
-    first: jax.Array,
-    noise: jax.Array | None,
-  ) -> tuple[Latent, jax.Array, Any]:
-    """One step: [B, ...] to the latent, the members' states [K, B, H] and the posterior belief.
-
-    Args:
-      params: of the world model.
-      recurrent: carried from the previous step.
-      embedded: [B, features] of the observation, from `embed`.
-      seen: [B, S] of the observation, from `observed_map`.
-      first: [B] bool, whether the step is FIRST.
-      noise: [B, ...] of `noise`, or None for the mode.
-    """
-    matrices, rest = self._step_params(params)
-    multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
-    inputs = (self._hoisted(params, embedded), seen, first, noise)
-    return self._observe(multiply, rest, recurrent, inputs)
-
-  def _hoisted(self, params: Tree, embedded: jax.Array) -> jax.Array:
-    """[..., hidden], the observation's term in the posterior's hidden layer, before its norm."""
-    kernel = params['posterior']['Dense_0']['kernel'][self.config.deterministic_size :]
-    return embedded @ kernel.astype(self.dtype)
+  def recall(self, params: Tree, numbers: jax.Array) -> jax.Array:
+    """[..., F] numbers of a step to their term in the gates of the next, [..., 3 H]."""
+    kernel = kernels.centre(params['transition']['Dense_0']['kernel'])
+    begin = self.latent_size + self.action_size
+    if not self._recall_size:
+      return jnp.zeros((*numbers.shape[:-1], kernel.shape[-1]), self.dtype)
+    embedded = self._apply(params, 'recall', self._read(params, numbers))
+    return embedded @ kernel[begin : begin + self._recall_size].astype(self.dtype)
 
   def _step_params(self, params: Tree) -> tuple[dict[str, jax.Array], Tree]:
     """Parameters of `_observe`: its matrices, and all others."""
     posterior = params['posterior']
+    kernel = kernels.centre(params['transition']['Dense_0']['kernel'])  # a layer norm follows
+    begin = self.latent_size + self.action_size
     matrices = {
-      'transition': self._wide(params),
+      'transition': jnp.concatenate([kernel[:begin], kernel[begin + self._recall_size :]]),
       'posterior': posterior['Dense_0']['kernel'][: self.config.deterministic_size],
       'belief': posterior['Dense_1']['kernel'],
     }
@@ -432,55 +334,125 @@ class WorldModel:
     }
     return matrices, rest
 
+  def advance(self, params: Tree, recurrent: Recurrent) -> jax.Array:
+    """[B, ...] state of a step to the next deterministic state, [B, H]."""
+    matrices, rest = self._step_params(params)
+    multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
+    recalled = self.recall(params, recurrent.latent.numbers)
+    return self._advance(multiply, rest, recurrent, recalled)
+
+  def _advance(
+    self, multiply: recurrence.Multiply, rest: Tree, recurrent: Recurrent, recalled: jax.Array
+  ) -> jax.Array:
+    latent, action = recurrent
+    cause = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
+    gates = multiply('transition', jnp.concatenate(cause, axis=-1)) + recalled
+    gates = kernels.normalise(gates, **rest['transition'], centred=True).astype(self.dtype)
+    return gated(gates, latent.deterministic, self.config.memory_steps)
+
+  def priors(self, params: Tree, deterministic: jax.Array) -> Prior:
+    """[..., H] to the members' predictions of the step."""
+    return self.prior(params, self.prior_outputs(params, deterministic))
+
+  def prior(self, params: Tree, outputs: jax.Array) -> Prior:
+    """Predictions from the outputs of prior networks, [..., outputs]."""
+    reals = self.numbers.num_reals
+    latent, change = jnp.split(outputs, [outputs.shape[-1] - reals], axis=-1)
+    noise = jnp.zeros(0)
+    if reals:
+      noise = self.numbers.noise(jax.lax.stop_gradient(params[STATISTICS]))
+    return Prior(self.belief(latent), change.astype(jnp.float32), noise)
+
+  def prior_outputs(self, params: Tree, deterministic: jax.Array) -> jax.Array:
+    """[..., H] to the outputs of the members' prior networks, [K, ..., outputs]."""
+    prior = lambda params: networks.apply(self._modules()['prior'], params, deterministic)
+    return jax.vmap(prior)(params['prior'])
+
+  def clear(self, recurrent: Recurrent, first: jax.Array) -> Recurrent:
+    """Zeros where a step is FIRST, so that no state passes from one episode to the next."""
+    keep = lambda x: jnp.where(first.reshape(-1, *[1] * (x.ndim - 1)), 0, x).astype(x.dtype)
+    return jax.tree.map(keep, recurrent)
+
+  def imagine_numbers(self, params: Tree, belief: jax.Array, before: jax.Array) -> jax.Array:
+    """[..., H + Z] and the numbers of the step before to the most likely numbers, [..., F]."""
+    if not self.numbers.size:
+      return before
+    decoder = self._modules()['decoder']
+    module, of = (
+      (decoder.mlp, params['decoder']['mlp'])
+      if self.codec.image_specs
+      else (decoder, params['decoder'])
+    )
+    outputs = networks.apply(module, of, belief).astype(jnp.float32)
+    follows = jnp.ones(before.shape[:-1], bool)
+    predicted = self.numbers.predict(outputs, before, follows, params.get(STATISTICS))
+    return self.numbers.expected(predicted)
+
+  def observe(
+    self,
+    params: Tree,
+    recurrent: Recurrent,
+    embedded: tuple[jax.Array, jax.Array],
+    first: jax.Array,
+    noise: jax.Array | None,
+  ) -> tuple[Latent, Any]:
+    """One step: [B, ...] to the latent and the posterior belief.
+
+    Args:
+      params: of the world model.
+      recurrent: carried from the previous step.
+      embedded: of the observation, from `embed`.
+      first: [B] bool, whether the step is FIRST.
+      noise: [B, ...] of `noise`, or None for the mode.
+    """
+    features, numbers = embedded
+    matrices, rest = self._step_params(params)
+    multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
+    recalled = self.recall(params, recurrent.latent.numbers)
+    recalled = jnp.where(first[:, None], 0, recalled)
+    inputs = (self._hoisted(params, features), recalled, numbers, first, noise)
+    return self._observe(multiply, rest, recurrent, inputs)
+
+  def _hoisted(self, params: Tree, embedded: jax.Array) -> jax.Array:
+    """[..., hidden], the observation's term in the posterior's hidden layer, before its norm."""
+    kernel = params['posterior']['Dense_0']['kernel'][self.config.deterministic_size :]
+    return embedded @ kernel.astype(self.dtype)
+
   def _observe(
     self, multiply: recurrence.Multiply, rest: Tree, recurrent: Recurrent, inputs: tuple[Any, ...]
-  ) -> tuple[Latent, jax.Array, Any]:
+  ) -> tuple[Latent, Any]:
     """`observe`, with a `multiply` and the other parameters: see `recurrence.scan`."""
-    hoisted, seen, first, noise = inputs
+    hoisted, recalled, numbers, first, noise = inputs
     recurrent = self.clear(recurrent, first)
-    gates = multiply('transition', self._cause(recurrent))
-    members = self._step(rest['transition'], gates, recurrent)
-    deterministic = jnp.mean(members, axis=0, dtype=jnp.float32).astype(self.dtype)
+    deterministic = self._advance(multiply, rest, recurrent, recalled)
     hidden = kernels.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
     hidden = kernels.silu(hidden.astype(self.dtype))
     belief = self.belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
     stochastic = belief.mode() if noise is None else belief.sample(noise)
-    return Latent(deterministic, stochastic.astype(self.dtype), seen), members, belief
+    return Latent(deterministic, stochastic.astype(self.dtype), numbers), belief
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Noise for one latent; see `distributions.LATENTS`."""
     return self.latent_type.noise(key, self.config.stochastic_size, self.config.classes)
 
-  @property
-  def _reward_cause_size(self) -> int:
-    return self.sight.view_size + self.action_size if self.sight.size else 0
-
-  def reward(
-    self, params: Tree, belief: jax.Array, seen: jax.Array, action: jax.Array
-  ) -> distributions.TwoHot:
-    """The distribution of the reward that arrived at a step.
-
-    Args:
-      params: of the world model.
-      belief: [..., H + Z] of this step.
-      seen: [..., S] of the previous step.
-      action: [..., A] float32, the encoded action of the previous step.
-    """
-    if self.sight.size:
-      belief = jnp.concatenate([belief, self.sight.view(seen), action.astype(self.dtype)], axis=-1)
+  def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
+    """[..., features] to the distribution of the reward that arrived at the step."""
     return distributions.TwoHot.from_logits(
-      self._apply(params, 'reward', belief), self.config.bin_limit
+      self._head(params, 'reward', features), self.config.bin_limit
     )
 
-  def discount(self, params: Tree, belief: jax.Array) -> jax.Array:
-    """[..., H + Z] to [...] float32, the probability that the episode continues."""
-    return jax.nn.sigmoid(self._apply(params, 'continue', belief)[..., 0].astype(jnp.float32))
+  def discount(self, params: Tree, features: jax.Array) -> jax.Array:
+    """[..., features] to [...] float32, the probability that the episode continues."""
+    return jax.nn.sigmoid(self._head(params, 'continue', features)[..., 0].astype(jnp.float32))
 
-  def action_mask(self, params: Tree, belief: jax.Array) -> jax.Array:
-    """[..., H + Z] to [..., A] bool, actions predicted to be legal; without a mask, all."""
+  def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
+    """[..., features] to [..., A] bool, actions predicted to be legal; without a mask, all."""
     if not self.has_mask:
-      return jnp.ones((*belief.shape[:-1], self.action_size), bool)
-    return self._apply(params, 'mask', belief) > 0
+      return jnp.ones((*features.shape[:-1], self.action_size), bool)
+    return self._head(params, 'mask', features) > 0
+
+  def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
+    return self._apply(params, name, features)
 
   def infer(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
@@ -497,8 +469,7 @@ class WorldModel:
     """
     num_steps = sequence.reward.shape[0]
     first = sequence.step_type == FIRST
-    embedded = self.embed(params, sequence.observation)
-    seen = self.observed_map(sequence.observation)
+    embedded, numbers = self.embed(params, sequence.observation)
     noise = jax.vmap(
       lambda key: jax.vmap(self.noise)(jax.random.split(key, num_steps)), out_axes=1
     )(keys)
@@ -506,40 +477,58 @@ class WorldModel:
 
     def step(multiply, rest, recurrent, inputs):
       *inputs, action = inputs
-      latent, members, belief = self._observe(multiply, rest, recurrent, inputs)
-      return Recurrent(latent, action), (latent, members, belief)
+      latent, belief = self._observe(multiply, rest, recurrent, inputs)
+      return Recurrent(latent, action), (latent, belief)
 
     initial = self.initial(first.shape[1])
     if self.config.stored_state:
       initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
-    inputs = (self._hoisted(params, embedded), seen, first, noise, action)
-    _, (latent, members, belief) = recurrence.scan(
+    before = jnp.concatenate([initial.latent.numbers[None], numbers[:-1]])
+    recalled = jnp.where(first[..., None], 0, self.recall(params, before))
+    inputs = (self._hoisted(params, embedded), recalled, numbers, first, noise, action)
+    _, (latent, belief) = recurrence.scan(
       step, min(UNROLL, num_steps), *self._step_params(params), initial, inputs
     )
-    priors = self.priors(params, jnp.swapaxes(members, 0, 1))  # outside of the recurrence
-    return Posterior(latent, priors.moments(), first), belief, priors
+    priors = self.priors(params, latent.deterministic)  # outside of the recurrence
+    posterior = Posterior(latent, self.features(params, latent), priors.moments(), first)
+    return posterior, belief, priors
 
-  def decode(
-    self, params: Tree, belief: jax.Array, seen: jax.Array, action: jax.Array, first: jax.Array
-  ) -> Tree:
-    """The most likely observation, [..., *shape] float32 and without a mask; see `Codec.decode`.
+  def decode(self, params: Tree, belief: jax.Array, before: jax.Array, first: jax.Array) -> Tree:
+    """The most likely observation, [..., *shape] float32 and without a mask.
 
     Args:
       params: of the world model.
       belief: [..., H + Z] of this step.
-      seen: [..., S] of the previous step.
-      action: [..., A] float32, the encoded action of the previous step.
+      before: [..., F] numbers of the previous step.
       first: [...] bool, steps without a previous step.
     """
-    decoded = self._decoded(params, belief, seen, action, first)
-    return self.codec.decode(decoded.astype(jnp.float32))
+    outputs, images = self._decoded(params, belief)
+    predicted = self.numbers.predict(outputs, before, ~first, params.get(STATISTICS))
+    flat = self.numbers.to_flat(self.numbers.expected(predicted))
+    return self.codec.assemble(flat, images)
+
+  def _decoded(self, params: Tree, belief: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """Outputs of the decoder for the numbers, and decoded images, [..., H, W, C] each; float32."""
+    outputs = self._apply(params, 'decoder', belief).astype(jnp.float32)
+    ends = np.cumsum(
+      [self.numbers.num_outputs, *(np.prod(s.shape) for s in self.codec.image_specs)]
+    )
+    numbers, *images = jnp.split(outputs, ends[:-1].astype(int), axis=-1)
+    shapes = [spec.shape for spec in self.codec.image_specs]
+    return numbers, [
+      x.reshape(*x.shape[:-1], *shape) for x, shape in zip(images, shapes, strict=True)
+    ]
 
   def loss(
-    self, params: Tree, keys: jax.Array, sequence: experience.Sequence
-  ) -> tuple[jax.Array, tuple[Posterior, jax.Array, dict[str, jax.Array]]]:
+    self,
+    params: Tree,
+    keys: jax.Array,
+    sequence: experience.Sequence,
+    value_loss: Callable[[jax.Array], jax.Array] = lambda features: jnp.zeros(()),
+  ) -> tuple[jax.Array, tuple[Posterior, jax.Array, Tree, dict[str, jax.Array]]]:
     """Negative evidence bound of real sequences, in float32.
 
-      reconstruction + reward_scale reward + continue + mask
+      reconstruction + reward_scale reward + continue + mask + value
         + mean_k m_k [ b_dyn KL(sg q || p_k) + b_rep max(free, KL(q || sg p_k)) ]
 
     with m_k the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that
@@ -550,27 +539,23 @@ class WorldModel:
       params: of the world model.
       keys: [B] one for each sequence.
       sequence: [T, B, ...].
+      value_loss: of the [T, B, ...] features; its gradient makes latents keep what pays late.
 
     Returns:
-      The loss [], and (Posterior, predicted rewards [T, B], metrics).
+      The loss [], and (Posterior, predicted rewards [T, B], moments of real numbers, metrics).
     """
     config = self.config
     posterior, belief, priors = self.infer(params, keys, sequence)
-    latents = posterior.latent.belief
-
-    before = lambda initial, x: jnp.concatenate([initial[None].astype(x.dtype), x[:-1]])
-    seen_before = before(sequence.initial_state.latent.seen, posterior.latent.seen)
-    action_before = before(sequence.initial_state.action, self.encode_action(sequence.action))
-    decoded = self._decoded(params, latents, seen_before, action_before, posterior.first)
-    flat = observation_lib.flatten(sequence.observation, self.codec.flat_spec)
-    _, *images = self.codec.encode(sequence.observation)
-    reconstruction = self.codec.loss(decoded.astype(jnp.float32), flat, images)
-    rewards = self.reward(params, latents, seen_before, action_before)
+    features = posterior.features
+    reconstruction, moments = self._reconstruction_loss(params, posterior, sequence)
+    rewards = self.reward(params, features)
     reward = -rewards.log_prob(sequence.reward)
     reward = jnp.where(posterior.first, 0.0, reward)
-    continues, mask = self._heads_loss(params, latents, sequence)
-    dynamics_kl, kl = self._kl(belief, priors, sequence.identity)
-    loss = jnp.mean(reconstruction + config.reward_scale * reward + continues + mask + kl)
+    continues, mask = self._heads_loss(params, features, sequence)
+    dynamics_kl, kl = self._kl(belief, priors.belief, sequence.identity)
+    change = self._change_loss(params, priors, posterior, sequence)
+    loss = jnp.mean(reconstruction + config.reward_scale * reward + continues + mask + kl + change)
+    loss += value_loss(features)
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
@@ -581,21 +566,80 @@ class WorldModel:
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
     }
-    return loss, (*jax.lax.stop_gradient((posterior, rewards.mean())), metrics)
+    stop = jax.lax.stop_gradient
+    return loss, (*stop((posterior, rewards.mean(), moments)), metrics)
+
+  def _reconstruction_loss(
+    self, params: Tree, posterior: Posterior, sequence: experience.Sequence
+  ) -> tuple[jax.Array, Tree]:
+    """Loss [T, B] of decoded observations, and the moments of real numbers: see `statistics`."""
+    numbers = posterior.latent.numbers
+    outputs, decoded = self._decoded(params, posterior.latent.belief)
+    initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
+    before = jnp.concatenate([initial[None], numbers[:-1]])
+    statistics = jax.lax.stop_gradient(params.get(STATISTICS))
+    predicted = self.numbers.predict(outputs, before, ~posterior.first, statistics)
+    loss, error = self.numbers.loss(predicted, numbers, statistics)
+    _, *images = self.codec.encode(sequence.observation)
+    loss += self.codec.image_loss(decoded, images)
+    reals = numbers[..., self.numbers.size - self.numbers.num_reals :]
+    mean = lambda x: jnp.mean(x, axis=(0, 1))
+    return loss, (mean(reals), mean(jnp.square(reals)), mean(jnp.minimum(error, 1.0)))
+
+  def statistics(self, params: Tree, moments: Tree) -> Tree:
+    """Parameters with the running statistics of real numbers after one more batch.
+
+    Args:
+      params: of the world model.
+      moments: of the batch, from `loss`, averaged over devices.
+    """
+    if not self.numbers.num_reals:
+      return params
+    old = params[STATISTICS]
+    mean, square, error = moments
+    rate = jnp.maximum(1 / (old['count'] + 1), 0.002)
+    follow = lambda old, new: old + rate * (new - old)
+    old_square = old['variance'] + jnp.square(old['mean'])
+    new_mean = follow(old['mean'], mean)
+    new = {
+      'mean': new_mean,
+      'variance': jnp.maximum(follow(old_square, square) - jnp.square(new_mean), 0.0),
+      'error': old['error'] + 0.02 * (error - old['error']),
+      'count': old['count'] + 1,
+    }
+    return params | {STATISTICS: new}
 
   def _heads_loss(
     self, params: Tree, features: jax.Array, sequence: experience.Sequence
   ) -> tuple[jax.Array, jax.Array]:
-    """Losses [T, B] of the continue and mask heads at [T, B, H + Z] latents."""
-    logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
+    """Losses [T, B] of the continue and mask heads at [T, B, ...] features."""
+    logits = self._head(params, 'continue', features)[..., 0].astype(jnp.float32)
     continues = jax.nn.softplus(logits) - sequence.discount * logits
     mask = jnp.zeros_like(continues)
     legal_actions = observation_lib.action_mask(sequence.observation)
     if legal_actions is not None:
-      logits = self._apply(params, 'mask', features).astype(jnp.float32)
+      logits = self._head(params, 'mask', features).astype(jnp.float32)
       legal = legal_actions.astype(jnp.float32)
       mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
     return continues, mask
+
+  def _change_loss(
+    self, params: Tree, priors: Prior, posterior: Posterior, sequence: experience.Sequence
+  ) -> jax.Array:
+    """Loss [T, B] of the members' predictions of real numbers' changes; 0 at FIRST steps."""
+    if not self.numbers.num_reals:
+      return jnp.zeros(posterior.first.shape)
+    statistics = jax.lax.stop_gradient(params[STATISTICS])
+    numbers = posterior.latent.numbers
+    initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
+    before = jnp.concatenate([initial[None], numbers[:-1]])
+    change = self.numbers.change(before, numbers, statistics)
+    error = jnp.square(priors.change - change) / priors.noise
+    loss = jnp.sum(jnp.log1p(error / 2), axis=-1)
+    learns = bootstrap_mask(
+      sequence.identity, self.config.ensemble_size, self.config.bootstrap_share
+    )
+    return jnp.where(posterior.first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
 
   def _kl(self, belief: Any, priors: Any, identity: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The dynamics' divergence [K, T, B], and the loss [T, B] of both divergences.
@@ -606,8 +650,9 @@ class WorldModel:
     dynamics_kl = stop(belief).kl(priors)
     representation_kl = jnp.maximum(config.free_nats, belief.kl(stop(priors)))
     learns = bootstrap_mask(identity, config.ensemble_size, config.bootstrap_share)
-    loss = config.dynamics_scale * dynamics_kl + config.representation_scale * representation_kl
-    return dynamics_kl, jnp.mean(learns[:, None] * loss, axis=0)
+    loss = config.dynamics_scale * learns[:, None] * dynamics_kl
+    loss += config.representation_scale * representation_kl
+    return dynamics_kl, jnp.mean(loss, axis=0)
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
