@@ -10,7 +10,7 @@ put the ensemble in heads of one recurrence.
 
 The state also holds x_t, the numbers of the observation: observed along real sequences, decoded in
 imagination. They are decoded from those of the step before, of which most may stay as they were: see
-`observation.Numbers`. So latents need not carry what is told at every step, and actor, critic,
+`observation.Numbers`. So latents need not carry what every observation repeats, and actor, critic,
 reward and continue head read observations as a model-free agent does.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`.
@@ -539,7 +539,7 @@ class WorldModel:
       params: of the world model.
       keys: [B] one for each sequence.
       sequence: [T, B, ...].
-      value_loss: of the [T, B, ...] features; its gradient makes latents keep what pays late.
+      value_loss: of the [T, B, ...] features; its gradient makes latents keep what later rewards depend on.
 
     Returns:
       The loss [], and (Posterior, predicted rewards [T, B], moments of real numbers, metrics).
