@@ -461,7 +461,7 @@ class Numbers:
     graded = unit & ~is_bool
     if graded.sum() * NUM_LEVELS > MAX_LEVEL_OUTPUTS:
       graded &= False
-    return tuple(np.flatnonzero(kind) for kind in (unit & ~graded, graded, ~unit))
+    return np.flatnonzero(unit & ~graded), np.flatnonzero(graded), np.flatnonzero(~unit)
 
   @property
   def size(self) -> int:
