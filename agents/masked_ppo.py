@@ -17,7 +17,7 @@ import numpy as np
 from dm_env import specs
 
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import distributions, experience, networks, returns, sight
+from hephaestus.agents import distributions, experience, networks, returns
 from hephaestus.agents import observation as observation_lib
 
 Tree = Any
@@ -39,7 +39,7 @@ class PPOConfig:
   activation: str = 'silu'
   layer_norm: bool = True
   cell_size: int = 0  # width of the layer shared by the cells of a board; 0: flat, as any vector
-  levels: int = 0  # that numbers in [0, 1], or the cells of a map, are also encoded by; 0: none
+  levels: int = 0  # that numbers in [0, 1] are also encoded by; 0: none
   symlog: bool = True  # whether numbers are encoded by their symlog
   image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
   recurrent_size: int = 0  # width of the GRU; 0: no memory
@@ -204,16 +204,17 @@ class Network:
     return {name: zeros for name in dict.fromkeys(self._readers)}
 
   def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:
-    """[..., observation] to [..., F] float32, the mask left out; with a map, also its view.
+    """[..., observation] to [..., F] float32, the mask left out; also its view, if any.
 
     An observation of bits stays bool, and images for a CNN follow in their own dtypes, to save
     memory; `_read` converts both to numbers. Without images, boards that are read cell by cell
     follow, [..., cells, features] float32 each. A batch is flattened once, before its first epoch.
     """
-    if not self._sight.size:
+    if not self._has_view:
       return self.codec.compact(observation)
     flat = self.codec.numbers(observation_lib.join(observation, self.codec.flat_spec))
-    return (jnp.concatenate([flat, self._sight.view(self._sight.pick(observation))], axis=-1),)
+    views = observation_lib.views(observation, self.observation_spec)
+    return (jnp.concatenate([flat, views], axis=-1),)
 
   @property
   def codec(self) -> observation_lib.Codec:
@@ -234,12 +235,12 @@ class Network:
     return self.config.hidden_size * (num_images + has_numbers)
 
   @property
-  def _sight(self) -> sight.Sight:
-    return sight.Sight.of(self.observation_spec, self.config.levels)
+  def _has_view(self) -> bool:
+    return observation_lib.view_size(self.observation_spec) > 0
 
   def _read(self, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Inputs of the encoder; with a map they include its egocentric view, in place of levels."""
-    return inputs if self._sight.size else self.codec.inputs(inputs)
+    """Inputs of the encoder; a view is read in place of levels."""
+    return inputs if self._has_view else self.codec.inputs(inputs)
 
   def apply(
     self,

@@ -133,6 +133,31 @@ def boards(observation: Any, spec: Any) -> list[jax.Array]:
   return [read(x, leaf) for x, leaf in pairs if hasattr(leaf, 'board_shape')]
 
 
+def views(observation: Any, spec: Any) -> jax.Array:
+  """The views of an observation: of each leaf whose spec has a `view`, a function of the leaf.
+
+  Args:
+    observation: tree of [..., *shape] arrays.
+    spec: the same tree of specs.
+
+  Returns:
+    [..., V] float32; V is 0 without a view.
+  """
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  shown = [jnp.zeros((*leaves[0].shape[: leaves[0].ndim - len(leaf_specs[0].shape)], 0))]
+  for leaf, leaf_spec in zip(leaves, leaf_specs, strict=True):
+    if hasattr(leaf_spec, 'view'):
+      one_axis = leaf.reshape(-1, *leaf_spec.shape)
+      shown.append(jax.vmap(leaf_spec.view)(one_axis).reshape(*shown[0].shape[:-1], -1))
+  return jnp.concatenate(shown, axis=-1).astype(jnp.float32)
+
+
+def view_size(spec: Any) -> int:
+  """V, the width of `views`."""
+  zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), without_mask(spec))
+  return jax.eval_shape(lambda: views(zeros, spec)).shape[-1]
+
+
 def without_boards(spec: Any) -> Any:
   """A spec of the numbers before the boards, so that a flat observation leaves boards out."""
 
@@ -476,7 +501,7 @@ class Numbers:
   @property
   def input_size(self) -> int:
     """Width of `inputs`."""
-    return self.size + NUM_LEVELS * len(self._kinds[1])
+    return self.size + NUM_LEVELS * len(self._kinds[1]) + view_size(self.spec)
 
   @property
   def num_outputs(self) -> int:
@@ -512,6 +537,9 @@ class Numbers:
     if self.num_reals:
       scaled = (reals.astype(jnp.float32) - statistics['mean']) / self._scale(statistics)
       parts.append(jnp.clip(scaled, -5.0, 5.0))
+    if view_size(self.spec):
+      flat = self.to_flat(numbers.astype(jnp.float32))
+      parts.append(views(to_observation(flat, [], self.spec), self.spec))
     return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
 
   def _scale(self, statistics: Any) -> jax.Array:

@@ -3,6 +3,7 @@
 import abc
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -143,26 +144,33 @@ class Environment(abc.ABC):
     return None
 
 
-class MapSpec(specs.BoundedArray):
-  """A vector in [0, 1] that begins with the cells of a map and ends with a position on it.
+class ViewSpec(specs.BoundedArray):
+  """A vector with a view: a pure function of it, which agents read beside it.
 
-  The cells are in row-major order, and 0 is an empty cell. The last two numbers are row and column,
-  each divided by its largest index. Agents may use this, or treat it as any other vector.
+  A view says nothing new; it shows the same numbers in a form that a network learns from faster, such
+  as a map around the agent's position. A world model imagines the vector and takes the view of that.
   """
 
   def __init__(
-    self, shape: tuple[int], dtype: Any, map_shape: tuple[int, int], name: str | None = None
+    self,
+    shape: tuple[int],
+    dtype: Any,
+    minimum: Any,
+    maximum: Any,
+    view: Callable[[jax.Array], jax.Array],
+    name: str | None = None,
   ):
-    """Args: `shape`, `dtype` and `name`: see `specs.Array`; `map_shape`: rows and columns."""
-    super().__init__(shape, dtype, minimum=0.0, maximum=1.0, name=name)
-    self._map_shape = map_shape
+    """Args: `view`: the vector to [V] float32, V fixed; others: see `specs.BoundedArray`."""
+    super().__init__(shape, dtype, minimum, maximum, name)
+    self._view = view
 
   @property
-  def map_shape(self) -> tuple[int, int]:
-    return self._map_shape
+  def view(self) -> Callable[[jax.Array], jax.Array]:
+    return self._view
 
   def __reduce__(self):
-    return type(self), (self.shape, self.dtype, self.map_shape, self.name)
+    arguments = (self.shape, self.dtype, self.minimum, self.maximum, self.view, self.name)
+    return type(self), arguments
 
 
 class BoardSpec(specs.Array):

@@ -1,6 +1,7 @@
 """GridWorld: walk on a square of cells and collect all resources before the time limit."""
 
 import dataclasses
+import functools
 
 import chex
 import flax.struct
@@ -57,6 +58,28 @@ class State(flax.struct.PyTreeNode):
   cumulative_reward: jax.Array
 
 
+def egocentric(observation: jax.Array, size: int) -> jax.Array:
+  """The map around the agent: a view of an observation, see `environment.ViewSpec`.
+
+  A flat network learns the neighbours of every position of a map separately.
+
+  Args:
+    observation: [size^2 + 10] float32.
+    size: S, of the grid.
+
+  Returns:
+    [2 (2 S - 1)^2] float32: each cell's number, and 1 where it has a resource; 0 beyond the grid.
+  """
+  cells = observation[: size**2].reshape(size, size)
+  position = jnp.round(observation[-2:] * (size - 1)).astype(jnp.int32)
+  is_filled = (cells > 0.5 / NUM_TYPES).astype(cells.dtype)
+  around = ((size - 1, size - 1), (size - 1, size - 1), (0, 0))
+  padded = jnp.pad(jnp.stack([cells, is_filled], axis=-1), around)
+  # On a padded map, the window that begins at the agent's position is centred on the agent.
+  window = (2 * size - 1, 2 * size - 1, 2)
+  return jax.lax.dynamic_slice(padded, (position[0], position[1], 0), window).reshape(-1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridWorld(environment.Environment):
   """A square of cells with resources of 8 types on some of them.
@@ -67,12 +90,14 @@ class GridWorld(environment.Environment):
 
   The observation is [size² + 10] float32 in [0, 1]: the cells row by row, 0 if empty, else
   (type + 1) / 8; the inventory divided by `num_resources`; and row and column divided by size - 1.
-  Up to 16 by 16 cells, bfloat16 keeps all of these values distinct.
+  Up to 16 by 16 cells, bfloat16 keeps all of these values distinct. With `egocentric`, agents also
+  read the cells around their position: see the function of that name.
   """
 
   size: int = 16
   num_resources: int = 24
   max_steps: int = 256
+  egocentric: bool = True
 
   def __post_init__(self):
     if self.size < 2:
@@ -87,11 +112,12 @@ class GridWorld(environment.Environment):
       raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
 
   @property
-  def observation_spec(self) -> environment.MapSpec:
-    num_values = self.size**2 + NUM_TYPES + 2
-    return environment.MapSpec(
-      (num_values,), np.float32, (self.size, self.size), 'cells_inventory_position'
-    )
+  def observation_spec(self) -> specs.BoundedArray:
+    shape, name = (self.size**2 + NUM_TYPES + 2,), 'cells_inventory_position'
+    if not self.egocentric:
+      return specs.BoundedArray(shape, np.float32, 0.0, 1.0, name)
+    view = functools.partial(egocentric, size=self.size)
+    return environment.ViewSpec(shape, np.float32, 0.0, 1.0, view, name)
 
   @property
   def action_spec(self) -> specs.DiscreteArray:
