@@ -287,6 +287,9 @@ class _Learner:
         rate=dreamer_config.RETURN_RATE,
         floor=config.return_floor if name == ac.TASK else dreamer_config.NOVELTY_FLOOR,
       )
+    # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
+    size = devices_lib.over_devices(jnp.sum(weight * jnp.abs(all_returns[ac.TASK])))
+    scales[ac.TASK] = jnp.maximum(scales[ac.TASK], dreamer_config.RELATIVE_FLOOR * size)
     advantage, peak = advantages[ac.TASK] / scales[ac.TASK], state.peak
     if ac.NOVELTY in advantages:
       peak = jnp.maximum(peak, scales[ac.NOVELTY])

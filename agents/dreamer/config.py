@@ -9,6 +9,7 @@ from hephaestus.agents import distributions
 # Hafner et al. (2023): rates of the slow critic and of the average spread of returns.
 SLOW_CRITIC_RATE = 0.02
 RETURN_RATE = 0.01
+RELATIVE_FLOOR = 0.1  # least scale that divides the task's advantages, as a share of its returns
 NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
 # Rates of the two averages of novelty whose difference is competence.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
