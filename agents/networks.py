@@ -160,6 +160,45 @@ class BoardEncoder(nn.Module):
     return self.mlp(*cells, flat)
 
 
+class TwoTowers(nn.Module):
+  """An MLP over two inputs, each with a first layer and a layer norm of its own.
+
+  In a joint first layer the input of the larger norm would drown the other.
+
+  Attributes:
+    hidden_size: width of the hidden layers; together, the first two are twice as wide.
+    num_layers: number of hidden layers, at least 1.
+    output_size: width of the output.
+    output_scale: initial scale of the output's kernel.
+    dtype: of the computation.
+  """
+
+  hidden_size: int
+  num_layers: int
+  output_size: int
+  output_scale: float
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> jax.Array:
+    """Parts [..., F] of both inputs to [..., outputs]; an input of width 0 has no tower."""
+    tower = lambda name: MLP(self.hidden_size, 1, dtype=self.dtype, name=name)
+    towers = [
+      tower(name)(*parts)
+      for name, parts in (('one', one), ('other', other))
+      if sum(part.shape[-1] for part in parts)
+    ]
+    rest = MLP(
+      self.hidden_size,
+      self.num_layers - 1,
+      self.output_size,
+      self.output_scale,
+      dtype=self.dtype,
+      name='rest',
+    )
+    return rest(*towers)
+
+
 class Encoder(nn.Module):
   """An MLP for the numbers of an observation, and a CNN for each of its images.
 
@@ -231,7 +270,7 @@ class Decoder(nn.Module):
     return jnp.concatenate(decoded, axis=-1)
 
 
-def apply(module: nn.Module, params: Any, *inputs: jax.Array) -> jax.Array:
+def apply(module: nn.Module, params: Any, *inputs: Any) -> jax.Array:
   """Applies a module without state."""
   outputs: Any = module.apply({'params': params}, *inputs)
   return outputs

@@ -510,13 +510,39 @@ class Numbers:
     return 2 * binary + (1 + NUM_LEVELS) * graded + real
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """Statistics of no observations."""
-    return {
-      'mean': jnp.zeros(self.num_reals),
-      'variance': jnp.ones(self.num_reals),
-      'error': jnp.ones(self.num_reals),
-      'count': jnp.zeros(()),
+    """Statistics of no observations: of real numbers, and how far binary ones lie between 0 and 1."""
+    sizes = {'mean': self.num_reals, 'square': self.num_reals, 'error': self.num_reals}
+    sizes['between'] = len(self._kinds[0])
+    statistics = {name: jnp.ones(size) for name, size in sizes.items() if size}
+    return statistics | {'count': jnp.zeros(())}
+
+  def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
+    """Means over a batch that `updated` follows.
+
+    Args:
+      numbers: [T, B, F] float32, observed.
+      error: [T, B, R] float32, of `loss`.
+    """
+    bits, _, reals = self._split(numbers)
+    means = {
+      'mean': reals,
+      'square': jnp.square(reals),
+      'error': jnp.minimum(error, 1.0),
+      'between': 4 * bits * (1 - bits),
     }
+    return {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items() if x.shape[-1]}
+
+  def updated(
+    self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    """Running statistics after one more batch: a mean over all, later over some 500 batches."""
+    rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
+    rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
+    followed = {
+      name: statistics[name] + rates[name] * (new - statistics[name])
+      for name, new in moments.items()
+    }
+    return followed | {'count': statistics['count'] + 1}
 
   def read(self, observation: Any) -> jax.Array:
     """[..., observation] to [..., F] float32; real numbers are symlog."""
@@ -543,7 +569,9 @@ class Numbers:
     return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
 
   def _scale(self, statistics: Any) -> jax.Array:
-    return jnp.sqrt(statistics['variance']) + 1e-4
+    """[R] standard deviations of real numbers."""
+    variance = statistics['square'] - jnp.square(statistics['mean'])
+    return jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-4
 
   def predict(
     self, outputs: jax.Array, before: jax.Array, follows: jax.Array, statistics: Any
@@ -612,10 +640,13 @@ class Numbers:
     *_, reals = self._split(numbers)
     return (reals - reals_before) / self._scale(statistics)
 
-  def expected(self, predicted: Predicted) -> jax.Array:
-    """The most likely numbers, [..., F] float32."""
+  def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
+    """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""
+    bits = predicted.bits
+    if bits.shape[-1]:
+      bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
     levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
-    return jnp.concatenate([predicted.bits, levels, predicted.reals], axis=-1)
+    return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
 
   def to_flat(self, numbers: jax.Array) -> jax.Array:
     """The inverse of `read`, up to the tree: [..., F] in the observation's units and order."""

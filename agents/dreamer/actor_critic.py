@@ -82,12 +82,14 @@ class ActorCritic:
     config: sizes and constants.
     action_spec: see `distributions.Actions`.
     feature_size: F, of the world model.
+    belief_size: how many of them are the belief; the others are inputs of the observed numbers.
     action_size: A, of the world model's encoded action.
   """
 
   config: dreamer_config.DreamerConfig
   action_spec: specs.BoundedArray
   feature_size: int
+  belief_size: int
   action_size: int
 
   @property
@@ -109,9 +111,9 @@ class ActorCritic:
     explores = self.config.ensemble_size > 1 and self.config.novelty_scale > 0
     return (TASK, NOVELTY) if explores else (TASK,)
 
-  def _modules(self) -> dict[str, networks.MLP]:
+  def _modules(self) -> dict[str, networks.TwoTowers]:
     config = self.config
-    mlp = lambda layers, size, scale: networks.MLP(
+    mlp = lambda layers, size, scale: networks.TwoTowers(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
     return {
@@ -122,17 +124,27 @@ class ActorCritic:
   def init(self, key: chex.PRNGKey) -> Tree:
     """Parameters, float32, of the context module, 'actor' and the critics."""
     context = self.context
-    modules = context.modules() | {
-      name: (module, context.size) for name, module in self._modules().items()
+    modules = context.modules()
+    own = self._modules()
+    keys = dict(zip((*modules, *own), jax.random.split(key, len(modules) + len(own)), strict=True))
+    features = jnp.zeros((1, self.feature_size))
+    params = {
+      name: module.init(keys[name], jnp.zeros((1, self.feature_size + beside)))['params']
+      for name, (module, beside) in modules.items()
     }
-    keys = jax.random.split(key, len(modules))
-    return {
-      name: module.init(key, jnp.zeros((1, self.feature_size + beside)))['params']
-      for key, (name, (module, beside)) in zip(keys, modules.items(), strict=True)
+    inputs = self._towers(features, jnp.zeros((1, context.size)))
+    return params | {
+      name: module.init(keys[name], *inputs)['params'] for name, module in own.items()
     }
 
+  def _towers(
+    self, features: jax.Array, context: jax.Array
+  ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """The belief with the context, and the inputs of the observed numbers."""
+    return (features[..., : self.belief_size], context), (features[..., self.belief_size :],)
+
   def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
-    return networks.apply(self._modules()[name], params[name], features, context)
+    return networks.apply(self._modules()[name], params[name], *self._towers(features, context))
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., C] context."""

@@ -50,7 +50,9 @@ def make_dreamer(
 ) -> Dreamer:
   """Builds the agent for one environment's specs."""
   model = world_model.WorldModel(config, observation_spec, action_spec)
-  policy = actor_critic.ActorCritic(config, action_spec, model.feature_size, model.action_size)
+  policy = actor_critic.ActorCritic(
+    config, action_spec, model.feature_size, model.belief_size, model.action_size
+  )
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,

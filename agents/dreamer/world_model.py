@@ -40,7 +40,7 @@ UNROLL = 2
 """Steps unrolled in the scan: on a CPU a gradient took 0.6 of the time without unrolling."""
 
 STATISTICS = 'statistics'
-"""Name of the running statistics of real numbers among the parameters; not trained."""
+"""Name of the running statistics of numbers among the parameters; not trained."""
 
 
 class Latent(NamedTuple):
@@ -262,9 +262,7 @@ class WorldModel:
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
-    if self.numbers.num_reals:
-      params[STATISTICS] = self.numbers.initial_statistics()
-    return params
+    return params | {STATISTICS: self.numbers.initial_statistics()}
 
   def _apply(self, params: Tree, name: str, *inputs: jax.Array) -> jax.Array:
     return networks.apply(self._modules()[name], params[name], *inputs)
@@ -290,7 +288,7 @@ class WorldModel:
 
   def _read(self, params: Tree, numbers: jax.Array) -> jax.Array:
     """[..., F] numbers to the inputs of a network, in the compute dtype."""
-    statistics = jax.lax.stop_gradient(params.get(STATISTICS))
+    statistics = jax.lax.stop_gradient(params[STATISTICS])
     return self.numbers.inputs(numbers, statistics).astype(self.dtype)
 
   def features(self, params: Tree, latent: Latent) -> jax.Array:
@@ -385,8 +383,8 @@ class WorldModel:
     )
     outputs = networks.apply(module, of, belief).astype(jnp.float32)
     follows = jnp.ones(before.shape[:-1], bool)
-    predicted = self.numbers.predict(outputs, before, follows, params.get(STATISTICS))
-    return self.numbers.expected(predicted)
+    predicted = self.numbers.predict(outputs, before, follows, params[STATISTICS])
+    return self.numbers.expected(predicted, params[STATISTICS])
 
   def observe(
     self,
@@ -503,8 +501,8 @@ class WorldModel:
       first: [...] bool, steps without a previous step.
     """
     outputs, images = self._decoded(params, belief)
-    predicted = self.numbers.predict(outputs, before, ~first, params.get(STATISTICS))
-    flat = self.numbers.to_flat(self.numbers.expected(predicted))
+    predicted = self.numbers.predict(outputs, before, ~first, params[STATISTICS])
+    flat = self.numbers.to_flat(self.numbers.expected(predicted, params[STATISTICS]))
     return self.codec.assemble(flat, images)
 
   def _decoded(self, params: Tree, belief: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
@@ -542,7 +540,7 @@ class WorldModel:
       value_loss: of the [T, B, ...] features; its gradient makes latents keep what later rewards depend on.
 
     Returns:
-      The loss [], and (Posterior, predicted rewards [T, B], moments of real numbers, metrics).
+      The loss [], and (Posterior, predicted rewards [T, B], moments of numbers, metrics).
     """
     config = self.config
     posterior, belief, priors = self.infer(params, keys, sequence)
@@ -572,42 +570,26 @@ class WorldModel:
   def _reconstruction_loss(
     self, params: Tree, posterior: Posterior, sequence: experience.Sequence
   ) -> tuple[jax.Array, Tree]:
-    """Loss [T, B] of decoded observations, and the moments of real numbers: see `statistics`."""
+    """Loss [T, B] of decoded observations, and the moments of numbers: see `statistics`."""
     numbers = posterior.latent.numbers
     outputs, decoded = self._decoded(params, posterior.latent.belief)
     initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
     before = jnp.concatenate([initial[None], numbers[:-1]])
-    statistics = jax.lax.stop_gradient(params.get(STATISTICS))
+    statistics = jax.lax.stop_gradient(params[STATISTICS])
     predicted = self.numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = self.numbers.loss(predicted, numbers, statistics)
     _, *images = self.codec.encode(sequence.observation)
     loss += self.codec.image_loss(decoded, images)
-    reals = numbers[..., self.numbers.size - self.numbers.num_reals :]
-    mean = lambda x: jnp.mean(x, axis=(0, 1))
-    return loss, (mean(reals), mean(jnp.square(reals)), mean(jnp.minimum(error, 1.0)))
+    return loss, self.numbers.moments(numbers, error)
 
   def statistics(self, params: Tree, moments: Tree) -> Tree:
-    """Parameters with the running statistics of real numbers after one more batch.
+    """Parameters with the running statistics of numbers after one more batch.
 
     Args:
       params: of the world model.
       moments: of the batch, from `loss`, averaged over devices.
     """
-    if not self.numbers.num_reals:
-      return params
-    old = params[STATISTICS]
-    mean, square, error = moments
-    rate = jnp.maximum(1 / (old['count'] + 1), 0.002)
-    follow = lambda old, new: old + rate * (new - old)
-    old_square = old['variance'] + jnp.square(old['mean'])
-    new_mean = follow(old['mean'], mean)
-    new = {
-      'mean': new_mean,
-      'variance': jnp.maximum(follow(old_square, square) - jnp.square(new_mean), 0.0),
-      'error': old['error'] + 0.02 * (error - old['error']),
-      'count': old['count'] + 1,
-    }
-    return params | {STATISTICS: new}
+    return params | {STATISTICS: self.numbers.updated(params[STATISTICS], moments)}
 
   def _heads_loss(
     self, params: Tree, features: jax.Array, sequence: experience.Sequence
