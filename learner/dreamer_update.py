@@ -351,7 +351,8 @@ class _Learner:
     else an agent that is paid for every step learns not to finish.
     """
     excess = (novelty - drives.novelty_mean) / (drives.novelty_scale + 1e-8)
-    return {ac.TASK: reward, ac.NOVELTY: excess}
+    rewards = {ac.TASK: reward, ac.NOVELTY: excess}
+    return {name: rewards[name] for name in self.dreamer.actor_critic.critics}
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:
