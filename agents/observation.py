@@ -430,7 +430,7 @@ class Predicted(NamedTuple):
   """A distribution of the numbers of an observation.
 
   Attributes:
-    bits: [..., N] float32, probabilities of binary numbers.
+    bits: [..., N, 2] float32, probabilities that a binary number is 0 and that it is 1.
     levels: [..., M, L] float32, probabilities of the levels of graded numbers.
     reals: [..., R] float32, means of real numbers, symlog.
   """
@@ -448,6 +448,9 @@ MAX_LEVEL_OUTPUTS = 256
 
 MAX_COPY = 0.999
 """Largest probability of a copy, so that a change always has a gradient."""
+
+MIN_LIKELIHOOD = 1e-20
+"""Bounds the loss of a number. A bound that decoders reach would stop the gradient of rare changes."""
 
 MIN_ERROR = 1e-4
 """Least mean squared error, in standard deviations, to which real numbers are predicted."""
@@ -591,10 +594,11 @@ class Numbers:
     copy = MAX_COPY * jax.nn.sigmoid(gates) * follows
     copy_bits, copy_levels = jnp.split(copy, [binary], axis=-1)
     bits_before, graded_before, reals_before = self._split(before.astype(jnp.float32))
-    bits = copy_bits * bits_before + (1 - copy_bits) * jax.nn.sigmoid(bits)
+    # Both probabilities of a bit: 1 - p would round to 0 where p is almost 1.
+    bits = jnp.stack([jax.nn.sigmoid(-bits), jax.nn.sigmoid(bits)], axis=-1)
     levels = jax.nn.softmax(levels.reshape(*levels.shape[:-1], graded, NUM_LEVELS), axis=-1)
-    copied = by_level(graded_before, NUM_LEVELS)
-    levels = copy_levels[..., None] * copied + (1 - copy_levels[..., None]) * levels
+    bits = _mix(copy_bits, by_level(bits_before, 2), bits)
+    levels = _mix(copy_levels, by_level(graded_before, NUM_LEVELS), levels)
     if self.num_reals:
       base = jnp.where(follows > 0, reals_before, statistics['mean'])
       reals = base + self._scale(statistics) * reals
@@ -615,15 +619,7 @@ class Numbers:
       standard deviations.
     """
     bits, graded, reals = self._split(numbers)
-    likely = jnp.clip(predicted.bits, 1e-6, 1 - 1e-6)
-    bits = jnp.clip(bits, 0.0, 1.0)
-    loss = jnp.sum(
-      _xlogx(bits) + _xlogx(1 - bits) - bits * jnp.log(likely) - (1 - bits) * jnp.log1p(-likely),
-      axis=-1,
-    )
-    shares = by_level(jnp.clip(graded, 0.0, 1.0), NUM_LEVELS)
-    likely = jnp.maximum(predicted.levels, 1e-6)
-    loss += jnp.sum(_xlogx(shares) - shares * jnp.log(likely), axis=(-2, -1))
+    loss = _divergence(bits, predicted.bits) + _divergence(graded, predicted.levels)
     if not self.num_reals:
       return loss, jnp.zeros(reals.shape)
     error = jnp.square((reals - predicted.reals) / self._scale(statistics))
@@ -642,7 +638,7 @@ class Numbers:
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
     """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""
-    bits = predicted.bits
+    bits = predicted.bits[..., 1]
     if bits.shape[-1]:
       bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
     levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
@@ -653,6 +649,18 @@ class Numbers:
     bits, graded, reals = self._split(numbers)
     values = jnp.concatenate([bits, graded, networks.symexp(reals)], axis=-1)
     return values[..., np.argsort(np.concatenate(self._kinds))]
+
+
+def _mix(copy: jax.Array, copied: jax.Array, predicted: jax.Array) -> jax.Array:
+  """Mixes [..., L] probabilities of copied and of predicted numbers; `copy` [...] is the former's."""
+  return copy[..., None] * copied + (1 - copy[..., None]) * predicted
+
+
+def _divergence(numbers: jax.Array, predicted: jax.Array) -> jax.Array:
+  """KL of numbers in [0, 1], [..., M], by levels, from [..., M, L] probabilities; summed over M."""
+  shares = by_level(jnp.clip(numbers, 0.0, 1.0), predicted.shape[-1])
+  likely = jnp.maximum(predicted, MIN_LIKELIHOOD)
+  return jnp.sum(_xlogx(shares) - shares * jnp.log(likely), axis=(-2, -1))
 
 
 def _xlogx(x: jax.Array) -> jax.Array:
