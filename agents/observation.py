@@ -514,10 +514,10 @@ class Numbers:
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """Statistics of no observations: of real numbers, and how far binary ones lie between 0 and 1."""
-    sizes = {'mean': self.num_reals, 'square': self.num_reals, 'error': self.num_reals}
-    sizes['between'] = len(self._kinds[0])
-    statistics = {name: jnp.ones(size) for name, size in sizes.items() if size}
-    return statistics | {'count': jnp.zeros(())}
+    reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
+    between = jnp.ones(len(self._kinds[0]))
+    statistics = {'mean': reals, 'square': ones, 'error': ones, 'between': between}
+    return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
 
   def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
     """Means over a batch that `updated` follows.
