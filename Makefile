@@ -24,6 +24,9 @@ endif
 help:
 	@while IFS= read -r line; do case "$$line" in '#'*) echo "$$line";; *) break;; esac; done < Makefile
 
+# Without ARGS: catch, long enough to be solved.
+ARGS ?= --steps 10000
+
 train: $(EXTRAS:%=$(VENV)/.synced-%) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)
 
