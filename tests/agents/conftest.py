@@ -1,4 +1,4 @@
-"""Five tiny environments, with agents, parameters and sequences for them."""
+"""Tiny environments, with agents, parameters and sequences for them."""
 
 import functools
 
@@ -40,8 +40,21 @@ ENVIRONMENTS = {
     },
     specs.DiscreteArray(3),
   ),
-  # Six cells, a purse, and a position.
-  'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
+  # Graded and binary numbers, none of them real.
+  'grid': (
+    {
+      'alive': specs.Array((2,), bool),
+      'cells': specs.BoundedArray((2, 3), np.float32, 0, 1),
+    },
+    specs.DiscreteArray(3),
+  ),
+  # A vector with a view of it.
+  'view': (
+    environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:])),
+    specs.DiscreteArray(3),
+  ),
+  # An image alone, without numbers.
+  'frames': (specs.BoundedArray((9, 8, 3), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }
 
 # Three streams, [T, B]. The first terminates at step 3, the second is truncated at step 2, and the
@@ -79,8 +92,6 @@ def make_dreamer():
       'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'steps_per_chunk': 2,
       'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32', 'image_channels': 4,
     }  # fmt: skip
-    if env == 'map':
-      tiny['levels'] = 5
     config = dreamer_config.DreamerConfig(**tiny | changes)
     return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[env])
 
@@ -89,13 +100,15 @@ def make_dreamer():
 
 @pytest.fixture(scope='session')
 def make_params():
-  """Parameters as after some updates: no bias and no output layer is zero."""
+  """Parameters as after some updates: no bias and no output layer is zero, no scale is 1."""
 
   def make(dreamer, seed=0):
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
+      if path[-1].key in ('square', 'error', 'between', 'count'):  # statistics
+        return jnp.asarray(1 + np.abs(x), jnp.float32)
       if path[-1].key == 'kernel':
         fan_in = np.prod(
           leaf.shape[-4 if leaf.ndim == 4 else -2 : -1]
@@ -158,7 +171,9 @@ def make_sequence(make_observation):
       action = rng.uniform(
         model.action_spec.minimum, model.action_spec.maximum, (num_steps, batch, 2)
       ).astype(np.float32)
-    initial = model.initial(batch)
+    initial = jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), model.initial(batch))
+    numbers = model.numbers.read(make_observation(dreamer, rng, batch))
+    initial = initial._replace(latent=initial.latent._replace(numbers=numbers))
     sequence = experience.Sequence(
       observation=make_observation(dreamer, rng, num_steps, batch),
       action=action,
@@ -166,7 +181,7 @@ def make_sequence(make_observation):
       discount=DISCOUNT,
       step_type=STEP_TYPE,
       extras={},
-      initial_state=jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), initial),
+      initial_state=initial,
       identity=np.array([1, 4, 3], np.uint32),  # every member learns from some
       version=np.zeros(batch, np.int32),
       actor_id=np.zeros(batch, np.int32),

@@ -1,5 +1,7 @@
 """Actor and critic: directions of their gradients, also through the context module."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,22 +64,39 @@ def gradient(policy):
 
 @pytest.fixture(scope='module')
 def judge(policy, steps):
-  """params -> (log pi(choice), entropy, log p(return 3), log p(slow value -1)), each [B, R]."""
+  """params -> log pi(choice), entropy, and of each critic log p(return) and log p(slow value).
+
+  The task's are 3 and -1, those of novelty 2 and 0. Each result is [B, R].
+  """
 
   @jax.jit
   def judge(params):
     pooled = policy.context.pool(params, steps.track, steps.features)
     distribution = policy.policy(params, steps.features, pooled, steps.mask)
-    value = policy.value(params, steps.features, pooled)
-    target = lambda x: value.log_prob(jnp.full((3, 4), x))
-    return distribution.log_prob(steps.choice), distribution.entropy(), target(3.0), target(-1.0)
+    value, novelty = (
+      policy.value(params, steps.features, pooled, name) for name in (ac.TASK, ac.NOVELTY)
+    )
+    fill = lambda x: jnp.full((3, 4), x)
+    return (
+      distribution.log_prob(steps.choice),
+      distribution.entropy(),
+      {
+        ac.TASK: (value.log_prob(fill(3.0)), value.log_prob(fill(-1.0))),
+        ac.NOVELTY: (novelty.log_prob(fill(2.0)), novelty.log_prob(fill(0.0))),
+      },
+    )
 
   return judge
 
 
 def targets(advantage=0.0, weight=1 / 12):
   fill = lambda x: jnp.full((3, 4), x, jnp.float32)
-  return ac.Targets(fill(3.0), fill(advantage), fill(-1.0), fill(weight))
+  return ac.Targets(
+    returns={ac.TASK: fill(3.0), ac.NOVELTY: fill(2.0)},
+    advantage=fill(advantage),
+    slow_values={ac.TASK: fill(-1.0), ac.NOVELTY: fill(0.0)},
+    weight=fill(weight),
+  )
 
 
 def descend(params, grads, names, rate=0.02):
@@ -102,19 +121,24 @@ def test_actor_without_advantage_seeks_entropy(params, steps, gradient, judge):
   assert after.mean() > before.mean()
 
 
-def test_critic_learns_the_return_and_stays_near_the_slow_critic(params, steps, gradient, judge):
+@pytest.mark.parametrize('name', [ac.TASK, ac.NOVELTY])
+def test_critic_learns_its_return_and_stays_near_its_slow_critic(
+  params, steps, gradient, judge, name
+):
   grads, _ = gradient(params, steps, targets())
-  before, after = judge(params), judge(descend(params, grads, ['critic']))
-  assert after[2].mean() > before[2].mean()
-  assert after[3].mean() > before[3].mean()
-  np.testing.assert_array_equal(after[0], before[0])
+  log_prob, _, before = judge(params)
+  same_log_prob, _, after = judge(descend(params, grads, [name]))
+  for likelihood, old in zip(after.pop(name), before.pop(name), strict=True):
+    assert likelihood.mean() > old.mean()
+  jax.tree.map(np.testing.assert_array_equal, (same_log_prob, after), (log_prob, before))
 
 
 def test_loss_is_the_weighted_sum_of_its_formula(policy, params, steps, judge):
-  log_prob, entropy, of_return, of_slow_value = map(np.asarray, judge(params))
+  log_prob, entropy, critics = jax.tree.map(np.asarray, judge(params))
+  likelihoods = sum(critics[ac.TASK]) + sum(critics[ac.NOVELTY])
   rng = np.random.default_rng(0)
   advantage, weight = rng.normal(size=(3, 4)), rng.uniform(size=(3, 4))
-  expected = np.sum(weight * (-advantage * log_prob - 3e-4 * entropy - of_return - of_slow_value))
+  expected = np.sum(weight * (-advantage * log_prob - 3e-4 * entropy - likelihoods))
   given = targets()._replace(
     advantage=jnp.asarray(advantage, jnp.float32), weight=jnp.asarray(weight, jnp.float32)
   )
@@ -137,13 +161,15 @@ def test_salience_learns_from_actor_and_critic(policy, params, steps):
   assert size(jax.tree.map(jnp.subtract, both, critic)) > 1e-3
 
 
-def test_fresh_policy_is_nearly_uniform_and_fresh_value_zero(make_dreamer, fresh_params, steps):
+def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(make_dreamer, fresh_params):
   dreamer = make_dreamer('masked')
   params, policy = fresh_params(dreamer)['actor_critic'], dreamer.actor_critic
-  features = 3 * steps.features
+  features = 3 * jax.random.normal(jax.random.key(0), (3, 4, policy.feature_size))
   distribution = policy.policy(params, features, features, jnp.ones((3, 4, 4), bool))
   np.testing.assert_allclose(jnp.exp(distribution.log_probs), np.full((3, 4, 4), 1 / 4), atol=0.15)
-  np.testing.assert_array_equal(policy.value(params, features, features).mean(), np.zeros((3, 4)))
+  for name in policy.critics:
+    value = policy.value(params, features, features, name).mean()
+    np.testing.assert_array_equal(value, np.zeros((3, 4)))
 
 
 def test_policy_mixes_one_per_cent_over_legal_actions(policy, params, steps):
@@ -167,28 +193,30 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   first, last = sequence.step_type == 0, sequence.step_type == 2
   features = jnp.asarray(rng.normal(size=(*size, policy.feature_size)), jnp.float32)
   novelty = jnp.asarray(rng.uniform(size=size), jnp.float32)
-  slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
+  slow_critics = make_params(dreamer, seed=1)['actor_critic']
 
   def loss(params, features, reward, discount):
     track = policy.context.replayed(features, novelty, first)
-    replayed = ac.Replayed(features, track, reward, discount, last)
-    return policy.replayed_value_loss(params, slow_critic, replayed)
+    rewards = {ac.TASK: reward, ac.NOVELTY: novelty}
+    replayed = ac.Replayed(features, track, rewards, discount, last)
+    return policy.replayed_value_loss(params, slow_critics, replayed)
 
-  gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+  gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
   return sequence, gradient, (params, features, sequence.reward)
 
 
-def test_replayed_loss_trains_critic_and_salience_but_not_the_actor(replayed):
+def test_replayed_loss_trains_critics_and_salience_but_not_the_actor(replayed):
   sequence, gradient, arguments = replayed
-  grads, *_ = gradient(*arguments, sequence.discount)
+  _, (grads, *_) = gradient(*arguments, sequence.discount)
   size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
-  assert size(grads['critic']) > 1e-3 and size(grads['salience']) > 1e-4
+  assert size(grads[ac.TASK]) > 1e-3 and size(grads[ac.NOVELTY]) > 1e-3
+  assert size(grads['salience']) > 1e-4
   assert size(grads['actor']) == 0
 
 
 def test_replayed_loss_reads_all_rewards_but_those_of_first_steps(replayed):
   sequence, gradient, arguments = replayed
-  _, _, by_reward = gradient(*arguments, sequence.discount)
+  _, (*_, by_reward) = gradient(*arguments, sequence.discount)
   unread = np.array(sequence.step_type == 0)
   unread[0] = True  # earned before the sequence
   np.testing.assert_array_equal(np.asarray(by_reward)[unread], 0)
@@ -197,11 +225,71 @@ def test_replayed_loss_reads_all_rewards_but_those_of_first_steps(replayed):
 
 def test_last_step_bootstraps_only_if_truncated(replayed):
   """Step 3 of stream 0 terminates, step 2 of stream 1 is truncated; neither has its own loss."""
+  sequence, gradient, (params, features, reward) = replayed
+
+  def reads(step, stream, discount):
+    """Whether the loss depends on the features of the step."""
+    changed = features.at[step, stream].multiply(-3)
+    losses = {float(gradient(params, x, reward, discount)[0]) for x in (features, changed)}
+    return len(losses) == 2
+
+  assert not reads(3, 0, sequence.discount) and reads(2, 1, sequence.discount)
+  swapped = sequence.discount.at[3, 0].set(1).at[2, 1].set(0)
+  assert reads(3, 0, swapped) and not reads(2, 1, swapped)
+
+
+def test_targets_of_replayed_steps_have_no_gradient(replayed):
+  """So features of a LAST step, whose value only bootstraps, get none."""
   sequence, gradient, arguments = replayed
-  size = lambda by_features, step, stream: float(jnp.abs(by_features[step, stream]).max())
-  _, by_features, _ = gradient(*arguments, sequence.discount)
-  assert size(by_features, 3, 0) == 0
-  assert size(by_features, 2, 1) > 1e-5
-  _, by_features, _ = gradient(*arguments, sequence.discount.at[3, 0].set(1).at[2, 1].set(0))
-  assert size(by_features, 3, 0) > 1e-5
-  assert size(by_features, 2, 1) == 0
+  _, (_, by_features, _) = gradient(*arguments, sequence.discount)
+  last = np.asarray(sequence.step_type == 2)
+  assert last.sum() == 2 and (np.asarray(by_features)[last] == 0).all()
+  assert (np.abs(by_features).max(-1)[:-1][~last[:-1]] > 0).all()
+
+
+def test_replayed_loss_trains_only_critics_with_rewards(
+  policy, params, make_dreamer, make_sequence
+):
+  """Rewards of one critic add its own loss alone."""
+  sequence = make_sequence(make_dreamer('plain'))
+  features = jax.random.normal(jax.random.key(0), (6, 3, policy.feature_size))
+  track = policy.context.replayed(features, jnp.zeros((6, 3)), sequence.step_type == 0)
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def gradient(params, names):
+    rewards = {name: sequence.reward for name in names}
+    last = sequence.step_type == 2
+    replayed = ac.Replayed(features, track, rewards, sequence.discount, last)
+    return jax.value_and_grad(policy.replayed_value_loss)(params, params, replayed)
+
+  (task, grads), (novelty, _), (both, _) = (
+    gradient(params, names) for names in ((ac.TASK,), (ac.NOVELTY,), (ac.TASK, ac.NOVELTY))
+  )
+  np.testing.assert_allclose(both, task + novelty, rtol=1e-5)
+  assert all((leaf == 0).all() for leaf in jax.tree.leaves(grads[ac.NOVELTY]))
+  assert any((leaf != 0).any() for leaf in jax.tree.leaves(grads[ac.TASK]))
+
+
+# The novelty critic.
+
+
+@pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
+def test_without_novelty_there_is_no_novelty_critic(make_dreamer, make_params, steps, changes):
+  dreamer = make_dreamer('plain', **changes)
+  policy, params = dreamer.actor_critic, make_params(dreamer)['actor_critic']
+  assert policy.critics == (ac.TASK,)
+  assert set(params) == {'salience', 'actor', 'critic'}
+  given = targets()
+  alone = given._replace(
+    returns={ac.TASK: given.returns[ac.TASK]}, slow_values={ac.TASK: given.slow_values[ac.TASK]}
+  )
+  loss, _ = policy.loss(params, steps, alone)
+  assert np.isfinite(loss)
+
+
+def test_novelty_critic_has_parameters_of_its_own(policy, fresh_params, dreamer):
+  params = fresh_params(dreamer)['actor_critic']
+  assert policy.critics == (ac.TASK, ac.NOVELTY)
+  kernel = lambda name: params[name]['one']['Dense_0']['kernel']
+  assert kernel(ac.TASK).shape == kernel(ac.NOVELTY).shape
+  assert (kernel(ac.TASK) != kernel(ac.NOVELTY)).any()

@@ -28,8 +28,8 @@ class Scored(context.Salience):
 
 
 @pytest.fixture
-def scored(policy):
-  return Scored(WINDOW, FEATURES, 8, policy.sight, jnp.float32)
+def scored():
+  return Scored(WINDOW, FEATURES, 8, jnp.float32)
 
 
 def window_of(features, scores, episode):
@@ -121,7 +121,7 @@ def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer):
   policy = make_dreamer('plain', window=1).actor_critic
   assert isinstance(policy.context, context.NoContext)
   params = policy.init(jax.random.key(1))
-  assert set(params) == {'actor', 'critic'}
+  assert set(params) == {'actor', 'critic', 'novelty_critic'}
   features = jax.random.normal(jax.random.key(0), (2, 5, policy.feature_size))
   track = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))
   assert track == policy.context.initial(5) == ()

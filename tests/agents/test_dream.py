@@ -12,11 +12,16 @@ from hephaestus.agents.dreamer import dream, intrinsic, world_model
 
 WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
 NUM_STEPS, BATCH = 6, 3
+STOCHASTIC = slice(8, 12)  # in the features
 KEYS = jax.random.split(jax.random.key(5), BATCH)
 DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
 
 
 compiled = {}
+
+
+def critics_of(dreamer, params):
+  return {name: params['actor_critic'][name] for name in dreamer.actor_critic.critics}
 
 
 def starts(dreamer, *arguments, num_steps=None):
@@ -38,8 +43,8 @@ def params(dreamer, make_params):
 
 
 @pytest.fixture(scope='module')
-def slow_critic(dreamer, make_params):
-  return make_params(dreamer, seed=1)['actor_critic']['critic']
+def slow_critics(dreamer, make_params):
+  return critics_of(dreamer, make_params(dreamer, seed=1))
 
 
 @pytest.fixture(scope='module')
@@ -70,14 +75,16 @@ class Counted:
   def __init__(self, dreamer):
     self.traces = 0
 
-    def rollout(params, slow_critic, start, horizon):
+    def rollout(params, slow_critics, start, horizon):
       self.traces += 1
-      return dream.rollout(dreamer.model, dreamer.actor_critic, params, slow_critic, start, horizon)
+      return dream.rollout(
+        dreamer.model, dreamer.actor_critic, params, slow_critics, start, horizon
+      )
 
     self._rollout = jax.jit(rollout)
 
-  def __call__(self, params, slow_critic, start, horizon):
-    return self._rollout(params, slow_critic, start, jnp.int32(horizon))
+  def __call__(self, params, slow_critics, start, horizon):
+    return self._rollout(params, slow_critics, start, jnp.int32(horizon))
 
 
 @pytest.fixture(scope='module')
@@ -86,15 +93,21 @@ def rollout(dreamer):
 
 
 @pytest.fixture(scope='module')
-def imagined(rollout, params, slow_critic, start):
-  return rollout(params, slow_critic, start, 4)
+def imagined(rollout, params, slow_critics, start):
+  return rollout(params, slow_critics, start, 4)
 
 
-def latent_at(dreamer, imagined, step):
-  """The latents at one imagined step; step 0 is the start."""
-  features = imagined.features[:, step]
-  size = dreamer.config.deterministic_size
-  return world_model.Latent(features[:, :size], features[:, size:], features[:, :0])
+@pytest.fixture(scope='module')
+def latents(dreamer, params, imagined):
+  """Latents of the start and the three steps after it; numbers are imagined step by step."""
+  model, (latent, *_) = dreamer.model, imagined.start
+  imagine_numbers = jax.jit(model.imagine_numbers)
+  found = [latent]
+  for step in range(1, 4):
+    belief = imagined.features[:, step, : model.belief_size]
+    numbers = imagine_numbers(params['world_model'], belief, found[-1].numbers)
+    found.append(world_model.Latent(*jnp.split(belief, [8], axis=-1), numbers))
+  return found
 
 
 # Starts.
@@ -104,8 +117,9 @@ def numbered_posterior(num_steps=NUM_STEPS, batch=BATCH):
   """Features are numbered by sequence and step: 100 b + t, for t from 1."""
   number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
   first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
-  latent = world_model.Latent(number[..., None], -number[..., None], jnp.zeros((*number.shape, 0)))
-  return world_model.Posterior(latent, (), first), number
+  latent = world_model.Latent(number[..., None], -number[..., None], 2 * number[..., None])
+  features = jnp.stack([number, -number], axis=-1)
+  return world_model.Posterior(latent, features, (), first), number
 
 
 @pytest.mark.parametrize('count', [None, 5])
@@ -121,6 +135,8 @@ def test_start_remembers_the_steps_before_it(dreamer, count):
     step -= 1
     seen.add((stream, step))
     assert start.latent.stochastic[i, 0] == -number[step, stream]
+    assert start.latent.numbers[i, 0] == 2 * number[step, stream]
+    np.testing.assert_array_equal(start.features[i], start.latent.belief[i])
     assert start.novelty[i] == number[step, stream] / 2
     assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
     assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
@@ -156,7 +172,7 @@ def test_start_without_context_remembers_nothing(make_dreamer):
 
 def test_track_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
   posterior, number = numbered_posterior()
-  track = dreamer.actor_critic.context.replayed(posterior.latent.features, number, posterior.first)
+  track = dreamer.actor_critic.context.replayed(posterior.features, number, posterior.first)
   np.testing.assert_array_equal(
     track.episode[:2], [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
   )
@@ -168,7 +184,7 @@ def test_track_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
 
 
 def test_rollout_begins_at_its_start(imagined, start):
-  np.testing.assert_array_equal(imagined.features[:, 0], start.latent.features)
+  np.testing.assert_array_equal(imagined.features[:, 0], start.features)
   np.testing.assert_array_equal(imagined.novelty[0], start.novelty)
 
 
@@ -182,23 +198,29 @@ def test_track_of_a_dream_is_its_memory_and_then_its_steps(dreamer, imagined, st
   assert (track.episode[:, WINDOW - 1 :] == own[:, None]).all()
 
 
-def test_imagined_step_follows_from_the_previous_action(dreamer, params, imagined):
+def test_imagined_step_follows_from_the_previous_step_and_its_action(
+  dreamer, params, imagined, latents
+):
+  """State, novelty and features; the features hold the imagined numbers."""
   model, model_params = dreamer.model, params['world_model']
 
   @jax.jit
   def next_step(latent, choice):
     recurrent = world_model.Recurrent(latent, model.encode_action(choice))
-    members = model.members(model_params, recurrent)
-    moments = model.priors(model_params, members).moments()
-    return members.mean(0), intrinsic.information_gain(*moments)
+    deterministic = model.advance(model_params, recurrent)
+    moments = model.priors(model_params, deterministic).moments()
+    return deterministic, intrinsic.information_gain(*moments)
 
   for t in range(3):
-    deterministic, novelty = next_step(latent_at(dreamer, imagined, t), imagined.choice[t])
-    expected = latent_at(dreamer, imagined, t + 1).deterministic
-    np.testing.assert_allclose(deterministic, expected, rtol=1e-4, atol=1e-5)
+    deterministic, novelty = next_step(latents[t], imagined.choice[t])
+    expected = latents[t + 1]
+    np.testing.assert_allclose(deterministic, expected.deterministic, rtol=1e-4, atol=1e-5)
+    features = model.features(model_params, expected)
+    np.testing.assert_allclose(imagined.features[:, t + 1], features, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(novelty, imagined.novelty[t + 1], rtol=1e-3, atol=1e-5)
-  other = next_step(latent_at(dreamer, imagined, 0), (imagined.choice[0] + 1) % 4)[0]
-  assert np.abs(other - latent_at(dreamer, imagined, 1).deterministic).max() > 1e-3
+  other = next_step(latents[0], (imagined.choice[0] + 1) % 4)[0]
+  assert np.abs(other - latents[1].deterministic).max() > 1e-3
+  assert np.abs(latents[1].numbers - latents[0].numbers).max() > 1e-2
 
 
 def test_rollout_without_context_stores_the_steps_of_the_loss_only(
@@ -211,26 +233,17 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
 
   @jax.jit
   def rollout(params, start, horizon):
-    critic = params['actor_critic']['critic']
-    return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
-
-  @jax.jit
-  def next_steps(params, features, choice):
-    deterministic, stochastic = jnp.split(features, [dreamer.config.deterministic_size], axis=-1)
-    latent = world_model.Latent(deterministic, stochastic, features[:, :0])
-    recurrent = world_model.Recurrent(latent, model.encode_action(choice))
-    return model.members(params['world_model'], recurrent).mean(0)
+    critics = critics_of(dreamer, params)
+    return dream.rollout(model, dreamer.actor_critic, params, critics, start, horizon)
 
   imagined = rollout(params, start, HORIZON_MAX)
   assert imagined.features.shape[1] == HORIZON_MAX
-  np.testing.assert_array_equal(imagined.features[:, 0], start.latent.features)
-  for t in range(HORIZON_MAX - 1):
-    expected = next_steps(params, imagined.features[:, t], imagined.choice[t])
-    found = imagined.features[:, t + 1, : dreamer.config.deterministic_size]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_array_equal(imagined.features[:, 0], start.features)
+  belief = imagined.features[..., : model.belief_size]
+  assert (belief != 0).all() and dream.track(dreamer.actor_critic, imagined) == ()
 
 
-def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
+def test_predictions_belong_to_their_step(dreamer, params, slow_critics, imagined):
   model, policy = dreamer.model, dreamer.actor_critic
   features, track = imagined.features, dream.track(policy, imagined)
   steps = slice(1, 4)
@@ -239,20 +252,28 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined
   def predict(params):
     context = policy.context.pool(params['actor_critic'], track, features)
     predicted = (
-      model.reward(params['world_model'], features, features[..., :0], features[..., :0]).mean(),
+      model.reward(params['world_model'], features).mean(),
       model.discount(params['world_model'], features),
-      policy.value({'critic': slow_critic}, features, context).mean(),
       model.action_mask(params['world_model'], features),
+      *(
+        {name: policy.value(critics, features, context, name).mean() for name in policy.critics}
+        for critics in (params['actor_critic'], slow_critics)
+      ),
     )
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), predicted)
 
-  reward, discount, value, mask = predict(params)
+  reward, discount, mask, values, slow_values = predict(params)
   close = {'rtol': 1e-3, 'atol': 1e-4}
   np.testing.assert_allclose(imagined.reward[steps], reward[steps], **close)
   np.testing.assert_allclose(imagined.discount[steps], discount[steps], **close)
-  np.testing.assert_allclose(imagined.value[:4], value[:4], **close)
   np.testing.assert_array_equal(imagined.mask[:4], mask[:4])
-  assert np.ptp(np.asarray(value[:4])) > 0.1  # values differ, so the comparison is not trivial
+  for name in (ac.TASK, ac.NOVELTY):
+    np.testing.assert_allclose(imagined.values[name][:4], values[name][:4], **close)
+    np.testing.assert_allclose(imagined.slow_values[name][:4], slow_values[name][:4], **close)
+  # Values differ between steps and critics, so the comparison is not trivial.
+  assert np.ptp(np.asarray(values[ac.TASK][:4])) > 0.1
+  assert np.abs(values[ac.TASK][:4] - values[ac.NOVELTY][:4]).max() > 0.1
+  assert np.abs(values[ac.TASK][:4] - slow_values[ac.TASK][:4]).max() > 0.1
 
 
 def test_imagined_actions_are_legal_by_the_predicted_mask(imagined):
@@ -263,14 +284,14 @@ def test_imagined_actions_are_legal_by_the_predicted_mask(imagined):
 
 
 def test_imagined_actions_come_from_the_policy_at_their_step(
-  dreamer, params, slow_critic, start, rollout
+  dreamer, params, slow_critics, start, rollout
 ):
   """A nearly deterministic policy takes its mode, given features, context and mask."""
   policy = dreamer.actor_critic
   sure = jax.tree.map(lambda x: x, params)
-  output = sure['actor_critic']['actor']['Dense_1']
-  sure['actor_critic']['actor']['Dense_1'] = jax.tree.map(lambda x: 1000 * x, output)
-  imagined = rollout(sure, slow_critic, start, 4)
+  rest = sure['actor_critic']['actor']['rest']
+  rest['Dense_0'] = jax.tree.map(lambda x: 1000 * x, rest['Dense_0'])
+  imagined = rollout(sure, slow_critics, start, 4)
   steps = steps_of(dreamer, imagined, 0, 4)
 
   @jax.jit
@@ -284,7 +305,7 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
   assert len(np.unique(expected)) > 1
 
 
-def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout):
+def test_rollout_follows_one_member(dreamer, params, slow_critics, start, rollout):
   """The prior of member k has the mean 100 k, which identifies the member. Dreams follow all."""
   size = dreamer.config.stochastic_size
   output = params['world_model']['prior']['Dense_1']
@@ -293,8 +314,8 @@ def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout
     'Dense_1': {'kernel': jnp.zeros_like(output['kernel']), 'bias': bias}
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
-  imagined = rollout(changed, slow_critic, start, 4)
-  stochastic = np.asarray(imagined.features[:, 1:4, -size:])
+  imagined = rollout(changed, slow_critics, start, 4)
+  stochastic = np.asarray(imagined.features[:, 1:4, STOCHASTIC])
   followed = np.rint(stochastic / 100)
   assert (followed == followed[:, :1, :1]).all()
   assert set(followed[:, 0, 0]) == set(range(NUM_MEMBERS))
@@ -303,12 +324,13 @@ def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout
 
 
 def test_rollout_does_not_depend_on_the_rest_of_the_batch(
-  params, slow_critic, start, rollout, imagined
+  params, slow_critics, start, rollout, imagined
 ):
   column = 7
   moved = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1) if x.ndim == 1 else x, start.keys)
   others = start._replace(
     latent=jax.tree.map(lambda x: x + 1, start.latent),
+    features=start.features + 1,
     novelty=start.novelty * 2,
     memory=start.memory._replace(features=start.memory.features - 1),
     keys=moved,
@@ -318,15 +340,18 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
     return other.at[column].set(own[column])
 
   mixed = others._replace(
-    latent=jax.tree.map(lambda other, own: put(other, own), others.latent, start.latent),
+    latent=jax.tree.map(put, others.latent, start.latent),
+    features=put(others.features, start.features),
     novelty=put(others.novelty, start.novelty),
     memory=jax.tree.map(put, others.memory, start.memory),
     keys=put(others.keys, start.keys),
   )
-  result = rollout(params, slow_critic, mixed, 4)
-  for name in ('choice', 'reward', 'discount', 'value', 'novelty'):
-    got, expected = (np.asarray(getattr(x, name)) for x in (result, imagined))
-    np.testing.assert_array_equal(got[:, column], expected[:, column])
+  result = rollout(params, slow_critics, mixed, 4)
+  for name in ('choice', 'reward', 'discount', 'values', 'slow_values', 'novelty'):
+    got, expected = (
+      jax.tree.map(lambda x: x[:, column], getattr(x, name)) for x in (result, imagined)
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
   np.testing.assert_array_equal(result.features[column], imagined.features[column])
   assert (result.features[:, 2] != imagined.features[:, 2])[
     np.arange(18) != column
@@ -334,141 +359,211 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
 
 
 def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
-  params, slow_critic, start, rollout, imagined
+  params, slow_critics, start, rollout, imagined
 ):
   alone = jax.tree.map(lambda x: x[7:8], start)
-  result = rollout(params, slow_critic, alone, 4)
+  result = rollout(params, slow_critics, alone, 4)
   np.testing.assert_array_equal(result.choice[:, 0], imagined.choice[:, 7])
   close = {'rtol': 1e-3, 'atol': 1e-4}
-  for name in ('reward', 'discount', 'value', 'novelty'):
-    got, expected = (getattr(x, name) for x in (result, imagined))
-    np.testing.assert_allclose(got[:, 0], expected[:, 7], **close)
+  for name in ('reward', 'discount', 'values', 'slow_values', 'novelty'):
+    jax.tree.map(
+      lambda got, expected: np.testing.assert_allclose(got[:, 0], expected[:, 7], **close),
+      getattr(result, name),
+      getattr(imagined, name),
+    )
   np.testing.assert_allclose(result.features[0], imagined.features[7], **close)
 
 
-def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
-  same = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), start.latent)
-  imagined = rollout(params, slow_critic, start._replace(latent=same), 4)
-  assert len(np.unique(np.asarray(imagined.features)[:, 1, -1])) == 18
+def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critics, start, rollout):
+  broadcast = lambda x: jnp.broadcast_to(x[:1], x.shape)
+  latent, features = jax.tree.map(broadcast, (start.latent, start.features))
+  same = start._replace(latent=latent, features=features)
+  imagined = rollout(params, slow_critics, same, 4)
+  assert len(np.unique(np.asarray(imagined.features)[:, 1, STOCHASTIC.stop - 1])) == 18
+
+
+def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
+  make_dreamer, make_params, make_sequence
+):
+  dreamer = make_dreamer('masked', compute_dtype='bfloat16')
+  params, sequence = make_params(dreamer), make_sequence(dreamer)
+
+  def imagine(params):
+    posterior, *_ = dreamer.model.infer(params['world_model'], KEYS, sequence)
+    novelty = intrinsic.information_gain(*posterior.moments)
+    last, policy = sequence.step_type == 2, dreamer.actor_critic
+    start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
+    critics = critics_of(dreamer, params)
+    return dream.rollout(dreamer.model, policy, params, critics, start, jnp.int32(2))
+
+  imagined = jax.eval_shape(imagine, params)
+  assert imagined.features.dtype == jnp.bfloat16
+  numbers = (imagined.start.latent.numbers, imagined.reward, imagined.discount, imagined.novelty)
+  float32 = jax.tree.leaves((numbers, imagined.values, imagined.slow_values))
+  assert {leaf.dtype for leaf in float32} == {jnp.dtype('float32')}
 
 
 # Horizons.
 
 
-def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, rollout, imagined):
-  longer = rollout(params, slow_critic, start, HORIZON_MAX)
+def test_longer_rollout_continues_a_shorter_one(params, slow_critics, start, rollout, imagined):
+  longer = rollout(params, slow_critics, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
   np.testing.assert_array_equal(longer.features[:, :4], imagined.features[:, :4])
   np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
-  assert (longer.features[:, -1] != 0).all()
+  assert (longer.features[:, -1, STOCHASTIC] != 0).all()
 
 
 def test_steps_beyond_the_horizon_are_zero(imagined):
-  for name in ('reward', 'discount', 'value'):
-    numbers = np.asarray(getattr(imagined, name))
+  arrived = (imagined.reward, imagined.discount, imagined.values, imagined.slow_values)
+  for numbers in map(np.asarray, jax.tree.leaves(arrived)):
     assert numbers.shape == (HORIZON_MAX + 1, 18)
     assert (numbers[5:] == 0).all() and (numbers[1:5] != 0).all()
   assert (imagined.novelty[5:] == 0).all() and (imagined.novelty[1:5] != 0).all()
-  assert (imagined.features[:, 4:] == 0).all() and (imagined.features[:, :4] != 0).all()
+  assert (imagined.features[:, 4:] == 0).all()
+  assert (imagined.features[:, :4, STOCHASTIC] != 0).all()
 
 
-def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
-  rollout(params, slow_critic, start, 2)
+def test_rollout_is_traced_once_for_all_horizons(params, slow_critics, start, rollout):
+  rollout(params, slow_critics, start, 2)
   traces = rollout.traces
-  horizons = [rollout(params, slow_critic, start, h).horizon for h in range(HORIZON_MAX + 1)]
+  horizons = [rollout(params, slow_critics, start, h).horizon for h in range(HORIZON_MAX + 1)]
   assert horizons == list(range(HORIZON_MAX + 1))
   assert rollout.traces == traces
 
 
-def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critic, start):
+def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critics, start):
   steps = []
 
   @dataclasses.dataclass(frozen=True)
   class Counting(world_model.WorldModel):
-    def members(self, params, recurrent):
+    def advance(self, params, recurrent):
       jax.debug.callback(steps.append, jnp.int32(1))
-      return super().members(params, recurrent)
+      return super().advance(params, recurrent)
 
   config, model = dreamer.config, dreamer.model
   counting = Counting(config, model.observation_spec, model.action_spec)
   rollout = Counted(dreamer._replace(model=counting))
   for horizon in (5, 2, 0):
     steps.clear()
-    jax.block_until_ready(rollout(params, slow_critic, start, horizon))
+    jax.block_until_ready(rollout(params, slow_critics, start, horizon))
     jax.effects_barrier()
     assert len(steps) == horizon
+
+
+def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critics, start):
+  """JAX refuses to differentiate a loop whose trip count is data."""
+  model, policy = dreamer.model, dreamer.actor_critic
+
+  def imagined_reward(params):
+    rollout = dream.rollout(model, policy, params, slow_critics, start, jnp.int32(2))
+    return rollout.reward.sum()
+
+  with pytest.raises(ValueError, match='Reverse-mode differentiation does not work'):
+    jax.eval_shape(jax.jit(jax.grad(imagined_reward)), params)
+
+
+@pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
+def test_without_novelty_a_dream_has_values_of_the_task_alone(
+  make_dreamer, make_params, posterior, last, changes
+):
+  dreamer = make_dreamer('masked', **changes)
+  params, model, policy = make_params(dreamer), dreamer.model, dreamer.actor_critic
+
+  def imagine(params):
+    novelty = jnp.zeros(last.shape)
+    start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
+    critics = critics_of(dreamer, params)
+    return dream.rollout(model, policy, params, critics, start, jnp.int32(2))
+
+  imagined = jax.eval_shape(imagine, params)
+  assert set(imagined.values) == set(imagined.slow_values) == {ac.TASK}
+  assert imagined.novelty.shape == (HORIZON_MAX + 1, BATCH)
 
 
 # Returns and weights.
 
 
-def made_dream(horizon, *, reward=0.0, discount=1.0, value=0.0, weight=(1.0, 1.0)):
+def made_dream(horizon, *, discount=1.0, weight=(1.0, 1.0)):
   """Two dreams, all steps alike."""
-  fill = lambda x: jnp.full((HORIZON_MAX + 1, 2), x, jnp.float32)
-  start = dream.Start((), (), (), (), jnp.array(weight), ())
+  start = dream.Start((), (), (), (), (), jnp.array(weight), ())
   return dream.Dream(
     start=start, features=(), novelty=(), mask=(),
     choice=jnp.zeros((HORIZON_MAX, 2), jnp.int32),
-    reward=fill(reward), discount=fill(discount), value=fill(value), horizon=jnp.int32(horizon),
+    reward=(), discount=fill(discount), values={}, slow_values={}, horizon=jnp.int32(horizon),
   )  # fmt: skip
 
 
-def weighed(imagined, drive=0.0, *, gamma=0.5, lambda_=1.0):
-  drive = jnp.broadcast_to(jnp.float32(drive), imagined.value.shape)
-  return dream.returns_and_weights(imagined, drive, gamma=gamma, lambda_=lambda_)
+def fill(x):
+  """The same number at each of [H + 1, 2] steps."""
+  return jnp.full((HORIZON_MAX + 1, 2), x, jnp.float32)
+
+
+def returns_of(imagined, reward, value, *, gamma=0.5, lambda_=1.0):
+  return dream.returns_of(imagined, reward, value, gamma=gamma, lambda_=lambda_)
 
 
 @pytest.mark.parametrize('horizon', [1, 3, HORIZON_MAX])
 def test_returns_end_with_the_value_at_the_horizon(horizon):
   imagined = made_dream(horizon)
-  imagined = imagined._replace(value=imagined.value.at[horizon].set(8.0))
-  return_, weight = weighed(imagined)
+  return_ = returns_of(imagined, fill(0.0), fill(0.0).at[horizon].set(8.0))
   expected = 8.0 * 0.5 ** np.arange(horizon, 0, -1)
   np.testing.assert_allclose(return_[:horizon], np.repeat(expected[:, None], 2, 1))
-  np.testing.assert_array_equal(weight.sum(0), [horizon, horizon])
+  np.testing.assert_array_equal(dream.weights(imagined).sum(0), [horizon, horizon])
 
 
-def test_rewards_and_drives_arrive_at_the_step_after_the_action():
-  imagined = made_dream(3)
-  imagined = imagined._replace(reward=imagined.reward.at[2].set(4.0))
-  drive = jnp.zeros_like(imagined.reward).at[1].set(10.0)
-  return_, _ = weighed(imagined, drive)
+def test_rewards_arrive_at_the_step_after_the_action():
+  reward = fill(0.0).at[1].set(10.0).at[2].set(4.0)
+  return_ = returns_of(made_dream(3), reward, fill(0.0))
   np.testing.assert_allclose(return_[:3, 0], [10 + 0.5 * 4, 4, 0])
+
+
+def test_each_critic_has_returns_of_its_own_rewards_and_values():
+  """Both are discounted by the probability that the episode continues."""
+  imagined = made_dream(2, discount=0.5)
+  rewards = {ac.TASK: fill(0.0).at[2].set(4.0), ac.NOVELTY: fill(1.0)}
+  values = {ac.TASK: fill(8.0), ac.NOVELTY: fill(-16.0)}
+  task, novelty = (
+    returns_of(imagined, rewards[name], values[name])[:2, 0] for name in (ac.TASK, ac.NOVELTY)
+  )
+  np.testing.assert_allclose(task, [0 + 0.25 * 6, 4 + 0.25 * 8])
+  np.testing.assert_allclose(novelty, [1 + 0.25 * -3, 1 + 0.25 * -16])
 
 
 def test_steps_beyond_the_horizon_have_no_weight_and_no_effect(imagined):
   noise = jnp.where(jnp.arange(HORIZON_MAX + 1)[:, None] > 4, jnp.nan, 0.0)
-  garbage = imagined._replace(
-    reward=imagined.reward + noise, discount=imagined.discount + noise, value=imagined.value + noise
-  )
-  return_, weight = weighed(imagined)
-  same_return, same_weight = weighed(garbage, noise)
+  garbage = imagined._replace(discount=imagined.discount + noise)
+  weight = dream.weights(imagined)
   np.testing.assert_array_equal(weight[4:], np.zeros((2, 18)))
-  np.testing.assert_array_equal(same_weight, weight)
-  np.testing.assert_array_equal(same_return[:4], return_[:4])
+  np.testing.assert_array_equal(dream.weights(garbage), weight)
+  for value in imagined.values.values():
+    return_ = returns_of(imagined, imagined.reward, value)
+    same = returns_of(garbage, imagined.reward + noise, value + noise)
+    np.testing.assert_array_equal(same[:4], return_[:4])
 
 
 def test_weight_is_the_probability_of_reaching_the_step():
   imagined = made_dream(4, discount=0.5, weight=(1.0, 0.0))
   # The discount predicted at the start does not count.
   imagined = imagined._replace(discount=imagined.discount.at[0].set(0.0))
-  _, weight = weighed(imagined)
+  weight = dream.weights(imagined)
   np.testing.assert_allclose(weight[:, 0], [1, 0.5, 0.25, 0.125, 0, 0])
   np.testing.assert_array_equal(weight[:, 1], np.zeros(HORIZON_MAX))
 
 
 def test_start_at_the_end_of_an_episode_has_no_weight(imagined, last):
-  _, weight = weighed(imagined)
+  weight = dream.weights(imagined)
   ended = np.asarray(last).reshape(-1)
   assert ended.sum() == 2
   np.testing.assert_array_equal(weight[:, ended], np.zeros((HORIZON_MAX, 2)))
   assert (weight[:4, ~ended] > 0).all()
 
 
-def test_rollout_of_no_steps_has_no_weight(params, slow_critic, start, rollout):
-  return_, weight = weighed(rollout(params, slow_critic, start, 0))
-  np.testing.assert_array_equal(weight, np.zeros((HORIZON_MAX, 18)))
-  assert np.isfinite(return_).all()
+def test_rollout_of_no_steps_has_no_weight(params, slow_critics, start, rollout):
+  imagined = rollout(params, slow_critics, start, 0)
+  np.testing.assert_array_equal(dream.weights(imagined), np.zeros((HORIZON_MAX, 18)))
+  for value in imagined.values.values():
+    assert np.isfinite(returns_of(imagined, imagined.reward, value)).all()
 
 
 # Gradients.
@@ -485,21 +580,30 @@ def steps_of(dreamer, imagined, first=0, count=HORIZON_MAX):
 
 
 def targets_of(imagined, part=slice(None)):
-  return_, weight = weighed(imagined, gamma=0.99, lambda_=0.95)
-  targets = ac.Targets(return_, return_ - imagined.value[:-1], imagined.value[:-1], weight)
+  """Targets by the slow critics, which are not zero with fresh parameters."""
+  returns = {
+    name: returns_of(imagined, imagined.reward, value, gamma=0.99, lambda_=0.95)
+    for name, value in imagined.slow_values.items()
+  }
+  targets = ac.Targets(
+    returns=returns,
+    advantage=returns[ac.TASK] - imagined.slow_values[ac.TASK][:-1],
+    slow_values={name: value[:-1] for name, value in imagined.slow_values.items()},
+    weight=dream.weights(imagined),
+  )
   return jax.tree.map(lambda x: x[part].T, targets)
 
 
 @pytest.mark.parametrize('trained', [False, True])
 def test_salience_actor_and_critic_have_gradients_from_imagination(
-  dreamer, params, fresh_params, slow_critic, start, rollout, policy_gradient, trained
+  dreamer, params, fresh_params, slow_critics, start, rollout, policy_gradient, trained
 ):
   params = params if trained else fresh_params(dreamer)
-  imagined = rollout(params, slow_critic, start, 4)
+  imagined = rollout(params, slow_critics, start, 4)
   steps = steps_of(dreamer, imagined)
   (loss, _), grads = policy_gradient(params['actor_critic'], steps, targets_of(imagined))
   assert np.isfinite(loss)
-  for name in ('salience', 'actor', 'critic'):
+  for name in ('salience', 'actor', 'critic', 'novelty_critic'):
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name]))
     assert largest > 1e-4, name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
@@ -546,16 +650,15 @@ def test_continuous_actions_are_imagined_and_have_gradients(
 
   @jax.jit
   def learn(params):
-    imagined = dream.rollout(
-      model, policy, params, params['actor_critic']['critic'], start, jnp.int32(3)
-    )
+    critics = critics_of(dreamer, params)
+    imagined = dream.rollout(model, policy, params, critics, start, jnp.int32(3))
     steps = steps_of(dreamer, imagined)
     return imagined, jax.grad(policy.loss, has_aux=True)(
       params['actor_critic'], steps, targets_of(imagined)
     )[0]  # fmt: skip
 
   imagined, grads = learn(params)
-  assert imagined.mask.all() and (imagined.features[:, :3] != 0).all()
+  assert imagined.mask.all() and (imagined.features[:, :3, STOCHASTIC] != 0).all()
   assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
-  for name in ('salience', 'actor', 'critic'):
+  for name in ('salience', 'actor', 'critic', 'novelty_critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import world_model
 
 NUM_STEPS, CONTEXT = 6, 3
-ENVS = ['plain', 'masked', 'continuous', 'pictures', 'map']
+ENVS = ['plain', 'masked', 'continuous', 'pictures', 'grid', 'view', 'frames']
 
 
 @pytest.fixture(scope='module')
@@ -93,20 +94,32 @@ def test_predictions_have_the_shapes_of_an_observation(foresee, make_dreamer, en
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(decoded))
 
 
-@pytest.mark.parametrize('env', ['plain', 'masked', 'pictures'])
-def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, env):
+@pytest.mark.parametrize('env', ['plain', 'masked', 'grid', 'pictures'])
+def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, make_sequence, env):
   dreamer = make_dreamer(env)
   model = dreamer.model
   params = make_params(dreamer)['world_model']
+  before = model.numbers.read(make_sequence(dreamer).observation)[:, 0]
   belief = jax.random.normal(jax.random.key(1), (NUM_STEPS, model.belief_size))
-  decoded = model._apply(params, 'decoder', belief)
+  first = jnp.arange(NUM_STEPS) == 0
 
   def loss(observation):
-    flat = observation_lib.flatten(observation, model.codec.flat_spec)
-    return model.codec.loss(decoded, flat, model.codec.encode(observation)[1:])
+    outputs, decoded = model._decoded(params, belief)
+    statistics = params[world_model.STATISTICS]
+    predicted = model.numbers.predict(outputs, before, ~first, statistics)
+    numbers, _ = model.numbers.loss(predicted, model.numbers.read(observation), statistics)
+    return numbers + model.codec.image_loss(decoded, model.codec.encode(observation)[1:])
 
-  nothing = belief[..., :0]
-  likeliest = model.decode(params, belief, nothing, nothing, jnp.zeros(NUM_STEPS, bool))
-  np.testing.assert_allclose(loss(likeliest), 0, atol=2e-3)
-  other = jax.tree.map(lambda x: x + 0.1, likeliest)
+  likeliest = jax.jit(model.decode)(params, belief, before, first)
+  other = jax.tree.map(lambda x: x + 0.2, likeliest)
   assert (loss(other) > loss(likeliest) + 1e-3).all()
+
+
+def test_decoded_numbers_are_those_that_imagination_carries(make_dreamer, make_params):
+  dreamer = make_dreamer('masked')
+  model, params = dreamer.model, make_params(dreamer)['world_model']
+  belief = jax.random.normal(jax.random.key(1), (NUM_STEPS, model.belief_size))
+  before = jax.random.uniform(jax.random.key(2), (NUM_STEPS, model.numbers.size))
+  carried = model.imagine_numbers(params, belief, before)
+  decoded = model.decode(params, belief, before, jnp.zeros(NUM_STEPS, bool))
+  np.testing.assert_allclose(model.numbers.read(decoded), carried, rtol=1e-5, atol=1e-6)

@@ -31,8 +31,11 @@ ENVIRONMENTS = {
     specs.Array((5,), np.float32),
     specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
   ),
-  # Six cells, a purse, and a place.
-  'map': (environment.MapSpec((9,), np.float32, (2, 3)), specs.DiscreteArray(3)),
+  # A vector with a view of it.
+  'view': (
+    environment.ViewSpec((9,), np.float32, 0, 1, lambda x: jnp.square(x[:2])),
+    specs.DiscreteArray(3),
+  ),
   # Two numbers, and six cells of two.
   'board': (environment.BoardSpec((14,), np.float32, (2, 3, 2)), specs.DiscreteArray(3)),
   'picture': (
@@ -46,7 +49,7 @@ VARIANTS = {
   'masked': dict(env='masked'),
   'continuous': dict(env='continuous'),
   'separate': dict(env='masked', shared=False, activation='tanh', layer_norm=False),
-  'map': dict(env='map', levels=5),
+  'view': dict(env='view', levels=5),
   'board': dict(env='board', cell_size=3),
   'picture': dict(env='picture', image_channels=4),
   'only a picture': dict(env='only a picture', image_channels=4, recurrent_size=6, levels=3),
@@ -499,14 +502,13 @@ def test_invalid_config_names_its_field(changes, words):
     masked_ppo.PPOConfig(**changes)
 
 
-def test_map_is_encoded_as_an_egocentric_view():
-  network = make('map', levels=5).network
-  here = np.array([[1, 0, 0, 0, 0, 0, 0.5, 0, 0]], np.float32)  # in the corner with the filled cell
-  there = np.array([[0, 0, 0, 0, 0, 1, 0.5, 1, 1]], np.float32)
-  views = [network.flatten(x)[0][:, 9:] for x in (here, there)]
-  assert views[0].shape == (1, 2 * 3 * 5)
-  np.testing.assert_array_equal(*views)
-  assert make('map').network.flatten(here)[0].shape == (1, 9)  # without levels it is a vector
+@pytest.mark.parametrize('levels', [0, 5])
+def test_view_is_read_beside_its_vector_in_place_of_levels(levels):
+  network = make('view', levels=levels).network
+  observation = jnp.linspace(0, 0.8, 9)[None]
+  (flat,) = network.flatten(observation)
+  np.testing.assert_allclose(flat[0, :9], np.log1p(observation[0]), rtol=1e-6)
+  np.testing.assert_allclose(flat[0, 9:], [0, 0.01], atol=1e-6)
 
 
 def test_flat_board_has_the_parameters_of_a_vector():

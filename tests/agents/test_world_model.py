@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from dm_env import specs
 
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import config, intrinsic, world_model
+from hephaestus.agents.dreamer import intrinsic, world_model
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -41,17 +40,17 @@ def sequence(dreamer, make_sequence):
 
 @pytest.fixture(scope='module')
 def latents(model, params, infer):
-  """A sequence to its latents, as one array [T, B, F]."""
+  """A sequence to its beliefs, as one array [T, B, H + Z]."""
 
   def run(sequence, keys=KEYS):
-    return np.asarray(infer(model, params, keys, sequence).latent.features)
+    return np.asarray(infer(model, params, keys, sequence).latent.belief)
 
   return run
 
 
 @pytest.fixture(scope='module')
 def loss_and_grads(model):
-  """(params, keys, sequence) -> ((loss, (posterior, rewards, metrics)), grads)."""
+  """(params, keys, sequence) -> ((loss, (posterior, rewards, moments, metrics)), grads)."""
   return jax.jit(jax.value_and_grad(model.loss, has_aux=True))
 
 
@@ -65,6 +64,10 @@ def disturbed(tree, steps, streams=slice(None)):
   return jax.tree.map(disturb, tree)
 
 
+def trained(params):
+  return {name: params[name] for name in params if name != 'statistics'}
+
+
 def size(tree):
   return sum(float(jnp.abs(leaf).sum()) for leaf in jax.tree.leaves(tree))
 
@@ -73,24 +76,21 @@ def size(tree):
 
 
 def test_members_are_initialised_independently(fresh):
-  for name in ('transition', 'prior'):
-    for layer, leaves in fresh[name].items():
-      assert all(leaf.shape[0] == NUM_MEMBERS for leaf in leaves.values())
-      if 'kernel' in leaves:
-        kernels = np.asarray(leaves['kernel'])
-        for k in range(1, NUM_MEMBERS):
-          assert np.abs(kernels[k] - kernels[0]).mean() > 0.01, (name, layer)
+  for layer, leaves in fresh['prior'].items():
+    assert all(leaf.shape[0] == NUM_MEMBERS for leaf in leaves.values())
+    if 'kernel' in leaves:
+      kernels = np.asarray(leaves['kernel'])
+      for k in range(1, NUM_MEMBERS):
+        assert np.abs(kernels[k] - kernels[0]).mean() > 0.01, layer
 
 
 def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, sequence, infer):
-  copied = fresh | {
-    name: jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh[name])
-    for name in ('transition', 'prior')
-  }
+  copies = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh['prior'])
+  copied = fresh | {'prior': copies}
   novelty = lambda params: np.asarray(
     intrinsic.information_gain(*infer(model, params, KEYS, sequence).moments)
   )
-  # At a FIRST step all members read zeros, so fresh ones agree.
+  # At a FIRST step the state is zero, so fresh members agree.
   first = np.asarray(sequence.step_type == world_model.FIRST)
   assert (novelty(fresh)[~first] > 1e-3).all()
   np.testing.assert_allclose(novelty(copied), 0, atol=1e-5)
@@ -100,10 +100,13 @@ def test_parameters_are_float32_and_only_members_are_stacked(model):
   params = jax.eval_shape(model.init, jax.random.key(0))
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   assert sorted(params) == [
-    'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'reward', 'transition',
+    'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recall', 'reward',
+    'statistics', 'transition',
   ]  # fmt: skip
   assert params['posterior']['Dense_0']['kernel'].shape == (8 + 16, 16)
   assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
+  # A state of 8, a latent of 4, an action of 4 and the embedding of the numbers, of 16.
+  assert params['transition']['Dense_0']['kernel'].shape == (8 + 4 + 4 + 16, 3 * 8)
 
 
 def test_without_a_mask_there_is_no_mask_head_and_all_actions_are_legal(make_dreamer):
@@ -115,8 +118,7 @@ def test_without_a_mask_there_is_no_mask_head_and_all_actions_are_legal(make_dre
 
 def test_fresh_heads_predict_zero_reward_and_an_uncertain_discount(model, fresh):
   features = jax.random.normal(jax.random.key(1), (4, model.feature_size))
-  nothing = features[:, :0]
-  reward = model.reward(fresh, features, nothing, nothing)
+  reward = model.reward(fresh, features)
   np.testing.assert_array_equal(reward.mean(), np.zeros(4))
   discount = model.discount(fresh, features)
   assert (discount > 0.02).all() and (discount < 0.98).all()
@@ -151,7 +153,7 @@ def test_latents_after_first_do_not_depend_on_the_last_episode(sequence, latents
 
 def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence, latents):
   before = latents(sequence)
-  for part in ('deterministic', 'stochastic', 'action'):
+  for part in ('deterministic', 'stochastic', 'numbers', 'action'):
     initial = sequence.initial_state
     if part == 'action':
       initial = initial._replace(action=initial.action + 1)
@@ -170,7 +172,7 @@ def test_without_stored_state_sequences_begin_with_zeros(
 ):
   zeros = jax.tree.map(jnp.zeros_like, sequence.initial_state)
   features = lambda model, initial: (
-    infer(model, params, KEYS, sequence._replace(initial_state=initial)).latent.features
+    infer(model, params, KEYS, sequence._replace(initial_state=initial)).features
   )
   forgetful = make_dreamer(stored_state=False).model
   np.testing.assert_array_equal(features(forgetful, sequence.initial_state), features(model, zeros))
@@ -232,18 +234,18 @@ def test_every_module_and_member_has_a_gradient_at_the_start(fresh, sequence, lo
   learns = world_model.bootstrap_mask(sequence.identity, NUM_MEMBERS, 0.8)
   assert (learns.sum(1) > 0).all()
   _, grads = loss_and_grads(fresh, KEYS, sequence)
-  for name in fresh:
+  for name in trained(fresh):
     assert size(grads[name]) > 1e-4, name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
-  for name in ('transition', 'prior'):
-    for k in range(NUM_MEMBERS):
-      assert size(jax.tree.map(lambda x, k=k: x[k], grads[name])) > 1e-4, (name, k)
+  for k in range(NUM_MEMBERS):
+    assert size(jax.tree.map(lambda x, k=k: x[k], grads['prior'])) > 1e-4, k
 
 
 def test_every_layer_has_a_gradient_when_heads_are_not_zero(params, sequence, loss_and_grads):
   _, grads = loss_and_grads(params, KEYS, sequence)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+  for path, leaf in jax.tree_util.tree_leaves_with_path(trained(grads)):
     assert float(jnp.abs(leaf).max()) > 0, jax.tree_util.keystr(path)
+  assert size(grads['statistics']) == 0
 
 
 def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(
@@ -285,10 +287,10 @@ def test_continue_head_learns_termination_and_not_truncation(params, sequence, l
 
 def test_loss_weighs_reward_and_divergence(make_dreamer, make_params, make_sequence):
   """With every sequence in every bootstrap, the divergence has the weight 1.1."""
-  dreamer = make_dreamer('masked', bootstrap_share=1.0, reward_scale=3.0)
+  dreamer = make_dreamer('grid', bootstrap_share=1.0, reward_scale=3.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
-  loss, (_, _, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
-  heads = sum(metrics[name] for name in ('reconstruction', 'continue', 'mask'))
+  loss, (*_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
+  heads = metrics['reconstruction'] + metrics['continue']
   divergence = loss - heads - 3 * metrics['reward']
   np.testing.assert_allclose(divergence, 1.1 * metrics['kl'], rtol=1e-4)
 
@@ -297,36 +299,123 @@ def test_free_nats_clip_the_loss_of_the_posterior_and_not_of_the_priors(
   make_dreamer, make_params, make_sequence
 ):
   """Priors that stopped learning below the free nats would disagree, and give false novelty."""
-  dreamer = make_dreamer('masked', bootstrap_share=1.0, free_nats=200.0)
+  dreamer = make_dreamer('grid', bootstrap_share=1.0, free_nats=200.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
-  loss, (_, _, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
-  heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue', 'mask'))
+  loss, (*_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
+  heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue'))
   assert 0 < metrics['kl'] < 100
   np.testing.assert_allclose(loss - heads, metrics['kl'] + 0.1 * 200, rtol=1e-4)
 
 
-def test_reconstruction_loss_is_zero_for_a_perfect_decoder_and_exact_for_others(
-  model, params, sequence
-):
-  """Divergence for numbers in [0, 1], squared symlog error for others."""
+@pytest.fixture(scope='module')
+def reconstruct(model, params, sequence):
+  """(outputs of the decoder, purse before) -> mean reconstruction loss of constant observations.
+
+  The board has the levels 0, 8, 4 and 8, the purse holds log 8, in a scale of 1.
+  """
   board = jnp.broadcast_to(jnp.array([[0.0, 1.0], [0.5, 1.0]]), (6, 3, 2, 2))
+  carried = sequence.initial_state
+  numbers = jnp.broadcast_to(jnp.array([0.0, 1.0, 0.5, 1.0, np.log(8)]), (3, 5))
   sequence = sequence._replace(
-    observation=sequence.observation | {'board': board, 'purse': jnp.full((6, 3), 7)}
+    observation=sequence.observation | {'board': board, 'purse': jnp.full((6, 3), 7)},
+    initial_state=carried._replace(latent=carried.latent._replace(numbers=numbers)),
   )
+  one = jnp.ones(1)
+  square = one + np.square(np.log(8))
+  statistics = {'mean': np.log(8) * one, 'square': square, 'error': one, 'count': one[0]}
   loss = jax.jit(model.loss)
 
-  def reconstruction(decoded):
+  def run(gate, levels, change):
     decoder = jax.tree.map(jnp.zeros_like, params['decoder'])
-    decoder['Dense_1']['bias'] = jnp.array(decoded)
-    _, (_, _, metrics) = loss(params | {'decoder': decoder}, KEYS, sequence)
+    outputs = np.concatenate([[gate] * 4, np.ravel(levels), [change]])
+    decoder['Dense_1']['bias'] = jnp.asarray(outputs, jnp.float32)
+    changed = params | {'decoder': decoder, 'statistics': statistics}
+    _, (*_, metrics) = loss(changed, KEYS, sequence)
     return float(metrics['reconstruction'])
 
-  np.testing.assert_allclose(reconstruction([-30.0, 30, 0, 30, np.log(8)]), 0, atol=1e-5)
-  np.testing.assert_allclose(reconstruction([-30.0, 30, 0, 30, np.log(8) + 2]), 4, rtol=1e-5)
-  np.testing.assert_allclose(reconstruction([0.0, 30, 0, 30, np.log(8)]), np.log(2), rtol=1e-5)
-  np.testing.assert_allclose(
-    reconstruction([-30.0, 30, 0, -5, np.log(8)]), 5 + np.log1p(np.exp(-5)), rtol=1e-5
+  return run
+
+
+def test_reconstruction_loss_is_zero_for_a_perfect_decoder_and_exact_for_others(reconstruct):
+  right = 30 * np.eye(9)[[0, 8, 4, 8]]
+  np.testing.assert_allclose(reconstruct(-30, right, 0), 0, atol=1e-5)
+  np.testing.assert_allclose(reconstruct(-30, right, 2), np.log(1 + 4 / 2), rtol=1e-3)
+  unsure, wrong = right.copy(), right.copy()
+  unsure[3], wrong[3] = 0, 10 * np.eye(9)[0]
+  np.testing.assert_allclose(reconstruct(-30, unsure, 0), np.log(9), rtol=1e-4)
+  np.testing.assert_allclose(reconstruct(-30, wrong, 0), 10, rtol=1e-4)
+
+
+def test_numbers_that_stay_are_copied_but_at_first_steps(reconstruct):
+  """Three of 18 steps are FIRST."""
+  unsure = reconstruct(30, np.zeros((4, 9)), 0)
+  copied = -4 * np.log(0.999 + 0.001 / 9)
+  np.testing.assert_allclose(unsure, (15 * copied + 3 * 4 * np.log(9)) / 18, rtol=1e-4)
+
+
+def test_numbers_before_a_sequence_are_those_of_the_stored_state(
+  model, params, sequence, loss_and_grads
+):
+  """Streams 1 and 2 begin within an episode, stream 0 begins with FIRST."""
+
+  def reconstruction(stream):
+    carried = sequence.initial_state
+    numbers = carried.latent.numbers.at[stream, -1].add(1.0)
+    changed = carried._replace(latent=carried.latent._replace(numbers=numbers))
+    _, aux = loss_and_grads(params, KEYS, sequence._replace(initial_state=changed))[0]
+    return float(aux[-1]['reconstruction'])
+
+  unchanged = reconstruction(slice(3, 3))
+  assert reconstruction(0) == unchanged
+  assert reconstruction(1) != unchanged != reconstruction(2)
+
+
+def test_members_learn_changes_of_real_numbers(make_dreamer, make_params, make_sequence):
+  """A change that is wrong by one standard deviation, in one of five numbers, costs log 2."""
+  dreamer = make_dreamer('plain', bootstrap_share=1.0)
+  model, params, sequence = (
+    dreamer.model,
+    make_params(dreamer)['world_model'],
+    make_sequence(dreamer),
   )
+  carried = sequence.initial_state
+  constant = sequence._replace(
+    observation=jnp.full((6, 3, 5), np.expm1(3.0)),
+    initial_state=carried._replace(latent=carried.latent._replace(numbers=jnp.full((3, 5), 3.0))),
+  )
+  ones = jnp.ones(5)
+  statistics = {'mean': 0 * ones, 'square': ones, 'error': ones / 2, 'count': ones[0]}
+  output = params['prior']['Dense_1']
+  assert output['bias'].shape == (NUM_MEMBERS, 2 * 4 + 5)
+
+  @jax.jit
+  def loss(change):
+    bias = output['bias'].at[:, -5:].set(0.0).at[:, -1].set(change)
+    kernel = output['kernel'].at[..., -5:].set(0.0)
+    prior = params['prior'] | {'Dense_1': {'kernel': kernel, 'bias': bias}}
+    changed = params | {'prior': prior, 'statistics': statistics}
+    return model.loss(changed, KEYS, constant)[0]
+
+  # Each of 15 steps but FIRST, of 18, has the loss log(1 + 1 / (2 * 1/2)).
+  np.testing.assert_allclose(loss(1.0) - loss(0.0), 15 / 18 * np.log(2), rtol=1e-3)
+  np.testing.assert_allclose(loss(-1.0), loss(1.0), rtol=1e-5)
+
+
+def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequence):
+  """Its gradient reaches whatever the features depend on: not decoder and heads."""
+
+  @jax.jit
+  def gradient(scale):
+    value_loss = lambda features: scale * jnp.sum(features[..., : model.belief_size])
+    gradient = jax.value_and_grad(model.loss, has_aux=True)
+    (loss, (posterior, *_)), grads = gradient(params, KEYS, sequence, value_loss)
+    return loss, value_loss(posterior.features), grads
+
+  loss, value, grads = gradient(2.0)
+  without, _, others = gradient(0.0)
+  np.testing.assert_allclose(loss - without, value, rtol=1e-3)
+  changed = {name for name in params if size(jax.tree.map(jnp.subtract, grads[name], others[name]))}
+  assert changed == {'encoder', 'posterior', 'recall', 'transition'}
 
 
 def test_mask_head_learns_the_mask_of_its_step(model, params, sequence, loss_and_grads):
@@ -358,7 +447,7 @@ def pictures(make_dreamer, make_params, make_sequence):
   @jax.jit
   def update(params, opt_state, sequence):
     gradient = jax.value_and_grad(dreamer.model.loss, has_aux=True)
-    (_, (_, _, metrics)), grads = gradient(params, KEYS, sequence)
+    (_, (*_, metrics)), grads = gradient(params, KEYS, sequence)
     updates, opt_state = optimizer.update(grads, opt_state)
     return optax.apply_updates(params, updates), opt_state, metrics, grads
 
@@ -395,13 +484,27 @@ def test_reconstruction_distinguishes_two_images_after_some_updates(pictures):
 def test_loss_of_an_image_sums_over_its_numbers(pictures):
   model, _, _, sequence, _ = pictures
   observation = jax.tree.map(lambda x: x[0, 0], sequence.observation)
-  flat = observation_lib.flatten(observation['purse'], specs.Array((2,), np.float32))
   pixels, planes = model.codec.encode(observation)[1:]
-  right = jnp.concatenate([flat, pixels.ravel(), 60 * planes.ravel() - 30])
-  loss = lambda decoded: float(model.codec.loss(decoded, flat, [pixels, planes]))
-  np.testing.assert_allclose(loss(right), 0, atol=1e-4)
-  np.testing.assert_allclose(loss(right.at[2].add(0.5).at[1].add(2)), 0.25 + 4, rtol=1e-4)
-  np.testing.assert_allclose(loss(right.at[-1].set(0)), np.log(2), rtol=1e-4)
+  right = 60 * planes - 30
+  loss = lambda *decoded: float(model.codec.image_loss(decoded, [pixels, planes]))
+  np.testing.assert_allclose(loss(pixels, right), 0, atol=1e-4)
+  wrong = pixels.at[0, 0, 0].add(0.5).at[8, 10, 2].add(2)
+  np.testing.assert_allclose(loss(wrong, right), 0.25 + 4, rtol=1e-4)
+  np.testing.assert_allclose(loss(pixels, right.at[-1, -1, -1].set(0)), np.log(2), rtol=1e-4)
+
+
+def test_environment_of_images_alone_has_no_numbers_to_carry(
+  make_dreamer, make_params, make_sequence
+):
+  dreamer = make_dreamer('frames')
+  model, params, sequence = dreamer.model, make_params(dreamer), make_sequence(dreamer)
+  params = params['world_model']
+  assert 'recall' not in params and set(params['statistics']) == {'count'}
+  gradient = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+  (loss, (posterior, *_)), grads = gradient(params, KEYS, sequence)
+  assert np.isfinite(loss) and posterior.latent.numbers.shape == (6, 3, 0)
+  np.testing.assert_array_equal(posterior.features, posterior.latent.belief)
+  assert all(size(grads[name]) > 1e-4 for name in trained(params))
 
 
 def test_images_are_flat_without_channels(make_dreamer):
@@ -419,7 +522,7 @@ def test_units_have_geometric_time_constants():
 def test_observation_and_its_multiple_have_different_embeddings(make_dreamer):
   model = make_dreamer('plain').model
   params = model.init(jax.random.key(0))
-  once, many = model.embed(params, jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
+  (once, many), _ = model.embed(params, jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
   assert jnp.max(jnp.abs(once - many)) > 0.1
 
 
@@ -458,12 +561,14 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
   sequence = make_sequence(dreamer)
   gradient = jax.value_and_grad(model.loss, has_aux=True)
   (loss, aux), grads = jax.eval_shape(gradient, params, KEYS, sequence)
-  posterior, expected_rewards, metrics = aux
-  assert {leaf.dtype for leaf in posterior.latent} == {jnp.dtype(jnp.bfloat16)}
-  float32 = (params, loss, expected_rewards, metrics, grads, posterior.moments)
+  posterior, expected_rewards, moments, metrics = aux
+  low = (posterior.latent.deterministic, posterior.latent.stochastic, posterior.features)
+  assert {x.dtype for x in low} == {jnp.dtype(jnp.bfloat16)}
+  observed = (posterior.latent.numbers, moments)
+  float32 = (params, loss, expected_rewards, metrics, grads, posterior.moments, observed)
   assert {leaf.dtype for leaf in jax.tree.leaves(float32)} == {jnp.dtype('float32')}
   heads = lambda features: (
-    model.reward(params, features, features[:, :0], features[:, :0]).mean(),
+    model.reward(params, features).mean(),
     model.discount(params, features),
   )
   features = jax.ShapeDtypeStruct((2, model.feature_size), jnp.bfloat16)
@@ -478,37 +583,68 @@ def test_every_module_has_a_gradient_with_categorical_latents_in_bfloat16(
   gradient = jax.jit(jax.value_and_grad(dreamer.model.loss, has_aux=True))
   (loss, _), grads = gradient(params, KEYS, sequence)
   assert np.isfinite(loss)
-  for name in params:
+  for name in trained(params):
     assert size(grads[name]) > 1e-4, name
 
 
 def test_moments_equal_those_of_each_members_prior(model, params, sequence, infer):
+  """Also those of real numbers, of which the environment has one."""
   posterior = infer(model, params, KEYS, sequence)
   means, variances = posterior.moments
-  assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4)
+  assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4 + 1)
   # Step 3 of stream 2, again, from the previous step.
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = world_model.Recurrent(latent, model.encode_action(sequence.action[2]))
-  members = jax.jit(model.members)(params, recurrent)
-  assert members.shape == (NUM_MEMBERS, 3, 8)
-  priors = jax.jit(model.priors)(params, members)
-  np.testing.assert_allclose(priors.mean[:, 2], means[:, 3, 2], rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(priors.variance[:, 2], variances[:, 3, 2], rtol=1e-4, atol=1e-5)
-  deterministic = posterior.latent.deterministic[3, 2]
-  np.testing.assert_allclose(members[:, 2].mean(0), deterministic, rtol=1e-4, atol=1e-5)
-
-
-def test_number_between_two_levels_is_two_hot():
-  spec = specs.BoundedArray((2,), np.float32, 0, 1)
-  tiny = config.DreamerConfig(
-    latent='gaussian',
-    deterministic_size=4,
-    hidden_size=8,
-    stochastic_size=2,
-    ensemble_size=2,
-    levels=5,
+  deterministic = jax.jit(model.advance)(params, recurrent)
+  np.testing.assert_allclose(
+    deterministic[2], posterior.latent.deterministic[3, 2], rtol=1e-4, atol=1e-5
   )
-  model = world_model.WorldModel(tiny, spec, specs.DiscreteArray(2))
-  inputs = model.codec.encode(jnp.array([[0.25, 0.875]], jnp.float32))[0]
-  expected = [np.log1p(0.25), np.log1p(0.875), 0, 1, 0, 0, 0, 0, 0, 0, 0.5, 0.5]
-  np.testing.assert_allclose(inputs[0], expected, atol=1e-6)
+  prior = jax.jit(model.priors)(params, deterministic)
+  close = {'rtol': 1e-4, 'atol': 1e-5}
+  np.testing.assert_allclose(prior.belief.mean[:, 2], means[:, 3, 2, :4], **close)
+  np.testing.assert_allclose(prior.belief.variance[:, 2], variances[:, 3, 2, :4], **close)
+  np.testing.assert_allclose(prior.change[:, 2], means[:, 3, 2, 4:], **close)
+  np.testing.assert_allclose(variances[..., 4], params['statistics']['error'][0], **close)
+  assert np.ptp(np.asarray(means[..., 4]), axis=0).min() > 1e-3  # members differ
+
+
+# Statistics of numbers.
+
+
+def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, loss_and_grads):
+  (_, (_, _, moments, _)), _ = loss_and_grads(params, KEYS, sequence)
+  purse = np.log1p(np.asarray(sequence.observation['purse'], np.float32))
+  np.testing.assert_allclose(moments['mean'], [purse.mean()], rtol=1e-5)
+  np.testing.assert_allclose(moments['square'], [np.square(purse).mean()], rtol=1e-5)
+  assert 0 < moments['error'][0] <= 1
+  fresh = params | {'statistics': model.numbers.initial_statistics()}
+  followed = model.statistics(fresh, moments)
+  for name, expected in {**moments, 'count': 1}.items():
+    np.testing.assert_allclose(followed['statistics'][name], expected, rtol=1e-5)
+  assert all(followed[name] is params[name] for name in trained(params))
+
+
+def test_environment_without_real_numbers_has_no_statistics_of_them(
+  make_dreamer, make_params, make_sequence
+):
+  """Only whether its two bits lie between 0 and 1."""
+  dreamer = make_dreamer('grid')
+  model, params = dreamer.model, make_params(dreamer)['world_model']
+  _, (*_, moments, _) = jax.eval_shape(model.loss, params, KEYS, make_sequence(dreamer))
+  assert {name: x.shape for name, x in moments.items()} == {'between': (2,)}
+  assert set(params['statistics']) == {'between', 'count'}
+
+
+def test_features_hold_belief_and_inputs_of_the_numbers(
+  make_dreamer, make_params, make_sequence, infer
+):
+  """Also the view of the numbers, as observed."""
+  dreamer = make_dreamer('view')
+  model, params, sequence = dreamer.model, make_params(dreamer), make_sequence(dreamer)
+  posterior = infer(model, params['world_model'], KEYS, sequence)
+  latent = posterior.latent
+  assert posterior.features.shape == (6, 3, model.feature_size) == (6, 3, 8 + 4 + 3 + 2)
+  np.testing.assert_array_equal(posterior.features[..., :12], latent.belief)
+  np.testing.assert_allclose(
+    posterior.features[..., -2:], np.square(sequence.observation[..., 1:]), rtol=1e-4
+  )
