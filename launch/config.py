@@ -28,8 +28,8 @@ AGENTS: dict[str, tuple[type, type]] = {
 BASIC = {
   'agent.gamma': 'discount factor of rewards',
   'agent.entropy_scale': "weight of the policy's entropy: more explores more",
-  'agent.novelty_scale': 'weight of the intrinsic reward; 0: none',
-  'agent.ensemble_size': 'transition models whose disagreement is the novelty',
+  'agent.novelty_scale': "weight of novelty beside the environment's reward; 0: none",
+  'agent.ensemble_size': 'prior networks whose disagreement is the novelty',
   'agent.horizon_max': 'imagined steps of the longest rollout',
   'replay.replay_ratio': 'times that each collected step is learned from, on average',
   'learner.batch_size': 'sequences of an update, over all devices',
@@ -206,6 +206,8 @@ REMOVED: dict[str, Any] = {
   'learner.model_max_gradient': 100.0,
   'learner.policy_max_gradient': 10.0,
 }
+# Keys of an older network of the dreamer, whose checkpoints this version cannot restore.
+OLDER_NETWORK = ('agent.levels',)
 
 
 def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConfig:
@@ -263,6 +265,8 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
       return f'{key}={value}: was renamed to {RENAMED[key]}'
     if key in REMOVED:
       return f'{key}={value}: is always {REMOVED[key]} now'
+    if key in OLDER_NETWORK:
+      return f'{key}={value}: was removed with the network that it belonged to; leave it out'
     known = sorted(flatten(_plain(OmegaConf.structured(config))))
     near = difflib.get_close_matches(key, known, n=3) or [
       name for name in known if name.rsplit('.', 1)[-1] == key.rsplit('.', 1)[-1]
@@ -309,13 +313,17 @@ def save(config: ExperimentConfig, path: pathlib.Path) -> None:
   temporary.replace(path)
 
 
-def load(path: pathlib.Path) -> ExperimentConfig:
+def load(path: pathlib.Path, *, to_inspect: bool = False) -> ExperimentConfig:
   """Reads config.yaml.
+
+  Args:
+    path: of the file.
+    to_inspect: also accepts a run whose network is of an older version; its checkpoints do not fit.
 
   Raises:
     ValueError: it is not one.
   """
-  return _load(path, str(path))
+  return _load(path, str(path), to_inspect=to_inspect)
 
 
 def from_yaml(text: str, name: str) -> ExperimentConfig:
@@ -323,16 +331,26 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
   return _load(io.StringIO(text), name)
 
 
-def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
+def _load(
+  file: pathlib.Path | io.StringIO, name: str, *, to_inspect: bool = False
+) -> ExperimentConfig:
   try:
-    return _from_tree(_upgrade(_plain(OmegaConf.load(file))))
+    content, outdated = _upgrade(_plain(OmegaConf.load(file)))
+    config = _from_tree(content)
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
+  if outdated and not to_inspect:
+    raise ValueError(
+      f'{name}: was made by an older version whose network differs ({outdated[0]}), so it can '
+      'neither be resumed nor evaluated; it can still be inspected, with `hephaestus report` and '
+      '`hephaestus inspect --sample N`'
+    )
+  return config
 
 
-def _upgrade(content: dict[str, Any]) -> dict[str, Any]:
-  """The content of a config.yaml under the keys of this version."""
+def _upgrade(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+  """The content of a config.yaml under the keys of this version, and its keys in OLDER_NETWORK."""
   upgraded = {
     section: dict(values) if isinstance(values, dict) else values
     for section, values in content.items()
@@ -346,7 +364,12 @@ def _upgrade(content: dict[str, Any]) -> dict[str, Any]:
     value = upgraded.get(section, {}).pop(name, only)
     if value != only:
       raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
-  return upgraded
+  outdated = []
+  for old in OLDER_NETWORK if upgraded.get(AGENT, 'dreamer') == 'dreamer' else ():
+    section, name = old.split('.')
+    if name in upgraded.get(section, {}):
+      outdated.append(f'{old}={upgraded[section].pop(name)}')
+  return upgraded, outdated
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

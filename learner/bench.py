@@ -427,7 +427,7 @@ def main(arguments: list[str]) -> int:
   """Runs `python -m hephaestus.learner.bench`; returns 2 after naming bad input in one line."""
   parser = argparse.ArgumentParser('learner.bench', description=__doc__, allow_abbrev=False)
   parser.add_argument('--size', default='laptop', help=f'{", ".join(dreamer_config.SIZES)}')
-  parser.add_argument('--ensemble', type=int, metavar='K', help='transition members')
+  parser.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
   parser.add_argument('--horizon', type=int, metavar='H', help='longest imagination horizon')
   parser.add_argument('--batch', type=int, metavar='B', help='sequences')
   parser.add_argument('--length', type=int, metavar='T', help='time steps of a sequence')

@@ -220,7 +220,8 @@ class Checkpointer:
         name, (needed, found) = next(iter(misfits.items()))
         raise ValueError(
           f'checkpoint {self._directory / str(step)}: {name} should be {needed} and is {found}; '
-          'it was saved with another configuration, choose another run folder'
+          'it was saved with another configuration, or by a version whose network differs; choose '
+          'another run folder'
         )
       return Restored(_rebuild(arrays, like), step)
     return None

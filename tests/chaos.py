@@ -45,7 +45,7 @@ MOST_SLOPE = 1.0  # MB per minute
 LEAST_MINUTES = 5.0  # that a node was seen for, so that its slope says anything
 SIZES = (
   'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.steps_per_chunk=2',
+  'agent.ensemble_size=2', 'agent.horizon_min=2', 'agent.steps_per_chunk=2', 'agent.horizon_max=4',
   'agent.starts_per_sequence=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
   'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_envs=4',
   'actor.log_period=1', 'learner.batch_size=8', f'learner.log_period={LOG_PERIOD}',

@@ -80,7 +80,7 @@ def find(target: str) -> Target:
   if folder.is_dir():
     if not (folder / folder_lib.CONFIG).exists():
       raise ValueError(f'{target}: is not the folder of a run, it has no {folder_lib.CONFIG}')
-    config = launch_config.load(folder / folder_lib.CONFIG)
+    config = launch_config.load(folder / folder_lib.CONFIG, to_inspect=True)
     if config.fused:
       raise ValueError(f'{target}: a fused run is one compiled program, without a replay')
     return Target(folder, config, None)

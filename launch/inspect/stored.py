@@ -101,7 +101,6 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
       f'{target}: keeps no checkpoint of its queue, since each sequence is read once'
     )
   parts = parts_lib.make_parts(config)
-  schema = columns_lib.Columns(parts.sequence_schema)
   num_shards = config.replay.num_shards
   places = dict(
     zip(
@@ -123,7 +122,7 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
       ) from None
     with copy:
       restarts = [row['time'] for row in live.starts_of_replay(folder, name)]
-      readings.append(_Reading(copy, schema, num_samples, restarts, stop))
+      readings.append(_Reading(copy, parts.sequence_schema, num_samples, restarts, stop))
   # An actor writes to several shards in turn, so neighbours in a shard are not consecutive.
   num_envs = config.actor.num_envs if num_shards == 1 else None
   draw = parts.environment.draw
@@ -146,7 +145,7 @@ class _Reading:
   def __init__(
     self,
     copy: contents_lib.Contents,
-    schema: columns_lib.Columns,
+    schema: experience.Sequence,
     num_samples: int,
     restarts: list[float],
     stop: threading.Event,
@@ -154,7 +153,8 @@ class _Reading:
     self._copy = copy
     self.saved = copy.saved
     self.items = copy.items
-    self._schema = schema
+    self._schema = columns_lib.Columns(schema)
+    self._fields = columns_lib.Columns(schema._replace(initial_state=()))
     self.strata = [name for name in copy.items if name != tables.PARAMS]
     self.violations = list(copy.broken)
     self.samples: list[Sample] = []
@@ -164,17 +164,19 @@ class _Reading:
     for name in self.strata:
       self.digests[name], self.kept[name] = [], []
       is_sound = self._check_signature(name)
+      readable, places = self._readable(name, is_sound=is_sound)
       count = len(copy.items[name])
       wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
       for index, (item, arrays) in enumerate(copy.read(name)):
         if stop.is_set():
           raise InterruptedError
         self.digests[name].append(contents_lib.digest(arrays))
-        mismatch = schema.mismatch(arrays)
+        columns = arrays if places is None else [arrays[place] for place in places]
+        mismatch = readable.mismatch(columns)
         if mismatch:  # reported once if the table's signature differs
           self.violations += [_place(name, item.key) + mismatch] if is_sound else []
           continue
-        sequence = jax.tree.map(lambda x: x[0], schema.unflatten(arrays))
+        sequence = jax.tree.map(lambda x: x[0], readable.unflatten(columns))
         if item.chunks not in checked:
           checked.add(item.chunks)
           self.violations += [
@@ -187,6 +189,16 @@ class _Reading:
       _place(fault.table, fault.key) + fault.text
       for fault in contents_lib.faults(copy, self.digests, restarts)
     ]
+
+  def _readable(self, name: str, *, is_sound: bool) -> tuple[columns_lib.Columns, list[int] | None]:
+    """The columns to read from a table, and their places; None: all of it, in order.
+
+    A run of an older version may store initial states of another network. All else is read.
+    """
+    if is_sound:
+      return self._schema, None
+    places = self._fields.places(self._copy.signatures[name])
+    return (self._schema, None) if places is None else (self._fields, places)
 
   def _check_signature(self, name: str) -> bool:
     try:

@@ -56,7 +56,7 @@ def newest(folder: pathlib.Path) -> Saved:
 
 def untrained(folder: pathlib.Path) -> Saved:
   """A random policy in the environment of a run, in place of a checkpoint."""
-  config = folder_lib.load_config(folder)
+  config = folder_lib.load_config(folder, to_inspect=True)
   environment = config.make_environment()
   agent = evaluator.random_agent(environment.action_spec)
   return Saved(config, environment, agent, params=(), all_params=(), step=0)

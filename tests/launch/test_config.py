@@ -22,11 +22,19 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('environment', ['catch', 'grid_world'])
+@pytest.mark.parametrize('agent', ['dreamer', 'plain'])
 @pytest.mark.parametrize('preset', presets.PRESETS)
-def test_preset_has_ensemble_and_horizon_range(preset, environment):
+def test_dreamer_has_the_same_settings_in_every_environment(preset, agent):
+  catch = presets.AGENTS[agent][preset]('catch')
+  for name in ('grid_world', 'hackmatrix', 'gymnax/DeepSea-bsuite'):
+    made = presets.AGENTS[agent][preset](name)
+    assert dataclasses.replace(made, environment=catch.environment) == catch
+
+
+@pytest.mark.parametrize('preset', presets.PRESETS)
+def test_preset_has_ensemble_and_horizon_range(preset):
   """With one member there is no disagreement."""
-  agent, _ = presets.AGENTS['dreamer'][preset](environment).dreamer()
+  agent, _ = presets.AGENTS['dreamer'][preset]('catch').dreamer()
   assert agent.ensemble_size > 1
   assert agent.novelty == 'information_gain'
   assert agent.horizon_min < agent.horizon_max
@@ -103,7 +111,7 @@ def test_override_sets_values_by_path(laptop):
     ),
     ('actor.num_envs=0', r'actor.num_envs=0: must be at least 1'),
     ('agent.latent=cubic', r"agent.latent='cubic': choose one of"),
-    ('agent.horizon_min=99', r'agent.horizon_max=12: must be at least agent.horizon_min=99'),
+    ('agent.horizon_min=99', r'agent.horizon_max=16: must be at least agent.horizon_min=99'),
     ('evaluator.period=0', r'evaluator.period=0'),
     ('max_environment_steps=0', r'max_environment_steps=0: must be at least 1'),
     ('max_minutes=-1', r'max_minutes=-1'),
@@ -288,3 +296,25 @@ def test_removed_keys_of_an_older_version_load_with_their_value_alone(tmp_path):
   path.write_text(config.to_yaml(made).replace('agent:\n', 'agent:\n  return_rate: 0.5\n'))
   with pytest.raises(ValueError, match=r'agent\.return_rate=0\.5: is always 0\.01'):
     config.load(path)
+
+
+@pytest.mark.parametrize('levels', [0, 9])
+def test_config_of_an_older_network_is_read_for_inspection_alone(tmp_path, levels):
+  made = presets.laptop('catch')
+  path = tmp_path / 'config.yaml'
+  path.write_text(config.to_yaml(made).replace('agent:\n', f'agent:\n  levels: {levels}\n'))
+  with pytest.raises(ValueError, match='was made by an older version whose network differs') as it:
+    config.load(path)
+  assert f'{path}: ' in str(it.value) and f'agent.levels={levels}' in str(it.value)
+  assert config.load(path, to_inspect=True) == made
+
+
+def test_levels_of_ppo_are_no_older_network(tmp_path):
+  made = config.override(presets.ppo_laptop('catch'), ['agent.levels=5'])
+  config.save(made, tmp_path / 'config.yaml')
+  assert config.load(tmp_path / 'config.yaml') == made
+
+
+def test_override_by_removed_key_says_so():
+  with pytest.raises(ValueError, match=r'agent\.levels=9: was removed with the network'):
+    config.override(presets.laptop('catch'), ['agent.levels=9'])

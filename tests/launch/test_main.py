@@ -42,8 +42,8 @@ def folder(tmp_path):
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--profile', '5'], '--profile 5: write it as START:STOP'),
     (
-      ['--preset', 'laptop', '--steps', '5000', '--profile', '259:300'],
-      '--profile 259:300: the run ends after about 259 updates; begin earlier',
+      ['--preset', 'laptop', '--steps', '5000', '--profile', '518:560'],
+      '--profile 518:560: the run ends after about 518 updates; begin earlier',
     ),
     (['--fused'], '--fused: the dreamer learns from replay'),
     (['--reset-moments'], '--reset-moments: is for fused runs of ppo'),
@@ -150,6 +150,22 @@ def test_resume_with_other_config_names_keys_that_differ(folder, capsys):
   message = capsys.readouterr().err
   assert 'agent.window: the folder has 1, you gave 4' in message
   assert (folder / 'config.yaml').read_text() == before
+
+
+@pytest.mark.parametrize(
+  'command', [('train', '--run'), ('evaluate',), ('watch',)], ids=lambda command: command[0]
+)
+def test_run_of_an_older_network_is_refused_in_one_line(folder, capsys, command):
+  folder_lib.open_run(folder, presets.laptop('catch'))
+  path = folder / 'config.yaml'
+  old = path.read_text().replace('agent:\n', 'agent:\n  levels: 0\n')
+  path.write_text(old)
+  assert run(*command, folder) == 2
+  message = capsys.readouterr().err
+  assert message.startswith(f'hephaestus {command[0]}: {path}: was made by an older version')
+  assert 'whose network differs' in message and 'can still be inspected' in message
+  assert message.count('\n') == 1
+  assert path.read_text() == old
 
 
 def test_unwritable_folder_is_named(tmp_path, capsys):

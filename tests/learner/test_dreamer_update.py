@@ -10,13 +10,15 @@ import pytest
 from dm_env import specs
 
 from hephaestus.agents import experience, returns
-from hephaestus.agents.dreamer import actor_critic, world_model
+from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, world_model
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import checkpoint, devices, dreamer_update
 from hephaestus.learner import config as learner_config
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
+
+TASK, NOVELTY = actor_critic.TASK, actor_critic.NOVELTY
 
 NUM_ROWS, BATCH = 6, 8
 TINY = dict(
@@ -32,7 +34,10 @@ RATES = learner_config.LearnerConfig(
 
 def make_dreamer(**changes):
   config = dreamer_config.DreamerConfig(**(TINY | changes))
-  observation_spec = specs.BoundedArray((5,), np.float32, 0, 1)
+  observation_spec = {
+    'bounded': specs.BoundedArray((3,), np.float32, 0, 1),
+    'real': specs.Array((2,), np.float32),
+  }
   return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
 
 
@@ -44,7 +49,10 @@ def make_batch(dreamer, seed=0, batch=BATCH):
   step_type[::3, 4] = dm_env.StepType.FIRST
   latent = dreamer.model.initial(batch)
   return experience.Sequence(
-    observation=random.uniform(size=(batch, NUM_ROWS, 5)).astype(np.float32),
+    observation={
+      'bounded': random.uniform(size=(batch, NUM_ROWS, 3)).astype(np.float32),
+      'real': random.normal(2.0, 3.0, (batch, NUM_ROWS, 2)).astype(np.float32),
+    },
     action=random.integers(0, 3, (batch, NUM_ROWS)).astype(np.int32),
     reward=random.normal(size=(batch, NUM_ROWS)).astype(np.float32),
     discount=np.where(step_type == dm_env.StepType.LAST, 0.0, 1.0).astype(np.float32),
@@ -194,7 +202,7 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
   def step(bias):
     output = one_device.begin().state.params['world_model']['prior']['Dense_1']
     size = dreamer.config.stochastic_size
-    output['bias'] = output['bias'].at[..., size:].set(bias)
+    output['bias'] = output['bias'].at[..., size : 2 * size].set(bias)
     metrics = one_device.step(make_batch(dreamer))
     names = ('novelty', 'clean_novelty', 'clean_novelty_positive')
     return [metrics[f'intrinsic/{name}'] for name in names]
@@ -209,23 +217,170 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.begin()
   batch = make_batch(dreamer)
   one_device.step(batch)
-  spread = one_device.arrays().spread.value
+  values = lambda: {name: x.value for name, x in one_device.arrays().spreads.items()}
+  before = values()
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
-  assert spread > 0 and one_device.arrays().spread.value == spread
+  assert min(before.values()) > 0 and values() == before
 
 
 def test_spread_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
-  seen = one_device.arrays().spread.value / rate
+  seen = one_device.arrays().spreads[TASK].value / rate
   fresh = one_device.begin().state
-  spread = returns.Spread(fresh.spread.value + rate * 5, fresh.spread.num_updates + 1)
-  one_device.state = fresh._replace(spread=spread)
+  old = fresh.spreads[TASK]
+  spread = returns.Spread(old.value + rate * 5, old.num_updates + 1)
+  one_device.state = fresh._replace(spreads=fresh.spreads | {TASK: spread})
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
   assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
+
+
+def targets_of(dreamer, rewards, values, state=None, *, novelty_mean=0.0):
+  """Targets of imagined steps, and the TrainState with their spreads and peak.
+
+  Args:
+    dreamer: with the constants.
+    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its peak.
+    values: [H + 1, B'] of each critic.
+    state: with the spreads before; None: of no returns.
+    novelty_mean: slow average of novelty.
+  """
+  learner = dreamer_update._Learner(dreamer, None, None)
+  fresh = {name: returns.initial_spread() for name in dreamer.actor_critic.critics}
+  empty = dreamer_update.TrainState(*[None] * len(dreamer_update.TrainState._fields))
+  state = state or empty._replace(spreads=fresh, peak=jnp.float32(0.0))
+  as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
+  rewards, values = as_arrays(rewards), as_arrays(values)
+  num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
+  start = dream.Start(None, None, None, None, None, weight=jnp.ones(batch), keys=None)
+  dreamt = dream.Dream(
+    start=start, features=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
+    choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
+    values=values, slow_values=values, horizon=jnp.int32(num_steps),
+  )  # fmt: skip
+  drives = intrinsic.Drives(*[jnp.float32(0.0)] * 6)._replace(
+    novelty_mean=jnp.float32(novelty_mean), novelty_scale=jnp.float32(1.0)
+  )
+  imagined = dreamer_update._Imagined(dreamt, None, drives)
+  add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
+  spreads, peak, _, targets = jax.tree.map(
+    lambda x: np.asarray(x)[0],
+    jax.vmap(learner._targets, axis_name=devices.DEVICES)(add_axis(state), add_axis(imagined)),
+  )
+  return targets, state._replace(spreads=spreads, peak=peak)
+
+
+def test_shift_of_the_critic_does_not_change_the_actors_gradient():
+  """The actor's gradient reads the advantages alone, which are centred by their weighted mean.
+
+  With lambda = 0 a shift c of the critic shifts every temporal-difference error by (gamma - 1) c.
+  """
+  dreamer = make_dreamer(lambda_=0.0, gamma=0.5)
+  rewards = {TASK: [[0, 0], [3, 9], [6, -3]], NOVELTY: [[0, 0], [1, 0], [0, 3]]}
+  zeros = np.zeros((3, 2))
+  expected, _ = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
+  found, _ = targets_of(dreamer, rewards, {TASK: zeros + 4, NOVELTY: zeros - 2})
+  np.testing.assert_allclose(found.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(found.weight, expected.weight)
+  assert np.abs(expected.advantage).min() > 0.1
+  assert np.sum(expected.weight * expected.advantage) == pytest.approx(0, abs=1e-6)
+  np.testing.assert_allclose(found.returns[TASK], expected.returns[TASK] + 0.5 * 4)
+
+
+def test_advantage_of_novelty_is_divided_by_the_largest_spread_so_far():
+  """So novelty fades as the model learns, where that of the task is on a scale of its own."""
+  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1)
+  zeros = np.zeros((2, 2))
+  rewards = lambda size: {TASK: zeros, NOVELTY: [[0, 0], [0, size]]}
+  values = {TASK: zeros, NOVELTY: zeros}
+  targets, first = targets_of(dreamer, rewards(2.0), values)
+  spread = 0.9 * 2  # from 5 to 95 % of the returns 0 and 2
+  assert first.peak == pytest.approx(spread)
+  np.testing.assert_allclose(targets.advantage[:, 0], 0.1 * np.array([-1, 1]) / spread, rtol=1e-5)
+  targets, second = targets_of(dreamer, rewards(0.2), values, first)
+  np.testing.assert_allclose(targets.advantage[:, 0], 0.01 * np.array([-1, 1]) / spread, rtol=1e-5)
+  assert second.peak == first.peak
+  _, third = targets_of(dreamer, rewards(20.0), values, second)
+  assert third.peak > second.peak
+  assert third.peak == pytest.approx(third.spreads[NOVELTY].value / (1 - 0.99**3), rel=1e-4)
+
+
+def test_peak_of_novelty_never_falls(dreamer, one_device):
+  one_device.begin()
+  peaks = [0.0]
+  for seed in range(6):
+    one_device.step(make_batch(dreamer, seed))
+    peaks.append(float(one_device.arrays().peak))
+  assert peaks[1] > 0 and peaks == sorted(peaks)
+
+
+def test_novelty_beyond_its_mean_is_the_reward_of_its_critic():
+  """An agent that is paid for every step would not finish an episode."""
+  zeros = np.zeros((2, 2))
+  rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
+  values = {TASK: zeros, NOVELTY: zeros}
+  targets, _ = targets_of(make_dreamer(), rewards, values, novelty_mean=2.0)
+  np.testing.assert_allclose(targets.returns[NOVELTY][:, 0], [-1, 1])
+  np.testing.assert_allclose(targets.returns[TASK], 0)
+
+
+def test_advantages_are_divided_by_a_tenth_of_the_returns_at_least():
+  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.0)
+  zeros = np.zeros((2, 2))
+  rewards = {TASK: [[0, 0], [99.0, 101.0]], NOVELTY: zeros}
+  targets, _ = targets_of(dreamer, rewards, {TASK: zeros})
+  np.testing.assert_allclose(targets.advantage[:, 0], [-0.1, 0.1], rtol=1e-5)
+
+
+def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):
+  eight_devices.begin()
+  batches = [make_batch(dreamer, seed) for seed in range(3)]
+  for batch in batches:
+    eight_devices.step(batch)
+  real = np.concatenate([batch.observation['real'].reshape(-1, 2) for batch in batches])
+  symlog = np.sign(real) * np.log1p(np.abs(real))
+  for device in range(8):
+    found = eight_devices.arrays(device).params['world_model'][world_model.STATISTICS]
+    assert found['count'] == 3
+    np.testing.assert_allclose(found['mean'], symlog.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(found['square'], np.square(symlog).mean(0), rtol=1e-4)
+
+
+def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device):
+  """Their gradient reaches the features, so that latents keep what later rewards depend on."""
+  dreamer = make_dreamer(warm_up_updates=2)
+  batch = experience.time_major(make_batch(dreamer))
+  one_device.begin().step(make_batch(dreamer))  # the last layers begin with zeros
+  state = one_device.arrays()
+  learner = dreamer_update._Learner(dreamer, None, None)
+
+  @jax.jit
+  def largest(step):
+    features = jnp.ones((NUM_ROWS, BATCH, dreamer.model.feature_size))
+    loss = lambda features: learner._value_loss(state._replace(step=step), batch, features)
+    return jnp.abs(jax.grad(loss)(features)).max()
+
+  assert largest(jnp.int32(1)) == 0 and largest(jnp.int32(2)) > 0
+
+
+@pytest.mark.parametrize(
+  'changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}], ids=['one member', 'no weight']
+)
+def test_without_novelty_the_task_has_the_only_critic(changes):
+  dreamer = make_dreamer(**changes)
+  update = dreamer_update.make_update(dreamer, RATES)
+  state = jax.eval_shape(update.init, jax.random.key(0))
+  assert list(state.spreads) == list(state.slow_critics) == [TASK]
+  assert NOVELTY not in state.params['actor_critic']
+  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+  replica, batch = jax.tree.map(add_axis, (state, make_batch(dreamer)))
+  new_state, metrics = jax.eval_shape(
+    jax.vmap(update.update, axis_name=devices.DEVICES), replica, batch
+  )
+  assert new_state == replica and 'actor_critic/critic_loss' in metrics
 
 
 def test_updates_are_traced_once(dreamer, one_device):
@@ -252,9 +407,9 @@ class Dreamt:
 
     @dataclasses.dataclass(frozen=True)
     class CountingModel(world_model.WorldModel):
-      def imagine(self, params, belief, before):
+      def imagine_numbers(self, params, belief, before):
         jax.debug.callback(rows.append, jnp.int32(1))
-        return super().imagine(params, belief, before)
+        return super().imagine_numbers(params, belief, before)
 
     @dataclasses.dataclass(frozen=True)
     class CountingActorCritic(actor_critic.ActorCritic):
@@ -275,13 +430,18 @@ class Dreamt:
     self._counts = rows, chunks
 
   def step(self, seed=0):
-    """Metrics; whether each module of the policy and its optimizer changed; computed steps and chunks."""
+    """Metrics; whether each part of the policy's state changed; computed steps and chunks."""
     for count in self._counts:
       count.clear()
 
     def policy():
       state = self.trainer.arrays()
-      return state.params['actor_critic'] | {'optimizer': state.policy_opt_state}
+      return state.params['actor_critic'] | {
+        'optimizer': state.policy_opt_state,
+        'slow critics': state.slow_critics,
+        'spreads': state.spreads,
+        'peak': state.peak,
+      }
 
     before = policy()
     metrics = self.trainer.step(make_batch(self.dreamer, seed))
@@ -306,13 +466,15 @@ def test_boredom_shortens_imagination_without_a_second_trace(dreamt):
   assert made.trainer.traces == 1
 
 
-def test_imagination_alone_trains_salience_actor_and_critic(dreamt):
+def test_imagination_alone_trains_salience_actor_and_critics(dreamt):
   """Their gradient comes from stored imagined steps, without entropy and replayed steps."""
   _, steps = dreamt
-  everyone = lambda moves: dict.fromkeys(('salience', 'actor', 'critic', 'optimizer'), moves)
-  assert [moved for _, moved, *_ in steps] == [
-    everyone(awake) for awake in (False, False, True, True)
-  ]
+  parts = ('salience', 'actor', TASK, NOVELTY, 'optimizer', 'slow critics', 'spreads')
+  everyone = lambda moves: dict.fromkeys(parts, moves)
+  for _, moved, *_ in steps[:2]:
+    assert moved == everyone(False) | {'peak': False}
+  assert steps[2][1] == everyone(True) | {'peak': True}
+  assert steps[3][1] | {'peak': None} == everyone(True) | {'peak': None}  # see its own test
 
 
 def test_update_computes_only_the_steps_of_its_horizon(dreamt):

@@ -124,10 +124,33 @@ def test_observation_is_cells_inventory_and_position():
   assert grid_world.GridWorld().observation_spec.shape == (266,)
 
 
-def test_copied_spec_keeps_the_map_shape():
+def test_view_is_centred_on_the_agent():
+  env, state = env_with({(0, 1): 0, (2, 2): 7}, (1, 1))
+  _, (first, second) = play(env, state, [RIGHT, DOWN])
+  views = [env.observation_spec.view(step.observation).reshape(5, 5, 2) for step in (first, second)]
+  for view, cells in (
+    (views[0], {(1, 1): 1 / 8, (3, 2): 1}),  # from (1, 2): one row up and one column left
+    (views[1], {(0, 1): 1 / 8, (2, 2): 1}),  # from (2, 2), where one of them is
+  ):
+    expected = np.zeros((5, 5))
+    for cell, number in cells.items():
+      expected[cell] = number
+    np.testing.assert_allclose(view[..., 0], expected)
+    np.testing.assert_array_equal(view[..., 1], expected > 0)
+
+
+def test_view_is_optional():
+  spec = grid_world.GridWorld(egocentric=False).observation_spec
+  assert not hasattr(spec, 'view') and spec.shape == (266,)
+
+
+def test_copied_spec_keeps_the_view():
   spec = grid_world.GridWorld(size=8).observation_spec
+  observation = jnp.linspace(0.0, 1.0, 74)
+  expected = spec.view(observation)
   for copy in (spec, pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
-    assert copy.map_shape == (8, 8) and copy.shape == (74,)
+    np.testing.assert_array_equal(copy.view(observation), expected)
+    assert expected.shape == (2 * 15 * 15,) and copy.shape == (74,)
     assert (copy.minimum == 0).all() and (copy.maximum == 1).all()
 
 

@@ -107,7 +107,7 @@ def test_update_is_measured_by_boredom(capsys, little_optimization):
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
   assert all(figure['value'] > 0 for figure in figures.values())
   horizons = [figures[f'learner/catch/boredom_{b}/horizon']['value'] for b in ('0', '0.5', '1')]
-  assert horizons == [12, 8, 4]  # from the longest of the preset to its shortest
+  assert horizons == [16, 12, 8]  # from the longest of the preset to its shortest
   seconds = figures['learner/catch/boredom_1']
   assert seconds['unit'] == 's'
   replayed = figures['learner/catch/boredom_1/replayed']

@@ -88,7 +88,7 @@ def test_report_names_bottleneck_of_last_minute(nodes, made):
   assert report['parameter_version'] == 496
   assert report['staleness'] == {'newest_updates': 4, 'oldest_updates': 30}
   assert report['environment_step'] == 6 * made.steps_per_sequence
-  assert report['replay_ratio']['configured'] == 32.0
+  assert report['replay_ratio']['configured'] == 64.0
   assert report['seconds'] is not None and report['address'] == nodes.address
 
 

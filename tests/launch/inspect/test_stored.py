@@ -23,7 +23,7 @@ FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 STEPS, ENVIRONMENTS, UNROLLS, FRONTIER = 6, 4, 6, 8
 TINY = [
   'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_max=4', 'agent.horizon_min=2', 'agent.steps_per_chunk=2',
+  'agent.ensemble_size=2', 'agent.horizon_min=2', 'agent.steps_per_chunk=2', 'agent.horizon_max=4',
   'agent.starts_per_sequence=2', 'agent.window=2', 'agent.num_bins=11', 'environment.rows=4',
   'environment.columns=3', f'actor.sequence_length={STEPS}', f'actor.num_envs={ENVIRONMENTS}',
   'learner.batch_size=8', 'replay.warm_up=8', f'replay.strata[0].max_size={FRONTIER}',
@@ -295,6 +295,25 @@ def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   sample = next(sample for sample in report['samples'] if sample['table'] == 'episodic')
   assert sample['rows']['step_type'] == [FIRST, MID, MID, LAST, FIRST, MID]
   assert (sample['version'], sample['actor_id']) == (0, 0)
+
+
+def test_sequences_of_an_older_network_are_read_without_their_initial_states(
+  run, sequences, capsys
+):
+  run.write(sequences)
+  run.save()
+  path = run.folder / 'config.yaml'
+  path.write_text(  # as if this version's network had another size than the one that wrote them
+    path.read_text()
+    .replace('deterministic_size: 8', 'deterministic_size: 16')
+    .replace('agent:\n', 'agent:\n  levels: 0\n')
+  )
+  assert inspect(run.folder, '--sample', 2) == 0
+  printed = capsys.readouterr().out
+  assert 'episodic: 24 sequences' in printed and 'FIRST' in printed and '[12] 0 to 0' in printed
+  assert inspect(run.folder, '--check') == 1  # for each table, its initial states
+  found = capsys.readouterr().out.splitlines()
+  assert len(found) == 2 and all('initial_state' in line for line in found)
 
 
 def test_samples_are_rendered_as_gifs(run, sequences, tmp_path, capsys):

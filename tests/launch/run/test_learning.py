@@ -29,9 +29,9 @@ def test_ppo_learns_catch(tmp_path, seed):
 @pytest.mark.parametrize(
   ('environment', 'options', 'seed', 'least'),
   [
-    ('catch', (), 0, 0.9),
-    ('catch', (), 1, 0.9),
-    ('catch', (), 2, 0.9),
+    ('catch', ('--steps', '10000'), 0, 0.9),
+    ('catch', ('--steps', '10000'), 1, 0.9),
+    ('catch', ('--steps', '10000'), 2, 0.9),
     (
       'grid_world',
       ('--steps', '200000', '--set', 'environment.size=8', 'environment.num_resources=8'),

@@ -14,13 +14,17 @@ from hephaestus.learner import devices
 from hephaestus.replay import tables, writer
 
 
-# Only the laptop preset depends on the environment.
 @pytest.mark.parametrize(
-  ('preset', 'environment'),
-  [('laptop', 'catch'), ('laptop', 'grid_world'), ('gpu', 'grid_world'), ('tpu-v4-8', 'catch')],
+  ('agent', 'preset', 'environment'),
+  [
+    ('dreamer', 'laptop', 'catch'),
+    ('dreamer', 'gpu', 'grid_world'),
+    ('dreamer', 'tpu-v4-8', 'catch'),
+    ('plain', 'laptop', 'grid_world'),
+  ],
 )
-def test_update_of_preset_has_stable_shapes(preset, environment):
-  made = config.override(presets.PRESETS[preset](environment), ['agent.horizon_min=8'])
+def test_update_of_preset_has_stable_shapes(agent, preset, environment):
+  made = presets.AGENTS[agent][preset](environment)
   parts = parts_lib.make_parts(made)
   update = parts_lib.make_update(made, parts, num_devices=1)
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
