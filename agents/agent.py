@@ -32,7 +32,8 @@ class Agent(NamedTuple):
     initial_policy_state: number of environments N -> policy state, the memory of N fresh policies.
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
     act: (acting params, key, policy state, timestep, *, greedy) -> (policy state, Decision), for
-      N environments at once. A FIRST step clears the policy state. `greedy` takes the mode.
+      N environments at once. A FIRST step clears the policy state. `greedy` takes the most
+      likely action.
     explain: as `act`, with `log_probs` in `extras`: [N, A] float32, log-probabilities of all
       choices, those of an action's parts one after another. None for continuous actions, or for an
       agent that does not offer it.

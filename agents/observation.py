@@ -4,11 +4,12 @@
 | image of bytes, [0, 255]  | CNN, pixels in [-0.5, 0.5] | Gaussian of variance 1/2              |
 | image bounded to [0, 1]   | CNN, unscaled              | Bernoulli                             |
 | other image               | CNN, symlog                | Gaussian of variance 1/2, of symlog   |
-| numbers bounded to [0, 1] | MLP, symlog, and by level  | Bernoulli, or categorical over levels |
-| other numbers             | MLP, symlog                | Gaussian of variance 1/2, of symlog   |
+| numbers bounded to [0, 1] | MLP, and by level          | Bernoulli, or categorical over levels |
+| other numbers             | MLP, symlog                | Cauchy, of symlog                     |
 | board (PPO)               | dense layer per cell, MLP  |                                       |
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
+Numbers may also stay as they were: see `Numbers`. Beside them, agents read the views of a leaf.
 An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE; without CNNs it is flat numbers.
 """
 
@@ -255,11 +256,11 @@ def most_likely(logits: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-  """Encoding, decoding and likelihood of one environment's observations.
+  """Encoding of one environment's observations.
 
   Attributes:
     spec: tree of `dm_env.specs.Array`.
-    levels: L, of numbers in [0, 1], which are also encoded, and decoded, by levels; 0: neither.
+    levels: L, of numbers in [0, 1], which are also encoded by levels; 0: they are not.
     cnn: whether CNNs encode images; otherwise images are flat numbers.
     boards: whether boards are encoded cell by cell; beside images of a CNN they are flat numbers.
     symlog: whether numbers are encoded by their symlog.
@@ -322,61 +323,6 @@ class Codec:
     """[..., observation] to the inputs of an encoder."""
     return self.inputs(self.compact(observation))
 
-  @property
-  def num_decoded(self) -> int:
-    """Outputs of a decoder's MLP: F numbers, those in [0, 1] as L logits each."""
-    return int(self.unit.size + self.unit.sum() * max(self.levels - 1, 0))
-
-  def split(self, decoded: jax.Array) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-    """Splits a decoder's output [..., D].
-
-    Returns:
-      Logits of the numbers in [0, 1], [..., S, L] by levels or [..., S] without; the other numbers,
-      [..., F - S]; and the images, [..., H, W, C] each.
-    """
-    num_unit = int(self.unit.sum())
-    shapes = [
-      (num_unit, self.levels) if self.levels else (num_unit,),
-      (self.unit.size - num_unit,),
-      *(spec.shape for spec in self.image_specs),
-    ]
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    logits, others, *decoded_images = (
-      part.reshape(*part.shape[:-1], *shape)
-      for part, shape in zip(jnp.split(decoded, ends[:-1], axis=-1), shapes, strict=True)
-    )
-    return logits, others, decoded_images
-
-  def loss(
-    self, decoded: jax.Array, flat: jax.Array, images: Sequence[jax.Array] = ()
-  ) -> jax.Array:
-    """Negative log-likelihood of an observation, less that of a perfect decoder.
-
-    A number bounded to [0, 1] is a probability, and its loss is the divergence from the decoder's.
-    Squared symlog error would separate a cell of 1 from one of 0 by 0.5 nat only, less than the KL
-    loss of a bit in the latent, so the model would not learn it. With levels the number is a
-    categorical: as probabilities 3/7 and 4/7 differ by 0.04 nat only, too little for learning a
-    position.
-
-    Args:
-      decoded: [..., D] float32: logits of the numbers in [0, 1], then the others, then the images.
-      flat: [..., F] float32, symlog.
-      images: [..., H, W, C] float32 each, encoded.
-
-    Returns:
-      [...] float32, nats, summed over leaves.
-    """
-    logits, others, decoded_images = self.split(decoded)
-    error = jnp.square(others - flat[..., ~self.unit])
-    target = jnp.clip(networks.symexp(flat[..., self.unit]), 0.0, 1.0)
-    if self.levels:
-      shares = by_level(target, self.levels)
-      divergence = jnp.sum(_xlogx(shares) - shares * jax.nn.log_softmax(logits), axis=-1)
-    else:
-      divergence = _bernoulli_divergence(logits, target)
-    loss = jnp.sum(divergence, axis=-1) + jnp.sum(error, axis=-1)
-    return loss + self.image_loss(decoded_images, images)
-
   def image_loss(
     self, decoded: Sequence[jax.Array], images: Sequence[jax.Array]
   ) -> jax.Array | float:
@@ -397,20 +343,6 @@ class Codec:
         error = jnp.square(image - target)
       loss += jnp.sum(error, axis=(-3, -2, -1))
     return loss
-
-  def decode(self, decoded: jax.Array) -> Any:
-    """The most likely observation, a tree of [..., *shape] float32 without a mask.
-
-    Numbers in [0, 1] are decoded as expectations, or with levels by `most_likely`.
-
-    Args:
-      decoded: [..., D] float32.
-    """
-    logits, others, decoded_images = self.split(decoded)
-    unit = most_likely(logits) if self.levels else jax.nn.sigmoid(logits)
-    flat = jnp.zeros((*decoded.shape[:-1], self.unit.size))
-    flat = flat.at[..., self.unit].set(unit).at[..., ~self.unit].set(networks.symexp(others))
-    return self.assemble(flat, decoded_images)
 
   def assemble(self, flat: jax.Array, decoded: Sequence[jax.Array]) -> Any:
     """A tree of [..., *shape] float32 from numbers in its units and decoded images.

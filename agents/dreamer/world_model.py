@@ -560,6 +560,7 @@ class WorldModel:
       'reward': reward.mean(),
       'continue': continues.mean(),
       'mask': mask.mean(),
+      'change': change.mean(),
       'kl': dynamics_kl.mean(),
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),

@@ -76,7 +76,9 @@ def _add_learner(targets: Any) -> None:
   )
   bench_learner.add_argument('--preset', help='as of train (default: laptop)')
   bench_learner.add_argument('--env', help='as of train (default: catch)')
-  bench_learner.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
+  bench_learner.add_argument(
+    '--ensemble', type=int, metavar='K', help='prior heads of the ensemble'
+  )
   bench_learner.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
   bench_learner.add_argument('--batch', type=int, metavar='B', help='sequences')
   bench_learner.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
