@@ -269,11 +269,11 @@ def _phases(
 
   @jax.jit
   def dreamt(params, start, horizon):
-    critic = params['actor_critic']['critic']
-    return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
+    critics = {name: params['actor_critic'][name] for name in dreamer.actor_critic.critics}
+    return dream.rollout(model, dreamer.actor_critic, params, critics, start, horizon)
 
   params = state.params
-  (_, (posterior, _, _)), _ = world_model(params['world_model'])
+  (_, (posterior, *_)), _ = world_model(params['world_model'])
   begin = start(posterior)
   rows = jnp.int32(horizon)
   return {

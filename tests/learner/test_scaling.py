@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import world_model
 from hephaestus.learner import bench, scaling
 
 
@@ -26,13 +27,16 @@ def programs(work, little_optimization):
 def test_devices_exchange_their_gradients_and_metrics(work, programs):
   dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
   params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
-  gradients = sum(4 * leaf.size for leaf in jax.tree.leaves(params))
-  rest = programs[2].reduced - gradients
+  num_bytes = lambda tree: sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
+  moments = dict(params['world_model'][world_model.STATISTICS])
+  del moments['count']
+  rest = programs[2].reduced - num_bytes(params) - num_bytes(moments)
   assert 0 < rest <= 4 * 64  # numbers that metrics are means of
   starts = work.learner.batch_size * min(
     work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
   )
-  assert programs[2].gathered == 4 * starts  # returns, whose percentiles are those of all
+  # Returns of each critic, whose percentiles are those of all.
+  assert programs[2].gathered == 4 * starts * len(dreamer.actor_critic.critics)
 
 
 def test_bytes_per_device_do_not_grow_with_devices(programs):

@@ -176,7 +176,7 @@ def test_replay_answer_equals_inspect(folder, serve):
     assert answer['report'][key] == expected[key], key
   assert answer['report'].keys() == expected.keys()
   ratios = answer['report']['replay_ratio'], expected['replay_ratio']
-  assert ratios[0]['configured'] == ratios[1]['configured'] == 32.0
+  assert ratios[0]['configured'] == ratios[1]['configured'] == 64.0
   for name, row in expected['tables'].items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert answer['report']['tables'][name][key] == row[key], (name, key)

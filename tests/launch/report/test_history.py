@@ -34,6 +34,14 @@ def read(run):
   return run
 
 
+def test_metrics_of_an_older_network_are_read(folder):
+  path = folder / 'config.yaml'
+  path.write_text(path.read_text().replace('agent:\n', 'agent:\n  levels: 0\n'))
+  write(folder, 'learner', rows(0, 3))
+  assert read(history.History(folder)).last('learner', 'loss') == 20
+  assert curves.read(folder).config == presets.laptop('catch')
+
+
 def test_new_rows_are_read_once(folder):
   run = read(history.History(folder))
   assert run.metrics() == [] and run.thinned('learner', 'loss', 'learner_step') is None
