@@ -64,7 +64,7 @@ class DreamerConfig:
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.3  # weight of novelty's advantage beside the task's; 0: no novelty
+  novelty_scale: float = 0.1  # weight of novelty's advantage beside the task's; 0: no novelty
   boredom_threshold: float = 0.01
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2

@@ -34,7 +34,7 @@ def test_ppo_learns_catch(tmp_path, seed):
     ('catch', ('--steps', '10000'), 2, 0.9),
     (
       'grid_world',
-      ('--steps', '200000', '--set', 'environment.size=8', 'environment.num_resources=8'),
+      ('--steps', '25000', '--set', 'environment.size=8', 'environment.num_resources=8'),
       0,
       0.6,
     ),
