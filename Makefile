@@ -25,7 +25,7 @@ help:
 	@while IFS= read -r line; do case "$$line" in '#'*) echo "$$line";; *) break;; esac; done < Makefile
 
 # Without ARGS: catch, long enough to be solved.
-ARGS ?= --steps 10000
+ARGS ?= --steps 8000
 
 train: $(EXTRAS:%=$(VENV)/.synced-%) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)
