@@ -436,21 +436,18 @@ class WorldModel:
   def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
     """[..., features] to the distribution of the reward that arrived at the step."""
     return distributions.TwoHot.from_logits(
-      self._head(params, 'reward', features), self.config.bin_limit
+      self._apply(params, 'reward', features), self.config.bin_limit
     )
 
   def discount(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., features] to [...] float32, the probability that the episode continues."""
-    return jax.nn.sigmoid(self._head(params, 'continue', features)[..., 0].astype(jnp.float32))
+    return jax.nn.sigmoid(self._apply(params, 'continue', features)[..., 0].astype(jnp.float32))
 
   def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., features] to [..., A] bool, actions predicted to be legal; without a mask, all."""
     if not self.has_mask:
       return jnp.ones((*features.shape[:-1], self.action_size), bool)
-    return self._head(params, 'mask', features) > 0
-
-  def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
-    return self._apply(params, name, features)
+    return self._apply(params, 'mask', features) > 0
 
   def infer(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
@@ -537,7 +534,8 @@ class WorldModel:
       params: of the world model.
       keys: [B] one for each sequence.
       sequence: [T, B, ...].
-      value_loss: of the [T, B, ...] features; its gradient makes latents keep what later rewards depend on.
+      value_loss: of the [T, B, ...] features; its gradient makes latents keep what later rewards
+        depend on.
 
     Returns:
       The loss [], and (Posterior, predicted rewards [T, B], moments of numbers, metrics).
@@ -574,8 +572,7 @@ class WorldModel:
     """Loss [T, B] of decoded observations, and the moments of numbers: see `statistics`."""
     numbers = posterior.latent.numbers
     outputs, decoded = self._decoded(params, posterior.latent.belief)
-    initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
-    before = jnp.concatenate([initial[None], numbers[:-1]])
+    before = _numbers_before(numbers, sequence)
     statistics = jax.lax.stop_gradient(params[STATISTICS])
     predicted = self.numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = self.numbers.loss(predicted, numbers, statistics)
@@ -596,12 +593,12 @@ class WorldModel:
     self, params: Tree, features: jax.Array, sequence: experience.Sequence
   ) -> tuple[jax.Array, jax.Array]:
     """Losses [T, B] of the continue and mask heads at [T, B, ...] features."""
-    logits = self._head(params, 'continue', features)[..., 0].astype(jnp.float32)
+    logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
     continues = jax.nn.softplus(logits) - sequence.discount * logits
     mask = jnp.zeros_like(continues)
     legal_actions = observation_lib.action_mask(sequence.observation)
     if legal_actions is not None:
-      logits = self._head(params, 'mask', features).astype(jnp.float32)
+      logits = self._apply(params, 'mask', features).astype(jnp.float32)
       legal = legal_actions.astype(jnp.float32)
       mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
     return continues, mask
@@ -614,8 +611,7 @@ class WorldModel:
       return jnp.zeros(posterior.first.shape)
     statistics = jax.lax.stop_gradient(params[STATISTICS])
     numbers = posterior.latent.numbers
-    initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
-    before = jnp.concatenate([initial[None], numbers[:-1]])
+    before = _numbers_before(numbers, sequence)
     change = self.numbers.change(before, numbers, statistics)
     error = jnp.square(priors.change - change) / priors.noise
     loss = jnp.sum(jnp.log1p(error / 2), axis=-1)
@@ -636,6 +632,12 @@ class WorldModel:
     loss = config.dynamics_scale * learns[:, None] * dynamics_kl
     loss += config.representation_scale * representation_kl
     return dynamics_kl, jnp.mean(loss, axis=0)
+
+
+def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Array:
+  """[T, B, F] numbers of the steps of a sequence to those of the steps before them."""
+  initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
+  return jnp.concatenate([initial[None], numbers[:-1]])
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
