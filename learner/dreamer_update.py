@@ -138,7 +138,7 @@ class _Learner:
     model_keys, dream_keys = _sequence_keys(shared_key, sequence.identity.shape[0])
     state, posterior, model_metrics = self._improve_world_model(state, model_keys, sequence)
 
-    novelty = intrinsic.NOVELTIES[config.novelty](*posterior.moments)
+    novelty = intrinsic.novelty_of(config.novelty, posterior.moments)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, drives = intrinsic.update(
@@ -364,7 +364,7 @@ def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]
 
 
 def _intrinsic_metrics(posterior: Any, novelty: jax.Array, drives: intrinsic.Drives) -> Metrics:
-  clean = intrinsic.clean_novelty(*posterior.moments)
+  clean = intrinsic.novelty_of('clean', posterior.moments)
   return {
     'intrinsic/novelty': novelty.mean(),
     'intrinsic/novelty_fast': drives.novelty_fast,

@@ -109,9 +109,8 @@ class _Acting:
     noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_envs))
     latent, _ = model.observe(params['world_model'], state.recurrent, embedded, first, noise)
     features = model.features(params['world_model'], latent)
-    novelty = intrinsic.NOVELTIES[model.config.novelty](
-      *model.priors(params['world_model'], latent.deterministic).moments()
-    )
+    moments = model.priors(params['world_model'], latent.deterministic).moments()
+    novelty = intrinsic.novelty_of(model.config.novelty, moments)
     memory, context = policy.context.advance(
       params['actor_critic'], state.memory, features, novelty, first
     )

@@ -74,7 +74,7 @@ def imagine(
 
   Args:
     model: the world model.
-    params: of it.
+    params: of `WorldModel.fuse`.
     recurrent: [B', ...] of the step before.
     member: [B'] int32, the member whose prior each dream follows.
     noise: [B', ...] of `WorldModel.noise`.
@@ -170,7 +170,6 @@ class _Imagination:
       'discount': arrived(0.0),
       **jax.tree.map(arrived, self._values(features, context)),
     }
-    outputs['features'] = outputs['features'].at[:, 0].set(features)
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -185,7 +184,7 @@ class _Imagination:
     noise = jax.vmap(self.model.noise)(noise_keys[:, 1])
     latent, priors = imagine(self.model, self.model_params, recurrent, self.member, noise)
     next_features = self.model.features(self.model_params, latent)
-    novelty = intrinsic.NOVELTIES[self.model.config.novelty](*priors.moments())
+    novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
     memory, context = self.actor_critic.context.advance(
       self.policy_params, memory, next_features, novelty, jnp.zeros(len(novelty), bool)
     )

@@ -41,7 +41,6 @@ def foresee(
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
   num_steps = len(action)
-  novelty_of = intrinsic.NOVELTIES[model.config.novelty]
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
   noise = jax.vmap(model.noise)(jax.random.split(noise_key, num_steps))
@@ -54,11 +53,13 @@ def foresee(
     noise,
   )
 
+  fused = model.fuse(model_params)
+
   def step(carry, inputs):
     closed, open_ = carry
     embedded, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
     posterior, _ = model.observe(model_params, closed, embedded, first, None)
-    imagined, _ = dream.imagine(model, model_params, open_, member, noise)
+    imagined, _ = dream.imagine(model, fused, open_, member, noise)
     latent = jax.tree.map(lambda x, y: jnp.where(observed[0], x, y), posterior, imagined)
     carry = world_model.Recurrent(posterior, action), world_model.Recurrent(latent, action)
     predicted = model.decode(model_params, latent.belief, open_.latent.numbers, first)
@@ -67,8 +68,9 @@ def foresee(
   initial = model.initial(1)
   _, (latent, predicted) = jax.lax.scan(step, (initial, initial), inputs)
   moments = model.priors(model_params, latent.deterministic).moments()
+  novelty = intrinsic.novelty_of(model.config.novelty, moments)
   features = model.features(model_params, latent)
   context_module = actor_critic.context
-  track = context_module.replayed(features, novelty_of(*moments), is_first[:, None])
+  track = context_module.replayed(features, novelty, is_first[:, None])
   weights = context_module.weights(policy_params, track, num_steps)
   return agent_lib.Foresight(predicted, weights[0])

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 
 from hephaestus.agents.dreamer import config as dreamer_config
 
+Moments = tuple[tuple[jax.Array, jax.Array], ...]
+"""Predictions in groups: means and variances of each, [K, ..., F] float32."""
+
 
 class IntrinsicState(NamedTuple):
   """Running statistics of novelty; equal on all replicas.
@@ -129,6 +132,12 @@ NOVELTIES = {
   'information_gain': information_gain,
   'prediction_error': prediction_error,
 }
+
+
+def novelty_of(kind: str, moments: Moments) -> jax.Array:
+  """[...] float32 novelty of a `kind` in NOVELTIES, summed over groups of predictions."""
+  first, *others = (NOVELTIES[kind](*group) for group in moments)
+  return sum(others, first)
 
 
 def update(

@@ -31,7 +31,7 @@ from dm_env import specs
 from hephaestus.agents import distributions, experience, kernels, networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import recurrence
+from hephaestus.agents.dreamer import intrinsic, recurrence
 
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)
@@ -80,13 +80,13 @@ class Posterior(NamedTuple):
   Attributes:
     latent: [T, B, ...].
     features: [T, B, ...], see `WorldModel.features`.
-    moments: (means, variances) of the members' priors, each [K, T, B, Z] float32.
+    moments: of the members' priors.
     first: [T, B] bool, steps that begin an episode.
   """
 
   latent: Latent
   features: jax.Array
-  moments: tuple[jax.Array, jax.Array]
+  moments: intrinsic.Moments
   first: jax.Array
 
 
@@ -103,14 +103,12 @@ class Prior(NamedTuple):
   change: jax.Array
   noise: jax.Array
 
-  def moments(self) -> tuple[jax.Array, jax.Array]:
-    """Means and variances of all predicted numbers, [K, ..., F] float32."""
-    means, variances = self.belief.moments()
+  def moments(self) -> intrinsic.Moments:
+    """Means and variances of latents, and of changes of real numbers where there are any."""
+    latent = self.belief.moments()
     if not self.change.shape[-1]:
-      return means, variances
-    noise = jnp.broadcast_to(self.noise, self.change.shape)
-    join = lambda *parts: jnp.concatenate(parts, axis=-1)
-    return join(means, self.change), join(variances, noise)
+      return (latent,)
+    return latent, (self.change, jnp.broadcast_to(self.noise, self.change.shape))
 
 
 class NormalisedGRU(nn.Module):
@@ -302,18 +300,28 @@ class WorldModel:
     return self._apply(params, 'encoder', self._read(params, numbers), *images), numbers
 
   def fuse(self, params: Tree) -> Tree:
-    """Casts matrices to the compute dtype once, before a loop that only reads them."""
+    """Prepares matrices once, before a loop of `advance`, which only reads them.
+
+    They are cast to the compute dtype; that of the recurrence is centred, since a layer norm follows.
+    """
+    dense = params['transition']['Dense_0']
+    dense = dense | {'kernel': kernels.centre(dense['kernel'])}
+    params = params | {'transition': params['transition'] | {'Dense_0': dense}}
     cast = lambda path, x: x.astype(self.dtype) if path[-1].key == 'kernel' else x
     return jax.tree_util.tree_map_with_path(cast, params)
 
-  def recall(self, params: Tree, numbers: jax.Array) -> jax.Array:
-    """[..., F] numbers of a step to their term in the gates of the next, [..., 3 H]."""
+  def _recall(self, params: Tree, numbers: jax.Array) -> jax.Array:
+    """[..., F] numbers of the step before to their embedding, [..., hidden]; none without numbers."""
+    if not self._recall_size:
+      return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
+    return self._apply(params, 'recall', self._read(params, numbers))
+
+  def _recalled(self, params: Tree, numbers: jax.Array) -> jax.Array:
+    """[..., F] numbers of the step before to their term in the gates, [..., 3 H]."""
     kernel = kernels.centre(params['transition']['Dense_0']['kernel'])
     begin = self.latent_size + self.action_size
-    if not self._recall_size:
-      return jnp.zeros((*numbers.shape[:-1], kernel.shape[-1]), self.dtype)
-    embedded = self._apply(params, 'recall', self._read(params, numbers))
-    return embedded @ kernel[begin : begin + self._recall_size].astype(self.dtype)
+    kernel = kernel[begin : begin + self._recall_size].astype(self.dtype)
+    return self._recall(params, numbers) @ kernel
 
   def _step_params(self, params: Tree) -> tuple[dict[str, jax.Array], Tree]:
     """Parameters of `_observe`: its matrices, and all others."""
@@ -333,20 +341,25 @@ class WorldModel:
     return matrices, rest
 
   def advance(self, params: Tree, recurrent: Recurrent) -> jax.Array:
-    """[B, ...] state of a step to the next deterministic state, [B, H]."""
-    matrices, rest = self._step_params(params)
-    multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
-    recalled = self.recall(params, recurrent.latent.numbers)
-    return self._advance(multiply, rest, recurrent, recalled)
+    """The next deterministic state, [B, H].
 
-  def _advance(
-    self, multiply: recurrence.Multiply, rest: Tree, recurrent: Recurrent, recalled: jax.Array
-  ) -> jax.Array:
+    Args:
+      params: of `fuse`.
+      recurrent: [B, ...] of a step.
+    """
     latent, action = recurrent
-    cause = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
-    gates = multiply('transition', jnp.concatenate(cause, axis=-1)) + recalled
-    gates = kernels.normalise(gates, **rest['transition'], centred=True).astype(self.dtype)
-    return gated(gates, latent.deterministic, self.config.memory_steps)
+    recall = self._recall(params, latent.numbers)
+    cause = [latent.stochastic, action.astype(self.dtype), recall, latent.deterministic]
+    transition = params['transition']
+    joined = kernels.concatenate(cause)
+    gates = joined @ transition['Dense_0']['kernel']
+    state = joined[..., -latent.deterministic.shape[-1] :]
+    return self._gated(gates, transition['LayerNorm_0'], state)
+
+  def _gated(self, gates: jax.Array, norm: Tree, deterministic: jax.Array) -> jax.Array:
+    """[B, 3 H] centred products and the [B, H] state to the next."""
+    gates = kernels.normalise(gates, **norm, centred=True).astype(self.dtype)
+    return gated(gates, deterministic, self.config.memory_steps)
 
   def priors(self, params: Tree, deterministic: jax.Array) -> Prior:
     """[..., H] to the members' predictions of the step."""
@@ -406,7 +419,7 @@ class WorldModel:
     features, numbers = embedded
     matrices, rest = self._step_params(params)
     multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
-    recalled = self.recall(params, recurrent.latent.numbers)
+    recalled = self._recalled(params, recurrent.latent.numbers)
     recalled = jnp.where(first[:, None], 0, recalled)
     inputs = (self._hoisted(params, features), recalled, numbers, first, noise)
     return self._observe(multiply, rest, recurrent, inputs)
@@ -421,8 +434,10 @@ class WorldModel:
   ) -> tuple[Latent, Any]:
     """`observe`, with a `multiply` and the other parameters: see `recurrence.scan`."""
     hoisted, recalled, numbers, first, noise = inputs
-    recurrent = self.clear(recurrent, first)
-    deterministic = self._advance(multiply, rest, recurrent, recalled)
+    (latent, action) = self.clear(recurrent, first)
+    cause = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
+    gates = multiply('transition', jnp.concatenate(cause, axis=-1)) + recalled
+    deterministic = self._gated(gates, rest['transition'], latent.deterministic)
     hidden = kernels.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
     hidden = kernels.silu(hidden.astype(self.dtype))
     belief = self.belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
@@ -479,7 +494,7 @@ class WorldModel:
     if self.config.stored_state:
       initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
     before = jnp.concatenate([initial.latent.numbers[None], numbers[:-1]])
-    recalled = jnp.where(first[..., None], 0, self.recall(params, before))
+    recalled = jnp.where(first[..., None], 0, self._recalled(params, before))
     inputs = (self._hoisted(params, embedded), recalled, numbers, first, noise, action)
     _, (latent, belief) = recurrence.scan(
       step, min(UNROLL, num_steps), *self._step_params(params), initial, inputs

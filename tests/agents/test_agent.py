@@ -270,7 +270,7 @@ def test_training_infers_the_latents_of_acting(quiet_dreamer, episode, env, begi
   posterior, *_ = jax.jit(dreamer.model.infer)(params['world_model'], keys, sequence)
   acted = states.memory.features[1 + begin :, :, -1]
   np.testing.assert_allclose(posterior.features, acted, rtol=1e-3, atol=1e-4)
-  novelty = intrinsic.information_gain(*posterior.moments)
+  novelty = intrinsic.novelty_of('information_gain', posterior.moments)
   np.testing.assert_allclose(
     novelty, states.memory.novelty[1 + begin :, :, -1], rtol=1e-2, atol=1e-3
   )
@@ -309,7 +309,7 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
 
     def learn(model_keys, dream_keys):
       _, (posterior, *_) = model.loss(params['world_model'], model_keys, sequence)
-      novelty = intrinsic.information_gain(*posterior.moments)
+      novelty = intrinsic.novelty_of('information_gain', posterior.moments)
       start, _ = dream.starts(
         policy, posterior, sequence.step_type == 2, novelty, dream_keys, num_steps=2
       )

@@ -65,7 +65,11 @@ def posterior(dreamer, params, sequence, infer):
 @pytest.fixture(scope='module')
 def start(dreamer, posterior, last):
   return starts(
-    dreamer, posterior, last, intrinsic.information_gain(*posterior.moments), DREAM_KEYS
+    dreamer,
+    posterior,
+    last,
+    intrinsic.novelty_of('information_gain', posterior.moments),
+    DREAM_KEYS,
   )
 
 
@@ -207,9 +211,9 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
   @jax.jit
   def next_step(latent, choice):
     recurrent = world_model.Recurrent(latent, model.encode_action(choice))
-    deterministic = model.advance(model_params, recurrent)
+    deterministic = model.advance(model.fuse(model_params), recurrent)
     moments = model.priors(model_params, deterministic).moments()
-    return deterministic, intrinsic.information_gain(*moments)
+    return deterministic, intrinsic.novelty_of('information_gain', moments)
 
   for t in range(3):
     deterministic, novelty = next_step(latents[t], imagined.choice[t])
@@ -228,7 +232,7 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
 ):
   dreamer = make_dreamer('masked', window=1)
   params, model = make_params(dreamer), dreamer.model
-  novelty = intrinsic.information_gain(*posterior.moments)
+  novelty = intrinsic.novelty_of('information_gain', posterior.moments)
   start = starts(dreamer, posterior, last, novelty, DREAM_KEYS)
 
   @jax.jit
@@ -390,7 +394,7 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 
   def imagine(params):
     posterior, *_ = dreamer.model.infer(params['world_model'], KEYS, sequence)
-    novelty = intrinsic.information_gain(*posterior.moments)
+    novelty = intrinsic.novelty_of('information_gain', posterior.moments)
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critics = critics_of(dreamer, params)
@@ -644,7 +648,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
   model, policy = dreamer.model, dreamer.actor_critic
   params, sequence = make_params(dreamer), make_sequence(dreamer)
   posterior = infer(model, params['world_model'], KEYS, sequence)
-  novelty = intrinsic.information_gain(*posterior.moments)
+  novelty = intrinsic.novelty_of('information_gain', posterior.moments)
   last = sequence.step_type == 2
   start = starts(dreamer, posterior, last, novelty, DREAM_KEYS, num_steps=2)
 

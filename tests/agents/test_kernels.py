@@ -17,6 +17,7 @@ ARGUMENTS = {
   kernels.total: [(random(3, 4, 70),)],
   kernels.largest: [(random(3, 4, 70),), (random(3, 9),)],
   kernels.transposed: [(random(5, 7),)],
+  kernels.concatenate: [([random(3, 4), random(3, 2)],)],
   kernels.sigmoid: [(20 * random(4, 6),)],
   kernels.silu: [(20 * random(4, 6),), (20 * random(4, 5),), (random(2),)],
   kernels.normalise: [(3 + random(4, 3, 40), random(40), random(40))],

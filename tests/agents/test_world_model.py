@@ -88,7 +88,7 @@ def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, seq
   copies = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh['prior'])
   copied = fresh | {'prior': copies}
   novelty = lambda params: np.asarray(
-    intrinsic.information_gain(*infer(model, params, KEYS, sequence).moments)
+    intrinsic.novelty_of('information_gain', infer(model, params, KEYS, sequence).moments)
   )
   # At a FIRST step the state is zero, so fresh members agree.
   first = np.asarray(sequence.step_type == world_model.FIRST)
@@ -590,22 +590,23 @@ def test_every_module_has_a_gradient_with_categorical_latents_in_bfloat16(
 def test_moments_equal_those_of_each_members_prior(model, params, sequence, infer):
   """Also those of real numbers, of which the environment has one."""
   posterior = infer(model, params, KEYS, sequence)
-  means, variances = posterior.moments
-  assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4 + 1)
+  (means, variances), (changes, noise) = posterior.moments
+  assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4)
+  assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, 1)
   # Step 3 of stream 2, again, from the previous step.
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = world_model.Recurrent(latent, model.encode_action(sequence.action[2]))
-  deterministic = jax.jit(model.advance)(params, recurrent)
+  deterministic = jax.jit(model.advance)(model.fuse(params), recurrent)
   np.testing.assert_allclose(
     deterministic[2], posterior.latent.deterministic[3, 2], rtol=1e-4, atol=1e-5
   )
   prior = jax.jit(model.priors)(params, deterministic)
   close = {'rtol': 1e-4, 'atol': 1e-5}
-  np.testing.assert_allclose(prior.belief.mean[:, 2], means[:, 3, 2, :4], **close)
-  np.testing.assert_allclose(prior.belief.variance[:, 2], variances[:, 3, 2, :4], **close)
-  np.testing.assert_allclose(prior.change[:, 2], means[:, 3, 2, 4:], **close)
-  np.testing.assert_allclose(variances[..., 4], params['statistics']['error'][0], **close)
-  assert np.ptp(np.asarray(means[..., 4]), axis=0).min() > 1e-3  # members differ
+  np.testing.assert_allclose(prior.belief.mean[:, 2], means[:, 3, 2], **close)
+  np.testing.assert_allclose(prior.belief.variance[:, 2], variances[:, 3, 2], **close)
+  np.testing.assert_allclose(prior.change[:, 2], changes[:, 3, 2], **close)
+  np.testing.assert_allclose(noise[..., 0], params['statistics']['error'][0], **close)
+  assert np.ptp(np.asarray(changes[..., 0]), axis=0).min() > 1e-3  # members differ
 
 
 # Statistics of numbers.
