@@ -161,7 +161,7 @@ class BoardEncoder(nn.Module):
 
 
 class TwoTowers(nn.Module):
-  """An MLP over two inputs, each with a first layer and a layer norm of its own.
+  """An MLP over features and raw numbers, each with a first layer and a layer norm of its own.
 
   In a joint first layer the input of the larger norm would drown the other.
 
@@ -180,12 +180,11 @@ class TwoTowers(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> jax.Array:
+  def __call__(self, features: tuple[jax.Array, ...], numbers: tuple[jax.Array, ...]) -> jax.Array:
     """Parts [..., F] of both inputs to [..., outputs]; an input of width 0 has no tower."""
-    tower = lambda name: MLP(self.hidden_size, 1, dtype=self.dtype, name=name)
     towers = [
-      tower(name)(*parts)
-      for name, parts in (('one', one), ('other', other))
+      MLP(self.hidden_size, 1, dtype=self.dtype, raw=parts is numbers, name=name)(*parts)
+      for name, parts in (('features', features), ('numbers', numbers))
       if sum(part.shape[-1] for part in parts)
     ]
     rest = MLP(

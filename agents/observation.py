@@ -10,7 +10,8 @@
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
 Numbers may also stay as they were: see `Numbers`. Beside them, agents read the views of a leaf.
-An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE; without CNNs it is flat numbers.
+An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE, other than at most MAX_CELLS
+numbers in [0, 1], such as planes of bits; without CNNs it is flat numbers.
 """
 
 import dataclasses
@@ -32,6 +33,9 @@ ACTION_MASK = 'action_mask'
 SMALLEST_IMAGE = 8
 """Least height and width of an image, which one stage of a CNN halves to 4; others are flat."""
 
+MAX_CELLS = 1024
+"""Most numbers of a leaf [H, W, C] in [0, 1] that are flat: a world model carries them exactly."""
+
 
 def without_mask(observation: Any) -> Any:
   """The observation without its action mask."""
@@ -46,8 +50,10 @@ def action_mask(observation: Any) -> jax.Array | None:
 
 
 def is_image(spec: specs.Array) -> bool:
-  """Whether a leaf is [H, W, C] and large enough for a CNN: see SMALLEST_IMAGE."""
-  return len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE and spec.shape[2] > 0
+  """Whether a leaf is [H, W, C] and large enough for a CNN: see SMALLEST_IMAGE and MAX_CELLS."""
+  if len(spec.shape) != 3 or min(spec.shape[:2]) < SMALLEST_IMAGE or not spec.shape[2]:
+    return False
+  return math.prod(spec.shape) > MAX_CELLS or not is_bounded(spec, 0, 1)
 
 
 def image_specs(spec: Any) -> list[specs.Array]:
@@ -362,12 +368,13 @@ class Predicted(NamedTuple):
   """A distribution of the numbers of an observation.
 
   Attributes:
-    bits: [..., N, 2] float32, probabilities that a binary number is 0 and that it is 1.
+    bits: [..., N] float32 each, probabilities that a binary number is 0 and that it is 1. Both,
+      since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
     levels: [..., M, L] float32, probabilities of the levels of graded numbers.
     reals: [..., R] float32, means of real numbers, symlog.
   """
 
-  bits: jax.Array
+  bits: tuple[jax.Array, jax.Array]
   levels: jax.Array
   reals: jax.Array
 
@@ -377,6 +384,9 @@ NUM_LEVELS = 9
 
 MAX_LEVEL_OUTPUTS = 256
 """Beyond so many outputs for levels, all numbers in [0, 1] are binary."""
+
+REAL_LEVELS, REAL_RANGE = 33, 4.0
+"""Real numbers are also read by so many levels, between so many standard deviations from the mean."""
 
 MAX_COPY = 0.999
 """Largest probability of a copy, so that a change always has a gradient."""
@@ -436,7 +446,13 @@ class Numbers:
   @property
   def input_size(self) -> int:
     """Width of `inputs`."""
-    return self.size + NUM_LEVELS * len(self._kinds[1]) + view_size(self.spec)
+    levels = NUM_LEVELS * len(self._kinds[1]) + self._real_levels * self.num_reals
+    return self.size + levels + view_size(self.spec)
+
+  @property
+  def _real_levels(self) -> int:
+    """Levels of each real number; 0 where there are many."""
+    return REAL_LEVELS if self.num_reals * REAL_LEVELS <= MAX_LEVEL_OUTPUTS else 0
 
   @property
   def num_outputs(self) -> int:
@@ -498,6 +514,10 @@ class Numbers:
     if self.num_reals:
       scaled = (reals.astype(jnp.float32) - statistics['mean']) / self._scale(statistics)
       parts.append(jnp.clip(scaled, -5.0, 5.0))
+      if self._real_levels:  # such as an end of the track, which ends an episode
+        within = jnp.clip(scaled / REAL_RANGE, -1.0, 1.0) / 2 + 0.5
+        levels = by_level(within, REAL_LEVELS)
+        parts.append(levels.reshape(*levels.shape[:-2], -1))
     if view_size(self.spec):
       flat = self.to_flat(numbers.astype(jnp.float32))
       parts.append(views(to_observation(flat, [], self.spec), self.spec))
@@ -526,15 +546,17 @@ class Numbers:
     copy = MAX_COPY * jax.nn.sigmoid(gates) * follows
     copy_bits, copy_levels = jnp.split(copy, [binary], axis=-1)
     bits_before, graded_before, reals_before = self._split(before.astype(jnp.float32))
-    # Both probabilities of a bit: 1 - p would round to 0 where p is almost 1.
-    bits = jnp.stack([jax.nn.sigmoid(-bits), jax.nn.sigmoid(bits)], axis=-1)
+    zero, one = (
+      copy_bits * copied + (1 - copy_bits) * jax.nn.sigmoid(logits)
+      for copied, logits in ((1 - bits_before, -bits), (bits_before, bits))
+    )
     levels = jax.nn.softmax(levels.reshape(*levels.shape[:-1], graded, NUM_LEVELS), axis=-1)
-    bits = _mix(copy_bits, by_level(bits_before, 2), bits)
-    levels = _mix(copy_levels, by_level(graded_before, NUM_LEVELS), levels)
+    copy_levels = copy_levels[..., None]
+    levels = copy_levels * by_level(graded_before, NUM_LEVELS) + (1 - copy_levels) * levels
     if self.num_reals:
       base = jnp.where(follows > 0, reals_before, statistics['mean'])
       reals = base + self._scale(statistics) * reals
-    return Predicted(bits, levels, reals)
+    return Predicted((zero, one), levels, reals)
 
   def loss(
     self, predicted: Predicted, numbers: jax.Array, statistics: Any
@@ -551,7 +573,10 @@ class Numbers:
       standard deviations.
     """
     bits, graded, reals = self._split(numbers)
-    loss = _divergence(bits, predicted.bits) + _divergence(graded, predicted.levels)
+    bits, graded = jnp.clip(bits, 0.0, 1.0), jnp.clip(graded, 0.0, 1.0)
+    zero, one = predicted.bits
+    loss = _divergence(1 - bits, zero) + _divergence(bits, one)
+    loss += jnp.sum(_divergence(by_level(graded, NUM_LEVELS), predicted.levels), axis=-1)
     if not self.num_reals:
       return loss, jnp.zeros(reals.shape)
     error = jnp.square((reals - predicted.reals) / self._scale(statistics))
@@ -570,7 +595,7 @@ class Numbers:
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
     """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""
-    bits = predicted.bits[..., 1]
+    _, bits = predicted.bits
     if bits.shape[-1]:
       bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
     levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
@@ -583,16 +608,9 @@ class Numbers:
     return values[..., np.argsort(np.concatenate(self._kinds))]
 
 
-def _mix(copy: jax.Array, copied: jax.Array, predicted: jax.Array) -> jax.Array:
-  """Mixes [..., L] probabilities of copied and of predicted numbers; `copy` [...] is the former's."""
-  return copy[..., None] * copied + (1 - copy[..., None]) * predicted
-
-
-def _divergence(numbers: jax.Array, predicted: jax.Array) -> jax.Array:
-  """KL of numbers in [0, 1], [..., M], by levels, from [..., M, L] probabilities; summed over M."""
-  shares = by_level(jnp.clip(numbers, 0.0, 1.0), predicted.shape[-1])
-  likely = jnp.maximum(predicted, MIN_LIKELIHOOD)
-  return jnp.sum(_xlogx(shares) - shares * jnp.log(likely), axis=(-2, -1))
+def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:
+  """Terms of the KL of observed shares from predicted probabilities, [..., N]; summed over N."""
+  return jnp.sum(_xlogx(shares) - shares * jnp.log(jnp.maximum(predicted, MIN_LIKELIHOOD)), axis=-1)
 
 
 def _xlogx(x: jax.Array) -> jax.Array:

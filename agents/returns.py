@@ -104,18 +104,15 @@ def initial_spread() -> Spread:
   return Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
-def update_spread(
-  spread: Spread, return_: jax.Array, *, rate: float, floor: float
-) -> tuple[Spread, jax.Array]:
-  """Adds a batch of returns to the spread; also gives the scale that divides advantages.
+def update_spread(spread: Spread, return_: jax.Array, *, rate: float) -> tuple[Spread, jax.Array]:
+  """Adds a batch of returns to the spread; also gives it without the bias of the average.
 
-  Hafner et al. (2023), equation 7, with the bias of the average corrected.
+  Hafner et al. (2023), equation 7, without its floor.
 
   Args:
     spread: before.
     return_: [...] float32; NaN leaves a return out.
     rate: of the average.
-    floor: least scale.
 
   Returns:
     The new spread, and [] float32.
@@ -125,7 +122,7 @@ def update_spread(
   value = spread.value + rate * change
   spread = Spread(value, spread.num_updates + 1)
   correction = 1 - (1 - rate) ** spread.num_updates
-  return spread, jnp.maximum(floor, spread.value / correction)
+  return spread, spread.value / correction
 
 
 def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:

@@ -32,7 +32,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
       warm_up=32,
     ),
     learner=learner_config.LearnerConfig(
-      batch_size=16, model_learning_rate=1e-3, policy_learning_rate=1e-3, publish_period=8
+      batch_size=16, model_learning_rate=1e-3, policy_learning_rate=3e-4, publish_period=8
     ),
     actor=actor.ActorConfig(num_actors=1, num_envs=16, sequence_length=32),
     evaluator=evaluator.EvaluatorConfig(),

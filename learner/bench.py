@@ -269,8 +269,9 @@ def _phases(
 
   @jax.jit
   def dreamt(params, start, horizon):
-    critics = {name: params['actor_critic'][name] for name in dreamer.actor_critic.critics}
-    return dream.rollout(model, dreamer.actor_critic, params, critics, start, horizon)
+    return dream.rollout(
+      model, dreamer.actor_critic, params, params['actor_critic']['critic'], start, horizon
+    )
 
   params = state.params
   (_, (posterior, *_)), _ = world_model(params['world_model'])

@@ -34,18 +34,18 @@ class TrainState(NamedTuple):
 
   Attributes:
     params: of 'world_model' and 'actor_critic', float32.
-    slow_critics: slow copies of the critics' parameters.
+    slow_critic: slow copy of the critic's parameters.
     model_opt_state: of the world model's optimizer.
     policy_opt_state: of the actor-critic's.
     intrinsic: novelty's averages and boredom.
-    spreads: of each critic's returns, by its name; advantages are divided by them.
+    spreads: of the returns of each head of the critic, by its name; advantages are divided by them.
     peak: [] float32, largest spread of novelty's returns since warm-up.
     key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
     step: [] int32, updates done.
   """
 
   params: Tree
-  slow_critics: Tree
+  slow_critic: Tree
   model_opt_state: Tree
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
@@ -117,18 +117,15 @@ class _Learner:
     return TrainState(
       params=params,
       # A copy: the state is donated, and no buffer may be donated twice.
-      slow_critics=jax.tree.map(jnp.copy, self._critics(params['actor_critic'])),
+      slow_critic=jax.tree.map(jnp.copy, params['actor_critic']['critic']),
       model_opt_state=self.model_optimizer.init(params['world_model']),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
-      spreads={name: returns.initial_spread() for name in self.dreamer.actor_critic.critics},
+      spreads={name: returns.initial_spread() for name in self.dreamer.actor_critic.heads},
       peak=jnp.zeros((), jnp.float32),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
     )
-
-  def _critics(self, params: Tree) -> Tree:
-    return {name: params[name] for name in self.dreamer.actor_critic.critics}
 
   def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
     """One update, seen from one device; gradients are averaged over DEVICES."""
@@ -193,7 +190,7 @@ class _Learner:
     rewards = {ac.TASK: sequence.reward}
     replayed = ac.Replayed(features, track, rewards, sequence.discount, last)
     loss = policy.replayed_value_loss(
-      stop(state.params['actor_critic']), state.slow_critics, replayed
+      stop(state.params['actor_critic']), state.slow_critic, replayed
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
@@ -205,7 +202,7 @@ class _Learner:
       policy, posterior, last, novelty, keys, num_steps=config.starts_per_sequence
     )
     dreamt = dream.rollout(
-      self.dreamer.model, policy, state.params, state.slow_critics, start, horizon
+      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
     )
     rewards = self._rewards(sequence.reward, novelty, drives)
     replayed = ac.Replayed(posterior.features, track, rewards, sequence.discount, last)
@@ -222,9 +219,10 @@ class _Learner:
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
-    params = optax.apply_updates(params, updates)
-    slow_critics = optax.incremental_update(
-      self._critics(params), state.slow_critics, dreamer_config.SLOW_CRITIC_RATE
+    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, updates['critic'])
+    params = optax.apply_updates(params, updates | {'critic': faster})
+    slow_critic = optax.incremental_update(
+      params['critic'], state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
@@ -238,19 +236,19 @@ class _Learner:
     # as large as its rate.
     old = (
       state.params['actor_critic'],
-      state.slow_critics,
+      state.slow_critic,
       state.policy_opt_state,
       state.spreads,
       state.peak,
     )
-    params, slow_critics, opt_state, spreads, peak = jax.tree.map(
+    params, slow_critic, opt_state, spreads, peak = jax.tree.map(
       lambda new, old: jnp.where(dreamt.horizon > 0, new, old),
-      (params, slow_critics, opt_state, spreads, peak),
+      (params, slow_critic, opt_state, spreads, peak),
       old,
     )
     state = state._replace(
       params=state.params | {'actor_critic': params},
-      slow_critics=slow_critics,
+      slow_critic=slow_critic,
       policy_opt_state=opt_state,
       spreads=spreads,
       peak=peak,
@@ -269,8 +267,8 @@ class _Learner:
     rewards = self._rewards(dreamt.reward, dreamt.novelty, imagined.drives)
     weight = dream.weights(dreamt)
     weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
-    all_returns, advantages, spreads, scales = {}, {}, {}, {}
-    for name in self.dreamer.actor_critic.critics:
+    all_returns, advantages, spreads, spread = {}, {}, {}, {}
+    for name in self.dreamer.actor_critic.heads:
       value = dreamt.values[name]
       all_returns[name] = dream.returns_of(
         dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
@@ -281,19 +279,21 @@ class _Learner:
       # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
       # members disagree most there, and their novelty would set the scale of all others.
       first = jnp.where(dreamt.start.weight > 0, all_returns[name][0], jnp.nan)
-      spreads[name], scales[name] = returns.update_spread(
+      spreads[name], spread[name] = returns.update_spread(
         state.spreads[name],
         jax.lax.all_gather(first, devices_lib.DEVICES),
         rate=dreamer_config.RETURN_RATE,
-        floor=config.return_floor if name == ac.TASK else dreamer_config.NOVELTY_FLOOR,
       )
     # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
     size = devices_lib.over_devices(jnp.sum(weight * jnp.abs(all_returns[ac.TASK])))
-    scales[ac.TASK] = jnp.maximum(scales[ac.TASK], dreamer_config.RELATIVE_FLOOR * size)
-    advantage, peak = advantages[ac.TASK] / scales[ac.TASK], state.peak
+    floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
+    scale = jnp.maximum(spread[ac.TASK], floor)
+    advantage, peak = advantages[ac.TASK] / scale, state.peak
     if ac.NOVELTY in advantages:
-      peak = jnp.maximum(peak, scales[ac.NOVELTY])
-      advantage += config.novelty_scale * advantages[ac.NOVELTY] / peak
+      peak = jnp.maximum(peak, jnp.maximum(spread[ac.NOVELTY], dreamer_config.NOVELTY_FLOOR))
+      # Novelty has the whole weight while the returns of the task are all alike.
+      weight_of_novelty = jnp.maximum(config.novelty_scale, 1 - spread[ac.TASK] / scale)
+      advantage += weight_of_novelty * advantages[ac.NOVELTY] / peak
     targets = ac.Targets(
       returns=all_returns,
       advantage=advantage,
@@ -301,7 +301,7 @@ class _Learner:
       weight=weight,
     )
     targets = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
-    return spreads, peak, scales[ac.TASK], targets
+    return spreads, peak, scale, targets
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
@@ -336,7 +336,7 @@ class _Learner:
 
     def loss(params: Tree) -> jax.Array:
       return scale * self.dreamer.actor_critic.replayed_value_loss(
-        params, state.slow_critics, imagined.replayed
+        params, state.slow_critic, imagined.replayed
       )
 
     result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
@@ -345,14 +345,14 @@ class _Learner:
   def _rewards(
     self, reward: jax.Array, novelty: jax.Array, drives: intrinsic.Drives
   ) -> dict[str, jax.Array]:
-    """The reward of each critic, by its name.
+    """The reward of each head of the critic, by its name.
 
     That of novelty is relative to its mean, so that ending an episode forgoes nothing on average:
     else an agent that is paid for every step learns not to finish.
     """
     excess = (novelty - drives.novelty_mean) / (drives.novelty_scale + 1e-8)
     rewards = {ac.TASK: reward, ac.NOVELTY: excess}
-    return {name: rewards[name] for name in self.dreamer.actor_critic.critics}
+    return {name: rewards[name] for name in self.dreamer.actor_critic.heads}
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:

@@ -1,10 +1,10 @@
 """Actor and critic, and their losses on imagined and on replayed steps.
 
-    actor([f_t, context_t])      critic([f_t, context_t])      novelty_critic([f_t, context_t])
+    actor([f_t, context_t])      critic([f_t, context_t])
 
-A context module gives the context: see `context`. Novelty has a critic of its own, so that its
-advantage can be scaled beside the task's, whatever the sizes of both; as in Burda et al. (2018),
-"Exploration by random network distillation", section 2.3.
+A context module gives the context: see `context`. The critic has a head for the task and one for
+novelty, so that the advantage of novelty can be scaled beside the task's, whatever the sizes of
+both; as in Burda et al. (2018), "Exploration by random network distillation", section 2.3.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
 
 Tree = Any
-TASK, NOVELTY = 'critic', 'novelty_critic'
-"""Names of the critics: of the environment's reward, and of novelty."""
+TASK, NOVELTY = 'task', 'novelty'
+"""Heads of the critic: returns of the environment's reward, and of novelty."""
 
 
 class Steps(NamedTuple):
@@ -46,7 +46,7 @@ class Replayed(NamedTuple):
   Attributes:
     features: [T, B, F] in the compute dtype.
     track: of the context module.
-    rewards: [T, B] float32 of each critic that learns, by its name.
+    rewards: [T, B] float32 of each head that learns, by its name.
     discount: [T, B] float32.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
@@ -62,9 +62,9 @@ class Targets(NamedTuple):
   """Targets of imagined steps.
 
   Attributes:
-    returns: [B, R] float32 of each critic, by its name.
-    advantage: [B, R] float32, of all critics, each scaled.
-    slow_values: [B, R] float32 of each slow critic.
+    returns: [B, R] float32 of each head of the critic, by its name.
+    advantage: [B, R] float32, of all heads, each scaled.
+    slow_values: [B, R] float32 of each head of the slow critic.
     weight: [B, R] float32, a step's share of the loss; 0 beyond the horizon.
   """
 
@@ -106,8 +106,8 @@ class ActorCritic:
     return distributions.Actions(self.action_spec)
 
   @property
-  def critics(self) -> tuple[str, ...]:
-    """Names of the critics; one member has no novelty."""
+  def heads(self) -> tuple[str, ...]:
+    """Heads of the critic; one member has no novelty."""
     explores = self.config.ensemble_size > 1 and self.config.novelty_scale > 0
     return (TASK, NOVELTY) if explores else (TASK,)
 
@@ -118,11 +118,11 @@ class ActorCritic:
     )
     return {
       'actor': mlp(config.policy_layers, self._actions.num_outputs, 0.01),
-      **{name: mlp(config.policy_layers, config.num_bins, 0.0) for name in self.critics},
+      'critic': mlp(config.policy_layers, config.num_bins * len(self.heads), 0.0),
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32, of the context module, 'actor' and the critics."""
+    """Parameters, float32, of the context module, 'actor' and 'critic'."""
     context = self.context
     modules = context.modules()
     own = self._modules()
@@ -160,13 +160,16 @@ class ActorCritic:
     sampled = policy.sample(noise)
     return (sampled, sampled) if self.discrete else sampled
 
-  def value(
-    self, params: Tree, features: jax.Array, context: jax.Array, critic: str = TASK
-  ) -> distributions.TwoHot:
-    """The distribution of a critic's return at [..., F] features with [..., C] context."""
-    return distributions.TwoHot.from_logits(
-      self._apply(params, critic, features, context), self.config.bin_limit
-    )
+  def values(
+    self, params: Tree, features: jax.Array, context: jax.Array
+  ) -> dict[str, distributions.TwoHot]:
+    """The distribution of each head's return at [..., F] features with [..., C] context."""
+    logits = self._apply(params, 'critic', features, context)
+    parts = jnp.split(logits, len(self.heads), axis=-1)
+    return {
+      name: distributions.TwoHot.from_logits(part, self.config.bin_limit)
+      for name, part in zip(self.heads, parts, strict=True)
+    }
 
   def loss(
     self, params: Tree, steps: Steps, targets: Targets
@@ -174,7 +177,7 @@ class ActorCritic:
     """Score-function loss of the actor and likelihood loss of the critic on imagined steps.
 
       actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
-      critics: - weight ( log p(sg(return)) + log p(sg(slow value)) )
+      critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
 
     Contexts, policy and value are computed here, inside the gradient, from the features, actions
     and masks that the dream stored.
@@ -195,8 +198,7 @@ class ActorCritic:
     log_prob = policy.log_prob(steps.choice)
     actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
     critic: Any = 0.0
-    for name in self.critics:
-      value = self.value(params, features, context, name)
+    for name, value in self.values(params, features, context).items():
       critic -= value.log_prob(targets.returns[name]) + value.log_prob(targets.slow_values[name])
     total = lambda x: jnp.sum(targets.weight * x)
     metrics = {
@@ -210,12 +212,12 @@ class ActorCritic:
       metrics['nothing_legal'] = total(~steps.mask.any(-1))
     return total(actor + critic), metrics
 
-  def replayed_value_loss(self, params: Tree, slow_critics: Tree, replayed: Replayed) -> jax.Array:
-    """The critics' loss on replayed experience, which model errors do not bias.
+  def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
+    """The critic's loss on replayed experience, which model errors do not bias.
 
     Args:
-      params: of context module and critics.
-      slow_critics: parameters of the slow critics.
+      params: of context module and critic.
+      slow_critic: parameters of the slow critic.
       replayed: [T, B, ...] steps.
 
     Returns:
@@ -225,9 +227,11 @@ class ActorCritic:
     by_stream = jnp.swapaxes(features, 0, 1)
     context = jnp.swapaxes(self.context.pool(params, replayed.track, by_stream), 0, 1)
     loss: Any = 0.0
+    values, slow_values = (
+      self.values(of, features, context) for of in (params, {'critic': slow_critic})
+    )
     for name in replayed.rewards:
-      value = self.value(params, features, context, name)
-      slow = jax.lax.stop_gradient(self.value(slow_critics, features, context, name).mean())
+      value, slow = values[name], jax.lax.stop_gradient(slow_values[name].mean())
       return_ = returns.lambda_returns(
         replayed.rewards[name],
         replayed.discount,

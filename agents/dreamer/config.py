@@ -6,9 +6,11 @@ import jax.numpy as jnp
 
 from hephaestus.agents import distributions
 
-# Hafner et al. (2023): rates of the slow critic and of the average spread of returns.
-SLOW_CRITIC_RATE = 0.02
-RETURN_RATE = 0.01
+# The critic learns three times as fast as the actor: a value that lags behind is the same in all good
+# states, and hides what will go wrong after more steps than it has learned of.
+CRITIC_RATE = 3.0
+SLOW_CRITIC_RATE = 0.1
+RETURN_RATE = 0.01  # of the average spread of returns: Hafner et al. (2023)
 RELATIVE_FLOOR = 0.1  # least scale that divides the task's advantages, as a share of its returns
 NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
 # Rates of the two averages of novelty whose difference is competence.
@@ -64,7 +66,7 @@ class DreamerConfig:
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.1  # weight of novelty's advantage beside the task's; 0: no novelty
+  novelty_scale: float = 0.1  # least weight of novelty's advantage beside the task's; 0: none ever
   boredom_threshold: float = 0.01
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2
@@ -141,7 +143,7 @@ SIZES = {
     horizon_max=16,
     horizon_min=8,
     starts_per_sequence=8,
-    entropy_scale=0.005,
+    entropy_scale=0.001,
     return_floor=0.3,
     warm_up_updates=100,
     compute_dtype='float32',

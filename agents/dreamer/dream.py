@@ -46,8 +46,8 @@ class Dream(NamedTuple):
     mask: [H, B', A] bool.
     reward: [H + 1, B'] float32, predicted, arriving at the step.
     discount: [H + 1, B'] float32, predicted probability that the episode continues.
-    values: [H + 1, B'] float32 of each critic, by its name.
-    slow_values: [H + 1, B'] float32 of each slow critic.
+    values: [H + 1, B'] float32 of each head of the critic, by its name.
+    slow_values: [H + 1, B'] float32 of each head of the slow critic.
     horizon: [] int32.
   """
 
@@ -96,7 +96,7 @@ def rollout(
   model: world_model.WorldModel,
   actor_critic: ac.ActorCritic,
   params: Tree,
-  slow_critics: Tree,
+  slow_critic: Tree,
   start: Start,
   horizon: jax.Array,
 ) -> Dream:
@@ -109,7 +109,7 @@ def rollout(
     model: the world model.
     actor_critic: the policy that acts, and the critic.
     params: of 'world_model' and 'actor_critic'.
-    slow_critics: parameters of the slow critics.
+    slow_critic: parameters of the slow critic.
     start: B' states.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
   """
@@ -121,7 +121,7 @@ def rollout(
     actor_critic,
     model.fuse(params['world_model']),
     params['actor_critic'],
-    slow_critics,
+    slow_critic,
     member,
     step_keys,
   )
@@ -138,7 +138,7 @@ class _Imagination:
     actor_critic: the policy that acts, and the critic.
     model_params: of the world model, fused.
     policy_params: of the actor-critic.
-    slow_critics: parameters of the slow critics.
+    slow_critic: parameters of the slow critic.
     member: [B'] int32, the member whose prior each dream follows.
     keys: [B'] one for each dream.
   """
@@ -147,7 +147,7 @@ class _Imagination:
   actor_critic: ac.ActorCritic
   model_params: Tree
   policy_params: Tree
-  slow_critics: Tree
+  slow_critic: Tree
   member: jax.Array
   keys: jax.Array
 
@@ -208,12 +208,14 @@ class _Imagination:
     return latent, next_features, memory, context, mask, outputs
 
   def _values(self, features: jax.Array, context: jax.Array) -> Tree:
-    """Values [B'] of the critics and of the slow critics, by their names."""
-    value = lambda params, name: self.actor_critic.value(params, features, context, name).mean()
-    names = self.actor_critic.critics
+    """Values [B'] by the critic and by the slow critic, of each head by its name."""
+    read = lambda params: {
+      name: value.mean()
+      for name, value in self.actor_critic.values(params, features, context).items()
+    }
     return {
-      'values': {name: value(self.policy_params, name) for name in names},
-      'slow_values': {name: value(self.slow_critics, name) for name in names},
+      'values': read(self.policy_params),
+      'slow_values': read({'critic': self.slow_critic}),
     }
 
 

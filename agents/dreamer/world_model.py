@@ -203,6 +203,11 @@ class WorldModel:
       self.config.hidden_size, num_layers, output_size, dtype=self.dtype, **others
     )
 
+  def _head(self, output_size: int, output_scale: float = 1.0) -> networks.TwoTowers:
+    return networks.TwoTowers(
+      self.config.hidden_size, 1, output_size, output_scale, dtype=self.dtype
+    )
+
   def _modules(self) -> dict[str, nn.Module]:
     config = self.config
     belief = self.latent_type.num_outputs(config.stochastic_size, config.classes)
@@ -212,8 +217,8 @@ class WorldModel:
       'transition': NormalisedGRU(config.deterministic_size, config.memory_steps, self.dtype),
       'prior': self._mlp(belief + self.numbers.num_reals),
       'decoder': self._mlp(self.numbers.num_outputs, config.encoder_layers),
-      'reward': self._mlp(config.num_bins, output_scale=0.0),
-      'continue': self._mlp(1),
+      'reward': self._head(config.num_bins, 0.0),
+      'continue': self._head(1),
     }
     if self.codec.image_specs:
       shapes = tuple(spec.shape for spec in self.codec.image_specs)
@@ -222,7 +227,7 @@ class WorldModel:
     if self.numbers.size:
       modules['recall'] = self._mlp(None, raw=True)
     if self.has_mask:
-      modules['mask'] = self._mlp(self.action_size)
+      modules['mask'] = self._head(self.action_size)
     return modules
 
   @property
@@ -254,7 +259,7 @@ class WorldModel:
     }
     params = {}
     for name, module in modules.items():
-      inputs_of = inputs.get(name, (belief, numbers))
+      inputs_of = inputs.get(name, ((belief,), (numbers,)))
       init = lambda key, module=module, inputs_of=inputs_of: module.init(key, *inputs_of)['params']
       if name == 'prior':  # a key for each member
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
@@ -262,8 +267,13 @@ class WorldModel:
         params[name] = init(keys[name])
     return params | {STATISTICS: self.numbers.initial_statistics()}
 
-  def _apply(self, params: Tree, name: str, *inputs: jax.Array) -> jax.Array:
+  def _apply(self, params: Tree, name: str, *inputs: Any) -> jax.Array:
     return networks.apply(self._modules()[name], params[name], *inputs)
+
+  def _predict(self, params: Tree, head: str, features: jax.Array) -> jax.Array:
+    """[..., F] features to the [..., outputs] of a head."""
+    belief, numbers = jnp.split(features, [self.belief_size], axis=-1)
+    return self._apply(params, head, (belief,), (numbers,))
 
   def belief(self, outputs: jax.Array):
     """The distribution of a latent, from a network's [..., 2 Z] or [..., Z C] outputs."""
@@ -451,18 +461,18 @@ class WorldModel:
   def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
     """[..., features] to the distribution of the reward that arrived at the step."""
     return distributions.TwoHot.from_logits(
-      self._apply(params, 'reward', features), self.config.bin_limit
+      self._predict(params, 'reward', features), self.config.bin_limit
     )
 
   def discount(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., features] to [...] float32, the probability that the episode continues."""
-    return jax.nn.sigmoid(self._apply(params, 'continue', features)[..., 0].astype(jnp.float32))
+    return jax.nn.sigmoid(self._predict(params, 'continue', features)[..., 0].astype(jnp.float32))
 
   def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., features] to [..., A] bool, actions predicted to be legal; without a mask, all."""
     if not self.has_mask:
       return jnp.ones((*features.shape[:-1], self.action_size), bool)
-    return self._apply(params, 'mask', features) > 0
+    return self._predict(params, 'mask', features) > 0
 
   def infer(
     self, params: Tree, keys: jax.Array, sequence: experience.Sequence
@@ -608,12 +618,12 @@ class WorldModel:
     self, params: Tree, features: jax.Array, sequence: experience.Sequence
   ) -> tuple[jax.Array, jax.Array]:
     """Losses [T, B] of the continue and mask heads at [T, B, ...] features."""
-    logits = self._apply(params, 'continue', features)[..., 0].astype(jnp.float32)
+    logits = self._predict(params, 'continue', features)[..., 0].astype(jnp.float32)
     continues = jax.nn.softplus(logits) - sequence.discount * logits
     mask = jnp.zeros_like(continues)
     legal_actions = observation_lib.action_mask(sequence.observation)
     if legal_actions is not None:
-      logits = self._apply(params, 'mask', features).astype(jnp.float32)
+      logits = self._predict(params, 'mask', features).astype(jnp.float32)
       legal = legal_actions.astype(jnp.float32)
       mask = jnp.sum(jax.nn.softplus(logits) - legal * logits, axis=-1)
     return continues, mask

@@ -35,7 +35,7 @@ ENVIRONMENTS = {
   'pictures': (
     {
       'pixels': specs.BoundedArray((9, 11, 3), np.uint8, 0, 255),
-      'planes': specs.BoundedArray((8, 8, 2), bool, False, True),
+      'planes': specs.BoundedArray((8, 8, 17), bool, False, True),  # enough for an image
       'purse': specs.Array((2,), np.float32),
     },
     specs.DiscreteArray(3),

@@ -64,7 +64,7 @@ def gradient(policy):
 
 @pytest.fixture(scope='module')
 def judge(policy, steps):
-  """params -> log pi(choice), entropy, and of each critic log p(return) and log p(slow value).
+  """params -> log pi(choice), entropy, and of each head log p(return) and log p(slow value).
 
   The task's are 3 and -1, those of novelty 2 and 0. Each result is [B, R].
   """
@@ -73,9 +73,8 @@ def judge(policy, steps):
   def judge(params):
     pooled = policy.context.pool(params, steps.track, steps.features)
     distribution = policy.policy(params, steps.features, pooled, steps.mask)
-    value, novelty = (
-      policy.value(params, steps.features, pooled, name) for name in (ac.TASK, ac.NOVELTY)
-    )
+    values = policy.values(params, steps.features, pooled)
+    value, novelty = values[ac.TASK], values[ac.NOVELTY]
     fill = lambda x: jnp.full((3, 4), x)
     return (
       distribution.log_prob(steps.choice),
@@ -121,16 +120,14 @@ def test_actor_without_advantage_seeks_entropy(params, steps, gradient, judge):
   assert after.mean() > before.mean()
 
 
-@pytest.mark.parametrize('name', [ac.TASK, ac.NOVELTY])
-def test_critic_learns_its_return_and_stays_near_its_slow_critic(
-  params, steps, gradient, judge, name
-):
+def test_critic_learns_its_returns_and_stays_near_the_slow_critic(params, steps, gradient, judge):
   grads, _ = gradient(params, steps, targets())
   log_prob, _, before = judge(params)
-  same_log_prob, _, after = judge(descend(params, grads, [name]))
-  for likelihood, old in zip(after.pop(name), before.pop(name), strict=True):
-    assert likelihood.mean() > old.mean()
-  jax.tree.map(np.testing.assert_array_equal, (same_log_prob, after), (log_prob, before))
+  same_log_prob, _, after = judge(descend(params, grads, ['critic']))
+  for name in (ac.TASK, ac.NOVELTY):
+    for likelihood, old in zip(after[name], before[name], strict=True):
+      assert likelihood.mean() > old.mean()
+  np.testing.assert_array_equal(same_log_prob, log_prob)
 
 
 def test_loss_is_the_weighted_sum_of_its_formula(policy, params, steps, judge):
@@ -167,9 +164,10 @@ def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(make_dreamer, 
   features = 3 * jax.random.normal(jax.random.key(0), (3, 4, policy.feature_size))
   distribution = policy.policy(params, features, features, jnp.ones((3, 4, 4), bool))
   np.testing.assert_allclose(jnp.exp(distribution.log_probs), np.full((3, 4, 4), 1 / 4), atol=0.15)
-  for name in policy.critics:
-    value = policy.value(params, features, features, name).mean()
-    np.testing.assert_array_equal(value, np.zeros((3, 4)))
+  values = policy.values(params, features, features)
+  assert list(values) == [ac.TASK, ac.NOVELTY]
+  for value in values.values():
+    np.testing.assert_array_equal(value.mean(), np.zeros((3, 4)))
 
 
 def test_policy_mixes_one_per_cent_over_legal_actions(policy, params, steps):
@@ -193,23 +191,23 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   first, last = sequence.step_type == 0, sequence.step_type == 2
   features = jnp.asarray(rng.normal(size=(*size, policy.feature_size)), jnp.float32)
   novelty = jnp.asarray(rng.uniform(size=size), jnp.float32)
-  slow_critics = make_params(dreamer, seed=1)['actor_critic']
+  slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
 
   def loss(params, features, reward, discount):
     track = policy.context.replayed(features, novelty, first)
     rewards = {ac.TASK: reward, ac.NOVELTY: novelty}
     replayed = ac.Replayed(features, track, rewards, discount, last)
-    return policy.replayed_value_loss(params, slow_critics, replayed)
+    return policy.replayed_value_loss(params, slow_critic, replayed)
 
   gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
   return sequence, gradient, (params, features, sequence.reward)
 
 
-def test_replayed_loss_trains_critics_and_salience_but_not_the_actor(replayed):
+def test_replayed_loss_trains_critic_and_salience_but_not_the_actor(replayed):
   sequence, gradient, arguments = replayed
   _, (grads, *_) = gradient(*arguments, sequence.discount)
   size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
-  assert size(grads[ac.TASK]) > 1e-3 and size(grads[ac.NOVELTY]) > 1e-3
+  assert size(grads['critic']) > 1e-3
   assert size(grads['salience']) > 1e-4
   assert size(grads['actor']) == 0
 
@@ -247,10 +245,8 @@ def test_targets_of_replayed_steps_have_no_gradient(replayed):
   assert (np.abs(by_features).max(-1)[:-1][~last[:-1]] > 0).all()
 
 
-def test_replayed_loss_trains_only_critics_with_rewards(
-  policy, params, make_dreamer, make_sequence
-):
-  """Rewards of one critic add its own loss alone."""
+def test_replayed_loss_trains_only_heads_with_rewards(policy, params, make_dreamer, make_sequence):
+  """Rewards of one head add its own loss alone."""
   sequence = make_sequence(make_dreamer('plain'))
   features = jax.random.normal(jax.random.key(0), (6, 3, policy.feature_size))
   track = policy.context.replayed(features, jnp.zeros((6, 3)), sequence.step_type == 0)
@@ -260,24 +256,25 @@ def test_replayed_loss_trains_only_critics_with_rewards(
     rewards = {name: sequence.reward for name in names}
     last = sequence.step_type == 2
     replayed = ac.Replayed(features, track, rewards, sequence.discount, last)
-    return jax.value_and_grad(policy.replayed_value_loss)(params, params, replayed)
+    loss = jax.value_and_grad(policy.replayed_value_loss)
+    return loss(params, params['critic'], replayed)
 
   (task, grads), (novelty, _), (both, _) = (
     gradient(params, names) for names in ((ac.TASK,), (ac.NOVELTY,), (ac.TASK, ac.NOVELTY))
   )
   np.testing.assert_allclose(both, task + novelty, rtol=1e-5)
-  assert all((leaf == 0).all() for leaf in jax.tree.leaves(grads[ac.NOVELTY]))
-  assert any((leaf != 0).any() for leaf in jax.tree.leaves(grads[ac.TASK]))
+  of_task, of_novelty = jnp.split(grads['critic']['rest']['Dense_0']['bias'], 2)
+  assert (of_novelty == 0).all() and (of_task != 0).any()
 
 
-# The novelty critic.
+# Without novelty.
 
 
 @pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
-def test_without_novelty_there_is_no_novelty_critic(make_dreamer, make_params, steps, changes):
+def test_without_novelty_the_loss_is_that_of_the_task(make_dreamer, make_params, steps, changes):
   dreamer = make_dreamer('plain', **changes)
   policy, params = dreamer.actor_critic, make_params(dreamer)['actor_critic']
-  assert policy.critics == (ac.TASK,)
+  assert policy.heads == (ac.TASK,)
   assert set(params) == {'salience', 'actor', 'critic'}
   given = targets()
   alone = given._replace(
@@ -285,11 +282,3 @@ def test_without_novelty_there_is_no_novelty_critic(make_dreamer, make_params, s
   )
   loss, _ = policy.loss(params, steps, alone)
   assert np.isfinite(loss)
-
-
-def test_novelty_critic_has_parameters_of_its_own(policy, fresh_params, dreamer):
-  params = fresh_params(dreamer)['actor_critic']
-  assert policy.critics == (ac.TASK, ac.NOVELTY)
-  kernel = lambda name: params[name]['one']['Dense_0']['kernel']
-  assert kernel(ac.TASK).shape == kernel(ac.NOVELTY).shape
-  assert (kernel(ac.TASK) != kernel(ac.NOVELTY)).any()

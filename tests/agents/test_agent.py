@@ -313,8 +313,8 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
       start, _ = dream.starts(
         policy, posterior, sequence.step_type == 2, novelty, dream_keys, num_steps=2
       )
-      critics = {name: params['actor_critic'][name] for name in policy.critics}
-      return dream.rollout(model, policy, params, critics, start, jnp.int32(2)).values
+      critic = params['actor_critic']['critic']
+      return dream.rollout(model, policy, params, critic, start, jnp.int32(2)).values
 
     keys = jax.random.split(jax.random.key(2), 6)
     jax.eval_shape(learn, keys[:3], keys[3:])

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import context
 
 WINDOW, FEATURES = 3, 2
@@ -84,7 +85,7 @@ def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
   before = pooled(track)
   for step in range(WINDOW):
     by_features = pooled(track._replace(features=track.features.at[:, step].add(1)))
-    by_novelty = pooled(track._replace(novelty=track.novelty.at[:, step].add(3)))
+    by_novelty = pooled(track._replace(novelty=track.novelty.at[:, step].add(10)))
     assert np.abs(by_features - before).max() > 1e-3
     assert np.abs(by_novelty - before).max() > 1e-3
 
@@ -121,10 +122,10 @@ def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer):
   policy = make_dreamer('plain', window=1).actor_critic
   assert isinstance(policy.context, context.NoContext)
   params = policy.init(jax.random.key(1))
-  assert set(params) == {'actor', 'critic', 'novelty_critic'}
+  assert set(params) == {'actor', 'critic'}
   features = jax.random.normal(jax.random.key(0), (2, 5, policy.feature_size))
   track = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))
   assert track == policy.context.initial(5) == ()
   pooled = policy.context.pool(params, track, features)
   assert pooled.shape == (2, 5, 0)
-  assert policy.value(params, features, pooled).mean().shape == (2, 5)
+  assert policy.values(params, features, pooled)[ac.TASK].mean().shape == (2, 5)

@@ -20,10 +20,6 @@ DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
 compiled = {}
 
 
-def critics_of(dreamer, params):
-  return {name: params['actor_critic'][name] for name in dreamer.actor_critic.critics}
-
-
 def starts(dreamer, *arguments, num_steps=None):
   """`dream.starts`, jitted once for each agent and number."""
   key, policy = (id(dreamer), num_steps), dreamer.actor_critic
@@ -43,8 +39,8 @@ def params(dreamer, make_params):
 
 
 @pytest.fixture(scope='module')
-def slow_critics(dreamer, make_params):
-  return critics_of(dreamer, make_params(dreamer, seed=1))
+def slow_critic(dreamer, make_params):
+  return make_params(dreamer, seed=1)['actor_critic']['critic']
 
 
 @pytest.fixture(scope='module')
@@ -79,16 +75,14 @@ class Counted:
   def __init__(self, dreamer):
     self.traces = 0
 
-    def rollout(params, slow_critics, start, horizon):
+    def rollout(params, slow_critic, start, horizon):
       self.traces += 1
-      return dream.rollout(
-        dreamer.model, dreamer.actor_critic, params, slow_critics, start, horizon
-      )
+      return dream.rollout(dreamer.model, dreamer.actor_critic, params, slow_critic, start, horizon)
 
     self._rollout = jax.jit(rollout)
 
-  def __call__(self, params, slow_critics, start, horizon):
-    return self._rollout(params, slow_critics, start, jnp.int32(horizon))
+  def __call__(self, params, slow_critic, start, horizon):
+    return self._rollout(params, slow_critic, start, jnp.int32(horizon))
 
 
 @pytest.fixture(scope='module')
@@ -97,8 +91,8 @@ def rollout(dreamer):
 
 
 @pytest.fixture(scope='module')
-def imagined(rollout, params, slow_critics, start):
-  return rollout(params, slow_critics, start, 4)
+def imagined(rollout, params, slow_critic, start):
+  return rollout(params, slow_critic, start, 4)
 
 
 @pytest.fixture(scope='module')
@@ -237,8 +231,8 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
 
   @jax.jit
   def rollout(params, start, horizon):
-    critics = critics_of(dreamer, params)
-    return dream.rollout(model, dreamer.actor_critic, params, critics, start, horizon)
+    critic = params['actor_critic']['critic']
+    return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
 
   imagined = rollout(params, start, HORIZON_MAX)
   assert imagined.features.shape[1] == HORIZON_MAX
@@ -247,7 +241,7 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
   assert (belief != 0).all() and dream.track(dreamer.actor_critic, imagined) == ()
 
 
-def test_predictions_belong_to_their_step(dreamer, params, slow_critics, imagined):
+def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
   model, policy = dreamer.model, dreamer.actor_critic
   features, track = imagined.features, dream.track(policy, imagined)
   steps = slice(1, 4)
@@ -260,8 +254,8 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critics, imagine
       model.discount(params['world_model'], features),
       model.action_mask(params['world_model'], features),
       *(
-        {name: policy.value(critics, features, context, name).mean() for name in policy.critics}
-        for critics in (params['actor_critic'], slow_critics)
+        {name: value.mean() for name, value in policy.values(of, features, context).items()}
+        for of in (params['actor_critic'], {'critic': slow_critic})
       ),
     )
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), predicted)
@@ -274,7 +268,7 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critics, imagine
   for name in (ac.TASK, ac.NOVELTY):
     np.testing.assert_allclose(imagined.values[name][:4], values[name][:4], **close)
     np.testing.assert_allclose(imagined.slow_values[name][:4], slow_values[name][:4], **close)
-  # Values differ between steps and critics, so the comparison is not trivial.
+  # Values differ between steps and heads, so the comparison is not trivial.
   assert np.ptp(np.asarray(values[ac.TASK][:4])) > 0.1
   assert np.abs(values[ac.TASK][:4] - values[ac.NOVELTY][:4]).max() > 0.1
   assert np.abs(values[ac.TASK][:4] - slow_values[ac.TASK][:4]).max() > 0.1
@@ -288,14 +282,14 @@ def test_imagined_actions_are_legal_by_the_predicted_mask(imagined):
 
 
 def test_imagined_actions_come_from_the_policy_at_their_step(
-  dreamer, params, slow_critics, start, rollout
+  dreamer, params, slow_critic, start, rollout
 ):
   """A nearly deterministic policy takes its mode, given features, context and mask."""
   policy = dreamer.actor_critic
   sure = jax.tree.map(lambda x: x, params)
   rest = sure['actor_critic']['actor']['rest']
   rest['Dense_0'] = jax.tree.map(lambda x: 1000 * x, rest['Dense_0'])
-  imagined = rollout(sure, slow_critics, start, 4)
+  imagined = rollout(sure, slow_critic, start, 4)
   steps = steps_of(dreamer, imagined, 0, 4)
 
   @jax.jit
@@ -309,7 +303,7 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
   assert len(np.unique(expected)) > 1
 
 
-def test_rollout_follows_one_member(dreamer, params, slow_critics, start, rollout):
+def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout):
   """The prior of member k has the mean 100 k, which identifies the member. Dreams follow all."""
   size = dreamer.config.stochastic_size
   output = params['world_model']['prior']['Dense_1']
@@ -318,7 +312,7 @@ def test_rollout_follows_one_member(dreamer, params, slow_critics, start, rollou
     'Dense_1': {'kernel': jnp.zeros_like(output['kernel']), 'bias': bias}
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
-  imagined = rollout(changed, slow_critics, start, 4)
+  imagined = rollout(changed, slow_critic, start, 4)
   stochastic = np.asarray(imagined.features[:, 1:4, STOCHASTIC])
   followed = np.rint(stochastic / 100)
   assert (followed == followed[:, :1, :1]).all()
@@ -328,7 +322,7 @@ def test_rollout_follows_one_member(dreamer, params, slow_critics, start, rollou
 
 
 def test_rollout_does_not_depend_on_the_rest_of_the_batch(
-  params, slow_critics, start, rollout, imagined
+  params, slow_critic, start, rollout, imagined
 ):
   column = 7
   moved = jax.tree.map(lambda x: jnp.roll(x, 1, axis=-1) if x.ndim == 1 else x, start.keys)
@@ -350,7 +344,7 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
     memory=jax.tree.map(put, others.memory, start.memory),
     keys=put(others.keys, start.keys),
   )
-  result = rollout(params, slow_critics, mixed, 4)
+  result = rollout(params, slow_critic, mixed, 4)
   for name in ('choice', 'reward', 'discount', 'values', 'slow_values', 'novelty'):
     got, expected = (
       jax.tree.map(lambda x: x[:, column], getattr(x, name)) for x in (result, imagined)
@@ -363,10 +357,10 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
 
 
 def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
-  params, slow_critics, start, rollout, imagined
+  params, slow_critic, start, rollout, imagined
 ):
   alone = jax.tree.map(lambda x: x[7:8], start)
-  result = rollout(params, slow_critics, alone, 4)
+  result = rollout(params, slow_critic, alone, 4)
   np.testing.assert_array_equal(result.choice[:, 0], imagined.choice[:, 7])
   close = {'rtol': 1e-3, 'atol': 1e-4}
   for name in ('reward', 'discount', 'values', 'slow_values', 'novelty'):
@@ -378,11 +372,11 @@ def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
   np.testing.assert_allclose(result.features[0], imagined.features[7], **close)
 
 
-def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critics, start, rollout):
+def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
   broadcast = lambda x: jnp.broadcast_to(x[:1], x.shape)
   latent, features = jax.tree.map(broadcast, (start.latent, start.features))
   same = start._replace(latent=latent, features=features)
-  imagined = rollout(params, slow_critics, same, 4)
+  imagined = rollout(params, slow_critic, same, 4)
   assert len(np.unique(np.asarray(imagined.features)[:, 1, STOCHASTIC.stop - 1])) == 18
 
 
@@ -397,8 +391,8 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
     novelty = intrinsic.novelty_of('information_gain', posterior.moments)
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
-    critics = critics_of(dreamer, params)
-    return dream.rollout(dreamer.model, policy, params, critics, start, jnp.int32(2))
+    critic = params['actor_critic']['critic']
+    return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(2))
 
   imagined = jax.eval_shape(imagine, params)
   assert imagined.features.dtype == jnp.bfloat16
@@ -410,8 +404,8 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 # Horizons.
 
 
-def test_longer_rollout_continues_a_shorter_one(params, slow_critics, start, rollout, imagined):
-  longer = rollout(params, slow_critics, start, HORIZON_MAX)
+def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, rollout, imagined):
+  longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
   np.testing.assert_array_equal(longer.features[:, :4], imagined.features[:, :4])
   np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
@@ -428,15 +422,15 @@ def test_steps_beyond_the_horizon_are_zero(imagined):
   assert (imagined.features[:, :4, STOCHASTIC] != 0).all()
 
 
-def test_rollout_is_traced_once_for_all_horizons(params, slow_critics, start, rollout):
-  rollout(params, slow_critics, start, 2)
+def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
+  rollout(params, slow_critic, start, 2)
   traces = rollout.traces
-  horizons = [rollout(params, slow_critics, start, h).horizon for h in range(HORIZON_MAX + 1)]
+  horizons = [rollout(params, slow_critic, start, h).horizon for h in range(HORIZON_MAX + 1)]
   assert horizons == list(range(HORIZON_MAX + 1))
   assert rollout.traces == traces
 
 
-def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critics, start):
+def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critic, start):
   steps = []
 
   @dataclasses.dataclass(frozen=True)
@@ -450,17 +444,17 @@ def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critics, star
   rollout = Counted(dreamer._replace(model=counting))
   for horizon in (5, 2, 0):
     steps.clear()
-    jax.block_until_ready(rollout(params, slow_critics, start, horizon))
+    jax.block_until_ready(rollout(params, slow_critic, start, horizon))
     jax.effects_barrier()
     assert len(steps) == horizon
 
 
-def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critics, start):
+def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critic, start):
   """JAX refuses to differentiate a loop whose trip count is data."""
   model, policy = dreamer.model, dreamer.actor_critic
 
   def imagined_reward(params):
-    rollout = dream.rollout(model, policy, params, slow_critics, start, jnp.int32(2))
+    rollout = dream.rollout(model, policy, params, slow_critic, start, jnp.int32(2))
     return rollout.reward.sum()
 
   with pytest.raises(ValueError, match='Reverse-mode differentiation does not work'):
@@ -477,8 +471,8 @@ def test_without_novelty_a_dream_has_values_of_the_task_alone(
   def imagine(params):
     novelty = jnp.zeros(last.shape)
     start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
-    critics = critics_of(dreamer, params)
-    return dream.rollout(model, policy, params, critics, start, jnp.int32(2))
+    critic = params['actor_critic']['critic']
+    return dream.rollout(model, policy, params, critic, start, jnp.int32(2))
 
   imagined = jax.eval_shape(imagine, params)
   assert set(imagined.values) == set(imagined.slow_values) == {ac.TASK}
@@ -563,8 +557,8 @@ def test_start_at_the_end_of_an_episode_has_no_weight(imagined, last):
   assert (weight[:4, ~ended] > 0).all()
 
 
-def test_rollout_of_no_steps_has_no_weight(params, slow_critics, start, rollout):
-  imagined = rollout(params, slow_critics, start, 0)
+def test_rollout_of_no_steps_has_no_weight(params, slow_critic, start, rollout):
+  imagined = rollout(params, slow_critic, start, 0)
   np.testing.assert_array_equal(dream.weights(imagined), np.zeros((HORIZON_MAX, 18)))
   for value in imagined.values.values():
     assert np.isfinite(returns_of(imagined, imagined.reward, value)).all()
@@ -584,7 +578,7 @@ def steps_of(dreamer, imagined, first=0, count=HORIZON_MAX):
 
 
 def targets_of(imagined, part=slice(None)):
-  """Targets by the slow critics, which are not zero with fresh parameters."""
+  """Targets by the slow critic, which is not zero with fresh parameters."""
   returns = {
     name: returns_of(imagined, imagined.reward, value, gamma=0.99, lambda_=0.95)
     for name, value in imagined.slow_values.items()
@@ -600,14 +594,14 @@ def targets_of(imagined, part=slice(None)):
 
 @pytest.mark.parametrize('trained', [False, True])
 def test_salience_actor_and_critic_have_gradients_from_imagination(
-  dreamer, params, fresh_params, slow_critics, start, rollout, policy_gradient, trained
+  dreamer, params, fresh_params, slow_critic, start, rollout, policy_gradient, trained
 ):
   params = params if trained else fresh_params(dreamer)
-  imagined = rollout(params, slow_critics, start, 4)
+  imagined = rollout(params, slow_critic, start, 4)
   steps = steps_of(dreamer, imagined)
   (loss, _), grads = policy_gradient(params['actor_critic'], steps, targets_of(imagined))
   assert np.isfinite(loss)
-  for name in ('salience', 'actor', 'critic', 'novelty_critic'):
+  for name in ('salience', 'actor', 'critic'):
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name]))
     assert largest > 1e-4, name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
@@ -654,8 +648,8 @@ def test_continuous_actions_are_imagined_and_have_gradients(
 
   @jax.jit
   def learn(params):
-    critics = critics_of(dreamer, params)
-    imagined = dream.rollout(model, policy, params, critics, start, jnp.int32(3))
+    critic = params['actor_critic']['critic']
+    imagined = dream.rollout(model, policy, params, critic, start, jnp.int32(3))
     steps = steps_of(dreamer, imagined)
     return imagined, jax.grad(policy.loss, has_aux=True)(
       params['actor_critic'], steps, targets_of(imagined)
@@ -664,5 +658,5 @@ def test_continuous_actions_are_imagined_and_have_gradients(
   imagined, grads = learn(params)
   assert imagined.mask.all() and (imagined.features[:, :3, STOCHASTIC] != 0).all()
   assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
-  for name in ('salience', 'actor', 'critic', 'novelty_critic'):
+  for name in ('salience', 'actor', 'critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

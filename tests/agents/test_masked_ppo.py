@@ -42,7 +42,7 @@ ENVIRONMENTS = {
     {'picture': specs.Array((8, 9, 2), np.uint8), 'purse': specs.Array((), np.int32)},
     specs.DiscreteArray(3),
   ),
-  'only a picture': (specs.BoundedArray((9, 8, 1), np.float32, 0, 1), specs.DiscreteArray(3)),
+  'only a picture': (specs.BoundedArray((9, 8, 15), np.float32, 0, 1), specs.DiscreteArray(3)),
 }
 VARIANTS = {
   'plain': dict(env='plain', levels=3),

@@ -36,16 +36,25 @@ def test_mlp_computes_in_its_dtype_with_float32_parameters(dtype):
 
 
 def test_towers_normalise_their_inputs_separately():
-  """An input 1000 times as large does not drown the other: its own output stays about the same."""
+  """Features 1000 times as large do not drown the numbers: the output stays about the same."""
   towers = networks.TwoTowers(8, 1, 3, 1.0)
-  one, other, changed = jax.random.normal(jax.random.key(1), (3, 4, 5))
-  params = towers.init(jax.random.key(0), (one,), (other,))
-  small = towers.apply(params, (one,), (other,)) - towers.apply(params, (one,), (changed,))
-  large = towers.apply(params, (1000 * one,), (other,)) - towers.apply(
-    params, (1000 * one,), (changed,)
+  features, numbers, changed = jax.random.normal(jax.random.key(1), (3, 4, 5))
+  params = towers.init(jax.random.key(0), (features,), (numbers,))
+  small, large = (
+    towers.apply(params, (x,), (numbers,)) - towers.apply(params, (x,), (changed,))
+    for x in (features, 1000 * features)
   )
   assert jnp.abs(small).max() > 0.1
   np.testing.assert_allclose(large, small, rtol=1e-3, atol=1e-4)
+
+
+def test_numbers_differ_from_their_multiple():
+  """As the position of a cart does, of which a layer norm alone would leave the sign."""
+  towers = networks.TwoTowers(8, 1, 3, 1.0)
+  features, numbers = jnp.ones((2, 4)), jnp.array([[0.2], [2.0]])
+  params = towers.init(jax.random.key(0), (features,), (numbers,))
+  one, ten_times = towers.apply(params, (features,), (numbers,))
+  assert jnp.abs(one - ten_times).max() > 0.1
 
 
 def test_input_of_no_width_has_no_tower():
@@ -53,8 +62,8 @@ def test_input_of_no_width_has_no_tower():
   inputs = (jnp.ones((2, 4)), jnp.ones((2, 3))), (jnp.ones((2, 0)),)
   output, variables = towers.init_with_output(jax.random.key(0), *inputs)
   params = variables['params']
-  assert output.shape == (2, 3) and set(params) == {'one', 'rest'}
-  assert params['one']['Dense_0']['kernel'].shape == (4 + 3, 8)
+  assert output.shape == (2, 3) and set(params) == {'features', 'rest'}
+  assert params['features']['Dense_0']['kernel'].shape == (4 + 3, 8)
   assert params['rest']['Dense_0']['kernel'].shape == (8, 8)
 
 

@@ -62,7 +62,8 @@ def test_action_mask_is_found_and_left_out():
 
 PICTURES = {
   'action_mask': specs.BoundedArray((3,), bool, False, True),
-  'grey': specs.BoundedArray((8, 9, 1), np.float32, 0, 1),
+  'cells': specs.BoundedArray((8, 8, 2), bool, False, True),  # few numbers in [0, 1]: flat
+  'grey': specs.BoundedArray((32, 33, 1), np.float32, 0, 1),
   'heights': specs.Array((8, 8, 1), np.float32),
   'pixels': specs.Array((9, 8, 3), np.uint8),
   'stamp': specs.BoundedArray((7, 8, 3), np.uint8, 0, 255),  # too small: flat
@@ -71,18 +72,28 @@ PICTURES = {
 
 
 def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
-  values = {'grey': 0.25, 'heights': -3.0, 'pixels': 51, 'stamp': 3, 'table': 7, 'action_mask': 1}
+  values = {
+    'cells': True,
+    'grey': 0.25,
+    'heights': -3.0,
+    'pixels': 51,
+    'stamp': 3,
+    'table': 7,
+    'action_mask': 1,
+  }
   observation = {
     name: jnp.full((2, *PICTURES[name].shape), value, PICTURES[name].dtype)
     for name, value in values.items()
   }
   grey, heights, pixels = observation_lib.images(observation, PICTURES)
-  np.testing.assert_allclose(grey, np.full((2, 8, 9, 1), 0.25))
+  np.testing.assert_allclose(grey, np.full((2, 32, 33, 1), 0.25))
   np.testing.assert_allclose(heights, np.full((2, 8, 8, 1), -np.log(4)), rtol=1e-6)
   np.testing.assert_allclose(pixels, np.full((2, 9, 8, 3), 0.2 - 0.5), rtol=1e-6)
   spec = observation_lib.without_images(PICTURES)
   flat = observation_lib.flatten(observation, spec)
-  expected = np.concatenate([np.full(7 * 8 * 3, np.log(4)), np.full(64, np.log(8))])
+  expected = np.concatenate(
+    [np.full(8 * 8 * 2, np.log(2)), np.full(7 * 8 * 3, np.log(4)), np.full(64, np.log(8))]
+  )
   np.testing.assert_allclose(flat, np.broadcast_to(expected, (2, expected.size)), rtol=1e-6)
   assert observation_lib.unit_range(spec).shape == expected.shape
   assert observation_lib.without_images(SPEC) == SPEC
@@ -166,7 +177,7 @@ def with_number(index, value):
 
 def test_numbers_are_binary_graded_or_real_by_their_specs():
   assert (NUMBERS.size, NUMBERS.num_reals) == (7, 2)
-  assert NUMBERS.input_size == 7 + 9 * 2
+  assert NUMBERS.input_size == 7 + 9 * 2 + 33 * 2
   assert NUMBERS.num_outputs == 2 * 3 + (1 + 9) * 2 + 2
   np.testing.assert_allclose(NUMBERS.read(NUMBERS_SEEN), NUMBERS_READ, rtol=1e-6)
   only = lambda *arguments: observation_lib.Numbers(specs.BoundedArray(*arguments))
@@ -198,18 +209,27 @@ def test_to_flat_inverts_read(axes):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), again, observation)
 
 
-def test_inputs_hold_grades_by_levels_and_standardised_reals():
+def test_inputs_hold_standardised_reals_and_both_by_levels():
   inputs = NUMBERS.inputs(jnp.array(NUMBERS_READ), STATISTICS)
   np.testing.assert_allclose(inputs[:5], NUMBERS_READ[:5])
   levels = np.zeros((2, 9))
   levels[0, 2], levels[1, 6:8] = 1, 0.5  # 0.25 is level 2; 0.8125 is halfway between 6 and 7
   np.testing.assert_allclose(inputs[5:23].reshape(2, 9), levels, atol=1e-6)
   # Mean 1 and standard deviation 2; mean 0 and standard deviation 1.
-  np.testing.assert_allclose(inputs[23:], [(np.log(4) - 1) / 2, -np.log(8)], rtol=1e-3)
+  reals = np.array([(np.log(4) - 1) / 2, -np.log(8)])
+  np.testing.assert_allclose(inputs[23:25], reals, rtol=1e-3)
+  levels = inputs[25:].reshape(2, 33)
+  np.testing.assert_allclose(levels @ np.linspace(-4, 4, 33), reals, atol=1e-3)
+  np.testing.assert_array_equal((levels > 0).sum(axis=1), 2)
   far = NUMBERS.inputs(jnp.array(with_number(5, 1e3)), STATISTICS)
-  assert far[23] == 5
+  assert far[23] == 5 and far[25 + 32] == 1
   low = NUMBERS.inputs(jnp.array(NUMBERS_READ, jnp.bfloat16), STATISTICS)
   assert low.dtype == jnp.bfloat16
+
+
+def test_many_reals_are_not_read_by_levels():
+  inputs_of = lambda size: observation_lib.Numbers(specs.Array((size,), np.float32)).input_size
+  assert [inputs_of(7), inputs_of(8)] == [7 * (1 + 33), 8]
 
 
 def test_copy_gives_the_previous_numbers_at_no_loss():
@@ -341,7 +361,8 @@ def follow(statistics, batch, error=1.0):
 def test_first_batch_sets_the_statistics():
   statistics = NUMBERS.initial_statistics()
   inputs = NUMBERS.inputs(jnp.array(NUMBERS_READ), statistics)
-  np.testing.assert_allclose(inputs[23:], NUMBERS_READ[5:], rtol=1e-3)  # neither shifted nor scaled
+  unscaled = NUMBERS_READ[5:]
+  np.testing.assert_allclose(inputs[23:25], unscaled, rtol=1e-3)
   batch = [[0, 0.5, 1, 0, 0, 1, -2], [0, 0.5, 0, 0, 0, 5, -2]]
   statistics = follow(statistics, batch, error=0.5)
   np.testing.assert_allclose(statistics['mean'], [3, -2])
@@ -350,7 +371,7 @@ def test_first_batch_sets_the_statistics():
   np.testing.assert_allclose(statistics['between'], [0, 1, 0])
   assert statistics['count'] == 1
   # The standard deviation of the first is 2; that of the second is 0.
-  reals = NUMBERS.inputs(jnp.array([0, 0, 0, 0, 0, 5.0, -2]), statistics)[23:]
+  reals = NUMBERS.inputs(jnp.array([0, 0, 0, 0, 0, 5.0, -2]), statistics)[23:25]
   np.testing.assert_allclose(reals, [1, 0], atol=1e-3)
 
 
@@ -408,7 +429,7 @@ def test_view_of_numbers_is_an_input_beside_them():
   numbers = observation_lib.Numbers(VIEW_SPEC)
   observation = {'alive': jnp.array([True]), 'vector': jnp.array([[1.0, 2, -3]])}
   inputs = numbers.inputs(numbers.read(observation), numbers.initial_statistics())
-  assert inputs.shape == (1, numbers.input_size) == (1, 1 + 3 + 2)
+  assert inputs.shape == (1, numbers.input_size) == (1, 1 + 3 * (1 + 33) + 2)
   np.testing.assert_allclose(inputs[0, -2:], [4, 9], rtol=1e-5)
 
 

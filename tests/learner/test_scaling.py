@@ -35,8 +35,8 @@ def test_devices_exchange_their_gradients_and_metrics(work, programs):
   starts = work.learner.batch_size * min(
     work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
   )
-  # Returns of each critic, whose percentiles are those of all.
-  assert programs[2].gathered == 4 * starts * len(dreamer.actor_critic.critics)
+  # Returns of each head of the critic, whose percentiles are those of all.
+  assert programs[2].gathered == 4 * starts * len(dreamer.actor_critic.heads)
 
 
 def test_bytes_per_device_do_not_grow_with_devices(programs):
