@@ -9,7 +9,7 @@ from hephaestus.agents import distributions
 # The critic learns three times as fast as the actor: a value that lags behind is the same in all good
 # states, and hides what will go wrong after more steps than it has learned of.
 CRITIC_RATE = 3.0
-SLOW_CRITIC_RATE = 0.1
+SLOW_CRITIC_RATE = 0.1  # of its average; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the average spread of returns: Hafner et al. (2023)
 RELATIVE_FLOOR = 0.1  # least scale that divides the task's advantages, as a share of its returns
 NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
