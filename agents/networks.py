@@ -183,8 +183,8 @@ class TwoTowers(nn.Module):
   def __call__(self, features: tuple[jax.Array, ...], numbers: tuple[jax.Array, ...]) -> jax.Array:
     """Parts [..., F] of both inputs to [..., outputs]; an input of width 0 has no tower."""
     towers = [
-      MLP(self.hidden_size, 1, dtype=self.dtype, raw=parts is numbers, name=name)(*parts)
-      for name, parts in (('features', features), ('numbers', numbers))
+      MLP(self.hidden_size, 1, dtype=self.dtype, raw=raw, name=name)(*parts)
+      for name, parts, raw in (('features', features, False), ('numbers', numbers, True))
       if sum(part.shape[-1] for part in parts)
     ]
     rest = MLP(

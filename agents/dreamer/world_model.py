@@ -444,7 +444,7 @@ class WorldModel:
   ) -> tuple[Latent, Any]:
     """`observe`, with a `multiply` and the other parameters: see `recurrence.scan`."""
     hoisted, recalled, numbers, first, noise = inputs
-    (latent, action) = self.clear(recurrent, first)
+    latent, action = self.clear(recurrent, first)
     cause = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
     gates = multiply('transition', jnp.concatenate(cause, axis=-1)) + recalled
     deterministic = self._gated(gates, rest['transition'], latent.deterministic)
