@@ -382,8 +382,8 @@ class Predicted(NamedTuple):
 NUM_LEVELS = 9
 """Levels of a graded number: they keep multiples of 1/8 apart."""
 
-MAX_LEVEL_OUTPUTS = 256
-"""Beyond so many outputs for levels, all numbers in [0, 1] are binary."""
+MAX_LEVEL_INPUTS, MAX_LEVEL_OUTPUTS = 256, 1024
+"""Beyond so many levels, numbers are read without; all numbers in [0, 1] are predicted as binary."""
 
 REAL_LEVELS, REAL_RANGE = 33, 4.0
 """Real numbers are also read by so many levels, between so many standard deviations from the mean."""
@@ -446,13 +446,18 @@ class Numbers:
   @property
   def input_size(self) -> int:
     """Width of `inputs`."""
-    levels = NUM_LEVELS * len(self._kinds[1]) + self._real_levels * self.num_reals
+    levels = self._levels_read * len(self._kinds[1]) + self._real_levels * self.num_reals
     return self.size + levels + view_size(self.spec)
+
+  @property
+  def _levels_read(self) -> int:
+    """Levels by which graded numbers are read; 0 where there are many."""
+    return NUM_LEVELS if len(self._kinds[1]) * NUM_LEVELS <= MAX_LEVEL_INPUTS else 0
 
   @property
   def _real_levels(self) -> int:
     """Levels of each real number; 0 where there are many."""
-    return REAL_LEVELS if self.num_reals * REAL_LEVELS <= MAX_LEVEL_OUTPUTS else 0
+    return REAL_LEVELS if self.num_reals * REAL_LEVELS <= MAX_LEVEL_INPUTS else 0
 
   @property
   def num_outputs(self) -> int:
@@ -510,7 +515,9 @@ class Numbers:
   def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
     """[..., F] numbers to [..., input_size], input of a network, in their dtype."""
     bits, graded, reals = self._split(numbers)
-    parts = [bits, graded, by_level(graded, NUM_LEVELS).reshape(*graded.shape[:-1], -1)]
+    parts = [bits, graded]
+    if self._levels_read:
+      parts.append(by_level(graded, NUM_LEVELS).reshape(*graded.shape[:-1], -1))
     if self.num_reals:
       scaled = (reals.astype(jnp.float32) - statistics['mean']) / self._scale(statistics)
       parts.append(jnp.clip(scaled, -5.0, 5.0))

@@ -24,7 +24,7 @@ class State(flax.struct.PyTreeNode):
 class Catch(environment.Environment):
   """Catch of bsuite: the episode terminates with +1 if the paddle catches the ball, else with -1.
 
-  Actions are left, stay, right. The observation is the board, flattened row by row, with 1 at the
+  Actions are left, stay, right. The observation is the board, bool, flattened row by row, True at the
   ball and at the paddle. On the default board the paddle can reach every column in time.
   """
 
@@ -38,7 +38,7 @@ class Catch(environment.Environment):
 
   @property
   def observation_spec(self) -> specs.BoundedArray:
-    return specs.BoundedArray((self.rows * self.columns,), np.float32, 0.0, 1.0, 'board')
+    return specs.BoundedArray((self.rows * self.columns,), bool, False, True, 'board')
 
   @property
   def action_spec(self) -> specs.DiscreteArray:
@@ -87,6 +87,6 @@ class Catch(environment.Environment):
     return np.stack([pixels] * 3, axis=-1)
 
   def _observe(self, state: State) -> jax.Array:
-    board = jnp.zeros((self.rows, self.columns), jnp.float32)
-    board = board.at[state.ball_row, state.ball_column].set(1.0)
-    return board.at[self.rows - 1, state.paddle_column].set(1.0).reshape(-1)
+    board = jnp.zeros((self.rows, self.columns), bool)
+    board = board.at[state.ball_row, state.ball_column].set(True)
+    return board.at[self.rows - 1, state.paddle_column].set(True).reshape(-1)

@@ -82,14 +82,17 @@ class ActorCritic:
     config: sizes and constants.
     action_spec: see `distributions.Actions`.
     feature_size: F, of the world model.
-    belief_size: how many of them are the belief; the others are inputs of the observed numbers.
+    memory_size: how many of them come first, what the model remembers or infers.
+    state_size: how many of them actor and critic read; those after its memory are inputs of the
+      observed numbers.
     action_size: A, of the world model's encoded action.
   """
 
   config: dreamer_config.DreamerConfig
   action_spec: specs.BoundedArray
   feature_size: int
-  belief_size: int
+  memory_size: int
+  state_size: int
   action_size: int
 
   @property
@@ -140,8 +143,9 @@ class ActorCritic:
   def _towers(
     self, features: jax.Array, context: jax.Array
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """The belief with the context, and the inputs of the observed numbers."""
-    return (features[..., : self.belief_size], context), (features[..., self.belief_size :],)
+    """The model's memory with the context, and the inputs of the observed numbers."""
+    memory = features[..., : self.memory_size]
+    return (memory, context), (features[..., self.memory_size : self.state_size],)
 
   def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
     return networks.apply(self._modules()[name], params[name], *self._towers(features, context))

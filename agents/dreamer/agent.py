@@ -51,7 +51,12 @@ def make_dreamer(
   """Builds the agent for one environment's specs."""
   model = world_model.WorldModel(config, observation_spec, action_spec)
   policy = actor_critic.ActorCritic(
-    config, action_spec, model.feature_size, model.belief_size, model.action_size
+    config,
+    action_spec,
+    model.feature_size,
+    model.memory_size,
+    model.feature_size - model.cause_size,
+    model.action_size,
   )
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(

@@ -82,12 +82,12 @@ def imagine(
   Returns:
     The latent [B', ...], and all members' predictions of it, [K, B', ...].
   """
-  deterministic = model.advance(params, recurrent)
+  deterministic, cause = model.advance(params, recurrent)
   outputs = model.prior_outputs(params, deterministic)
   belief = model.prior(params, outputs[member, jnp.arange(len(member))]).belief
   stochastic = belief.sample(noise).astype(model.dtype)
   before = recurrent.latent.numbers
-  latent = world_model.Latent(deterministic, stochastic, before)
+  latent = world_model.Latent(deterministic, stochastic, before, cause)
   latent = latent._replace(numbers=model.imagine_numbers(params, latent.belief, before))
   return latent, model.prior(params, outputs)
 

@@ -1,7 +1,8 @@
 """RSSM with an ensemble of priors: encoder, posterior, recurrence and heads, and its loss.
 
     h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e(x_{t-1})])      p_k(z_t | h_t)
-    q(z_t | h_t, encoder(o_t))                              heads on (h_t, z_t, x_t)
+    q(z_t | h_t, encoder(o_t))                              decoder(h_t, z_t, c_t)
+    heads on (h_t, c_t, x_t), and on z_t where there are images; c_t = [a_{t-1}, e(x_{t-1})]
 
 Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
 one. All members read the same state and predict in one latent space, so their disagreement is
@@ -13,7 +14,9 @@ imagination. They are decoded from those of the step before, of which most may s
 `observation.Numbers`. So latents need not carry what every observation repeats, and actor, critic,
 reward and continue head read observations as a model-free agent does.
 
-CNNs encode and decode images, which are not part of the state: see `networks.Encoder`.
+CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Then heads
+read z_t, too. Without images x_t is the whole observation, so z_t would only add noise: a sample that
+tells nothing hides the trace of an observation of long ago.
 """
 
 import dataclasses
@@ -50,16 +53,19 @@ class Latent(NamedTuple):
     deterministic: [..., H] in the compute dtype.
     stochastic: [..., Z] in the compute dtype.
     numbers: [..., F] float32, observed or imagined; see `observation.Numbers`.
+    cause: [..., C] in the compute dtype, what led to the step: the encoded action and the embedded
+      numbers of the step before; zeros at FIRST.
   """
 
   deterministic: jax.Array
   stochastic: jax.Array
   numbers: jax.Array
+  cause: jax.Array
 
   @property
   def belief(self) -> jax.Array:
-    """[..., H + Z], input of the decoder."""
-    return jnp.concatenate([self.deterministic, self.stochastic], axis=-1)
+    """[..., H + Z + C], input of the decoder."""
+    return jnp.concatenate([self.deterministic, self.stochastic, self.cause], axis=-1)
 
 
 class Recurrent(NamedTuple):
@@ -138,12 +144,15 @@ def gated(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
 
   Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
   2 steps to `memory_steps`. Initial gradients then reach observations of long ago. Tallec and
-  Ollivier (2018), "Can recurrent neural networks warp time?".
+  Ollivier (2018), "Can recurrent neural networks warp time?". A unit that forgets over `steps` steps
+  takes a share of 1 / steps of each candidate, so its variance is 1 / (2 steps) of theirs. Candidates
+  are scaled by the root of the inverse; else readers hear the slow units least.
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
   candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
   steps = np.geomspace(2, memory_steps, state.shape[-1])
   update = kernels.sigmoid(update - jnp.asarray(np.log(steps - 1), update.dtype))
+  candidate *= jnp.asarray(np.sqrt(2 * steps), update.dtype)
   return update * candidate + (1 - update) * state
 
 
@@ -175,12 +184,23 @@ class WorldModel:
 
   @property
   def belief_size(self) -> int:
-    return self.config.deterministic_size + self.latent_size
+    return self.config.deterministic_size + self.latent_size + self.cause_size
+
+  @property
+  def cause_size(self) -> int:
+    """C."""
+    return self.action_size + self._recall_size
+
+  @property
+  def memory_size(self) -> int:
+    """Width of the part of `features` that the model remembers or infers."""
+    inferred = self.latent_size if self.codec.image_specs else 0
+    return self.config.deterministic_size + inferred
 
   @property
   def feature_size(self) -> int:
     """Width of `features`."""
-    return self.belief_size + self.numbers.input_size
+    return self.memory_size + self.numbers.input_size + self.cause_size
 
   @property
   def action_size(self) -> int:
@@ -241,6 +261,7 @@ class WorldModel:
     keys = dict(zip(modules, jax.random.split(key, len(modules)), strict=True))
     state = jnp.zeros((1, self.config.deterministic_size))
     belief = jnp.zeros((1, self.belief_size))
+    memory = jnp.zeros((1, self.memory_size + self.cause_size))
     numbers = jnp.zeros((1, self.numbers.input_size))
     images = self.codec.image_specs
     encoded = (numbers, *(jnp.zeros((1, *spec.shape)) for spec in images))
@@ -259,7 +280,7 @@ class WorldModel:
     }
     params = {}
     for name, module in modules.items():
-      inputs_of = inputs.get(name, ((belief,), (numbers,)))
+      inputs_of = inputs.get(name, ((memory,), (numbers,)))
       init = lambda key, module=module, inputs_of=inputs_of: module.init(key, *inputs_of)['params']
       if name == 'prior':  # a key for each member
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
@@ -272,8 +293,9 @@ class WorldModel:
 
   def _predict(self, params: Tree, head: str, features: jax.Array) -> jax.Array:
     """[..., F] features to the [..., outputs] of a head."""
-    belief, numbers = jnp.split(features, [self.belief_size], axis=-1)
-    return self._apply(params, head, (belief,), (numbers,))
+    ends = [self.memory_size, self.memory_size + self.numbers.input_size]
+    memory, numbers, cause = jnp.split(features, ends, axis=-1)
+    return self._apply(params, head, (memory, cause), (numbers,))
 
   def belief(self, outputs: jax.Array):
     """The distribution of a latent, from a network's [..., 2 Z] or [..., Z C] outputs."""
@@ -286,6 +308,7 @@ class WorldModel:
         deterministic=jnp.zeros((batch, self.config.deterministic_size), self.dtype),
         stochastic=jnp.zeros((batch, self.latent_size), self.dtype),
         numbers=jnp.zeros((batch, self.numbers.size), jnp.float32),
+        cause=jnp.zeros((batch, self.cause_size), self.dtype),
       ),
       action=jnp.zeros((batch, self.action_size), jnp.float32),
     )
@@ -300,8 +323,13 @@ class WorldModel:
     return self.numbers.inputs(numbers, statistics).astype(self.dtype)
 
   def features(self, params: Tree, latent: Latent) -> jax.Array:
-    """[..., H + Z + inputs of the numbers], input of actor, critic and most heads."""
-    return jnp.concatenate([latent.belief, self._read(params, latent.numbers)], axis=-1)
+    """[..., H, Z where there are images, inputs of the numbers, C], input of all heads.
+
+    Actor and critic do not read the last: what led to a step does not matter to what follows.
+    """
+    inferred = [latent.stochastic] if self.codec.image_specs else []
+    parts = [latent.deterministic, *inferred, self._read(params, latent.numbers), latent.cause]
+    return jnp.concatenate(parts, axis=-1)
 
   def embed(self, params: Tree, observation: Tree) -> tuple[jax.Array, jax.Array]:
     """[..., observation] to [..., features] for the posterior, and its numbers [..., F]."""
@@ -326,12 +354,12 @@ class WorldModel:
       return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
     return self._apply(params, 'recall', self._read(params, numbers))
 
-  def _recalled(self, params: Tree, numbers: jax.Array) -> jax.Array:
-    """[..., F] numbers of the step before to their term in the gates, [..., 3 H]."""
+  def _recalled(self, params: Tree, recall: jax.Array) -> jax.Array:
+    """[..., hidden] embedded numbers of the step before to their term in the gates, [..., 3 H]."""
     kernel = kernels.centre(params['transition']['Dense_0']['kernel'])
     begin = self.latent_size + self.action_size
     kernel = kernel[begin : begin + self._recall_size].astype(self.dtype)
-    return self._recall(params, numbers) @ kernel
+    return recall @ kernel
 
   def _step_params(self, params: Tree) -> tuple[dict[str, jax.Array], Tree]:
     """Parameters of `_observe`: its matrices, and all others."""
@@ -350,21 +378,21 @@ class WorldModel:
     }
     return matrices, rest
 
-  def advance(self, params: Tree, recurrent: Recurrent) -> jax.Array:
-    """The next deterministic state, [B, H].
+  def advance(self, params: Tree, recurrent: Recurrent) -> tuple[jax.Array, jax.Array]:
+    """The next deterministic state, [B, H], and its cause, [B, C].
 
     Args:
       params: of `fuse`.
       recurrent: [B, ...] of a step.
     """
     latent, action = recurrent
-    recall = self._recall(params, latent.numbers)
-    cause = [latent.stochastic, action.astype(self.dtype), recall, latent.deterministic]
+    cause = [action.astype(self.dtype), self._recall(params, latent.numbers)]
     transition = params['transition']
-    joined = kernels.concatenate(cause)
+    joined = kernels.concatenate([latent.stochastic, *cause, latent.deterministic])
     gates = joined @ transition['Dense_0']['kernel']
     state = joined[..., -latent.deterministic.shape[-1] :]
-    return self._gated(gates, transition['LayerNorm_0'], state)
+    state = self._gated(gates, transition['LayerNorm_0'], state)
+    return state, jnp.concatenate(cause, axis=-1)
 
   def _gated(self, gates: jax.Array, norm: Tree, deterministic: jax.Array) -> jax.Array:
     """[B, 3 H] centred products and the [B, H] state to the next."""
@@ -429,9 +457,9 @@ class WorldModel:
     features, numbers = embedded
     matrices, rest = self._step_params(params)
     multiply = lambda name, x: x @ matrices[name].astype(x.dtype)
-    recalled = self._recalled(params, recurrent.latent.numbers)
-    recalled = jnp.where(first[:, None], 0, recalled)
-    inputs = (self._hoisted(params, features), recalled, numbers, first, noise)
+    recall = jnp.where(first[:, None], 0, self._recall(params, recurrent.latent.numbers))
+    recalled = self._recalled(params, recall)
+    inputs = (self._hoisted(params, features), recall, recalled, numbers, first, noise)
     return self._observe(multiply, rest, recurrent, inputs)
 
   def _hoisted(self, params: Tree, embedded: jax.Array) -> jax.Array:
@@ -443,16 +471,18 @@ class WorldModel:
     self, multiply: recurrence.Multiply, rest: Tree, recurrent: Recurrent, inputs: tuple[Any, ...]
   ) -> tuple[Latent, Any]:
     """`observe`, with a `multiply` and the other parameters: see `recurrence.scan`."""
-    hoisted, recalled, numbers, first, noise = inputs
+    hoisted, recall, recalled, numbers, first, noise = inputs
     latent, action = self.clear(recurrent, first)
-    cause = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
-    gates = multiply('transition', jnp.concatenate(cause, axis=-1)) + recalled
+    action = action.astype(self.dtype)
+    joined = jnp.concatenate([latent.stochastic, action, latent.deterministic], axis=-1)
+    gates = multiply('transition', joined) + recalled
     deterministic = self._gated(gates, rest['transition'], latent.deterministic)
     hidden = kernels.normalise(multiply('posterior', deterministic) + hoisted, **rest['posterior'])
     hidden = kernels.silu(hidden.astype(self.dtype))
     belief = self.belief(multiply('belief', hidden) + rest['belief'].astype(self.dtype))
     stochastic = belief.mode() if noise is None else belief.sample(noise)
-    return Latent(deterministic, stochastic.astype(self.dtype), numbers), belief
+    cause = jnp.concatenate([action, recall], axis=-1)
+    return Latent(deterministic, stochastic.astype(self.dtype), numbers, cause), belief
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Noise for one latent; see `distributions.LATENTS`."""
@@ -504,8 +534,9 @@ class WorldModel:
     if self.config.stored_state:
       initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
     before = jnp.concatenate([initial.latent.numbers[None], numbers[:-1]])
-    recalled = jnp.where(first[..., None], 0, self._recalled(params, before))
-    inputs = (self._hoisted(params, embedded), recalled, numbers, first, noise, action)
+    recall = jnp.where(first[..., None], 0, self._recall(params, before))
+    recalled = self._recalled(params, recall)
+    inputs = (self._hoisted(params, embedded), recall, recalled, numbers, first, noise, action)
     _, (latent, belief) = recurrence.scan(
       step, min(UNROLL, num_steps), *self._step_params(params), initial, inputs
     )

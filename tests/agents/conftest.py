@@ -53,6 +53,16 @@ ENVIRONMENTS = {
     environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:])),
     specs.DiscreteArray(3),
   ),
+  # As 'masked', beside an image, so that features have the stochastic state.
+  'masked_frames': (
+    {
+      'board': specs.BoundedArray((2, 2), np.float32, 0, 1),
+      'frame': specs.BoundedArray((8, 8, 1), np.uint8, 0, 255),
+      'purse': specs.Array((), np.int32),
+      'action_mask': specs.BoundedArray((4,), bool, False, True),
+    },
+    specs.DiscreteArray(4),
+  ),
   # An image alone, without numbers.
   'frames': (specs.BoundedArray((9, 8, 3), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }

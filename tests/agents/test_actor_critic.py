@@ -158,6 +158,21 @@ def test_salience_learns_from_actor_and_critic(policy, params, steps):
   assert size(jax.tree.map(jnp.subtract, both, critic)) > 1e-3
 
 
+def test_actor_and_critic_do_not_read_what_led_to_a_step(policy, params):
+  features = jax.random.normal(jax.random.key(0), (5, policy.feature_size))
+  context = jnp.zeros((5, policy.context.size))
+
+  @jax.jit
+  def read(features):
+    chosen = policy.policy(params, features, context, None).log_probs
+    return chosen, policy.values(params, features, context)['task'].mean()
+
+  led = features.at[:, policy.state_size :].add(1.0)
+  state = features.at[:, : policy.state_size].add(1.0)
+  jax.tree.map(np.testing.assert_array_equal, read(led), read(features))
+  assert all(np.abs(x - y).max() > 1e-3 for x, y in zip(read(state), read(features), strict=True))
+
+
 def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(make_dreamer, fresh_params):
   dreamer = make_dreamer('masked')
   params, policy = fresh_params(dreamer)['actor_critic'], dreamer.actor_critic

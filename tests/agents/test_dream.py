@@ -30,7 +30,7 @@ def starts(dreamer, *arguments, num_steps=None):
 
 @pytest.fixture(scope='module')
 def dreamer(make_dreamer):
-  return make_dreamer('masked')
+  return make_dreamer('masked_frames')
 
 
 @pytest.fixture(scope='module')
@@ -102,9 +102,12 @@ def latents(dreamer, params, imagined):
   imagine_numbers = jax.jit(model.imagine_numbers)
   found = [latent]
   for step in range(1, 4):
-    belief = imagined.features[:, step, : model.belief_size]
-    numbers = imagine_numbers(params['world_model'], belief, found[-1].numbers)
-    found.append(world_model.Latent(*jnp.split(belief, [8], axis=-1), numbers))
+    features = imagined.features[:, step]
+    deterministic, stochastic = jnp.split(features[:, : model.memory_size], [8], axis=-1)
+    cause = features[:, -model.cause_size :]
+    latent = world_model.Latent(deterministic, stochastic, found[-1].numbers, cause)
+    numbers = imagine_numbers(params['world_model'], latent.belief, latent.numbers)
+    found.append(latent._replace(numbers=numbers))
   return found
 
 
@@ -115,7 +118,7 @@ def numbered_posterior(num_steps=NUM_STEPS, batch=BATCH):
   """Features are numbered by sequence and step: 100 b + t, for t from 1."""
   number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
   first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
-  latent = world_model.Latent(number[..., None], -number[..., None], 2 * number[..., None])
+  latent = world_model.Latent(*(scale * number[..., None] for scale in (1, -1, 2, 3)))
   features = jnp.stack([number, -number], axis=-1)
   return world_model.Posterior(latent, features, (), first), number
 
@@ -134,7 +137,8 @@ def test_start_remembers_the_steps_before_it(dreamer, count):
     seen.add((stream, step))
     assert start.latent.stochastic[i, 0] == -number[step, stream]
     assert start.latent.numbers[i, 0] == 2 * number[step, stream]
-    np.testing.assert_array_equal(start.features[i], start.latent.belief[i])
+    assert start.latent.cause[i, 0] == 3 * number[step, stream]
+    np.testing.assert_array_equal(start.features[i], start.latent.belief[i, :2])
     assert start.novelty[i] == number[step, stream] / 2
     assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
     assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
@@ -164,7 +168,7 @@ def test_drawn_starts_depend_on_their_key_and_not_on_other_sequences(dreamer):
 def test_start_without_context_remembers_nothing(make_dreamer):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool)
-  start = starts(make_dreamer('masked', window=1), posterior, last, number, DREAM_KEYS)
+  start = starts(make_dreamer('masked_frames', window=1), posterior, last, number, DREAM_KEYS)
   assert start.memory == () and start.novelty.shape == (18,)
 
 
@@ -205,14 +209,15 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
   @jax.jit
   def next_step(latent, choice):
     recurrent = world_model.Recurrent(latent, model.encode_action(choice))
-    deterministic = model.advance(model.fuse(model_params), recurrent)
+    deterministic, cause = model.advance(model.fuse(model_params), recurrent)
     moments = model.priors(model_params, deterministic).moments()
-    return deterministic, intrinsic.novelty_of('information_gain', moments)
+    return deterministic, cause, intrinsic.novelty_of('information_gain', moments)
 
   for t in range(3):
-    deterministic, novelty = next_step(latents[t], imagined.choice[t])
+    deterministic, cause, novelty = next_step(latents[t], imagined.choice[t])
     expected = latents[t + 1]
     np.testing.assert_allclose(deterministic, expected.deterministic, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(cause, expected.cause, rtol=1e-4, atol=1e-5)
     features = model.features(model_params, expected)
     np.testing.assert_allclose(imagined.features[:, t + 1], features, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(novelty, imagined.novelty[t + 1], rtol=1e-3, atol=1e-5)
@@ -224,7 +229,7 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
 def test_rollout_without_context_stores_the_steps_of_the_loss_only(
   make_dreamer, make_params, posterior, last
 ):
-  dreamer = make_dreamer('masked', window=1)
+  dreamer = make_dreamer('masked_frames', window=1)
   params, model = make_params(dreamer), dreamer.model
   novelty = intrinsic.novelty_of('information_gain', posterior.moments)
   start = starts(dreamer, posterior, last, novelty, DREAM_KEYS)
@@ -237,8 +242,8 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
   imagined = rollout(params, start, HORIZON_MAX)
   assert imagined.features.shape[1] == HORIZON_MAX
   np.testing.assert_array_equal(imagined.features[:, 0], start.features)
-  belief = imagined.features[..., : model.belief_size]
-  assert (belief != 0).all() and dream.track(dreamer.actor_critic, imagined) == ()
+  memory = imagined.features[..., : model.memory_size]
+  assert (memory != 0).all() and dream.track(dreamer.actor_critic, imagined) == ()
 
 
 def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
@@ -383,7 +388,7 @@ def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start
 def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
   make_dreamer, make_params, make_sequence
 ):
-  dreamer = make_dreamer('masked', compute_dtype='bfloat16')
+  dreamer = make_dreamer('masked_frames', compute_dtype='bfloat16')
   params, sequence = make_params(dreamer), make_sequence(dreamer)
 
   def imagine(params):
@@ -465,7 +470,7 @@ def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critic, star
 def test_without_novelty_a_dream_has_values_of_the_task_alone(
   make_dreamer, make_params, posterior, last, changes
 ):
-  dreamer = make_dreamer('masked', **changes)
+  dreamer = make_dreamer('masked_frames', **changes)
   params, model, policy = make_params(dreamer), dreamer.model, dreamer.actor_critic
 
   def imagine(params):

@@ -189,7 +189,14 @@ def test_many_numbers_in_the_unit_range_are_binary():
   outputs_of = lambda size: (
     observation_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1)).num_outputs
   )
-  assert [outputs_of(28), outputs_of(29)] == [28 * (1 + 9), 29 * 2]
+  assert [outputs_of(113), outputs_of(114)] == [113 * (1 + 9), 114 * 2]
+
+
+def test_many_graded_numbers_are_read_without_levels():
+  inputs_of = lambda size: (
+    observation_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1)).input_size
+  )
+  assert [inputs_of(28), inputs_of(29)] == [28 * (1 + 9), 29]
 
 
 @pytest.mark.parametrize('axes', [(), (4,), (4, 5)])

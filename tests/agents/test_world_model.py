@@ -40,7 +40,7 @@ def sequence(dreamer, make_sequence):
 
 @pytest.fixture(scope='module')
 def latents(model, params, infer):
-  """A sequence to its beliefs, as one array [T, B, H + Z]."""
+  """A sequence to its beliefs, as one array [T, B, H + Z + C]."""
 
   def run(sequence, keys=KEYS):
     return np.asarray(infer(model, params, keys, sequence).latent.belief)
@@ -222,7 +222,7 @@ def test_noise_differs_between_steps_and_sequences(sequence, latents):
     action=jnp.ones_like(sequence.action),
     step_type=jnp.zeros_like(sequence.step_type),  # all FIRST, so all beliefs are equal
   )
-  stochastic = latents(every)[..., 8:].reshape(18, 4)
+  stochastic = latents(every)[..., 8:12].reshape(18, 4)
   distance = np.abs(stochastic[:, None] - stochastic[None]).max(-1)
   assert (distance[~np.eye(18, dtype=bool)] > 1e-3).all()
 
@@ -406,7 +406,7 @@ def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequen
 
   @jax.jit
   def gradient(scale):
-    value_loss = lambda features: scale * jnp.sum(features[..., : model.belief_size])
+    value_loss = lambda features: scale * jnp.sum(features[..., : model.memory_size])
     gradient = jax.value_and_grad(model.loss, has_aux=True)
     (loss, (posterior, *_)), grads = gradient(params, KEYS, sequence, value_loss)
     return loss, value_loss(posterior.features), grads
@@ -519,6 +519,15 @@ def test_units_have_geometric_time_constants():
   np.testing.assert_allclose(kept[0], 1 - 1 / np.array([2, 10, 50]), rtol=1e-5)
 
 
+def test_units_are_equally_loud_whatever_their_time_constants():
+  gates = np.random.default_rng(0).normal(size=(2_000, 64, 9))
+  gates[..., [0, 1, 2, 6, 7, 8]] = [30, 30, 30, 0, 0, 0]  # candidates tanh(gate), noise
+  step = lambda state, gates: (world_model.gated(gates, state, 50),) * 2
+  _, states = jax.lax.scan(step, jnp.zeros((64, 3)), jnp.asarray(gates, jnp.float32))
+  loudness = np.std(states[500:], axis=(0, 1))
+  assert loudness.max() < 1.3 * loudness.min()
+
+
 def test_observation_and_its_multiple_have_different_embeddings(make_dreamer):
   model = make_dreamer('plain').model
   params = model.init(jax.random.key(0))
@@ -596,10 +605,11 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, infe
   # Step 3 of stream 2, again, from the previous step.
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = world_model.Recurrent(latent, model.encode_action(sequence.action[2]))
-  deterministic = jax.jit(model.advance)(model.fuse(params), recurrent)
+  deterministic, cause = jax.jit(model.advance)(model.fuse(params), recurrent)
   np.testing.assert_allclose(
     deterministic[2], posterior.latent.deterministic[3, 2], rtol=1e-4, atol=1e-5
   )
+  np.testing.assert_allclose(cause[2], posterior.latent.cause[3, 2], rtol=1e-4, atol=1e-5)
   prior = jax.jit(model.priors)(params, deterministic)
   close = {'rtol': 1e-4, 'atol': 1e-5}
   np.testing.assert_allclose(prior.belief.mean[:, 2], means[:, 3, 2], **close)
@@ -636,16 +646,31 @@ def test_environment_without_real_numbers_has_no_statistics_of_them(
   assert set(params['statistics']) == {'between', 'count'}
 
 
-def test_features_hold_belief_and_inputs_of_the_numbers(
+def test_features_hold_memory_inputs_of_the_numbers_and_cause(
   make_dreamer, make_params, make_sequence, infer
 ):
-  """Also the view of the numbers, as observed."""
+  """Also the view of the numbers, as observed; not the stochastic state, without an image."""
   dreamer = make_dreamer('view')
   model, params, sequence = dreamer.model, make_params(dreamer), make_sequence(dreamer)
   posterior = infer(model, params['world_model'], KEYS, sequence)
   latent = posterior.latent
-  assert posterior.features.shape == (6, 3, model.feature_size) == (6, 3, 8 + 4 + 3 * (1 + 33) + 2)
-  np.testing.assert_array_equal(posterior.features[..., :12], latent.belief)
-  np.testing.assert_allclose(
-    posterior.features[..., -2:], np.square(sequence.observation[..., 1:]), rtol=1e-4
-  )
+  numbers = 3 * (1 + 33) + 2
+  assert posterior.features.shape == (6, 3, model.feature_size) == (6, 3, 8 + numbers + 3 + 16)
+  np.testing.assert_array_equal(posterior.features[..., :8], latent.deterministic)
+  view = posterior.features[..., 8 + numbers - 2 : 8 + numbers]
+  np.testing.assert_allclose(view, np.square(sequence.observation[..., 1:]), rtol=1e-4)
+  np.testing.assert_array_equal(posterior.features[..., 8 + numbers :], latent.cause)
+
+
+def test_cause_is_the_action_of_the_step_before_and_nothing_at_first(
+  make_dreamer, make_params, make_sequence, infer
+):
+  dreamer = make_dreamer('masked')
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  cause = infer(dreamer.model, params, KEYS, sequence).latent.cause
+  first = sequence.step_type == world_model.FIRST
+  assert not np.asarray(cause)[np.asarray(first)].any()
+  action = jax.nn.one_hot(sequence.action[:-1], 4)
+  expected = jnp.where(first[1:, :, None], 0, action)
+  np.testing.assert_array_equal(cause[1:, :, :4], expected)
+  assert np.ptp(cause[1:, :, 4:], axis=0).max() > 0.01  # the numbers of the step before
