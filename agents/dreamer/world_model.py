@@ -144,15 +144,12 @@ def gated(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
 
   Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
   2 steps to `memory_steps`. Initial gradients then reach observations of long ago. Tallec and
-  Ollivier (2018), "Can recurrent neural networks warp time?". A unit that forgets over `steps` steps
-  takes a share of 1 / steps of each candidate, so its variance is 1 / (2 steps) of theirs. Candidates
-  are scaled by the root of the inverse; else readers hear the slow units least.
+  Ollivier (2018), "Can recurrent neural networks warp time?".
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
   candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
   steps = np.geomspace(2, memory_steps, state.shape[-1])
   update = kernels.sigmoid(update - jnp.asarray(np.log(steps - 1), update.dtype))
-  candidate *= jnp.asarray(np.sqrt(2 * steps), update.dtype)
   return update * candidate + (1 - update) * state
 
 

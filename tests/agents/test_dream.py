@@ -103,7 +103,7 @@ def latents(dreamer, params, imagined):
   found = [latent]
   for step in range(1, 4):
     features = imagined.features[:, step]
-    deterministic, stochastic = jnp.split(features[:, : model.memory_size], [8], axis=-1)
+    deterministic, stochastic = features[:, :8], features[:, STOCHASTIC]
     cause = features[:, -model.cause_size :]
     latent = world_model.Latent(deterministic, stochastic, found[-1].numbers, cause)
     numbers = imagine_numbers(params['world_model'], latent.belief, latent.numbers)

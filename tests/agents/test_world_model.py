@@ -519,15 +519,6 @@ def test_units_have_geometric_time_constants():
   np.testing.assert_allclose(kept[0], 1 - 1 / np.array([2, 10, 50]), rtol=1e-5)
 
 
-def test_units_are_equally_loud_whatever_their_time_constants():
-  gates = np.random.default_rng(0).normal(size=(2_000, 64, 9))
-  gates[..., [0, 1, 2, 6, 7, 8]] = [30, 30, 30, 0, 0, 0]  # candidates tanh(gate), noise
-  step = lambda state, gates: (world_model.gated(gates, state, 50),) * 2
-  _, states = jax.lax.scan(step, jnp.zeros((64, 3)), jnp.asarray(gates, jnp.float32))
-  loudness = np.std(states[500:], axis=(0, 1))
-  assert loudness.max() < 1.3 * loudness.min()
-
-
 def test_observation_and_its_multiple_have_different_embeddings(make_dreamer):
   model = make_dreamer('plain').model
   params = model.init(jax.random.key(0))
