@@ -40,7 +40,7 @@ def test_env_figures_have_limit_and_ratio(capsys, monkeypatch):
   steps = by_name['env/catch/4_worlds']
   assert steps['unit'] == 'steps/s'
   (size,) = environments.make('catch', rows=5).observation_spec.shape
-  assert steps['limit'] == pytest.approx(by_name['copy']['value'] / (4 * size))
+  assert steps['limit'] == pytest.approx(by_name['copy']['value'] / size)
   assert steps['ratio'] == pytest.approx(steps['value'] / steps['limit'])
   assert by_name['copy']['limit'] is None
 

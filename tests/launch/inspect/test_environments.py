@@ -19,7 +19,7 @@ def test_list_has_environments_and_families(only_gymnax, capsys):
   pytest.importorskip('gymnax', reason='of the extra envs')
   report = catalogue.look_up()
   assert set(report['worlds']) == set(environments.ENVIRONMENTS)
-  assert report['worlds']['catch']['observation'] == {'': 'float32[50]'}
+  assert report['worlds']['catch']['observation'] == {'': 'bool[50]'}
   assert report['worlds']['catch']['actions'] == '3 choices'
   assert not report['worlds']['catch']['mask'] and report['worlds']['hackmatrix']['mask']
   assert report['families']['no_such'] == {'installed': False, 'worlds': None}

@@ -137,10 +137,8 @@ def test_sound_checkpoint_is_summarised(run, sequences, capsys):
 
 
 def plant_not_finite(run, sequences):
-  observation = sequences.observation.copy()
-  observation[13, 2, 1] = np.nan
-  run.write(sequences._replace(observation=observation))
-  return 'step 2: observation is not finite'
+  run.write(with_step(sequences, 13, 2, reward=np.nan))
+  return 'step 2: reward is not finite'
 
 
 def plant_unmarked_reset(run, sequences):
