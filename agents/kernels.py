@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Tree = Any
+Step = Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
 _NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
 
 
@@ -210,6 +212,96 @@ def _over_batch(x: jax.Array, grad: jax.Array) -> jax.Array:
 affine.defvjp(_affine_forward, _affine_backward)
 
 
+class _Recording:
+  """A matrix that records what is multiplied by it, and shifts the product: see `scan`."""
+
+  def __init__(self, matrix: jax.Array, transposed: jax.Array, shift: jax.Array):
+    self._matrix, self._transposed, self._shift = matrix, transposed, shift
+    self.factor: Any = None
+
+  def __rmatmul__(self, x: jax.Array) -> jax.Array:
+    if self.factor is not None:
+      raise ValueError('a matrix of `scan` is multiplied twice in one step; give it twice')
+    self.factor = x
+    return _product(x, self._shift, self._matrix, self._transposed)
+
+
+@jax.custom_vjp
+def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, transposed: jax.Array) -> jax.Array:
+  """x times the matrix; the gradient goes to the shift, and to x by the transposed matrix."""
+  return x @ matrix
+
+
+_product.defvjp(
+  lambda x, shift, matrix, transposed: (x @ matrix, transposed),
+  lambda transposed, grad: (grad @ transposed, grad, None, None),
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def scan(
+  step: Step, unroll: int, dtype: Any, matrices: Tree, params: Tree, carry: Tree, inputs: Tree
+) -> tuple[Tree, Tree]:
+  """`jax.lax.scan` of a step that multiplies by matrices, which get their gradients after the loop.
+
+  Differentiating a plain scan adds up a gradient of each matrix at every step, each a product over
+  one small batch. Here the backward loop only keeps the gradients of the products' outputs. One
+  product after the loop multiplies them by the inputs of all steps, which gives the gradient of the
+  matrix. The world model's gradient took 0.7 of the time.
+
+  Args:
+    step: (matrices, params, carry, inputs) -> (carry, output), of no other traced values. It
+      computes x @ matrix, with x [B, F], once for each matrix.
+    unroll: steps unrolled in the loop.
+    dtype: that matrices are multiplied in; their gradients are float32.
+    matrices: [F, O] float32 each.
+    params: other parameters of the step, whose gradients are added up step by step.
+    carry: into the first step.
+    inputs: [T, ...] each.
+
+  Returns:
+    The last carry, and the outputs, [T, ...] each.
+  """
+  return _plain_scan(step, unroll, dtype, matrices, params, carry, inputs)
+
+
+def _plain_scan(step, unroll, dtype, matrices, params, carry, inputs):
+  matrices = jax.tree.map(lambda matrix: matrix.astype(dtype), matrices)
+  return jax.lax.scan(functools.partial(step, matrices, params), carry, inputs, unroll=unroll)
+
+
+def _scan_forward(step: Step, unroll: int, dtype: Any, matrices: Tree, *arguments: Tree):
+  matrices = jax.tree.map(lambda matrix: matrix.astype(dtype), matrices)
+  num_steps, batch = (len(jax.tree.leaves(tree)[0]) for tree in (arguments[2], arguments[1]))
+  shifts = jax.tree.map(
+    lambda matrix: jnp.zeros((num_steps, batch, matrix.shape[1]), dtype), matrices
+  )
+  transposes = jax.tree.map(transposed, matrices)
+
+  def run(shifts, params, carry, inputs):
+    def recorded(carry, inputs_and_shifts):
+      inputs, shifts = inputs_and_shifts
+      recording = jax.tree.map(_Recording, matrices, transposes, shifts)
+      carry, output = step(recording, params, carry, inputs)
+      return carry, (output, jax.tree.map(lambda matrix: matrix.factor, recording))
+
+    carry, (outputs, factors) = jax.lax.scan(recorded, carry, (inputs, shifts), unroll=unroll)
+    return (carry, outputs), factors
+
+  result, pull_back, factors = jax.vjp(run, shifts, *arguments, has_aux=True)
+  return result, (pull_back, factors)
+
+
+def _scan_backward(step: Step, unroll: int, dtype: Any, saved: Any, grads: Tree):
+  pull_back, factors = saved
+  shifts, *others = pull_back(grads)
+  product = functools.partial(jnp.einsum, 'tbi,tbo->io', preferred_element_type=jnp.float32)
+  return jax.tree.map(product, factors, shifts), *others
+
+
+scan.defvjp(_scan_forward, _scan_backward)
+
+
 def _plain_affine(
   parts: tuple[jax.Array, ...], kernel: jax.Array, bias: jax.Array | None = None
 ) -> jax.Array:
@@ -233,5 +325,6 @@ PLAIN: dict[Callable[..., jax.Array], Callable[..., jax.Array]] = {
   silu: nn.silu,
   normalise: _plain_normalise,
   affine: _plain_affine,
+  scan: _plain_scan,
 }
 """Plain form of each kernel, with the same arguments."""

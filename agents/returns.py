@@ -87,7 +87,7 @@ def generalised_advantages(
   return return_ - value_t[:-1], return_
 
 
-class Spread(NamedTuple):
+class PercentileRange(NamedTuple):
   """An exponential moving average of the 5 to 95 % range of returns.
 
   Attributes:
@@ -99,30 +99,30 @@ class Spread(NamedTuple):
   num_updates: jax.Array
 
 
-def initial_spread() -> Spread:
-  """A spread of no returns."""
-  return Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+def initial_range() -> PercentileRange:
+  """A range of no returns."""
+  return PercentileRange(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
-def update_spread(spread: Spread, return_: jax.Array, *, rate: float) -> tuple[Spread, jax.Array]:
-  """Adds a batch of returns to the spread; also gives it without the bias of the average.
+def update_range(
+  average: PercentileRange, return_: jax.Array, *, rate: float
+) -> tuple[PercentileRange, jax.Array]:
+  """Adds a batch of returns to the average; also gives it without the bias of the average.
 
   Hafner et al. (2023), equation 7, without its floor.
 
   Args:
-    spread: before.
+    average: before.
     return_: [...] float32; NaN leaves a return out.
     rate: of the average.
 
   Returns:
-    The new spread, and [] float32.
+    The new average, and [] float32.
   """
   low, high = jnp.nanpercentile(return_, jnp.array([5.0, 95.0]))
-  change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: all are left out
-  value = spread.value + rate * change
-  spread = Spread(value, spread.num_updates + 1)
-  correction = 1 - (1 - rate) ** spread.num_updates
-  return spread, spread.value / correction
+  change = jnp.where(jnp.isnan(high), 0.0, high - low - average.value)  # NaN: all are left out
+  average = PercentileRange(average.value + rate * change, average.num_updates + 1)
+  return average, average.value / (1 - (1 - rate) ** average.num_updates)
 
 
 def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:

@@ -312,7 +312,7 @@ def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Seque
     discount=jnp.asarray(~last, jnp.float32),
     step_type=jnp.asarray(step_type, jnp.int32),
     extras={},
-    initial_state=dreamer.model.initial(batch),
+    initial_state=dreamer.model.rssm.initial(batch),
     identity=jnp.asarray(rng.integers(0, 2**32, batch, np.uint32)),
     version=jnp.zeros(batch, jnp.int32),
     actor_id=jnp.zeros(batch, jnp.int32),

@@ -38,8 +38,9 @@ class TrainState(NamedTuple):
     model_opt_state: of the world model's optimizer.
     policy_opt_state: of the actor-critic's.
     intrinsic: novelty's averages and boredom.
-    spreads: of the returns of each head of the critic, by its name; advantages are divided by them.
-    peak: [] float32, largest spread of novelty's returns since warm-up.
+    return_ranges: percentile ranges of the returns of each head of the critic, by its name;
+      advantages are divided by them.
+    largest_novelty_range: [] float32, of the returns of novelty since warm-up.
     key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
     step: [] int32, updates done.
   """
@@ -49,8 +50,8 @@ class TrainState(NamedTuple):
   model_opt_state: Tree
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
-  spreads: dict[str, returns.Spread]
-  peak: jax.Array
+  return_ranges: dict[str, returns.PercentileRange]
+  largest_novelty_range: jax.Array
   key: jax.Array
   step: jax.Array
 
@@ -94,12 +95,12 @@ class _Imagined(NamedTuple):
   Attributes:
     dream: imagined from steps of the batch.
     replayed: the batch.
-    drives: of intrinsic motivation.
+    motivation: of intrinsic motivation.
   """
 
   dream: dream.Dream
   replayed: ac.Replayed
-  drives: intrinsic.Drives
+  motivation: intrinsic.Motivation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +122,8 @@ class _Learner:
       model_opt_state=self.model_optimizer.init(params['world_model']),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
-      spreads={name: returns.initial_spread() for name in self.dreamer.actor_critic.heads},
-      peak=jnp.zeros((), jnp.float32),
+      return_ranges={name: returns.initial_range() for name in self.dreamer.actor_critic.heads},
+      largest_novelty_range=jnp.zeros((), jnp.float32),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
     )
@@ -135,20 +136,20 @@ class _Learner:
     model_keys, dream_keys = _sequence_keys(shared_key, sequence.identity.shape[0])
     state, posterior, model_metrics = self._improve_world_model(state, model_keys, sequence)
 
-    novelty = intrinsic.novelty_of(config.novelty, posterior.moments)
+    novelty = intrinsic.novelty_of(config.novelty, posterior.priors.moments())
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
-    intrinsic_state, drives = intrinsic.update(
+    intrinsic_state, motivation = intrinsic.update(
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
-    horizon = jnp.where(warm, drives.horizon, 0)
-    imagined = self._imagine(state, posterior, novelty, dream_keys, sequence, horizon, drives)
+    horizon = jnp.where(warm, motivation.horizon, 0)
+    imagined = self._imagine(state, posterior, novelty, dream_keys, sequence, horizon, motivation)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
 
     metrics = {
       **{f'world_model/{name}': value for name, value in model_metrics.items()},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
-      **_intrinsic_metrics(posterior, novelty, drives),
+      **_intrinsic_metrics(posterior, novelty, motivation),
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
     }
@@ -185,35 +186,35 @@ class _Learner:
     policy, config = self.dreamer.actor_critic, self.dreamer.config
     stop = jax.lax.stop_gradient
     begins = jnp.zeros(sequence.reward.shape, bool)
-    track = policy.context.replayed(stop(features), jnp.zeros_like(sequence.reward), begins)
+    history = policy.context.replayed(stop(features), jnp.zeros_like(sequence.reward), begins)
     last = sequence.step_type == LAST
     rewards = {ac.TASK: sequence.reward}
-    replayed = ac.Replayed(features, track, rewards, sequence.discount, last)
+    replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
     loss = policy.replayed_value_loss(
       stop(state.params['actor_critic']), state.slow_critic, replayed
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, novelty, keys, sequence, horizon, drives) -> _Imagined:
+  def _imagine(self, state, posterior, novelty, keys, sequence, horizon, motivation) -> _Imagined:
     """Imagination from steps of the batch, by the newest parameters."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
-    start, track = dream.starts(
+    start, history = dream.starts(
       policy, posterior, last, novelty, keys, num_steps=config.starts_per_sequence
     )
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
     )
-    rewards = self._rewards(sequence.reward, novelty, drives)
-    replayed = ac.Replayed(posterior.features, track, rewards, sequence.discount, last)
-    return _Imagined(dreamt, replayed, drives)
+    rewards = self._rewards(sequence.reward, novelty, motivation)
+    replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
+    return _Imagined(dreamt, replayed, motivation)
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; also metrics of the policy and of the dream."""
     dreamt = imagined.dream
-    spreads, peak, scale, targets = self._targets(state, imagined)
+    ranges, largest, scale, targets = self._targets(state, imagined)
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
@@ -226,7 +227,7 @@ class _Learner:
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
-    mean = lambda x: jnp.sum(targets.weight * x[1:].T)
+    mean = lambda x: jnp.sum(targets.weight * x[1:])
     dream_metrics = {
       'reward': mean(dreamt.reward),
       'value': mean(dreamt.values[ac.TASK]),
@@ -238,36 +239,36 @@ class _Learner:
       state.params['actor_critic'],
       state.slow_critic,
       state.policy_opt_state,
-      state.spreads,
-      state.peak,
+      state.return_ranges,
+      state.largest_novelty_range,
     )
-    params, slow_critic, opt_state, spreads, peak = jax.tree.map(
+    params, slow_critic, opt_state, ranges, largest = jax.tree.map(
       lambda new, old: jnp.where(dreamt.horizon > 0, new, old),
-      (params, slow_critic, opt_state, spreads, peak),
+      (params, slow_critic, opt_state, ranges, largest),
       old,
     )
     state = state._replace(
       params=state.params | {'actor_critic': params},
       slow_critic=slow_critic,
       policy_opt_state=opt_state,
-      spreads=spreads,
-      peak=peak,
+      return_ranges=ranges,
+      largest_novelty_range=largest,
     )
     return state, metrics, dream_metrics
 
   def _targets(
     self, state: TrainState, imagined: _Imagined
-  ) -> tuple[dict[str, returns.Spread], jax.Array, jax.Array, ac.Targets]:
-    """The new spreads and peak, the task's scale, and targets [S, H] of imagined steps.
+  ) -> tuple[dict[str, returns.PercentileRange], jax.Array, jax.Array, ac.Targets]:
+    """Percentile ranges, the largest of novelty, the task's scale, and targets [H, B'] of imagined steps.
 
-    The task's advantage is divided by the spread of its returns, novelty's by the largest spread that
+    The task's advantage is divided by the range of its returns, novelty's by the largest range that
     its returns have had, so that novelty fades as the model learns.
     """
     config, dreamt = self.dreamer.config, imagined.dream
-    rewards = self._rewards(dreamt.reward, dreamt.novelty, imagined.drives)
+    rewards = self._rewards(dreamt.reward, dreamt.novelty, imagined.motivation)
     weight = dream.weights(dreamt)
     weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
-    all_returns, advantages, spreads, spread = {}, {}, {}, {}
+    all_returns, advantages, ranges, range_of = {}, {}, {}, {}
     for name in self.dreamer.actor_critic.heads:
       value = dreamt.values[name]
       all_returns[name] = dream.returns_of(
@@ -279,49 +280,50 @@ class _Learner:
       # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
       # members disagree most there, and their novelty would set the scale of all others.
       first = jnp.where(dreamt.start.weight > 0, all_returns[name][0], jnp.nan)
-      spreads[name], spread[name] = returns.update_spread(
-        state.spreads[name],
+      ranges[name], range_of[name] = returns.update_range(
+        state.return_ranges[name],
         jax.lax.all_gather(first, devices_lib.DEVICES),
         rate=dreamer_config.RETURN_RATE,
       )
     # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
     size = devices_lib.over_devices(jnp.sum(weight * jnp.abs(all_returns[ac.TASK])))
     floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
-    scale = jnp.maximum(spread[ac.TASK], floor)
-    advantage, peak = advantages[ac.TASK] / scale, state.peak
+    scale = jnp.maximum(range_of[ac.TASK], floor)
+    advantage, largest = advantages[ac.TASK] / scale, state.largest_novelty_range
     if ac.NOVELTY in advantages:
-      peak = jnp.maximum(peak, jnp.maximum(spread[ac.NOVELTY], dreamer_config.NOVELTY_FLOOR))
+      largest = jnp.maximum(
+        largest, jnp.maximum(range_of[ac.NOVELTY], dreamer_config.NOVELTY_FLOOR)
+      )
       # Novelty has the whole weight while the returns of the task are all alike.
-      weight_of_novelty = jnp.maximum(config.novelty_scale, 1 - spread[ac.TASK] / scale)
-      advantage += weight_of_novelty * advantages[ac.NOVELTY] / peak
+      weight_of_novelty = jnp.maximum(config.novelty_scale, 1 - range_of[ac.TASK] / scale)
+      advantage += weight_of_novelty * advantages[ac.NOVELTY] / largest
     targets = ac.Targets(
       returns=all_returns,
       advantage=advantage,
       slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
       weight=weight,
     )
-    targets = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), targets)
-    return spreads, peak, scale, targets
+    return ranges, largest, scale, targets
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
   ) -> tuple[Tree, Metrics]:
     """Gradient and metrics of the actor-critic's loss, added up over chunks of imagined steps."""
     policy = self.dreamer.actor_critic
-    track = dream.track(policy, dreamt)
+    history = dream.history(policy, dreamt)
     count = self.dreamer.config.steps_per_chunk
 
     def add_chunk(chunk: jax.Array, carry: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
       first = chunk * count
-      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count, axis=1)
-      steps = dream.steps(policy, dreamt, track, first, count)
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
+      steps = dream.steps(policy, dreamt, history, first, count)
       (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
         params, steps, jax.tree.map(cut, targets)
       )
       return jax.tree.map(jnp.add, carry, (grads, metrics))
 
-    steps = dream.steps(policy, dreamt, track, 0, count)
-    first_targets = jax.tree.map(lambda x: x[:, :count], targets)
+    steps = dream.steps(policy, dreamt, history, 0, count)
+    first_targets = jax.tree.map(lambda x: x[:count], targets)
     empty = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(jax.grad(policy.loss, has_aux=True), params, steps, first_targets),
@@ -343,14 +345,14 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, novelty: jax.Array, drives: intrinsic.Drives
+    self, reward: jax.Array, novelty: jax.Array, motivation: intrinsic.Motivation
   ) -> dict[str, jax.Array]:
     """The reward of each head of the critic, by its name.
 
     That of novelty is relative to its mean, so that ending an episode forgoes nothing on average:
     else an agent that is paid for every step learns not to finish.
     """
-    excess = (novelty - drives.novelty_mean) / (drives.novelty_scale + 1e-8)
+    excess = (novelty - motivation.novelty_mean) / (motivation.novelty_scale + 1e-8)
     rewards = {ac.TASK: reward, ac.NOVELTY: excess}
     return {name: rewards[name] for name in self.dreamer.actor_critic.heads}
 
@@ -363,14 +365,16 @@ def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]
   return keys[:, 0], keys[:, 1]
 
 
-def _intrinsic_metrics(posterior: Any, novelty: jax.Array, drives: intrinsic.Drives) -> Metrics:
-  clean = intrinsic.novelty_of('clean', posterior.moments)
+def _intrinsic_metrics(
+  posterior: Any, novelty: jax.Array, motivation: intrinsic.Motivation
+) -> Metrics:
+  clean = intrinsic.novelty_of('clean', posterior.priors.moments())
   return {
     'intrinsic/novelty': novelty.mean(),
-    'intrinsic/novelty_fast': drives.novelty_fast,
-    'intrinsic/novelty_slow': drives.novelty_mean,
+    'intrinsic/novelty_fast': motivation.novelty_fast,
+    'intrinsic/novelty_slow': motivation.novelty_mean,
     'intrinsic/clean_novelty': clean.mean(),
     'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
-    'intrinsic/competence': drives.competence,
-    'intrinsic/boredom': drives.boredom,
+    'intrinsic/competence': motivation.competence,
+    'intrinsic/boredom': motivation.boredom,
   }

@@ -28,14 +28,14 @@ class Steps(NamedTuple):
   """Consecutive imagined steps; inputs of their losses.
 
   Attributes:
-    features: [B, R, F] in the compute dtype.
-    track: of the context module.
-    choice: [B, R] or [B, R, M] int32 actions, or [B, R, A] float32 actions before tanh.
-    mask: [B, R, A] bool.
+    features: [R, B, F] in the compute dtype.
+    history: of the context module.
+    choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
+    mask: [R, B, A] bool.
   """
 
   features: jax.Array
-  track: Tree
+  history: Tree
   choice: jax.Array
   mask: jax.Array
 
@@ -45,14 +45,14 @@ class Replayed(NamedTuple):
 
   Attributes:
     features: [T, B, F] in the compute dtype.
-    track: of the context module.
+    history: of the context module.
     rewards: [T, B] float32 of each head that learns, by its name.
     discount: [T, B] float32.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
 
   features: jax.Array
-  track: Tree
+  history: Tree
   rewards: dict[str, jax.Array]
   discount: jax.Array
   last: jax.Array
@@ -62,10 +62,10 @@ class Targets(NamedTuple):
   """Targets of imagined steps.
 
   Attributes:
-    returns: [B, R] float32 of each head of the critic, by its name.
-    advantage: [B, R] float32, of all heads, each scaled.
-    slow_values: [B, R] float32 of each head of the slow critic.
-    weight: [B, R] float32, a step's share of the loss; 0 beyond the horizon.
+    returns: [R, B] float32 of each head of the critic, by its name.
+    advantage: [R, B] float32, of all heads, each scaled.
+    slow_values: [R, B] float32 of each head of the slow critic.
+    weight: [R, B] float32, a step's share of the loss; 0 beyond the horizon.
   """
 
   returns: dict[str, jax.Array]
@@ -196,7 +196,7 @@ class ActorCritic:
     """
     config = self.config
     features = steps.features
-    context = self.context.pool(params, steps.track, features)
+    context = self.context.pool(params, steps.history, features)
     policy = self.policy(params, features, context, steps.mask)
     entropy = policy.entropy()
     log_prob = policy.log_prob(steps.choice)
@@ -228,8 +228,7 @@ class ActorCritic:
       The loss [], a mean over all steps but the last.
     """
     config, features, last = self.config, replayed.features, replayed.last
-    by_stream = jnp.swapaxes(features, 0, 1)
-    context = jnp.swapaxes(self.context.pool(params, replayed.track, by_stream), 0, 1)
+    context = self.context.pool(params, replayed.history, features)
     loss: Any = 0.0
     values, slow_values = (
       self.values(of, features, context) for of in (params, {'critic': slow_critic})

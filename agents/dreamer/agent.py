@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, world_model
+from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 
 Tree = Any
@@ -25,7 +25,7 @@ class PolicyState(NamedTuple):
     memory: of the context module.
   """
 
-  recurrent: world_model.Recurrent
+  recurrent: rssm.Recurrent
   memory: Tree
 
 
@@ -50,13 +50,14 @@ def make_dreamer(
 ) -> Dreamer:
   """Builds the agent for one environment's specs."""
   model = world_model.WorldModel(config, observation_spec, action_spec)
+  sizes = model.networks
   policy = actor_critic.ActorCritic(
     config,
     action_spec,
-    model.feature_size,
-    model.memory_size,
-    model.feature_size - model.cause_size,
-    model.action_size,
+    sizes.feature_size,
+    sizes.memory_size,
+    sizes.feature_size - sizes.previous_size,
+    sizes.actions.size,
   )
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
@@ -84,7 +85,14 @@ class _Acting:
 
   def acting_params(self, params: Tree) -> Tree:
     read_by_act = {
-      'world_model': ('encoder', 'recall', 'posterior', 'transition', 'prior', 'statistics'),
+      'world_model': (
+        'encoder',
+        'image_encoder',
+        'recurrence',
+        'posterior',
+        'prior',
+        modules.STATISTICS,
+      ),
       'actor_critic': (*self.policy.context.modules(), 'actor'),
     }
     return {
@@ -93,7 +101,7 @@ class _Acting:
     }
 
   def initial_policy_state(self, num_envs: int) -> PolicyState:
-    return PolicyState(self.model.initial(num_envs), self.policy.context.initial(num_envs))
+    return PolicyState(self.model.rssm.initial(num_envs), self.policy.context.initial(num_envs))
 
   def act(
     self,
@@ -109,12 +117,13 @@ class _Acting:
     model, policy = self.model, self.policy
     num_envs = timestep.step_type.shape[0]
     latent_key, action_key = jax.random.split(key)
-    first = timestep.step_type == world_model.FIRST
-    embedded = model.embed(params['world_model'], timestep.observation)
-    noise = jax.vmap(model.noise)(jax.random.split(latent_key, num_envs))
-    latent, _ = model.observe(params['world_model'], state.recurrent, embedded, first, noise)
-    features = model.features(params['world_model'], latent)
-    moments = model.priors(params['world_model'], latent.deterministic).moments()
+    first = timestep.step_type == rssm.FIRST
+    noise = jax.vmap(model.rssm.noise)(jax.random.split(latent_key, num_envs))
+    latent, previous = model.rssm.observe(
+      params['world_model'], state.recurrent, timestep.observation, first, noise
+    )
+    features = model.rssm.features(params['world_model'], latent, previous)
+    moments = model.rssm.prior(params['world_model'], latent.deterministic).moments()
     novelty = intrinsic.novelty_of(model.config.novelty, moments)
     memory, context = policy.context.advance(
       params['actor_critic'], state.memory, features, novelty, first
@@ -124,7 +133,7 @@ class _Acting:
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
-    recurrent = world_model.Recurrent(latent, model.encode_action(action))
+    recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs

@@ -21,6 +21,8 @@ Tree = Any
 class Context(Protocol):
   """A module beside actor and critic; its methods are pure functions of their parameters.
 
+  A history holds the steps that contexts are pooled from; a memory, the part of it before a step.
+
   Attributes:
     size: C, of a context.
   """
@@ -48,31 +50,31 @@ class Context(Protocol):
     """
 
   def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
-    """A track of [T, B, ...] replayed steps; step 0 counts as the begin of an episode."""
+    """The history of [T, B, ...] replayed steps; step 0 counts as the begin of an episode."""
 
-  def memory_at(self, track: Tree, step: jax.Array, stream: jax.Array) -> Tree:
-    """Memories [S, ...] before step [S] of stream [S] of a track of replayed steps."""
+  def memory_at(self, history: Tree, step: jax.Array, stream: jax.Array) -> Tree:
+    """Memories of S steps, before step [S] of stream [S] of a history of replayed steps."""
 
   def imagined(
     self, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
   ) -> Tree:
-    """A track of a start and the steps imagined after it.
+    """The history of a start and the steps imagined after it.
 
     Args:
       memory: of the steps before the start.
-      features: [B, H, F].
-      novelty: [B, H] float32.
+      features: [H, B, F].
+      novelty: [H, B] float32.
       begins: [B] bool, of the starts.
     """
 
-  def cut(self, track: Tree, first: jax.Array | int, count: int) -> Tree:
-    """The part of a track for `count` steps from step `first` on."""
+  def cut(self, history: Tree, first: jax.Array | int, count: int) -> Tree:
+    """The part of a history for `count` steps from step `first` on."""
 
-  def pool(self, params: Tree, track: Tree, features: jax.Array) -> jax.Array:
-    """The contexts [B, R, C] of the steps of a track, with features [B, R, F]."""
+  def pool(self, params: Tree, history: Tree, features: jax.Array) -> jax.Array:
+    """The contexts [R, B, C] of the steps of a history, with features [R, B, F]."""
 
-  def weights(self, params: Tree, track: Tree, num_steps: int) -> jax.Array:
-    """[B, R, W] float32, weights of the last W steps, oldest first; they sum to 1."""
+  def weights(self, params: Tree, history: Tree, num_steps: int) -> jax.Array:
+    """[R, B, W] float32, weights of the last W steps, oldest first; they sum to 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,7 @@ class NoContext:
   def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
     return ()
 
-  def memory_at(self, track: Tree, step: jax.Array, stream: jax.Array) -> Tree:
+  def memory_at(self, history: Tree, step: jax.Array, stream: jax.Array) -> Tree:
     return ()
 
   def imagined(
@@ -103,23 +105,23 @@ class NoContext:
   ) -> Tree:
     return ()
 
-  def cut(self, track: Tree, first: jax.Array | int, count: int) -> Tree:
+  def cut(self, history: Tree, first: jax.Array | int, count: int) -> Tree:
     return ()
 
-  def pool(self, params: Tree, track: Tree, features: jax.Array) -> jax.Array:
+  def pool(self, params: Tree, history: Tree, features: jax.Array) -> jax.Array:
     return features[..., :0]
 
-  def weights(self, params: Tree, track: Tree, num_steps: int) -> jax.Array:
-    return jnp.ones((1, num_steps, 1), jnp.float32)
+  def weights(self, params: Tree, history: Tree, num_steps: int) -> jax.Array:
+    return jnp.ones((num_steps, 1, 1), jnp.float32)
 
 
 class Window(NamedTuple):
-  """Consecutive steps, oldest first: W - 1 as a memory, W - 1 + R as a track of R steps.
+  """Consecutive steps, oldest first: W - 1 as a memory, W - 1 + R as a history of R steps.
 
   Attributes:
-    features: [B, W, F] in the compute dtype.
-    novelty: [B, W] float32.
-    episode: [B, W] int32, a count of episodes; a step reads only steps of its own episode.
+    features: [W, B, F] in the compute dtype.
+    novelty: [W, B] float32.
+    episode: [W, B] int32, a count of episodes; a step reads only steps of its own episode.
   """
 
   features: jax.Array
@@ -154,73 +156,72 @@ class Salience:
     """Steps of episode -1, which no step reads, since an actor's first step is FIRST."""
     before = self.window - 1
     return Window(
-      features=jnp.zeros((batch, before, self.feature_size), self.dtype),
-      novelty=jnp.zeros((batch, before), jnp.float32),
-      episode=jnp.full((batch, before), -1, jnp.int32),
+      features=jnp.zeros((before, batch, self.feature_size), self.dtype),
+      novelty=jnp.zeros((before, batch), jnp.float32),
+      episode=jnp.full((before, batch), -1, jnp.int32),
     )
 
   def advance(
     self, params: Tree, memory: Window, features: jax.Array, novelty: jax.Array, begins: jax.Array
   ) -> tuple[Window, jax.Array]:
-    window = self.imagined(memory, features[:, None], novelty[:, None], begins)
-    context = self.pool(params, window, features[:, None])[:, 0]
-    return jax.tree.map(lambda x: x[:, 1:], window), context
+    window = self.imagined(memory, features[None], novelty[None], begins)
+    context = self.pool(params, window, features[None])[0]
+    return jax.tree.map(lambda x: x[1:], window), context
 
   def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Window:
     """Steps before the sequence belong to episode -1, which no step reads."""
 
     def before(x: jax.Array, fill: int) -> jax.Array:
-      x = jnp.swapaxes(x, 0, 1)
-      padding = ((0, 0), (self.window - 1, 0), *[(0, 0)] * (x.ndim - 2))
+      padding = ((self.window - 1, 0), *[(0, 0)] * (x.ndim - 1))
       return jnp.pad(x, padding, constant_values=fill)
 
     episode = jnp.cumsum(begins.at[0].set(True), axis=0, dtype=jnp.int32) - 1
     return Window(before(features, 0), before(novelty, 0), before(episode, -1))
 
-  def memory_at(self, track: Window, step: jax.Array, stream: jax.Array) -> Window:
-    index = step[:, None] + jnp.arange(self.window - 1)  # into a track that begins W - 1 earlier
-    return jax.tree.map(lambda x: x[stream[:, None], index], track)
+  def memory_at(self, history: Window, step: jax.Array, stream: jax.Array) -> Window:
+    index = step + jnp.arange(self.window - 1)[:, None]  # into a history that begins W - 1 earlier
+    return jax.tree.map(lambda x: x[index, stream], history)
 
   def imagined(
     self, memory: Window, features: jax.Array, novelty: jax.Array, begins: jax.Array
   ) -> Window:
-    episode = jnp.repeat((memory.episode[:, -1] + begins)[:, None], novelty.shape[1], axis=1)
+    episode = jnp.broadcast_to(memory.episode[-1] + begins, novelty.shape)
     window: Window = jax.tree.map(
-      lambda before, after: jnp.concatenate([before, after], axis=1),
+      lambda before, after: jnp.concatenate([before, after]),
       memory,
       Window(features, novelty, episode),
     )
     return window
 
-  def cut(self, track: Window, first: jax.Array | int, count: int) -> Window:
+  def cut(self, history: Window, first: jax.Array | int, count: int) -> Window:
     size = self.window - 1 + count
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, axis=1), track)
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), history)
 
-  def pool(self, params: Tree, track: Window, features: jax.Array) -> jax.Array:
+  def pool(self, params: Tree, history: Window, features: jax.Array) -> jax.Array:
     """One matrix product for each stream."""
     del features
-    weights = self._weights(self.scores(params, track), track)
-    return weights.astype(track.features.dtype) @ track.features
+    weights = self._weights(self.scores(params, history), history)
+    return jnp.einsum('rwb,wbf->rbf', weights.astype(history.features.dtype), history.features)
 
-  def scores(self, params: Tree, track: Window) -> jax.Array:
-    """[B, W - 1 + R] float32 salience of the steps of a track."""
-    novelty = jnp.log1p(track.novelty)[..., None].astype(track.features.dtype)
+  def scores(self, params: Tree, history: Window) -> jax.Array:
+    """[W - 1 + R, B] float32 salience of the steps of a history."""
+    novelty = jnp.log1p(history.novelty)[..., None].astype(history.features.dtype)
     module, _ = self.modules()['salience']
-    scores = networks.apply(module, params['salience'], track.features, novelty)
+    scores = networks.apply(module, params['salience'], history.features, novelty)
     return scores[..., 0].astype(jnp.float32)
 
-  def _weights(self, scores: jax.Array, track: Window) -> jax.Array:
-    """[B, R, W - 1 + R] float32; 0 outside the window of a step and in other episodes."""
-    before, total = self.window - 1, track.episode.shape[1]
+  def _weights(self, scores: jax.Array, history: Window) -> jax.Array:
+    """[R, W - 1 + R, B] float32; 0 outside the window of a step and in other episodes."""
+    before, total = self.window - 1, len(history.episode)
     age = jnp.arange(before, total)[:, None] - jnp.arange(total)
-    same = track.episode[:, None] == track.episode[:, before:, None]
-    counts = same & (age >= 0) & (age <= before)
-    return jax.nn.softmax(jnp.where(counts, scores[:, None], -jnp.inf), axis=-1)
+    same = history.episode == history.episode[before:, None]
+    counts = same & ((age >= 0) & (age <= before))[..., None]
+    return jax.nn.softmax(jnp.where(counts, scores, -jnp.inf), axis=1)
 
-  def weights(self, params: Tree, track: Window, num_steps: int) -> jax.Array:
-    weights = self._weights(self.scores(params, track), track)
+  def weights(self, params: Tree, history: Window, num_steps: int) -> jax.Array:
+    weights = self._weights(self.scores(params, history), history)
     step = jnp.arange(num_steps)[:, None]
-    return weights[:, step, step + jnp.arange(self.window)]
+    return jnp.swapaxes(weights[step, step + jnp.arange(self.window)], 1, 2)
 
 
 def make_context(config: dreamer_config.DreamerConfig, feature_size: int) -> Context:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import returns
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import intrinsic, world_model
+from hephaestus.agents.dreamer import intrinsic, rssm, world_model
 
 Tree = Any
 
@@ -26,7 +26,7 @@ class Start(NamedTuple):
     keys: [B'] one for each dream, so that dreams do not depend on the batch.
   """
 
-  latent: world_model.Latent
+  latent: rssm.Latent
   features: jax.Array
   novelty: jax.Array
   begins: jax.Array
@@ -40,7 +40,7 @@ class Dream(NamedTuple):
 
   Attributes:
     start: B' steps, the first of each dream.
-    features: [B', H, F], of the start and the steps after it but the last, as losses read them.
+    features: [H, B', F], of the start and the steps after it but the last.
     novelty: [H + 1, B'] float32.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
     mask: [H, B', A] bool.
@@ -61,35 +61,6 @@ class Dream(NamedTuple):
   values: dict[str, jax.Array]
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
-
-
-def imagine(
-  model: world_model.WorldModel,
-  params: Tree,
-  recurrent: world_model.Recurrent,
-  member: jax.Array,
-  noise: jax.Array,
-) -> tuple[world_model.Latent, Any]:
-  """One imagined step.
-
-  Args:
-    model: the world model.
-    params: of `WorldModel.fuse`.
-    recurrent: [B', ...] of the step before.
-    member: [B'] int32, the member whose prior each dream follows.
-    noise: [B', ...] of `WorldModel.noise`.
-
-  Returns:
-    The latent [B', ...], and all members' predictions of it, [K, B', ...].
-  """
-  deterministic, cause = model.advance(params, recurrent)
-  outputs = model.prior_outputs(params, deterministic)
-  belief = model.prior(params, outputs[member, jnp.arange(len(member))]).belief
-  stochastic = belief.sample(noise).astype(model.dtype)
-  before = recurrent.latent.numbers
-  latent = world_model.Latent(deterministic, stochastic, before, cause)
-  latent = latent._replace(numbers=model.imagine_numbers(params, latent.belief, before))
-  return latent, model.prior(params, outputs)
 
 
 def rollout(
@@ -119,7 +90,8 @@ def rollout(
   imagination = _Imagination(
     model,
     actor_critic,
-    model.fuse(params['world_model']),
+    params['world_model'],
+    model.rssm.matrices(params['world_model']),
     params['actor_critic'],
     slow_critic,
     member,
@@ -136,7 +108,8 @@ class _Imagination:
   Attributes:
     model: the world model.
     actor_critic: the policy that acts, and the critic.
-    model_params: of the world model, fused.
+    model_params: of the world model.
+    matrices: of its recurrence.
     policy_params: of the actor-critic.
     slow_critic: parameters of the slow critic.
     member: [B'] int32, the member whose prior each dream follows.
@@ -146,6 +119,7 @@ class _Imagination:
   model: world_model.WorldModel
   actor_critic: ac.ActorCritic
   model_params: Tree
+  matrices: rssm.Matrices
   policy_params: Tree
   slow_critic: Tree
   member: jax.Array
@@ -162,7 +136,7 @@ class _Imagination:
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
     outputs = {
-      'features': jnp.zeros((batch, num_steps, features.shape[-1]), features.dtype),
+      'features': jnp.zeros((num_steps, *features.shape), features.dtype),
       'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
       'mask': jnp.ones((num_steps, *mask.shape), bool),
       'novelty': arrived(start.novelty),
@@ -180,10 +154,13 @@ class _Imagination:
     action, choice = self.actor_critic.sample(
       policy, jax.vmap(self.actor_critic.noise)(noise_keys[:, 0])
     )
-    recurrent = world_model.Recurrent(before, self.model.encode_action(action))
-    noise = jax.vmap(self.model.noise)(noise_keys[:, 1])
-    latent, priors = imagine(self.model, self.model_params, recurrent, self.member, noise)
-    next_features = self.model.features(self.model_params, latent)
+    model = self.model.rssm
+    recurrent = rssm.Recurrent(before, self.model.networks.actions.encode(action))
+    noise = jax.vmap(model.noise)(noise_keys[:, 1])
+    latent, previous, priors = model.imagine(
+      self.model_params, self.matrices, recurrent, self.member, noise
+    )
+    next_features = model.features(self.model_params, latent, previous)
     novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
     memory, context = self.actor_critic.context.advance(
       self.policy_params, memory, next_features, novelty, jnp.zeros(len(novelty), bool)
@@ -194,16 +171,12 @@ class _Imagination:
       'discount': self.model.discount(self.model_params, next_features),
       **self._values(next_features, context),
     }
-    decided = {'choice': choice, 'mask': mask}
-    put = jax.lax.dynamic_update_index_in_dim
-    outputs = (
-      {'features': put(outputs['features'], features, t, 1)}
-      | {name: put(outputs[name], x, t, 0) for name, x in decided.items()}
-      | {
-        name: jax.tree.map(lambda old, new: put(old, new, t + 1, 0), outputs[name], x)
-        for name, x in arrived.items()
-      }
-    )
+    decided = {'features': features, 'choice': choice, 'mask': mask}
+    put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
+    outputs = {
+      name: jax.tree.map(put(t if name in decided else t + 1), outputs[name], x)
+      for name, x in (decided | arrived).items()
+    }
     mask = self.model.action_mask(self.model_params, next_features)
     return latent, next_features, memory, context, mask, outputs
 
@@ -252,30 +225,30 @@ def weights(dream: Dream) -> jax.Array:
   return jnp.where(beyond[:, None], 0.0, alive * dream.start.weight)
 
 
-def track(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
-  """The context module's track of a dream's starts and imagined steps."""
-  novelty = dream.novelty[: len(dream.choice)].T
+def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
+  """The context module's history of a dream's starts and imagined steps."""
+  novelty = dream.novelty[: len(dream.choice)]
   return actor_critic.context.imagined(
     dream.start.memory, dream.features, novelty, dream.start.begins
   )
 
 
 def steps(
-  actor_critic: ac.ActorCritic, dream: Dream, track: Tree, first: jax.Array | int, count: int
+  actor_critic: ac.ActorCritic, dream: Dream, history: Tree, first: jax.Array | int, count: int
 ) -> ac.Steps:
-  """`count` imagined steps from step `first` on; `track` is from the function `track`."""
-  cut = lambda x, axis=0: jax.lax.dynamic_slice_in_dim(x, first, count, axis)
+  """`count` imagined steps from step `first` on; `history` is from the function `history`."""
+  cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
   return ac.Steps(
-    features=cut(dream.features, 1),
-    track=actor_critic.context.cut(track, first, count),
-    choice=jnp.swapaxes(cut(dream.choice), 0, 1),
-    mask=jnp.swapaxes(cut(dream.mask), 0, 1),
+    features=cut(dream.features),
+    history=actor_critic.context.cut(history, first, count),
+    choice=cut(dream.choice),
+    mask=cut(dream.mask),
   )
 
 
 def starts(
   actor_critic: ac.ActorCritic,
-  posterior: world_model.Posterior,
+  posterior: rssm.Posterior,
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
@@ -293,7 +266,7 @@ def starts(
     num_steps: of each sequence, drawn without replacement; None for all.
 
   Returns:
-    B' = B x num_steps starts, and the context module's track of the sequences.
+    B' = B x num_steps starts, and the context module's history of the sequences.
   """
   total, batch = last.shape
   count = total if num_steps is None else min(num_steps, total)

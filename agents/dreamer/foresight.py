@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents.dreamer import intrinsic, rssm, world_model
 
 Tree = Any
 
@@ -43,34 +43,30 @@ def foresee(
   num_steps = len(action)
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
-  noise = jax.vmap(model.noise)(jax.random.split(noise_key, num_steps))
+  noise = jax.vmap(model.rssm.noise)(jax.random.split(noise_key, num_steps))
   is_first = jnp.arange(num_steps) == 0
-  inputs = (
-    model.embed(model_params, observation),
-    is_first,
-    jnp.arange(num_steps) < context,
-    model.encode_action(action),
-    noise,
-  )
-
-  fused = model.fuse(model_params)
+  is_observed = jnp.arange(num_steps) < context
+  inputs = (observation, is_first, is_observed, model.networks.actions.encode(action), noise)
+  matrices = model.rssm.matrices(model_params)
 
   def step(carry, inputs):
     closed, open_ = carry
-    embedded, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
-    posterior, _ = model.observe(model_params, closed, embedded, first, None)
-    imagined, _ = dream.imagine(model, fused, open_, member, noise)
-    latent = jax.tree.map(lambda x, y: jnp.where(observed[0], x, y), posterior, imagined)
-    carry = world_model.Recurrent(posterior, action), world_model.Recurrent(latent, action)
-    predicted = model.decode(model_params, latent.belief, open_.latent.numbers, first)
-    return carry, (posterior, jax.tree.map(lambda x: x[0], predicted))
+    observation, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
+    closed_step = model.rssm.observe(model_params, closed, observation, first, None)
+    *open_step, _ = model.rssm.imagine(model_params, matrices, open_, member, noise)
+    latent, previous = jax.tree.map(
+      lambda x, y: jnp.where(observed[0], x, y), closed_step, tuple(open_step)
+    )
+    predicted = model.decode(model_params, latent, previous, open_.latent.numbers, first)
+    carry = rssm.Recurrent(closed_step[0], action), rssm.Recurrent(latent, action)
+    return carry, (*closed_step, jax.tree.map(lambda x: x[0], predicted))
 
-  initial = model.initial(1)
-  _, (latent, predicted) = jax.lax.scan(step, (initial, initial), inputs)
-  moments = model.priors(model_params, latent.deterministic).moments()
+  initial = model.rssm.initial(1)
+  _, (latent, previous, predicted) = jax.lax.scan(step, (initial, initial), inputs)
+  moments = model.rssm.prior(model_params, latent.deterministic).moments()
   novelty = intrinsic.novelty_of(model.config.novelty, moments)
-  features = model.features(model_params, latent)
+  features = model.rssm.features(model_params, latent, previous)
   context_module = actor_critic.context
-  track = context_module.replayed(features, novelty, is_first[:, None])
-  weights = context_module.weights(policy_params, track, num_steps)
-  return agent_lib.Foresight(predicted, weights[0])
+  history = context_module.replayed(features, novelty, is_first[:, None])
+  weights = context_module.weights(policy_params, history, num_steps)
+  return agent_lib.Foresight(predicted, weights[:, 0])

@@ -21,20 +21,20 @@ class IntrinsicState(NamedTuple):
   Attributes:
     fast: [] float32, biased fast average of novelty over updates.
     slow: [] float32, biased slow average.
-    peak: [] float32, largest slow average since the end of warm-up.
+    largest: [] float32, largest slow average since the end of warm-up.
     boredom: [] float32 in [0, 1].
     num_updates: [] int32.
   """
 
   fast: jax.Array
   slow: jax.Array
-  peak: jax.Array
+  largest: jax.Array
   boredom: jax.Array
   num_updates: jax.Array
 
 
-class Drives(NamedTuple):
-  """Outputs of intrinsic motivation.
+class Motivation(NamedTuple):
+  """What follows from the novelty of a batch.
 
   Attributes:
     horizon: [] int32, imagination horizon.
@@ -59,7 +59,7 @@ def initial() -> IntrinsicState:
   return IntrinsicState(
     fast=jnp.zeros((), jnp.float32),
     slow=jnp.zeros((), jnp.float32),
-    peak=jnp.zeros((), jnp.float32),
+    largest=jnp.zeros((), jnp.float32),
     boredom=jnp.zeros((), jnp.float32),
     num_updates=jnp.zeros((), jnp.int32),
   )
@@ -146,7 +146,7 @@ def update(
   config: dreamer_config.DreamerConfig,
   *,
   trained: jax.Array | bool = True,
-) -> tuple[IntrinsicState, Drives]:
+) -> tuple[IntrinsicState, Motivation]:
   """Updates competence, boredom and horizon with the novelty of one batch.
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
@@ -161,11 +161,11 @@ def update(
     state: before the batch.
     novelty: [] float32, mean over the batch, equal on all replicas.
     config: rates, threshold and bounds.
-    trained: [] bool, whether warm-up is over. Before, the peak stays 0, since the novelty of an
+    trained: [] bool, whether warm-up is over. Before, the largest stays 0, since the novelty of an
       untrained model is large everywhere.
 
   Returns:
-    The next state, and the drives.
+    The next state, and the motivation.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
@@ -181,7 +181,7 @@ def update(
   )
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
-  peak = jnp.where(trained, jnp.maximum(state.peak, corrected_slow), 0.0)
-  return IntrinsicState(fast, slow, peak, boredom, num_updates), Drives(
-    horizon.astype(jnp.int32), corrected_fast, corrected_slow, peak, competence, boredom
+  largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
+  return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
+    horizon.astype(jnp.int32), corrected_fast, corrected_slow, largest, competence, boredom
   )

@@ -119,7 +119,7 @@ def make_params():
       x = rng.normal(size=leaf.shape)
       if path[-1].key in ('square', 'error', 'between', 'count'):  # statistics
         return jnp.asarray(1 + np.abs(x), jnp.float32)
-      if path[-1].key == 'kernel':
+      if path[-1].key in ('kernel', 'output'):
         fan_in = np.prod(
           leaf.shape[-4 if leaf.ndim == 4 else -2 : -1]
         )  # of a convolution or a dense layer
@@ -175,14 +175,14 @@ def make_sequence(make_observation):
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     if dreamer.actor_critic.discrete:
       action = np.ones((num_steps, batch), np.int32)
-      if not model.has_mask:
-        action = rng.integers(0, model.action_size, (num_steps, batch), np.int32)
+      if not model.networks.has_mask:
+        action = rng.integers(0, model.networks.actions.size, (num_steps, batch), np.int32)
     else:
       action = rng.uniform(
         model.action_spec.minimum, model.action_spec.maximum, (num_steps, batch, 2)
       ).astype(np.float32)
-    initial = jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), model.initial(batch))
-    numbers = model.numbers.read(make_observation(dreamer, rng, batch))
+    initial = jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), model.rssm.initial(batch))
+    numbers = model.networks.numbers.read(make_observation(dreamer, rng, batch))
     initial = initial._replace(latent=initial.latent._replace(numbers=numbers))
     sequence = experience.Sequence(
       observation=make_observation(dreamer, rng, num_steps, batch),
@@ -208,8 +208,7 @@ def infer():
 
   def run(model, params, keys, sequence):
     if id(model) not in compiled:
-      function = lambda *arguments: model.infer(*arguments)[0]
-      compiled[id(model)] = jax.jit(function)
+      compiled[id(model)] = jax.jit(model.rssm.infer)
     return compiled[id(model)](params, keys, sequence)
 
   return run

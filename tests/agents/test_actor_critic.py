@@ -33,16 +33,16 @@ def random_steps(policy, num_steps, batch, seed=0):
   rng = np.random.default_rng(seed)
   size = WINDOW - 1 + num_steps
   array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  track = context.Window(
-    features=array(batch, size, policy.feature_size),
-    novelty=jnp.abs(array(batch, size)),
-    episode=jnp.asarray(np.cumsum(rng.uniform(size=(batch, size)) < 0.3, axis=1), jnp.int32),
+  history = context.Window(
+    features=array(size, batch, policy.feature_size),
+    novelty=jnp.abs(array(size, batch)),
+    episode=jnp.asarray(np.cumsum(rng.uniform(size=(size, batch)) < 0.3, axis=0), jnp.int32),
   )
   return ac.Steps(
-    features=track.features[:, WINDOW - 1 :],
-    track=track,
-    choice=jnp.asarray(rng.integers(0, policy.action_size, (batch, num_steps)), jnp.int32),
-    mask=jnp.ones((batch, num_steps, policy.action_size), bool),
+    features=history.features[WINDOW - 1 :],
+    history=history,
+    choice=jnp.asarray(rng.integers(0, policy.action_size, (num_steps, batch)), jnp.int32),
+    mask=jnp.ones((num_steps, batch, policy.action_size), bool),
   )
 
 
@@ -53,8 +53,8 @@ def random_steps(policy, num_steps, batch, seed=0):
 def steps(policy):
   steps = random_steps(policy, 4, 3)
   # Action 2 is illegal in the first two steps, and not taken there.
-  mask = steps.mask.at[:, :2, 2].set(False)
-  return steps._replace(mask=mask, choice=steps.choice.at[:, :2].set(steps.choice[:, :2] % 2))
+  mask = steps.mask.at[:2, :, 2].set(False)
+  return steps._replace(mask=mask, choice=steps.choice.at[:2].set(steps.choice[:2] % 2))
 
 
 @pytest.fixture(scope='module')
@@ -66,16 +66,16 @@ def gradient(policy):
 def judge(policy, steps):
   """params -> log pi(choice), entropy, and of each head log p(return) and log p(slow value).
 
-  The task's are 3 and -1, those of novelty 2 and 0. Each result is [B, R].
+  The task's are 3 and -1, those of novelty 2 and 0. Each result is [R, B].
   """
 
   @jax.jit
   def judge(params):
-    pooled = policy.context.pool(params, steps.track, steps.features)
+    pooled = policy.context.pool(params, steps.history, steps.features)
     distribution = policy.policy(params, steps.features, pooled, steps.mask)
     values = policy.values(params, steps.features, pooled)
     value, novelty = values[ac.TASK], values[ac.NOVELTY]
-    fill = lambda x: jnp.full((3, 4), x)
+    fill = lambda x: jnp.full((4, 3), x)
     return (
       distribution.log_prob(steps.choice),
       distribution.entropy(),
@@ -89,7 +89,7 @@ def judge(policy, steps):
 
 
 def targets(advantage=0.0, weight=1 / 12):
-  fill = lambda x: jnp.full((3, 4), x, jnp.float32)
+  fill = lambda x: jnp.full((4, 3), x, jnp.float32)
   return ac.Targets(
     returns={ac.TASK: fill(3.0), ac.NOVELTY: fill(2.0)},
     advantage=fill(advantage),
@@ -134,7 +134,7 @@ def test_loss_is_the_weighted_sum_of_its_formula(policy, params, steps, judge):
   log_prob, entropy, critics = jax.tree.map(np.asarray, judge(params))
   likelihoods = sum(critics[ac.TASK]) + sum(critics[ac.NOVELTY])
   rng = np.random.default_rng(0)
-  advantage, weight = rng.normal(size=(3, 4)), rng.uniform(size=(3, 4))
+  advantage, weight = rng.normal(size=(4, 3)), rng.uniform(size=(4, 3))
   expected = np.sum(weight * (-advantage * log_prob - 3e-4 * entropy - likelihoods))
   given = targets()._replace(
     advantage=jnp.asarray(advantage, jnp.float32), weight=jnp.asarray(weight, jnp.float32)
@@ -158,7 +158,7 @@ def test_salience_learns_from_actor_and_critic(policy, params, steps):
   assert size(jax.tree.map(jnp.subtract, both, critic)) > 1e-3
 
 
-def test_actor_and_critic_do_not_read_what_led_to_a_step(policy, params):
+def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(policy, params):
   features = jax.random.normal(jax.random.key(0), (5, policy.feature_size))
   context = jnp.zeros((5, policy.context.size))
 
@@ -209,9 +209,9 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
 
   def loss(params, features, reward, discount):
-    track = policy.context.replayed(features, novelty, first)
+    history = policy.context.replayed(features, novelty, first)
     rewards = {ac.TASK: reward, ac.NOVELTY: novelty}
-    replayed = ac.Replayed(features, track, rewards, discount, last)
+    replayed = ac.Replayed(features, history, rewards, discount, last)
     return policy.replayed_value_loss(params, slow_critic, replayed)
 
   gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
@@ -264,13 +264,13 @@ def test_replayed_loss_trains_only_heads_with_rewards(policy, params, make_dream
   """Rewards of one head add its own loss alone."""
   sequence = make_sequence(make_dreamer('plain'))
   features = jax.random.normal(jax.random.key(0), (6, 3, policy.feature_size))
-  track = policy.context.replayed(features, jnp.zeros((6, 3)), sequence.step_type == 0)
+  history = policy.context.replayed(features, jnp.zeros((6, 3)), sequence.step_type == 0)
 
   @functools.partial(jax.jit, static_argnums=1)
   def gradient(params, names):
     rewards = {name: sequence.reward for name in names}
     last = sequence.step_type == 2
-    replayed = ac.Replayed(features, track, rewards, sequence.discount, last)
+    replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
     loss = jax.value_and_grad(policy.replayed_value_loss)
     return loss(params, params['critic'], replayed)
 

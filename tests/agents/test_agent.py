@@ -11,7 +11,7 @@ from dm_env import specs
 
 from hephaestus.agents import distributions
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents.dreamer import dream, intrinsic, rssm
 
 FIRST, MID = 0, 1
 NUM_ENVS = 3
@@ -98,7 +98,7 @@ def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_para
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   assert sorted(acting['world_model']) == [
-    'encoder', 'posterior', 'prior', 'recall', 'statistics', 'transition',
+    'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
   ]  # fmt: skip
   assert sorted(acting['actor_critic']) == ['actor', 'salience']
 
@@ -170,11 +170,11 @@ def test_first_step_clears_the_policy_state(make_dreamer, make_params, act, arri
   jax.tree.map(np.testing.assert_array_equal, decision, expected)
   jax.tree.map(np.testing.assert_array_equal, from_old.recurrent, from_fresh.recurrent)
   episode = from_old.memory.episode
-  assert (episode[:, -1:] != episode[:, :-1]).all()
+  assert (episode[-1] != episode[:-1]).all()
   # A MID step keeps the state.
   from_mid, remembered = act(dreamer, acting, key, state, mid)
   assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
-  assert (from_mid.memory.features[:, -1] != from_fresh.memory.features[:, -1]).any(-1).all()
+  assert (from_mid.memory.features[-1] != from_fresh.memory.features[-1]).any(-1).all()
 
 
 def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, make_params, act, arrive):
@@ -212,13 +212,13 @@ def test_acting_and_training_pool_the_same_windows(make_dreamer, episode, env, g
   dreamer = make_dreamer(env)
   params, sequence, states, decisions = episode(dreamer, greedy)
   policy = dreamer.actor_critic
-  features, novelty = states.memory.features[1:, :, -1], states.memory.novelty[1:, :, -1]
+  features, novelty = states.memory.features[1:, -1], states.memory.novelty[1:, -1]
   first = sequence.step_type == FIRST
-  track = policy.context.replayed(features, novelty, first)
+  history = policy.context.replayed(features, novelty, first)
 
   @jax.jit
   def train(params):
-    context = policy.context.pool(params, track, features.swapaxes(0, 1)).swapaxes(0, 1)
+    context = policy.context.pool(params, history, features)
     mask = sequence.observation['action_mask'] if env == 'masked' else None
     distribution = policy.policy(params, features, context, mask)
     choice = distribution.mean if env == 'continuous' else decisions.action
@@ -237,7 +237,7 @@ def quiet_dreamer(make_dreamer):
   """(env) -> a Dreamer whose latents are the modes of their beliefs."""
 
   @dataclasses.dataclass(frozen=True)
-  class Quiet(world_model.WorldModel):
+  class Quiet(rssm.RSSM):
     def noise(self, key):
       return jnp.zeros_like(super().noise(key))
 
@@ -245,8 +245,10 @@ def quiet_dreamer(make_dreamer):
   def make(env):
     model = make_dreamer(env).model
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(world_model, 'WorldModel', Quiet)
-      return dreamer_agent.make_dreamer(model.config, model.observation_spec, model.action_spec)
+      patch.setattr(rssm, 'RSSM', Quiet)
+      dreamer = dreamer_agent.make_dreamer(model.config, model.observation_spec, model.action_spec)
+      assert isinstance(dreamer.model.rssm, Quiet)  # made at its first use
+      return dreamer
 
   return make
 
@@ -267,13 +269,11 @@ def test_training_infers_the_latents_of_acting(quiet_dreamer, episode, env, begi
     initial_state=stored,
   )
   keys = jax.random.split(jax.random.key(0), 3)
-  posterior, *_ = jax.jit(dreamer.model.infer)(params['world_model'], keys, sequence)
-  acted = states.memory.features[1 + begin :, :, -1]
+  posterior = jax.jit(dreamer.model.rssm.infer)(params['world_model'], keys, sequence)
+  acted = states.memory.features[1 + begin :, -1]
   np.testing.assert_allclose(posterior.features, acted, rtol=1e-3, atol=1e-4)
-  novelty = intrinsic.novelty_of('information_gain', posterior.moments)
-  np.testing.assert_allclose(
-    novelty, states.memory.novelty[1 + begin :, :, -1], rtol=1e-2, atol=1e-3
-  )
+  novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+  np.testing.assert_allclose(novelty, states.memory.novelty[1 + begin :, -1], rtol=1e-2, atol=1e-3)
 
 
 def test_fresh_params_are_float32_and_depend_on_the_key(make_dreamer, fresh_params):
@@ -309,7 +309,7 @@ def test_no_key_is_used_twice(make_dreamer, make_params, make_sequence, arrive):
 
     def learn(model_keys, dream_keys):
       _, (posterior, *_) = model.loss(params['world_model'], model_keys, sequence)
-      novelty = intrinsic.novelty_of('information_gain', posterior.moments)
+      novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
       start, _ = dream.starts(
         policy, posterior, sequence.step_type == 2, novelty, dream_keys, num_steps=2
       )
@@ -329,4 +329,4 @@ def test_acting_with_categorical_latents_and_clean_novelty(make_dreamer, make_pa
   np.testing.assert_allclose(stochastic.reshape(3, 4, 3).sum(-1), np.ones((3, 4)), rtol=1e-6)
   assert np.isfinite(decision.extras['log_prob']).all()
   assert isinstance(dreamer.model.action_spec, specs.DiscreteArray)
-  assert dreamer.model.latent_type is distributions.Categorical
+  assert dreamer.model.networks.latent_type is distributions.Categorical

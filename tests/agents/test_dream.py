@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, intrinsic, world_model
+from hephaestus.agents.dreamer import dream, intrinsic, rssm, world_model
 
 WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
 NUM_STEPS, BATCH = 6, 3
@@ -64,7 +64,7 @@ def start(dreamer, posterior, last):
     dreamer,
     posterior,
     last,
-    intrinsic.novelty_of('information_gain', posterior.moments),
+    intrinsic.novelty_of('information_gain', posterior.priors.moments()),
     DREAM_KEYS,
   )
 
@@ -97,16 +97,19 @@ def imagined(rollout, params, slow_critic, start):
 
 @pytest.fixture(scope='module')
 def latents(dreamer, params, imagined):
-  """Latents of the start and the three steps after it; numbers are imagined step by step."""
+  """Latents of the start and the three steps after it; numbers are decoded step by step."""
   model, (latent, *_) = dreamer.model, imagined.start
-  imagine_numbers = jax.jit(model.imagine_numbers)
+  decode = jax.jit(
+    lambda latent, previous: model.decode(
+      params['world_model'], latent, previous, latent.numbers, jnp.zeros(len(previous), bool)
+    )
+  )
   found = [latent]
-  for step in range(1, 4):
-    features = imagined.features[:, step]
+  for features in imagined.features[1:4]:
     deterministic, stochastic = features[:, :8], features[:, STOCHASTIC]
-    cause = features[:, -model.cause_size :]
-    latent = world_model.Latent(deterministic, stochastic, found[-1].numbers, cause)
-    numbers = imagine_numbers(params['world_model'], latent.belief, latent.numbers)
+    previous = features[:, -model.networks.previous_size :]
+    latent = rssm.Latent(deterministic, stochastic, found[-1].numbers)
+    numbers = model.networks.numbers.read(decode(latent, previous))
     found.append(latent._replace(numbers=numbers))
   return found
 
@@ -118,9 +121,9 @@ def numbered_posterior(num_steps=NUM_STEPS, batch=BATCH):
   """Features are numbered by sequence and step: 100 b + t, for t from 1."""
   number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
   first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
-  latent = world_model.Latent(*(scale * number[..., None] for scale in (1, -1, 2, 3)))
+  latent = rssm.Latent(*(scale * number[..., None] for scale in (1, -1, 2)))
   features = jnp.stack([number, -number], axis=-1)
-  return world_model.Posterior(latent, features, (), first), number
+  return rssm.Posterior(latent, features, (), (), (), first), number
 
 
 @pytest.mark.parametrize('count', [None, 5])
@@ -137,23 +140,22 @@ def test_start_remembers_the_steps_before_it(dreamer, count):
     seen.add((stream, step))
     assert start.latent.stochastic[i, 0] == -number[step, stream]
     assert start.latent.numbers[i, 0] == 2 * number[step, stream]
-    assert start.latent.cause[i, 0] == 3 * number[step, stream]
-    np.testing.assert_array_equal(start.features[i], start.latent.belief[i, :2])
+    np.testing.assert_array_equal(start.features[i], number[step, stream] * np.array([1, -1]))
     assert start.novelty[i] == number[step, stream] / 2
     assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
     assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
     for w in range(WINDOW - 1):
       before = step - (WINDOW - 1) + w
       expected = number[before, stream] if before >= 0 else 0.0
-      assert start.memory.novelty[i, w] == expected / 2
-      np.testing.assert_array_equal(start.memory.features[i, w], [expected, -expected])
+      assert start.memory.novelty[w, i] == expected / 2
+      np.testing.assert_array_equal(start.memory.features[w, i], [expected, -expected])
       same_episode = before >= 0 and not (stream == 1 and before < 3 <= step)
-      own = start.memory.episode[i, -1] + start.begins[i]
-      assert (start.memory.episode[i, w] == own) == same_episode
-  assert len(seen) == total  # drawn without replacement
+      own = start.memory.episode[-1, i] + start.begins[i]
+      assert (start.memory.episode[w, i] == own) == same_episode
+  assert len(seen) == total  # without replacement
 
 
-def test_drawn_starts_depend_on_their_key_and_not_on_other_sequences(dreamer):
+def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(dreamer):
   posterior, number = numbered_posterior()
   last = jnp.zeros(number.shape, bool)
   draw = lambda keys: np.asarray(
@@ -172,54 +174,59 @@ def test_start_without_context_remembers_nothing(make_dreamer):
   assert start.memory == () and start.novelty.shape == (18,)
 
 
-def test_track_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
+def test_history_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
   posterior, number = numbered_posterior()
-  track = dreamer.actor_critic.context.replayed(posterior.features, number, posterior.first)
+  history = dreamer.actor_critic.context.replayed(posterior.features, number, posterior.first)
   np.testing.assert_array_equal(
-    track.episode[:2], [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
+    history.episode[:, :2].T, [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
   )
-  np.testing.assert_array_equal(track.features[:, WINDOW - 1 :, 0], number.T)
-  np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], number.T)
+  np.testing.assert_array_equal(history.features[WINDOW - 1 :, :, 0], number)
+  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], number)
 
 
 # Rollouts.
 
 
 def test_rollout_begins_at_its_start(imagined, start):
-  np.testing.assert_array_equal(imagined.features[:, 0], start.features)
+  np.testing.assert_array_equal(imagined.features[0], start.features)
   np.testing.assert_array_equal(imagined.novelty[0], start.novelty)
 
 
-def test_track_of_a_dream_is_its_memory_and_then_its_steps(dreamer, imagined, start):
-  track = dream.track(dreamer.actor_critic, imagined)
-  before = jax.tree.map(lambda x: x[:, : WINDOW - 1], track)
+def test_history_of_a_dream_is_its_memory_and_then_its_steps(dreamer, imagined, start):
+  history = dream.history(dreamer.actor_critic, imagined)
+  before = jax.tree.map(lambda x: x[: WINDOW - 1], history)
   jax.tree.map(np.testing.assert_array_equal, before, start.memory)
-  np.testing.assert_array_equal(track.features[:, WINDOW - 1 :], imagined.features)
-  np.testing.assert_array_equal(track.novelty[:, WINDOW - 1 :], imagined.novelty[:-1].T)
-  own = start.memory.episode[:, -1] + start.begins
-  assert (track.episode[:, WINDOW - 1 :] == own[:, None]).all()
+  np.testing.assert_array_equal(history.features[WINDOW - 1 :], imagined.features)
+  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], imagined.novelty[:-1])
+  own = start.memory.episode[-1] + start.begins
+  assert (history.episode[WINDOW - 1 :] == own).all()
 
 
 def test_imagined_step_follows_from_the_previous_step_and_its_action(
-  dreamer, params, imagined, latents
+  dreamer, params, start, imagined, latents
 ):
   """State, novelty and features; the features hold the imagined numbers."""
   model, model_params = dreamer.model, params['world_model']
 
   @jax.jit
   def next_step(latent, choice):
-    recurrent = world_model.Recurrent(latent, model.encode_action(choice))
-    deterministic, cause = model.advance(model.fuse(model_params), recurrent)
-    moments = model.priors(model_params, deterministic).moments()
-    return deterministic, cause, intrinsic.novelty_of('information_gain', moments)
+    action = model.networks.actions.encode(choice)
+    latent, previous, priors = model.rssm.imagine(
+      model_params,
+      model.rssm.matrices(model_params),
+      rssm.Recurrent(latent, action),
+      jnp.zeros(len(action), jnp.int32),
+      jax.vmap(model.rssm.noise)(start.keys),
+    )
+    novelty = intrinsic.novelty_of('information_gain', priors.moments())
+    return latent.deterministic, previous, novelty
 
   for t in range(3):
-    deterministic, cause, novelty = next_step(latents[t], imagined.choice[t])
+    deterministic, previous, novelty = next_step(latents[t], imagined.choice[t])
     expected = latents[t + 1]
     np.testing.assert_allclose(deterministic, expected.deterministic, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(cause, expected.cause, rtol=1e-4, atol=1e-5)
-    features = model.features(model_params, expected)
-    np.testing.assert_allclose(imagined.features[:, t + 1], features, rtol=1e-3, atol=1e-4)
+    features = model.rssm.features(model_params, expected, previous)
+    np.testing.assert_allclose(imagined.features[t + 1], features, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(novelty, imagined.novelty[t + 1], rtol=1e-3, atol=1e-5)
   other = next_step(latents[0], (imagined.choice[0] + 1) % 4)[0]
   assert np.abs(other - latents[1].deterministic).max() > 1e-3
@@ -231,7 +238,7 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
 ):
   dreamer = make_dreamer('masked_frames', window=1)
   params, model = make_params(dreamer), dreamer.model
-  novelty = intrinsic.novelty_of('information_gain', posterior.moments)
+  novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
   start = starts(dreamer, posterior, last, novelty, DREAM_KEYS)
 
   @jax.jit
@@ -240,21 +247,21 @@ def test_rollout_without_context_stores_the_steps_of_the_loss_only(
     return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
 
   imagined = rollout(params, start, HORIZON_MAX)
-  assert imagined.features.shape[1] == HORIZON_MAX
-  np.testing.assert_array_equal(imagined.features[:, 0], start.features)
-  memory = imagined.features[..., : model.memory_size]
-  assert (memory != 0).all() and dream.track(dreamer.actor_critic, imagined) == ()
+  assert len(imagined.features) == HORIZON_MAX
+  np.testing.assert_array_equal(imagined.features[0], start.features)
+  memory = imagined.features[..., : model.networks.memory_size]
+  assert (memory != 0).all() and dream.history(dreamer.actor_critic, imagined) == ()
 
 
 def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
   model, policy = dreamer.model, dreamer.actor_critic
-  features, track = imagined.features, dream.track(policy, imagined)
+  features, history = imagined.features, dream.history(policy, imagined)
   steps = slice(1, 4)
 
   @jax.jit
   def predict(params):
-    context = policy.context.pool(params['actor_critic'], track, features)
-    predicted = (
+    context = policy.context.pool(params['actor_critic'], history, features)
+    return (
       model.reward(params['world_model'], features).mean(),
       model.discount(params['world_model'], features),
       model.action_mask(params['world_model'], features),
@@ -263,7 +270,6 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined
         for of in (params['actor_critic'], {'critic': slow_critic})
       ),
     )
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), predicted)
 
   reward, discount, mask, values, slow_values = predict(params)
   close = {'rtol': 1e-3, 'atol': 1e-4}
@@ -299,12 +305,12 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
 
   @jax.jit
   def modes(params, steps):
-    context = policy.context.pool(params, steps.track, steps.features)
+    context = policy.context.pool(params, steps.history, steps.features)
     return policy.policy(params, steps.features, context, steps.mask).mode()
 
   expected = modes(sure['actor_critic'], steps)
   # One per cent of all choices is uniform.
-  assert (expected == imagined.choice[:4].T).mean() > 0.9
+  assert (expected == imagined.choice[:4]).mean() > 0.9
   assert len(np.unique(expected)) > 1
 
 
@@ -318,10 +324,10 @@ def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   imagined = rollout(changed, slow_critic, start, 4)
-  stochastic = np.asarray(imagined.features[:, 1:4, STOCHASTIC])
+  stochastic = np.asarray(imagined.features[1:4, :, STOCHASTIC])
   followed = np.rint(stochastic / 100)
-  assert (followed == followed[:, :1, :1]).all()
-  assert set(followed[:, 0, 0]) == set(range(NUM_MEMBERS))
+  assert (followed == followed[:1, :, :1]).all()
+  assert set(followed[0, :, 0]) == set(range(NUM_MEMBERS))
   noise = stochastic - 100 * followed
   assert len(np.unique(noise)) == noise.size  # noise differs between all steps
 
@@ -346,7 +352,9 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
     latent=jax.tree.map(put, others.latent, start.latent),
     features=put(others.features, start.features),
     novelty=put(others.novelty, start.novelty),
-    memory=jax.tree.map(put, others.memory, start.memory),
+    memory=jax.tree.map(
+      lambda other, own: other.at[:, column].set(own[:, column]), others.memory, start.memory
+    ),
     keys=put(others.keys, start.keys),
   )
   result = rollout(params, slow_critic, mixed, 4)
@@ -355,8 +363,8 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
       jax.tree.map(lambda x: x[:, column], getattr(x, name)) for x in (result, imagined)
     )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-  np.testing.assert_array_equal(result.features[column], imagined.features[column])
-  assert (result.features[:, 2] != imagined.features[:, 2])[
+  np.testing.assert_array_equal(result.features[:, column], imagined.features[:, column])
+  assert (result.features[2] != imagined.features[2])[
     np.arange(18) != column
   ].any(-1).all()  # fmt: skip
 
@@ -364,7 +372,8 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
 def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
   params, slow_critic, start, rollout, imagined
 ):
-  alone = jax.tree.map(lambda x: x[7:8], start)
+  alone = jax.tree.map(lambda x: x[7:8], start._replace(memory=()))
+  alone = alone._replace(memory=jax.tree.map(lambda x: x[:, 7:8], start.memory))
   result = rollout(params, slow_critic, alone, 4)
   np.testing.assert_array_equal(result.choice[:, 0], imagined.choice[:, 7])
   close = {'rtol': 1e-3, 'atol': 1e-4}
@@ -374,7 +383,7 @@ def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
       getattr(result, name),
       getattr(imagined, name),
     )
-  np.testing.assert_allclose(result.features[0], imagined.features[7], **close)
+  np.testing.assert_allclose(result.features[:, 0], imagined.features[:, 7], **close)
 
 
 def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
@@ -382,7 +391,7 @@ def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start
   latent, features = jax.tree.map(broadcast, (start.latent, start.features))
   same = start._replace(latent=latent, features=features)
   imagined = rollout(params, slow_critic, same, 4)
-  assert len(np.unique(np.asarray(imagined.features)[:, 1, STOCHASTIC.stop - 1])) == 18
+  assert len(np.unique(np.asarray(imagined.features)[1, :, STOCHASTIC.stop - 1])) == 18
 
 
 def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
@@ -392,8 +401,8 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
   params, sequence = make_params(dreamer), make_sequence(dreamer)
 
   def imagine(params):
-    posterior, *_ = dreamer.model.infer(params['world_model'], KEYS, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.moments)
+    posterior = dreamer.model.rssm.infer(params['world_model'], KEYS, sequence)
+    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critic = params['actor_critic']['critic']
@@ -412,9 +421,9 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, rollout, imagined):
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
-  np.testing.assert_array_equal(longer.features[:, :4], imagined.features[:, :4])
+  np.testing.assert_array_equal(longer.features[:4], imagined.features[:4])
   np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
-  assert (longer.features[:, -1, STOCHASTIC] != 0).all()
+  assert (longer.features[-1, :, STOCHASTIC] != 0).all()
 
 
 def test_steps_beyond_the_horizon_are_zero(imagined):
@@ -423,8 +432,8 @@ def test_steps_beyond_the_horizon_are_zero(imagined):
     assert numbers.shape == (HORIZON_MAX + 1, 18)
     assert (numbers[5:] == 0).all() and (numbers[1:5] != 0).all()
   assert (imagined.novelty[5:] == 0).all() and (imagined.novelty[1:5] != 0).all()
-  assert (imagined.features[:, 4:] == 0).all()
-  assert (imagined.features[:, :4, STOCHASTIC] != 0).all()
+  assert (imagined.features[4:] == 0).all()
+  assert (imagined.features[:4, :, STOCHASTIC] != 0).all()
 
 
 def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
@@ -439,10 +448,15 @@ def test_rollout_computes_horizon_many_steps(dreamer, params, slow_critic, start
   steps = []
 
   @dataclasses.dataclass(frozen=True)
-  class Counting(world_model.WorldModel):
-    def advance(self, params, recurrent):
+  class CountingRSSM(rssm.RSSM):
+    def imagine(self, *arguments):
       jax.debug.callback(steps.append, jnp.int32(1))
-      return super().advance(params, recurrent)
+      return super().imagine(*arguments)
+
+  class Counting(world_model.WorldModel):
+    @property
+    def rssm(self):
+      return CountingRSSM(self.networks)
 
   config, model = dreamer.config, dreamer.model
   counting = Counting(config, model.observation_spec, model.action_spec)
@@ -579,7 +593,7 @@ def policy_gradient(dreamer):
 
 def steps_of(dreamer, imagined, first=0, count=HORIZON_MAX):
   policy = dreamer.actor_critic
-  return dream.steps(policy, imagined, dream.track(policy, imagined), first, count)
+  return dream.steps(policy, imagined, dream.history(policy, imagined), first, count)
 
 
 def targets_of(imagined, part=slice(None)):
@@ -594,7 +608,7 @@ def targets_of(imagined, part=slice(None)):
     slow_values={name: value[:-1] for name, value in imagined.slow_values.items()},
     weight=dream.weights(imagined),
   )
-  return jax.tree.map(lambda x: x[part].T, targets)
+  return jax.tree.map(lambda x: x[part], targets)
 
 
 @pytest.mark.parametrize('trained', [False, True])
@@ -631,7 +645,7 @@ def test_chunks_of_a_rollout_add_up_to_the_whole(dreamer, params, imagined, poli
 def test_steps_beyond_the_horizon_have_no_gradient(dreamer, params, imagined, policy_gradient):
   targets = targets_of(imagined)
   changed = imagined._replace(
-    features=imagined.features.at[:, 4:].set(9.0), choice=imagined.choice.at[4:].set(3)
+    features=imagined.features.at[4:].set(9.0), choice=imagined.choice.at[4:].set(3)
   )
   results = [
     policy_gradient(params['actor_critic'], steps_of(dreamer, x), targets)
@@ -647,7 +661,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
   model, policy = dreamer.model, dreamer.actor_critic
   params, sequence = make_params(dreamer), make_sequence(dreamer)
   posterior = infer(model, params['world_model'], KEYS, sequence)
-  novelty = intrinsic.novelty_of('information_gain', posterior.moments)
+  novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
   last = sequence.step_type == 2
   start = starts(dreamer, posterior, last, novelty, DREAM_KEYS, num_steps=2)
 
@@ -661,7 +675,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
     )[0]  # fmt: skip
 
   imagined, grads = learn(params)
-  assert imagined.mask.all() and (imagined.features[:, :3, STOCHASTIC] != 0).all()
+  assert imagined.mask.all() and (imagined.features[:3, :, STOCHASTIC] != 0).all()
   assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
   for name in ('salience', 'actor', 'critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

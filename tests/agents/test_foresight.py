@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import world_model
+from hephaestus.agents.dreamer import modules, rssm
 
 NUM_STEPS, CONTEXT = 6, 3
 ENVS = ['plain', 'masked', 'continuous', 'pictures', 'grid', 'view', 'frames']
@@ -97,29 +97,38 @@ def test_predictions_have_the_shapes_of_an_observation(foresee, make_dreamer, en
 @pytest.mark.parametrize('env', ['plain', 'masked', 'grid', 'pictures'])
 def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, make_sequence, env):
   dreamer = make_dreamer(env)
-  model = dreamer.model
+  model, sizes = dreamer.model, dreamer.model.networks
   params = make_params(dreamer)['world_model']
-  before = model.numbers.read(make_sequence(dreamer).observation)[:, 0]
-  belief = jax.random.normal(jax.random.key(1), (NUM_STEPS, model.belief_size))
-  first = jnp.arange(NUM_STEPS) == 0
+  numbers = sizes.numbers
+  before = numbers.read(make_sequence(dreamer).observation)[:, 0]
+  normal = lambda seed, size: jax.random.normal(jax.random.key(seed), (NUM_STEPS, size))
+  latent = rssm.Latent(
+    normal(1, sizes.config.deterministic_size), normal(2, sizes.latent_size), before
+  )
+  previous, first = normal(3, sizes.previous_size), jnp.arange(NUM_STEPS) == 0
 
   def loss(observation):
-    outputs, decoded = model._decoded(params, belief)
-    statistics = params[world_model.STATISTICS]
-    predicted = model.numbers.predict(outputs, before, ~first, statistics)
-    numbers, _ = model.numbers.loss(predicted, model.numbers.read(observation), statistics)
-    return numbers + model.codec.image_loss(decoded, model.codec.encode(observation)[1:])
+    outputs, decoded = model.rssm.decoder(params, latent, previous)
+    statistics = params[modules.STATISTICS]
+    predicted = numbers.predict(outputs, before, ~first, statistics)
+    loss, _ = numbers.loss(predicted, numbers.read(observation), statistics)
+    return loss + sizes.codec.image_loss(decoded, sizes.codec.encode(observation)[1:])
 
-  likeliest = jax.jit(model.decode)(params, belief, before, first)
+  likeliest = jax.jit(model.decode)(params, latent, previous, before, first)
   other = jax.tree.map(lambda x: x + 0.2, likeliest)
   assert (loss(other) > loss(likeliest) + 1e-3).all()
 
 
-def test_decoded_numbers_are_those_that_imagination_carries(make_dreamer, make_params):
+def test_imagination_carries_the_numbers_that_are_decoded(make_dreamer, make_params):
   dreamer = make_dreamer('masked')
   model, params = dreamer.model, make_params(dreamer)['world_model']
-  belief = jax.random.normal(jax.random.key(1), (NUM_STEPS, model.belief_size))
-  before = jax.random.uniform(jax.random.key(2), (NUM_STEPS, model.numbers.size))
-  carried = model.imagine_numbers(params, belief, before)
-  decoded = model.decode(params, belief, before, jnp.zeros(NUM_STEPS, bool))
-  np.testing.assert_allclose(model.numbers.read(decoded), carried, rtol=1e-5, atol=1e-6)
+  before = model.rssm.initial(NUM_STEPS)
+  numbers = jax.random.uniform(jax.random.key(2), before.latent.numbers.shape)
+  before = before._replace(latent=before.latent._replace(numbers=numbers))
+  noise = jax.vmap(model.rssm.noise)(jax.random.split(jax.random.key(1), NUM_STEPS))
+  member = jnp.zeros(NUM_STEPS, jnp.int32)
+  matrices = model.rssm.matrices(params)
+  latent, previous, _ = model.rssm.imagine(params, matrices, before, member, noise)
+  decoded = model.decode(params, latent, previous, numbers, jnp.zeros(NUM_STEPS, bool))
+  carried = model.networks.numbers.read(decoded)
+  np.testing.assert_allclose(carried, latent.numbers, rtol=1e-5, atol=1e-6)

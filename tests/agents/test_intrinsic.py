@@ -19,14 +19,14 @@ LONGEST = 300
 @jax.jit
 def scan(novelties):
   def step(state, novelty):
-    state, drives = intrinsic.update(state, novelty, CONFIG)
-    return state, drives
+    state, motivation = intrinsic.update(state, novelty, CONFIG)
+    return state, motivation
 
   return jax.lax.scan(step, intrinsic.initial(), novelties)[1]
 
 
 def run(novelties):
-  """The drives after each batch's novelty, stacked."""
+  """The motivation after each batch's novelty, stacked."""
   novelties = np.asarray(novelties, np.float32)
   padded = np.pad(novelties, (0, LONGEST - len(novelties)), mode='edge')
   return jax.tree.map(lambda x: np.asarray(x)[: len(novelties)], scan(padded))
@@ -109,84 +109,84 @@ def test_novelty_of_bfloat16_moments_is_computed_in_float32(name):
 
 
 def test_many_equal_bfloat16_updates_do_not_drift():
-  drives = run(np.full(LONGEST, jnp.bfloat16(0.7), np.float32))
-  assert drives.novelty_mean.dtype == jnp.float32
-  np.testing.assert_allclose(drives.novelty_mean, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
+  motivation = run(np.full(LONGEST, jnp.bfloat16(0.7), np.float32))
+  assert motivation.novelty_mean.dtype == jnp.float32
+  np.testing.assert_allclose(motivation.novelty_mean, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
 
 
 def test_constant_novelty_has_no_competence_from_the_first_update_on():
-  drives = run(np.full(LONGEST, 3.0))
-  np.testing.assert_allclose(drives.novelty_mean, 3.0, rtol=1e-4)
-  np.testing.assert_allclose(drives.competence, 0.0, atol=1e-4)
-  np.testing.assert_allclose(drives.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
+  motivation = run(np.full(LONGEST, 3.0))
+  np.testing.assert_allclose(motivation.novelty_mean, 3.0, rtol=1e-4)
+  np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-4)
+  np.testing.assert_allclose(motivation.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
 
 
 def test_both_averages_agree_after_the_first_update():
   # Uncorrected, the fast one would be twenty times the slow one.
-  state, drives = intrinsic.update(intrinsic.initial(), jnp.float32(5.0), CONFIG)
-  np.testing.assert_allclose(drives.novelty_mean, 5.0, rtol=1e-5)
-  np.testing.assert_allclose(drives.competence, 0.0, atol=1e-6)
+  state, motivation = intrinsic.update(intrinsic.initial(), jnp.float32(5.0), CONFIG)
+  np.testing.assert_allclose(motivation.novelty_mean, 5.0, rtol=1e-5)
+  np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-6)
   np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
   assert int(state.num_updates) == 1
 
 
 def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
-  drives = run(0.95 ** np.arange(100))
-  assert (drives.competence[1:] > 0).all()
-  assert (drives.competence[10:] > CONFIG.boredom_threshold).all()
-  assert drives.boredom.max() < 0.65
-  assert (drives.boredom[10:] == 0).all()
-  assert (drives.horizon[10:] == CONFIG.horizon_max).all()
+  motivation = run(0.95 ** np.arange(100))
+  assert (motivation.competence[1:] > 0).all()
+  assert (motivation.competence[10:] > CONFIG.boredom_threshold).all()
+  assert motivation.boredom.max() < 0.65
+  assert (motivation.boredom[10:] == 0).all()
+  assert (motivation.horizon[10:] == CONFIG.horizon_max).all()
 
 
 def test_rising_novelty_gives_no_competence():
-  drives = run(1.05 ** np.arange(50))
-  np.testing.assert_allclose(drives.competence, np.zeros(50), atol=1e-6)
-  assert drives.boredom[-1] == 1
+  motivation = run(1.05 ** np.arange(50))
+  np.testing.assert_allclose(motivation.competence, np.zeros(50), atol=1e-6)
+  assert motivation.boredom[-1] == 1
 
 
 def test_competence_by_hand():
-  drives = run([2.0, 1.0])
+  motivation = run([2.0, 1.0])
   fast = (0.9 * 0.1 * 2 + 0.1 * 1) / (1 - 0.9**2)
   slow = (0.995 * 0.005 * 2 + 0.005 * 1) / (1 - 0.995**2)
-  np.testing.assert_allclose(drives.competence[1], (slow - fast) / slow, rtol=1e-3)
-  np.testing.assert_allclose(drives.novelty_mean[1], slow, rtol=1e-4)
+  np.testing.assert_allclose(motivation.competence[1], (slow - fast) / slow, rtol=1e-3)
+  np.testing.assert_allclose(motivation.novelty_mean[1], slow, rtol=1e-4)
 
 
 def test_novelty_scale_is_the_largest_slow_average():
-  drives = run([1.0] * 5 + [3.0] * 95 + [0.1] * 200)
-  np.testing.assert_allclose(drives.novelty_scale[4], 1.0, rtol=1e-5)
-  assert drives.novelty_scale[99] == drives.novelty_mean[99] > 2.8
-  assert drives.novelty_mean[-1] < 1.5
-  assert drives.novelty_scale[-1] == drives.novelty_scale.max()
+  motivation = run([1.0] * 5 + [3.0] * 95 + [0.1] * 200)
+  np.testing.assert_allclose(motivation.novelty_scale[4], 1.0, rtol=1e-5)
+  assert motivation.novelty_scale[99] == motivation.novelty_mean[99] > 2.8
+  assert motivation.novelty_mean[-1] < 1.5
+  assert motivation.novelty_scale[-1] == motivation.novelty_scale.max()
 
 
 def test_novelty_scale_ignores_warm_up():
   state = intrinsic.initial()
   for trained in (False, False, True):
-    state, drives = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=trained)
-    np.testing.assert_allclose(drives.novelty_scale, 2.0 * trained, rtol=1e-5)
+    state, motivation = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=trained)
+    np.testing.assert_allclose(motivation.novelty_scale, 2.0 * trained, rtol=1e-5)
 
 
 def test_boredom_falls_twice_as_fast_as_it_rises():
-  drives = run([*np.full(10, 1.0), 0.5, 0.5])
-  np.testing.assert_allclose(drives.boredom[9:], [1.0, 0.8, 0.6], rtol=1e-5)
+  motivation = run([*np.full(10, 1.0), 0.5, 0.5])
+  np.testing.assert_allclose(motivation.boredom[9:], [1.0, 0.8, 0.6], rtol=1e-5)
 
 
 def test_horizon_falls_from_longest_to_shortest_as_boredom_rises():
-  drives = run(np.full(30, 1.0))
-  assert drives.horizon.dtype == jnp.int32
-  np.testing.assert_array_equal(drives.horizon[:3], [58, 53, 47])  # 64 - 5.6, - 11.2, - 16.8
-  assert (np.diff(drives.horizon) <= 0).all()
-  assert drives.horizon[-1] == CONFIG.horizon_min
+  motivation = run(np.full(30, 1.0))
+  assert motivation.horizon.dtype == jnp.int32
+  np.testing.assert_array_equal(motivation.horizon[:3], [58, 53, 47])  # 64 - 5.6, - 11.2, - 16.8
+  assert (np.diff(motivation.horizon) <= 0).all()
+  assert motivation.horizon[-1] == CONFIG.horizon_min
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(st.lists(st.floats(0, 1e4, width=32), min_size=8, max_size=8))
-def test_drives_keep_their_bounds(novelties):
-  drives = run(novelties)
-  assert all(np.isfinite(x).all() for x in drives)
-  assert (drives.boredom >= 0).all() and (drives.boredom <= 1).all()
-  assert (drives.competence >= 0).all() and (drives.competence <= 1.001).all()
-  assert (drives.horizon >= CONFIG.horizon_min).all()
-  assert (drives.horizon <= CONFIG.horizon_max).all()
+def test_motivation_keeps_its_bounds(novelties):
+  motivation = run(novelties)
+  assert all(np.isfinite(x).all() for x in motivation)
+  assert (motivation.boredom >= 0).all() and (motivation.boredom <= 1).all()
+  assert (motivation.competence >= 0).all() and (motivation.competence <= 1.001).all()
+  assert (motivation.horizon >= CONFIG.horizon_min).all()
+  assert (motivation.horizon <= CONFIG.horizon_max).all()

@@ -30,7 +30,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize('backend', ['cpu', 'gpu'], ids=lambda name: f'as on {name}')
-@pytest.mark.parametrize('kernel', kernels.PLAIN, ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize('kernel', ARGUMENTS, ids=lambda kernel: kernel.__name__)
 def test_kernel_and_its_gradient_equal_the_plain_form(kernel, backend, monkeypatch):
   monkeypatch.setattr(kernels, 'on_cpu', lambda: backend == 'cpu')
   for arguments in ARGUMENTS[kernel]:

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import intrinsic, world_model
+from hephaestus.agents.dreamer import intrinsic, rssm, world_model
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -40,10 +40,11 @@ def sequence(dreamer, make_sequence):
 
 @pytest.fixture(scope='module')
 def latents(model, params, infer):
-  """A sequence to its beliefs, as one array [T, B, H + Z + C]."""
+  """A sequence to inputs of its decoder, as one array [T, B, H + Z + C]."""
 
   def run(sequence, keys=KEYS):
-    return np.asarray(infer(model, params, keys, sequence).latent.belief)
+    posterior = infer(model, params, keys, sequence)
+    return np.asarray(belief(posterior))
 
   return run
 
@@ -62,6 +63,12 @@ def disturbed(tree, steps, streams=slice(None)):
     return x.at[steps, streams].set(changed[steps, streams])
 
   return jax.tree.map(disturb, tree)
+
+
+def belief(posterior):
+  """States and inputs of transitions, [T, B, H + Z + C]."""
+  latent = posterior.latent
+  return jnp.concatenate([latent.deterministic, latent.stochastic, posterior.previous], axis=-1)
 
 
 def trained(params):
@@ -88,10 +95,10 @@ def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, seq
   copies = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh['prior'])
   copied = fresh | {'prior': copies}
   novelty = lambda params: np.asarray(
-    intrinsic.novelty_of('information_gain', infer(model, params, KEYS, sequence).moments)
+    intrinsic.novelty_of('information_gain', infer(model, params, KEYS, sequence).priors.moments())
   )
   # At a FIRST step the state is zero, so fresh members agree.
-  first = np.asarray(sequence.step_type == world_model.FIRST)
+  first = np.asarray(sequence.step_type == rssm.FIRST)
   assert (novelty(fresh)[~first] > 1e-3).all()
   np.testing.assert_allclose(novelty(copied), 0, atol=1e-5)
 
@@ -100,24 +107,24 @@ def test_parameters_are_float32_and_only_members_are_stacked(model):
   params = jax.eval_shape(model.init, jax.random.key(0))
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   assert sorted(params) == [
-    'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recall', 'reward',
-    'statistics', 'transition',
+    'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recurrence', 'reward',
+    'statistics',
   ]  # fmt: skip
-  assert params['posterior']['Dense_0']['kernel'].shape == (8 + 16, 16)
+  assert params['posterior']['kernel'].shape == (8 + 16, 16)
   assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
   # A state of 8, a latent of 4, an action of 4 and the embedding of the numbers, of 16.
-  assert params['transition']['Dense_0']['kernel'].shape == (8 + 4 + 4 + 16, 3 * 8)
+  assert params['recurrence']['kernel'].shape == (8 + 4 + 4 + 16, 3 * 8)
 
 
 def test_without_a_mask_there_is_no_mask_head_and_all_actions_are_legal(make_dreamer):
   model = make_dreamer('plain').model
   assert 'mask' not in jax.eval_shape(model.init, jax.random.key(0))
-  mask = model.action_mask({}, jnp.zeros((2, 3, model.feature_size)))
+  mask = model.action_mask({}, jnp.zeros((2, 3, model.networks.feature_size)))
   assert mask.shape == (2, 3, 3) and mask.all()
 
 
 def test_fresh_heads_predict_zero_reward_and_an_uncertain_discount(model, fresh):
-  features = jax.random.normal(jax.random.key(1), (4, model.feature_size))
+  features = jax.random.normal(jax.random.key(1), (4, model.networks.feature_size))
   reward = model.reward(fresh, features)
   np.testing.assert_array_equal(reward.mean(), np.zeros(4))
   discount = model.discount(fresh, features)
@@ -126,9 +133,11 @@ def test_fresh_heads_predict_zero_reward_and_an_uncertain_discount(model, fresh)
 
 def test_actions_are_encoded_as_one_hot_or_between_minus_one_and_one(make_dreamer):
   discrete, continuous = (make_dreamer(env).model for env in ('plain', 'continuous'))
-  np.testing.assert_array_equal(discrete.encode_action(jnp.array([2, 0])), [[0.0, 0, 1], [1, 0, 0]])
+  np.testing.assert_array_equal(
+    discrete.networks.actions.encode(jnp.array([2, 0])), [[0.0, 0, 1], [1, 0, 0]]
+  )
   action = jnp.array([[-1.0, 0.0], [1.0, 4.0], [0.0, 1.0]])  # bounds [-1, 1] and [0, 4]
-  encoded = continuous.encode_action(action)
+  encoded = continuous.networks.actions.encode(action)
   np.testing.assert_allclose(encoded, [[-1, -1], [1, 1], [0, -0.5]])
   assert encoded.dtype == jnp.float32
 
@@ -263,7 +272,7 @@ def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(
 
 
 def test_reward_of_a_first_step_is_not_learned(params, sequence, loss_and_grads):
-  first = sequence.step_type == world_model.FIRST
+  first = sequence.step_type == rssm.FIRST
   loss = lambda where: loss_and_grads(
     params, KEYS, sequence._replace(reward=sequence.reward + jnp.where(where, 2.0, 0.0))
   )[0][0]
@@ -406,7 +415,7 @@ def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequen
 
   @jax.jit
   def gradient(scale):
-    value_loss = lambda features: scale * jnp.sum(features[..., : model.memory_size])
+    value_loss = lambda features: scale * jnp.sum(features[..., : model.networks.memory_size])
     gradient = jax.value_and_grad(model.loss, has_aux=True)
     (loss, (posterior, *_)), grads = gradient(params, KEYS, sequence, value_loss)
     return loss, value_loss(posterior.features), grads
@@ -415,7 +424,7 @@ def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequen
   without, _, others = gradient(0.0)
   np.testing.assert_allclose(loss - without, value, rtol=1e-3)
   changed = {name for name in params if size(jax.tree.map(jnp.subtract, grads[name], others[name]))}
-  assert changed == {'encoder', 'posterior', 'recall', 'transition'}
+  assert changed == {'encoder', 'posterior', 'recurrence'}
 
 
 def test_mask_head_learns_the_mask_of_its_step(model, params, sequence, loss_and_grads):
@@ -459,7 +468,7 @@ def pictures(make_dreamer, make_params, make_sequence):
 def test_gradient_reaches_every_parameter_of_encoder_and_decoder(pictures):
   _, params, opt_state, sequence, step = pictures
   *_, grads = step(sequence, params, opt_state)
-  for name in ('encoder', 'decoder'):
+  for name in ('image_encoder', 'image_decoder'):
     convolutions = [layer for layer in grads[name] if layer.startswith('Conv')]
     assert len(convolutions) == 2, sorted(grads[name])  # two images, a stage each
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads[name]):
@@ -484,9 +493,9 @@ def test_reconstruction_distinguishes_two_images_after_some_updates(pictures):
 def test_loss_of_an_image_sums_over_its_numbers(pictures):
   model, _, _, sequence, _ = pictures
   observation = jax.tree.map(lambda x: x[0, 0], sequence.observation)
-  pixels, planes = model.codec.encode(observation)[1:]
+  pixels, planes = model.networks.codec.encode(observation)[1:]
   right = 60 * planes - 30
-  loss = lambda *decoded: float(model.codec.image_loss(decoded, [pixels, planes]))
+  loss = lambda *decoded: float(model.networks.codec.image_loss(decoded, [pixels, planes]))
   np.testing.assert_allclose(loss(pixels, right), 0, atol=1e-4)
   wrong = pixels.at[0, 0, 0].add(0.5).at[8, 10, 2].add(2)
   np.testing.assert_allclose(loss(wrong, right), 0.25 + 4, rtol=1e-4)
@@ -499,11 +508,11 @@ def test_environment_of_images_alone_has_no_numbers_to_carry(
   dreamer = make_dreamer('frames')
   model, params, sequence = dreamer.model, make_params(dreamer), make_sequence(dreamer)
   params = params['world_model']
-  assert 'recall' not in params and set(params['statistics']) == {'count'}
+  assert not {'encoder', 'decoder'} & set(params) and set(params['statistics']) == {'count'}
   gradient = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
   (loss, (posterior, *_)), grads = gradient(params, KEYS, sequence)
   assert np.isfinite(loss) and posterior.latent.numbers.shape == (6, 3, 0)
-  np.testing.assert_array_equal(posterior.features, posterior.latent.belief)
+  np.testing.assert_array_equal(posterior.features, belief(posterior))
   assert all(size(grads[name]) > 1e-4 for name in trained(params))
 
 
@@ -515,14 +524,14 @@ def test_images_are_flat_without_channels(make_dreamer):
 
 
 def test_units_have_geometric_time_constants():
-  kept = world_model.gated(jnp.zeros((1, 9)), jnp.ones((1, 3)), 50)
+  kept = rssm.gru(jnp.zeros((1, 9)), jnp.ones((1, 3)), 50)
   np.testing.assert_allclose(kept[0], 1 - 1 / np.array([2, 10, 50]), rtol=1e-5)
 
 
 def test_observation_and_its_multiple_have_different_embeddings(make_dreamer):
   model = make_dreamer('plain').model
   params = model.init(jax.random.key(0))
-  (once, many), _ = model.embed(params, jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
+  _, (once, many) = model.rssm.encoder(params, jnp.array([[1.0, 0, 0, 0, 0], [30.0, 0, 0, 0, 0]]))
   assert jnp.max(jnp.abs(once - many)) > 0.1
 
 
@@ -565,13 +574,22 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
   low = (posterior.latent.deterministic, posterior.latent.stochastic, posterior.features)
   assert {x.dtype for x in low} == {jnp.dtype(jnp.bfloat16)}
   observed = (posterior.latent.numbers, moments)
-  float32 = (params, loss, expected_rewards, metrics, grads, posterior.moments, observed)
+  float32 = (
+    params,
+    loss,
+    expected_rewards,
+    metrics,
+    grads,
+    posterior.belief,
+    posterior.priors,
+    observed,
+  )
   assert {leaf.dtype for leaf in jax.tree.leaves(float32)} == {jnp.dtype('float32')}
   heads = lambda features: (
     model.reward(params, features).mean(),
     model.discount(params, features),
   )
-  features = jax.ShapeDtypeStruct((2, model.feature_size), jnp.bfloat16)
+  features = jax.ShapeDtypeStruct((2, model.networks.feature_size), jnp.bfloat16)
   assert {head.dtype for head in jax.eval_shape(heads, features)} == {jnp.dtype('float32')}
 
 
@@ -590,18 +608,20 @@ def test_every_module_has_a_gradient_with_categorical_latents_in_bfloat16(
 def test_moments_equal_those_of_each_members_prior(model, params, sequence, infer):
   """Also those of real numbers, of which the environment has one."""
   posterior = infer(model, params, KEYS, sequence)
-  (means, variances), (changes, noise) = posterior.moments
+  (means, variances), (changes, noise) = posterior.priors.moments()
   assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 4)
   assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, 1)
   # Step 3 of stream 2, again, from the previous step.
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
-  recurrent = world_model.Recurrent(latent, model.encode_action(sequence.action[2]))
-  deterministic, cause = jax.jit(model.advance)(model.fuse(params), recurrent)
-  np.testing.assert_allclose(
-    deterministic[2], posterior.latent.deterministic[3, 2], rtol=1e-4, atol=1e-5
+  recurrent = rssm.Recurrent(latent, model.networks.actions.encode(sequence.action[2]))
+  imagine = lambda params: model.rssm.imagine(
+    params, model.rssm.matrices(params), recurrent, jnp.zeros(3, jnp.int32), jnp.zeros((3, 4))
   )
-  np.testing.assert_allclose(cause[2], posterior.latent.cause[3, 2], rtol=1e-4, atol=1e-5)
-  prior = jax.jit(model.priors)(params, deterministic)
+  imagined, previous, prior = jax.jit(imagine)(params)
+  np.testing.assert_allclose(
+    imagined.deterministic[2], posterior.latent.deterministic[3, 2], rtol=1e-4, atol=1e-5
+  )
+  np.testing.assert_allclose(previous[2], posterior.previous[3, 2], rtol=1e-4, atol=1e-5)
   close = {'rtol': 1e-4, 'atol': 1e-5}
   np.testing.assert_allclose(prior.belief.mean[:, 2], means[:, 3, 2], **close)
   np.testing.assert_allclose(prior.belief.variance[:, 2], variances[:, 3, 2], **close)
@@ -619,7 +639,7 @@ def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, 
   np.testing.assert_allclose(moments['mean'], [purse.mean()], rtol=1e-5)
   np.testing.assert_allclose(moments['square'], [np.square(purse).mean()], rtol=1e-5)
   assert 0 < moments['error'][0] <= 1
-  fresh = params | {'statistics': model.numbers.initial_statistics()}
+  fresh = params | {'statistics': model.networks.numbers.initial_statistics()}
   followed = model.statistics(fresh, moments)
   for name, expected in {**moments, 'count': 1}.items():
     np.testing.assert_allclose(followed['statistics'][name], expected, rtol=1e-5)
@@ -637,7 +657,7 @@ def test_environment_without_real_numbers_has_no_statistics_of_them(
   assert set(params['statistics']) == {'between', 'count'}
 
 
-def test_features_hold_memory_inputs_of_the_numbers_and_cause(
+def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(
   make_dreamer, make_params, make_sequence, infer
 ):
   """Also the view of the numbers, as observed; not the stochastic state, without an image."""
@@ -646,22 +666,24 @@ def test_features_hold_memory_inputs_of_the_numbers_and_cause(
   posterior = infer(model, params['world_model'], KEYS, sequence)
   latent = posterior.latent
   numbers = 3 * (1 + 33) + 2
-  assert posterior.features.shape == (6, 3, model.feature_size) == (6, 3, 8 + numbers + 3 + 16)
+  assert (
+    posterior.features.shape == (6, 3, model.networks.feature_size) == (6, 3, 8 + numbers + 3 + 16)
+  )
   np.testing.assert_array_equal(posterior.features[..., :8], latent.deterministic)
   view = posterior.features[..., 8 + numbers - 2 : 8 + numbers]
   np.testing.assert_allclose(view, np.square(sequence.observation[..., 1:]), rtol=1e-4)
-  np.testing.assert_array_equal(posterior.features[..., 8 + numbers :], latent.cause)
+  np.testing.assert_array_equal(posterior.features[..., 8 + numbers :], posterior.previous)
 
 
-def test_cause_is_the_action_of_the_step_before_and_nothing_at_first(
+def test_inputs_of_a_transition_are_those_of_the_previous_step_and_nothing_at_first(
   make_dreamer, make_params, make_sequence, infer
 ):
   dreamer = make_dreamer('masked')
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
-  cause = infer(dreamer.model, params, KEYS, sequence).latent.cause
-  first = sequence.step_type == world_model.FIRST
-  assert not np.asarray(cause)[np.asarray(first)].any()
+  previous = infer(dreamer.model, params, KEYS, sequence).previous
+  first = sequence.step_type == rssm.FIRST
+  assert not np.asarray(previous)[np.asarray(first)].any()
   action = jax.nn.one_hot(sequence.action[:-1], 4)
   expected = jnp.where(first[1:, :, None], 0, action)
-  np.testing.assert_array_equal(cause[1:, :, :4], expected)
-  assert np.ptp(cause[1:, :, 4:], axis=0).max() > 0.01  # the numbers of the step before
+  np.testing.assert_array_equal(previous[1:, :, :4], expected)
+  assert np.ptp(previous[1:, :, 4:], axis=0).max() > 0.01  # the numbers of the step before

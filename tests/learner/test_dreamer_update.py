@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from hephaestus.agents import experience, returns
-from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, world_model
+from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import checkpoint, devices, dreamer_update
@@ -47,7 +47,7 @@ def make_batch(dreamer, seed=0, batch=BATCH):
   step_type[::2, 0] = dm_env.StepType.FIRST
   step_type[::3, 3] = dm_env.StepType.LAST
   step_type[::3, 4] = dm_env.StepType.FIRST
-  latent = dreamer.model.initial(batch)
+  latent = dreamer.model.rssm.initial(batch)
   return experience.Sequence(
     observation={
       'bounded': random.uniform(size=(batch, NUM_ROWS, 3)).astype(np.float32),
@@ -217,21 +217,21 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.begin()
   batch = make_batch(dreamer)
   one_device.step(batch)
-  values = lambda: {name: x.value for name, x in one_device.arrays().spreads.items()}
+  values = lambda: {name: x.value for name, x in one_device.arrays().return_ranges.items()}
   before = values()
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
   assert min(before.values()) > 0 and values() == before
 
 
-def test_spread_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
+def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
-  seen = one_device.arrays().spreads[TASK].value / rate
+  seen = one_device.arrays().return_ranges[TASK].value / rate
   fresh = one_device.begin().state
-  old = fresh.spreads[TASK]
-  spread = returns.Spread(old.value + rate * 5, old.num_updates + 1)
-  one_device.state = fresh._replace(spreads=fresh.spreads | {TASK: spread})
+  old = fresh.return_ranges[TASK]
+  spread = returns.PercentileRange(old.value + rate * 5, old.num_updates + 1)
+  one_device.state = fresh._replace(return_ranges=fresh.return_ranges | {TASK: spread})
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
@@ -239,19 +239,19 @@ def test_spread_of_returns_is_a_bias_corrected_float32_average(dreamer, one_devi
 
 
 def targets_of(dreamer, rewards, values, state=None, *, novelty_mean=0.0):
-  """Targets of imagined steps, and the TrainState with their spreads and peak.
+  """Targets of imagined steps, and the TrainState with their ranges.
 
   Args:
     dreamer: with the constants.
-    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its peak.
+    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its largest mean.
     values: [H + 1, B'] of each head of the critic.
-    state: with the spreads before; None: of no returns.
+    state: with the ranges before; None: of no returns.
     novelty_mean: slow average of novelty.
   """
   learner = dreamer_update._Learner(dreamer, None, None)
-  fresh = {name: returns.initial_spread() for name in dreamer.actor_critic.heads}
+  fresh = {name: returns.initial_range() for name in dreamer.actor_critic.heads}
   empty = dreamer_update.TrainState(*[None] * len(dreamer_update.TrainState._fields))
-  state = state or empty._replace(spreads=fresh, peak=jnp.float32(0.0))
+  state = state or empty._replace(return_ranges=fresh, largest_novelty_range=jnp.float32(0.0))
   as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
   rewards, values = as_arrays(rewards), as_arrays(values)
   num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
@@ -261,16 +261,16 @@ def targets_of(dreamer, rewards, values, state=None, *, novelty_mean=0.0):
     choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
   )  # fmt: skip
-  drives = intrinsic.Drives(*[jnp.float32(0.0)] * 6)._replace(
+  motivation = intrinsic.Motivation(*[jnp.float32(0.0)] * 6)._replace(
     novelty_mean=jnp.float32(novelty_mean), novelty_scale=jnp.float32(1.0)
   )
-  imagined = dreamer_update._Imagined(dreamt, None, drives)
+  imagined = dreamer_update._Imagined(dreamt, None, motivation)
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
-  spreads, peak, _, targets = jax.tree.map(
+  ranges, largest, _, targets = jax.tree.map(
     lambda x: np.asarray(x)[0],
     jax.vmap(learner._targets, axis_name=devices.DEVICES)(add_axis(state), add_axis(imagined)),
   )
-  return targets, state._replace(spreads=spreads, peak=peak)
+  return targets, state._replace(return_ranges=ranges, largest_novelty_range=largest)
 
 
 def test_shift_of_the_critic_does_not_change_the_actors_gradient():
@@ -290,7 +290,7 @@ def test_shift_of_the_critic_does_not_change_the_actors_gradient():
   np.testing.assert_allclose(found.returns[TASK], expected.returns[TASK] + 0.5 * 4)
 
 
-def test_advantage_of_novelty_is_divided_by_the_largest_spread_so_far():
+def test_advantage_of_novelty_is_divided_by_the_largest_range_so_far():
   """So novelty fades as the model learns, where that of the task is on a scale of its own."""
   dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1)
   zeros = np.zeros((2, 2))
@@ -298,14 +298,16 @@ def test_advantage_of_novelty_is_divided_by_the_largest_spread_so_far():
   values = {TASK: zeros, NOVELTY: zeros}
   targets, first = targets_of(dreamer, rewards(2.0), values)
   spread = 0.9 * 2  # from 5 to 95 % of the returns 0 and 2
-  assert first.peak == pytest.approx(spread)
-  np.testing.assert_allclose(targets.advantage[:, 0], np.array([-1, 1]) / spread, rtol=1e-5)
+  assert first.largest_novelty_range == pytest.approx(spread)
+  np.testing.assert_allclose(targets.advantage[0], np.array([-1, 1]) / spread, rtol=1e-5)
   targets, second = targets_of(dreamer, rewards(0.2), values, first)
-  np.testing.assert_allclose(targets.advantage[:, 0], 0.1 * np.array([-1, 1]) / spread, rtol=1e-5)
-  assert second.peak == first.peak
+  np.testing.assert_allclose(targets.advantage[0], 0.1 * np.array([-1, 1]) / spread, rtol=1e-5)
+  assert second.largest_novelty_range == first.largest_novelty_range
   _, third = targets_of(dreamer, rewards(20.0), values, second)
-  assert third.peak > second.peak
-  assert third.peak == pytest.approx(third.spreads[NOVELTY].value / (1 - 0.99**3), rel=1e-4)
+  assert third.largest_novelty_range > second.largest_novelty_range
+  assert third.largest_novelty_range == pytest.approx(
+    third.return_ranges[NOVELTY].value / (1 - 0.99**3), rel=1e-4
+  )
 
 
 @pytest.mark.parametrize(
@@ -319,17 +321,17 @@ def test_weight_of_novelty_falls_as_returns_of_the_task_begin_to_differ(spread, 
   values = {TASK: zeros, NOVELTY: zeros}
   targets, _ = targets_of(dreamer, rewards, values)
   task = (batch - batch.mean()) / max(spread, 0.3)
-  novelty = targets.advantage[:, 0] - task
+  novelty = targets.advantage[0] - task
   np.testing.assert_allclose(novelty, expected * np.array([-1, 1]) / (0.9 * 2), rtol=1e-4)
 
 
-def test_peak_of_novelty_never_falls(dreamer, one_device):
+def test_largest_range_of_novelty_never_falls(dreamer, one_device):
   one_device.begin()
-  peaks = [0.0]
+  largest = [0.0]
   for seed in range(6):
     one_device.step(make_batch(dreamer, seed))
-    peaks.append(float(one_device.arrays().peak))
-  assert peaks[1] > 0 and peaks == sorted(peaks)
+    largest.append(float(one_device.arrays().largest_novelty_range))
+  assert largest[1] > 0 and largest == sorted(largest)
 
 
 def test_novelty_beyond_its_mean_is_the_reward_of_its_critic():
@@ -338,7 +340,7 @@ def test_novelty_beyond_its_mean_is_the_reward_of_its_critic():
   rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
   targets, _ = targets_of(make_dreamer(), rewards, values, novelty_mean=2.0)
-  np.testing.assert_allclose(targets.returns[NOVELTY][:, 0], [-1, 1])
+  np.testing.assert_allclose(targets.returns[NOVELTY][0], [-1, 1])
   np.testing.assert_allclose(targets.returns[TASK], 0)
 
 
@@ -347,7 +349,7 @@ def test_advantages_are_divided_by_a_tenth_of_the_returns_at_least():
   zeros = np.zeros((2, 2))
   rewards = {TASK: [[0, 0], [99.0, 101.0]], NOVELTY: zeros}
   targets, _ = targets_of(dreamer, rewards, {TASK: zeros})
-  np.testing.assert_allclose(targets.advantage[:, 0], [-0.1, 0.1], rtol=1e-5)
+  np.testing.assert_allclose(targets.advantage[0], [-0.1, 0.1], rtol=1e-5)
 
 
 def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):
@@ -358,7 +360,7 @@ def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, e
   real = np.concatenate([batch.observation['real'].reshape(-1, 2) for batch in batches])
   symlog = np.sign(real) * np.log1p(np.abs(real))
   for device in range(8):
-    found = eight_devices.arrays(device).params['world_model'][world_model.STATISTICS]
+    found = eight_devices.arrays(device).params['world_model'][modules.STATISTICS]
     assert found['count'] == 3
     np.testing.assert_allclose(found['mean'], symlog.mean(0), rtol=1e-4)
     np.testing.assert_allclose(found['square'], np.square(symlog).mean(0), rtol=1e-4)
@@ -374,7 +376,7 @@ def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device
 
   @jax.jit
   def largest(step):
-    features = jnp.ones((NUM_ROWS, BATCH, dreamer.model.feature_size))
+    features = jnp.ones((NUM_ROWS, BATCH, dreamer.model.networks.feature_size))
     loss = lambda features: learner._value_loss(state._replace(step=step), batch, features)
     return jnp.abs(jax.grad(loss)(features)).max()
 
@@ -388,7 +390,7 @@ def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   update = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(update.init, jax.random.key(0))
-  assert list(state.spreads) == [TASK]
+  assert list(state.return_ranges) == [TASK]
   bins = dreamer.config.num_bins
   assert state.slow_critic['rest']['Dense_0']['bias'].shape == (bins,)
   add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
@@ -422,10 +424,15 @@ class Dreamt:
     rows, chunks = [], []
 
     @dataclasses.dataclass(frozen=True)
-    class CountingModel(world_model.WorldModel):
-      def imagine_numbers(self, params, belief, before):
+    class CountingRSSM(rssm.RSSM):
+      def imagine(self, *arguments):
         jax.debug.callback(rows.append, jnp.int32(1))
-        return super().imagine_numbers(params, belief, before)
+        return super().imagine(*arguments)
+
+    class CountingModel(world_model.WorldModel):
+      @property
+      def rssm(self):
+        return CountingRSSM(self.networks)
 
     @dataclasses.dataclass(frozen=True)
     class CountingActorCritic(actor_critic.ActorCritic):
@@ -455,8 +462,8 @@ class Dreamt:
       return state.params['actor_critic'] | {
         'optimizer': state.policy_opt_state,
         'slow critic': state.slow_critic,
-        'spreads': state.spreads,
-        'peak': state.peak,
+        'return ranges': state.return_ranges,
+        'largest range': state.largest_novelty_range,
       }
 
     before = policy()
@@ -485,12 +492,14 @@ def test_boredom_shortens_imagination_without_a_second_trace(dreamt):
 def test_imagination_alone_trains_salience_actor_and_critic(dreamt):
   """Their gradient comes from stored imagined steps, without entropy and replayed steps."""
   _, steps = dreamt
-  parts = ('salience', 'actor', 'critic', 'optimizer', 'slow critic', 'spreads')
+  parts = ('salience', 'actor', 'critic', 'optimizer', 'slow critic', 'return ranges')
   everyone = lambda moves: dict.fromkeys(parts, moves)
   for _, moved, *_ in steps[:2]:
-    assert moved == everyone(False) | {'peak': False}
-  assert steps[2][1] == everyone(True) | {'peak': True}
-  assert steps[3][1] | {'peak': None} == everyone(True) | {'peak': None}  # see its own test
+    assert moved == everyone(False) | {'largest range': False}
+  assert steps[2][1] == everyone(True) | {'largest range': True}
+  assert steps[3][1] | {'largest range': None} == everyone(True) | {
+    'largest range': None
+  }  # see its own test
 
 
 def test_update_computes_only_the_steps_of_its_horizon(dreamt):
@@ -531,4 +540,4 @@ def test_bfloat16_reaches_neither_losses_nor_state():
   floats = [x.dtype for x in jax.tree.leaves((state, new_state, metrics))
             if jnp.issubdtype(x.dtype, jnp.floating)]  # fmt: skip
   assert set(floats) == {jnp.dtype('float32')}
-  assert isinstance(batch.initial_state, world_model.Recurrent)
+  assert isinstance(batch.initial_state, rssm.Recurrent)

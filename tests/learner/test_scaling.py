@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import world_model
+from hephaestus.agents.dreamer import modules
 from hephaestus.learner import bench, scaling
 
 
@@ -28,7 +28,7 @@ def test_devices_exchange_their_gradients_and_metrics(work, programs):
   dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
   params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
   num_bytes = lambda tree: sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
-  moments = dict(params['world_model'][world_model.STATISTICS])
+  moments = dict(params['world_model'][modules.STATISTICS])
   del moments['count']
   rest = programs[2].reduced - num_bytes(params) - num_bytes(moments)
   assert 0 < rest <= 4 * 64  # numbers that metrics are means of

@@ -5,22 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hephaestus.agents.dreamer import recurrence
+from hephaestus.agents import kernels
 
 STEPS, BATCH, STATE, INPUT = 5, 3, 4, 2
 
 
-def step(multiply, params, carry, inputs):
+def step(matrices, params, carry, inputs):
   x, kept = inputs
   carry = jnp.where(kept[:, None], carry, 0)
-  inner = jnp.tanh(multiply('into', jnp.concatenate([x, carry], axis=-1)) + params)
-  carry = jnp.tanh(multiply('out_of', inner))
+  inner = jnp.tanh(jnp.concatenate([x, carry], axis=-1) @ matrices['into'] + params)
+  carry = jnp.tanh(inner @ matrices['out_of'])
   return carry, (carry, inner)
-
-
-def plain(matrices, params, carry, inputs):
-  multiply = lambda name, x: x @ matrices[name]
-  return jax.lax.scan(lambda carry, x: step(multiply, params, carry, x), carry, inputs)
 
 
 @pytest.fixture
@@ -43,22 +38,36 @@ def test_outputs_and_gradients_equal_those_of_a_plain_scan(arguments, unroll):
 
     return jax.value_and_grad(of, argnums=(0, 1, 2, 3))(matrices, params, carry, x)
 
-  hoisted = lambda *given: recurrence.scan(step, unroll, *given)
+  fast, plain = (
+    lambda *given, scan=scan: scan(step, unroll, jnp.float32, *given)
+    for scan in (kernels.scan, kernels.PLAIN[kernels.scan])
+  )
   jax.tree.map(
     lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5),
-    loss(hoisted),
+    loss(fast),
     loss(plain),
   )
 
 
-def test_matrices_are_multiplied_in_the_dtype_of_inputs_and_get_float32_gradients(arguments):
+def test_matrix_that_is_multiplied_twice_in_a_step_is_refused(arguments):
+  def twice(matrices, params, carry, inputs):
+    carry, output = step(matrices, params, carry, inputs)
+    return step(matrices, params, carry, inputs)[0], output
+
+  loss = lambda matrices: kernels.scan(twice, 1, jnp.float32, matrices, *arguments[1:])[0].sum()
+  with pytest.raises(ValueError, match='multiplied twice'):
+    jax.grad(loss)(arguments[0])
+
+
+def test_matrices_are_multiplied_in_the_given_dtype_and_get_float32_gradients(arguments):
   matrices, params, carry, inputs = arguments
   low = lambda tree: jax.tree.map(
     lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, tree
   )
 
   def loss(matrices):
-    last, _ = recurrence.scan(step, 1, matrices, low(params), low(carry), low(inputs))
+    low_arguments = (low(params), low(carry), low(inputs))
+    last, _ = kernels.scan(step, 1, jnp.bfloat16, matrices, *low_arguments)
     assert last.dtype == jnp.bfloat16
     return jnp.sum(last.astype(jnp.float32))
 

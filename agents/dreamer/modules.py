@@ -1,0 +1,175 @@
+"""Networks of the world model: what each reads, their sizes, and their initial parameters."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from dm_env import specs
+
+from hephaestus.agents import distributions, networks
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import numbers as numbers_lib
+
+Tree = Any
+
+STATISTICS = 'statistics'
+"""Name of the running statistics of numbers among the parameters; not trained."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+  """The networks of one environment's world model.
+
+  Attributes:
+    config: sizes and constants.
+    observation_spec: tree of `dm_env.specs.Array`.
+    action_spec: see `distributions.Actions`.
+  """
+
+  config: dreamer_config.DreamerConfig
+  observation_spec: Any
+  action_spec: specs.BoundedArray
+
+  @functools.cached_property
+  def actions(self) -> distributions.Actions:
+    return distributions.Actions(self.action_spec)
+
+  @functools.cached_property
+  def codec(self) -> observation_lib.Codec:
+    return observation_lib.Codec(self.observation_spec, cnn=self.config.image_channels > 0)
+
+  @functools.cached_property
+  def numbers(self) -> numbers_lib.Numbers:
+    """The numbers of an observation, F, which are part of the model's state."""
+    return numbers_lib.Numbers(self.codec.flat_spec)
+
+  @property
+  def has_mask(self) -> bool:
+    return observation_lib.action_mask(self.observation_spec) is not None
+
+  @property
+  def latent_type(self) -> Any:
+    return distributions.LATENTS[self.config.latent]
+
+  @property
+  def latent_size(self) -> int:
+    """Z, of a sample of the stochastic state."""
+    return self.latent_type.size(self.config.stochastic_size, self.config.classes)
+
+  @property
+  def belief_outputs(self) -> int:
+    """Network outputs that parametrise a distribution of the stochastic state."""
+    return self.latent_type.num_outputs(self.config.stochastic_size, self.config.classes)
+
+  @property
+  def embedding_size(self) -> int:
+    """E, of the embedded numbers; 0 without numbers."""
+    return self.config.hidden_size if self.numbers.size else 0
+
+  @property
+  def encoded_size(self) -> int:
+    """Width of an encoded observation: its embedded numbers, and features of each image."""
+    return self.embedding_size + self.config.hidden_size * len(self.codec.image_specs)
+
+  @property
+  def previous_size(self) -> int:
+    """C, of the inputs of a transition: the action and the embedded numbers of the previous step."""
+    return self.actions.size + self.embedding_size
+
+  @property
+  def memory_size(self) -> int:
+    """Width of the part of the features that the model remembers or infers."""
+    inferred = self.latent_size if self.codec.image_specs else 0
+    return self.config.deterministic_size + inferred
+
+  @property
+  def feature_size(self) -> int:
+    """Width of the features, input of all heads."""
+    return self.memory_size + self.numbers.input_size + self.previous_size
+
+  @functools.cached_property
+  def modules(self) -> dict[str, nn.Module]:
+    """Networks by name; those of 'recurrence' and 'posterior' are written out in `rssm`."""
+    config = self.config
+    mlp = functools.partial(networks.MLP, config.hidden_size, dtype=config.dtype)
+    head = functools.partial(networks.TwoTowers, config.hidden_size, 1, dtype=config.dtype)
+    modules: dict[str, nn.Module] = {
+      'prior': mlp(1, self.belief_outputs + self.numbers.num_reals),
+      'reward': head(config.num_bins, 0.0),
+      'continue': head(1, 1.0),
+    }
+    if self.numbers.size:
+      modules['encoder'] = mlp(config.encoder_layers, raw=True)
+      modules['decoder'] = mlp(config.encoder_layers, self.numbers.num_outputs)
+    if self.codec.image_specs:
+      shapes = tuple(spec.shape for spec in self.codec.image_specs)
+      channels = config.image_channels
+      modules['image_encoder'] = networks.Encoder(mlp(1), channels)
+      modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
+    if self.has_mask:
+      modules['mask'] = head(self.actions.size, 1.0)
+    return modules
+
+  def _inputs(self, name: str) -> Any:
+    """Example inputs of a module, a batch of one."""
+    zeros = lambda *shape: jnp.zeros((1, *shape))
+    state = self.config.deterministic_size
+    belief = zeros(state + self.latent_size + self.previous_size)
+    numbers = zeros(self.numbers.input_size)
+    inputs = {
+      'encoder': (numbers,),
+      'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.codec.image_specs)),
+      'prior': (zeros(state),),
+      'decoder': (belief,),
+      'image_decoder': (belief,),
+    }
+    return inputs.get(name, ((zeros(self.memory_size + self.previous_size),), (numbers,)))
+
+  def init(self, key: chex.PRNGKey) -> Tree:
+    """Parameters, float32; those of 'prior' have a leading axis K, of the members."""
+    names = ('recurrence', 'posterior', *self.modules)
+    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+    params = self._initial_cell(keys['recurrence'], keys['posterior'])
+    for name, module in self.modules.items():
+      init = lambda key, module=module, name=name: module.init(key, *self._inputs(name))['params']
+      if name == 'prior':  # a key for each member
+        params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
+      else:
+        params[name] = init(keys[name])
+    return params | {STATISTICS: self.numbers.initial_statistics()}
+
+  def _initial_cell(self, recurrence_key: chex.PRNGKey, posterior_key: chex.PRNGKey) -> Tree:
+    """Parameters of the recurrence and of the posterior.
+
+    recurrence: kernel [Z + A + H + E, 3 H] on [z, a, h, e(x)], and a layer norm [3 H]
+    posterior: kernel [H + encoded, hidden] on [h, encoded observation], and a layer norm; then
+      output [hidden, outputs] and bias [outputs]
+    """
+    config = self.config
+    state, hidden = config.deterministic_size, config.hidden_size
+    kernel = nn.initializers.lecun_normal()
+    norm = lambda size: {'scale': jnp.ones(size), 'bias': jnp.zeros(size)}
+    hidden_key, output_key = jax.random.split(posterior_key)
+    inputs = self.latent_size + self.actions.size + state + self.embedding_size
+    output = nn.initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal')
+    return {
+      'recurrence': {
+        'kernel': kernel(recurrence_key, (inputs, 3 * state)),
+        'norm': norm(3 * state),
+      },
+      'posterior': {
+        'kernel': kernel(hidden_key, (state + self.encoded_size, hidden)),
+        'norm': norm(hidden),
+        'output': output(output_key, (hidden, self.belief_outputs)),
+        'bias': jnp.zeros(self.belief_outputs),
+      },
+    }
+
+  def apply(self, params: Tree, name: str, *inputs: Any) -> jax.Array:
+    """Applies a module to [..., F] inputs."""
+    return networks.apply(self.modules[name], params[name], *inputs)

@@ -1,0 +1,320 @@
+"""Numbers of an observation in a world model: how they are read, predicted and judged."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
+
+MAX_COPY = 0.999
+"""Largest probability of a copy, so that a change always has a gradient."""
+
+MIN_LIKELIHOOD = 1e-20
+"""Bounds the loss of a number. A bound that decoders reach would stop the gradient of rare changes."""
+
+MIN_ERROR = 1e-4
+"""Least mean squared error, in standard deviations, to which real numbers are predicted."""
+
+
+class Predicted(NamedTuple):
+  """A distribution of the numbers of an observation.
+
+  Attributes:
+    bits: [..., N] float32 each, probabilities that a binary number is 0 and that it is 1. Both,
+      since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
+    levels: [..., M, L] float32, probabilities of the levels of discrete numbers.
+    reals: [..., R] float32, means of real numbers, symlog.
+  """
+
+  bits: tuple[jax.Array, jax.Array]
+  levels: jax.Array
+  reals: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+  """The numbers of an observation: how a world model reads, predicts and judges them.
+
+  Each number either stays as it was at the previous step, or is predicted from the features:
+
+    p(x_t) = g delta(x_t-1) + (1 - g) D,    g, D = decoder(features)
+
+  so that static parts of an observation need no features. D is Bernoulli for binary numbers (bool,
+  or in [0, 1] where there are many), categorical over levels for other numbers in [0, 1]. A real
+  number, of any other bounds, is predicted as its change: x_t-1 + sigma D.
+
+  Real numbers are read as symlog and standardised by running statistics, since their scales are
+  unknown. Their loss is relative to the running mean squared error, so that each of them counts
+  whatever its scale.
+
+  Attributes:
+    spec: tree of `dm_env.specs.Array`; images have no channels.
+  """
+
+  spec: Any
+
+  @functools.cached_property
+  def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices of binary, discrete and real numbers."""
+    leaves = jax.tree.leaves(observation_lib.without_mask(self.spec))
+    is_bool = np.concatenate(
+      [np.full(math.prod(leaf.shape), leaf.dtype == bool) for leaf in leaves] or [np.zeros(0, bool)]
+    )
+    unit = observation_lib.unit_range(self.spec) | is_bool
+    discrete = unit & ~is_bool
+    if discrete.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
+      discrete &= False
+    return np.flatnonzero(unit & ~discrete), np.flatnonzero(discrete), np.flatnonzero(~unit)
+
+  @property
+  def size(self) -> int:
+    """F."""
+    return sum(len(kind) for kind in self._kinds)
+
+  @property
+  def num_reals(self) -> int:
+    """R."""
+    return len(self._kinds[2])
+
+  @property
+  def input_size(self) -> int:
+    """Width of `inputs`."""
+    _, discrete, real = map(len, self._kinds)
+    levels = observation_lib.DISCRETE_LEVELS * discrete if self._reads_discrete else 0
+    levels += observation_lib.REAL_LEVELS * real if self._reads_real else 0
+    return self.size + levels + observation_lib.view_size(self.spec)
+
+  @property
+  def _reads_discrete(self) -> bool:
+    """Whether discrete numbers are also read by levels."""
+    return len(self._kinds[1]) <= observation_lib.MAX_DISCRETE_READ
+
+  @property
+  def _reads_real(self) -> bool:
+    """Whether real numbers are also read by levels."""
+    return self.num_reals <= observation_lib.MAX_REAL_READ
+
+  @property
+  def num_outputs(self) -> int:
+    """Outputs of a decoder: gates and logits, and changes of real numbers."""
+    binary, discrete, real = map(len, self._kinds)
+    return 2 * binary + (1 + observation_lib.DISCRETE_LEVELS) * discrete + real
+
+  def initial_statistics(self) -> dict[str, jax.Array]:
+    """Statistics of no observations: of real numbers, and how far binary ones lie between 0 and 1."""
+    reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
+    between = jnp.ones(len(self._kinds[0]))
+    statistics = {'mean': reals, 'square': ones, 'error': ones, 'between': between}
+    return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
+
+  def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
+    """Means over a batch that `updated` follows.
+
+    Args:
+      numbers: [T, B, F] float32, observed.
+      error: [T, B, R] float32, of `loss`.
+    """
+    bits, _, reals = self._split(numbers)
+    means = {
+      'mean': reals,
+      'square': jnp.square(reals),
+      'error': jnp.minimum(error, 1.0),
+      'between': 4 * bits * (1 - bits),
+    }
+    return {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items() if x.shape[-1]}
+
+  def updated(
+    self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    """Running statistics after one more batch: a mean over all, later over some 500 batches."""
+    rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
+    rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
+    followed = {
+      name: statistics[name] + rates[name] * (new - statistics[name])
+      for name, new in moments.items()
+    }
+    return followed | {'count': statistics['count'] + 1}
+
+  def read(self, observation: Any) -> jax.Array:
+    """[..., observation] to [..., F] float32; real numbers are symlog."""
+    flat = observation_lib.join(observation, self.spec).astype(jnp.float32)
+    binary, discrete, real = self._kinds
+    return jnp.concatenate(
+      [flat[..., binary], flat[..., discrete], networks.symlog(flat[..., real])], axis=-1
+    )
+
+  def _split(self, numbers: jax.Array) -> list[jax.Array]:
+    binary, discrete, _ = map(len, self._kinds)
+    return jnp.split(numbers, [binary, binary + discrete], axis=-1)
+
+  def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """[..., F] numbers to [..., input_size], input of a network, in their dtype."""
+    bits, discrete, reals = self._split(numbers)
+    parts = [bits, discrete]
+    if self._reads_discrete:
+      parts.append(
+        observation_lib.by_level(discrete, observation_lib.DISCRETE_LEVELS).reshape(
+          *discrete.shape[:-1], -1
+        )
+      )
+    if self.num_reals:
+      scaled = (reals.astype(jnp.float32) - statistics['mean']) / self._scale(statistics)
+      parts.append(jnp.clip(scaled, -5.0, 5.0))
+      if self._reads_real:  # such as an end of the track, which ends an episode
+        within = jnp.clip(scaled / observation_lib.REAL_RANGE, -1.0, 1.0) / 2 + 0.5
+        levels = observation_lib.by_level(within, observation_lib.REAL_LEVELS)
+        parts.append(levels.reshape(*levels.shape[:-2], -1))
+    if observation_lib.view_size(self.spec):
+      flat = self.to_flat(numbers.astype(jnp.float32))
+      parts.append(
+        observation_lib.views(observation_lib.to_observation(flat, [], self.spec), self.spec)
+      )
+    return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
+
+  def _scale(self, statistics: Any) -> jax.Array:
+    """[R] standard deviations of real numbers."""
+    variance = statistics['square'] - jnp.square(statistics['mean'])
+    return jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-4
+
+  def predict(
+    self, outputs: jax.Array, before: jax.Array, follows: jax.Array, statistics: Any
+  ) -> Predicted:
+    """The distribution of the next numbers.
+
+    Args:
+      outputs: [..., num_outputs] float32, of a decoder.
+      before: [..., F] numbers of the previous step.
+      follows: [...] bool, whether there is a previous step.
+      statistics: see `initial_statistics`.
+    """
+    binary, discrete, _ = map(len, self._kinds)
+    ends = np.cumsum([binary + discrete, binary, discrete * observation_lib.DISCRETE_LEVELS])
+    gates, bits, levels, reals = jnp.split(outputs, ends, axis=-1)
+    follows = follows[..., None].astype(jnp.float32)
+    copy = MAX_COPY * jax.nn.sigmoid(gates) * follows
+    copy_bits, copy_levels = jnp.split(copy, [binary], axis=-1)
+    bits_before, discrete_before, reals_before = self._split(before.astype(jnp.float32))
+    zero, one = (
+      copy_bits * copied + (1 - copy_bits) * jax.nn.sigmoid(logits)
+      for copied, logits in ((1 - bits_before, -bits), (bits_before, bits))
+    )
+    levels = jax.nn.softmax(
+      levels.reshape(*levels.shape[:-1], discrete, observation_lib.DISCRETE_LEVELS), axis=-1
+    )
+    copy_levels = copy_levels[..., None]
+    levels = (
+      copy_levels * observation_lib.by_level(discrete_before, observation_lib.DISCRETE_LEVELS)
+      + (1 - copy_levels) * levels
+    )
+    if self.num_reals:
+      base = jnp.where(follows > 0, reals_before, statistics['mean'])
+      reals = base + self._scale(statistics) * reals
+    return Predicted((zero, one), levels, reals)
+
+  def loss(
+    self, predicted: Predicted, numbers: jax.Array, statistics: Any
+  ) -> tuple[jax.Array, jax.Array]:
+    """Negative log-likelihood, less that of a perfect decoder.
+
+    Args:
+      predicted: of `predict`.
+      numbers: [..., F] float32, observed.
+      statistics: see `initial_statistics`.
+
+    Returns:
+      [...] float32, nats, summed over numbers; and the squared errors of real numbers, [..., R], in
+      standard deviations.
+    """
+    bits, discrete, reals = self._split(numbers)
+    bits, discrete = jnp.clip(bits, 0.0, 1.0), jnp.clip(discrete, 0.0, 1.0)
+    zero, one = predicted.bits
+    loss = _divergence(1 - bits, zero) + _divergence(bits, one)
+    loss += jnp.sum(
+      _divergence(
+        observation_lib.by_level(discrete, observation_lib.DISCRETE_LEVELS), predicted.levels
+      ),
+      axis=-1,
+    )
+    if not self.num_reals:
+      return loss, jnp.zeros(reals.shape)
+    error = jnp.square((reals - predicted.reals) / self._scale(statistics))
+    relative = error / self.noise(statistics)
+    return loss + jnp.sum(jnp.log1p(relative / 2), axis=-1), jax.lax.stop_gradient(error)
+
+  def noise(self, statistics: Any) -> jax.Array:
+    """[R] mean squared errors of real numbers, in standard deviations, bounded from below."""
+    return jnp.maximum(statistics['error'], MIN_ERROR)
+
+  def change(self, before: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """[..., R] changes of real numbers between two steps [..., F], in standard deviations."""
+    *_, reals_before = self._split(before)
+    *_, reals = self._split(numbers)
+    return (reals - reals_before) / self._scale(statistics)
+
+  def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
+    """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""
+    _, bits = predicted.bits
+    if bits.shape[-1]:
+      bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
+    levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
+    return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
+
+  def warnings(self) -> list[str]:
+    """One line for each threshold beyond which this observation lies."""
+    _, discrete, real = map(len, self._kinds)
+    fractions = sum(
+      math.prod(leaf.shape)
+      for leaf in jax.tree.leaves(observation_lib.without_mask(self.spec))
+      if leaf.dtype != bool and observation_lib.is_bounded(leaf, 0, 1)
+    )
+    found = []
+    if fractions > observation_lib.MAX_DISCRETE_PREDICTED:
+      found.append(
+        f'{fractions:,} numbers in [0, 1], more than {observation_lib.MAX_DISCRETE_PREDICTED}: '
+        'predicted as binary, so values between 0 and 1 are predicted poorly'
+      )
+    elif discrete and not self._reads_discrete:
+      found.append(
+        f'{discrete:,} numbers in [0, 1], more than {observation_lib.MAX_DISCRETE_READ}: read '
+        'without levels, so nearby values are harder to tell apart'
+      )
+    if real and not self._reads_real:
+      found.append(
+        f'{real:,} real numbers, more than {observation_lib.MAX_REAL_READ}: read without levels, '
+        'so thresholds of single numbers are harder to learn'
+      )
+    return found
+
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    """The inverse of `read`, up to the tree: [..., F] in the observation's units and order."""
+    bits, discrete, reals = self._split(numbers)
+    values = jnp.concatenate([bits, discrete, networks.symexp(reals)], axis=-1)
+    return values[..., np.argsort(np.concatenate(self._kinds))]
+
+
+def most_likely(logits: jax.Array) -> jax.Array:
+  """[..., L] logits of L levels to the most likely number in [0, 1], [...] float32.
+
+  A number between two levels is two-hot, so the result is the mean over the best level and its
+  neighbours. A mean over all levels would average distant modes.
+  """
+  levels = logits.shape[-1]
+  level = jnp.arange(levels)
+  near = jnp.abs(level - jnp.argmax(logits, axis=-1)[..., None]) <= 1
+  shares = jax.nn.softmax(jnp.where(near, logits.astype(jnp.float32), -jnp.inf), axis=-1)
+  return jnp.sum(shares * level, axis=-1) / (levels - 1)
+
+
+def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:
+  """Terms of the KL of observed shares from predicted probabilities, [..., N]; summed over N."""
+  return jnp.sum(_xlogx(shares) - shares * jnp.log(jnp.maximum(predicted, MIN_LIKELIHOOD)), axis=-1)
+
+
+def _xlogx(x: jax.Array) -> jax.Array:
+  return jax.scipy.special.xlogy(x, x)

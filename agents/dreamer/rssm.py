@@ -1,0 +1,462 @@
+"""RSSM with an ensemble of priors: its state, its equations, and its steps.
+
+    encoder          e_t, images_t = encoder(x_t, images)
+    sequence model   h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e_{t-1}])
+    posterior        z_t ~ q(z | h_t, e_t, images_t)
+    prior            z_t ~ p_k(z | h_t),  k = 1 .. K
+    decoder          x_t ~ p(x | h_t, z_t, a_{t-1}, e_{t-1}, x_{t-1})
+
+Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
+one. All members read the same state and predict in one latent space, so their disagreement is
+comparable; Sekar et al. (2020), "Planning to explore via self-supervised world models", likewise
+put the ensemble in heads of one recurrence.
+
+The state also holds x_t, the numbers of the observation: observed along real sequences, decoded in
+imagination. They are decoded from those of the previous step, of which most may stay as they were:
+see `numbers.Numbers`. So latents need not carry what every observation repeats, and actor, critic,
+reward and continue head read observations as a model-free agent does.
+
+CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Then heads
+read z_t, too. Without images x_t is the whole observation, so z_t would only add noise: a sample that
+tells nothing hides the trace of an observation of long ago.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hephaestus.agents import experience, kernels, networks
+from hephaestus.agents.dreamer import intrinsic, modules
+
+Tree = Any
+FIRST = int(dm_env.StepType.FIRST)
+
+UNROLL = 2
+"""Steps unrolled in the scan: on a CPU a gradient took 0.6 of the time without unrolling."""
+
+
+class Latent(NamedTuple):
+  """The model's belief about the environment at one step, and the numbers observed at that step.
+
+  Attributes:
+    deterministic: [..., H] in the compute dtype.
+    stochastic: [..., Z] in the compute dtype.
+    numbers: [..., F] float32, observed or imagined; see `numbers.Numbers`.
+  """
+
+  deterministic: jax.Array
+  stochastic: jax.Array
+  numbers: jax.Array
+
+
+class Recurrent(NamedTuple):
+  """The model's state between steps: its belief, and the action chosen from it.
+
+  Attributes:
+    latent: of the previous step.
+    action: [..., A] float32, the encoded action of the previous step.
+  """
+
+  latent: Latent
+  action: jax.Array
+
+
+class Prior(NamedTuple):
+  """The members' predictions of a step.
+
+  Attributes:
+    belief: about the stochastic state, [K, ..., Z].
+    change: [K, ..., R] float32, of real numbers, in standard deviations.
+    noise: [R] float32, mean squared error of predicted changes.
+  """
+
+  belief: Any
+  change: jax.Array
+  noise: jax.Array
+
+  def moments(self) -> intrinsic.Moments:
+    """Means and variances of latents, and of changes of real numbers where there are any."""
+    latent = self.belief.moments()
+    if not self.change.shape[-1]:
+      return (latent,)
+    return latent, (self.change, jnp.broadcast_to(self.noise, self.change.shape))
+
+
+class Posterior(NamedTuple):
+  """The model along real sequences.
+
+  Attributes:
+    latent: [T, B, ...].
+    features: [T, B, F], see `RSSM.features`.
+    previous: [T, B, C], inputs of the transitions that led to the steps.
+    belief: the posterior, [T, B, Z].
+    priors: of all members, [K, T, B, ...].
+    first: [T, B] bool, steps that begin an episode.
+  """
+
+  latent: Latent
+  features: jax.Array
+  previous: jax.Array
+  belief: Any
+  priors: Prior
+  first: jax.Array
+
+
+class Matrices(NamedTuple):
+  """Matrices of one step, float32; see `kernels.scan`.
+
+  Attributes:
+    recurrence: [Z + A + H, 3 H], of the sequence model, centred since a layer norm follows.
+    hidden: [H, hidden], of the posterior's hidden layer.
+    belief: [hidden, outputs], of the posterior.
+  """
+
+  recurrence: jax.Array
+  hidden: jax.Array
+  belief: jax.Array
+
+
+class Observed(NamedTuple):
+  """Inputs of one step, known before it begins.
+
+  Attributes:
+    embedded: [B, 3 H], the term of e_{t-1} in the gates; 0 at FIRST.
+    evidence: [B, hidden], the term of the encoded observation in the posterior's hidden layer.
+    numbers: [B, F] float32.
+    first: [B] bool.
+    noise: [B, ...] of `RSSM.noise`, or None for the mode of the posterior.
+  """
+
+  embedded: jax.Array
+  evidence: jax.Array
+  numbers: jax.Array
+  first: jax.Array
+  noise: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RSSM:
+  """The recurrent state-space model; every method is a pure function of `params`.
+
+  Attributes:
+    networks: of the world model.
+  """
+
+  networks: modules.Networks
+
+  @property
+  def dtype(self):
+    return self.networks.config.dtype
+
+  # The five equations.
+
+  def encoder(self, params: Tree, observation: Tree) -> tuple[jax.Array, jax.Array]:
+    """[..., observation] to its numbers [..., F] and [e_t, features of images], [..., encoded]."""
+    numbers = self.networks.numbers.read(observation)
+    parts = [self.embed(params, numbers)]
+    if self.networks.codec.image_specs:
+      _, *images = self.networks.codec.encode(observation)
+      parts.append(self.networks.apply(params, 'image_encoder', numbers[..., :0], *images))
+    return numbers, jnp.concatenate(parts, axis=-1)
+
+  def sequence_model(
+    self, params: Tree, matrices: Matrices, recurrent: Recurrent, embedded: jax.Array
+  ) -> jax.Array:
+    """h_t, [B, H], from the step before and `embedded` of `Observed`."""
+    latent, action = recurrent
+    joined = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
+    joined = kernels.concatenate(joined)
+    gates = joined @ matrices.recurrence + embedded
+    gates = kernels.normalise(gates, **params['recurrence']['norm'], centred=True)
+    state = joined[..., -latent.deterministic.shape[-1] :]
+    return gru(gates.astype(self.dtype), state, self.networks.config.memory_steps)
+
+  def posterior(
+    self, params: Tree, matrices: Matrices, deterministic: jax.Array, evidence: jax.Array
+  ) -> Any:
+    """q(z | h_t, encoded observation), [B, Z], from h_t and `evidence` of `Observed`."""
+    posterior = params['posterior']
+    hidden = deterministic @ matrices.hidden + evidence
+    hidden = kernels.silu(kernels.normalise(hidden, **posterior['norm']).astype(self.dtype))
+    return self._belief(hidden @ matrices.belief + posterior['bias'].astype(self.dtype))
+
+  def prior(self, params: Tree, deterministic: jax.Array) -> Prior:
+    """p_k(z | h_t) of all members, [K, ..., Z], and their changes of real numbers, from [..., H]."""
+    return self._prior(params, self._prior_outputs(params, deterministic))
+
+  def decoder(
+    self, params: Tree, latent: Latent, previous: jax.Array
+  ) -> tuple[jax.Array, list[jax.Array]]:
+    """Outputs for the numbers, [..., outputs], and decoded images, [..., H, W, C] each; float32."""
+    inputs = self._decoder_inputs(latent, previous)
+    images = []
+    if self.networks.codec.image_specs:
+      pixels = self.networks.apply(params, 'image_decoder', inputs).astype(jnp.float32)
+      shapes = [spec.shape for spec in self.networks.codec.image_specs]
+      parts = jnp.split(pixels, np.cumsum([np.prod(shape) for shape in shapes])[:-1], axis=-1)
+      images = [x.reshape(*x.shape[:-1], *shape) for x, shape in zip(parts, shapes, strict=True)]
+    return self._decode_numbers(params, inputs), images
+
+  # What the equations read.
+
+  def initial(self, batch: int) -> Recurrent:
+    """Zeros: the state before a FIRST step."""
+    sizes = self.networks
+    latent = Latent(
+      deterministic=jnp.zeros((batch, sizes.config.deterministic_size), self.dtype),
+      stochastic=jnp.zeros((batch, sizes.latent_size), self.dtype),
+      numbers=jnp.zeros((batch, sizes.numbers.size), jnp.float32),
+    )
+    return Recurrent(latent, jnp.zeros((batch, sizes.actions.size), jnp.float32))
+
+  def noise(self, key: chex.PRNGKey) -> jax.Array:
+    """Noise for one latent; see `distributions.LATENTS`."""
+    config = self.networks.config
+    return self.networks.latent_type.noise(key, config.stochastic_size, config.classes)
+
+  def matrices(self, params: Tree) -> Matrices:
+    """Matrices of `observe` and `imagine`; made once, before a loop that reads them."""
+    recurrence, _ = self._recurrence_kernels(params)
+    posterior = params['posterior']
+    hidden = posterior['kernel'][: self.networks.config.deterministic_size]
+    return Matrices(recurrence, hidden, posterior['output'])
+
+  def embed(self, params: Tree, numbers: jax.Array) -> jax.Array:
+    """e, [..., E], of [..., F] numbers."""
+    if not self.networks.embedding_size:
+      return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
+    return self.networks.apply(params, 'encoder', self._read(params, numbers))
+
+  def features(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
+    """[..., H, Z where there are images, inputs of the numbers, C], input of all heads.
+
+    Actor and critic do not read the last: the transition to a step does not matter to what follows.
+
+    Args:
+      params: of the world model.
+      latent: [..., ...].
+      previous: [..., C], inputs of the transition that led to the step.
+    """
+    inferred = [latent.stochastic] if self.networks.codec.image_specs else []
+    numbers = self._read(params, latent.numbers)
+    return jnp.concatenate([latent.deterministic, *inferred, numbers, previous], axis=-1)
+
+  # Steps.
+
+  def observe(
+    self,
+    params: Tree,
+    recurrent: Recurrent,
+    observation: Tree,
+    first: jax.Array,
+    noise: jax.Array | None,
+  ) -> tuple[Latent, jax.Array]:
+    """One observed step.
+
+    Args:
+      params: of the world model.
+      recurrent: [B, ...] of the previous step.
+      observation: [B, ...].
+      first: [B] bool, whether the step is FIRST.
+      noise: [B, ...] of `noise`, or None for the mode.
+
+    Returns:
+      The latent [B, ...] and the inputs of the transition to it, [B, C].
+    """
+    numbers, encoded = self.encoder(params, observation)
+    before = self.embed(params, recurrent.latent.numbers)
+    previous = self._previous(recurrent.action, before, first)
+    inputs = self._observed(params, previous, encoded)(numbers, first, noise)
+    matrices = self._cast(self.matrices(params))
+    latent, _ = self._step(matrices, params, recurrent, inputs)
+    return latent, previous
+
+  def imagine(
+    self,
+    params: Tree,
+    matrices: Matrices,
+    recurrent: Recurrent,
+    member: jax.Array,
+    noise: jax.Array,
+  ) -> tuple[Latent, jax.Array, Prior]:
+    """One imagined step.
+
+    Args:
+      params: of the world model.
+      matrices: of these parameters.
+      recurrent: [B', ...] of the previous step.
+      member: [B'] int32, the member whose prior each dream follows.
+      noise: [B', ...] of `noise`.
+
+    Returns:
+      The latent [B', ...], the inputs of the transition to it [B', C], and all members' predictions
+      of it, [K, B', ...].
+    """
+    before = recurrent.latent.numbers
+    embedding = self.embed(params, before)
+    previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
+    embedded = self._embedded(params, embedding)
+    deterministic = self.sequence_model(params, self._cast(matrices), recurrent, embedded)
+    outputs = self._prior_outputs(params, deterministic)
+    followed = self._prior(params, outputs[member, jnp.arange(len(member))]).belief
+    latent = Latent(deterministic, followed.sample(noise).astype(self.dtype), before)
+    latent = latent._replace(numbers=self._imagined_numbers(params, latent, previous))
+    return latent, previous, self._prior(params, outputs)
+
+  def infer(self, params: Tree, keys: jax.Array, sequence: experience.Sequence) -> Posterior:
+    """The model along real sequences, as if it had acted.
+
+    Args:
+      params: of the world model.
+      keys: [B] one for each sequence, so that the result does not depend on the batching.
+      sequence: [T, B, ...], `initial_state` being a `Recurrent`.
+    """
+    num_steps, batch = sequence.reward.shape
+    first = sequence.step_type == FIRST
+    noise = jax.vmap(
+      lambda key: jax.vmap(self.noise)(jax.random.split(key, num_steps)), out_axes=1
+    )(keys)
+    initial = self.initial(batch)
+    if self.networks.config.stored_state:
+      initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
+
+    numbers, encoded = self.encoder(params, sequence.observation)
+    embedding = encoded[..., : self.networks.embedding_size]
+    action = self.networks.actions.encode(sequence.action)
+    shifted = lambda before, x: jnp.concatenate([before[None], x[:-1]])
+    previous = self._previous(
+      shifted(initial.action, action),
+      shifted(self.embed(params, initial.latent.numbers), embedding),
+      first,
+    )
+    observed = self._observed(params, previous, encoded)(numbers, first, noise)
+
+    def step(matrices, params, recurrent, inputs):
+      observed, action = inputs
+      latent, belief = self._step(matrices, params, recurrent, observed)
+      return Recurrent(latent, action), (latent, belief)
+
+    _, (latent, belief) = kernels.scan(
+      step,
+      min(UNROLL, num_steps),
+      self.dtype,
+      self.matrices(params),
+      _vectors(params),
+      initial,
+      (observed, action),
+    )
+    return Posterior(
+      latent=latent,
+      features=self.features(params, latent, previous),
+      previous=previous,
+      belief=belief,
+      priors=self.prior(params, latent.deterministic),  # outside of the loop
+      first=first,
+    )
+
+  def _step(
+    self, matrices: Matrices, params: Tree, recurrent: Recurrent, inputs: Observed
+  ) -> tuple[Latent, Any]:
+    """The latent of an observed step, and its posterior; nothing passes from one episode to the next."""
+    clear = lambda x: jnp.where(inputs.first[:, None], 0, x).astype(x.dtype)
+    recurrent = jax.tree.map(clear, recurrent)
+    deterministic = self.sequence_model(params, matrices, recurrent, inputs.embedded)
+    belief = self.posterior(params, matrices, deterministic, inputs.evidence)
+    stochastic = belief.mode() if inputs.noise is None else belief.sample(inputs.noise)
+    return Latent(deterministic, stochastic.astype(self.dtype), inputs.numbers), belief
+
+  def _previous(self, action: jax.Array, embedding: jax.Array, first: jax.Array) -> jax.Array:
+    """[..., C], inputs of the transition to a step; zeros at FIRST."""
+    previous = jnp.concatenate([action.astype(self.dtype), embedding], axis=-1)
+    return jnp.where(first[..., None], 0, previous).astype(self.dtype)
+
+  def _observed(self, params: Tree, previous: jax.Array, encoded: jax.Array):
+    """(numbers, first, noise) -> Observed, with the products of the known inputs, all at once."""
+    kernel = params['posterior']['kernel'][self.networks.config.deterministic_size :]
+    embedded = self._embedded(params, previous[..., self.networks.actions.size :])
+    return lambda *others: Observed(embedded, encoded @ kernel.astype(self.dtype), *others)
+
+  def _embedded(self, params: Tree, embedding: jax.Array) -> jax.Array:
+    """[..., E] to its term in the gates, [..., 3 H]."""
+    _, kernel = self._recurrence_kernels(params)
+    return embedding @ kernel.astype(self.dtype)
+
+  def _recurrence_kernels(self, params: Tree) -> list[jax.Array]:
+    """Centred kernels of the sequence model, for [z, a, h] and for e."""
+    kernel = kernels.centre(params['recurrence']['kernel'])
+    return jnp.split(kernel, [len(kernel) - self.networks.embedding_size])
+
+  def _cast(self, matrices: Matrices) -> Matrices:
+    return Matrices(*(matrix.astype(self.dtype) for matrix in matrices))
+
+  def _belief(self, outputs: jax.Array) -> Any:
+    """The distribution of a stochastic state, from a network's [..., outputs]."""
+    config = self.networks.config
+    return self.networks.latent_type.from_outputs(outputs, config.classes, config.unimix)
+
+  def _prior_outputs(self, params: Tree, deterministic: jax.Array) -> jax.Array:
+    """[..., H] to the outputs of the members' networks, [K, ..., outputs]."""
+    prior = lambda params: networks.apply(self.networks.modules['prior'], params, deterministic)
+    return jax.vmap(prior)(params['prior'])
+
+  def _prior(self, params: Tree, outputs: jax.Array) -> Prior:
+    """Predictions from outputs of members, [..., outputs]."""
+    numbers = self.networks.numbers
+    latent, change = jnp.split(outputs, [outputs.shape[-1] - numbers.num_reals], axis=-1)
+    noise = jnp.zeros(0)
+    if numbers.num_reals:
+      noise = numbers.noise(jax.lax.stop_gradient(params[modules.STATISTICS]))
+    return Prior(self._belief(latent), change.astype(jnp.float32), noise)
+
+  def _decoder_inputs(self, latent: Latent, previous: jax.Array) -> jax.Array:
+    return jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
+
+  def _decode_numbers(self, params: Tree, inputs: jax.Array) -> jax.Array:
+    """Outputs of the decoder for the numbers, [..., outputs] float32."""
+    if not self.networks.numbers.size:
+      return jnp.zeros((*inputs.shape[:-1], 0), jnp.float32)
+    return self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
+
+  def _imagined_numbers(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
+    """The most likely numbers of an imagined step, [B', F], whose latent has those before it."""
+    numbers, before = self.networks.numbers, latent.numbers
+    if not numbers.size:
+      return before
+    outputs = self._decode_numbers(params, self._decoder_inputs(latent, previous))
+    follows = jnp.ones(before.shape[:-1], bool)
+    predicted = numbers.predict(outputs, before, follows, params[modules.STATISTICS])
+    return numbers.expected(predicted, params[modules.STATISTICS])
+
+  def _read(self, params: Tree, numbers: jax.Array) -> jax.Array:
+    """[..., F] numbers to the inputs of a network, in the compute dtype."""
+    statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
+    return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
+
+
+def _vectors(params: Tree) -> Tree:
+  """Parameters of a step other than its matrices."""
+  return {
+    'recurrence': {'norm': params['recurrence']['norm']},
+    'posterior': {name: params['posterior'][name] for name in ('norm', 'bias')},
+  }
+
+
+def gru(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
+  """A step of a GRU: [..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
+
+    candidate = tanh(sigmoid(reset) candidate)      h <- h + sigmoid(update - b) (candidate - h)
+
+  Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
+  2 steps to `memory_steps`, by the constants b. Initial gradients then reach observations of long
+  ago. Tallec and Ollivier (2018), "Can recurrent neural networks warp time?".
+  """
+  reset, candidate, update = jnp.split(gates, 3, axis=-1)
+  candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
+  steps = np.geomspace(2, memory_steps, state.shape[-1])
+  update = kernels.sigmoid(update - jnp.asarray(np.log(steps - 1), update.dtype))
+  return update * candidate + (1 - update) * state

@@ -1,0 +1,335 @@
+"""Numbers of an observation: how the world model reads, predicts and judges them."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dm_env import specs
+
+from hephaestus.actors.environments import environment
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import numbers as numbers_lib
+
+NUMBERS_SPEC = {
+  'action_mask': specs.BoundedArray((3,), bool, False, True),
+  'alive': specs.Array((), bool),
+  'grade': specs.BoundedArray((2,), np.float32, 0, 1),
+  'purse': specs.Array((2,), np.int32),
+  'walls': specs.BoundedArray((1, 2), bool, False, True),
+}
+NUMBERS = numbers_lib.Numbers(NUMBERS_SPEC)
+NUMBERS_READ = [1.0, 0, 1, 0.25, 0.8125, np.log(4), -np.log(8)]  # bits, grades, reals
+NUMBERS_SEEN = {
+  'action_mask': np.array([True, True, False]),
+  'alive': np.array(True),
+  'grade': np.array([0.25, 0.8125], np.float32),
+  'purse': np.array([3, -7], np.int32),
+  'walls': np.array([[False, True]]),
+}
+STATISTICS = {
+  'mean': jnp.array([1.0, 0.0]),
+  'square': jnp.array([5.0, 1.0]),  # variances 4 and 1
+  'error': jnp.array([0.5, 1.0]),
+  'between': jnp.zeros(3),
+  'count': jnp.array(1.0),
+}
+SOFT = STATISTICS | {'between': jnp.ones(3)}
+LEVEL = 1 / 8
+
+
+def outputs(*, gate=-30.0, bits=(0.0, 0.0, 0.0), levels=((0.0,) * 9,) * 2, change=(0.0, 0.0)):
+  """Outputs of a decoder: 3 + 2 gates, 3 logits of bits, 2 x 9 of levels, and 2 changes."""
+  parts = ([gate] * 5, bits, np.reshape(levels, -1), change)
+  return jnp.asarray(np.concatenate(parts), jnp.float32)
+
+
+def perfect(numbers):
+  """Outputs that predict bits and grades without an error, and without copying them."""
+  shares = np.asarray(observation_lib.by_level(jnp.asarray(numbers[3:5]), 9))
+  return {'bits': 60 * np.asarray(numbers[:3]) - 30, 'levels': np.log(shares + 1e-12)}
+
+
+@jax.jit
+def judge(outputs, before, numbers, follows=True):
+  """Loss and squared errors of a prediction of numbers from those before."""
+  before, numbers = jnp.asarray(before, jnp.float32), jnp.asarray(numbers, jnp.float32)
+  predicted = NUMBERS.predict(outputs, before, jnp.asarray(follows), STATISTICS)
+  return NUMBERS.loss(predicted, numbers, STATISTICS)
+
+
+def with_number(index, value):
+  return [*NUMBERS_READ[:index], value, *NUMBERS_READ[index + 1 :]]
+
+
+def test_numbers_are_binary_discrete_or_real_by_their_specs():
+  assert (NUMBERS.size, NUMBERS.num_reals) == (7, 2)
+  assert NUMBERS.input_size == 7 + 9 * 2 + 33 * 2
+  assert NUMBERS.num_outputs == 2 * 3 + (1 + 9) * 2 + 2
+  np.testing.assert_allclose(NUMBERS.read(NUMBERS_SEEN), NUMBERS_READ, rtol=1e-6)
+  only = lambda *arguments: numbers_lib.Numbers(specs.BoundedArray(*arguments))
+  assert only((2,), np.uint8, 0, 255).num_reals == only((2,), np.float32, -1, 1).num_reals == 2
+  assert only((2,), np.int32, 0, 1).num_outputs == 2 * (1 + 9)
+
+
+def test_many_numbers_in_the_unit_range_are_binary():
+  outputs_of = lambda size: (
+    numbers_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1)).num_outputs
+  )
+  assert [outputs_of(113), outputs_of(114)] == [113 * (1 + 9), 114 * 2]
+
+
+def test_many_discrete_numbers_are_read_without_levels():
+  inputs_of = lambda size: (
+    numbers_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1)).input_size
+  )
+  assert [inputs_of(28), inputs_of(29)] == [28 * (1 + 9), 29]
+
+
+@pytest.mark.parametrize('axes', [(), (4,), (4, 5)])
+def test_to_flat_inverts_read(axes):
+  rng = np.random.default_rng(0)
+  draw = {
+    'alive': rng.uniform(size=axes) < 0.5,
+    'grade': rng.uniform(size=(*axes, 2)).astype(np.float32),
+    'purse': rng.integers(-100, 100, (*axes, 2), np.int32),
+    'walls': rng.uniform(size=(*axes, 1, 2)) < 0.5,
+  }
+  observation = jax.tree.map(jnp.asarray, draw)
+  flat = NUMBERS.to_flat(NUMBERS.read(observation))
+  assert flat.shape == (*axes, 7)
+  np.testing.assert_allclose(flat, observation_lib.join(observation, NUMBERS_SPEC), rtol=1e-4)
+  again = observation_lib.to_observation(flat, [], NUMBERS_SPEC)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), again, observation)
+
+
+def test_inputs_hold_standardised_reals_and_both_by_levels():
+  inputs = NUMBERS.inputs(jnp.array(NUMBERS_READ), STATISTICS)
+  np.testing.assert_allclose(inputs[:5], NUMBERS_READ[:5])
+  levels = np.zeros((2, 9))
+  levels[0, 2], levels[1, 6:8] = 1, 0.5  # 0.25 is level 2; 0.8125 is halfway between 6 and 7
+  np.testing.assert_allclose(inputs[5:23].reshape(2, 9), levels, atol=1e-6)
+  # Mean 1 and standard deviation 2; mean 0 and standard deviation 1.
+  reals = np.array([(np.log(4) - 1) / 2, -np.log(8)])
+  np.testing.assert_allclose(inputs[23:25], reals, rtol=1e-3)
+  levels = inputs[25:].reshape(2, 33)
+  np.testing.assert_allclose(levels @ np.linspace(-4, 4, 33), reals, atol=1e-3)
+  np.testing.assert_array_equal((levels > 0).sum(axis=1), 2)
+  far = NUMBERS.inputs(jnp.array(with_number(5, 1e3)), STATISTICS)
+  assert far[23] == 5 and far[25 + 32] == 1
+  low = NUMBERS.inputs(jnp.array(NUMBERS_READ, jnp.bfloat16), STATISTICS)
+  assert low.dtype == jnp.bfloat16
+
+
+def test_many_reals_are_not_read_by_levels():
+  inputs_of = lambda size: numbers_lib.Numbers(specs.Array((size,), np.float32)).input_size
+  assert [inputs_of(7), inputs_of(8)] == [7 * (1 + 33), 8]
+
+
+def test_copy_gives_the_previous_numbers_at_no_loss():
+  """The logits do not matter. A number that changed costs the log of the least share without a copy."""
+  wrong = perfect([0, 1, 0, 1.0, 0.0])
+  copies = outputs(gate=30.0, **wrong)
+  before = jnp.array(with_number(4, 0.75))
+  predicted = NUMBERS.predict(copies, before, jnp.array(True), STATISTICS)
+  np.testing.assert_allclose(NUMBERS.expected(predicted, STATISTICS), before, atol=2e-3)
+  same, _ = judge(copies, before, before)
+  np.testing.assert_allclose(same, -5 * np.log(0.999), rtol=1e-2)
+  changed, _ = judge(copies, before, before.at[0].set(0.0))
+  np.testing.assert_allclose(changed, -4 * np.log(0.999) - np.log(0.001), rtol=1e-3)
+
+
+def test_first_step_copies_nothing():
+  copies = outputs(gate=30.0)
+  predict = lambda before, follows: NUMBERS.expected(
+    NUMBERS.predict(copies, jnp.array(before), jnp.array(follows), STATISTICS), SOFT
+  )
+  other = [0.0, 1, 0, 1, 0, 3, 4]
+  np.testing.assert_array_equal(predict(NUMBERS_READ, False), predict(other, False))
+  assert (predict(NUMBERS_READ, True) != predict(other, True)).all()
+  np.testing.assert_allclose(predict(other, False)[:3], [0.5, 0.5, 0.5])
+  np.testing.assert_array_equal(predict(other, False)[5:], STATISTICS['mean'])
+  loss, _ = judge(copies, other, [1.0, 1, 1, 0, 1, 1, 0], False)
+  np.testing.assert_allclose(loss, 3 * np.log(2) + 2 * np.log(9), rtol=1e-5)
+
+
+def test_perfect_prediction_has_no_loss():
+  loss, error = judge(outputs(**perfect(NUMBERS_READ)), NUMBERS_READ, NUMBERS_READ)
+  np.testing.assert_allclose(loss, 0, atol=1e-4)
+  np.testing.assert_array_equal(error, [0, 0])
+
+
+@pytest.mark.parametrize(
+  ('index', 'value', 'loss'),
+  [
+    (0, 0.0, 30),  # logit 30
+    (3, 1.0, -np.log(1e-12)),
+    (3, 3 * LEVEL, -np.log(1e-12)),  # whatever the distance
+    (4, 6 * LEVEL, np.log(2)),  # predicted to be level 6 or 7
+    (5, np.log(4) + 2, np.log1p(1 / 0.5 / 2)),  # one standard deviation; squared error 0.5
+    (6, -np.log(8) + 2, np.log1p(4 / 1 / 2)),  # two; squared error 1
+  ],
+)
+def test_loss_of_a_number_that_is_predicted_wrongly(index, value, loss):
+  found, _ = judge(outputs(**perfect(NUMBERS_READ)), NUMBERS_READ, with_number(index, value))
+  np.testing.assert_allclose(found, loss, rtol=1e-3, atol=1e-4)
+
+
+def test_real_number_is_predicted_as_its_change_in_standard_deviations():
+  right = outputs(**perfect(NUMBERS_READ), change=(1.0, -0.5))
+  numbers = [*NUMBERS_READ[:5], np.log(4) + 2, -np.log(8) - 0.5]
+  loss, error = judge(right, NUMBERS_READ, numbers)
+  np.testing.assert_allclose(loss, 0, atol=1e-3)
+  np.testing.assert_allclose(error, [0, 0], atol=1e-6)
+  change = NUMBERS.change(jnp.array(NUMBERS_READ), jnp.array(numbers), STATISTICS)
+  np.testing.assert_allclose(change, [1, -0.5], rtol=1e-3)
+
+
+def test_huge_error_costs_only_its_logarithm():
+  wrong = [*NUMBERS_READ[:5], np.log(4), -np.log(8) + 1e6]
+  loss, error = judge(outputs(**perfect(NUMBERS_READ)), NUMBERS_READ, wrong)
+  np.testing.assert_allclose(loss, np.log(1e12 / 2), rtol=1e-3)
+  np.testing.assert_allclose(error[1], 1e12, rtol=1e-3)
+
+
+def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
+  """Also if its logits have followed; a clipped likelihood would have none."""
+  levels = np.full((2, 9), -10.0)
+  levels[:, 0] = 0
+  stays = outputs(gate=10.0, bits=(-10.0,) * 3, levels=levels)
+  loss = lambda outputs, numbers: judge(outputs, [0.0] * 7, numbers)[0]
+  for index, logit in ((0, 5), (3, 16)):  # of the bit, and of the last level
+    numbers = [0.0] * 7
+    numbers[index] = 1.0
+    grads = jax.grad(loss)(stays, numbers)
+    assert grads[index] > 0.01  # the gate closes
+    assert grads[logit] < -0.5
+
+
+@pytest.mark.parametrize('follows', [True, False])
+def test_prediction_is_the_same_without_jit(follows):
+  before = [0.0, 1, 0, 1, 0, 3, 4]
+  arguments = outputs(gate=1.0, change=(1.0, -1.0)), before, NUMBERS_READ, follows
+  found, expected = judge(*arguments), judge.__wrapped__(*arguments)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), found, expected)
+
+
+def test_noise_of_a_perfectly_predicted_number_is_bounded():
+  statistics = STATISTICS | {'error': jnp.array([0.0, 0.5])}
+  np.testing.assert_allclose(NUMBERS.noise(statistics), [1e-4, 0.5])
+
+
+def test_numbers_without_real_ones_have_no_statistics_of_them():
+  numbers = numbers_lib.Numbers(specs.Array((3,), bool))
+  read = numbers.read(jnp.array([True, False, True]))
+  statistics = numbers.initial_statistics()
+  assert set(statistics) == {'between', 'count'}
+  assert numbers.num_reals == 0 and numbers.inputs(read, statistics).shape == (3,)
+  outputs = jnp.array([0.0] * 3 + [30, -30, 0])
+  predicted = numbers.predict(outputs, read, jnp.array(False), statistics)
+  loss, error = numbers.loss(predicted, read, statistics)
+  np.testing.assert_allclose(loss, np.log(2), rtol=1e-5)
+  assert error.shape == (0,)
+  assert set(numbers.moments(read[None, None], error[None, None])) == {'between'}
+
+
+def test_bits_are_imagined_as_bits_where_all_observed_ones_were():
+  """The first was observed as 0 or 1 only, the second between them."""
+  statistics = STATISTICS | {'between': jnp.array([0.0, 0.5, 0.0])}
+  logits = np.log([0.7 / 0.3, 0.7 / 0.3, 0.2 / 0.8])
+  before = jnp.zeros(7)
+  predicted = NUMBERS.predict(outputs(bits=logits), before, jnp.array(True), statistics)
+  np.testing.assert_allclose(NUMBERS.expected(predicted, statistics)[:3], [1, 0.7, 0], rtol=1e-5)
+
+
+# Statistics of numbers.
+
+
+def follow(statistics, batch, error=1.0):
+  """Statistics after a batch of numbers [B, 7], whose real ones have one error."""
+  numbers = jnp.asarray(batch, jnp.float32)[:, None]
+  moments = NUMBERS.moments(numbers, jnp.full((*numbers.shape[:2], 2), error))
+  return NUMBERS.updated(statistics, moments)
+
+
+def test_first_batch_sets_the_statistics():
+  statistics = NUMBERS.initial_statistics()
+  inputs = NUMBERS.inputs(jnp.array(NUMBERS_READ), statistics)
+  unscaled = NUMBERS_READ[5:]
+  np.testing.assert_allclose(inputs[23:25], unscaled, rtol=1e-3)
+  batch = [[0, 0.5, 1, 0, 0, 1, -2], [0, 0.5, 0, 0, 0, 5, -2]]
+  statistics = follow(statistics, batch, error=0.5)
+  np.testing.assert_allclose(statistics['mean'], [3, -2])
+  np.testing.assert_allclose(statistics['square'], [13, 4])
+  np.testing.assert_allclose(statistics['error'], [0.5, 0.5])
+  np.testing.assert_allclose(statistics['between'], [0, 1, 0])
+  assert statistics['count'] == 1
+  # The standard deviation of the first is 2; that of the second is 0.
+  reals = NUMBERS.inputs(jnp.array([0, 0, 0, 0, 0, 5.0, -2]), statistics)[23:25]
+  np.testing.assert_allclose(reals, [1, 0], atol=1e-3)
+
+
+def test_errors_above_the_standard_deviation_count_as_1():
+  statistics = follow(NUMBERS.initial_statistics(), [NUMBERS_READ], error=100.0)
+  np.testing.assert_array_equal(statistics['error'], [1, 1])
+
+
+def test_statistics_of_a_stream_converge_to_those_of_the_data():
+  """In the beginning they are those of all data so far."""
+  data = np.zeros((1500, 8, 7))
+  data[..., 5:] = np.random.default_rng(0).normal([3.0, -1.0], [2.0, 0.5], (1500, 8, 2))
+  statistics, update = NUMBERS.initial_statistics(), jax.jit(follow)
+  for count, batch in enumerate(data, 1):
+    statistics = update(statistics, batch, 0.25)
+    if count == 20:
+      np.testing.assert_allclose(statistics['mean'], data[:20, :, 5:].mean((0, 1)), rtol=1e-4)
+  deviation = np.sqrt(statistics['square'] - np.square(statistics['mean']))
+  np.testing.assert_allclose(statistics['mean'], [3, -1], atol=0.15)
+  np.testing.assert_allclose(deviation, [2, 0.5], rtol=0.1)
+  np.testing.assert_allclose(statistics['error'], [0.25, 0.25], rtol=1e-3)
+
+
+def test_statistics_follow_a_shift_of_the_data_slowly_and_errors_faster():
+  old = STATISTICS | {'count': jnp.array(1e6)}
+  statistics = follow(old, [[1, 1, 1, 0, 0, 11, 10]], error=0.0)
+  np.testing.assert_allclose(statistics['mean'], [1 + 0.002 * 10, 0.002 * 10], rtol=1e-4)
+  np.testing.assert_allclose(statistics['error'], [0.98 * 0.5, 0.98], rtol=1e-4)
+
+
+# Views.
+
+
+def squares(x):
+  return jnp.square(x[1:])
+
+
+VIEW_SPEC = {
+  'alive': specs.Array((), bool),
+  'vector': environment.ViewSpec((3,), np.float32, -4, 4, squares),
+}
+
+
+def test_view_of_numbers_is_an_input_beside_them():
+  numbers = numbers_lib.Numbers(VIEW_SPEC)
+  observation = {'alive': jnp.array([True]), 'vector': jnp.array([[1.0, 2, -3]])}
+  inputs = numbers.inputs(numbers.read(observation), numbers.initial_statistics())
+  assert inputs.shape == (1, numbers.input_size) == (1, 1 + 3 * (1 + 33) + 2)
+  np.testing.assert_allclose(inputs[0, -2:], [4, 9], rtol=1e-5)
+
+
+# Levels.
+
+
+@hypothesis.settings(max_examples=20, deadline=None)  # each number of levels is compiled
+@hypothesis.given(number=st.floats(0, 1), levels=st.sampled_from([2, 5, 9, 16]))
+def test_most_likely_inverts_levels(number, levels):
+  distance = np.abs(number * (levels - 1) - np.arange(levels))
+  two_hot = np.maximum(0, 1 - distance)
+  logits = jnp.log(jnp.asarray(two_hot, jnp.float32) + 1e-9)
+  np.testing.assert_allclose(numbers_lib.most_likely(logits), number, atol=1e-5)
+
+
+def test_most_likely_ignores_distant_levels():
+  shares = jnp.array([0.0, 0.55, 0.0, 0.0, 0.0, 0.45]) + 1e-9
+  np.testing.assert_allclose(numbers_lib.most_likely(jnp.log(shares)), 0.2, atol=1e-6)
