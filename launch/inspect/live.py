@@ -516,7 +516,7 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
       'inserts/s': _rate(row['inserts_per_second']),
       'sampled': f'{row["sampled"]:,}',
       'samples/s': _rate(row['samples_per_second']),
-      'drawn': _share(row['unique_share']),
+      'unique': _share(row['unique_share']),
       'memory': _size(row['bytes']),
     }
     for name, row in sorted(report['tables'].items())
@@ -528,7 +528,7 @@ def _table(report: dict[str, Any], width: int) -> rich.text.Text:
   totals = width >= 100
   headings = ['table', 'size', 'capacity', 'full']
   headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
-  headings += ['drawn', 'memory']
+  headings += ['unique', 'memory']
   blocks = [[[row[heading] for heading in headings] for row in cells(report)]]
   for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
     if not shard['alive']:
