@@ -337,7 +337,7 @@ class Loop:
   def _update(self) -> None:
     """One call of the source."""
     most = self._most_updates()
-    if self._pending:  # one call in flight, so batches are drawn in time
+    if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
     if self._profiler is not None:
       self._profiler.reach(self.step)
