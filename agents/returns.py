@@ -100,22 +100,22 @@ class Spread(NamedTuple):
 
 
 def initial_spread() -> Spread:
-  """A spread of no returns."""
+  """The percentile range before any returns."""
   return Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def update_spread(spread: Spread, return_: jax.Array, *, rate: float) -> tuple[Spread, jax.Array]:
-  """Adds a batch of returns to the spread; also gives it without the bias of the average.
+  """Adds a batch of returns to the percentile range; also gives it without the bias of the average.
 
   Hafner et al. (2023), equation 7, without its floor.
 
   Args:
-    spread: before.
+    spread: percentile range so far.
     return_: [...] float32; NaN leaves a return out.
     rate: of the average.
 
   Returns:
-    The new spread, and [] float32.
+    The new state, and the percentile range, [] float32.
   """
   low, high = jnp.nanpercentile(return_, jnp.array([5.0, 95.0]))
   change = jnp.where(jnp.isnan(high), 0.0, high - low - spread.value)  # NaN: all are left out

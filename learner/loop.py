@@ -19,7 +19,7 @@ from hephaestus.learner import profile as profile_lib
 Tree = Any
 Metrics = dict[str, jax.Array]
 Config = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
-POLL_SECONDS = 0.2  # for a batch, before the loop looks whether it should end
+POLL_SECONDS = 0.2  # for a batch, before the loop checks whether it should end
 
 
 class Done(NamedTuple):

@@ -279,7 +279,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def sample(root: pathlib.Path, seed: int, count: int = 10) -> list[tuple[str, str]]:
-  """Draws sentences of the documents and docstrings of the code, each with its file."""
+  """Samples sentences of the documents and docstrings of the code, each with its file."""
   sentences, docstrings = [], []
   for path in tracked_files(root):
     text = (root / path).read_text() if path.suffix in ('.md', '.py') else ''
@@ -290,15 +290,15 @@ def sample(root: pathlib.Path, seed: int, count: int = 10) -> list[tuple[str, st
         kinds = ast.FunctionDef | ast.ClassDef | ast.Module | ast.AsyncFunctionDef
         if isinstance(node, kinds) and (docstring := ast.get_docstring(node)):
           docstrings.append((str(path), docstring))
-  draw = random.Random(seed)
-  drawn = [draw.sample(kind, min(count, len(kind))) for kind in (sentences, docstrings)]
-  return [text for kind in drawn for text in kind]
+  rng = random.Random(seed)
+  sampled = [rng.sample(kind, min(count, len(kind))) for kind in (sentences, docstrings)]
+  return [text for kind in sampled for text in kind]
 
 
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('root', nargs='?', type=pathlib.Path, help='a checkout (default: this one)')
-  parser.add_argument('--sample', action='store_true', help='draw sentences and docstrings')
+  parser.add_argument('--sample', action='store_true', help='sample sentences and docstrings')
   parser.add_argument('--seed', type=int, default=0, help='of --sample')
   flags = parser.parse_args()
   root = flags.root or pathlib.Path(__file__).resolve().parents[1]

@@ -22,7 +22,9 @@ _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
   'were learned'
 )
-_OLD_MOMENTS = "; Adam's moments are calibrated for the batches of before: add --reset-moments to begin them anew"
+_OLD_MOMENTS = (
+  "; Adam's moments are calibrated for the batches of before: add --reset-moments to reset them"
+)
 
 
 class Environments(NamedTuple):
@@ -71,7 +73,7 @@ class Resume(NamedTuple):
   """How a run may differ from the one that saved its checkpoint.
 
   Attributes:
-    reset_moments: whether the optimizer begins anew.
+    reset_moments: whether the optimizer is reset.
     warn: takes a warning when the environments do.
   """
 
@@ -259,7 +261,7 @@ class Unrolled(loop.Source):
   def restore(
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[FusedState, int] | None:
-    """As `Source.restore`; environments begin anew where there are others, moments on request."""
+    """As `Source.restore`; environments are reset where there are others, moments on request."""
     restored = checkpointer.restore(self.shapes(), may_differ=('worlds',))
     if restored is None:
       return None
