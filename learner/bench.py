@@ -296,8 +296,8 @@ def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Seque
       return np.ones((*lead, *spec.shape), bool)  # as a mask: all is legal
     low, high = (np.clip(bound, -10, 255) for bound in (spec.minimum, spec.maximum))
     whole = np.issubdtype(spec.dtype, np.integer)
-    drawn = rng.uniform(low, high + whole, (*lead, *spec.shape))
-    return (np.floor(drawn) if whole else drawn).astype(spec.dtype)
+    values = rng.uniform(low, high + whole, (*lead, *spec.shape))
+    return (np.floor(values) if whole else values).astype(spec.dtype)
 
   ends = rng.uniform(size=lead) < 1 / _EPISODE_STEPS
   first = np.roll(ends, 1, axis=1)

@@ -41,10 +41,10 @@ def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> 
         _median(row['final'] for row in group),
         _median(row['area'] for row in group),
         _median(row['retention'] for row in group),
-        *(_median((row[key] for row in group), spread=False) for key in ('greedy', 'sampled')),
-        _median((row['random'] for row in group), spread=False),
+        *(_median((row[key] for row in group), extremes=False) for key in ('greedy', 'sampled')),
+        _median((row['random'] for row in group), extremes=False),
         *_targets(task, agent, group, _ppo(groups, label)),
-        _median((row['cpu_minutes'] for row in group), spread=False),
+        _median((row['cpu_minutes'] for row in group), extremes=False),
       ]
       lines.append('| ' + ' | '.join(cells) + ' |')
   shown = [f'![Curves of {name}]({file})' for name, file in (pictures or {}).items()]
@@ -151,12 +151,12 @@ def _name(agent: str, label: str) -> str:
   return agent if label == 'default' else f'{agent}, {label}'
 
 
-def _median(values: Iterable[float | None], *, spread: bool = True) -> str:
+def _median(values: Iterable[float | None], *, extremes: bool = True) -> str:
   known = [value for value in values if value is not None]
   if not known:
     return '–'
   shown = _number(statistics.median(known))
-  if len(known) == 1 or not spread:
+  if len(known) == 1 or not extremes:
     return shown
   return f'{shown} ({_number(min(known))} to {_number(max(known))})'
 
