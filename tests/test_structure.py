@@ -22,7 +22,6 @@ LONG_MODULES = {
 }
 LONG_FUNCTIONS = {
   'agents/dreamer/foresight.py:foresee': 'being rewritten with the world model',
-  'learner/bench.py:update': 'one measurement from compilation to figures',
 }
 WIDE_FUNCTIONS: dict[str, str] = {}
 FULL_FOLDERS = {
