@@ -150,7 +150,7 @@ class _TracedUnroll:
   def unroll(self, params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
     num_envs = self._num_envs
     identity_key, steps_key = jax.random.split(key)
-    # All keys at once: for a small environment, drawing them step by step is much of the work.
+    # All keys at once: for a small environment, splitting keys at each step is much of the work.
     next_state, ((timesteps, decisions), episodes) = jax.lax.scan(
       lambda state, keys: self._step(params, state, keys),
       state,

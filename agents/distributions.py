@@ -108,8 +108,8 @@ class MultiCategorical(NamedTuple):
     """[..., M] int32, by the Gumbel-max trick; `gumbel` is standard Gumbel noise [..., A]."""
     cuts = np.cumsum([part.mask.shape[-1] for part in self.parts])[:-1]
     noises = jnp.split(gumbel, cuts, axis=-1)
-    drawn = [part.sample(noise) for part, noise in zip(self.parts, noises, strict=True)]
-    return jnp.stack(drawn, axis=-1)
+    samples = [part.sample(noise) for part, noise in zip(self.parts, noises, strict=True)]
+    return jnp.stack(samples, axis=-1)
 
   def mode(self) -> jax.Array:
     """[..., M] int32."""

@@ -99,12 +99,12 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
   )
   reward, discount = np.asarray(sequence.reward), np.asarray(sequence.discount)
   follows_last = np.append(False, last[:-1])
-  begins_anew = np.append(False, first[1:])
+  is_reset = np.append(False, first[1:])
   for violates, text in (
     (~(first | mid | last), 'the step type is none of FIRST, MID and LAST'),
     (follows_last & ~first, 'follows LAST and is not FIRST: a reset that is not marked'),
     (
-      begins_anew & ~follows_last,
+      is_reset & ~follows_last,
       'FIRST follows a step that is not LAST: an end that is not marked',
     ),
     (first & (reward != 0), 'FIRST has a reward'),

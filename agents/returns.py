@@ -107,7 +107,7 @@ def initial_range() -> PercentileRange:
 def update_range(
   average: PercentileRange, return_: jax.Array, *, rate: float
 ) -> tuple[PercentileRange, jax.Array]:
-  """Adds a batch of returns to the average; also gives it without the bias of the average.
+  """Adds a batch of returns to the percentile range; also gives it without the bias of the average.
 
   Hafner et al. (2023), equation 7, without its floor.
 

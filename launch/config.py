@@ -16,7 +16,7 @@ from hephaestus.agents import masked_ppo
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import ppo_update
-from hephaestus.learner.sources import intake
+from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import tables
 
 AGENTS: dict[str, tuple[type, type]] = {
@@ -114,9 +114,11 @@ class ExperimentConfig:
     if self.fused:
       return
     stratum = self.replay.limiting_stratum
-    ahead = intake.sequences_in_flight(self.replay.max_in_flight, self.batch_size)
+    ahead = stale_filter.sequences_in_flight(self.replay.max_in_flight, self.batch_size)
     most = self.batch_size * learner.max_staleness - ahead - 1
-    if intake.updates_behind(stratum.max_size, ahead, self.batch_size) > learner.max_staleness:
+    if (
+      stale_filter.updates_behind(stratum.max_size, ahead, self.batch_size) > learner.max_staleness
+    ):
       raise ValueError(
         f'replay.strata.{stratum.name}.max_size={stratum.max_size}: sampled sequences would be older than '
         f'learner.max_staleness={learner.max_staleness} updates; for batches of {self.batch_size} '

@@ -144,6 +144,45 @@ class Work:
     )
 
 
+class _Program(NamedTuple):
+  """An update on one device, not compiled yet.
+
+  Attributes:
+    dreamer: whose boredom stays at its value, independent of the model's error.
+    init_state: before the first update, not replicated.
+    batch: [B, T, ...] on the host.
+    sequence: the batch on the device, [1, B, T, ...].
+    update: train state and sequence on the device -> the next train state, and metrics.
+    at_boredom: the train state after warm-up, on the device.
+  """
+
+  dreamer: dreamer_agent.Dreamer
+  init_state: dreamer_update.TrainState
+  batch: experience.Sequence
+  sequence: experience.Sequence
+  update: Any
+  at_boredom: Callable[[float], dreamer_update.TrainState]
+
+
+def _prepare(work: Work) -> _Program:
+  allocator.keep()
+  agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
+  dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
+  made = dreamer_update.make_update(dreamer, work.learner)
+  batch = random_batch(dreamer, work)
+  init_state = devices_lib.jit_once(made.init)(jax.random.key(0))
+  device = jax.local_devices()[:1]
+  on_device = functools.partial(devices_lib.replicate, devices=device)
+
+  def at_boredom(boredom: float) -> dreamer_update.TrainState:
+    intrinsic = init_state.intrinsic._replace(boredom=jnp.float32(boredom))
+    step = jnp.int32(agent_config.warm_up_updates)
+    return on_device(init_state._replace(step=step, intrinsic=intrinsic))
+
+  update = jax.pmap(made.update, axis_name=devices_lib.DEVICES, donate_argnums=0, devices=device)
+  return _Program(dreamer, init_state, batch, on_device(batch), update, at_boredom)
+
+
 def update(
   work: Work, boredom: Sequence[float] = (0.0,), *, seconds: float = 5.0, phases: bool = False
 ) -> list[Figure]:
@@ -167,40 +206,25 @@ def update(
     ValueError: no boredom, one outside [0, 1], or no time.
   """
   _check(boredom, seconds)
-  allocator.keep()
-  # Boredom stays at its value, independent of the model's error.
-  agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
-  dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
-  made = dreamer_update.make_update(dreamer, work.learner)
-  batch = random_batch(dreamer, work)
-  init_state = devices_lib.jit_once(made.init)(jax.random.key(0))
-
-  def at(boredom: float) -> dreamer_update.TrainState:
-    return init_state._replace(
-      step=jnp.int32(agent_config.warm_up_updates),
-      intrinsic=init_state.intrinsic._replace(boredom=jnp.float32(boredom)),
-    )
-
-  device = jax.local_devices()[:1]
-  mapped = jax.pmap(made.update, axis_name=devices_lib.DEVICES, donate_argnums=0, devices=device)
-  on_device = functools.partial(devices_lib.replicate, devices=device)
-  sequence = on_device(batch)
+  program = _prepare(work)
+  agent_config, at_boredom, sequence = program.dreamer.config, program.at_boredom, program.sequence
   began = time.perf_counter()
-  compiled = mapped.lower(on_device(at(0.0)), sequence).compile()
+  compiled = program.update.lower(at_boredom(0.0), sequence).compile()
   compile_seconds = time.perf_counter() - began
-  always, *by_row = matmul_flops(jax.make_jaxpr(mapped)(on_device(at(0.0)), sequence).jaxpr)
+  jaxpr = jax.make_jaxpr(program.update)(at_boredom(0.0), sequence).jaxpr
+  always, *by_row = matmul_flops(jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   name = f'learner/{work.name}'
   size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
   figures = [
     figure(f'{name}/compile', compile_seconds, 's'),
-    figure(f'{name}/parameters', size(init_state.params), ''),
+    figure(f'{name}/parameters', size(program.init_state.params), ''),
     figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
     figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
   ]
   for each in boredom:
-    state, metrics = compiled(on_device(at(each)), sequence)
+    state, metrics = compiled(at_boredom(each), sequence)
     horizon = float(metrics['dream/horizon'][0])
     duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
     trips = (horizon, math.ceil(horizon / agent_config.steps_per_chunk))
@@ -213,7 +237,7 @@ def update(
       ),
     ]
     if phases:
-      parts = _phases(dreamer, init_state, batch, int(horizon), seconds)
+      parts = _phases(program, int(horizon), seconds)
       parts['rest'] = duration - sum(parts.values())
       figures += [figure(f'{what}/phase/{part}', value, 's') for part, value in parts.items()]
   return figures
@@ -242,14 +266,9 @@ def _speeds(work: Work, name: str, horizon: float, duration: float) -> list[Figu
   ]
 
 
-def _phases(
-  dreamer: dreamer_agent.Dreamer,
-  state: dreamer_update.TrainState,
-  batch: experience.Sequence,
-  horizon: int,
-  seconds: float,
-) -> dict[str, float]:
+def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]:
   """Seconds of the world model's gradient and of the imagination, each a program of its own."""
+  dreamer, state, batch = program.dreamer, program.init_state, program.batch
   agent_config, model = dreamer.config, dreamer.model
   keys = jax.random.split(jax.random.key(1), (3, len(batch.identity)))
   sequence = experience.time_major(batch)
@@ -296,8 +315,8 @@ def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Seque
       return np.ones((*lead, *spec.shape), bool)  # as a mask: all is legal
     low, high = (np.clip(bound, -10, 255) for bound in (spec.minimum, spec.maximum))
     whole = np.issubdtype(spec.dtype, np.integer)
-    drawn = rng.uniform(low, high + whole, (*lead, *spec.shape))
-    return (np.floor(drawn) if whole else drawn).astype(spec.dtype)
+    values = rng.uniform(low, high + whole, (*lead, *spec.shape))
+    return (np.floor(values) if whole else values).astype(spec.dtype)
 
   ends = rng.uniform(size=lead) < 1 / _EPISODE_STEPS
   first = np.roll(ends, 1, axis=1)

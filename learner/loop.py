@@ -19,7 +19,7 @@ from hephaestus.learner import profile as profile_lib
 Tree = Any
 Metrics = dict[str, jax.Array]
 Config = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
-POLL_SECONDS = 0.2  # for a batch, before the loop looks whether it should end
+POLL_SECONDS = 0.2  # for a batch, before the loop checks whether it should end
 
 
 class Done(NamedTuple):
@@ -337,7 +337,7 @@ class Loop:
   def _update(self) -> None:
     """One call of the source."""
     most = self._most_updates()
-    if self._pending:  # one call in flight, so batches are drawn in time
+    if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
     if self._profiler is not None:
       self._profiler.reach(self.step)

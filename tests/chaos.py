@@ -3,7 +3,7 @@
   python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--shards 1] [--seed 0] [--run DIR]
 
 A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
-drawn at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
+chosen at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
 until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; the
 updates lost by each kill of the learner; whether replay restarted with the content of its last
 checkpoint; left-over processes and ports; growth of the memory of each node.
@@ -140,7 +140,7 @@ class Chaos:
 
   Attributes:
     events: a line for each: minute, node, what was done, outcome.
-    failures: promises that did not hold.
+    failures: guarantees that were not kept.
   """
 
   def __init__(self, run: Run, seed: int):
@@ -354,7 +354,7 @@ def main() -> int:
     f'{max(chaos.lost, default=0)} updates lost by a kill of the learner; {chaos.restored} restores of '
     f'replay\n{run.output.read_text().splitlines()[-1]}'
   )
-  print('\n'.join(chaos.failures) or 'all promises held')
+  print('\n'.join(chaos.failures) or 'all guarantees are kept')
   return 1 if chaos.failures else 0
 
 

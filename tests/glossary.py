@@ -20,6 +20,11 @@ from typing import NamedTuple
 
 import structure
 
+TARGET = 'threshold, or target score'
+INPUTS = 'previous action and observation, or inputs of the transition'
+MAXIMUM = 'running maximum'
+RANGE = 'percentile range, or the quantity that spreads'
+SAMPLED = 'sample, or sampled'
 # Each term, as a regular expression in which a space is any white space, and what to write instead.
 BANNED = {
   r'(?<!grid\s)(?<!grid_)(?<!grid-)worlds?(?! model|-model|[_=])': 'environment',
@@ -46,6 +51,32 @@ BANNED = {
   r'what is seen': 'observation',
   r'those who|whoever|he who': 'name the thing',
   r'knows? nothing|what (?:it|they|the \w+) knows?': 'model error, or does not depend on',
+  r'(?:the|its|their|each|every|whose|\w+\'s) bars? (?:was|were|is|are|of|for|at|that)': TARGET,
+  r'(?:reach\w*|meets?|met|miss\w*|above|below) (?:an?|the|its|their|each|both) bars?': TARGET,
+  r'bars? (?:is|are|was|were) (?:reached|met|missed)': TARGET,
+  r'(?:an?|the|one|each|every|first|next|last)(?: \w+)? looks?(?! like| up| for)': 'observation',
+  r'looked at|looks? whether': 'inspected, or checks',
+  r'(?<!lock\s)(?:is|are|was|were|be|been) held(?! constant| fixed| out)': 'is stored, or blocked',
+  r'what (?:led|leads) to|(?:its|their|the) causes?(?=, \[)|causes?(?=: \[)': INPUTS,
+  r'causes? of (?:an?|the|each|every) (?:step|state|latent|transition|observation)s?': INPUTS,
+  r'(?:action|latent|numbers|state) and causes?|causes? is the (?:previous )?action': INPUTS,
+  r'(?<!precision\sand\s)recall(?:s|ed|ing)?': INPUTS,
+  r'(?<!end\sof\s)(?:an?|the|each|every|its|whole|test|\w+\'s) tracks?': (
+    'sequence, or running statistics'
+  ),
+  r'peaks?(?=: \[)|(?:the|its|and) peaks?(?= (?:of|stays?|is|was|never|rises|falls)|[.,;)])': MAXIMUM,
+  r'peaks? of novelty': MAXIMUM,
+  r'spreads?(?=: (?:\[|before|of ))': RANGE,
+  r'(?:the|an?|new|its|their|largest|and) spreads?(?! (?:of|over|across|between)|-)': RANGE,
+  r'(?<!\()(?<!hard\s)drives(?! (?:the|an?|its|their|all|each|it)\b)': 'intrinsic rewards',
+  r'(?:an?|each|every|intrinsic) drive': 'intrinsic rewards',
+  r'intakes?': 'validation, or filter',
+  r'blameless': 'the reason, or where the cause lies',
+  r'draw(?:s|n|ing)? (?:(?:an?|the|each|every|whole|next) )*(?:batch(?:es)?|sequences?)': SAMPLED,
+  r'(?:batch(?:es)?|sequences?) (?:(?:that|which) )?(?:is|are|was|were) drawn': SAMPLED,
+  r'begins? to draw|stops? drawing|draws? uniformly': SAMPLED,
+  r'drawn (?:at random|anew|without replacement|uniformly|from)': SAMPLED,
+  r'(?:begin|start|restart)(?:s|ning|ed|ing)?(?: \w+)? anew|began anew': 'restarts, or is reset',
 }
 TERMS = [
   (re.compile(rf'(?<![\w-])(?:{term})(?![\w-])'.replace(' ', r'\s+'), re.I), instead)

@@ -9,6 +9,61 @@ import tomli
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
+# Exceptions, each with its reason. One that no longer exceeds its limit fails the test, too.
+LONG_MODULES = {
+  'agents/dreamer/world_model.py': 'being split',
+  'agents/observation.py': 'being split',
+  'launch/cluster/kubernetes.py': 'until launch/ is reduced',
+  'launch/inspect/live.py': 'until launch/ is reduced',
+  'launch/report/curves.py': 'until launch/ is reduced',
+  'launch/report/page.py': 'until launch/ is reduced',
+  'launch/run/program.py': 'until launch/ is reduced',
+  'launch/run/supervisor.py': 'until launch/ is reduced',
+}
+LONG_FUNCTIONS = {
+  'agents/dreamer/foresight.py:foresee': 'being rewritten with the world model',
+}
+WIDE_FUNCTIONS: dict[str, str] = {}
+FULL_FOLDERS = {
+  '.': 'also shows the files that tools read at the root of a repository',
+  'actors/environments': 'one file for each environment and library of environments',
+  'launch/run': 'until launch/ is reduced',
+  'learner': 'the measurements of an update stand beside it',
+}
+FOLDER_CIRCLES = {
+  'hephaestus.launch.flags <-> hephaestus.launch.run': 'until launch/ is reduced',
+  'hephaestus.launch.inspect <-> hephaestus.launch.report': 'until launch/ is reduced',
+}
+
+
+@pytest.fixture(scope='module')
+def measured():
+  return structure.measure(ROOT)
+
+
+def test_modules_have_at_most_500_lines(measured):
+  assert set(measured.long_modules()) == set(LONG_MODULES)
+
+
+def test_functions_have_at_most_60_lines(measured):
+  assert {f.name for f in measured.long_functions()} == set(LONG_FUNCTIONS)
+
+
+def test_functions_have_at_most_8_parameters(measured):
+  assert {f.name for f in measured.wide_functions()} == set(WIDE_FUNCTIONS)
+
+
+def test_folders_have_at_most_12_entries(measured):
+  assert set(measured.full_folders()) == set(FULL_FOLDERS)
+
+
+def test_modules_import_in_no_circle(measured):
+  assert measured.circles == []
+
+
+def test_folders_import_in_no_circle(measured):
+  assert {' <-> '.join(circle) for circle in measured.folder_circles} == set(FOLDER_CIRCLES)
+
 
 def test_every_package_is_installed():
   project = tomli.loads((ROOT / 'pyproject.toml').read_text())
@@ -17,14 +72,15 @@ def test_every_package_is_installed():
 
 @pytest.fixture
 def checkout(tmp_path):
-  """Writes files into a Git checkout, by their text."""
+  """Writes files into a Git checkout, by their text; `a__b` is the file `a/b.py`."""
 
   def write(**files):
     subprocess.run(['git', 'init', '-q', str(tmp_path)], check=True)
     (tmp_path / 'README.md').write_text('One line.\n')
-    (tmp_path / 'room').mkdir()
     for name, text in files.items():
-      (tmp_path / 'room' / f'{name}.py').write_text(text)
+      path = tmp_path / 'room' / f'{name.replace("__", "/")}.py'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text(text)
     return structure.measure(tmp_path)
 
   return write
@@ -38,6 +94,34 @@ def test_deferred_imports_count_towards_a_circle(checkout):
     four='from hephaestus.room import one\n',
   )
   assert found.circles == [[f'hephaestus.room.{name}' for name in ('one', 'three', 'two')]]
+
+
+def test_folders_in_a_circle_need_no_modules_in_one(checkout):
+  found = checkout(
+    beside='from hephaestus.room.inner import one\n',
+    inner__one='',
+    inner__two='from hephaestus.room import beside\nfrom hephaestus.room.other import three\n',
+    other__three='from hephaestus.room.inner import one\n',
+  )
+  assert found.circles == []
+  assert found.folder_circles == [
+    [f'hephaestus.room.{name}' for name in ('beside', 'inner', 'other')]
+  ]
+
+
+def test_modules_and_folders_have_the_limit_as_their_largest_size(checkout):
+  lines = structure.MAX_MODULE_LINES
+  found = checkout(full='a = 1\n' * lines, long='a = 1\n' * (lines + 1))
+  assert found.long_modules() == {'room/long.py': lines + 1}
+  assert found.full_folders() == {}
+
+
+def test_methods_count_by_class_without_nested_functions(checkout):
+  found = checkout(one='class A:\n  def f(self):\n    def g(): pass\n  class B:\n    x = 1\n')
+  assert [(c.name, c.methods) for c in found.classes] == [
+    ('room/one.py:A', 1),
+    ('room/one.py:B', 0),
+  ]
 
 
 def test_parameters_count_without_self_and_with_keywords(checkout):

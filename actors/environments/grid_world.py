@@ -214,7 +214,7 @@ class GridWorld(environment.Environment):
     """Random grid, [S, S]: every set of `num_resources` cells is equally likely, types are uniform.
 
     Floyd's algorithm (Bentley and Floyd, 1987): for each `last` of the final `num_resources`
-    cells, draw a cell up to `last`, and take `last` itself if that one is taken. It needs one random
+    cells, sample a cell up to `last`, and take `last` itself if that one is taken. It needs one random
     number per resource, not per cell, and no sort.
     """
     num_cells = self.size**2

@@ -1,4 +1,4 @@
-"""NoisyCorridor: a line of cells without rewards, some of them noisy, to test intrinsic drives."""
+"""NoisyCorridor: a line of cells without rewards, some of them noisy, to test intrinsic rewards."""
 
 import dataclasses
 

@@ -65,7 +65,7 @@ def watching(
     pairs: of windows.
     seconds: of each window, whose first fifth is left out.
     period: seconds between two requests. Periods below PERIOD raise the overhead above the noise of
-      speed; a dashboard calls replay every `dashboard.LOOK_SECONDS` at most.
+      speed; a dashboard calls replay every `dashboard.POLL_SECONDS` at most.
 
   Returns:
     Updates per second without and with watchers, medians over windows. The median over pairs of the
@@ -177,9 +177,9 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
   Args:
     ratios: [P] f64.
   """
-  drawn = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
+  resampled = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
   outside = (1 - _CONFIDENCE) / 2
-  low, high = np.quantile(np.median(ratios[drawn], axis=1), [outside, 1 - outside])
+  low, high = np.quantile(np.median(ratios[resampled], axis=1), [outside, 1 - outside])
   return float(low), float(high)
 
 

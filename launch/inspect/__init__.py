@@ -1,1 +1,1 @@
-"""Replay tables and environments, looked at from outside."""
+"""Replay tables and environments, inspected from outside."""

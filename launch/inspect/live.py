@@ -32,7 +32,7 @@ MINUTE = 60.0  # seconds over which waiting is averaged
 WIDE = 130  # columns of a terminal from which curves are to the right of the numbers
 LABEL = 18  # columns of the name of a number
 # Distributions over the sequences of a stratum, by the key of the report.
-SPREADS = {
+DISTRIBUTIONS = {
   'version': 'acting version',
   'age_updates': 'age, updates',
   'age_steps': 'age, steps',
@@ -139,7 +139,7 @@ class Inspection:
     """HOST:PORT of the last report; of all shards, separated by commas."""
     return ', '.join(self._addresses)
 
-  def look(self) -> dict[str, Any]:
+  def report(self) -> dict[str, Any]:
     """Report of `inspector.Inspector.poll`, with the metrics of the run's nodes.
 
     Returns:
@@ -290,9 +290,9 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
     ConnectionError: no server answers.
   """
   inspection = Inspection(target, timeout_seconds)
-  inspection.look()
+  inspection.report()
   time.sleep(seconds)
-  return inspection.look()
+  return inspection.report()
 
 
 def _of_nodes(
@@ -371,9 +371,9 @@ def show(report: dict[str, Any], console: rich.console.Console | None = None) ->
   console = console or rich.console.Console()
   console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
-  if spreads(report):
+  if distributions(report):
     console.print()
-    console.print(_held(report))
+    console.print(_distribution_table(report))
 
 
 def watch(
@@ -398,15 +398,15 @@ def watch(
     ValueError: the target is not valid, or no longer.
   """
   console = console or rich.console.Console()
-  looks: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+  reports: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
   try:
     if console.is_terminal and not as_json:
       with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
-        for report in _looks(target, period):
-          looks.append(report)
-          live.update(_frame(target, looks, period, console.width), refresh=True)
+        for report in _reports(target, period):
+          reports.append(report)
+          live.update(_frame(target, reports, period, console.width), refresh=True)
     else:
-      for report in _looks(target, period):
+      for report in _reports(target, period):
         line = json.dumps(metrics.plain(report)) if as_json else _line(report)
         print(line, file=console.file, flush=True)
   except BrokenPipeError:  # the reader of the lines has exited
@@ -416,14 +416,14 @@ def watch(
       console.print('stopped')
 
 
-def _looks(target: str, period: float) -> Iterator[dict[str, Any]]:
+def _reports(target: str, period: float) -> Iterator[dict[str, Any]]:
   """Yields a report for each period, for ever. The first has no rates; the second follows soon."""
   inspection = Inspection(target)
   wait = min(1.0, period)
   while True:
     begin = time.monotonic()
     try:
-      report = inspection.look()
+      report = inspection.report()
     except ConnectionError as error:
       report = {'time': time.time(), 'address': inspection.address, 'error': str(error)}
     yield report
@@ -454,7 +454,7 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
         self.send_error(404, 'only /metrics is served')
         return
       try:
-        text = exposition(inspection.look())
+        text = exposition(inspection.report())
       except (ConnectionError, ValueError):
         text = 'hephaestus_up 0\n'
       self.send_response(200)
@@ -490,7 +490,7 @@ def exposition(report: dict[str, Any]) -> str:
         lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
   for stratum, row in report['strata'].items():
     for key, value in row.items():
-      if key in SPREADS:
+      if key in DISTRIBUTIONS:
         for name, each in (value or {}).items():
           labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
           lines += _sample(f'stratum_{key}', labels, each)
@@ -516,7 +516,7 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
       'inserts/s': _rate(row['inserts_per_second']),
       'sampled': f'{row["sampled"]:,}',
       'samples/s': _rate(row['samples_per_second']),
-      'drawn': _share(row['unique_share']),
+      'unique': _share(row['unique_share']),
       'memory': _size(row['bytes']),
     }
     for name, row in sorted(report['tables'].items())
@@ -528,7 +528,7 @@ def _table(report: dict[str, Any], width: int) -> rich.text.Text:
   totals = width >= 100
   headings = ['table', 'size', 'capacity', 'full']
   headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
-  headings += ['drawn', 'memory']
+  headings += ['unique', 'memory']
   blocks = [[[row[heading] for heading in headings] for row in cells(report)]]
   for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
     if not shard['alive']:
@@ -568,21 +568,21 @@ def _aligned(
   return text
 
 
-def spreads(report: dict[str, Any]) -> list[dict[str, str]]:
+def distributions(report: dict[str, Any]) -> list[dict[str, str]]:
   """Cells of the distributions of the strata, a row for each one that is known."""
   return [
-    {'stratum': name, 'distribution of': label, **spread_cells(key, row[key])}
+    {'stratum': name, 'distribution of': label, **distribution_cells(key, row[key])}
     for name, row in sorted(report['strata'].items())
-    for key, label in SPREADS.items()
+    for key, label in DISTRIBUTIONS.items()
     if row[key] is not None
   ]
 
 
-def spread_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
+def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
   """Cells of a distribution, by HEADINGS.
 
   Args:
-    key: of SPREADS.
+    key: of DISTRIBUTIONS.
     values: by `inspector.QUANTILES`; None if unknown.
   """
   number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
@@ -591,9 +591,9 @@ def spread_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
   }
 
 
-def _held(report: dict[str, Any]) -> rich.text.Text:
-  """The distributions of `spreads`, for a terminal."""
-  rows = spreads(report)
+def _distribution_table(report: dict[str, Any]) -> rich.text.Text:
+  """The distributions of the strata, for a terminal."""
+  rows = distributions(report)
   if not rows:
     return rich.text.Text()
   lines, before = [], ''
@@ -688,16 +688,16 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
 
 
 def _frame(
-  target: str, looks: Sequence[dict[str, Any]], period: float, width: int
+  target: str, reports: Sequence[dict[str, Any]], period: float, width: int
 ) -> rich.console.RenderableType:
   """The live view: the newest report with numbers, and curves of the last reports."""
-  newest = looks[-1]
+  newest = reports[-1]
   moment = datetime.datetime.fromtimestamp(newest['time'])
   heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
   parts: list[Any] = [rich.markup.escape(heading)]
   if 'error' in newest:
     parts.append(rich.markup.escape(f'{newest["error"]}; retrying'))
-  answered = next((report for report in reversed(looks) if 'error' not in report), None)
+  answered = next((report for report in reversed(reports) if 'error' not in report), None)
   if answered is None:
     return rich.console.Group(*parts)
   parts.append(_table(answered, width))
@@ -705,20 +705,20 @@ def _frame(
   if width < WIDE:
     # A low terminal cuts off the end.
     return rich.console.Group(
-      *parts, named, '', _curves(looks, width - LABEL - 12), '', _held(answered)
+      *parts, named, '', _curves(reports, width - LABEL - 12), '', _distribution_table(answered)
     )
   half = width // 2 - 2
   beside = rich.table.Table.grid(padding=(0, 2), expand=True)
   beside.add_column(width=half)
   beside.add_column(width=half)
-  right = rich.console.Group(_curves(looks, half - LABEL - 12), '', _held(answered))
+  right = rich.console.Group(_curves(reports, half - LABEL - 12), '', _distribution_table(answered))
   beside.add_row(named, right)
   return rich.console.Group(*parts, beside)
 
 
-def _curves(looks: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
+def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
   """A curve of blocks for each number of `moving`, the newest at the right."""
-  columns = [moving(report) for report in list(looks)[-width:]]
+  columns = [moving(report) for report in list(reports)[-width:]]
   lines = []
   for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
     values = [column.get(name) for column in columns]
@@ -763,7 +763,7 @@ def _line(report: dict[str, Any]) -> str:
   if 'error' in report:
     return f'{clock}  {report["error"]}; retrying'
   strata = [name for name in sorted(report['tables']) if name != tables.PARAMS]
-  held = [
+  sizes = [
     f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
     for name in strata
   ]
@@ -771,7 +771,7 @@ def _line(report: dict[str, Any]) -> str:
   return '  '.join(
     [
       clock,
-      *held,
+      *sizes,
       f'{_rate(rates.get("inserts/s"))} inserts/s',
       f'{_rate(rates.get("samples/s"))} samples/s',
       f'ratio {report["replay_ratio"]["achieved"]:.2f}',

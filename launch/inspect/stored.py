@@ -321,7 +321,7 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
       '' if row['shared'] is None else f', {100 * row["shared"]:.0f} % also in the other strata'
     )
     say(f'\n{name}: {row["sequences"]:,} sequences{shared}')
-    console.print(_spread(row))
+    console.print(_distribution_table(row))
   for sample in stored.samples:
     console.print()
     version = int(sample.sequence.version)
@@ -335,15 +335,15 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
     console.print(_steps(sample.sequence))
 
 
-def _spread(row: dict[str, Any]) -> rich.table.Table:
+def _distribution_table(row: dict[str, Any]) -> rich.table.Table:
   """The distributions of a stratum."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   view.add_column('')
   for heading in live.HEADINGS.values():
     view.add_column(heading, justify='right')
   episodes = {'episode_return': f'episode return, {row["episodes"]:,} episodes'}
-  for key, label in (live.SPREADS | episodes).items():
-    view.add_row(label, *live.spread_cells(key, row[key]).values())
+  for key, label in (live.DISTRIBUTIONS | episodes).items():
+    view.add_row(label, *live.distribution_cells(key, row[key]).values())
   return view
 
 

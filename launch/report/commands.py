@@ -84,8 +84,8 @@ def _add_report(commands: Any) -> None:
   report.add_argument(
     '--out',
     type=pathlib.Path,
-    help='folder for report.md, a PNG of each curve, and report.html with curves, losses, drives, '
-    'speed, nodes, videos and config differences in one file',
+    help='folder for report.md, a PNG of each curve, and report.html with curves, losses, '
+    'intrinsic rewards, speed, nodes, videos and config differences in one file',
   )
   report.add_argument(
     '--metric',

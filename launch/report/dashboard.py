@@ -24,7 +24,7 @@ from hephaestus.launch.run import metrics
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # of a run, the newest
 READ_SECONDS = 0.04  # of reading files per request; the page asks again for the rest
-LOOK_SECONDS = 0.9  # between two calls of a replay server, for any number of open pages
+POLL_SECONDS = 0.9  # between two calls of a replay server, for any number of open pages
 DIGITS = 5  # of a number in a curve
 HEADERS = {
   'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -69,7 +69,7 @@ class Dashboard:
     self._groups = panels.groups(self._histories)
     self._differences = panels.differences(self._histories)
     self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
-    self._looks = [_Looks(each.folder) for each in self._histories]
+    self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
     """Runs with their state, their groups, and the differences of their configs."""
@@ -119,7 +119,7 @@ class Dashboard:
     Args:
       index: of a run.
     """
-    return self._looks[index].newest()
+    return self._reports[index].newest()
 
   def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
     """A video of a run that browsers can play, and its media type; None if there is no such file.
@@ -166,7 +166,7 @@ class Dashboard:
     return known[1]
 
 
-class _Looks:
+class _Reports:
   """The newest report on the replay of a run, shared by all pages."""
 
   def __init__(self, folder: pathlib.Path):
@@ -178,12 +178,12 @@ class _Looks:
 
   def newest(self) -> dict[str, Any]:
     with self._lock:
-      if time.monotonic() - self._at > LOOK_SECONDS:
-        self._newest = self._look()
+      if time.monotonic() - self._at > POLL_SECONDS:
+        self._newest = self._read()
         self._at = time.monotonic()
       return self._newest
 
-  def _look(self) -> dict[str, Any]:
+  def _read(self) -> dict[str, Any]:
     if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
     try:
@@ -191,14 +191,14 @@ class _Looks:
         self._inspection = live.Inspection(
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
         )
-      found = self._inspection.look()
+      found = self._inspection.report()
     except (ValueError, ConnectionError) as error:
       return {'error': str(error)}
     return {
       'report': metrics.plain(found),
       'cells': live.cells(found),
       'numbers': live.numbers(found),
-      'held': live.spreads(found),
+      'distributions': live.distributions(found),
       'moving': metrics.plain(live.moving(found)),
       'times': [
         {'name': f'table {name}', 'shares': shares}

@@ -21,7 +21,7 @@ LEARNING, REPLAY = 'Learning', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; the first section that matches has the chart.
 SECTIONS = {
   LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
-  'Intrinsic drives': ('learner/intrinsic/', 'learner/dream/horizon'),
+  'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),
   'World model': ('learner/world_model/',),
   'Dreams': ('learner/dream/',),
   'Actor and critic': ('learner/actor_critic/', 'learner/ppo/'),

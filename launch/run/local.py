@@ -197,14 +197,14 @@ def _commands(
 def _processes(
   nodes: _Nodes, config: launch_config.ExperimentConfig, commands: Mapping[str, Sequence[str]]
 ) -> list[supervisor.Process]:
-  blameless = process_group.PEER_GONE if len(nodes.learners) > 1 else frozenset()
+  external_exit_codes = process_group.PEER_GONE if len(nodes.learners) > 1 else frozenset()
   return [
     supervisor.Process(
       name,
       command,
       variables.of_node(name, config),
       nodes.folder / 'logs' / f'{name}.log',
-      blameless=blameless if name in nodes.learners else frozenset(),
+      external_exit_codes=external_exit_codes if name in nodes.learners else frozenset(),
     )
     for name, command in commands.items()
   ]

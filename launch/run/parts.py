@@ -14,7 +14,7 @@ from hephaestus.agents import masked_ppo
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.launch import config as launch_config
 from hephaestus.learner import checkpoint, dreamer_update, ppo_update
-from hephaestus.learner.sources import intake
+from hephaestus.learner.sources import stale_filter
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
 ENDING = 'ending'  # ends with the run, on a host with replay alone
@@ -98,7 +98,7 @@ def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
   """Shapes and dtypes of the learner's checkpoints."""
   update = make_update(config, parts, num_devices=1)
   state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
-  return intake.saved_shapes(state) if config.agent_name == 'ppo' else state
+  return stale_filter.saved_shapes(state) if config.agent_name == 'ppo' else state
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:

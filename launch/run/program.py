@@ -27,8 +27,8 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import allocator, checkpoint, loop
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner import profile as profile_lib
-from hephaestus.learner.sources import drawn, on_policy, replayed
-from hephaestus.learner.sources import intake as intake_lib
+from hephaestus.learner.sources import on_policy, replayed, sampled
+from hephaestus.learner.sources import stale_filter as stale_filter_lib
 from hephaestus.learner.sources import staleness as staleness_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
@@ -184,18 +184,22 @@ def _make_source(
   """Batches from a queue for PPO, from replay for the dreamer; only the first process publishes."""
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
-  trained = drawn.Trained(
+  trained = sampled.Trained(
     parts_lib.make_update(config, parts, num_devices=jax.device_count()),
     parts.agent.acting_params,
   )
   publisher = parameters.Publisher(address, parts.params_schema) if is_first else None
   if config.agent_name == 'ppo':
-    intake = intake_lib.Intake(config.ppo()[1].max_staleness)
-    link = drawn.Link(
-      _make_reader(config, parts, address, place, intake), publisher, launch_id, should_stop
+    stale_filter = stale_filter_lib.StaleFilter(config.ppo()[1].max_staleness)
+    link = sampled.Link(
+      _make_reader(config, parts, address, place, stale_filter), publisher, launch_id, should_stop
     )
-    return on_policy.OnPolicy(trained, link, intake, steps_per_sequence=config.steps_per_sequence)
-  link = drawn.Link(_make_reader(config, parts, address, place), publisher, launch_id, should_stop)
+    return on_policy.OnPolicy(
+      trained, link, stale_filter, steps_per_sequence=config.steps_per_sequence
+    )
+  link = sampled.Link(
+    _make_reader(config, parts, address, place), publisher, launch_id, should_stop
+  )
   return replayed.Replayed(
     trained,
     link,
@@ -210,18 +214,18 @@ def _make_reader(
   parts: parts_lib.Parts,
   address: Sequence[str],
   place: process_group_lib.Place | None,
-  intake: intake_lib.Intake | None = None,
+  stale_filter: stale_filter_lib.StaleFilter | None = None,
 ) -> reader.Reader:
   """The reader of one process, from shards of its own where there are enough.
 
-  On-policy it holds few sequences ahead, and asks the intake.
+  On-policy it holds few sequences ahead, and asks the filter of stale sequences.
   """
   if place is not None and len(address) >= place.size:
     address = address[place.rank :: place.size]
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
-  if intake is not None:
-    ahead = intake_lib.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
-    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': intake.keep}
+  if stale_filter is not None:
+    ahead = stale_filter_lib.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
+    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': stale_filter.keep}
   return reader.Reader(
     address,
     config.replay.strata,

@@ -51,7 +51,7 @@ class Process(NamedTuple):
     command: the program and its arguments.
     environment: variables added to the supervisor's own.
     log: file to which stdout and stderr are appended.
-    blameless: exit codes of a process that ended because of another one, such as a peer on another
+    external_exit_codes: of a process that ended because of another one, such as a peer on another
       host; they count like a kill.
   """
 
@@ -59,7 +59,7 @@ class Process(NamedTuple):
   command: Sequence[str]
   environment: Mapping[str, str]
   log: pathlib.Path
-  blameless: Set[int] = frozenset()
+  external_exit_codes: Set[int] = frozenset()
 
 
 class Event(NamedTuple):
@@ -163,8 +163,8 @@ class Restarts:
     max_backoff_seconds: bound of the above.
     healthy_seconds: a process that ran this long has recovered from earlier failures.
     max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
-    max_fast_kills: the same for SIGKILL, by a person or for want of memory, and for exit codes for
-      which a process is `blameless`.
+    max_fast_kills: the same for SIGKILL, by a person or for want of memory, and for the
+      `external_exit_codes` of a process.
     together: groups of names that are restarted as one: when one exits with an error, the others
       are killed.
   """
@@ -218,9 +218,9 @@ class Supervisor:
 
   A process that exits 0 is finished. Any other exit leads to a restart after
   `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. SIGKILL,
-  and exit codes for which a process is `blameless`, count apart, because they are rarely its own
-  fault. SIGINT and SIGTERM stop all processes in order; a second one kills them. If the supervisor
-  itself is killed, its processes, and all processes in their process groups, are killed with it.
+  and the `external_exit_codes` of a process, count apart, because they are rarely its own fault.
+  SIGINT and SIGTERM stop all processes in order; a second one kills them. If the supervisor itself
+  is killed, its processes, and all processes in their process groups, are killed with it.
   """
 
   def __init__(
@@ -379,7 +379,7 @@ class Supervisor:
     policy = self._restarts
     if time.monotonic() - child.started_at >= policy.healthy_seconds:
       child.fast_failures = child.fast_kills = 0
-    elif exit_code == -signal.SIGKILL or exit_code in child.process.blameless:
+    elif exit_code == -signal.SIGKILL or exit_code in child.process.external_exit_codes:
       child.fast_kills += 1
     else:
       child.fast_failures += 1

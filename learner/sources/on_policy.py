@@ -7,58 +7,60 @@ import jax
 import numpy as np
 
 from hephaestus.learner import loop
-from hephaestus.learner.sources import drawn
-from hephaestus.learner.sources import intake as intake_lib
+from hephaestus.learner.sources import sampled
+from hephaestus.learner.sources import stale_filter as stale_filter_lib
 
 Tree = Any
 
 
-class OnPolicy(drawn.Drawn):
-  """Draws a batch once the update before it is published, so that none waits here and gets old.
+class OnPolicy(sampled.Sampled):
+  """Samples a batch once the update before it is published, so that none waits here and gets old.
 
   Args:
     trained: the agent.
     link: to the other nodes.
-    intake: which the reader asks about each sequence.
+    stale_filter: decides for the reader which sequences are kept.
     steps_per_sequence: transitions that a sequence counts for, T - 1.
     devices: local devices; None for all.
   """
 
   def __init__(
     self,
-    trained: drawn.Trained,
-    link: drawn.Link,
-    intake: intake_lib.Intake,
+    trained: sampled.Trained,
+    link: sampled.Link,
+    stale_filter: stale_filter_lib.StaleFilter,
     *,
     steps_per_sequence: int,
     devices: list[jax.Device] | None = None,
   ):
     super().__init__(trained, link, devices=devices)
-    self._intake = intake
+    self._stale_filter = stale_filter
     self._steps_per_sequence = steps_per_sequence
 
-  def init(self, key: jax.Array) -> intake_lib.State:
-    return intake_lib.State(super().init(key), np.zeros((), np.int64))
+  def init(self, key: jax.Array) -> stale_filter_lib.State:
+    return stale_filter_lib.State(super().init(key), np.zeros((), np.int64))
 
-  def shapes(self) -> intake_lib.State:
-    return intake_lib.saved_shapes(super().shapes())
+  def shapes(self) -> stale_filter_lib.State:
+    return stale_filter_lib.saved_shapes(super().shapes())
 
-  def place(self, whole: intake_lib.State, step: int) -> Tree:
-    self._intake.learner_step, self._intake.sequences = step, int(whole.sequences)
+  def place(self, whole: stale_filter_lib.State, step: int) -> Tree:
+    self._stale_filter.learner_step, self._stale_filter.sequences = step, int(whole.sequences)
     return super().place(whole.train, step)
 
-  def gather(self, state: Tree) -> intake_lib.State:
-    return intake_lib.State(super().gather(state), np.asarray(self._intake.sequences, np.int64))
+  def gather(self, state: Tree) -> stale_filter_lib.State:
+    return stale_filter_lib.State(
+      super().gather(state), np.asarray(self._stale_filter.sequences, np.int64)
+    )
 
   @property
   def environment_step(self) -> int:
     """As read from the queue."""
-    return self._intake.sequences * self._steps_per_sequence
+    return self._stale_filter.sequences * self._steps_per_sequence
 
   def update(self, state: Tree, step: int, most: int) -> tuple[Tree, loop.Done]:
     state, done = super().update(state, step, most)
     if done.compiled:
-      self._intake.report()  # the first batch may have waited long before this process began
+      self._stale_filter.report()  # the first batch may have waited long before this process began
     return state, done
 
   def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
@@ -66,14 +68,14 @@ class OnPolicy(drawn.Drawn):
     return {
       **self._waiting_report(span),
       'steps_per_second': span.environment_steps / span.seconds,
-      **self._intake.report(),
+      **self._stale_filter.report(),
       **loop.means(totals, span),
     }
 
   def on_update(self, status: loop.Status) -> None:
     """Publishes before there is room in the queue, for whose sequences other nodes may wait."""
-    self._intake.learner_step = status.step
+    self._stale_filter.learner_step = status.step
     self._publish(self._snapshot(status))
 
-  def _make_batches(self) -> drawn.Batches:
-    return drawn.OnDemand(self._link.reader, self._place_batch)
+  def _make_batches(self) -> sampled.Batches:
+    return sampled.OnDemand(self._link.reader, self._place_batch)

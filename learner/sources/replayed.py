@@ -8,7 +8,7 @@ import jax
 from absl import logging
 
 from hephaestus.learner import loop
-from hephaestus.learner.sources import drawn
+from hephaestus.learner.sources import sampled
 from hephaestus.learner.sources import staleness as staleness_lib
 
 Tree = Any
@@ -23,7 +23,7 @@ class Experience(NamedTuple):
     environment_step: steps collected so far by all actors; None while replay does not answer.
     steps_per_batch: transitions that a batch counts for, over all processes: B (T - 1).
     warm_up_steps: collected before the first batch, and so left out of the replay ratio.
-    staleness: looks at every batch; None to leave it out.
+    staleness: reads the versions of every batch; None to leave it out.
   """
 
   save: Callable[[], Any]
@@ -33,7 +33,7 @@ class Experience(NamedTuple):
   staleness: staleness_lib.Staleness | None = None
 
 
-class Replayed(drawn.Drawn):
+class Replayed(sampled.Sampled):
   """Prefetches batches from replay, and publishes in the background.
 
   Args:
@@ -47,8 +47,8 @@ class Replayed(drawn.Drawn):
 
   def __init__(
     self,
-    trained: drawn.Trained,
-    link: drawn.Link,
+    trained: sampled.Trained,
+    link: sampled.Link,
     experience: Experience,
     *,
     publish_period: int,
@@ -100,8 +100,8 @@ class Replayed(drawn.Drawn):
     except (RuntimeError, OSError) as error:
       logging.warning('Replay was not saved: %s', error)
 
-  def _make_batches(self) -> drawn.Batches:
-    return drawn.Prefetched(self._link.reader, self._place_batch)
+  def _make_batches(self) -> sampled.Batches:
+    return sampled.Prefetched(self._link.reader, self._place_batch)
 
   def _place_batch(self, batch: Tree) -> Tree:
     if self._experience.staleness is not None:

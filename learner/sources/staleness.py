@@ -21,7 +21,7 @@ class Staleness:
 
   def __init__(self, strata: Sequence[str]):
     self._rows = {name: np.flatnonzero(np.array(strata) == name) for name in dict.fromkeys(strata)}
-    self._drawn: collections.deque[np.ndarray] = collections.deque()
+    self._sampled: collections.deque[np.ndarray] = collections.deque()
 
   def note(self, batch: Any) -> None:
     """Remembers the versions of a batch.
@@ -29,7 +29,7 @@ class Staleness:
     Args:
       batch: [B, ...] of host arrays, of which only `version` is kept.
     """
-    self._drawn.append(batch.version)
+    self._sampled.append(batch.version)
 
   def report(self, learner_step: int) -> dict[str, float]:
     """Quantiles of the ages of sequences sampled since the last call.
@@ -40,10 +40,10 @@ class Staleness:
     Returns:
       {'replay/STRATUM/age/QUANTILE': updates}, of `inspector.QUANTILES`; {} without a batch.
     """
-    drawn = [self._drawn.popleft() for _ in range(len(self._drawn))]
-    if not drawn:
+    sampled = [self._sampled.popleft() for _ in range(len(self._sampled))]
+    if not sampled:
       return {}
-    ages = learner_step - np.stack(drawn)
+    ages = learner_step - np.stack(sampled)
     return {
       f'replay/{name}/age/{quantile}': value
       for name, rows in self._rows.items()

@@ -22,7 +22,9 @@ _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
   'were learned'
 )
-_OLD_MOMENTS = "; Adam's moments are calibrated for the batches of before: add --reset-moments to begin them anew"
+_OLD_MOMENTS = (
+  "; Adam's moments are calibrated for the batches of before: add --reset-moments to reset them"
+)
 
 
 class Environments(NamedTuple):
@@ -71,7 +73,7 @@ class Resume(NamedTuple):
   """How a run may differ from the one that saved its checkpoint.
 
   Attributes:
-    reset_moments: whether the optimizer begins anew.
+    reset_moments: whether the optimizer is reset.
     warn: takes a warning when the environments do.
   """
 
@@ -179,7 +181,7 @@ class Program:
 
   def compile(self) -> int:
     """Compiles what `iterate` runs; returns the bytes that it takes on each device."""
-    state = jax.eval_shape(self._spread, self.shapes())
+    state = jax.eval_shape(self._scatter, self.shapes())
     self._call = self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
     used = self._call.memory_analysis()
     return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
@@ -199,7 +201,7 @@ class Program:
     """Shapes and dtypes of a whole run's state."""
     return jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
 
-  def _spread(self, state: FusedState) -> FusedState:
+  def _scatter(self, state: FusedState) -> FusedState:
     count = len(self.devices)
     copy = lambda x: jnp.broadcast_to(x, (count, *x.shape))
     share = lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:])
@@ -216,7 +218,7 @@ class Program:
 
   def place(self, whole: FusedState) -> FusedState:
     """A whole run's state, on the devices."""
-    state: FusedState = devices_lib.put(jax.jit(self._spread)(whole), self.devices)
+    state: FusedState = devices_lib.put(jax.jit(self._scatter)(whole), self.devices)
     return state
 
   def gather(self, state: FusedState) -> FusedState:
@@ -259,19 +261,19 @@ class Unrolled(loop.Source):
   def restore(
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[FusedState, int] | None:
-    """As `Source.restore`; environments begin anew where there are others, moments on request."""
+    """As `Source.restore`; environments are reset where there are others, moments on request."""
     restored = checkpointer.restore(self.shapes(), may_differ=('worlds',))
     if restored is None:
       return None
     state, step = restored
     if state.worlds is None or self._resume.reset_moments:
-      anew = self.init(jax.random.fold_in(key, step))
+      fresh = self.init(jax.random.fold_in(key, step))
       if state.worlds is None:
-        state = state._replace(worlds=anew.worlds)
+        state = state._replace(worlds=fresh.worlds)
         warning = '' if self._resume.reset_moments else _OLD_MOMENTS
         self._resume.warn(_OTHER_ENVIRONMENTS + warning)
       if self._resume.reset_moments:
-        state = state._replace(train=state.train._replace(opt_state=anew.train.opt_state))
+        state = state._replace(train=state.train._replace(opt_state=fresh.train.opt_state))
     return state, step
 
   def place(self, whole: FusedState, step: int) -> FusedState:

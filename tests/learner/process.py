@@ -19,7 +19,7 @@ from acme.utils.loggers import base as loggers
 
 from hephaestus.learner import checkpoint, devices, dreamer_update, loop, process_group
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import drawn, replayed
+from hephaestus.learner.sources import replayed, sampled
 
 BATCH = 8
 
@@ -96,8 +96,8 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
   should_stop = lambda: compiling.is_set() or (ending == 'stop' and is_done())
   source = replayed.Replayed(
-    drawn.Trained(update, lambda params: params),
-    drawn.Link(
+    sampled.Trained(update, lambda params: params),
+    sampled.Link(
       Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
       Nobody() if rank == 0 else None,
       launch_id=1,

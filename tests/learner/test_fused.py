@@ -222,10 +222,10 @@ def test_run_resumes_with_another_number_of_environments(program, tmp_path):
   assert first.warnings == []
 
   wider = make_fused(num_envs=2 * NUM_WORLDS, recurrent_size=4)
-  anew = Folder(tmp_path, wider, max_environment_steps=7 * steps, reset_moments=True)
+  reset = Folder(tmp_path, wider, max_environment_steps=7 * steps, reset_moments=True)
   moments = lambda folder: folder.run.state.train.opt_state
-  assert not any(np.any(leaf) for leaf in jax.tree.leaves(moments(anew)))
-  assert all('moments' not in text for text in anew.warnings)
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(moments(reset)))
+  assert all('moments' not in text for text in reset.warnings)
 
   second = Folder(tmp_path, wider, max_environment_steps=7 * steps - 1)
   (warning,) = second.warnings

@@ -16,7 +16,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch.run import metrics
 from hephaestus.learner import checkpoint, dreamer_update, loop
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import drawn, replayed
+from hephaestus.learner.sources import replayed, sampled
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
 
@@ -104,8 +104,8 @@ class Run:
     )
     publisher = parameters.Publisher(self.address, self.parts.params_schema)
     source = replayed.Replayed(
-      drawn.Trained(self.parts.update, self.parts.dreamer.agent.acting_params),
-      drawn.Link(read, publisher, launch_id=1, should_stop=should_stop),
+      sampled.Trained(self.parts.update, self.parts.dreamer.agent.acting_params),
+      sampled.Link(read, publisher, launch_id=1, should_stop=should_stop),
       replayed.Experience(
         save=lambda: replay_checkpoint.save(client, str(self.folder / 'replay')),
         environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),

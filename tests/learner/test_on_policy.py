@@ -11,7 +11,7 @@ from hephaestus.agents import masked_ppo
 from hephaestus.launch.run import metrics
 from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import drawn, intake, on_policy
+from hephaestus.learner.sources import on_policy, sampled, stale_filter
 from hephaestus.replay import parameters, reader, tables, writer
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -55,7 +55,7 @@ class Run:
 
   def learn(self, until):
     """A loop that is stopped at a step."""
-    taken = intake.Intake(max_staleness=1)
+    taken = stale_filter.StaleFilter(max_staleness=1)
     scale = ppo_update.auto_scale(LEARNER, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1)
     read = reader.Reader(
       self.address, REPLAY.strata, self.schema, batch_size=NUM_WORLDS, max_in_flight=1,
@@ -64,8 +64,10 @@ class Run:
     should_stop = lambda: node is not None and node.step >= until
     node = None
     source = on_policy.OnPolicy(
-      drawn.Trained(ppo_update.make_update(self.ppo, LEARNER, scale), self.ppo.agent.acting_params),
-      drawn.Link(
+      sampled.Trained(
+        ppo_update.make_update(self.ppo, LEARNER, scale), self.ppo.agent.acting_params
+      ),
+      sampled.Link(
         read,
         parameters.Publisher(self.address, self.params_schema),
         launch_id=1,

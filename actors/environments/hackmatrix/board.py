@@ -65,8 +65,8 @@ def contains(board: Board, row: jax.Array, col: jax.Array) -> jax.Array:
   return (half >> _shift(row, col)) & 1 != 0
 
 
-def draw(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Draws a cell of the set uniformly.
+def sample(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Samples a cell of the set uniformly.
 
   Args:
     board: of any axes of environments.

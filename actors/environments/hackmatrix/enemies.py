@@ -146,16 +146,16 @@ def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
     plays & ~state.tasks_disabled & (state.task_interval > 0) & (state.turn >= state.next_task_turn)
   )
 
-  def draw():
+  def sample():
     occupied = board.of_cell(state.row, state.col) | board.of_cells(state.has_unsiphoned_block)
     for slots in (state.enemies, state.transmissions):
       occupied = occupied | board.of_slots(slots.active, slots.row, slots.col)
-    return board.draw(~occupied, bits)
+    return board.sample(~occupied, bits)
 
-  row, col = state_lib.make_if_any(falls_due, draw)
+  row, col = state_lib.make_if_any(falls_due, sample)
   sent = Transmissions(
     active=True,
-    kind=(bits & 3).astype(np.int32),  # the draw of the cell leaves these bits alone
+    kind=(bits & 3).astype(np.int32),  # sampling the cell leaves these bits alone
     row=row,
     col=col,
     turns=SCHEDULED_TURNS,

@@ -224,7 +224,7 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
   may_leave = (action <= state_lib.RIGHT) | (action == Program.WARP.action)
   is_at_exit = (state.row == state.exit_row) & (state.col == state.exit_col)
   completed = may_leave & is_at_exit & (state.stage <= state_lib.LAST_STAGE)
-  layout = state_lib.make_if_any(completed, lambda: stages.draw_layout(state, chance.stage))
+  layout = state_lib.make_if_any(completed, lambda: stages.sample_layout(state, chance.stage))
   state = _where_any(completed, lambda state: stages.advance(state, layout, chance.stage), state)
   won = state.stage > state_lib.LAST_STAGE
   reward = rewards.earn(before, action, state, died=died, completed=completed, won=won)

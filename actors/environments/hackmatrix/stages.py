@@ -1,7 +1,7 @@
 """The next stage: a random exit, blocks, resources and transmissions.
 
 If one environment of a block ends a stage, this is computed for the whole block, so it must be cheap.
-The 32 cells that are no corners are the bits of one integer, and sets of them are drawn bit by bit.
+The 32 cells that are no corners are the bits of one integer, and sets of them are sampled bit by bit.
 """
 
 from typing import Any, NamedTuple
@@ -65,17 +65,17 @@ class Layout(NamedTuple):
   transmissions: jax.Array
 
 
-def draw_layout(state: State, chance: Chance) -> Layout:
-  """Draws the positions; computed apart, because XLA would otherwise repeat it for every cell."""
-  exit_row, exit_col = _draw_exit(state, chance.exit)
-  blocks = _draw_blocks(chance)
+def sample_layout(state: State, chance: Chance) -> Layout:
+  """Samples the positions; computed apart, because XLA would otherwise repeat it for every cell."""
+  exit_row, exit_col = _sample_exit(state, chance.exit)
+  blocks = _sample_blocks(chance)
   bit = state_lib.column(_BIT, state.row.ndim)
   player = jnp.sum(jnp.where(state.is_player_cell, bit, 0), axis=(0, 1), dtype=np.uint32)
   return Layout(
     exit_row=exit_row,
     exit_col=exit_col,
     blocks=blocks,
-    transmissions=_draw_cells(~(blocks | player), chance.transmissions),
+    transmissions=_sample_cells(~(blocks | player), chance.transmissions),
   )
 
 
@@ -85,8 +85,8 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
   is_inner = state_lib.column(~_IS_CORNER, num_axes)
   is_exit = state_lib.is_cell(layout.exit_row, layout.exit_col)
   is_block = layout.blocks & state_lib.column(_BIT, num_axes) != 0
-  drawn = chance.cells.reshape(SIZE, SIZE, *chance.cells.shape[1:])
-  is_heads, amount = drawn & 1 != 0, drawn >> 1  # a coin, and a number for the rest
+  random_bits = chance.cells.reshape(SIZE, SIZE, *chance.cells.shape[1:])
+  is_heads, amount = random_bits & 1 != 0, random_bits >> 1  # a coin, and a number for the rest
   is_data, is_program = is_block & is_heads, is_block & ~is_heads
   points = jnp.where(is_data, 1 + amount % MAX_POINTS, 0).astype(np.int32)
   program = jnp.where(is_program, amount % state_lib.NUM_PROGRAMS, 0).astype(np.int32)
@@ -119,8 +119,8 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
   )
 
 
-def _draw_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Draws a corner other than the player's."""
+def _sample_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Samples a corner other than the player's."""
   last = SIZE - 1
   rows_edge = (state.row == 0) | (state.row == last)
   is_cornered = rows_edge & ((state.col == 0) | (state.col == last))
@@ -132,10 +132,10 @@ def _draw_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
   return last * (index // 2), last * (index % 2)
 
 
-def _draw_blocks(chance: Chance) -> jax.Array:
+def _sample_blocks(chance: Chance) -> jax.Array:
   """Random inner cells with blocks, [...] uint32; sets of equal size are equally likely.
 
-  Floyd's algorithm (Bentley and Floyd, 1987): for each `last` of the final n cells, draw a cell up to
+  Floyd's algorithm (Bentley and Floyd, 1987): for each `last` of the final n cells, sample a cell up to
   `last`, and take `last` itself if that one is taken.
   """
   num_choices = np.uint32(MAX_BLOCKS - MIN_BLOCKS + 1)
@@ -149,8 +149,8 @@ def _draw_blocks(chance: Chance) -> jax.Array:
   return blocks
 
 
-def _draw_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
-  """Draws 8 different inner cells, [8, ...] int32.
+def _sample_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
+  """Samples 8 different inner cells, [8, ...] int32.
 
   Args:
     free: [...] uint32, the inner cells to choose from.
@@ -170,7 +170,7 @@ def _transmissions(state: State, cell: jax.Array, bits: jax.Array) -> state_lib.
   Args:
     state: of the stage before.
     cell: [8, ...] int32, the inner cell of each.
-    bits: [8, ...] uint32, of which `_draw_cells` does not use the lowest.
+    bits: [8, ...] uint32, of which `_sample_cells` does not use the lowest.
   """
   num_slots = state_lib.NUM_TRANSMISSIONS
   # Adds the number of corners before a cell in the grid's order: one, two or three.

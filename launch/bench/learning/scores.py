@@ -1,4 +1,4 @@
-"""Scores of a run: its curve by tenths of the steps, area under it, retention, and bars."""
+"""Scores of a run: its curve by tenths of the steps, area under it, retention, and target scores."""
 
 import itertools
 import pathlib
@@ -104,48 +104,48 @@ def curve(spans: Sequence[Span], steps: int, last_step: int) -> Points:
   ]
 
 
-def retention(points: Sequence[float], base: float, bar: float | None = None) -> float:
+def retention(points: Sequence[float], base: float, target: float | None = None) -> float:
   """Share of the best score that the end of a run retains, on a scale from a random policy's score.
 
     retention = (last fifth - base) / (best - base)
 
   `best` is the highest mean of two neighbouring tenths, and the last fifth is one of these, so the
   result is at most 1; it is negative where the end is worse than the random policy. It is 1 where
-  nothing was learned: best - base is below a tenth of the largest of |base|, |best| and |bar|.
+  nothing was learned: best - base is below a tenth of the largest of |base|, |best| and |target|.
 
   Args:
     points: mean of each tenth, at least one.
     base: score of a random policy.
-    bar: of the task, if it has one.
+    target: of the task, if it has one.
   """
   fifths = [sum(pair) / 2 for pair in itertools.pairwise(points)] or list(points)
   best = max(fifths)
-  scale = max(abs(base), abs(best), abs(bar or 0.0))
+  scale = max(abs(base), abs(best), abs(target or 0.0))
   if best - base <= NOTHING_LEARNED * scale:
     return 1.0
   return (fifths[-1] - base) / (best - base)
 
 
-def summary(points: Points, base: float, bar: float | None = None) -> Summary:
-  """Scores of a run by its curve; `base` and `bar` as of `retention`."""
+def summary(points: Points, base: float, target: float | None = None) -> Summary:
+  """Scores of a run by its curve; `base` and `target` as of `retention`."""
   known = [point for point in points if point is not None]
   if not known:
     return Summary(points, None, None, None)
-  return Summary(points, known[-1], sum(known) / len(known), retention(known, base, bar))
+  return Summary(points, known[-1], sum(known) / len(known), retention(known, base, target))
 
 
-def reaches_bar(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
-  """Whether a run reaches the bar of its task; None for a task without one.
+def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
+  """Whether a run reaches the target of its task; None for a task without one.
 
   Args:
     task: of the run.
     points: its curve.
     sampled: score of its evaluation with sampled actions.
   """
-  if task.bar is None:
+  if task.target is None:
     return None
-  score = sampled if task.is_evaluated else points[task.point(task.bar_step)]
-  return score is not None and score >= task.bar
+  score = sampled if task.is_evaluated else points[task.point(task.target_step)]
+  return score is not None and score >= task.target
 
 
 def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool | None:
@@ -183,7 +183,7 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)
-  found = summary(points, evaluations['random'], task.bar)
+  found = summary(points, evaluations['random'], task.target)
   updates = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step')
   return {
     'steps': last_step,
@@ -191,6 +191,6 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
     'episodes': sum(span.episodes for span in spans),
     **found._asdict(),
     **evaluations,
-    'bar': task.bar,
-    'reached': reaches_bar(task, points, evaluations['sampled']),
+    'target': task.target,
+    'reached': reaches_target(task, points, evaluations['sampled']),
   }

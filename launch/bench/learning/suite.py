@@ -1,4 +1,4 @@
-"""The suite: environments with their step budgets and bars, and no setting of an agent."""
+"""The suite: environments with their step budgets and target scores, and no setting of an agent."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ NUM_POINTS = 10  # of a curve, each the mean over one tenth of the steps
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """An environment, the steps that an agent gets in it, and the bar that it should reach.
+  """An environment, the steps that an agent gets in it, and the score that it should reach.
 
   The score is the mean episode return while acting, with sampled actions.
 
@@ -18,9 +18,9 @@ class Task:
     environment: as of `train --env`.
     options: of the environment, as of `train --set environment.KEY=VALUE`.
     steps: environment steps of a run.
-    bar: least score; None where the suite compares with PPO alone.
-    bar_step: end of the tenth of the steps that must reach the bar; None for the last tenth.
-    is_evaluated: whether the bar is for the evaluation with sampled actions after the last step,
+    target: least score; None where the suite compares with PPO alone.
+    target_step: end of the tenth of the steps that must reach the target; None for the last tenth.
+    is_evaluated: whether it is for the evaluation with sampled actions after the last step,
       where returns are too noisy for the few episodes of a tenth.
     times_ppo: the score of another agent must be above so many times PPO's; None for no comparison.
     ppo_steps: ends of the tenths at which it must; () for the last tenth.
@@ -31,8 +31,8 @@ class Task:
   environment: str
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   steps: int
-  bar: float | None = None
-  bar_step: int | None = None
+  target: float | None = None
+  target_step: int | None = None
   is_evaluated: bool = False
   times_ppo: float | None = None
   ppo_steps: Sequence[int] = ()
@@ -48,27 +48,27 @@ def _gymnax(name: str, environment: str, steps: int, **fields: Any) -> Task:
 
 
 SUITE = (
-  Task(name='catch', environment='catch', steps=8_000, bar=0.95, bar_step=4_000),
-  _gymnax('cartpole', 'CartPole-v1', 15_000, bar=450.0),
-  _gymnax('acrobot', 'Acrobot-v1', 30_000, bar=-120.0),
-  _gymnax('mountain_car', 'MountainCar-v0', 30_000, bar=-130.0),
-  _gymnax('pendulum', 'Pendulum-v1', 20_000, bar=-170.0),
+  Task(name='catch', environment='catch', steps=8_000, target=0.95, target_step=4_000),
+  _gymnax('cartpole', 'CartPole-v1', 15_000, target=450.0),
+  _gymnax('acrobot', 'Acrobot-v1', 30_000, target=-120.0),
+  _gymnax('mountain_car', 'MountainCar-v0', 30_000, target=-130.0),
+  _gymnax('pendulum', 'Pendulum-v1', 20_000, target=-170.0),
   # Solved above 0.49 in bsuite's sense; the last tenth has 123 to 290 episodes.
-  _gymnax('deep_sea_12', 'DeepSea-bsuite', 16_000, options={'size': 12}, bar=0.49),
-  _gymnax('deep_sea_20', 'DeepSea-bsuite', 44_000, options={'size': 20}, bar=0.49),
-  _gymnax('deep_sea_30', 'DeepSea-bsuite', 90_000, options={'size': 30}, bar=0.49),
-  _gymnax('memory_chain_5', 'MemoryChain-bsuite', 20_000, options={'memory_length': 5}, bar=0.95),
-  _gymnax('memory_chain_20', 'MemoryChain-bsuite', 40_000, options={'memory_length': 20}, bar=0.95),
+  _gymnax('deep_sea_12', 'DeepSea-bsuite', 16_000, options={'size': 12}, target=0.49),
+  _gymnax('deep_sea_20', 'DeepSea-bsuite', 44_000, options={'size': 20}, target=0.49),
+  _gymnax('deep_sea_30', 'DeepSea-bsuite', 90_000, options={'size': 30}, target=0.49),
+  _gymnax('memory_chain_5', 'MemoryChain-bsuite', 20_000, options={'memory_length': 5}, target=0.95),
+  _gymnax('memory_chain_20', 'MemoryChain-bsuite', 40_000, options={'memory_length': 20}, target=0.95),
   # The best action in 95 % of episodes: 2 * 0.95 - 1. The other 19 rewards are -1 or 1 at random,
   # so the standard error of a mean return is 4.4 / sqrt(episodes).
   _gymnax(
     'umbrella_chain_20', 'UmbrellaChain-bsuite', 30_000, options={'chain_length': 20},
-    bar=0.9, is_evaluated=True, episodes=16_384,
+    target=0.9, is_evaluated=True, episodes=16_384,
   ),
   # The best arm, 1.1 against 1.0, in 90 % of episodes.
-  _gymnax('discounting_chain', 'DiscountingChain-bsuite', 20_000, bar=1.09),
+  _gymnax('discounting_chain', 'DiscountingChain-bsuite', 20_000, target=1.09),
   # The better of two arms, 0.9 against 0.1, in 90 % of 100 steps; it changes with the episode.
-  _gymnax('bernoulli_bandit', 'BernoulliBandit-misc', 20_000, bar=82.0),
+  _gymnax('bernoulli_bandit', 'BernoulliBandit-misc', 20_000, target=82.0),
   Task(
     name='grid_world_8', environment='grid_world', options={'size': 8, 'num_resources': 8},
     steps=25_000, times_ppo=1.0, ppo_steps=(10_000, 15_000, 25_000),
@@ -83,7 +83,7 @@ SUITE = (
   _gymnax('freeway', 'Freeway-MinAtar', 40_000, times_ppo=2.0),
   Task(
     name='craftax_classic', environment='craftax/Craftax-Classic-Symbolic-v1', steps=50_000,
-    bar=3.5, times_ppo=1.3,
+    target=3.5, times_ppo=1.3,
   ),
   # 2,400 updates of the laptop preset. All rewards are 0: the time at the noise is not in a score.
   Task(name='noisy_corridor', environment='noisy_corridor', steps=38_400),

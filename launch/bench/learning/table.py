@@ -12,14 +12,14 @@ from hephaestus.launch.bench.learning import scores, suite
 Row = Mapping[str, Any]
 HEADINGS = (
   'environment', 'steps', 'agent', 'seeds', 'final score', 'area', 'retention', 'greedy', 'sampled',
-  'random', 'bar', 'reached', 'CPU min',
+  'random', 'target', 'reached', 'CPU min',
 )  # fmt: skip
 NOTES = """
 Medians over seeds; in parentheses the lowest and the highest. Score: mean episode return while
 acting, in the last tenth of the steps. Area: mean of the curve of tenths. Retention: (last fifth -
 random) / (best fifth - random), 1 where nothing was learned. Greedy, sampled and random: evaluations
-after the last step. Reached: seeds that reach the bar, of all; beside PPO, at equal steps above the
-median of PPO's seeds.
+after the last step. Reached: seeds that reach the target score, of all; beside PPO, at equal steps
+above the median of PPO's seeds.
 """
 
 
@@ -41,10 +41,10 @@ def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> 
         _median(row['final'] for row in group),
         _median(row['area'] for row in group),
         _median(row['retention'] for row in group),
-        *(_median((row[key] for row in group), spread=False) for key in ('greedy', 'sampled')),
-        _median((row['random'] for row in group), spread=False),
-        *_bars(task, agent, group, _ppo(groups, label)),
-        _median((row['cpu_minutes'] for row in group), spread=False),
+        *(_median((row[key] for row in group), extremes=False) for key in ('greedy', 'sampled')),
+        _median((row['random'] for row in group), extremes=False),
+        *_targets(task, agent, group, _ppo(groups, label)),
+        _median((row['cpu_minutes'] for row in group), extremes=False),
       ]
       lines.append('| ' + ' | '.join(cells) + ' |')
   shown = [f'![Curves of {name}]({file})' for name, file in (pictures or {}).items()]
@@ -98,7 +98,7 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
       lines.append(line)
     if lines:
       files[task.name] = f'{task.name}.png'
-      levels = () if task.bar is None else (task.bar,)
+      levels = () if task.target is None else (task.target,)
       y_label = 'mean episode return while acting'
       picture = page.draw_lines(
         task.name, history.X_AXES['environment_step'], y_label, lines,
@@ -129,34 +129,34 @@ def _ppo(groups: Mapping[tuple[str, str], list[Row]], label: str) -> list[Row]:
   return groups.get(('ppo', label)) or groups.get(('ppo', 'default')) or []
 
 
-def _bars(
+def _targets(
   task: suite.Task, agent: str, group: Sequence[Row], ppo: Sequence[Row]
 ) -> tuple[str, str]:
-  """Bars of a task, and how many seeds reach each."""
-  bars, reached = [], []
+  """Target scores of a task, and how many seeds reach each."""
+  targets, reached = [], []
   count = lambda flags: f'{sum(flag is True for flag in flags)}/{len(group)}'
-  if task.bar is not None:
-    by = '' if task.bar_step is None else f' by {task.bar_step:,}'
-    bars.append(f'{task.bar:g}{by}')
+  if task.target is not None:
+    by = '' if task.target_step is None else f' by {task.target_step:,}'
+    targets.append(f'{task.target:g}{by}')
     reached.append(count([row['reached'] for row in group]))
   if task.times_ppo is not None and agent != 'ppo':
-    bars.append(f'{task.times_ppo:g} x PPO')
+    targets.append(f'{task.times_ppo:g} x PPO')
     curves = [row['curve'] for row in ppo]
     flags = [scores.beats_ppo(task, row['curve'], curves) for row in group]
     reached.append('–' if None in flags else count(flags))
-  return '; '.join(bars) or '–', '; '.join(reached) or '–'
+  return '; '.join(targets) or '–', '; '.join(reached) or '–'
 
 
 def _name(agent: str, label: str) -> str:
   return agent if label == 'default' else f'{agent}, {label}'
 
 
-def _median(values: Iterable[float | None], *, spread: bool = True) -> str:
+def _median(values: Iterable[float | None], *, extremes: bool = True) -> str:
   known = [value for value in values if value is not None]
   if not known:
     return '–'
   shown = _number(statistics.median(known))
-  if len(known) == 1 or not spread:
+  if len(known) == 1 or not extremes:
     return shown
   return f'{shown} ({_number(min(known))} to {_number(max(known))})'
 

@@ -327,7 +327,7 @@ function drawConfigs() {
 
 // Replay
 
-const looks = [];
+const reports = [];
 const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
   const title = name === 'waiting' ? 'share of time inserts are blocked, sampling is blocked' : name;
   const chart = new Chart(title, 104, null, ' s');
@@ -348,16 +348,17 @@ function drawReplay(answer) {
   table(find('replay-tables'), headings, answer.cells.map((row) => headings.map((name) => row[name])));
   find('replay-numbers').replaceChildren(...Object.entries(answer.numbers).flatMap(([name, text]) =>
     [make('dt', {}, name), make('dd', {}, text)]));
-  find('replay-holds').hidden = !answer.held.length;
-  const spreads = Object.keys(answer.held[0] || {});
-  table(find('replay-held'), spreads, answer.held.map((row) => spreads.map((name) => row[name])), 2);
+  find('replay-distributions').hidden = !answer.distributions.length;
+  const names = Object.keys(answer.distributions[0] || {});
+  const rows = answer.distributions.map((row) => names.map((name) => row[name]));
+  table(find('replay-distribution-table'), names, rows, 2);
   find('replay').dataset.report = JSON.stringify(answer.report);
-  if (!looks.length || looks[looks.length - 1].time !== answer.report.time) {
-    looks.push({time: answer.report.time, moving: answer.moving});
-    if (looks.length > KEPT) looks.shift();
+  if (!reports.length || reports[reports.length - 1].time !== answer.report.time) {
+    reports.push({time: answer.report.time, moving: answer.moving});
+    if (reports.length > KEPT) reports.shift();
   }
-  const places = looks.map((look) => look.time - answer.report.time);
-  const column = (name) => looks.map((look) => look.moving[name] ?? null);
+  const places = reports.map((report) => report.time - answer.report.time);
+  const column = (name) => reports.map((report) => report.moving[name] ?? null);
   for (const [name, chart] of replayCharts) {
     const names = name === 'waiting' ? ['throttled', 'starved'] : [name];
     const columns = names.flatMap((each) => [column(each), column(each), column(each)]);
@@ -467,7 +468,7 @@ environment.addEventListener('change', () => {
   if (curves) drawCurves();
 });
 find('replay-run').addEventListener('change', () => {
-  looks.length = 0;
+  reports.length = 0;
   stepReplay();
 });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {

@@ -491,7 +491,7 @@ def test_random_stages_have_the_distribution_of_the_rules(arrivals):
     assert_uniform(np.bincount(slots.kind[:, slot], minlength=4))
 
 
-def test_poly_warp_siphon_and_tasks_draw_uniformly():
+def test_poly_warp_siphon_and_tasks_sample_uniformly():
   keys = jax.random.split(jax.random.key(6), NUM_STAGES)
 
   @jax.jit

@@ -24,7 +24,7 @@ FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 class Corridor(dm_env.Environment):
   """A corridor from a hole at place 0 to the end at LENGTH, with steps to the left, right or none.
 
-  The wind is drawn at every reset and only observed.
+  The wind is sampled at every reset and only observed.
   """
 
   num_steps = 0  # of all instances

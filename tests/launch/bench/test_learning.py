@@ -1,4 +1,4 @@
-"""The learning bench: curves, retention and bars by worked examples, and a real run of one environment."""
+"""The learning bench: curves, retention and target scores by worked examples, and a real run of one environment."""
 
 import json
 import os
@@ -79,10 +79,10 @@ def test_retention_is_on_a_scale_from_the_random_policy(points, base, expected):
   assert scores.retention(points, base) == pytest.approx(expected)
 
 
-def test_retention_of_a_gain_far_below_the_bar_is_that_of_nothing_learned():
+def test_retention_of_a_gain_far_below_the_target_is_that_of_nothing_learned():
   points = [-0.006] * 4 + [0.01] * 2 + [-0.006] * 4
   assert scores.retention(points, -0.006) < 0.1
-  assert scores.retention(points, -0.006, bar=0.49) == 1.0
+  assert scores.retention(points, -0.006, target=0.49) == 1.0
 
 
 def test_summary_has_last_tenth_and_mean_of_the_curve():
@@ -92,7 +92,7 @@ def test_summary_has_last_tenth_and_mean_of_the_curve():
   assert (ended_early.final, ended_early.area) == (1.0, 0.5)
 
 
-def test_bar_is_reached_in_the_tenth_that_ends_at_its_step():
+def test_target_is_reached_in_the_tenth_that_ends_at_its_step():
   early = [
     0.0,
     0.0,
@@ -105,13 +105,13 @@ def test_bar_is_reached_in_the_tenth_that_ends_at_its_step():
     0.0,
     0.0,
   ]  # 8,000 steps: the fifth ends at 4,000
-  assert scores.reaches_bar(CATCH, early, sampled=None)
-  assert not scores.reaches_bar(CATCH, early[::-1], sampled=1.0)
-  assert not scores.reaches_bar(CATCH, [1.0] * 4 + [None] * 6, sampled=None)
+  assert scores.reaches_target(CATCH, early, sampled=None)
+  assert not scores.reaches_target(CATCH, early[::-1], sampled=1.0)
+  assert not scores.reaches_target(CATCH, [1.0] * 4 + [None] * 6, sampled=None)
   (cartpole, umbrella, snake) = suite.chosen(['cartpole', 'umbrella_chain_20', 'snake'])
-  assert scores.reaches_bar(cartpole, [0.0] * 9 + [450.0], sampled=0.0)
-  assert scores.reaches_bar(umbrella, [0.0] * 10, sampled=0.9)  # evaluated
-  assert scores.reaches_bar(snake, [9.0] * 10, sampled=9.0) is None
+  assert scores.reaches_target(cartpole, [0.0] * 9 + [450.0], sampled=0.0)
+  assert scores.reaches_target(umbrella, [0.0] * 10, sampled=0.9)  # evaluated
+  assert scores.reaches_target(snake, [9.0] * 10, sampled=9.0) is None
 
 
 def test_comparison_with_ppo_is_by_its_median_at_equal_steps():
@@ -147,7 +147,7 @@ def test_every_task_names_an_environment_with_its_options():
   for task in suite.SUITE:
     if not task.environment.startswith('craftax/'):  # an extra of its own
       environments.make(task.environment, **task.options)
-    for step in (task.bar_step, *task.ppo_steps):
+    for step in (task.target_step, *task.ppo_steps):
       assert step is None or step * suite.NUM_POINTS % task.steps == 0
 
 
@@ -252,7 +252,7 @@ def test_run_has_one_row_with_scores_cost_and_versions(bench):
   assert 0 < found['cpu_minutes'] <= 1.1 * found['wall_minutes']  # on one core
   assert found['settings'] == {'preset': 'laptop', 'set': TINY, 'max_minutes': None}
   assert set(found['versions']) == {'python', 'jax', 'hephaestus'}
-  assert found['reached'] is False and found['bar'] == 0.95
+  assert found['reached'] is False and found['target'] == 0.95
 
 
 def test_progress_table_and_picture_are_shown(bench):

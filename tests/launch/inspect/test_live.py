@@ -146,17 +146,17 @@ def test_report_sums_shards_and_names_lost_shard(run, made):
   (run.folder / 'address').write_text(f'{run.address}\n{other.address}')
   run.insert(6)
   other.insert(10)
-  looks = live.Inspection(str(run.folder), timeout_seconds=1.0)
-  report = looks.look()
+  inspection = live.Inspection(str(run.folder), timeout_seconds=1.0)
+  report = inspection.report()
   row = report['tables']['episodic']
   assert (row['size'], row['inserted'], row['max_size']) == (16, 16, 100_000)
   assert row['bytes'] == 16 * 1000 and report['environment_step'] == 16 * made.steps_per_sequence
   assert [shard['tables']['episodic']['size'] for shard in report['shards']] == [6, 10]
   assert report['limiter'] == {'table': 'episodic', 'state': 'open', 'missing': 0}
-  assert looks.look()['tables']['episodic']['inserts_per_second'] == 0
+  assert inspection.report()['tables']['episodic']['inserts_per_second'] == 0
 
   other.server.stop()
-  report = looks.look()
+  report = inspection.report()
   assert [shard['alive'] for shard in report['shards']] == [True, False]
   assert report['tables']['episodic']['size'] == 6
   assert report['environment_step'] == 16 * made.steps_per_sequence  # does not go back
@@ -231,9 +231,9 @@ def test_report_omits_unknown_distributions(nodes):
   report = live.inspect(str(nodes.folder), seconds=0.01)
   row = report['strata']['frontier']
   assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
-  assert {line['distribution of'] for line in live.spreads(report)} == {'age, steps'}
+  assert {line['distribution of'] for line in live.distributions(report)} == {'age, steps'}
   alone = live.inspect(nodes.address, seconds=0.01)
-  assert alone['strata']['frontier']['age_steps'] is None and live.spreads(alone) == []
+  assert alone['strata']['frontier']['age_steps'] is None and live.distributions(alone) == []
   assert alone['strata']['frontier']['shared'] == 1.0
 
 
@@ -276,13 +276,13 @@ def test_error_names_reason_of_unreachable_server(tmp_path, made):
   unreachable = live.Inspection(str(folder), timeout_seconds=1.0)
   resume = f'; the run is not running, resume it with: hephaestus train --run {folder}'
   with pytest.raises(ConnectionError, match=re.escape(resume)):
-    unreachable.look()
+    unreachable.report()
   started = {'time': 0.0, 'kind': 'started', 'name': 'replay', 'pid': os.getpid()}
   (folder / 'metrics' / 'events.jsonl').write_text(json.dumps(started) + '\n')
   with pytest.raises(
     ConnectionError, match='its process is running: it is still starting, or too busy'
   ):
-    unreachable.look()
+    unreachable.report()
 
 
 def test_watch_names_bad_input(tmp_path, capsys):
@@ -294,15 +294,15 @@ def test_watch_names_bad_input(tmp_path, capsys):
 
 def interrupted_after(monkeypatch, count, between=lambda index: None):
   """Interrupts `live.watch` after some reports."""
-  looks = live._looks
+  reports = live._reports
 
   def some(target, period):
-    for index, report in enumerate(itertools.islice(looks(target, period), count)):
+    for index, report in enumerate(itertools.islice(reports(target, period), count)):
       between(index)
       yield report
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(live, '_looks', some)
+  monkeypatch.setattr(live, '_reports', some)
 
 
 def test_live_view_ends_at_ctrl_c(nodes, monkeypatch):
@@ -330,10 +330,10 @@ def test_watch_without_terminal_prints_a_line_for_each_report(nodes, monkeypatch
 def test_watch_retries_lost_server(run, made, monkeypatch, capsys):
   # The restarted server has another address, as in a run.
   other = Run(run.folder.parent / 'other', made)
-  looks = []
+  polls = []
 
   def change(index):
-    looks.append(index)
+    polls.append(index)
     if index == 0:
       (run.folder / 'address').write_text('localhost:1')
     if index == 1:

@@ -357,7 +357,7 @@ def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch):
   assert run(dreamer, unscored, '--out', out) == 0
   page = (out / 'report.html').read_text()
   assert [re.sub('<.*?>', '', title) for title in re.findall('<h2>(.*?)</h2>', page)] == [
-    'Runs', 'Learning catch', 'Intrinsic drives catch', 'World model catch',
+    'Runs', 'Learning catch', 'Intrinsic rewards catch', 'World model catch',
     'Replay over the run catch', 'Speed catch', 'Actor and critic grid_world', 'Where time goes',
     'Nodes', 'Videos of evaluations', 'Config differences', 'Left out',
   ]  # fmt: skip

@@ -180,7 +180,10 @@ def test_replay_answer_equals_inspect(folder, serve):
   for name, row in expected['tables'].items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert answer['report']['tables'][name][key] == row[key], (name, key)
-  assert answer['held'] == inspection.spreads(expected) and len(answer['held']) == 2
+  assert (
+    answer['distributions'] == inspection.distributions(expected)
+    and len(answer['distributions']) == 2
+  )
   assert answer['cells'][0]['size'] == '6' and answer['numbers']['staleness'].endswith(
     '30 updates old'
   )

@@ -301,9 +301,9 @@ def test_healthy_run_resets_failure_count(make, tmp_path):
   [('import os, signal; os.kill(os.getpid(), signal.SIGKILL)', -signal.SIGKILL),
    ('raise SystemExit(75)', 75)],
 )  # fmt: skip
-def test_kills_and_blameless_exits_get_more_restarts_than_failures(make, program, code):
+def test_kills_and_external_exit_codes_get_more_restarts_than_failures(make, program, code):
   events = []
-  process = make('actor', program)._replace(blameless={75})
+  process = make('actor', program)._replace(external_exit_codes={75})
   outcome = supervisor.Supervisor(
     [process],
     until=['actor'],

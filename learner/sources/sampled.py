@@ -1,4 +1,4 @@
-"""Updates on batches that are drawn from a replay server, and parameters that are published to it."""
+"""Updates on batches sampled from a replay server, and parameters that are published to it."""
 
 import abc
 import queue
@@ -59,11 +59,11 @@ class Batches(abc.ABC):
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Stops drawing."""
+    """Stops sampling."""
 
 
 class OnDemand(Batches):
-  """Draws a batch when it is asked for."""
+  """Samples a batch when it is asked for."""
 
   def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
     self._reader = reader
@@ -118,7 +118,7 @@ class Prefetched(Batches):
       self._failure = error
 
 
-class Drawn(loop.Source):
+class Sampled(loop.Source):
   """A source that reads batches from replay; sub-classes say which, and when parameters go out.
 
   Args:
@@ -157,7 +157,7 @@ class Drawn(loop.Source):
 
   @abc.abstractmethod
   def _make_batches(self) -> Batches:
-    """Begins to draw."""
+    """Begins to sample batches."""
 
   def init(self, key: jax.Array) -> Tree:
     return devices_lib.jit_once(self._init_state)(key)

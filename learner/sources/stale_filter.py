@@ -1,4 +1,4 @@
-"""Staleness and number of the sequences that a learner reads from a queue."""
+"""Filter of stale sequences: which ones of a queue a learner keeps, and how many it has read."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ class State(NamedTuple):
   sequences: Tree
 
 
-class Intake:
+class StaleFilter:
   """Discards sequences of too old a policy, and counts what was read.
 
   Actors act while the learner learns, so a sequence comes from the policy of some updates ago. Within
