@@ -145,7 +145,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   return launch_config.ExperimentConfig(
     agent_name='ppo',
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(hidden_size=192, cell_size=8, levels=9, entropy_scale=5e-3),
+    agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=0.01),
     replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=33),
@@ -167,7 +167,7 @@ def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentCo
   return launch_config.ExperimentConfig(
     agent_name='ppo',
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(cell_size=8, image_channels=64, entropy_scale=0.01),
+    agent=masked_ppo.PPOConfig(image_channels=64, entropy_scale=0.01),
     replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=129),

@@ -23,6 +23,7 @@ class MaskedPPO(launch_config.AgentRecord):
   }
   can_fuse = True
   free_keys = ('actor.num_envs',)  # without state in its checkpoints
+  old_keys = launch_config.OldKeys(networks={'agent.cell_size': (masked_ppo.CELL_SIZE,)})
   shown: ClassVar = {
     'entropy': 'ppo/entropy',
     'KL': 'ppo/approx_kl',

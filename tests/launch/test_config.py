@@ -25,9 +25,9 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('agent', ['dreamer', 'plain'])
+@pytest.mark.parametrize('agent', agents.AGENTS)
 @pytest.mark.parametrize('preset', MACHINES)
-def test_dreamer_has_the_same_settings_in_every_environment(preset, agent):
+def test_agent_has_the_same_settings_in_every_environment(preset, agent):
   catch = config.of_preset(agent, preset, 'catch')
   for name in ('grid_world', 'hackmatrix', 'gymnax/DeepSea-bsuite'):
     made = config.of_preset(agent, preset, name)
@@ -196,12 +196,19 @@ def test_override_of_ppo_sets_values_by_path():
   assert changed.agent_name == 'ppo'
 
 
-def test_ppo_config_without_cell_size_loads_as_flat():
+@pytest.mark.parametrize(('cell_size', 'fits'), [(8, True), (0, False)])
+def test_ppo_config_with_cell_size_loads_if_its_network_is_that_of_today(tmp_path, cell_size, fits):
   made = presets.ppo_laptop('hackmatrix')
-  assert made.agent.cell_size > 0
-  lines = config.to_yaml(made).splitlines(keepends=True)
-  old = ''.join(line for line in lines if 'cell_size' not in line)
-  assert config.from_yaml(old, 'old').agent == dataclasses.replace(made.agent, cell_size=0)
+  path = tmp_path / 'config.yaml'
+  path.write_text(
+    config.to_yaml(made).replace('\nagent:\n', f'\nagent:\n  cell_size: {cell_size}\n')
+  )
+  assert config.load(path, to_inspect=True) == made
+  if fits:
+    assert config.load(path) == made
+  else:
+    with pytest.raises(ValueError, match=r'network differs \(agent.cell_size=0\)'):
+      config.load(path)
 
 
 def test_ppo_batch_is_one_unroll_of_all_actors():
