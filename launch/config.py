@@ -163,12 +163,17 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
     environment: name.
 
   Raises:
-    ValueError: there is no such agent, or it has no such preset.
+    ValueError: there is no such agent, it has no such preset, or that is of another agent.
   """
-  presets = find_record(agent).presets
-  if preset not in presets:
-    raise ValueError(f'--preset {preset}: choose one of {", ".join(presets)}')
-  return presets[preset](environment)
+  record = find_record(agent)
+  if preset not in record.presets:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(record.presets)}')
+  config = record.presets[preset](environment)
+  if config.agent_name != record.name:
+    raise ValueError(
+      f'agent_name={agent!r}: its preset {preset} is of {config.agent_name!r}; give {record.name!r} there'
+    )
+  return config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,16 @@ def folder(tmp_path):
     (['--env', 'cach'], "environment.name='cach': no such environment; did you mean catch"),
     (['--preset', 'laptp'], '--preset laptp: choose one of laptop, gpu, tpu-v4-8'),
     (['--agent', 'ppo2'], "agent_name='ppo2': no such agent; did you mean ppo? known are: dreamer"),
+    (['--agent', 'nowhere:Agent'], "agent_name='nowhere:Agent': there is no module 'nowhere'"),
+    (['--agent', 'os:system'], "agent_name='os:system': os is Python's own"),
+    (
+      ['--agent', 'hephaestus.launch.agents.dreamer:Dreemer'],
+      "dreamer has no class 'Dreemer'; did you mean Dreamer?",
+    ),
+    (
+      ['--agent', 'hephaestus.actors.environments.catch:Catch'],
+      'Catch is no record of an agent; derive it from hephaestus.launch.config.AgentRecord',
+    ),
     (['--set', 'agent_name=ppo'], 'agent_name=ppo: cannot be set'),
     (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),
     (['--set', 'learner.batch_size=1'], 'it has no sequence in a batch of 1'),
