@@ -23,6 +23,7 @@ from hephaestus.agents import observation as observation_lib
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 MOST_IMPORTANCE = 2.0
+CELL_SIZE = 8  # width of the layer shared by the cells of a board
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,6 @@ class PPOConfig:
   num_layers: int = 2
   activation: str = 'silu'
   layer_norm: bool = True
-  cell_size: int = 0  # width of the layer shared by the cells of a board; 0: flat, as any vector
   levels: int = 0  # that numbers in [0, 1] are also encoded by; 0: none
   symlog: bool = True  # whether numbers are encoded by their symlog
   image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
@@ -64,7 +64,6 @@ class PPOConfig:
     names = sorted(networks.ACTIVATIONS)
     check(self.activation in names, 'activation', f'choose one of {names}')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
-    check(self.cell_size >= 0, 'cell_size', 'must be 0 for no layer of cells, or at least 1')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.recurrent_size >= 0, 'recurrent_size', 'must be 0 for no memory, or at least 1')
     check(
@@ -166,7 +165,7 @@ class Network:
         raw=config.layer_norm,
       )
       if self.codec.board_specs:
-        encoder = networks.BoardEncoder(encoder, config.cell_size)
+        encoder = networks.BoardEncoder(encoder, CELL_SIZE)
       if self.codec.image_specs:
         encoder = networks.Encoder(encoder, config.image_channels)
       modules[f'{name}_encoder'] = encoder
@@ -223,7 +222,7 @@ class Network:
       self.observation_spec,
       levels=config.levels,
       cnn=config.image_channels > 0,
-      boards=config.cell_size > 0,
+      boards=True,
       symlog=config.symlog,
     )
 

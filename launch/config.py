@@ -1,52 +1,179 @@
-"""ExperimentConfig: the configs of all folders, overrides by path, and config.yaml of a run."""
+"""ExperimentConfig and the record of its agent, overrides by path, and config.yaml of a run."""
 
+import abc
 import dataclasses
 import difflib
+import functools
 import io
 import math
 import pathlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
 from hephaestus.actors import actor, environments, evaluator
-from hephaestus.agents import masked_ppo
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.launch import agents
+from hephaestus.learner import advice, loop
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import ppo_update
 from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import tables
 
-AGENTS: dict[str, tuple[type, type]] = {
-  'dreamer': (dreamer_config.DreamerConfig, learner_config.LearnerConfig),
-  'ppo': (masked_ppo.PPOConfig, learner_config.PPOLearnerConfig),
-}
-"""The agents by name: the config of the agent, and that of its learner."""
+DREAMER = 'dreamer'  # the agent where config.yaml does not say, as of older versions
 
-BASIC = {
-  'agent.gamma': 'discount factor of rewards',
-  'agent.entropy_scale': "weight of the policy's entropy: more explores more",
-  'agent.novelty_scale': 'weight of novelty beside a reward that is found; 0: no novelty',
-  'agent.ensemble_size': 'prior networks whose disagreement is the novelty',
-  'agent.horizon_max': 'imagined steps of the longest rollout',
-  'replay.replay_ratio': 'times that each collected step is learned from, on average',
-  'learner.batch_size': 'sequences of an update, over all devices',
-  'learner.model_learning_rate': 'learning rate of the world model',
-  'actor.num_envs': 'parallel environments of each actor process',
-  'actor.num_actors': 'actor processes',
-  'actor.sequence_length': 'time steps of a stored sequence',
-  'evaluator.period': 'seconds between two evaluations',
-  'max_environment_steps': 'environment steps after which the run ends (--steps)',
-}
-"""The keys that most users change, by their path; the help of `train` prints them."""
 
-if TYPE_CHECKING:
-  AgentConfig = dreamer_config.DreamerConfig | masked_ppo.PPOConfig
-  LearnerConfig = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
-else:
-  AgentConfig = LearnerConfig = Any  # OmegaConf knows no union of dataclasses
+class OldKeys(NamedTuple):
+  """Keys that stand in config.yaml of older versions alone, by path.
+
+  Attributes:
+    renamed: the name of today.
+    removed: the only value that may stand there; the key became a constant.
+    networks: values that fit the network of today; a run with another one can only be inspected.
+  """
+
+  renamed: Mapping[str, str] = {}
+  removed: Mapping[str, Any] = {}
+  networks: Mapping[str, Sequence[Any]] = {}
+
+
+class AgentRecord(abc.ABC):
+  """All that a run must know of its agent; everything else follows from its config.
+
+  A sub-class is made without arguments, has no state, and is found by `find_record` in every process
+  of a run. It sets the first three attributes.
+
+  Attributes:
+    config_class: frozen dataclass, section `agent` of a config.
+    learner_class: likewise section `learner`. One that derives from `OnPolicyConfig` reads each
+      sequence once, from a queue; one from `OffPolicyConfig` samples batches from replay.
+    presets: machine -> function of an environment's name that returns the config.
+    can_fuse: whether the learner has a field `fused`: environment and update in one program. The
+      update then also needs `footprint` and `scale`, see `ppo_update.Update`.
+    free_keys: paths that may change when a run resumes, beside `FREE`.
+    indifferent_keys: paths on which a learning curve does not depend, beside those of all agents.
+    old_keys: of older versions.
+    shown: label -> metric of the learner, for the progress line.
+  """
+
+  config_class: ClassVar[type]
+  learner_class: ClassVar[type[learner_config.LoopConfig]]
+  presets: ClassVar[Mapping[str, Callable[[str], 'ExperimentConfig']]]
+  can_fuse: ClassVar[bool] = False
+  free_keys: ClassVar[Sequence[str]] = ()
+  indifferent_keys: ClassVar[Sequence[str]] = ()
+  old_keys: ClassVar[OldKeys] = OldKeys()
+  shown: ClassVar[Mapping[str, str]] = {}
+
+  @property
+  def name(self) -> str:
+    """As of `--agent`, and in config.yaml."""
+    return f'{type(self).__module__}:{type(self).__qualname__}'
+
+  @property
+  def on_policy(self) -> bool:
+    """Whether each sequence is read once, from a queue."""
+    return issubclass(self.learner_class, learner_config.OnPolicyConfig)
+
+  @abc.abstractmethod
+  def make(self, config: Any, observation_spec: Any, action_spec: Any) -> Any:
+    """The agent for one environment's specs, without any array.
+
+    Args:
+      config: of `config_class`.
+      observation_spec: tree of specs, see `environment.Environment`.
+      action_spec: BoundedArray or DiscreteArray.
+
+    Returns:
+      All that `make_update` needs, with a field `agent`: an `agents.agent.Agent`.
+
+    Raises:
+      ValueError: the agent does not support these specs.
+    """
+
+  @abc.abstractmethod
+  def make_update(
+    self, config: 'ExperimentConfig', trained: Any, *, num_devices: int
+  ) -> loop.Update:
+    """The update of parameters by a batch.
+
+    Args:
+      config: of the run.
+      trained: as of `make`.
+      num_devices: of all processes of the learner; each has an equal part of every batch.
+
+    Raises:
+      ValueError: a batch does not divide over the devices.
+    """
+
+  def check(self, config: 'ExperimentConfig') -> None:
+    """Raises ValueError for values that do not fit together, named with a remedy."""
+    del config
+
+  def make_advice(
+    self, config: 'ExperimentConfig', warn: Callable[[str], None]
+  ) -> advice.Advice | None:
+    """Judges the learner's metrics and warns of runs that will not learn; None: nothing does."""
+    del config, warn
+    return None
+
+
+@functools.cache
+def find_record(name: str) -> AgentRecord:
+  """The record of an agent.
+
+  Args:
+    name: a key of `agents.AGENTS`, or 'package.module:Class'.
+
+  Raises:
+    ValueError: there is no such record, or it is incomplete.
+  """
+  kind = agents.find(name)
+  field = f'agent_name={name!r}'
+  if not issubclass(kind, AgentRecord):
+    raise ValueError(
+      f'{field}: {kind.__name__} is no record of an agent; derive it from '
+      'hephaestus.launch.config.AgentRecord'
+    )
+  lacking = [
+    *(each for each in ('config_class', 'learner_class', 'presets') if not hasattr(kind, each)),
+    *sorted(kind.__abstractmethods__),
+  ]
+  if lacking:
+    raise ValueError(f'{field}: {kind.__name__} lacks {", ".join(lacking)}; see docs/agents.md')
+  for each in ('config_class', 'learner_class'):
+    if not dataclasses.is_dataclass(getattr(kind, each)):
+      raise ValueError(f'{field}: {kind.__name__}.{each} must be a dataclass')
+  kinds = (learner_config.OnPolicyConfig, learner_config.OffPolicyConfig)
+  if not issubclass(kind.learner_class, kinds):
+    raise ValueError(
+      f'{field}: {kind.__name__}.learner_class must derive from OnPolicyConfig or OffPolicyConfig of '
+      'hephaestus.learner.config'
+    )
+  return kind()
+
+
+def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
+  """The config of a preset.
+
+  Args:
+    agent: as of `find_record`.
+    preset: name of a machine.
+    environment: name.
+
+  Raises:
+    ValueError: there is no such agent, it has no such preset, or that is of another agent.
+  """
+  record = find_record(agent)
+  if preset not in record.presets:
+    raise ValueError(f'--preset {preset}: choose one of {", ".join(record.presets)}')
+  config = record.presets[preset](environment)
+  if config.agent_name != record.name:
+    raise ValueError(
+      f'agent_name={agent!r}: its preset {preset} is of {config.agent_name!r}; give {record.name!r} there'
+    )
+  return config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +181,11 @@ class ExperimentConfig:
   """A whole run.
 
   Attributes:
+    agent_name: of the agent's record, see `find_record`.
     environment: `name`, and options of that environment.
-    agent: of the kind of the agent.
+    agent: of the record's `config_class`.
     replay: how experience is kept.
-    learner: optimizers and periods of the learner, of the kind that the agent needs.
+    learner: optimizers and periods of the learner, of the record's `learner_class`.
     actor: how experience is made.
     evaluator: how the agent is scored.
     seed: all random keys of the run derive from it.
@@ -68,10 +196,11 @@ class ExperimentConfig:
     wandb: also report to Weights & Biases; needs the extra of that name.
   """
 
+  agent_name: str = DREAMER
   environment: dict[str, Any]
-  agent: AgentConfig
+  agent: Any
   replay: tables.ReplayConfig
-  learner: LearnerConfig
+  learner: Any
   actor: actor.ActorConfig
   evaluator: evaluator.EvaluatorConfig
   seed: int = 0
@@ -91,79 +220,50 @@ class ExperimentConfig:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
     if 'name' not in self.environment:
       raise ValueError('environment.name: is missing; give the name of an environment')
-    self._check_ppo() if self.agent_name == 'ppo' else self._check_dreamer()
+    record = self.record
+    kinds = (self.agent, record.config_class), (self.learner, record.learner_class)
+    if not all(isinstance(each, kind) for each, kind in kinds):
+      given = f'{type(self.agent).__name__} and {type(self.learner).__name__}'
+      raise ValueError(f'agent, learner: {given} do not belong together, or not to {record.name}')
+    if not record.on_policy:
+      tables.check(self.replay, self.learner.batch_per_process, self.actor.num_envs)
+    elif not self.fused:
+      self._check_queue()
+    record.check(self)
 
-  def _check_dreamer(self):
-    agent, learner = self.dreamer()
-    tables.check(self.replay, learner.batch_per_process, self.actor.num_envs)
-    starts = agent.starts_per_sequence
-    if starts is not None and starts > self.actor.sequence_length:
-      raise ValueError(
-        f'agent.starts_per_sequence={starts}: must be at most actor.sequence_length='
-        f'{self.actor.sequence_length}'
-      )
-
-  def _check_ppo(self):
-    agent, learner = self.ppo()
-    ppo_update.auto_scale(
-      learner,
-      num_envs=self.batch_size,
-      num_steps=self.steps_per_sequence,
-      recurrent=bool(agent.recurrent_size),
-    )
-    if self.fused:
-      return
-    stratum = self.replay.limiting_stratum
-    ahead = stale_filter.sequences_in_flight(self.replay.max_in_flight, self.batch_size)
-    most = self.batch_size * learner.max_staleness - ahead - 1
+  def _check_queue(self):
+    stratum, batch_size = self.replay.limiting_stratum, self.batch_size
+    ahead = stale_filter.sequences_in_flight(self.replay.max_in_flight, batch_size)
+    most = batch_size * self.learner.max_staleness - ahead - 1
     if (
-      stale_filter.updates_behind(stratum.max_size, ahead, self.batch_size) > learner.max_staleness
+      stale_filter.updates_behind(stratum.max_size, ahead, batch_size) > self.learner.max_staleness
     ):
       raise ValueError(
         f'replay.strata.{stratum.name}.max_size={stratum.max_size}: sampled sequences would be older than '
-        f'learner.max_staleness={learner.max_staleness} updates; for batches of {self.batch_size} '
-        f'sequences use at most {most} ({max(1, self.batch_size // 2)} keeps it to one update)'
+        f'learner.max_staleness={self.learner.max_staleness} updates; for batches of {batch_size} '
+        f'sequences use at most {most} ({max(1, batch_size // 2)} keeps it to one update)'
       )
     if not stratum.read_once:
       raise ValueError(
-        f'replay.strata.{stratum.name}.read_once=False: PPO learns from each sequence once; use true'
+        f'replay.strata.{stratum.name}.read_once=False: an on-policy agent learns from each sequence '
+        'once; use true'
       )
 
   @property
-  def agent_name(self) -> str:
-    """The name of the agent, as of `--agent`."""
-    for name, kinds in AGENTS.items():
-      if isinstance(self.agent, kinds[0]) and isinstance(self.learner, kinds[1]):
-        return name
-    given = f'{type(self.agent).__name__} and {type(self.learner).__name__}'
-    raise ValueError(f'agent, learner: {given} do not belong together')
-
-  def dreamer(self) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
-    """Configs of agent and learner of the dreamer; ValueError for a run of another agent."""
-    if isinstance(self.agent, dreamer_config.DreamerConfig) and isinstance(
-      self.learner, learner_config.LearnerConfig
-    ):
-      return self.agent, self.learner
-    raise ValueError(f'agent: this needs the dreamer, but the run has {self.agent_name}')
-
-  def ppo(self) -> tuple[masked_ppo.PPOConfig, learner_config.PPOLearnerConfig]:
-    """Configs of agent and learner of PPO; ValueError for a run of another agent."""
-    if isinstance(self.agent, masked_ppo.PPOConfig) and isinstance(
-      self.learner, learner_config.PPOLearnerConfig
-    ):
-      return self.agent, self.learner
-    raise ValueError(f'agent: this needs PPO, but the run has {self.agent_name}')
+  def record(self) -> AgentRecord:
+    """The record of the agent."""
+    return find_record(self.agent_name)
 
   @property
   def fused(self) -> bool:
     """Whether environment and update are one compiled program of one process, without replay."""
-    return self.agent_name == 'ppo' and self.ppo()[1].fused
+    return self.record.can_fuse and self.learner.fused
 
   @property
   def batch_size(self) -> int:
-    """Sequences of an update; for PPO, those of one unroll of all environments."""
-    if self.agent_name == 'dreamer':
-      return self.dreamer()[1].batch_size
+    """Sequences of an update; on-policy, those of one unroll of all environments."""
+    if not self.record.on_policy:
+      return self.learner.batch_size
     return self.actor.num_envs * (1 if self.fused else self.actor.num_actors)
 
   @property
@@ -186,30 +286,11 @@ FREE = (
   'learner.stuck_seconds',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip
-# Keys without state in the checkpoints of PPO.
-FREE_OF_PPO = ('actor.num_envs',)
-
-
-# Keys of config.yaml by their names in folders of older versions.
+# Keys of all agents by their names in folders of older versions.
 RENAMED = {
   'actor.num_worlds': 'actor.num_envs',
-  'agent.dream_rows': 'agent.starts_per_sequence',
-  'agent.memory_rows': 'agent.memory_steps',
-  'agent.rows_per_chunk': 'agent.steps_per_chunk',
   'evaluator.film_period': 'evaluator.video_period',
 }
-# Keys that became constants, each with the only value that may stand in older folders.
-REMOVED: dict[str, Any] = {
-  'agent.competence_fast': 0.1,
-  'agent.competence_slow': 0.005,
-  'agent.return_rate': 0.01,
-  'agent.slow_critic_rate': 0.02,
-  'agent.slow_critic_scale': 1.0,
-  'learner.model_max_gradient': 100.0,
-  'learner.policy_max_gradient': 10.0,
-}
-# Keys of an older network of the dreamer, whose checkpoints this version cannot restore.
-OLDER_NETWORK = ('agent.levels',)
 
 
 def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConfig:
@@ -228,6 +309,10 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
     key, separator, value = assignment.partition('=')
     if not separator or not key:
       raise ValueError(f'{assignment!r}: write it as key=value, such as learner.batch_size=32')
+    if key == AGENT:
+      raise ValueError(
+        f'{assignment}: cannot be set, since all other values depend on it; use --agent'
+      )
     try:
       config = _assign(config, key, OmegaConf.from_dotlist([f'value={value}']).value)
     except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
@@ -249,7 +334,7 @@ def _assign(config: ExperimentConfig, key: str, value: Any) -> ExperimentConfig:
   if known is _MISSING:
     raise omegaconf_errors.ConfigKeyError(f"Key '{key}' is unknown")
   OmegaConf.update(plain, key, value)
-  return _from_tree(_plain(plain) | {AGENT: config.agent_name})
+  return _from_tree(_plain(plain))
 
 
 def _plain(tree: Any) -> Any:
@@ -257,17 +342,19 @@ def _plain(tree: Any) -> Any:
 
 
 _MISSING = object()
-AGENT = 'agent_name'  # in config.yaml, beside the fields
+AGENT = 'agent_name'
 
 
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
   first_line = str(error).split('\n')[0]
   if isinstance(error, omegaconf_errors.ConfigKeyError):
-    if key in RENAMED:
-      return f'{key}={value}: was renamed to {RENAMED[key]}'
-    if key in REMOVED:
-      return f'{key}={value}: is always {REMOVED[key]} now'
-    if key in OLDER_NETWORK:
+    old = config.record.old_keys
+    renamed = RENAMED | dict(old.renamed)
+    if key in renamed:
+      return f'{key}={value}: was renamed to {renamed[key]}'
+    if key in old.removed:
+      return f'{key}={value}: is always {old.removed[key]} now'
+    if key in old.networks:
       return f'{key}={value}: was removed with the network that it belonged to; leave it out'
     known = sorted(flatten(_plain(OmegaConf.structured(config))))
     near = difflib.get_close_matches(key, known, n=3) or [
@@ -281,10 +368,10 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
 def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   """A config from plain dictionaries; ValueError or TypeError for unknown keys and bad values."""
   values = dict(content)
-  agent_kind, learner_kind = AGENTS[values.pop(AGENT, 'dreamer')]
+  record = find_record(values.get(AGENT, DREAMER))
   sections = {
-    'agent': agent_kind,
-    'learner': learner_kind,
+    'agent': record.config_class,
+    'learner': record.learner_class,
     'actor': actor.ActorConfig,
     'evaluator': evaluator.EvaluatorConfig,
   }
@@ -303,8 +390,8 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 def to_yaml(config: ExperimentConfig) -> str:
   """The text of config.yaml."""
   content = _plain(OmegaConf.structured(config))
-  if config.agent_name != 'dreamer':  # which is the default, for files of older versions
-    content = {AGENT: config.agent_name} | content
+  if config.agent_name == DREAMER:
+    del content[AGENT]
   return OmegaConf.to_yaml(OmegaConf.create(content))
 
 
@@ -337,8 +424,10 @@ def _load(
   file: pathlib.Path | io.StringIO, name: str, *, to_inspect: bool = False
 ) -> ExperimentConfig:
   try:
-    content, outdated = _upgrade(_plain(OmegaConf.load(file)))
-    config = _from_tree(content)
+    content = _plain(OmegaConf.load(file))
+    old_keys = find_record(content.get(AGENT, DREAMER)).old_keys
+    upgraded, outdated = _upgrade(content, old_keys)
+    config = _from_tree(upgraded)
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
@@ -351,26 +440,27 @@ def _load(
   return config
 
 
-def _upgrade(content: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-  """The content of a config.yaml under the keys of this version, and its keys in OLDER_NETWORK."""
+def _upgrade(content: dict[str, Any], old_keys: OldKeys) -> tuple[dict[str, Any], list[str]]:
+  """The content of a config.yaml under the keys of this version, and its keys of older networks."""
   upgraded = {
     section: dict(values) if isinstance(values, dict) else values
     for section, values in content.items()
   }
-  for old, new in RENAMED.items():
+  for old, new in (RENAMED | dict(old_keys.renamed)).items():
     section, name = old.split('.')
     if name in upgraded.get(section, {}):
       upgraded[section][new.split('.')[1]] = upgraded[section].pop(name)
-  for old, only in REMOVED.items():
+  for old, only in old_keys.removed.items():
     section, name = old.split('.')
     value = upgraded.get(section, {}).pop(name, only)
     if value != only:
       raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
   outdated = []
-  for old in OLDER_NETWORK if upgraded.get(AGENT, 'dreamer') == 'dreamer' else ():
+  for old, fitting in old_keys.networks.items():
     section, name = old.split('.')
     if name in upgraded.get(section, {}):
-      outdated.append(f'{old}={upgraded[section].pop(name)}')
+      value = upgraded[section].pop(name)
+      outdated += [] if value in fitting else [f'{old}={value}']
   return upgraded, outdated
 
 
@@ -390,7 +480,7 @@ def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   if old.agent_name != new.agent_name:  # most keys would differ, which explains nothing
     return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
   before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
-  names = FREE + (FREE_OF_PPO if new.agent_name == 'ppo' else ())
+  names = (*FREE, *new.record.free_keys)
   free = lambda key: any(key == name or key.startswith(f'{name}.') for name in names)
   return [
     f'{key}: the folder has {before.get(key)!r}, you gave {after.get(key)!r}'

@@ -4,6 +4,8 @@ import argparse
 import pathlib
 from typing import Any
 
+from hephaestus.launch import agents
+
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
   """Adds the flags that `make_config` reads."""
@@ -16,8 +18,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     '--agent',
-    choices=['dreamer', 'plain', 'ppo'],
-    help='default: dreamer; plain is a baseline like DreamerV3, without novelty',
+    help=f'{", ".join(agents.AGENTS)}, or package.module:Class (default: dreamer); plain is a baseline '
+    'like DreamerV3, without novelty',
   )
   parser.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
   parser.add_argument('--steps', type=int, help='environment steps to collect in total')
@@ -62,23 +64,26 @@ def make_config(arguments: argparse.Namespace) -> Any:
     if arguments.preset is not None or arguments.env is not None or other_agent:
       config = None  # `open_run` compares the new config with that of the folder
   if config is None:
-    preset = arguments.preset or presets.default_preset()
-    if preset not in presets.PRESETS:
-      raise ValueError(f'--preset {preset}: choose one of {", ".join(presets.PRESETS)}')
-    config = presets.AGENTS[arguments.agent or 'dreamer'][preset](arguments.env or 'catch')
+    config = launch_config.of_preset(
+      arguments.agent or launch_config.DREAMER,
+      arguments.preset or presets.default_preset(),
+      arguments.env or 'catch',
+    )
   overrides = list(arguments.set)
-  if config.agent_name == 'ppo':
+  if config.record.can_fuse:
     # Last, so that a run with actors is checked with all values together.
     overrides += [] if arguments.fused is None else [f'learner.fused={arguments.fused}']
   elif arguments.fused:
-    raise ValueError('--fused: the dreamer learns from replay; leave it out, or add --agent ppo')
+    raise ValueError(
+      f'--fused: {config.agent_name} runs with actors of its own; leave it out, or add --agent ppo'
+    )
   if arguments.steps is not None:
     overrides.append(f'max_environment_steps={arguments.steps}')
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
   if arguments.reset_moments and not config.fused:
-    raise ValueError('--reset-moments: is for fused runs of ppo; leave it out')
+    raise ValueError('--reset-moments: is for fused runs; leave it out')
   if config.fused and config.actor.num_actors > 1:
     raise ValueError(
       f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '
@@ -90,10 +95,8 @@ def make_config(arguments: argparse.Namespace) -> Any:
 def preset_config(arguments: argparse.Namespace) -> Any:
   """The config of --preset, --env and --set; ValueError names the invalid flag."""
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch import presets
 
-  preset = arguments.preset or 'laptop'
-  if preset not in presets.PRESETS:
-    raise ValueError(f'--preset {preset}: choose one of {", ".join(presets.PRESETS)}')
-  config = presets.PRESETS[preset](arguments.env or 'catch')
+  config = launch_config.of_preset(
+    launch_config.DREAMER, arguments.preset or 'laptop', arguments.env or 'catch'
+  )
   return launch_config.override(config, arguments.set)

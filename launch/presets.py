@@ -1,9 +1,9 @@
-"""Presets: sizes and budgets for each machine; those of the dreamer are the same everywhere."""
+"""Presets: sizes and budgets for each machine, the same for every environment."""
 
 import dataclasses
 import pathlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import psutil
 
@@ -15,7 +15,6 @@ from hephaestus.learner import config as learner_config
 from hephaestus.replay import tables
 
 Preset = Callable[[str], launch_config.ExperimentConfig]
-Change = Callable[[launch_config.ExperimentConfig], launch_config.ExperimentConfig]
 
 
 def laptop(environment: str) -> launch_config.ExperimentConfig:
@@ -39,11 +38,6 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     max_environment_steps=45_000,
     accelerator=False,
   )
-
-
-def _settings_of(environment: str, settings: Mapping[str, Change]) -> Change:
-  """The change of a preset for an environment; none for all others."""
-  return settings.get(environment, lambda config: config)
 
 
 def gpu(environment: str) -> launch_config.ExperimentConfig:
@@ -86,7 +80,7 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   )
 
 
-def _plain(preset: Preset) -> Preset:
+def plain(preset: Preset) -> Preset:
   """A preset with DreamerV3's shape: one transition, no intrinsic reward, 15 imagined steps.
 
   It is the baseline of the ensemble, intrinsic motivation and the adaptive horizon.
@@ -94,11 +88,10 @@ def _plain(preset: Preset) -> Preset:
 
   def make(environment: str) -> launch_config.ExperimentConfig:
     config = preset(environment)
-    agent, _ = config.dreamer()
     return dataclasses.replace(
       config,
       agent=dataclasses.replace(
-        agent,
+        config.agent,
         ensemble_size=1,
         bootstrap_share=1.0,
         novelty_scale=0.0,
@@ -139,7 +132,7 @@ def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
   return usual
 
 
-def _on_policy(num_envs: int) -> tables.ReplayConfig:
+def on_policy_queue(num_envs: int) -> tables.ReplayConfig:
   """A queue of half a batch, each sequence read once; a fused run opens none."""
   queue = tables.Stratum(name='on_policy', max_size=num_envs // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
@@ -149,46 +142,17 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
   memory = psutil.virtual_memory().total / 2**30
   num_envs = _envs_for(memory, usual=256, needed=2.0)
-  config = launch_config.ExperimentConfig(
+  return launch_config.ExperimentConfig(
+    agent_name='ppo',
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(hidden_size=192, cell_size=8, levels=9, entropy_scale=5e-3),
-    replay=_on_policy(num_envs),
+    agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=0.01),
+    replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=33),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=2_000_000,
     accelerator=False,
   )
-  return _settings_of(environment, _PPO_LAPTOP)(config)
-
-
-def _ppo_laptop_catch(config: launch_config.ExperimentConfig) -> launch_config.ExperimentConfig:
-  return dataclasses.replace(config, max_environment_steps=500_000)
-
-
-def _ppo_laptop_hackmatrix(
-  config: launch_config.ExperimentConfig,
-) -> launch_config.ExperimentConfig:
-  """Long unrolls, a high learning rate and a large weight of entropy."""
-  return dataclasses.replace(
-    config,
-    agent=masked_ppo.PPOConfig(cell_size=8, entropy_scale=0.05),
-    learner=learner_config.PPOLearnerConfig(num_minibatches=8, learning_rate=5e-3),
-    actor=dataclasses.replace(config.actor, sequence_length=129),
-    max_environment_steps=5_000_000,
-  )
-
-
-def _ppo_large_hackmatrix(
-  config: launch_config.ExperimentConfig,
-) -> launch_config.ExperimentConfig:
-  """At an entropy scale of 0.01 the agent oscillates between two cells."""
-  agent, _ = config.ppo()
-  return dataclasses.replace(config, agent=dataclasses.replace(agent, entropy_scale=0.1))
-
-
-_PPO_LAPTOP = {'catch': _ppo_laptop_catch, 'hackmatrix': _ppo_laptop_hackmatrix}
-_PPO_LARGE = {'hackmatrix': _ppo_large_hackmatrix}
 
 
 def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
@@ -200,30 +164,21 @@ def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
 
 
 def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentConfig:
-  config = launch_config.ExperimentConfig(
+  return launch_config.ExperimentConfig(
+    agent_name='ppo',
     environment={'name': environment},
-    agent=masked_ppo.PPOConfig(cell_size=8, image_channels=64, entropy_scale=0.01),
-    replay=_on_policy(num_envs),
+    agent=masked_ppo.PPOConfig(image_channels=64, entropy_scale=0.01),
+    replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=129),
     evaluator=evaluator.EvaluatorConfig(greedy=False),
     max_environment_steps=100_000_000,
   )
-  return _settings_of(environment, _PPO_LARGE)(config)
 
 
 def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   """PPO on the four chips of a v4-8, each of which has 32 GiB and a quarter of the environments."""
   return _ppo_at_large(environment, 4096)
-
-
-PRESETS: dict[str, Preset] = {'laptop': laptop, 'gpu': gpu, 'tpu-v4-8': tpu_v4_8}
-AGENTS: dict[str, dict[str, Preset]] = {
-  'dreamer': PRESETS,
-  'plain': {machine: _plain(preset) for machine, preset in PRESETS.items()},
-  'ppo': {'laptop': ppo_laptop, 'gpu': ppo_gpu, 'tpu-v4-8': ppo_tpu_v4_8},
-}
-"""The presets of each agent, by machine."""
 
 
 def default_preset() -> str:

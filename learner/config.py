@@ -7,19 +7,13 @@ MODEL_MAX_GRADIENT, POLICY_MAX_GRADIENT = 100.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LearnerConfig:
-  """Rates and periods of the dreamer's learner; the defaults are those of a v4-8.
+class LoopConfig:
+  """Periods of the training loop, which every agent's learner has.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: a number that is not positive, named with its field.
   """
 
-  batch_size: int = 256  # sequences, over all devices
-  model_learning_rate: float = 3e-4
-  policy_learning_rate: float = 1e-4
-  adam_epsilon: float = 1e-8
-  rate_warm_up: int = 100  # updates until the learning rates are reached
-  publish_period: int = 25  # updates
   log_period: int = 100  # updates
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
   checkpoint_updates: int | None = None  # also saves whenever so many are done
@@ -29,10 +23,27 @@ class LearnerConfig:
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
+      if isinstance(value, bool) or not isinstance(value, int | float):
+        continue
       may_be_zero = field.name == 'stuck_seconds'
-      if value is not None and (value < 0 if may_be_zero else value <= 0):
+      if value < 0 if may_be_zero else value <= 0:
         remedy = ', or 0' if may_be_zero else ', or null' if field.default is None else ''
         raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(LoopConfig):
+  """The learner of an agent that samples its batches from replay.
+
+  Raises:
+    ValueError: a number that cannot work, named with its field.
+  """
+
+  batch_size: int = 256  # sequences, over all devices
+  publish_period: int = 25  # updates
+
+  def __post_init__(self):
+    super().__post_init__()
     if self.batch_size % self.num_processes:
       raise ValueError(
         f'learner.batch_size={self.batch_size}: does not divide over learner.num_processes='
@@ -62,16 +73,47 @@ class LearnerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOLearnerConfig:
-  """Rates and periods of PPO's learner.
+class OnPolicyConfig(LoopConfig):
+  """The learner of an agent that reads each sequence once, from a queue.
 
-  Minibatches, epochs and rate that are None follow from the number of environments and steps.
-
-  A run is fused, one program of one process; or actors run in processes of their own, and each
-  update learns from as many sequences as all actors collect in one unroll.
+  Each update learns from as many sequences as all actors collect in one unroll.
 
   Raises:
     ValueError: a number that cannot work, named with its field.
+  """
+
+  log_period: int = 8  # updates, each of one unroll
+  max_staleness: int = 2  # updates; sequences of an older policy are discarded
+
+  @property
+  def publish_period(self) -> int:
+    """Updates between two publications: actors need the newest policy."""
+    return 1
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.num_processes > 1:
+      raise ValueError(
+        f'learner.num_processes={self.num_processes}: an on-policy agent learns in one process; use 1'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnerConfig(OffPolicyConfig):
+  """Rates of the dreamer's learner; the defaults are those of a v4-8."""
+
+  model_learning_rate: float = 3e-4
+  policy_learning_rate: float = 1e-4
+  adam_epsilon: float = 1e-8
+  rate_warm_up: int = 100  # updates until the learning rates are reached
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PPOLearnerConfig(OnPolicyConfig):
+  """Rates of PPO's learner.
+
+  Minibatches, epochs and rate that are None follow from the number of environments and steps.
+  A run is fused, one program of one process; or actors run in processes of their own.
   """
 
   num_minibatches: int | None = None  # of each epoch
@@ -80,29 +122,5 @@ class PPOLearnerConfig:
   anneal: bool = True  # the learning rate, linearly to 0 at max_environment_steps
   max_gradient: float = 0.5  # global norm
   adam_epsilon: float = 1e-5
-  log_period: int = 8  # updates, each of one unroll
   checkpoint_period: float = 600.0  # seconds
-  checkpoint_updates: int | None = None  # also saves whenever so many are done
   fused: bool = True  # else with actors of their own, and a queue
-  max_staleness: int = 2  # updates; without `fused`, sequences of an older policy are discarded
-  stuck_seconds: float = 300.0  # after which a node that hangs ends, without `fused`; 0: never
-  num_processes: int = 1  # PPO supports one
-
-  @property
-  def publish_period(self) -> int:
-    """Updates between two publications: actors need the newest policy."""
-    return 1
-
-  def __post_init__(self):
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if value is None or isinstance(value, bool):
-        continue
-      may_be_zero = field.name == 'stuck_seconds'
-      if value < 0 if may_be_zero else value <= 0:
-        remedy = ', or 0' if may_be_zero else ', or null' if field.default is None else ''
-        raise ValueError(f'learner.{field.name}={value!r}: must be positive{remedy}')
-    if self.num_processes > 1:
-      raise ValueError(
-        f'learner.num_processes={self.num_processes}: PPO learns in one process; use 1, or the dreamer'
-      )

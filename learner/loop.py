@@ -18,7 +18,6 @@ from hephaestus.learner import profile as profile_lib
 
 Tree = Any
 Metrics = dict[str, jax.Array]
-Config = learner_config.LearnerConfig | learner_config.PPOLearnerConfig
 POLL_SECONDS = 0.2  # for a batch, before the loop checks whether it should end
 
 
@@ -66,6 +65,21 @@ class Status(NamedTuple):
   environment_step: int
   acting_params: Callable[[], Tree]
   finished: bool
+
+
+class Update(Protocol):
+  """How a train state begins and changes; an agent's own."""
+
+  @property
+  def init(self) -> Callable[[jax.Array], Any]:
+    """key -> train state of one replica, a tree of arrays with a field `params`."""
+
+  @property
+  def update(self) -> Callable[..., tuple[Any, Metrics]]:
+    """(train state, Sequence [B, T, ...] of one device) -> (train state, metrics [] float32).
+
+    Runs under an axis named `devices.DEVICES`; the result must be equal on all devices.
+    """
 
 
 class Source(abc.ABC):
@@ -225,7 +239,7 @@ class Loop:
   def __init__(
     self,
     source: Source,
-    config: Config,
+    config: learner_config.LoopConfig,
     budget: Budget,
     hooks: Hooks,
     *,
@@ -447,7 +461,7 @@ def _totals(pending: Sequence[Done]) -> dict[str, float]:
   return dict(totals)
 
 
-def check_finite(values: Mapping[str, float], step: int, config: Config) -> None:
+def check_finite(values: Mapping[str, float], step: int, config: learner_config.LoopConfig) -> None:
   """Refuses metrics that are not finite.
 
   Raises:

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from hephaestus.launch import flags
+from hephaestus.launch import agents, flags
 
 
 def add(commands: Any) -> None:
@@ -116,7 +116,7 @@ def _add_learning(targets: Any) -> None:
   learning.add_argument(
     '--agents',
     nargs='+',
-    choices=['dreamer', 'plain', 'ppo'],
+    choices=list(agents.AGENTS),
     default=['dreamer', 'ppo'],
     help='default: dreamer ppo',
   )
@@ -286,16 +286,13 @@ def _learning(arguments: argparse.Namespace) -> int:
 def _learning_settings(arguments: argparse.Namespace) -> Any:
   """The settings of all runs; ValueError names a flag that cannot work, before anything starts."""
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch import presets
   from hephaestus.launch.bench.learning import runs as runs_lib
 
-  if arguments.preset not in presets.PRESETS:
-    raise ValueError(f'--preset {arguments.preset}: choose one of {", ".join(presets.PRESETS)}')
   for assignment in arguments.set:
     if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
       raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
   for agent in arguments.agents:
-    launch_config.override(presets.AGENTS[agent][arguments.preset]('catch'), arguments.set)
+    launch_config.override(launch_config.of_preset(agent, arguments.preset, 'catch'), arguments.set)
   if not re.fullmatch(r'[\w.-]+', arguments.label):
     raise ValueError(f'--label {arguments.label}: takes letters, digits, _, . and -')
   if arguments.max_minutes is not None and not arguments.max_minutes > 0:
@@ -389,6 +386,7 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
   """Work of an update: a named size, or a preset with an environment."""
+  from hephaestus.launch.agents import dreamer
   from hephaestus.learner import bench as learner_bench
 
   if arguments.size is not None:
@@ -396,7 +394,7 @@ def _learner_work(arguments: argparse.Namespace) -> Any:
       raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
     return learner_bench.Work.of_size(arguments.size)
   config = flags.preset_config(arguments)
-  agent_config, learner_config = config.dreamer()
+  agent_config, learner_config = dreamer.settings(config)
   environment = config.make_environment()
   return learner_bench.Work(
     name=str(config.environment['name']),

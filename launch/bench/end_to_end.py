@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.agents import dreamer
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
@@ -94,8 +95,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
   Raises:
     ValueError: another agent than the dreamer, a run that did not start, or one whose nodes crashed.
   """
-  if config.agent_name == 'ppo':
-    raise ValueError('--set: only runs of the dreamer are measured; leave ppo out')
+  agent_config, _ = dreamer.settings(config)
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
   folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
   folder_lib.open_run(folder, config)
@@ -105,7 +105,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
   run = Run(folder, launcher)
   try:
     deadline = time.monotonic() + _PATIENCE
-    warm_up = config.dreamer()[0].warm_up_updates
+    warm_up = agent_config.warm_up_updates
     while ((metrics.last(folder / 'metrics' / 'learner.jsonl')) or {}).get(
       'learner_step', -1
     ) < warm_up:
@@ -196,7 +196,7 @@ def _alone(
 ) -> tuple[float, float]:
   """Updates per second of the update alone, and environment steps per second of an unroll alone."""
   parts = parts_lib.make_parts(config)
-  agent_config, learner_config = config.dreamer()
+  agent_config, learner_config = dreamer.settings(config)
   work = bench.Work(
     name='alone',
     agent=agent_config,

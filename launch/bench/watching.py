@@ -78,9 +78,8 @@ def watching(
   """
   _check(pairs, seconds, period)
   dashboard.check_packages()
-  if config.agent_name != 'ppo':
-    log_period = min(LOG_PERIOD, config.dreamer()[1].log_period)
-    config = launch_config.override(config, [f'learner.log_period={log_period}'])
+  log_period = min(LOG_PERIOD, config.learner.log_period)
+  config = launch_config.override(config, [f'learner.log_period={log_period}'])
   with end_to_end.started(config) as run, contextlib.ExitStack() as stack:
     watchers = _attach(run.folder, period, stack)
     startup = {each.name: each.cpu_seconds() for each in watchers}

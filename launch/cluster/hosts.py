@@ -307,8 +307,8 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
   if config.learner.num_processes != len(hosts.learners):
     count = len(hosts.learners)
     remedy = f'add --set learner.num_processes={count}, or change the hosts'
-    if config.agent_name == 'ppo':
-      remedy = 'PPO learns in one process; give learner: true to one host'
+    if config.record.on_policy:
+      remedy = 'an on-policy agent learns in one process; give learner: true to one host'
     raise ValueError(
       f'learner.num_processes={config.learner.num_processes}: the learner is on '
       f'{_enumerate(hosts.learners)}; {remedy}'

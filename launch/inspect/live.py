@@ -307,7 +307,7 @@ def _of_nodes(
   # A shard that is down counts with its last answer.
   known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
   step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
-  if config.agent_name == 'ppo':  # the queue restarts its count with each launch
+  if config.record.on_policy:  # the queue restarts its count with each launch
     step = 0 if learner is None else learner['environment_step']
   versions = [row['parameter_version'] for row in actors]
   staleness = {}

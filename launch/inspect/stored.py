@@ -96,7 +96,7 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
   folder, config, _ = live.find(target)
   if folder is None or config is None:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
-  if config.agent_name == 'ppo':
+  if config.record.on_policy:
     raise ValueError(
       f'{target}: keeps no checkpoint of its queue, since each sequence is read once'
     )

@@ -28,8 +28,6 @@ INDIFFERENT = (
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
   'actor.log_period', 'evaluator.period', 'evaluator.video_period',
 )  # fmt: skip
-# PPO anneals its learning rate to this step.
-INDIFFERENT_OF_DREAMER = ('max_environment_steps',)
 INDIFFERENT_OF_FUSED = ('replay', 'learner.max_staleness')
 MAX_KEYS = 3  # of a label that the user did not give
 CURVE_POINTS = 101
@@ -378,9 +376,7 @@ def _known(run: Run) -> dict[str, set[str]]:
 
 def _is_indifferent(key: str, run: Run) -> bool:
   """Whether a run's curve does not depend on the config key at this path."""
-  names = list(INDIFFERENT)
-  if run.config.agent_name == 'dreamer':
-    names += INDIFFERENT_OF_DREAMER
+  names = [*INDIFFERENT, *run.config.record.indifferent_keys]
   if run.config.fused:
     names += INDIFFERENT_OF_FUSED
   return any(key == name or key.startswith(f'{name}.') for name in names)

@@ -45,12 +45,12 @@ class _Help(argparse.Action):
     super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
 
   def __call__(self, parser: argparse.ArgumentParser, *unused: Any) -> None:
-    from hephaestus.launch import config as launch_config
+    from hephaestus.launch.agents import dreamer
 
-    width = max(map(len, launch_config.BASIC))
+    width = max(map(len, dreamer.BASIC))
     parser.epilog = '\n'.join([
       'basic keys for --set, as in --set agent.gamma=0.995 actor.num_envs=32:',
-      *(f'  {key:<{width}}  {meaning}' for key, meaning in launch_config.BASIC.items()),
+      *(f'  {key:<{width}}  {meaning}' for key, meaning in dreamer.BASIC.items()),
       'These are keys of the dreamer; ppo has others, such as learner.learning_rate and agent.clip.',
       'All keys and their values: config.yaml in the folder of a run.',
     ])  # fmt: skip

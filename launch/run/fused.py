@@ -15,34 +15,29 @@ from absl import logging
 from hephaestus.actors import evaluator, rollout
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import masked_ppo
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, variables
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import advice as advice_lib
-from hephaestus.learner import allocator, checkpoint, ppo_update
+from hephaestus.learner import allocator, checkpoint
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import parameters
 
 
-def make_ppo(
-  config: launch_config.ExperimentConfig,
-) -> tuple[environment_lib.Environment, masked_ppo.PPO]:
-  """The environment and the agent of a run; makes no array."""
+def make(config: launch_config.ExperimentConfig) -> tuple[environment_lib.Environment, Any]:
+  """The environment and the agent of a run, as its record makes it; makes no array."""
   environment = config.make_environment()
-  agent_config, _ = config.ppo()
-  return environment, masked_ppo.make_ppo(
-    agent_config, environment.observation_spec, environment.action_spec
-  )
+  specs = environment.observation_spec, environment.action_spec
+  return environment, config.record.make(config.agent, *specs)
 
 
 def build(
   config: launch_config.ExperimentConfig,
   environment: environment_lib.Environment,
-  ppo: masked_ppo.PPO,
+  trained: Any,
   devices: list[jax.Device],
 ) -> unrolled.Program:
   """The program of a run, not yet compiled.
@@ -50,38 +45,25 @@ def build(
   Raises:
     ValueError: the environments do not divide over the devices or minibatches.
   """
-  agent_config, learner_config = config.ppo()
+  update: Any = config.record.make_update(config, trained, num_devices=len(devices))
   num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence
-  scale = ppo_update.auto_scale(
-    learner_config,
-    num_envs=num_envs,
-    num_steps=num_steps,
-    num_devices=len(devices),
-    recurrent=bool(agent_config.recurrent_size),
-  )
   unroll = rollout.make_unroll(
     environment,
-    ppo.agent,
+    trained.agent,
     num_envs=num_envs // len(devices),
     sequence_length=config.actor.sequence_length,
   )
-  update = ppo_update.make_update(
-    ppo,
-    learner_config,
-    scale,
-    max_environment_steps=config.max_environment_steps,
-  )
   environments = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
-  return unrolled.Program(update, ppo.agent.acting_params, environments, devices)
+  return unrolled.Program(update, trained.agent.acting_params, environments, devices)
 
 
 def saved(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, agent_lib.Agent, unrolled.FusedState]:
   """The environment, the agent, and the shapes of a run's checkpoints without its environments."""
-  environment, ppo = make_ppo(config)
-  shapes = build(config, environment, ppo, jax.local_devices()[:1]).shapes()
-  return environment, ppo.agent, shapes._replace(worlds=None)
+  environment, trained = make(config)
+  shapes = build(config, environment, trained, jax.local_devices()[:1]).shapes()
+  return environment, trained.agent, shapes._replace(worlds=None)
 
 
 def check_memory(
@@ -139,17 +121,17 @@ def train(
     The exit code: 0 when finished or stopped, 1 when a metric was not finite.
   """
   _prepare_process(config)
-  environment, ppo = make_ppo(config)
+  environment, trained = make(config)
   with folder_lib.only_one(folder), _interrupts() as stop:
     terminal = _Terminal(config, folder)
-    program = build(config, environment, ppo, jax.local_devices())
+    program = build(config, environment, trained, jax.local_devices())
     _compile(config, program, terminal)
     source = unrolled.Unrolled(
       program,
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
     )
-    scores = _Scores(config, folder, environment, ppo, terminal)
+    scores = _Scores(config, folder, environment, trained.agent, terminal)
     loop = loop_lib.Loop(
       source,
       config.learner,
@@ -203,30 +185,31 @@ class _Terminal:
 
 
 class _Scores:
-  """Evaluates between updates, writes videos, and gives PPO's advice from its metrics."""
+  """Evaluates between updates, writes videos, and gives the agent's advice from its metrics."""
 
   def __init__(
     self,
     config: launch_config.ExperimentConfig,
     folder: pathlib.Path,
     environment: environment_lib.Environment,
-    ppo: masked_ppo.PPO,
+    agent: agent_lib.Agent,
     terminal: _Terminal,
   ):
     self._config = config
     self._folder = folder
     self._terminal = terminal
     options = config.evaluator
-    self._play = evaluator.Play(environment, ppo.agent, options.num_episodes, greedy=options.greedy)
+    self._play = evaluator.Play(environment, agent, options.num_episodes, greedy=options.greedy)
     self._camera = evaluator.Camera(self._play, folder / 'videos', options.video_period)
-    self._advice = advice_lib.Advice(terminal.warn, config.ppo()[0].entropy_scale)
+    self._advice = config.record.make_advice(config, terminal.warn)
     self._logger: Any = None
     self._due = -float('inf')
 
   def make_logger(self, step: int) -> Any:
     """The learner's logger, which gives advice by each report."""
     self._logger = self._open('evaluator', 'environment_step', step)
-    return _Advised(self._open('learner', 'learner_step', step), self._advice)
+    logger = self._open('learner', 'learner_step', step)
+    return logger if self._advice is None else _Advised(logger, self._advice)
 
   def _open(self, name: str, key: str, step: int) -> Any:
     return metrics.make_logger(
@@ -251,7 +234,8 @@ class _Scores:
       camera=self._camera,
       seed=self._config.seed,
     )
-    self._advice.score = result.normalised_score
+    if self._advice is not None:
+      self._advice.score = result.normalised_score
 
   def close(self) -> None:
     """Closes the evaluator's logger."""

@@ -236,7 +236,7 @@ class _Watcher:
         'in JAX'
       )
     self._warnings: progress_lib.Warnings | None = None
-    if config.agent_name == 'ppo' and self._learns:
+    if self._learns:
       self._warnings = progress_lib.Warnings(config, nodes.folder, self._events, self.progress.say)
     self._is_drained: Callable[[], bool] = lambda: True
     if nodes.share and nodes.shards_here:

@@ -10,10 +10,8 @@ import jax
 
 from hephaestus.actors import rollout
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import masked_ppo
-from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.launch import config as launch_config
-from hephaestus.learner import checkpoint, dreamer_update, ppo_update
+from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
@@ -32,14 +30,14 @@ class Parts:
   Attributes:
     environment: the environment.
     agent: the acting part of the agent.
-    trained: the agent with its losses, for the learner.
+    trained: the agent with its losses, as its record makes it.
     unroll: of the actors.
     params_schema: shapes and dtypes of acting parameters.
   """
 
   environment: Any
   agent: agent_lib.Agent
-  trained: dreamer_agent.Dreamer | masked_ppo.PPO
+  trained: Any
   unroll: rollout.Unroll
   params_schema: Any
 
@@ -53,11 +51,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   """Makes the parts; makes no array."""
   environment = config.make_environment()
   specs = environment.observation_spec, environment.action_spec
-  trained: dreamer_agent.Dreamer | masked_ppo.PPO = (
-    masked_ppo.make_ppo(config.ppo()[0], *specs)
-    if config.agent_name == 'ppo'
-    else dreamer_agent.make_dreamer(config.dreamer()[0], *specs)
-  )
+  trained = config.record.make(config.agent, *specs)
   agent = trained.agent
   unroll = rollout.make_unroll(
     environment,
@@ -70,35 +64,11 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
   return Parts(environment, agent, trained, unroll, params)
 
 
-def make_update(
-  config: launch_config.ExperimentConfig, parts: Parts, *, num_devices: int
-) -> dreamer_update.Update | ppo_update.Update:
-  """The update of a run's agent; ValueError when a batch does not divide over the devices."""
-  if not isinstance(parts.trained, masked_ppo.PPO):
-    config.dreamer()[1].batch_per_device(num_devices)
-    return dreamer_update.make_update(parts.trained, config.dreamer()[1])
-  agent, learner = config.ppo()
-  scale = ppo_update.auto_scale(
-    learner,
-    num_envs=config.batch_size,
-    num_steps=config.steps_per_sequence,
-    num_devices=num_devices,
-    recurrent=bool(agent.recurrent_size),
-  )
-  return ppo_update.make_update(
-    parts.trained,
-    learner,
-    scale,
-    max_environment_steps=config.max_environment_steps,
-    delayed=True,
-  )
-
-
 def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
   """Shapes and dtypes of the learner's checkpoints."""
-  update = make_update(config, parts, num_devices=1)
+  update = config.record.make_update(config, parts.trained, num_devices=1)
   state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
-  return stale_filter.saved_shapes(state) if config.agent_name == 'ppo' else state
+  return stale_filter.saved_shapes(state) if config.record.on_policy else state
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:

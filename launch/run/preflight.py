@@ -112,7 +112,7 @@ def check_profile(
     raise ValueError(f'{text}: the run resumes from update {done:,}; begin there or later')
   newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
   missing = max(0, config.max_environment_steps - newest.get('environment_step', 0))
-  if config.agent_name == 'dreamer':
+  if not config.record.on_policy:
     warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
     missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
   most = newest.get('learner_step', 0) - (

@@ -181,16 +181,16 @@ def _make_source(
   is_first: bool,
   replay: Sequence['reverb.Client'],
 ) -> loop.Source:
-  """Batches from a queue for PPO, from replay for the dreamer; only the first process publishes."""
+  """Batches from a queue or from replay, as the agent needs; only the first process publishes."""
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
   trained = sampled.Trained(
-    parts_lib.make_update(config, parts, num_devices=jax.device_count()),
+    config.record.make_update(config, parts.trained, num_devices=jax.device_count()),
     parts.agent.acting_params,
   )
   publisher = parameters.Publisher(address, parts.params_schema) if is_first else None
-  if config.agent_name == 'ppo':
-    stale_filter = stale_filter_lib.StaleFilter(config.ppo()[1].max_staleness)
+  if config.record.on_policy:
+    stale_filter = stale_filter_lib.StaleFilter(config.learner.max_staleness)
     link = sampled.Link(
       _make_reader(config, parts, address, place, stale_filter), publisher, launch_id, should_stop
     )
@@ -288,7 +288,7 @@ def build_actor(
   address = _addresses(replay)
   source = parameters.Source(address, parts.params_schema, name=name)
   environment_step = environment_steps(config, address, name)
-  if config.agent_name == 'ppo':  # a restarted queue has lost the count; the learner has it
+  if config.record.on_policy:  # a restarted queue has lost the count; the learner has it
     environment_step = lambda: source.environment_step
   return actor.Actor(
     unroll=parts.unroll,

@@ -10,7 +10,6 @@ from typing import Any
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import advice as advice_lib
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 
@@ -87,15 +86,16 @@ class Progress:
 
   def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
     """Throughput and health of learner and actor."""
-    if self._config.agent_name == 'ppo':
-      names = {'ppo/entropy': 'entropy', 'ppo/approx_kl': 'KL', 'ppo/clip_fraction': 'clipped'}
-      details = [f'{label} {learner[name]:.3f}' for name, label in names.items()]
-      if not self._config.fused:
-        details.append(f'staleness {learner["staleness"]:.1f}')
-      return [f'{learner["steps_per_second"]:,.0f} steps/s', *details]
-    per_update = self._config.dreamer()[1].batch_size * self._config.steps_per_sequence
+    record = self._config.record
+    shown = [f'{label} {learner[name]:.3f}' for label, name in record.shown.items()]
+    if record.on_policy:
+      if 'staleness' in learner:  # a fused run has none
+        shown.append(f'staleness {learner["staleness"]:.1f}')
+      return [f'{learner["steps_per_second"]:,.0f} steps/s', *shown]
+    per_update = self._config.batch_size * self._config.steps_per_sequence
     details = [
       f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
+      *shown,
       f'ratio {learner["replay_ratio"]:.1f}',
     ]
     if actor:
@@ -164,7 +164,7 @@ def summary(folder: pathlib.Path) -> str:
 
 
 class Warnings:
-  """Warns about runs of PPO that will not learn, by the metrics of learner and actors."""
+  """Gives the advice of the agent's record, if any, by the metrics of learner and actors."""
 
   def __init__(
     self,
@@ -179,14 +179,14 @@ class Warnings:
       events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
       say(f'warning: {text}')
 
-    self._advice = advice_lib.Advice(warn, config.ppo()[0].entropy_scale)
+    self._advice = config.record.make_advice(config, warn)
     self._metrics = folder / 'metrics'
     self._newest = time.time()
 
   def tick(self) -> None:
     """Checks the newest row of metrics, once."""
-    row = metrics.last(self._metrics / 'learner.jsonl')
-    if row is None or row['time'] <= self._newest:
+    row = None if self._advice is None else metrics.last(self._metrics / 'learner.jsonl')
+    if self._advice is None or row is None or row['time'] <= self._newest:
       return
     self._newest = row['time']
     acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 from absl import logging
 
 from hephaestus.learner import devices as devices_lib
-from hephaestus.learner import dreamer_update, loop, ppo_update
+from hephaestus.learner import loop
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.replay import parameters
 from hephaestus.replay import reader as reader_lib
 
 Tree = Any
-Update = dreamer_update.Update | ppo_update.Update
 REPUBLISH_PERIOD = 5.0  # seconds without a batch
 
 
@@ -30,7 +29,7 @@ class Trained(NamedTuple):
     acting_params: train state's params -> what actors need of them.
   """
 
-  update: Update
+  update: loop.Update
   acting_params: Callable[[Tree], Tree]
 
 

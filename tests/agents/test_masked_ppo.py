@@ -50,7 +50,7 @@ VARIANTS = {
   'continuous': dict(env='continuous'),
   'separate': dict(env='masked', shared=False, activation='tanh', layer_norm=False),
   'view': dict(env='view', levels=5),
-  'board': dict(env='board', cell_size=3),
+  'board': dict(env='board'),
   'picture': dict(env='picture', image_channels=4),
   'only a picture': dict(env='only a picture', image_channels=4, recurrent_size=6, levels=3),
   'memory': dict(env='masked', recurrent_size=6),
@@ -486,7 +486,6 @@ def test_bfloat16_network_returns_float32():
     ({'hidden_size': 0}, r'agent.hidden_size=0: must be at least 1'),
     ({'activation': 'gelu'}, r"agent.activation='gelu': choose one of"),
     ({'levels': 1}, r'agent.levels=1'),
-    ({'cell_size': -1}, r'agent.cell_size=-1: must be 0'),
     ({'image_channels': -1}, r'agent.image_channels=-1: must be 0'),
     ({'recurrent_size': -1}, r'agent.recurrent_size=-1'),
     ({'compute_dtype': 'float16'}, r"agent.compute_dtype='float16'"),
@@ -511,13 +510,10 @@ def test_view_is_read_beside_its_vector_in_place_of_levels(levels):
   np.testing.assert_allclose(flat[0, 9:], [0, 0.01], atol=1e-6)
 
 
-def test_flat_board_has_the_parameters_of_a_vector():
-  """Checkpoints from before an environment declared its board can then still be loaded."""
-  vector = masked_ppo.make_ppo(
-    make().config, specs.Array((14,), np.float32), specs.DiscreteArray(3)
-  )
-  params = [jax.eval_shape(ppo.network.init, jax.random.key(0)) for ppo in (make('board'), vector)]
-  assert params[0] == params[1]
+def test_cells_of_a_board_share_a_layer():
+  params = jax.eval_shape(make('board').network.init, jax.random.key(0))
+  shapes = [leaf.shape for leaf in jax.tree.leaves(params['shared_encoder'])]
+  assert (2, masked_ppo.CELL_SIZE) in shapes  # from the two numbers of a cell
 
 
 def test_numbers_are_encoded_without_symlog_on_request():

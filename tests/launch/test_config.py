@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
-from hephaestus.launch import config, presets
+from hephaestus.launch import agents, config, presets
+from hephaestus.launch.agents import dreamer
 from hephaestus.replay import tables
+
+MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
 
 
 @pytest.fixture
@@ -13,38 +16,38 @@ def laptop():
   return presets.laptop('catch')
 
 
-@pytest.mark.parametrize('agent', presets.AGENTS)
-@pytest.mark.parametrize('preset', presets.PRESETS)
+@pytest.mark.parametrize('agent', agents.AGENTS)
+@pytest.mark.parametrize('preset', MACHINES)
 def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
-  made = presets.AGENTS[agent][preset]('catch')
+  made = config.of_preset(agent, preset, 'catch')
   assert made.agent_name == ('dreamer' if agent == 'plain' else agent)
   config.save(made, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('agent', ['dreamer', 'plain'])
-@pytest.mark.parametrize('preset', presets.PRESETS)
-def test_dreamer_has_the_same_settings_in_every_environment(preset, agent):
-  catch = presets.AGENTS[agent][preset]('catch')
+@pytest.mark.parametrize('agent', agents.AGENTS)
+@pytest.mark.parametrize('preset', MACHINES)
+def test_agent_has_the_same_settings_in_every_environment(preset, agent):
+  catch = config.of_preset(agent, preset, 'catch')
   for name in ('grid_world', 'hackmatrix', 'gymnax/DeepSea-bsuite'):
-    made = presets.AGENTS[agent][preset](name)
+    made = config.of_preset(agent, preset, name)
     assert dataclasses.replace(made, environment=catch.environment) == catch
 
 
-@pytest.mark.parametrize('preset', presets.PRESETS)
+@pytest.mark.parametrize('preset', MACHINES)
 def test_preset_has_ensemble_and_horizon_range(preset):
   """With one member there is no disagreement."""
-  agent, _ = presets.AGENTS['dreamer'][preset]('catch').dreamer()
+  agent = config.of_preset('dreamer', preset, 'catch').agent
   assert agent.ensemble_size > 1
   assert agent.novelty == 'information_gain'
   assert agent.horizon_min < agent.horizon_max
 
 
-@pytest.mark.parametrize('preset', presets.PRESETS)
+@pytest.mark.parametrize('preset', MACHINES)
 def test_plain_agent_differs_only_in_compared_keys(preset):
-  ours, _ = presets.PRESETS[preset]('catch').dreamer()
-  plain = presets.AGENTS['plain'][preset]('catch')
-  agent, learner = plain.dreamer()
+  ours = config.of_preset('dreamer', preset, 'catch').agent
+  plain = config.of_preset('plain', preset, 'catch')
+  agent, learner = plain.agent, plain.learner
   assert (agent.ensemble_size, agent.novelty_scale) == (1, 0.0)
   assert agent.horizon_max == agent.horizon_min == 15
   compared = (
@@ -53,12 +56,12 @@ def test_plain_agent_differs_only_in_compared_keys(preset):
   )  # fmt: skip
   back = {name: getattr(ours, name) for name in compared}
   assert dataclasses.replace(agent, **back) == ours
-  assert learner == presets.PRESETS[preset]('catch').learner
+  assert learner == config.of_preset('dreamer', preset, 'catch').learner
 
 
 def test_ppo_learns_in_one_process():
-  ppo = presets.AGENTS['ppo']['laptop']('catch')
-  with pytest.raises(ValueError, match=r'learner.num_processes=2: PPO learns in one process'):
+  ppo = config.of_preset('ppo', 'laptop', 'catch')
+  with pytest.raises(ValueError, match=r'learner.num_processes=2: an on-policy agent'):
     config.override(ppo, ['learner.num_processes=2'])
 
 
@@ -193,12 +196,19 @@ def test_override_of_ppo_sets_values_by_path():
   assert changed.agent_name == 'ppo'
 
 
-def test_ppo_config_without_cell_size_loads_as_flat():
+@pytest.mark.parametrize(('cell_size', 'fits'), [(8, True), (0, False)])
+def test_ppo_config_with_cell_size_loads_if_its_network_is_that_of_today(tmp_path, cell_size, fits):
   made = presets.ppo_laptop('hackmatrix')
-  assert made.agent.cell_size > 0
-  lines = config.to_yaml(made).splitlines(keepends=True)
-  old = ''.join(line for line in lines if 'cell_size' not in line)
-  assert config.from_yaml(old, 'old').agent == dataclasses.replace(made.agent, cell_size=0)
+  path = tmp_path / 'config.yaml'
+  path.write_text(
+    config.to_yaml(made).replace('\nagent:\n', f'\nagent:\n  cell_size: {cell_size}\n')
+  )
+  assert config.load(path, to_inspect=True) == made
+  if fits:
+    assert config.load(path) == made
+  else:
+    with pytest.raises(ValueError, match=r'network differs \(agent.cell_size=0\)'):
+      config.load(path)
 
 
 def test_ppo_batch_is_one_unroll_of_all_actors():
@@ -216,8 +226,8 @@ def test_ppo_batch_is_one_unroll_of_all_actors():
 def test_agent_and_learner_must_belong_together(laptop):
   with pytest.raises(ValueError, match='do not belong together'):
     dataclasses.replace(laptop, agent=presets.ppo_laptop('catch').agent)
-  with pytest.raises(ValueError, match='this needs PPO, but the run has dreamer'):
-    laptop.ppo()
+  with pytest.raises(ValueError, match='this needs the dreamer, but the run has ppo'):
+    dreamer.settings(presets.ppo_laptop('catch'))
 
 
 def test_conflict_of_agents_is_one_message(laptop):
@@ -285,7 +295,7 @@ def test_override_by_old_key_names_the_new_key():
 
 def test_basic_keys_exist():
   keys = config.flatten(dataclasses.asdict(presets.laptop('catch')))
-  assert config.BASIC.keys() <= keys.keys()
+  assert dreamer.BASIC.keys() <= keys.keys()
 
 
 def test_removed_keys_of_an_older_version_load_with_their_value_alone(tmp_path):

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from hephaestus.launch import config, flags, main, presets
+from hephaestus.launch.agents import dreamer
 from hephaestus.launch.run import folder as folder_lib
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -30,6 +31,18 @@ def folder(tmp_path):
   [
     (['--env', 'cach'], "environment.name='cach': no such environment; did you mean catch"),
     (['--preset', 'laptp'], '--preset laptp: choose one of laptop, gpu, tpu-v4-8'),
+    (['--agent', 'ppo2'], "agent_name='ppo2': no such agent; did you mean ppo? known are: dreamer"),
+    (['--agent', 'nowhere:Agent'], "agent_name='nowhere:Agent': there is no module 'nowhere'"),
+    (['--agent', 'os:system'], "agent_name='os:system': os is Python's own"),
+    (
+      ['--agent', 'hephaestus.launch.agents.dreamer:Dreemer'],
+      "dreamer has no class 'Dreemer'; did you mean Dreamer?",
+    ),
+    (
+      ['--agent', 'hephaestus.actors.environments.catch:Catch'],
+      'Catch is no record of an agent; derive it from hephaestus.launch.config.AgentRecord',
+    ),
+    (['--set', 'agent_name=ppo'], 'agent_name=ppo: cannot be set'),
     (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),
     (['--set', 'learner.batch_size=1'], 'it has no sequence in a batch of 1'),
     (['--set', 'replay.warm_up=4000'], 'replay.warm_up=4000: use at most 512'),
@@ -45,8 +58,8 @@ def folder(tmp_path):
       ['--preset', 'laptop', '--steps', '5000', '--profile', '518:560'],
       '--profile 518:560: the run ends after about 518 updates; begin earlier',
     ),
-    (['--fused'], '--fused: the dreamer learns from replay'),
-    (['--reset-moments'], '--reset-moments: is for fused runs of ppo'),
+    (['--fused'], '--fused: dreamer runs with actors of its own'),
+    (['--reset-moments'], '--reset-moments: is for fused runs; leave it out'),
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (
       ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_envs=64'],
@@ -55,7 +68,7 @@ def folder(tmp_path):
     ),
     (
       ['--agent', 'ppo', '--no-fused', '--set', 'replay.strata[0].read_once=false'],
-      'replay.strata.on_policy.read_once=False: PPO learns from each sequence once; use true',
+      'replay.strata.on_policy.read_once=False: an on-policy agent learns from each sequence once; use true',
     ),
     (
       ['--agent', 'ppo', '--set', 'actor.num_actors=2'],
@@ -110,11 +123,11 @@ def test_help_of_train_lists_basic_keys(capsys):
     run('train', '--help')
   assert ended.value.code == 0
   out = capsys.readouterr().out
-  assert all(f'  {key} ' in out for key in config.BASIC)
+  assert all(f'  {key} ' in out for key in dreamer.BASIC)
   assert 'config.yaml in the folder of a run' in out
 
 
-@pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly'], ['train', '--agent', 'ppo2']])
+@pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly']])
 def test_unknown_arguments_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)

@@ -30,10 +30,6 @@ MEASURING = (
   'actor.log_period=1', 'evaluator.period=1000000', 'evaluator.num_episodes=1',
   'evaluator.final_episodes=1', 'tensorboard=false',
 )  # fmt: skip
-MEASURING_OF_PPO = ('learner.log_period=1',)
-# The preset of PPO unrolls 8,192 steps an update, too few updates for the budgets of the suite. The
-# same for all environments, as in docs/results.md beside the dreamer.
-UNROLLS_OF_PPO = ('actor.num_envs=32', 'learner.num_minibatches=4')
 
 
 class Run(NamedTuple):
@@ -93,7 +89,7 @@ def train_command(run: Run, settings: Settings) -> list[str]:
   """The command that starts a run, or resumes it where its folder exists."""
   limit = [] if settings.max_minutes is None else [f'max_minutes={settings.max_minutes:g}']
   options = [f'environment.{key}={value}' for key, value in run.task.options.items()]
-  measuring = (*MEASURING, *(MEASURING_OF_PPO + UNROLLS_OF_PPO if run.agent == 'ppo' else ()))
+  measuring = (*MEASURING, *suite.SETTINGS.get(run.agent, ()))
   return [
     'train', '--run', str(settings.folder(run)), '--agent', run.agent, '--preset', settings.preset,
     '--env', run.task.environment, '--steps', str(run.task.steps), '--seed', str(run.seed),

@@ -126,7 +126,7 @@ def _grouped(
 
 def _ppo(groups: Mapping[tuple[str, str], list[Row]], label: str) -> list[Row]:
   """PPO's rows of a label, or else those of the default settings."""
-  return groups.get(('ppo', label)) or groups.get(('ppo', 'default')) or []
+  return groups.get((suite.BASELINE, label)) or groups.get((suite.BASELINE, 'default')) or []
 
 
 def _targets(
@@ -139,7 +139,7 @@ def _targets(
     by = '' if task.target_step is None else f' by {task.target_step:,}'
     targets.append(f'{task.target:g}{by}')
     reached.append(count([row['reached'] for row in group]))
-  if task.times_ppo is not None and agent != 'ppo':
+  if task.times_ppo is not None and agent != suite.BASELINE:
     targets.append(f'{task.times_ppo:g} x PPO')
     curves = [row['curve'] for row in ppo]
     flags = [scores.beats_ppo(task, row['curve'], curves) for row in group]

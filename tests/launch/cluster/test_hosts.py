@@ -147,7 +147,7 @@ def test_node_refuses_config_that_does_not_fit_hosts(write, tmp_path, capsys, ar
   ('agent', 'remedy'),
   [
     ('dreamer', 'add --set learner.num_processes=4, or'),
-    ('ppo', 'PPO learns in one process; give'),
+    ('ppo', 'an on-policy agent learns in one process; give'),
   ],
 )
 def test_learner_needs_one_process_per_host(write, tmp_path, capsys, agent, remedy):

@@ -32,7 +32,7 @@ def write_run(
     node: that wrote the rows.
     more: further keys of each row.
   """
-  made = config.override(presets.AGENTS[agent]['laptop'](environment), list(overrides))
+  made = config.override(config.of_preset(agent, 'laptop', environment), list(overrides))
   folder_lib.open_run(folder, made)
   write_rows(
     folder,

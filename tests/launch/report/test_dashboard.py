@@ -22,7 +22,7 @@ import pytest
 from playwright import sync_api
 from rliable import metrics as aggregates
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
 from hephaestus.launch.inspect import live as inspection
 from hephaestus.launch.report import dashboard, evaluate, history
 from hephaestus.launch.run import folder as folder_lib
@@ -36,7 +36,7 @@ PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
 def make_run(folder, *overrides, agent='dreamer'):
-  made = config.override(presets.AGENTS[agent]['laptop']('catch'), list(overrides))
+  made = config.override(config.of_preset(agent, 'laptop', 'catch'), list(overrides))
   return folder_lib.open_run(folder, made)
 
 

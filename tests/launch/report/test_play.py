@@ -34,7 +34,7 @@ def save(folder, environment='catch'):
   """Makes a run with a checkpoint of initial parameters at update 7."""
   made = config.override(presets.ppo_laptop(environment), TINY)
   folder_lib.open_run(folder, made)
-  environment, ppo = fused.make_ppo(made)
+  environment, ppo = fused.make(made)
   program = fused.build(made, environment, ppo, jax.local_devices()[:1])
   checkpointer = checkpoint.Checkpointer(folder / 'checkpoints')
   checkpointer.save(7, jax.jit(program.init)(jax.random.key(0)))

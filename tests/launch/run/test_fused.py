@@ -52,7 +52,7 @@ def rows(folder, name):
 def test_scale_of_a_run_follows_its_environments(num_envs, expected):
   made = config.override(presets.ppo_gpu('catch'), [f'actor.num_envs={num_envs}'])
   devices = jax.local_devices()[:1]
-  assert fused.build(made, *fused.make_ppo(made), devices).scale == expected
+  assert fused.build(made, *fused.make(made), devices).scale == expected
 
 
 def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):

@@ -61,7 +61,7 @@ def test_progress_of_ppo_shows_staleness(run):
   write('actor-0', {'environment_step': 70000, 'parameter_version': 8})
   write('evaluator', {'normalised_score': 0.5, 'episode_return': 0.25})
   line = progress.line()
-  assert '70,000/500,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
+  assert '70,000/2,000,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
   assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
 
 
@@ -108,7 +108,7 @@ def test_progress_of_host_with_actors_sums_them(run):
   write('actor-3', row | {'environment_step': 70000, 'parameter_version': 8})
   write('actor-4', row | {'environment_step': 70008, 'parameter_version': 16})
   assert progress.line().endswith(
-    '70,008/500,000 steps  actors 2  200 steps/s  throttled 50%  version 16'
+    '70,008/2,000,000 steps  actors 2  200 steps/s  throttled 50%  version 16'
   )
 
 

@@ -24,9 +24,9 @@ from hephaestus.replay import tables, writer
   ],
 )
 def test_update_of_preset_has_stable_shapes(agent, preset, environment):
-  made = presets.AGENTS[agent][preset](environment)
+  made = config.of_preset(agent, preset, environment)
   parts = parts_lib.make_parts(made)
-  update = parts_lib.make_update(made, parts, num_devices=1)
+  update = made.record.make_update(made, parts.trained, num_devices=1)
   batched = lambda x: jax.ShapeDtypeStruct((1, 2, *x.shape), x.dtype)
   state = jax.eval_shape(update.init, jax.random.key(0))
   replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)

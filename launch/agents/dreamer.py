@@ -1,0 +1,91 @@
+"""The record of the dreamer, and of its baseline."""
+
+from typing import Any, ClassVar
+
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import presets
+from hephaestus.learner import config as learner_config
+from hephaestus.learner import dreamer_update
+
+BASIC = {
+  'agent.gamma': 'discount factor of rewards',
+  'agent.entropy_scale': "weight of the policy's entropy: more explores more",
+  'agent.novelty_scale': 'weight of novelty beside a reward that is found; 0: no novelty',
+  'agent.ensemble_size': 'prior networks whose disagreement is the novelty',
+  'agent.horizon_max': 'imagined steps of the longest rollout',
+  'replay.replay_ratio': 'times that each collected step is learned from, on average',
+  'learner.batch_size': 'sequences of an update, over all devices',
+  'learner.model_learning_rate': 'learning rate of the world model',
+  'actor.num_envs': 'parallel environments of each actor process',
+  'actor.num_actors': 'actor processes',
+  'actor.sequence_length': 'time steps of a stored sequence',
+  'evaluator.period': 'seconds between two evaluations',
+  'max_environment_steps': 'environment steps after which the run ends (--steps)',
+}
+"""The keys that most users change, by their path; the help of `train` prints them."""
+
+
+class Dreamer(launch_config.AgentRecord):
+  """A world model, and an actor-critic that learns from its imagination rollouts."""
+
+  name = launch_config.DREAMER
+  config_class = dreamer_config.DreamerConfig
+  learner_class = learner_config.LearnerConfig
+  presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
+  indifferent_keys = ('max_environment_steps',)  # no rate is annealed
+  old_keys = launch_config.OldKeys(
+    renamed={
+      'agent.dream_rows': 'agent.starts_per_sequence',
+      'agent.memory_rows': 'agent.memory_steps',
+      'agent.rows_per_chunk': 'agent.steps_per_chunk',
+    },
+    removed={
+      'agent.competence_fast': 0.1,
+      'agent.competence_slow': 0.005,
+      'agent.return_rate': 0.01,
+      'agent.slow_critic_rate': 0.02,
+      'agent.slow_critic_scale': 1.0,
+      'learner.model_max_gradient': 100.0,
+      'learner.policy_max_gradient': 10.0,
+    },
+    networks={'agent.levels': ()},
+  )
+
+  def make(self, config: Any, observation_spec: Any, action_spec: Any) -> dreamer_agent.Dreamer:
+    return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
+
+  def make_update(
+    self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
+  ) -> dreamer_update.Update:
+    config.learner.batch_per_device(num_devices)
+    return dreamer_update.make_update(trained, config.learner)
+
+  def check(self, config: launch_config.ExperimentConfig) -> None:
+    starts = config.agent.starts_per_sequence
+    if starts is not None and starts > config.actor.sequence_length:
+      raise ValueError(
+        f'agent.starts_per_sequence={starts}: must be at most actor.sequence_length='
+        f'{config.actor.sequence_length}'
+      )
+
+
+class Plain(Dreamer):
+  """The baseline of the ensemble, intrinsic motivation and the adaptive horizon.
+
+  It differs in its presets alone, so its runs are those of the dreamer.
+  """
+
+  presets: ClassVar = {
+    machine: presets.plain(preset) for machine, preset in Dreamer.presets.items()
+  }
+
+
+def settings(
+  config: launch_config.ExperimentConfig,
+) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
+  """Configs of agent and learner of a run of the dreamer; ValueError for one of another agent."""
+  if not isinstance(config.record, Dreamer):
+    raise ValueError(f'agent: this needs the dreamer, but the run has {config.agent_name}')
+  return config.agent, config.learner

@@ -1,0 +1,63 @@
+"""The record of masked PPO."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hephaestus.agents import masked_ppo
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import presets
+from hephaestus.learner import advice, ppo_update
+from hephaestus.learner import config as learner_config
+
+
+class MaskedPPO(launch_config.AgentRecord):
+  """PPO over the legal actions, fused or with actors."""
+
+  name = 'ppo'
+  config_class = masked_ppo.PPOConfig
+  learner_class = learner_config.PPOLearnerConfig
+  presets: ClassVar = {
+    'laptop': presets.ppo_laptop,
+    'gpu': presets.ppo_gpu,
+    'tpu-v4-8': presets.ppo_tpu_v4_8,
+  }
+  can_fuse = True
+  free_keys = ('actor.num_envs',)  # without state in its checkpoints
+  old_keys = launch_config.OldKeys(networks={'agent.cell_size': (masked_ppo.CELL_SIZE,)})
+  shown: ClassVar = {
+    'entropy': 'ppo/entropy',
+    'KL': 'ppo/approx_kl',
+    'clipped': 'ppo/clip_fraction',
+  }
+
+  def make(self, config: Any, observation_spec: Any, action_spec: Any) -> masked_ppo.PPO:
+    return masked_ppo.make_ppo(config, observation_spec, action_spec)
+
+  def make_update(
+    self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
+  ) -> ppo_update.Update:
+    return ppo_update.make_update(
+      trained,
+      config.learner,
+      _scale(config, num_devices),
+      max_environment_steps=config.max_environment_steps,
+      delayed=not config.fused,
+    )
+
+  def check(self, config: launch_config.ExperimentConfig) -> None:
+    _scale(config, num_devices=1)
+
+  def make_advice(
+    self, config: launch_config.ExperimentConfig, warn: Callable[[str], None]
+  ) -> advice.Advice:
+    return advice.Advice(warn, config.agent.entropy_scale)
+
+
+def _scale(config: launch_config.ExperimentConfig, num_devices: int) -> ppo_update.Scale:
+  return ppo_update.auto_scale(
+    config.learner,
+    num_envs=config.batch_size,
+    num_steps=config.steps_per_sequence,
+    num_devices=num_devices,
+    recurrent=bool(config.agent.recurrent_size),
+  )

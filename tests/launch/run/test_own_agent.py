@@ -1,0 +1,71 @@
+"""The agent of docs/agents.md, as a user's own: trained as nodes, evaluated, and resumed."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hephaestus.launch.run import metrics
+
+PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'agents.md'
+HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+TINY = (
+  'environment.rows=4', 'environment.columns=3', 'learner.log_period=4', 'actor.log_period=0.5',
+  'evaluator.num_episodes=8', 'evaluator.final_episodes=64', 'tensorboard=false',
+)  # fmt: skip
+
+
+def hephaestus(folder, *arguments):
+  """Runs a command in the folder of the agent's module."""
+  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  return subprocess.run(
+    [HEPHAESTUS, *map(str, arguments)],
+    cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
+  )  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """The folder of the module `reinforce` and of its finished run."""
+  folder = tmp_path_factory.mktemp('own')
+  (code,) = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
+  (folder / 'reinforce.py').write_text(code)
+  ended = hephaestus(
+    folder, 'train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', 'run',
+    '--steps', 60_000, '--set', *TINY,
+  )  # fmt: skip
+  assert ended.returncode == 0, ended.stdout + ended.stderr
+  return folder
+
+
+def test_own_agent_learns_as_nodes(trained):
+  rows = {path.stem: metrics.read(path) for path in (trained / 'run' / 'metrics').glob('*.jsonl')}
+  started = {row['name'] for row in rows['events'] if row['kind'] == 'started'}
+  assert started == {'replay', 'learner', 'actor-0', 'evaluator'}
+  assert 'reinforce/loss' in rows['learner'][-1]
+  assert rows['actor-0'][-1]['parameter_version'] > 0
+  final = rows['evaluator'][-1]
+  assert final['final'] and final['episode_return'] > 0.9  # of a random policy it is negative
+
+
+def test_own_agent_is_found_again_by_its_run(trained):
+  (step,) = [int(path.name) for path in (trained / 'run' / 'checkpoints').iterdir()]
+  ended = hephaestus(trained, 'evaluate', 'run', '--episodes', 64, '--json')
+  assert ended.returncode == 0, ended.stderr
+  scored = json.loads(ended.stdout.splitlines()[-1])
+  assert scored['learner_step'] == step
+  assert scored['episode_return'] > 0.9
+  ended = hephaestus(trained, 'train', '--run', 'run', '--agent', 'dreamer', '--preset', 'laptop')
+  assert ended.returncode == 2
+  assert '--agent: the folder has reinforce:Reinforce, you gave dreamer' in ended.stderr
+
+
+def test_run_of_a_missing_module_is_refused_in_one_line(trained, tmp_path):
+  ended = hephaestus(tmp_path, 'evaluate', trained / 'run')
+  assert ended.returncode == 2
+  assert ended.stderr.count('\n') == 1
+  assert "agent_name='reinforce:Reinforce': there is no module 'reinforce'" in ended.stderr
