@@ -7,6 +7,7 @@ import signal
 import sys
 
 import pytest
+import tiny as tiny_sizes
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
@@ -44,6 +45,18 @@ def little_optimization():
     patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
     yield
   jax.config.update('jax_disable_most_optimizations', before)
+
+
+@pytest.fixture(scope='session')
+def tiny_dreamer():
+  """Fields of the config of a small dreamer; the others have their defaults."""
+  return dict(tiny_sizes.DREAMER)
+
+
+@pytest.fixture(scope='session')
+def tiny():
+  """Overrides of the laptop's `catch`: a small, fast run of the default agent."""
+  return (*tiny_sizes.RUN, 'learner.checkpoint_period=3', 'evaluator.period=3')
 
 
 @pytest.fixture
