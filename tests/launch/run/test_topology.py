@@ -22,6 +22,8 @@ from hephaestus.replay import loopback
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+TESTS = pathlib.Path(__file__).parents[2]
+ENVIRONMENT = 'slow_catch:SlowCatch'
 PPO = (
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
   'actor.num_envs=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
@@ -38,10 +40,11 @@ class Launch:
   def __init__(self, folder, *overrides, agent='dreamer', flags=()):
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    environment['PYTHONPATH'] = str(TESTS)
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
-      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--agent', agent, '--no-fused',
-       *flags, '--set', *overrides],
+      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--env', ENVIRONMENT,
+       '--agent', agent, '--no-fused', *flags, '--set', *overrides],
       stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
     )  # fmt: skip
 
@@ -193,7 +196,7 @@ def stopped(running):
 @pytest.fixture(scope='module')
 def finished(stopped, tiny):
   """The shared run, resumed until its last environment step, with a trace of some updates."""
-  goal = stopped.rows('learner')[-1]['environment_step'] + 400
+  goal = stopped.rows('learner')[-1]['environment_step'] + 200
   start = stopped.checkpointed + 20
   run = Launch(
     stopped.folder, *tiny, 'replay.num_shards=2', f'max_environment_steps={goal}',
