@@ -1,6 +1,7 @@
 """Eight simulated devices, caches of compiled programs, and quiet libraries; set before JAX is imported."""
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -29,6 +30,14 @@ def pytest_configure(config):
     home = os.environ.setdefault('XDG_CACHE_HOME', str(cache.mkdir('home')))
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(home, 'hephaestus', 'jax'))
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def survivors_not_scanned():
+  """Exempts what a module leaves behind, as compiled programs, from all later garbage collections."""
+  yield
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope='module')
