@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import polling
 import psutil
 import pytest
 
@@ -31,7 +32,6 @@ PPO = (
   'actor.log_period=0.5', 'evaluator.period=5', 'evaluator.num_episodes=8',
   'evaluator.final_episodes=8', 'tensorboard=false',
 )  # fmt: skip
-PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
 class Launch:
@@ -50,18 +50,14 @@ class Launch:
 
   def wait_for(self, predicate, what):
     """Polls until `predicate` holds; fails with the output of the run when it does not."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-      if predicate():
-        return
-      assert self.process.poll() is None, f'ended while waiting for {what}: {self.words()}'
-      time.sleep(0.2)
-    pytest.fail(f'timed out waiting for {what}: {self.words()}')
+    polling.until(
+      predicate, lambda: f'{what}: {self.words()}', alive=lambda: self.process.poll() is None
+    )
 
   def end(self):
     """The exit code, once it has ended by itself."""
     try:
-      return self.process.wait(timeout=PATIENCE)
+      return self.process.wait(timeout=polling.PATIENCE)
     except subprocess.TimeoutExpired:
       pytest.fail(f'does not end: {self.words()}')
 
@@ -109,13 +105,6 @@ def living(folder):
     if str(folder) in command and process.info['status'] != psutil.STATUS_ZOMBIE:
       found.append(command)
   return found
-
-
-def wait_until(predicate):
-  deadline = time.monotonic() + PATIENCE
-  while not predicate() and time.monotonic() < deadline:
-    time.sleep(0.1)
-  return predicate()
 
 
 def kill_all(folder):
@@ -305,7 +294,7 @@ def test_learner_processes_restart_together_and_are_killed_with_their_launcher(f
   assert len(living(folder)) >= 6  # the launcher, and all nodes
   os.kill(run.process.pid, signal.SIGKILL)
   run.process.wait()
-  assert wait_until(lambda: living(folder) == []), living(folder)
+  polling.until(lambda: not living(folder), lambda: f'the end of {living(folder)}')
 
 
 @pytest.mark.timeout(600)
