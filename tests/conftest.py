@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import pathlib
 import resource
 import signal
 import sys
@@ -30,6 +31,28 @@ def pytest_configure(config):
     home = os.environ.setdefault('XDG_CACHE_HOME', str(cache.mkdir('home')))
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(home, 'hephaestus', 'jax'))
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+
+
+# Longest first, so that no worker is left alone with one of them; real runs, which mostly wait,
+# beside programs that compile.
+ORDER = (
+  'launch/run/test_topology.py', 'learner/test_dreamer_update.py', 'launch/cluster/test_hosts.py',
+  'learner/', 'launch/', 'agents/', 'replay/', 'actors/',
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """Gives each file to one worker, but for tests that name another `xdist_group`."""
+  tests = pathlib.Path(__file__).parent
+  where = {item: item.path.relative_to(tests).as_posix() for item in items}
+  for item in items:
+    if item.get_closest_marker('xdist_group') is None:
+      item.add_marker(pytest.mark.xdist_group(where[item]))
+  rank = lambda path: next(
+    (at for at, start in enumerate(ORDER) if path.startswith(start)), len(ORDER)
+  )
+  items.sort(key=lambda item: rank(where[item]))
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -276,6 +276,7 @@ def test_finished_run_is_checked_and_evaluated(finished, hephaestus):
   assert video.stat().st_size > 0
 
 
+@pytest.mark.xdist_group('several learners')
 @pytest.mark.timeout(600)
 def test_learner_processes_restart_together_and_are_killed_with_their_launcher(folder, tiny):
   run = Launch(folder, *tiny, 'learner.num_processes=2', 'max_environment_steps=100000000')
@@ -297,6 +298,7 @@ def test_learner_processes_restart_together_and_are_killed_with_their_launcher(f
   polling.until(lambda: not living(folder), lambda: f'the end of {living(folder)}')
 
 
+@pytest.mark.xdist_group('runs of ppo')
 @pytest.mark.timeout(600)
 def test_node_that_keeps_failing_ends_the_run(folder):
   # The learner of PPO compiles fastest.
@@ -312,6 +314,7 @@ def test_node_that_keeps_failing_ends_the_run(folder):
   assert living(folder) == []
 
 
+@pytest.mark.xdist_group('runs of ppo')
 @pytest.mark.timeout(300)
 def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   # max_minutes restarts with the learner, so the run cannot end before the kill unnoticed.
