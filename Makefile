@@ -30,8 +30,11 @@ ARGS ?= --steps 8000
 train: $(EXTRAS:%=$(VENV)/.synced-%) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)
 
+# One more than there are cores, because many tests wait for processes; at most 4.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
+
 test: $(VENV)/.synced-dev
-	$(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
+import tiny  # noqa: E402
 
 from hephaestus.launch.run import metrics  # noqa: E402
 from hephaestus.launch.run import parts as parts_lib  # noqa: E402
@@ -44,15 +45,9 @@ LOG_PERIOD = 10
 MOST_SLOPE = 1.0  # MB per minute
 LEAST_MINUTES = 5.0  # that a node was seen for, so that its slope says anything
 SIZES = (
-  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_min=2', 'agent.steps_per_chunk=2', 'agent.horizon_max=4',
-  'agent.starts_per_sequence=2', 'agent.window=2', 'agent.num_bins=11', 'agent.warm_up_updates=5',
-  'environment.rows=4', 'environment.columns=3', 'actor.sequence_length=6', 'actor.num_envs=4',
-  'actor.log_period=1', 'learner.batch_size=8', f'learner.log_period={LOG_PERIOD}',
-  'learner.publish_period=5', 'learner.checkpoint_period=3600',
-  f'learner.checkpoint_updates={CHECKPOINT_UPDATES}', 'evaluator.period=5',
-  'evaluator.video_period=30', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
-  'tensorboard=false', 'replay.warm_up=8', 'replay.max_in_flight=1', 'replay.replay_ratio=16',
+  *tiny.RUN, 'actor.log_period=1', f'learner.log_period={LOG_PERIOD}',
+  'learner.checkpoint_period=3600', f'learner.checkpoint_updates={CHECKPOINT_UPDATES}',
+  'evaluator.period=5', 'evaluator.video_period=30',
   'replay.strata[0].max_size=64', 'replay.strata[1].max_size=400',
 )  # fmt: skip
 

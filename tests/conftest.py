@@ -1,12 +1,15 @@
 """Eight simulated devices, caches of compiled programs, and quiet libraries; set before JAX is imported."""
 
 import contextlib
+import gc
 import os
+import pathlib
 import resource
 import signal
 import sys
 
 import pytest
+import tiny as tiny_sizes
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
@@ -30,6 +33,36 @@ def pytest_configure(config):
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 
+# Longest first, so that no worker is left alone with one of them; real runs, which mostly wait,
+# beside programs that compile.
+ORDER = (
+  'launch/run/test_topology.py', 'learner/test_dreamer_update.py', 'launch/cluster/test_hosts.py',
+  'learner/', 'launch/', 'agents/', 'replay/', 'actors/',
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """Gives each file to one worker, but for tests that name another `xdist_group`."""
+  tests = pathlib.Path(__file__).parent
+  where = {item: item.path.relative_to(tests).as_posix() for item in items}
+  for item in items:
+    if item.get_closest_marker('xdist_group') is None:
+      item.add_marker(pytest.mark.xdist_group(where[item]))
+  rank = lambda path: next(
+    (at for at, start in enumerate(ORDER) if path.startswith(start)), len(ORDER)
+  )
+  items.sort(key=lambda item: rank(where[item]))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def survivors_not_scanned():
+  """Exempts what a module leaves behind, as compiled programs, from all later garbage collections."""
+  yield
+  gc.collect()
+  gc.freeze()
+
+
 @pytest.fixture(scope='module')
 def little_optimization():
   """For programs that run a few times on tiny arrays: their time is the compiler's.
@@ -44,6 +77,18 @@ def little_optimization():
     patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
     yield
   jax.config.update('jax_disable_most_optimizations', before)
+
+
+@pytest.fixture(scope='session')
+def tiny_dreamer():
+  """Fields of the config of a small dreamer; the others have their defaults."""
+  return dict(tiny_sizes.DREAMER)
+
+
+@pytest.fixture(scope='session')
+def tiny():
+  """Overrides of the laptop's `catch`: a small, fast run of the default agent."""
+  return (*tiny_sizes.RUN, 'learner.checkpoint_period=3', 'evaluator.period=3')
 
 
 @pytest.fixture

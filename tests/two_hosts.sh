@@ -19,13 +19,8 @@ done
 [ "$(id -u)" = 0 ] || { echo 'two_hosts: must be run by root, who alone may make hosts'; exit 2; }
 command=${1:-$(cd "$(dirname "$0")/.." && pwd)/.venv/bin/hephaestus}
 folder=$(mktemp -d)
-tiny='agent.deterministic_size=8 agent.hidden_size=16 agent.stochastic_size=4 agent.ensemble_size=2
-  agent.horizon_min=2 agent.steps_per_chunk=2 agent.horizon_max=4 agent.starts_per_sequence=2
-  agent.window=2 agent.num_bins=11 agent.warm_up_updates=5 environment.rows=4 environment.columns=3
-  actor.sequence_length=6 actor.num_envs=4 learner.batch_size=8 learner.log_period=10
-  learner.publish_period=5 learner.checkpoint_period=20 actor.log_period=1 evaluator.num_episodes=8
-  evaluator.final_episodes=8 tensorboard=false replay.warm_up=8 replay.max_in_flight=1
-  replay.replay_ratio=16'
+tiny="$(cd "$(dirname "$0")" && python3 -c 'import tiny; print(*tiny.RUN)') learner.checkpoint_period=20
+  actor.log_period=1"
 
 clean_up() {
   status=$?

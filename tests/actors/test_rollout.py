@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from hephaestus.actors import environments, evaluator, rollout
 from hephaestus.actors.environments import wrappers
@@ -13,16 +14,12 @@ from hephaestus.agents.dreamer import config as dreamer_config
 
 NUM_ENVS, NUM_STEPS = 3, 7
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
-TINY = dreamer_config.DreamerConfig(
-  latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
-  num_bins=11, horizon_max=4, horizon_min=2, steps_per_chunk=2, policy_layers=1, window=3,
-  compute_dtype='float32',
-)  # fmt: skip
+TINY = dreamer_config.DreamerConfig(**tiny.DREAMER)
 
 
 @pytest.fixture(scope='module')
 def parts():
-  environment = environments.make('catch', rows=4, columns=3)
+  environment = environments.make('catch', **tiny.CATCH)
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
   ).agent
@@ -126,7 +123,7 @@ def test_unroll_is_traced_once(parts):
     traces += 1
     return agent.act(*arguments, **options)
 
-  environment = environments.make('catch', rows=4, columns=3)
+  environment = environments.make('catch', **tiny.CATCH)
   unroll = rollout.make_unroll(
     environment, agent._replace(act=act), num_envs=NUM_ENVS, sequence_length=NUM_STEPS
   )
@@ -152,7 +149,7 @@ def test_no_key_is_used_twice(env):
 
 
 def test_greedy_unroll_reaches_the_end_of_every_episode():
-  environment = environments.make('catch', rows=4, columns=3)
+  environment = environments.make('catch', **tiny.CATCH)
   agent = dreamer_agent.make_dreamer(
     TINY, environment.observation_spec, environment.action_spec
   ).agent

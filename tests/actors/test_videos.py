@@ -4,6 +4,7 @@ import imageio.v2 as imageio
 import jax
 import numpy as np
 import pytest
+import tiny
 
 from hephaestus.actors import evaluator, videos
 from hephaestus.actors.environments import catch, grid_world, noisy_corridor
@@ -75,16 +76,8 @@ def test_observation_is_left_of_the_prediction():
 
 
 def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
-  env = catch.Catch(rows=4, columns=3)
-  config = dreamer_config.DreamerConfig(
-    latent='gaussian',
-    deterministic_size=8,
-    hidden_size=16,
-    stochastic_size=4,
-    ensemble_size=2,
-    num_bins=11,
-    window=2,
-  )
+  env = catch.Catch(**tiny.CATCH)
+  config = dreamer_config.DreamerConfig(**tiny.DREAMER)
   agent = dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec).agent
   params = jax.jit(agent.init_params)(jax.random.key(0))
   acting = agent.acting_params(params)

@@ -4,12 +4,10 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
+import polling
 import portpicker
 import pytest
-
-PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
 class Processes:
@@ -39,12 +37,9 @@ class Processes:
 
   def wait_for(self, predicate, what):
     """Polls until `predicate` holds; fails with the processes' own words when it does not."""
-    deadline = time.monotonic() + PATIENCE
-    while not predicate():
-      assert time.monotonic() < deadline, f'waited in vain for {what}: {self.words(0, 1)}'
-      time.sleep(0.05)
+    polling.until(predicate, lambda: f'{what}: {self.words(0, 1)}')
 
-  def end(self, rank, seconds=PATIENCE):
+  def end(self, rank, seconds=polling.PATIENCE):
     """The exit code of a process that ends in time."""
     try:
       return self.running[rank].wait(timeout=seconds)

@@ -8,6 +8,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+import tiny
 
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import bench
@@ -47,19 +48,18 @@ def test_named_sizes_have_their_documented_numbers():
 
 @pytest.mark.usefixtures('little_optimization')
 def test_bench_measures_an_update_and_its_phases():
-  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4, horizon=3)
-  tiny = dataclasses.replace(
-    laptop.agent, deterministic_size=8, hidden_size=8, stochastic_size=2, classes=2, horizon_min=1
-  )
-  work = dataclasses.replace(laptop, agent=tiny, name='tiny')
+  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4)
+  sizes = tiny.DREAMER | {'starts_per_sequence': None}
+  agent = dreamer_config.DreamerConfig(**sizes)
+  work = dataclasses.replace(laptop, agent=agent, name='tiny')
   figures = {
     figure.name: figure for figure in bench.update(work, [0.0, 1.0], seconds=1e-3, phases=True)
   }
   value = lambda name: figures[f'learner/tiny/{name}'].value
-  assert [value(f'boredom_{b}/horizon') for b in (0, 1)] == [3, 1]
+  assert [value(f'boredom_{b}/horizon') for b in (0, 1)] == [4, 2]
   seconds = value('boredom_0')
   assert value('boredom_0/replayed') == pytest.approx(2 * 3 / seconds)
-  assert value('boredom_0/imagined') == pytest.approx(2 * 4 * 3 / seconds)
+  assert value('boredom_0/imagined') == pytest.approx(2 * 4 * 4 / seconds)
   parts = [value(f'boredom_0/phase/{part}') for part in ('world_model', 'dream', 'rest')]
   assert sum(parts) == pytest.approx(seconds)
   products = figures['learner/tiny/boredom_0/matmul']

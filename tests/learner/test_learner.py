@@ -9,6 +9,7 @@ import numpy as np
 import portpicker
 import pytest
 import reverb
+import tiny
 
 from hephaestus.actors import actor, environments, rollout
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -39,16 +40,12 @@ class Parts:
   """Environment, agent and programs of all runs, traced and compiled once."""
 
   def __init__(self):
-    environment = environments.make('catch', rows=4, columns=3)
+    environment = environments.make('catch', **tiny.CATCH)
     self.dreamer = dreamer_agent.make_dreamer(
-      dreamer_config.DreamerConfig(
-        latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1, ensemble_size=2,
-        num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, steps_per_chunk=2, window=2,
-        policy_layers=1, starts_per_sequence=2, warm_up_updates=3, compute_dtype='float32',
-      ),
+      dreamer_config.DreamerConfig(**tiny.DREAMER, warm_up_updates=3),
       environment.observation_spec,
       environment.action_spec,
-    )  # fmt: skip
+    )
     agent = self.dreamer.agent
     self.unroll = rollout.make_unroll(
       environment, agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trainer as trainer_lib
 from dm_env import specs
 from hypothesis import strategies as st
 
@@ -71,36 +72,10 @@ def make_update(ppo, num_devices=1, max_environment_steps=None, **changes):
   return ppo_update.make_update(ppo, config, scale, max_environment_steps=max_environment_steps)
 
 
-class Trainer:
-  """The update on the first D devices."""
-
-  def __init__(self, ppo, num_devices=1, max_environment_steps=None, **changes):
-    self.ppo = ppo
-    self.devices = jax.local_devices()[:num_devices]
-    self.traces = 0
-    made = make_update(ppo, num_devices, max_environment_steps, **changes)
-    self._init = jax.jit(made.init)
-
-    def update(state, sequence):
-      self.traces += 1
-      return made.update(state, sequence)
-
-    self._update = jax.pmap(update, axis_name=devices.DEVICES, devices=self.devices)
-    self.begin()
-
-  def begin(self):
-    state = self._init(jax.random.key(0))
-    self.state = jax.device_put_replicated(state, self.devices)
-    return self
-
-  def step(self, batch):
-    shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
-    self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
-    return {name: float(np.asarray(value)[0]) for name, value in metrics.items()}
-
-  def arrays(self, device=0):
-    plain = self.state._replace(key=jax.random.key_data(self.state.key))
-    return jax.tree.map(lambda x: np.asarray(x)[device], plain)
+def make_trainer(ppo, num_devices=1, max_environment_steps=None, **changes):
+  return trainer_lib.Trainer(
+    make_update(ppo, num_devices, max_environment_steps, **changes), num_devices
+  )
 
 
 @pytest.fixture(scope='module')
@@ -110,7 +85,7 @@ def ppo():
 
 @pytest.fixture(scope='module')
 def one_device(ppo):
-  return Trainer(ppo)
+  return make_trainer(ppo)
 
 
 def test_one_update_changes_every_module(ppo, one_device):
@@ -128,7 +103,7 @@ def test_one_update_changes_every_module(ppo, one_device):
 @pytest.mark.parametrize('memory', [0, 4])
 def test_eight_devices_take_the_step_of_one(memory):
   ppo = make_ppo(recurrent_size=memory)
-  trainers = [Trainer(ppo, count, num_minibatches=2) for count in (1, 8)]
+  trainers = [make_trainer(ppo, count, num_minibatches=2) for count in (1, 8)]
   batch = make_batch(ppo)
   expected, found = (trainer.step(batch) for trainer in trainers)
   for name, value in expected.items():
@@ -169,7 +144,7 @@ def test_no_key_is_used_twice(memory):
 
 
 def test_update_raises_the_probability_of_the_better_action(ppo):
-  trainer = Trainer(ppo, learning_rate=3e-3)
+  trainer = make_trainer(ppo, learning_rate=3e-3)
   batch = make_batch(ppo)
   action = np.random.default_rng(1).integers(0, 3, batch.action.shape).astype(np.int32)
   everything = batch.observation | {'action_mask': np.ones((*action.shape, 3), bool)}
@@ -207,13 +182,13 @@ def test_update_raises_the_probability_of_the_better_action(ppo):
 
 def test_learning_rate_anneals_to_zero_over_the_run(ppo):
   end = 4 * BATCH * NUM_STEPS
-  trainer = Trainer(ppo, max_environment_steps=end)
+  trainer = make_trainer(ppo, max_environment_steps=end)
   rates = [trainer.step(make_batch(ppo, seed))['ppo/learning_rate'] for seed in range(6)]
   np.testing.assert_allclose(rates, [1e-2, 7.5e-3, 5e-3, 2.5e-3, 0, 0], rtol=1e-5, atol=1e-9)
   before = trainer.arrays().params
   trainer.step(make_batch(ppo))
   jax.tree.map(np.testing.assert_array_equal, before, trainer.arrays().params)
-  constant = Trainer(ppo, max_environment_steps=end, anneal=False)
+  constant = make_trainer(ppo, max_environment_steps=end, anneal=False)
   assert [constant.step(make_batch(ppo))['ppo/learning_rate'] for _ in range(5)][-1] > 9e-3
 
 

@@ -4,19 +4,19 @@ import dataclasses
 
 import jax
 import pytest
+import tiny
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import modules
 from hephaestus.learner import bench, scaling
 
 
 @pytest.fixture(scope='module')
 def work():
-  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4, horizon=3)
-  tiny = dataclasses.replace(
-    laptop.agent, deterministic_size=8, hidden_size=8, stochastic_size=2, classes=2
-  )
-  return dataclasses.replace(laptop, agent=tiny, name='tiny')
+  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4)
+  agent = dreamer_config.DreamerConfig(**tiny.DREAMER)
+  return dataclasses.replace(laptop, agent=agent, name='tiny')
 
 
 @pytest.fixture(scope='module')

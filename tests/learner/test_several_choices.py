@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from dm_env import specs
 
 from hephaestus.actors import evaluator, rollout
@@ -53,11 +54,8 @@ def trained(request):
   world = Dials()
   environment.check(world)
   if request.param == 'dreamer':
-    config = dreamer_config.DreamerConfig(
-      latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=8, encoder_layers=1, ensemble_size=2,
-      num_bins=11, bin_limit=3.0, horizon_max=2, horizon_min=2, steps_per_chunk=2, policy_layers=1,
-      window=2, starts_per_sequence=2, warm_up_updates=0, compute_dtype='float32', unimix=0.3,
-    )  # fmt: skip
+    sizes = tiny.DREAMER | {'horizon_max': 2}
+    config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
     made = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
     rates = learner_config.LearnerConfig(batch_size=NUM_WORLDS, rate_warm_up=1)
     learner = dreamer_update.make_update(made, rates)

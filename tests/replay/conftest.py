@@ -117,19 +117,6 @@ def spawn(fork_server):
     server.kill()
 
 
-@pytest.fixture(scope='session')
-def wait_until():
-  """Polls a predicate until it is true; fails after a time-out."""
-
-  def wait(predicate, seconds):
-    end = time.monotonic() + seconds
-    while not predicate():
-      assert time.monotonic() < end, f'not true within {seconds} s'
-      time.sleep(0.01)
-
-  return wait
-
-
 @pytest.fixture
 def serve(schema):
   """Starts servers in this process; by default their limiters have a slack of 10,000 inserts."""

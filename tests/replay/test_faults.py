@@ -8,6 +8,7 @@ import threading
 
 import jax
 import numpy as np
+import polling
 import portpicker
 import pytest
 import reverb
@@ -34,7 +35,7 @@ def start(spawn, tmp_path):
   return run, f'localhost:{port}', folder
 
 
-def test_writer_reader_and_source_survive_a_server_restart(start, wait_until):
+def test_writer_reader_and_source_survive_a_server_restart(start):
   run, address, directory = start
   schema = {'identity': jax.ShapeDtypeStruct((), np.int32)}
   server = run()
@@ -64,16 +65,16 @@ def test_writer_reader_and_source_survive_a_server_restart(start, wait_until):
   for thread in threads:
     thread.start()
   try:
-    wait_until(lambda: len(batches) > 50, 40)
+    polling.until(lambda: len(batches) > 50, seconds=40)
     assert publisher.publish(parameters.Snapshot(7, 70, False, {'identity': np.int32(1)}))
     assert [snapshot.version for snapshot in [params.newest()] if snapshot] == [7]
     before_save = entry.sequences_written
     checkpoint.save(reverb.Client(address), directory)
     after_save = entry.sequences_written
-    wait_until(lambda: entry.sequences_written > after_save + 20, 20)
+    polling.until(lambda: entry.sequences_written > after_save + 20, seconds=20)
 
     server.kill()
-    wait_until(lambda: not entry.server_alive and not source.server_alive, 20)
+    polling.until(lambda: not entry.server_alive and not source.server_alive, seconds=20)
     assert not publisher.publish(parameters.Snapshot(8, 80, False, {'identity': np.int32(2)}))
     assert params.newest(timeout_seconds=1.0) is None
     with pytest.raises(ConnectionError, match=address):
@@ -81,15 +82,17 @@ def test_writer_reader_and_source_survive_a_server_restart(start, wait_until):
     written, throttled = entry.sequences_written, entry.throttled_seconds
 
     run()
-    wait_until(lambda: entry.server_alive and source.server_alive, 40)
+    polling.until(lambda: entry.server_alive and source.server_alive, seconds=40)
     assert entry.throttled_seconds - throttled < 2.0  # a server that is down does not throttle
     before = len(batches)
-    wait_until(lambda: len(batches) > before + 400 and entry.sequences_written > written + 100, 40)
+    polling.until(
+      lambda: len(batches) > before + 400 and entry.sequences_written > written + 100, seconds=40
+    )
     assert publisher.publish(parameters.Snapshot(9, 90, False, {'identity': np.int32(3)}))
     assert [snapshot.version for snapshot in [params.newest()] if snapshot] == [9]
 
     reading.clear()  # the limiter, restored with its counters, now blocks the writer
-    wait_until(lambda: entry.throttled_seconds > throttled + 1.0, 20)
+    polling.until(lambda: entry.throttled_seconds > throttled + 1.0, seconds=20)
   finally:
     stop.set()
     for thread in threads:

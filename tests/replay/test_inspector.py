@@ -2,6 +2,7 @@ import os
 import time
 
 import numpy as np
+import polling
 import psutil
 import pytest
 import reverb
@@ -58,7 +59,7 @@ def test_statistics_match_the_server(serve, unlimited, schema, make_sequences):
 
 
 def test_limiter_reports_blocked_inserts_and_the_missing_samples(
-  serve, schema, make_sequences, unlimited, wait_until
+  serve, schema, make_sequences, unlimited
 ):
   config = unlimited(warm_up=2, replay_ratio=2.0)
   _, address = serve(config, batch_size=2, insert_size=1)  # the limiter has 1 + 1 + 8 of slack
@@ -69,9 +70,9 @@ def test_limiter_reports_blocked_inserts_and_the_missing_samples(
   entry.write(make_sequences(0, 64), lambda: is_blocked() or time.monotonic() > end)
   limiter = watcher.poll()['limiter']
   assert limiter['state'] == 'inserts wait'
-  wait_until(lambda: watcher.poll()['tables']['episodic']['worker_time']
-             ['waiting_for_sampling'] > 0.9, 10)  # fmt: skip
-  assert watcher.poll()['tables']['frontier']['worker_time']['waiting_for_sampling'] < 0.1
+  waiting = lambda table: watcher.poll()['tables'][table]['worker_time']['waiting_for_sampling']
+  polling.until(lambda: waiting('episodic') > 0.9, seconds=10)
+  assert waiting('frontier') < 0.1
 
   # One more insert needs as many samples as `missing` says, and no fewer.
   before = watcher.poll()['tables']['episodic']['inserted']
@@ -81,7 +82,7 @@ def test_limiter_reports_blocked_inserts_and_the_missing_samples(
   assert watcher.poll()['limiter'] == {'table': 'episodic', 'state': 'inserts wait', 'missing': 1}
   assert watcher.poll()['tables']['episodic']['inserted'] == before
   next(server_side.sample('episodic', 1, emit_timesteps=False))
-  wait_until(lambda: watcher.poll()['tables']['episodic']['inserted'] == before + 1, 10)
+  polling.until(lambda: watcher.poll()['tables']['episodic']['inserted'] == before + 1, seconds=10)
   entry.close()
 
 

@@ -1,6 +1,7 @@
 import threading
 import time
 
+import polling
 import pytest
 
 from hephaestus.replay import inspector, reader, tables, writer
@@ -83,7 +84,7 @@ def test_first_batch_comes_after_warm_up_without_deadlock(serve, unlimited, sche
 
 
 def test_throttled_writer_stops_when_asked_and_resumes_later(
-  serve, unlimited, schema, make_sequences, wait_until
+  serve, unlimited, schema, make_sequences
 ):
   config = unlimited(frontier=8, warm_up=4, replay_ratio=4.0, max_in_flight=1)
   _, address = serve(config, batch_size=2, insert_size=1)
@@ -91,7 +92,7 @@ def test_throttled_writer_stops_when_asked_and_resumes_later(
   stop = threading.Event()
   thread = threading.Thread(target=entry.write, args=(make_sequences(0, 200), stop.is_set))
   thread.start()
-  wait_until(lambda: entry.throttled_seconds > 0.4, 10)
+  polling.until(lambda: entry.throttled_seconds > 0.4, seconds=10)
   written = entry.sequences_written
   assert written < 200 and entry.server_alive
   stop.set()
@@ -104,6 +105,6 @@ def test_throttled_writer_stops_when_asked_and_resumes_later(
     target=lambda: done.append(entry.write(make_sequences(200, 210), lambda: False)), daemon=True
   )
   thread.start()
-  wait_until(lambda: source.get(0.1) is not None and bool(done), 20)
+  polling.until(lambda: source.get(0.1) is not None and bool(done), seconds=20)
   source.close()
   assert entry.sequences_written >= written + 10

@@ -4,6 +4,7 @@ import threading
 
 import jax
 import numpy as np
+import polling
 import portpicker
 import pytest
 import reverb
@@ -43,11 +44,11 @@ def addresses(serve):
   return [serve(CONFIG, schema=SCHEMA, batch_size=16)[1] for _ in range(2)]
 
 
-def test_writer_alternates_between_shards_and_stores_each_sequence_once(addresses, wait_until):
+def test_writer_alternates_between_shards_and_stores_each_sequence_once(addresses):
   entry = writer.Writer(addresses, CONFIG.strata, SCHEMA)
   for start in range(0, 160, 16):
     entry.write(identities(start, start + 16), never)
-  wait_until(lambda: [count_in(address) for address in addresses] == [80, 80], 10)
+  polling.until(lambda: [count_in(address) for address in addresses] == [80, 80], seconds=10)
   entry.write(identities(160, 160), never)
   entry.close()
 
@@ -74,7 +75,7 @@ def test_batches_sample_shards_evenly_and_hold_the_mixture(addresses):
   source.close()
 
 
-def test_reader_skips_an_empty_shard_until_it_has_sequences(addresses, wait_until):
+def test_reader_skips_an_empty_shard_until_it_has_sequences(addresses):
   entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
   entry.write(identities(0, 40), never)
   entry.close()
@@ -83,11 +84,11 @@ def test_reader_skips_an_empty_shard_until_it_has_sequences(addresses, wait_unti
   entry = writer.Writer(addresses[1], CONFIG.strata, SCHEMA)
   entry.write(identities(1000, 1040), never)
   entry.close()
-  wait_until(lambda: 0 < (source.get(20.0)['identity'] >= 1000).sum() < 16, 30)
+  polling.until(lambda: 0 < (source.get(20.0)['identity'] >= 1000).sum() < 16, seconds=30)
   source.close()
 
 
-def test_writer_skips_a_shard_with_blocked_inserts(serve, wait_until):
+def test_writer_skips_a_shard_with_blocked_inserts(serve):
   tight = serve(CONFIG, schema=SCHEMA, batch_size=2, insert_size=1)[1]
   wide = serve(CONFIG, schema=SCHEMA, batch_size=2)[1]
   entry = writer.Writer([tight, wide], CONFIG.strata, SCHEMA)
@@ -139,9 +140,7 @@ def test_parameters_are_published_to_all_shards_and_read_from_any(addresses, ser
     each.close()
 
 
-def test_killed_shard_is_skipped_and_used_again_after_restart(
-  spawn, serve, tmp_path, wait_until, caplog
-):
+def test_killed_shard_is_skipped_and_used_again_after_restart(spawn, serve, tmp_path, caplog):
   port, folder = portpicker.pick_unused_port(), str(tmp_path / 'killed')
   process = spawn(CONFIG, port, folder, batch_size=16, insert_size=16)
   other = str(tmp_path / 'other')
@@ -162,28 +161,29 @@ def test_killed_shard_is_skipped_and_used_again_after_restart(
 
   def wait_for_progress(batches):
     read_before, written = counts[0], entry.sequences_written
-    wait_until(
-      lambda: counts[0] > read_before + batches and entry.sequences_written > written + 50, 60
+    polling.until(
+      lambda: counts[0] > read_before + batches and entry.sequences_written > written + 50,
+      seconds=60,
     )
 
-  wait_until(lambda: source._connections[0].info(1.0) is not None, 120)
+  polling.until(lambda: source._connections[0].info(1.0) is not None, seconds=120)
   threads = [threading.Thread(target=target, daemon=True) for target in (write, read)]
   for thread in threads:
     thread.start()
   try:
-    wait_until(lambda: entry._shards[0].sequences_written > 20, 30)
+    polling.until(lambda: entry._shards[0].sequences_written > 20, seconds=30)
     wait_for_progress(50)
     checkpoint.save(reverb.Client(addresses[0]), folder)
     process.kill()
     wait_for_progress(50)  # by the other shard
-    wait_until(lambda: not source._connections[0].alive, 20)
+    polling.until(lambda: not source._connections[0].alive, seconds=20)
     assert 'going on without it' in caplog.text and source.server_alive
     wait_for_progress(50)
 
     serve(CONFIG, schema=SCHEMA, insert_size=16, directory=folder, port=port)
     restored, written = sampled(addresses[0]), entry._shards[0].sequences_written
-    wait_until(lambda: entry._shards[0].sequences_written > written + 30, 60)
-    wait_until(lambda: sampled(addresses[0]) > restored + 100, 60)
+    polling.until(lambda: entry._shards[0].sequences_written > written + 30, seconds=60)
+    polling.until(lambda: sampled(addresses[0]) > restored + 100, seconds=60)
     wait_for_progress(50)
   finally:
     stop.set()

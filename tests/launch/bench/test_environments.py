@@ -99,8 +99,9 @@ def test_bad_input_for_learner_is_named(capsys, arguments, words):
 
 def test_update_is_measured_by_boredom(capsys, little_optimization):
   small = [
-    'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2',
-    'agent.classes=2', 'agent.starts_per_sequence=2', 'learner.batch_size=2', 'actor.sequence_length=4',
+    'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2', 'agent.classes=2',
+    'agent.ensemble_size=2', 'agent.policy_layers=1', 'agent.starts_per_sequence=2',
+    'learner.batch_size=2', 'actor.sequence_length=4',
   ]  # fmt: skip
   arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--set', *small)
   assert run('learner', *arguments) == 0

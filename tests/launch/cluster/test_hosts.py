@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
+import polling
 import portpicker
 import psutil
 import pytest
@@ -21,7 +21,6 @@ from hephaestus.launch.cluster import handshake, hosts, node, remote
 from hephaestus.launch.run import metrics
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
-PATIENCE = 240  # seconds
 SLICE = """
 directory: hephaestus
 command: .venv/bin/hephaestus
@@ -345,14 +344,15 @@ class Launched:
       )  # fmt: skip
 
   def wait_for(self, *names):
-    deadline = time.monotonic() + PATIENCE
-    while not all((self.folder / name).exists() for name in names):
-      assert time.monotonic() < deadline and self.process.poll() is None, self.words()
-      time.sleep(0.05)
+    polling.until(
+      lambda: all((self.folder / name).exists() for name in names),
+      lambda: f'{names}: {self.words()}',
+      alive=lambda: self.process.poll() is None,
+    )
 
   def end(self):
     try:
-      return self.process.wait(timeout=PATIENCE)
+      return self.process.wait(timeout=polling.PATIENCE)
     except subprocess.TimeoutExpired:
       pytest.fail(f'does not end: {self.words()}')
 
@@ -365,18 +365,14 @@ class Launched:
     (node,) = [child for child in children if f'--host {name} ' in ' '.join(child.cmdline())]
     return node
 
-  def left(self, name=''):
-    """Processes that still run and name a file of the folder, after some time to end."""
-    deadline = time.monotonic() + 20
-    while found := [
+  def wait_for_end(self, name=''):
+    """Waits until no process names a file of the folder."""
+    left = lambda: [
       command
       for process in psutil.process_iter(['cmdline'])
       if str(self.folder / name) in (command := ' '.join(process.info['cmdline'] or []))
-    ]:
-      if time.monotonic() > deadline:
-        return found
-      time.sleep(0.05)
-    return []
+    ]
+    polling.until(lambda: not left(), lambda: f'the end of {left()}', seconds=20)
 
 
 @pytest.fixture
@@ -412,7 +408,7 @@ def test_two_hosts_train_one_run(tmp_path, launch, tiny):
   assert 'trainer| learner, updates 6 to 8: ' in launched.words()
   assert re.search(r'cpu\| actor-0, versions \d+ to \d+: ', launched.words())
   assert 'trainer: exit 0  cpu: exit 0' in launched.words()
-  assert launched.left() == []
+  launched.wait_for_end()
   rows = {name: tmp_path / name / 'run' / 'metrics' for name in ('trainer', 'cpu')}
   assert metrics.last(rows['trainer'] / 'learner.jsonl')['learner_step'] >= 10
   assert metrics.last(rows['cpu'] / 'actor-0.jsonl')['parameter_version'] > 0
@@ -439,7 +435,7 @@ def test_ctrl_c_stops_actors_before_replay(tmp_path, launch):
   assert ended(tmp_path) == ['cpu', 'trainer']
   assert 'cpu| up: cpu' in launched.words()
   assert 'trainer: exit 0  cpu: exit 0' in launched.words()
-  assert launched.left() == []
+  launched.wait_for_end()
 
 
 def test_host_with_killed_node_is_restarted(tmp_path, launch):
@@ -460,7 +456,7 @@ def test_killed_launch_leaves_no_process_on_hosts(tmp_path, launch):
   launched.wait_for('cpu.up', 'trainer.up')
   launched.process.kill()
   launched.process.wait()
-  assert launched.left() == []
+  launched.wait_for_end()
   assert sorted(ended(tmp_path)) == ['cpu', 'trainer']
 
 
@@ -479,16 +475,14 @@ def test_all_hosts_stop_when_replay_fails(tmp_path, launch):
   assert launched.end() == 1, launched.words()
   assert 'trainer failed: stopping the others' in launched.words()
   assert 'trainer failed: exit 1' in launched.words()
-  assert launched.left() == []
+  launched.wait_for_end()
 
 
 def test_run_continues_without_one_replay_host(tmp_path, launch):
   (tmp_path / 'store.fail').touch()
   launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
   launched.wait_for('store.up', 'cpu.up', 'trainer.up')
-  deadline = time.monotonic() + PATIENCE
-  while 'store: exit 1' not in launched.words() and time.monotonic() < deadline:
-    time.sleep(0.05)
+  polling.until(lambda: 'store: exit 1' in launched.words(), launched.words)
   assert launched.process.poll() is None, launched.words()
   launched.process.send_signal(signal.SIGTERM)
   assert launched.end() == 1, launched.words()
@@ -527,10 +521,11 @@ def sshd(tmp_path):
     + [f'-o{setting}' for setting in settings],
     stderr=subprocess.DEVNULL,
   )
-  deadline = time.monotonic() + PATIENCE
-  while socket.socket().connect_ex(('127.0.0.1', port)):
-    assert server.poll() is None and time.monotonic() < deadline
-    time.sleep(0.05)
+  polling.until(
+    lambda: socket.socket().connect_ex(('127.0.0.1', port)) == 0,
+    'sshd',
+    alive=lambda: server.poll() is None,
+  )
   yield f'[-F, none, -p, "{port}", -i, {key}, -oStrictHostKeyChecking=no, -oUserKnownHostsFile=/dev/null]'
   server.kill()
   server.wait()
@@ -548,7 +543,7 @@ def test_host_behind_ssh_ends_with_its_connection_and_is_restarted(tmp_path, lau
   launched.wait_for('cpu.up', 'trainer.up')
   launched.process.send_signal(signal.SIGINT)
   assert launched.end() == 0, launched.words()
-  assert launched.left('stand_in.py') == []
+  launched.wait_for_end('stand_in.py')
   assert sorted(ended(tmp_path)) == ['cpu', 'cpu', 'trainer', 'trainer']
 
 
@@ -579,7 +574,7 @@ def test_share_ends_when_heartbeats_stop(tmp_path, timeout, closes):
   share.stdin.flush()
   if closes:
     share.stdin.close()
-  assert share.wait(timeout=PATIENCE) == 5
+  assert share.wait(timeout=polling.PATIENCE) == 5
   assert not psutil.pid_exists(int(pid))
 
 

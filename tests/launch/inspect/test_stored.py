@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import reverb
+import tiny
 
 from hephaestus.launch import config, main, presets
 from hephaestus.launch.inspect import stored
@@ -21,19 +22,14 @@ from hephaestus.replay import checkpoint, contents, tables, writer
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 STEPS, ENVIRONMENTS, UNROLLS, FRONTIER = 6, 4, 6, 8
-TINY = [
-  'agent.deterministic_size=8', 'agent.hidden_size=16', 'agent.stochastic_size=4',
-  'agent.ensemble_size=2', 'agent.horizon_min=2', 'agent.steps_per_chunk=2', 'agent.horizon_max=4',
-  'agent.starts_per_sequence=2', 'agent.window=2', 'agent.num_bins=11', 'environment.rows=4',
-  'environment.columns=3', f'actor.sequence_length={STEPS}', f'actor.num_envs={ENVIRONMENTS}',
-  'learner.batch_size=8', 'replay.warm_up=8', f'replay.strata[0].max_size={FRONTIER}',
-]  # fmt: skip
 
 
 @pytest.fixture(scope='module')
 def made():
   """The config of a run."""
-  return config.override(presets.laptop('catch'), TINY)
+  return config.override(
+    presets.laptop('catch'), [*tiny.SHAPES, f'replay.strata[0].max_size={FRONTIER}']
+  )
 
 
 @pytest.fixture(scope='module')

@@ -17,6 +17,7 @@ import urllib.parse
 import imageio.v2 as imageio
 import jax
 import numpy as np
+import polling
 import psutil
 import pytest
 from playwright import sync_api
@@ -32,7 +33,6 @@ from hephaestus.replay import tables, writer
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 CHROMIUM = shutil.which('chromium')
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
-PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
 def make_run(folder, *overrides, agent='dreamer'):
@@ -168,7 +168,7 @@ def test_replay_answer_equals_inspect(folder, serve):
     entry.write({'x': np.zeros((6, 250), np.float32)}, lambda: False)
     entry.close()
     held = lambda: served.json('api/replay/0')['report']['tables']['episodic']['size']
-    until(held, 'a report on the inserted sequences')  # answers are cached for a moment
+    polling.until(held, 'a report on the inserted sequences')  # answers are cached for a moment
     answer = served.json('api/replay/0')
     expected = inspection.inspect(str(folder), seconds=0.01)
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
@@ -380,16 +380,6 @@ def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
   assert 'Install the extra `dashboard`: uv sync --extra dashboard' in capsys.readouterr().err
 
 
-def until(predicate, what):
-  """Polls until the value of `predicate` is true, and returns it."""
-  deadline = time.monotonic() + PATIENCE
-  while time.monotonic() < deadline:
-    if found := predicate():
-      return found
-    time.sleep(0.1)
-  pytest.fail(f'timed out waiting for {what}')
-
-
 class Live:
   """A running run, its dashboard, and a browser."""
 
@@ -414,7 +404,7 @@ class Live:
     stack.callback(browser.close)
     self.browser = browser
     self.page = browser.new_page(viewport={'width': 1280, 'height': 900})
-    self.page.set_default_timeout(1000 * PATIENCE)
+    self.page.set_default_timeout(1000 * polling.PATIENCE)
     self.complaints = []
     self.page.on('console', lambda message: self.complaints.append(message.text))
     self.page.on('pageerror', lambda error: self.complaints.append(str(error)))
@@ -443,7 +433,7 @@ class Live:
 
   def wait_for(self, expression, argument=None):
     """Polls an expression; the page's policy forbids Playwright's own wait, which calls `eval`."""
-    until(lambda: self.page.evaluate(expression, argument), expression)
+    polling.until(lambda: self.page.evaluate(expression, argument), expression)
 
   def points(self, key):
     """Number of points of a chart."""
@@ -527,7 +517,7 @@ def test_replay_panel_agrees_with_inspect(live):
 @pytest.mark.timeout(600)
 def test_page_plays_new_video(live, little_optimization):
   assert 'No video yet' in live.page.inner_text('#videos')
-  until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
+  polling.until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
   live.freeze()
   evaluate.evaluate(live.folder, 8, live.folder / 'videos' / '77.gif', 0)
   live.page.wait_for_selector('#videos video')
@@ -589,6 +579,6 @@ def test_browser_without_token_or_from_another_site_is_refused(live):
 @pytest.mark.timeout(600)
 def test_page_reports_stopped_dashboard(live):
   live.served.send_signal(signal.SIGINT)
-  assert live.served.wait(timeout=PATIENCE) == 0
+  assert live.served.wait(timeout=polling.PATIENCE) == 0
   live.page.wait_for_selector('#message:not([hidden])')
   assert 'is its command still running' in live.page.inner_text('#message')

@@ -6,8 +6,8 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
+import polling
 import psutil
 import pytest
 
@@ -116,12 +116,12 @@ def test_forked_program_runs_its_exit_handlers(launch, tmp_path):
 
 def test_forked_program_is_killed_with_its_launcher(launch, tmp_path):
   launcher = launch('import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n')
-  pid = int(wait_for(lambda: (tmp_path / 'log').exists() and said(tmp_path))[0])
+  pid = int(polling.until(lambda: (tmp_path / 'log').exists() and said(tmp_path))[0])
   children = [child.pid for child in psutil.Process(launcher.pid).children()]
   assert pid in children  # not of the fork server, so that the supervisor can wait for it
   launcher.send_signal(signal.SIGKILL)
   launcher.communicate(timeout=DEADLINE_SECONDS)
-  wait_for(lambda: all(map(is_gone, children)))
+  polling.until(lambda: all(map(is_gone, children)))
 
 
 def test_forked_program_accepts_sigint_in_background(launch):
@@ -164,13 +164,3 @@ def is_gone(pid):
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
   except psutil.NoSuchProcess:
     return True
-
-
-def wait_for(condition):
-  """Polls until the condition holds and returns its value."""
-  deadline = time.monotonic() + DEADLINE_SECONDS
-  while time.monotonic() < deadline:
-    if value := condition():
-      return value
-    time.sleep(0.02)
-  raise AssertionError('timed out')

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
+import polling
 import psutil
 import pytest
 
@@ -16,8 +16,6 @@ from hephaestus.launch.run import supervisor
 
 # Another test of this process may have loaded JAX, which no launcher does.
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
-
-DEADLINE_SECONDS = 30.0
 
 STUBBORN = """
 import signal, time
@@ -54,16 +52,6 @@ def make(tmp_path):
     )
 
   return make
-
-
-def wait_for(condition):
-  """Polls until the condition holds and returns its value."""
-  deadline = time.monotonic() + DEADLINE_SECONDS
-  while time.monotonic() < deadline:
-    if value := condition():
-      return value
-    time.sleep(0.02)
-  raise AssertionError('timed out')
 
 
 def is_gone(pid):
@@ -224,9 +212,9 @@ def test_children_of_killed_process_end_before_its_restart(make):
   parent = make('actor', PARENT)
 
   def kill_the_parent():
-    (grandchild,) = wait_for(lambda: words_after(parent.log, 'grandchild'))
+    (grandchild,) = polling.until(lambda: words_after(parent.log, 'grandchild'))
     os.kill(psutil.Process(int(grandchild)).ppid(), signal.SIGKILL)
-    wait_for(lambda: len(words_after(parent.log, 'grandchild')) == 2)
+    polling.until(lambda: len(words_after(parent.log, 'grandchild')) == 2)
     assert is_gone(int(grandchild))
     interrupt()
 
@@ -336,7 +324,7 @@ def test_groups_stop_one_after_another(make):
 
   def stop_when_ready():
     for process in processes.values():
-      wait_for(lambda log=process.log: log.exists() and 'ready' in log.read_text())
+      polling.until(lambda log=process.log: log.exists() and 'ready' in log.read_text())
     interrupt()
 
   in_background(stop_when_ready)
@@ -366,7 +354,7 @@ def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
 
   def stop_when_ready():
     for process in processes:
-      wait_for(lambda log=process.log: log.exists() and 'ready' in log.read_text())
+      polling.until(lambda log=process.log: log.exists() and 'ready' in log.read_text())
     interrupt()
 
   in_background(stop_when_ready)
@@ -392,7 +380,7 @@ def test_second_interrupt_kills_at_once(make):
   ended = threading.Event()
 
   def interrupt_until_ended():
-    wait_for(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
     while not ended.wait(0.2):
       interrupt()
 
@@ -426,7 +414,7 @@ def test_signal_that_arrives_twice_counts_once(make):
   process = make('actor', OBEDIENT)
 
   def stop_when_ready():
-    wait_for(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
     interrupt()
 
   in_background(stop_when_ready)
@@ -457,9 +445,9 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
       cwd=pathlib.Path(__file__).parents[3],
     )
   try:
-    grandchildren = wait_for(lambda: words_after(parent.log, 'grandchild'))
-    wait_for(lambda: stubborn.log.exists() and 'ready' in stubborn.log.read_text())
-    children = wait_for(lambda: len(pids := words_after(output, 'started')) == 2 and pids)
+    grandchildren = polling.until(lambda: words_after(parent.log, 'grandchild'))
+    polling.until(lambda: stubborn.log.exists() and 'ready' in stubborn.log.read_text())
+    children = polling.until(lambda: len(pids := words_after(output, 'started')) == 2 and pids)
     helpers = [child.pid for child in psutil.Process(running.pid).children(recursive=True)]
     pids = {int(pid) for pid in [*grandchildren, *children]} | set(helpers)
     assert len(pids) == 4  # two children, one grandchild and the guard
@@ -467,7 +455,7 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
   finally:
     running.kill()
     running.wait()
-  wait_for(lambda: all(is_gone(pid) for pid in pids))
+  polling.until(lambda: all(is_gone(pid) for pid in pids))
 
 
 def test_ticks_continue_while_stopping(make):
@@ -480,7 +468,7 @@ def test_ticks_continue_while_stopping(make):
       ticks_while_stopping.append(1)
 
   def stop_when_ready():
-    wait_for(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
     interrupt()
 
   in_background(stop_when_ready)

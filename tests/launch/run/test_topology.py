@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import polling
 import psutil
 import pytest
 
@@ -22,6 +23,8 @@ from hephaestus.replay import loopback
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+TESTS = pathlib.Path(__file__).parents[2]
+ENVIRONMENT = 'slow_catch:SlowCatch'
 PPO = (
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
   'actor.num_envs=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
@@ -29,7 +32,6 @@ PPO = (
   'actor.log_period=0.5', 'evaluator.period=5', 'evaluator.num_episodes=8',
   'evaluator.final_episodes=8', 'tensorboard=false',
 )  # fmt: skip
-PATIENCE = 240  # seconds; more than a busy machine needs to import and compile
 
 
 class Launch:
@@ -38,27 +40,24 @@ class Launch:
   def __init__(self, folder, *overrides, agent='dreamer', flags=()):
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    environment['PYTHONPATH'] = str(TESTS)
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
-      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--agent', agent, '--no-fused',
-       *flags, '--set', *overrides],
+      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--env', ENVIRONMENT,
+       '--agent', agent, '--no-fused', *flags, '--set', *overrides],
       stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
     )  # fmt: skip
 
   def wait_for(self, predicate, what):
     """Polls until `predicate` holds; fails with the output of the run when it does not."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-      if predicate():
-        return
-      assert self.process.poll() is None, f'ended while waiting for {what}: {self.words()}'
-      time.sleep(0.2)
-    pytest.fail(f'timed out waiting for {what}: {self.words()}')
+    polling.until(
+      predicate, lambda: f'{what}: {self.words()}', alive=lambda: self.process.poll() is None
+    )
 
   def end(self):
     """The exit code, once it has ended by itself."""
     try:
-      return self.process.wait(timeout=PATIENCE)
+      return self.process.wait(timeout=polling.PATIENCE)
     except subprocess.TimeoutExpired:
       pytest.fail(f'does not end: {self.words()}')
 
@@ -106,13 +105,6 @@ def living(folder):
     if str(folder) in command and process.info['status'] != psutil.STATUS_ZOMBIE:
       found.append(command)
   return found
-
-
-def wait_until(predicate):
-  deadline = time.monotonic() + PATIENCE
-  while not predicate() and time.monotonic() < deadline:
-    time.sleep(0.1)
-  return predicate()
 
 
 def kill_all(folder):
@@ -193,7 +185,7 @@ def stopped(running):
 @pytest.fixture(scope='module')
 def finished(stopped, tiny):
   """The shared run, resumed until its last environment step, with a trace of some updates."""
-  goal = stopped.rows('learner')[-1]['environment_step'] + 400
+  goal = stopped.rows('learner')[-1]['environment_step'] + 200
   start = stopped.checkpointed + 20
   run = Launch(
     stopped.folder, *tiny, 'replay.num_shards=2', f'max_environment_steps={goal}',
@@ -284,6 +276,7 @@ def test_finished_run_is_checked_and_evaluated(finished, hephaestus):
   assert video.stat().st_size > 0
 
 
+@pytest.mark.xdist_group('several learners')
 @pytest.mark.timeout(600)
 def test_learner_processes_restart_together_and_are_killed_with_their_launcher(folder, tiny):
   run = Launch(folder, *tiny, 'learner.num_processes=2', 'max_environment_steps=100000000')
@@ -302,9 +295,10 @@ def test_learner_processes_restart_together_and_are_killed_with_their_launcher(f
   assert len(living(folder)) >= 6  # the launcher, and all nodes
   os.kill(run.process.pid, signal.SIGKILL)
   run.process.wait()
-  assert wait_until(lambda: living(folder) == []), living(folder)
+  polling.until(lambda: not living(folder), lambda: f'the end of {living(folder)}')
 
 
+@pytest.mark.xdist_group('runs of ppo')
 @pytest.mark.timeout(600)
 def test_node_that_keeps_failing_ends_the_run(folder):
   # The learner of PPO compiles fastest.
@@ -320,6 +314,7 @@ def test_node_that_keeps_failing_ends_the_run(folder):
   assert living(folder) == []
 
 
+@pytest.mark.xdist_group('runs of ppo')
 @pytest.mark.timeout(300)
 def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   # max_minutes restarts with the learner, so the run cannot end before the kill unnoticed.

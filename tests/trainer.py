@@ -1,0 +1,48 @@
+"""An update on some devices, for tests of the learner."""
+
+import jax
+import numpy as np
+
+from hephaestus.learner import devices as devices_lib
+
+
+class Trainer:
+  """The update on the first D devices, compiled once.
+
+  Args:
+    made: with `init(key) -> state` and `update(state, sequence) -> (state, metrics)`.
+    num_devices: D.
+
+  Attributes:
+    state: replicated, [D, ...]
+    traces: how often the update was traced.
+  """
+
+  def __init__(self, made, num_devices=1):
+    self.devices = jax.local_devices()[:num_devices]
+    self.traces = 0
+    self._init = jax.jit(made.init)
+
+    def update(state, sequence):
+      self.traces += 1
+      return made.update(state, sequence)
+
+    self._update = jax.pmap(update, axis_name=devices_lib.DEVICES, devices=self.devices)
+    self.begin()
+
+  def begin(self):
+    """A fresh state; what was compiled stays."""
+    self.state = jax.device_put_replicated(self._init(jax.random.key(0)), self.devices)
+    return self
+
+  def step(self, batch):
+    """Takes one update on a batch [B, ...], which is split over the devices; returns its metrics."""
+    shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
+    self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
+    return {name: float(np.asarray(value)[0]) for name, value in metrics.items()}
+
+  def arrays(self, device=0):
+    """One replica as host arrays; keys as their data."""
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    plain = lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x)[device]
+    return jax.tree.map(plain, self.state)
