@@ -1,171 +1,34 @@
-"""ExperimentConfig and the record of its agent, overrides by path, and config.yaml of a run."""
+"""ExperimentConfig: the configs of all folders, overrides by path, and config.yaml of a run."""
 
-import abc
 import dataclasses
 import difflib
-import functools
 import io
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
 from hephaestus.actors import actor, environments, evaluator
-from hephaestus.launch import agents
-from hephaestus.learner import advice, loop
-from hephaestus.learner import config as learner_config
+from hephaestus.launch import records
 from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import tables
-
-DREAMER = 'dreamer'  # the agent where config.yaml does not say, as of older versions
-
-
-class OldKeys(NamedTuple):
-  """Keys that stand in config.yaml of older versions alone, by path.
-
-  Attributes:
-    renamed: the name of today.
-    removed: the only value that may stand there; the key became a constant.
-    networks: values that fit the network of today; a run with another one can only be inspected.
-  """
-
-  renamed: Mapping[str, str] = {}
-  removed: Mapping[str, Any] = {}
-  networks: Mapping[str, Sequence[Any]] = {}
-
-
-class AgentRecord(abc.ABC):
-  """All that a run must know of its agent; everything else follows from its config.
-
-  A sub-class is made without arguments, has no state, and is found by `find_record` in every process
-  of a run. It sets the first three attributes.
-
-  Attributes:
-    config_class: frozen dataclass, section `agent` of a config.
-    learner_class: likewise section `learner`. One that derives from `OnPolicyConfig` reads each
-      sequence once, from a queue; one from `OffPolicyConfig` samples batches from replay.
-    presets: machine -> function of an environment's name that returns the config.
-    can_fuse: whether the learner has a field `fused`: environment and update in one program. The
-      update then also needs `footprint` and `scale`, see `ppo_update.Update`.
-    free_keys: paths that may change when a run resumes, beside `FREE`.
-    indifferent_keys: paths on which a learning curve does not depend, beside those of all agents.
-    old_keys: of older versions.
-    shown: label -> metric of the learner, for the progress line.
-  """
-
-  config_class: ClassVar[type]
-  learner_class: ClassVar[type[learner_config.LoopConfig]]
-  presets: ClassVar[Mapping[str, Callable[[str], 'ExperimentConfig']]]
-  can_fuse: ClassVar[bool] = False
-  free_keys: ClassVar[Sequence[str]] = ()
-  indifferent_keys: ClassVar[Sequence[str]] = ()
-  old_keys: ClassVar[OldKeys] = OldKeys()
-  shown: ClassVar[Mapping[str, str]] = {}
-
-  @property
-  def name(self) -> str:
-    """As of `--agent`, and in config.yaml."""
-    return f'{type(self).__module__}:{type(self).__qualname__}'
-
-  @property
-  def on_policy(self) -> bool:
-    """Whether each sequence is read once, from a queue."""
-    return issubclass(self.learner_class, learner_config.OnPolicyConfig)
-
-  @abc.abstractmethod
-  def make(self, config: Any, observation_spec: Any, action_spec: Any) -> Any:
-    """The agent for one environment's specs, without any array.
-
-    Args:
-      config: of `config_class`.
-      observation_spec: tree of specs, see `environment.Environment`.
-      action_spec: BoundedArray or DiscreteArray.
-
-    Returns:
-      All that `make_update` needs, with a field `agent`: an `agents.agent.Agent`.
-
-    Raises:
-      ValueError: the agent does not support these specs.
-    """
-
-  @abc.abstractmethod
-  def make_update(
-    self, config: 'ExperimentConfig', trained: Any, *, num_devices: int
-  ) -> loop.Update:
-    """The update of parameters by a batch.
-
-    Args:
-      config: of the run.
-      trained: as of `make`.
-      num_devices: of all processes of the learner; each has an equal part of every batch.
-
-    Raises:
-      ValueError: a batch does not divide over the devices.
-    """
-
-  def check(self, config: 'ExperimentConfig') -> None:
-    """Raises ValueError for values that do not fit together, named with a remedy."""
-    del config
-
-  def make_advice(
-    self, config: 'ExperimentConfig', warn: Callable[[str], None]
-  ) -> advice.Advice | None:
-    """Judges the learner's metrics and warns of runs that will not learn; None: nothing does."""
-    del config, warn
-    return None
-
-
-@functools.cache
-def find_record(name: str) -> AgentRecord:
-  """The record of an agent.
-
-  Args:
-    name: a key of `agents.AGENTS`, or 'package.module:Class'.
-
-  Raises:
-    ValueError: there is no such record, or it is incomplete.
-  """
-  kind = agents.find(name)
-  field = f'agent_name={name!r}'
-  if not issubclass(kind, AgentRecord):
-    raise ValueError(
-      f'{field}: {kind.__name__} is no record of an agent; derive it from '
-      'hephaestus.launch.config.AgentRecord'
-    )
-  lacking = [
-    *(each for each in ('config_class', 'learner_class', 'presets') if not hasattr(kind, each)),
-    *sorted(kind.__abstractmethods__),
-  ]
-  if lacking:
-    raise ValueError(f'{field}: {kind.__name__} lacks {", ".join(lacking)}; see docs/agents.md')
-  for each in ('config_class', 'learner_class'):
-    if not dataclasses.is_dataclass(getattr(kind, each)):
-      raise ValueError(f'{field}: {kind.__name__}.{each} must be a dataclass')
-  kinds = (learner_config.OnPolicyConfig, learner_config.OffPolicyConfig)
-  if not issubclass(kind.learner_class, kinds):
-    raise ValueError(
-      f'{field}: {kind.__name__}.learner_class must derive from OnPolicyConfig or OffPolicyConfig of '
-      'hephaestus.learner.config'
-    )
-  return kind()
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
   """The config of a preset.
 
   Args:
-    agent: as of `find_record`.
+    agent: as of `records.find_record`.
     preset: name of a machine.
     environment: name.
 
   Raises:
     ValueError: there is no such agent, it has no such preset, or that is of another agent.
   """
-  record = find_record(agent)
+  record = records.find_record(agent)
   if preset not in record.presets:
     raise ValueError(f'--preset {preset}: choose one of {", ".join(record.presets)}')
   config = record.presets[preset](environment)
@@ -181,7 +44,7 @@ class ExperimentConfig:
   """A whole run.
 
   Attributes:
-    agent_name: of the agent's record, see `find_record`.
+    agent_name: of the agent's record, see `records.find_record`.
     environment: `name`, and options of that environment.
     agent: of the record's `config_class`.
     replay: how experience is kept.
@@ -196,7 +59,7 @@ class ExperimentConfig:
     wandb: also report to Weights & Biases; needs the extra of that name.
   """
 
-  agent_name: str = DREAMER
+  agent_name: str = records.DREAMER
   environment: dict[str, Any]
   agent: Any
   replay: tables.ReplayConfig
@@ -250,9 +113,9 @@ class ExperimentConfig:
       )
 
   @property
-  def record(self) -> AgentRecord:
+  def record(self) -> records.AgentRecord:
     """The record of the agent."""
-    return find_record(self.agent_name)
+    return records.find_record(self.agent_name)
 
   @property
   def fused(self) -> bool:
@@ -368,7 +231,7 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
 def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   """A config from plain dictionaries; ValueError or TypeError for unknown keys and bad values."""
   values = dict(content)
-  record = find_record(values.get(AGENT, DREAMER))
+  record = records.find_record(values.get(AGENT, records.DREAMER))
   sections = {
     'agent': record.config_class,
     'learner': record.learner_class,
@@ -390,7 +253,7 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 def to_yaml(config: ExperimentConfig) -> str:
   """The text of config.yaml."""
   content = _plain(OmegaConf.structured(config))
-  if config.agent_name == DREAMER:
+  if config.agent_name == records.DREAMER:
     del content[AGENT]
   return OmegaConf.to_yaml(OmegaConf.create(content))
 
@@ -425,7 +288,7 @@ def _load(
 ) -> ExperimentConfig:
   try:
     content = _plain(OmegaConf.load(file))
-    old_keys = find_record(content.get(AGENT, DREAMER)).old_keys
+    old_keys = records.find_record(content.get(AGENT, records.DREAMER)).old_keys
     upgraded, outdated = _upgrade(content, old_keys)
     config = _from_tree(upgraded)
   except Exception as error:  # parsers raise many types for a broken file
@@ -440,7 +303,9 @@ def _load(
   return config
 
 
-def _upgrade(content: dict[str, Any], old_keys: OldKeys) -> tuple[dict[str, Any], list[str]]:
+def _upgrade(
+  content: dict[str, Any], old_keys: records.OldKeys
+) -> tuple[dict[str, Any], list[str]]:
   """The content of a config.yaml under the keys of this version, and its keys of older networks."""
   upgraded = {
     section: dict(values) if isinstance(values, dict) else values

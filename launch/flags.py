@@ -4,7 +4,7 @@ import argparse
 import pathlib
 from typing import Any
 
-from hephaestus.launch import agents
+from hephaestus.launch import records
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     '--agent',
-    help=f'{", ".join(agents.AGENTS)}, or package.module:Class (default: dreamer); plain is a baseline '
+    help=f'{", ".join(records.AGENTS)}, or package.module:Class (default: dreamer); plain is a baseline '
     'like DreamerV3, without novelty',
   )
   parser.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
@@ -53,7 +53,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
     ValueError: naming the flag or key that is invalid.
   """
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch import presets
+  from hephaestus.launch.agents import presets
   from hephaestus.launch.run import folder as folder_lib
 
   folder = arguments.run
@@ -65,7 +65,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
       config = None  # `open_run` compares the new config with that of the folder
   if config is None:
     config = launch_config.of_preset(
-      arguments.agent or launch_config.DREAMER,
+      arguments.agent or records.DREAMER,
       arguments.preset or presets.default_preset(),
       arguments.env or 'catch',
     )
@@ -97,6 +97,6 @@ def preset_config(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch import config as launch_config
 
   config = launch_config.of_preset(
-    launch_config.DREAMER, arguments.preset or 'laptop', arguments.env or 'catch'
+    records.DREAMER, arguments.preset or 'laptop', arguments.env or 'catch'
   )
   return launch_config.override(config, arguments.set)

@@ -11,8 +11,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Exceptions, each with its reason. One that no longer exceeds its limit fails the test, too.
 LONG_MODULES = {
-  'agents/dreamer/world_model.py': 'being split',
-  'agents/observation.py': 'being split',
   'launch/cluster/kubernetes.py': 'until launch/ is reduced',
   'launch/inspect/live.py': 'until launch/ is reduced',
   'launch/report/curves.py': 'until launch/ is reduced',
@@ -20,9 +18,7 @@ LONG_MODULES = {
   'launch/run/program.py': 'until launch/ is reduced',
   'launch/run/supervisor.py': 'until launch/ is reduced',
 }
-LONG_FUNCTIONS = {
-  'agents/dreamer/foresight.py:foresee': 'being rewritten with the world model',
-}
+LONG_FUNCTIONS: dict[str, str] = {}
 WIDE_FUNCTIONS: dict[str, str] = {}
 FULL_FOLDERS = {
   '.': 'also shows the files that tools read at the root of a repository',

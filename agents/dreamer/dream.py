@@ -263,7 +263,7 @@ def starts(
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32.
     keys: [B] one for each sequence.
-    num_steps: of each sequence, drawn without replacement; None for all.
+    num_steps: of each sequence, sampled without replacement; None for all.
 
   Returns:
     B' = B x num_steps starts, and the context module's history of the sequences.

@@ -34,7 +34,7 @@ class IntrinsicState(NamedTuple):
 
 
 class Motivation(NamedTuple):
-  """What follows from the novelty of a batch.
+  """Averages of novelty, and what they imply for the next update.
 
   Attributes:
     horizon: [] int32, imagination horizon.

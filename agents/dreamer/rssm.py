@@ -202,7 +202,7 @@ class RSSM:
       images = [x.reshape(*x.shape[:-1], *shape) for x, shape in zip(parts, shapes, strict=True)]
     return self._decode_numbers(params, inputs), images
 
-  # What the equations read.
+  # Inputs of the equations.
 
   def initial(self, batch: int) -> Recurrent:
     """Zeros: the state before a FIRST step."""

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch import config as launch_config
-from hephaestus.launch import presets
+from hephaestus.launch import records
+from hephaestus.launch.agents import presets
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import dreamer_update
 
@@ -27,15 +28,15 @@ BASIC = {
 """The keys that most users change, by their path; the help of `train` prints them."""
 
 
-class Dreamer(launch_config.AgentRecord):
+class Dreamer(records.AgentRecord):
   """A world model, and an actor-critic that learns from its imagination rollouts."""
 
-  name = launch_config.DREAMER
+  name = records.DREAMER
   config_class = dreamer_config.DreamerConfig
   learner_class = learner_config.LearnerConfig
   presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed
-  old_keys = launch_config.OldKeys(
+  old_keys = records.OldKeys(
     renamed={
       'agent.dream_rows': 'agent.starts_per_sequence',
       'agent.memory_rows': 'agent.memory_steps',

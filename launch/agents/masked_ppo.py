@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 
 from hephaestus.agents import masked_ppo
 from hephaestus.launch import config as launch_config
-from hephaestus.launch import presets
+from hephaestus.launch import records
+from hephaestus.launch.agents import presets
 from hephaestus.learner import advice, ppo_update
 from hephaestus.learner import config as learner_config
 
 
-class MaskedPPO(launch_config.AgentRecord):
+class MaskedPPO(records.AgentRecord):
   """PPO over the legal actions, fused or with actors."""
 
   name = 'ppo'
@@ -23,7 +24,7 @@ class MaskedPPO(launch_config.AgentRecord):
   }
   can_fuse = True
   free_keys = ('actor.num_envs',)  # without state in its checkpoints
-  old_keys = launch_config.OldKeys(networks={'agent.cell_size': (masked_ppo.CELL_SIZE,)})
+  old_keys = records.OldKeys(networks={'agent.cell_size': (masked_ppo.CELL_SIZE,)})
   shown: ClassVar = {
     'entropy': 'ppo/entropy',
     'KL': 'ppo/approx_kl',

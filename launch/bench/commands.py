@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from hephaestus.launch import agents, flags
+from hephaestus.launch import flags, records
 
 
 def add(commands: Any) -> None:
@@ -116,7 +116,7 @@ def _add_learning(targets: Any) -> None:
   learning.add_argument(
     '--agents',
     nargs='+',
-    choices=list(agents.AGENTS),
+    choices=list(records.AGENTS),
     default=['dreamer', 'ppo'],
     help='default: dreamer ppo',
   )

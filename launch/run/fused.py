@@ -114,7 +114,7 @@ def train(
   Args:
     config: of the run.
     folder: of the run, opened.
-    reset_moments: whether the optimizer begins anew where the run resumes.
+    reset_moments: whether the optimizer is reset where the run resumes.
     profile: updates that are traced; None for none.
 
   Returns:

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from hephaestus.launch import agents, config, presets
-from hephaestus.launch.agents import dreamer
+from hephaestus.launch import config, records
+from hephaestus.launch.agents import dreamer, presets
 from hephaestus.replay import tables
 
 MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
@@ -16,7 +16,7 @@ def laptop():
   return presets.laptop('catch')
 
 
-@pytest.mark.parametrize('agent', agents.AGENTS)
+@pytest.mark.parametrize('agent', records.AGENTS)
 @pytest.mark.parametrize('preset', MACHINES)
 def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   made = config.of_preset(agent, preset, 'catch')
@@ -25,7 +25,7 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('agent', agents.AGENTS)
+@pytest.mark.parametrize('agent', records.AGENTS)
 @pytest.mark.parametrize('preset', MACHINES)
 def test_agent_has_the_same_settings_in_every_environment(preset, agent):
   catch = config.of_preset(agent, preset, 'catch')

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from hephaestus.launch import config, flags, main, presets
-from hephaestus.launch.agents import dreamer
+from hephaestus.launch import config, flags, main
+from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.run import folder as folder_lib
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -40,7 +40,7 @@ def folder(tmp_path):
     ),
     (
       ['--agent', 'hephaestus.actors.environments.catch:Catch'],
-      'Catch is no record of an agent; derive it from hephaestus.launch.config.AgentRecord',
+      'Catch is no record of an agent; derive it from hephaestus.launch.records.AgentRecord',
     ),
     (['--set', 'agent_name=ppo'], 'agent_name=ppo: cannot be set'),
     (['--set', 'agent.hiden_size=3'], 'agent.hiden_size=3: unknown key'),

@@ -311,16 +311,16 @@ def test_advantage_of_novelty_is_divided_by_the_largest_range_so_far():
 
 
 @pytest.mark.parametrize(
-  'spread, expected', [(0.0, 1.0), (0.15, 0.5), (0.3, 0.1), (3.0, 0.1)], ids=lambda x: f'{x:g}'
+  'width, expected', [(0.0, 1.0), (0.15, 0.5), (0.3, 0.1), (3.0, 0.1)], ids=lambda x: f'{x:g}'
 )
-def test_weight_of_novelty_falls_as_returns_of_the_task_begin_to_differ(spread, expected):
+def test_weight_of_novelty_falls_as_returns_of_the_task_begin_to_differ(width, expected):
   """From 1 to `novelty_scale`, which it reaches with the least scale of the task's advantages."""
   dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1, return_floor=0.3)
-  zeros, batch = np.zeros((2, 2)), np.array([0.0, spread / 0.9])  # from 5 to 95 %: the spread
+  zeros, batch = np.zeros((2, 2)), np.array([0.0, width / 0.9])  # from 5 to 95 %: the range
   rewards = {TASK: [[0, 0], batch - batch.mean()], NOVELTY: [[0, 0], [0, 2.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
   targets, _ = targets_of(dreamer, rewards, values)
-  task = (batch - batch.mean()) / max(spread, 0.3)
+  task = (batch - batch.mean()) / max(width, 0.3)
   novelty = targets.advantage[0] - task
   np.testing.assert_allclose(novelty, expected * np.array([-1, 1]) / (0.9 * 2), rtol=1e-4)
 

@@ -9,7 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from hephaestus.launch import main, presets
+from hephaestus.launch import main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.bench import watching
 from hephaestus.launch.report import dashboard, panels
 from hephaestus.launch.run import folder as folder_lib

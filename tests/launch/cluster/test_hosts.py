@@ -16,7 +16,8 @@ import portpicker
 import psutil
 import pytest
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import handshake, hosts, node, remote
 from hephaestus.launch.run import metrics
 

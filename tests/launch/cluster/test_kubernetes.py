@@ -13,7 +13,8 @@ import portpicker
 import pytest
 import yaml
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import hosts, kubernetes
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, preflight

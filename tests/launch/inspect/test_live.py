@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import rich.console
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.inspect import live
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.replay import inspector, tables, writer

@@ -14,7 +14,8 @@ import pytest
 import reverb
 import tiny
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.inspect import stored
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import parts as parts_lib

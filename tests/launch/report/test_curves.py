@@ -9,7 +9,8 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.report import curves
 from hephaestus.launch.report import page as report_page
 from hephaestus.launch.run import folder as folder_lib

@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from hephaestus.launch import config, presets
+from hephaestus.launch import config
+from hephaestus.launch.agents import presets
 from hephaestus.launch.report import curves, history
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics

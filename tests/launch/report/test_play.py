@@ -9,7 +9,8 @@ import pytest
 import rich.console
 
 from hephaestus.actors import evaluator
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.report import play
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from hypothesis import strategies
 
-from hephaestus.launch import config, presets
+from hephaestus.launch import config
+from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import handshake, hosts
 from hephaestus.launch.run import metrics
 

@@ -10,7 +10,8 @@ import jax
 import polling
 import pytest
 
-from hephaestus.launch import config, main, presets
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
 from hephaestus.learner.sources import unrolled

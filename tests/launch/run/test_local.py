@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from hephaestus.launch import config, presets
+from hephaestus.launch import config
+from hephaestus.launch.agents import presets
 from hephaestus.launch.run import local, metrics, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib

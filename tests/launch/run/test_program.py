@@ -7,7 +7,8 @@ import pytest
 import tensorflow  # noqa: F401  it gives the name bfloat16 to a type of its own
 
 from hephaestus.agents.dreamer import world_model
-from hephaestus.launch import config, presets
+from hephaestus.launch import config
+from hephaestus.launch.agents import presets
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import program
 from hephaestus.learner import devices

@@ -1,0 +1,197 @@
+"""AgentRecord: all that a run must know of its agent; the records of today, and how one is found."""
+
+import abc
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from hephaestus.learner import config as learner_config
+
+ExperimentConfig = Any  # of launch/config.py, which refers to records
+# A new agent gets its name by a line here; its module is imported when it is asked for.
+AGENTS = {
+  'dreamer': 'hephaestus.launch.agents.dreamer:Dreamer',
+  'plain': 'hephaestus.launch.agents.dreamer:Plain',
+  'ppo': 'hephaestus.launch.agents.masked_ppo:MaskedPPO',
+}
+
+
+DREAMER = 'dreamer'  # the agent where config.yaml does not say, as of older versions
+
+
+class OldKeys(NamedTuple):
+  """Keys that stand in config.yaml of older versions alone, by path.
+
+  Attributes:
+    renamed: the name of today.
+    removed: the only value that may stand there; the key became a constant.
+    networks: values that fit the network of today; a run with another one can only be inspected.
+  """
+
+  renamed: Mapping[str, str] = {}
+  removed: Mapping[str, Any] = {}
+  networks: Mapping[str, Sequence[Any]] = {}
+
+
+class AgentRecord(abc.ABC):
+  """All that a run must know of its agent; everything else follows from its config.
+
+  A sub-class is made without arguments, has no state, and is found by `find_record` in every process
+  of a run. It sets the first three attributes.
+
+  Attributes:
+    config_class: frozen dataclass, section `agent` of a config.
+    learner_class: likewise section `learner`. One that derives from `OnPolicyConfig` reads each
+      sequence once, from a queue; one from `OffPolicyConfig` samples batches from replay.
+    presets: machine -> function of an environment's name that returns the config.
+    can_fuse: whether the learner has a field `fused`: environment and update in one program. The
+      update then also needs `footprint` and `scale`, see `ppo_update.Update`.
+    free_keys: paths that may change when a run resumes, beside `FREE`.
+    indifferent_keys: paths on which a learning curve does not depend, beside those of all agents.
+    old_keys: of older versions.
+    shown: label -> metric of the learner, for the progress line.
+  """
+
+  config_class: ClassVar[type]
+  learner_class: ClassVar[type[learner_config.LoopConfig]]
+  presets: ClassVar[Mapping[str, Callable[[str], ExperimentConfig]]]
+  can_fuse: ClassVar[bool] = False
+  free_keys: ClassVar[Sequence[str]] = ()
+  indifferent_keys: ClassVar[Sequence[str]] = ()
+  old_keys: ClassVar[OldKeys] = OldKeys()
+  shown: ClassVar[Mapping[str, str]] = {}
+
+  @property
+  def name(self) -> str:
+    """As of `--agent`, and in config.yaml."""
+    return f'{type(self).__module__}:{type(self).__qualname__}'
+
+  @property
+  def on_policy(self) -> bool:
+    """Whether each sequence is read once, from a queue."""
+    return issubclass(self.learner_class, learner_config.OnPolicyConfig)
+
+  @abc.abstractmethod
+  def make(self, config: Any, observation_spec: Any, action_spec: Any) -> Any:
+    """The agent for one environment's specs, without any array.
+
+    Args:
+      config: of `config_class`.
+      observation_spec: tree of specs, see `environment.Environment`.
+      action_spec: BoundedArray or DiscreteArray.
+
+    Returns:
+      All that `make_update` needs, with a field `agent`: an `agents.agent.Agent`.
+
+    Raises:
+      ValueError: the agent does not support these specs.
+    """
+
+  @abc.abstractmethod
+  def make_update(self, config: ExperimentConfig, trained: Any, *, num_devices: int) -> Any:
+    """The update of parameters by a batch.
+
+    Args:
+      config: of the run, an `ExperimentConfig`.
+      trained: as of `make`.
+      num_devices: of all processes of the learner; each has an equal part of every batch.
+
+    Returns:
+      A `loop.Update`: `init` of the state, and `update`.
+
+    Raises:
+      ValueError: a batch does not divide over the devices.
+    """
+
+  def check(self, config: ExperimentConfig) -> None:
+    """Raises ValueError for values that do not fit together, named with a remedy."""
+    del config
+
+  def make_advice(self, config: ExperimentConfig, warn: Callable[[str], None]) -> Any:
+    """An `advice.Advice`, which warns of runs that will not learn, or None."""
+    del config, warn
+    return None
+
+
+@functools.cache
+def find_record(name: str) -> AgentRecord:
+  """The record of an agent.
+
+  Args:
+    name: a key of `AGENTS`, or 'package.module:Class'.
+
+  Raises:
+    ValueError: there is no such record, or it is incomplete.
+  """
+  kind = _find(name)
+  field = f'agent_name={name!r}'
+  if not issubclass(kind, AgentRecord):
+    raise ValueError(
+      f'{field}: {kind.__name__} is no record of an agent; derive it from '
+      'hephaestus.launch.records.AgentRecord'
+    )
+  lacking = [
+    *(each for each in ('config_class', 'learner_class', 'presets') if not hasattr(kind, each)),
+    *sorted(kind.__abstractmethods__),
+  ]
+  if lacking:
+    raise ValueError(f'{field}: {kind.__name__} lacks {", ".join(lacking)}; see docs/agents.md')
+  for each in ('config_class', 'learner_class'):
+    if not dataclasses.is_dataclass(getattr(kind, each)):
+      raise ValueError(f'{field}: {kind.__name__}.{each} must be a dataclass')
+  kinds = (learner_config.OnPolicyConfig, learner_config.OffPolicyConfig)
+  if not issubclass(kind.learner_class, kinds):
+    raise ValueError(
+      f'{field}: {kind.__name__}.learner_class must derive from OnPolicyConfig or OffPolicyConfig of '
+      'hephaestus.learner.config'
+    )
+  return kind()
+
+
+def _find(name: str) -> type:
+  """The class of an agent's record.
+
+  Args:
+    name: a key of `AGENTS`, or 'package.module:Class' for a user's agent.
+
+  Raises:
+    ValueError: there is no such agent, module or class; says which, and names the nearest.
+  """
+  field = f'agent_name={name!r}'
+  module_name, colon, attribute = AGENTS.get(name, name).partition(':')
+  if not (module_name and colon and attribute):
+    raise ValueError(
+      f'{field}: no such agent; {_nearest(name, AGENTS)}known are: {", ".join(AGENTS)}; an agent of '
+      "your own is named by its import path, 'package.module:Class'"
+    )
+  if (
+    module_name.partition('.')[0] in sys.stdlib_module_names
+  ):  # which must not run by a config file
+    raise ValueError(f"{field}: {module_name} is Python's own and has no agent")
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    # A missing import within the user's module is reported as it is.
+    if error.name is None or not f'{module_name}.'.startswith(f'{error.name}.'):
+      raise
+    raise ValueError(
+      f'{field}: there is no module {error.name!r}; is the folder that holds it on PYTHONPATH?'
+    ) from error
+  found = getattr(module, attribute, None)
+  if not inspect.isclass(found):
+    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+    raise ValueError(
+      f'{field}: {module_name} has no class {attribute!r}; {_nearest(attribute, classes)}'
+      f'its classes are: {", ".join(classes) or "none"}'
+    )
+  return found
+
+
+def _nearest(given: str, known: list[str] | dict[str, str]) -> str:
+  names = ' or '.join(difflib.get_close_matches(given, known))
+  return f'did you mean {names}? ' if names else ''
