@@ -34,7 +34,7 @@ train: $(EXTRAS:%=$(VENV)/.synced-%) $(VENV)/.synced-base
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(VENV)/.synced-dev
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check

@@ -36,23 +36,22 @@ def pytest_configure(config):
 # Longest first, so that no worker is left alone with one of them; real runs, which mostly wait,
 # beside programs that compile.
 ORDER = (
-  'launch/run/test_topology.py', 'learner/test_dreamer_update.py', 'launch/cluster/test_hosts.py',
-  'learner/', 'launch/', 'agents/', 'replay/', 'actors/',
+  'launch/run/test_topology.py', 'learner/test_dreamer_update.py',
+  'launch/run/test_several_learners.py', 'launch/run/test_ppo_with_actors.py',
+  'launch/cluster/test_hosts.py', 'learner/', 'launch/', 'agents/', 'replay/', 'actors/',
 )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Gives each file to one worker, but for tests that name another `xdist_group`."""
+  """Sorts the files, which workers take in this order."""
   tests = pathlib.Path(__file__).parent
-  where = {item: item.path.relative_to(tests).as_posix() for item in items}
-  for item in items:
-    if item.get_closest_marker('xdist_group') is None:
-      item.add_marker(pytest.mark.xdist_group(where[item]))
-  rank = lambda path: next(
-    (at for at, start in enumerate(ORDER) if path.startswith(start)), len(ORDER)
-  )
-  items.sort(key=lambda item: rank(where[item]))
+
+  def rank(item):
+    path = item.path.relative_to(tests).as_posix()
+    return next((at for at, start in enumerate(ORDER) if path.startswith(start)), len(ORDER))
+
+  items.sort(key=rank)
 
 
 @pytest.fixture(scope='module', autouse=True)

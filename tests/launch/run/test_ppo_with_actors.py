@@ -1,0 +1,64 @@
+"""PPO with actors of its own, in real runs: it resumes after a kill, and gives up a node that fails."""
+
+import time
+
+import pytest
+import runs
+
+from hephaestus.launch.inspect import live
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+PPO = (
+  'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
+  'actor.num_envs=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',
+  'learner.num_minibatches=2', 'learner.log_period=2', 'learner.checkpoint_period=0.5',
+  'actor.log_period=0.5', 'evaluator.period=5', 'evaluator.num_episodes=8',
+  'evaluator.final_episodes=8', 'tensorboard=false',
+)  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_node_that_keeps_failing_ends_the_run(folder):
+  # The learner of PPO compiles fastest.
+  run = runs.Launch(folder, *PPO, 'max_environment_steps=100000000', agent='ppo')
+  run.wait_for(lambda: run.pid('learner') is not None, 'the learner')
+  # A file in place of a folder: the learner cannot write a checkpoint.
+  run.wait_for(lambda: (folder / 'checkpoints').exists(), 'the folder')
+  (folder / 'checkpoints').rmdir()
+  (folder / 'checkpoints').write_text('')
+  assert run.end() == 1, run.words()
+  assert 'learner failed again and again' in run.words()
+  assert 'checkpoints' in (folder.parent / 'output.txt').read_text()
+  assert runs.living(folder) == []
+
+
+@pytest.mark.timeout(300)
+def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
+  # max_minutes restarts with the learner, so the run cannot end before the kill unnoticed.
+  options = ('max_environment_steps=100000000', 'max_minutes=0.2')
+  run = runs.Launch(folder, *PPO, *options, agent='ppo')
+  saved = lambda: any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
+  run.wait_for(lambda: saved() and run.step() > 0, 'a checkpoint and a row')
+  run.kill('learner')
+  log = folder / 'logs' / 'learner.log'
+  run.wait_for(lambda: runs.resumed_at(log), 'another learner')
+  resumed = time.time()  # rows beyond its checkpoint are dropped before it writes one
+  run.wait_for(lambda: run.rows('learner') and run.rows('learner')[-1]['time'] > resumed, 'a row')
+  rows = run.rows('learner')
+  report = live.inspect(str(folder))
+  rows += run.rows('learner')  # it continues to write
+  assert report['tables']['on_policy']['max_size'] == 4
+  assert report['environment_step'] in {row['environment_step'] for row in rows}
+  assert run.end() == 0, run.words()
+  assert runs.living(folder) == []
+  (update,) = runs.resumed_at(log)
+  assert update > 0
+  rows = run.rows('learner')
+  runs.check_steps(rows, log_period=2)
+  # The learner used all it read: eight sequences of eight steps in each update.
+  assert all(row['environment_step'] >= 64 * row['learner_step'] for row in rows)
+  assert max(row['staleness'] for row in rows) <= 2
+  final = run.rows('evaluator')[-1]
+  assert final['final'] and f'learner_step={final["learner_step"]}' in run.words()
+  assert {row['kind'] for row in run.rows('events')} >= {'restarting', 'finished'}
