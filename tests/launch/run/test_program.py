@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow  # noqa: F401  it gives the name bfloat16 to a type of its own
 
-from hephaestus.agents.dreamer import world_model
+from hephaestus.agents.dreamer import rssm
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.run import parts as parts_lib
@@ -36,7 +36,7 @@ def test_update_of_preset_has_stable_shapes(agent, preset, environment):
   )
   assert all(value.dtype == jnp.float32 for value in metrics.values())
   latent = parts.sequence_schema.initial_state.latent
-  assert isinstance(latent, world_model.Latent)
+  assert isinstance(latent, rssm.Latent)
   assert latent.deterministic.dtype == made.agent.dtype
 
 
