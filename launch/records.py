@@ -112,6 +112,11 @@ class AgentRecord(abc.ABC):
     """Raises ValueError for values that do not fit together, named with a remedy."""
     del config
 
+  def warnings(self, trained: Any) -> Sequence[str]:
+    """Lines on what the agent treats in another way in this environment, printed as a run starts."""
+    del trained
+    return ()
+
   def make_advice(self, config: ExperimentConfig, warn: Callable[[str], None]) -> Any:
     """An `advice.Advice`, which warns of runs that will not learn, or None."""
     del config, warn

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import chex
@@ -47,6 +48,16 @@ class Networks:
   def numbers(self) -> numbers_lib.Numbers:
     """The numbers of an observation, F, which are part of the model's state."""
     return numbers_lib.Numbers(self.codec.flat_spec)
+
+  def warnings(self) -> list[str]:
+    """One line for each threshold of `observation` beyond which this environment lies."""
+    flat = observation_lib.MAX_CELLS
+    return self.numbers.warnings() + [
+      f'an image of {math.prod(spec.shape):,} numbers in [0, 1], more than {flat:,}: read by a CNN, and '
+      'no part of the state'
+      for spec in self.codec.image_specs
+      if observation_lib.is_bounded(spec, 0, 1)
+    ]
 
   @property
   def has_mask(self) -> bool:

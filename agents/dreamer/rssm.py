@@ -193,14 +193,16 @@ class RSSM:
     self, params: Tree, latent: Latent, previous: jax.Array
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Outputs for the numbers, [..., outputs], and decoded images, [..., H, W, C] each; float32."""
-    inputs = self._decoder_inputs(latent, previous)
-    images = []
+    inputs = jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
+    outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
+    if self.networks.numbers.size:
+      outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
     if self.networks.codec.image_specs:
       pixels = self.networks.apply(params, 'image_decoder', inputs).astype(jnp.float32)
       shapes = [spec.shape for spec in self.networks.codec.image_specs]
       parts = jnp.split(pixels, np.cumsum([np.prod(shape) for shape in shapes])[:-1], axis=-1)
       images = [x.reshape(*x.shape[:-1], *shape) for x, shape in zip(parts, shapes, strict=True)]
-    return self._decode_numbers(params, inputs), images
+    return outputs, images
 
   # Inputs of the equations.
 
@@ -271,9 +273,10 @@ class RSSM:
     numbers, encoded = self.encoder(params, observation)
     before = self.embed(params, recurrent.latent.numbers)
     previous = self._previous(recurrent.action, before, first)
-    inputs = self._observed(params, previous, encoded)(numbers, first, noise)
-    matrices = self._cast(self.matrices(params))
-    latent, _ = self._step(matrices, params, recurrent, inputs)
+    inputs = Observed(
+      self._embedded(params, previous), self._evidence(params, encoded), numbers, first, noise
+    )
+    latent, _ = self._step(self._cast(self.matrices(params)), params, recurrent, inputs)
     return latent, previous
 
   def imagine(
@@ -298,10 +301,11 @@ class RSSM:
       of it, [K, B', ...].
     """
     before = recurrent.latent.numbers
-    embedding = self.embed(params, before)
-    previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
-    embedded = self._embedded(params, embedding)
-    deterministic = self.sequence_model(params, self._cast(matrices), recurrent, embedded)
+    action = recurrent.action.astype(self.dtype)
+    previous = jnp.concatenate([action, self.embed(params, before)], axis=-1)
+    deterministic = self.sequence_model(
+      params, self._cast(matrices), recurrent, self._embedded(params, previous)
+    )
     outputs = self._prior_outputs(params, deterministic)
     followed = self._prior(params, outputs[member, jnp.arange(len(member))]).belief
     latent = Latent(deterministic, followed.sample(noise).astype(self.dtype), before)
@@ -334,7 +338,9 @@ class RSSM:
       shifted(self.embed(params, initial.latent.numbers), embedding),
       first,
     )
-    observed = self._observed(params, previous, encoded)(numbers, first, noise)
+    observed = Observed(
+      self._embedded(params, previous), self._evidence(params, encoded), numbers, first, noise
+    )
 
     def step(matrices, params, recurrent, inputs):
       observed, action = inputs
@@ -375,16 +381,15 @@ class RSSM:
     previous = jnp.concatenate([action.astype(self.dtype), embedding], axis=-1)
     return jnp.where(first[..., None], 0, previous).astype(self.dtype)
 
-  def _observed(self, params: Tree, previous: jax.Array, encoded: jax.Array):
-    """(numbers, first, noise) -> Observed, with the products of the known inputs, all at once."""
+  def _evidence(self, params: Tree, encoded: jax.Array) -> jax.Array:
+    """[..., encoded] observation to its term in the posterior's hidden layer, [..., hidden]."""
     kernel = params['posterior']['kernel'][self.networks.config.deterministic_size :]
-    embedded = self._embedded(params, previous[..., self.networks.actions.size :])
-    return lambda *others: Observed(embedded, encoded @ kernel.astype(self.dtype), *others)
+    return encoded @ kernel.astype(self.dtype)
 
-  def _embedded(self, params: Tree, embedding: jax.Array) -> jax.Array:
-    """[..., E] to its term in the gates, [..., 3 H]."""
+  def _embedded(self, params: Tree, previous: jax.Array) -> jax.Array:
+    """[..., C] inputs of a transition to the term of e in the gates, [..., 3 H]."""
     _, kernel = self._recurrence_kernels(params)
-    return embedding @ kernel.astype(self.dtype)
+    return previous[..., self.networks.actions.size :] @ kernel.astype(self.dtype)
 
   def _recurrence_kernels(self, params: Tree) -> list[jax.Array]:
     """Centred kernels of the sequence model, for [z, a, h] and for e."""
@@ -413,21 +418,12 @@ class RSSM:
       noise = numbers.noise(jax.lax.stop_gradient(params[modules.STATISTICS]))
     return Prior(self._belief(latent), change.astype(jnp.float32), noise)
 
-  def _decoder_inputs(self, latent: Latent, previous: jax.Array) -> jax.Array:
-    return jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
-
-  def _decode_numbers(self, params: Tree, inputs: jax.Array) -> jax.Array:
-    """Outputs of the decoder for the numbers, [..., outputs] float32."""
-    if not self.networks.numbers.size:
-      return jnp.zeros((*inputs.shape[:-1], 0), jnp.float32)
-    return self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
-
   def _imagined_numbers(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
     """The most likely numbers of an imagined step, [B', F], whose latent has those before it."""
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before
-    outputs = self._decode_numbers(params, self._decoder_inputs(latent, previous))
+    outputs, _ = self.decoder(params, latent, previous)  # unused, images are not computed
     follows = jnp.ones(before.shape[:-1], bool)
     predicted = numbers.predict(outputs, before, follows, params[modules.STATISTICS])
     return numbers.expected(predicted, params[modules.STATISTICS])

@@ -71,6 +71,9 @@ class Dreamer(records.AgentRecord):
         f'{config.actor.sequence_length}'
       )
 
+  def warnings(self, trained: dreamer_agent.Dreamer) -> list[str]:
+    return trained.model.networks.warnings()
+
 
 class Plain(Dreamer):
   """The baseline of the ensemble, intrinsic motivation and the adaptive horizon.

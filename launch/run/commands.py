@@ -74,7 +74,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
-    print(f'run folder: {folder}', flush=True)
+    print(f'run folder: {folder}', *preflight.warnings(config), sep='\n', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments, profile=profile)
     print(memory, flush=True)

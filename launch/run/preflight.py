@@ -67,6 +67,13 @@ def check_memory(config: launch_config.ExperimentConfig, shards: int | None = No
   )
 
 
+def warnings(config: launch_config.ExperimentConfig) -> list[str]:
+  """Lines on what the agent treats in another way in this environment."""
+  name = config.environment['name']
+  found = config.record.warnings(parts_lib.make_parts(config).trained)
+  return [f'environment.name={name}: {line}' for line in found]
+
+
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
   """Memory of replay once its strata are full, if nothing compresses."""
   return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)

@@ -66,6 +66,22 @@ def test_progress_of_ppo_shows_staleness(run):
   assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
 
 
+@pytest.mark.parametrize(
+  ('size', 'line'),
+  [
+    (4, None),
+    (8, '74 numbers in [0, 1], more than 28: read without levels'),
+    (16, '266 numbers in [0, 1], more than 113: predicted as binary'),
+  ],
+)
+def test_environment_beyond_a_threshold_of_the_agent_is_warned_of(size, line):
+  given = [f'environment.size={size}', 'environment.num_resources=2']
+  made = config.override(presets.laptop('grid_world'), given)
+  warnings = preflight.warnings(made)
+  assert [line in warning for warning in warnings] == [True] * (line is not None)
+  assert not preflight.warnings(presets.ppo_laptop('grid_world'))
+
+
 def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
   made = presets.laptop('catch')
   each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
