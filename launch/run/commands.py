@@ -70,7 +70,10 @@ def _train(arguments: argparse.Namespace) -> int:
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     folder = arguments.run or folder_lib.new(config)
     preflight.check_environment(config)
-    memory = '' if config.fused else preflight.check_memory(config)
+    memory = ''
+    if not config.fused:
+      memory = preflight.check_memory(config)
+      preflight.check_checkpoint(config, folder)
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)

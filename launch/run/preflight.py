@@ -67,6 +67,13 @@ def check_memory(config: launch_config.ExperimentConfig, shards: int | None = No
   )
 
 
+def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
+  """Raises ValueError for a run whose newest checkpoint is of another network than this version's."""
+  if (folder / 'checkpoints').exists():
+    shapes = parts_lib.saved_shapes(config, parts_lib.make_parts(config))
+    parts_lib.newest_params(folder, shapes)
+
+
 def warnings(config: launch_config.ExperimentConfig) -> list[str]:
   """Lines on what the agent treats in another way in this environment."""
   name = config.environment['name']

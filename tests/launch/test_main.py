@@ -1,5 +1,6 @@
 """The command line: bad input ends with exit code 2 and one line that names it; nothing is written."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -8,11 +9,13 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from hephaestus.launch import config, flags, main
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.run import folder as folder_lib
+from hephaestus.learner import checkpoint
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
@@ -179,6 +182,19 @@ def test_run_of_an_older_network_is_refused_in_one_line(folder, capsys, command)
   assert 'whose network differs' in message and 'can still be inspected' in message
   assert message.count('\n') == 1
   assert path.read_text() == old
+
+
+def test_checkpoint_of_another_network_is_refused_before_anything_starts(folder, capsys):
+  folder_lib.open_run(folder, presets.laptop('catch'))
+  with contextlib.closing(checkpoint.Checkpointer(folder / 'checkpoints')) as saved:
+    saved.save(3, {'weights': np.zeros(2, np.float32)})
+    saved.wait()
+  assert run('train', '--run', folder) == 2
+  output, message = capsys.readouterr()
+  assert not output
+  assert message.startswith(f'hephaestus train: checkpoint {folder / "checkpoints" / "3"}: ')
+  assert 'a version whose network differs; choose another run folder' in message
+  assert message.count('\n') == 1
 
 
 def test_unwritable_folder_is_named(tmp_path, capsys):
