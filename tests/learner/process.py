@@ -86,11 +86,12 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
       signal.raise_signal(signal.SIGSTOP) if is_done() else begin(step)
     )
   if kind == 'dreamer':
-    import test_dreamer_update as dreaming
+    sys.path.append(str(pathlib.Path(__file__).parents[1]))  # helpers of the tests
+    import small_dreamer
 
-    dreamer = dreaming.make_dreamer()
-    update = dreamer_update.make_update(dreamer, dreaming.RATES)
-    make_batch = lambda seed: dreaming.make_batch(dreamer, seed, BATCH)
+    dreamer = small_dreamer.make_dreamer()
+    update = dreamer_update.make_update(dreamer, small_dreamer.RATES)
+    make_batch = lambda seed: small_dreamer.make_batch(dreamer, seed)
   else:
     update = mean_update(compile_for_ever if ending == 'compile' else lambda: None)
     make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed

@@ -1,101 +1,25 @@
 """One update: every part learns, and the result does not depend on the number of devices."""
 
 import dataclasses
+import functools
 
 import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
+from small_dreamer import BATCH, NUM_STEPS, RATES, make_batch, make_dreamer
+from trainer import Trainer
 
 from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, modules, rssm, world_model
-from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import checkpoint, devices, dreamer_update
-from hephaestus.learner import config as learner_config
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
 TASK, NOVELTY = actor_critic.TASK, actor_critic.NOVELTY
-
-NUM_ROWS, BATCH = 6, 8
-TINY = dict(
-  latent='gaussian', deterministic_size=8, stochastic_size=4, hidden_size=16, encoder_layers=1,
-  ensemble_size=3,
-  num_bins=11, bin_limit=3.0, horizon_max=4, horizon_min=2, steps_per_chunk=2, policy_layers=1,
-  window=3, starts_per_sequence=4, warm_up_updates=0, compute_dtype='float32',
-)  # fmt: skip
-RATES = learner_config.LearnerConfig(
-  batch_size=BATCH, rate_warm_up=1, model_learning_rate=3e-3, policy_learning_rate=1e-3
-)
-
-
-def make_dreamer(**changes):
-  config = dreamer_config.DreamerConfig(**(TINY | changes))
-  observation_spec = {
-    'bounded': specs.BoundedArray((3,), np.float32, 0, 1),
-    'real': specs.Array((2,), np.float32),
-  }
-  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
-
-
-def make_batch(dreamer, seed=0, batch=BATCH):
-  random = np.random.default_rng(seed)
-  step_type = np.full((batch, NUM_ROWS), dm_env.StepType.MID, np.int32)
-  step_type[::2, 0] = dm_env.StepType.FIRST
-  step_type[::3, 3] = dm_env.StepType.LAST
-  step_type[::3, 4] = dm_env.StepType.FIRST
-  latent = dreamer.model.rssm.initial(batch)
-  return experience.Sequence(
-    observation={
-      'bounded': random.uniform(size=(batch, NUM_ROWS, 3)).astype(np.float32),
-      'real': random.normal(2.0, 3.0, (batch, NUM_ROWS, 2)).astype(np.float32),
-    },
-    action=random.integers(0, 3, (batch, NUM_ROWS)).astype(np.int32),
-    reward=random.normal(size=(batch, NUM_ROWS)).astype(np.float32),
-    discount=np.where(step_type == dm_env.StepType.LAST, 0.0, 1.0).astype(np.float32),
-    step_type=step_type,
-    extras={'log_prob': np.zeros((batch, NUM_ROWS), np.float32)},
-    initial_state=jax.device_get(latent),
-    identity=random.integers(0, 2**32, batch, dtype=np.uint32),
-    version=np.zeros(batch, np.int32),
-    actor_id=np.zeros(batch, np.int32),
-  )
-
-
-class Trainer:
-  """The update on the first D devices."""
-
-  def __init__(self, dreamer, num_devices, rates=RATES):
-    self.devices = jax.local_devices()[:num_devices]
-    self.traces = 0
-    made = dreamer_update.make_update(dreamer, rates)
-    self._init = jax.jit(made.init)
-
-    def update(state, sequence):
-      self.traces += 1
-      return made.update(state, sequence)
-
-    self._update = jax.pmap(update, axis_name=devices.DEVICES, devices=self.devices)
-    self.begin()
-
-  def begin(self):
-    """A fresh state; what was compiled stays."""
-    state = self._init(jax.random.key(0))
-    self.state = jax.device_put_replicated(state, self.devices)
-    return self
-
-  def step(self, batch):
-    count = len(self.devices)
-    shard = lambda x: x.reshape(count, len(x) // count, *x.shape[1:])
-    self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
-    return {name: float(np.asarray(value)[0]) for name, value in metrics.items()}
-
-  def arrays(self, device=0):
-    """One replica as host arrays."""
-    return jax.tree.map(lambda x: np.asarray(x)[device], self.state)
+WARM_UP = 2
 
 
 @pytest.fixture(scope='module')
@@ -103,14 +27,64 @@ def dreamer():
   return make_dreamer()
 
 
+def counting(dreamer, count_step, count_chunk):
+  """The same agent, which calls a function at each imagined step and each chunk of its loss."""
+
+  @dataclasses.dataclass(frozen=True)
+  class CountingRSSM(rssm.RSSM):
+    def imagine(self, *arguments):
+      jax.debug.callback(count_step)
+      return super().imagine(*arguments)
+
+  class CountingModel(world_model.WorldModel):
+    @property
+    def rssm(self):
+      return CountingRSSM(self.networks)
+
+  @dataclasses.dataclass(frozen=True)
+  class CountingActorCritic(actor_critic.ActorCritic):
+    def loss(self, *arguments):
+      jax.debug.callback(count_chunk)
+      return super().loss(*arguments)
+
+  copy = lambda made, part: made(
+    **{x.name: getattr(part, x.name) for x in dataclasses.fields(part)}
+  )
+  return dreamer._replace(
+    model=copy(CountingModel, dreamer.model),
+    actor_critic=copy(CountingActorCritic, dreamer.actor_critic),
+  )
+
+
+class Counted(Trainer):
+  """The update on one device, with a warm-up of two updates.
+
+  Attributes:
+    counts: imagined steps, and chunks of the policy's loss.
+  """
+
+  def __init__(self):
+    self.counts = np.zeros(2, int)
+    add = lambda i: lambda: np.add.at(self.counts, i, 1)
+    made = counting(make_dreamer(warm_up_updates=WARM_UP), add(0), add(1))
+    super().__init__(dreamer_update.make_update(made, RATES))
+
+  def begin(self, step=WARM_UP, boredom=0.0):
+    """A fresh state at a step, after warm-up unless told otherwise."""
+    super().begin()
+    bored = self.state.intrinsic._replace(boredom=self.state.intrinsic.boredom + boredom)
+    self.state = self.state._replace(step=self.state.step + step, intrinsic=bored)
+    return self
+
+
 @pytest.fixture(scope='module')
-def one_device(dreamer):
-  return Trainer(dreamer, 1)
+def one_device():
+  return Counted()
 
 
 @pytest.fixture(scope='module')
 def eight_devices(dreamer):
-  return Trainer(dreamer, 8)
+  return Trainer(dreamer_update.make_update(dreamer, RATES), 8)
 
 
 def test_one_update_changes_every_module(dreamer, one_device):
@@ -118,10 +92,10 @@ def test_one_update_changes_every_module(dreamer, one_device):
   metrics = one_device.step(make_batch(dreamer))
   after = one_device.arrays()
   assert metrics['dream/horizon'] >= 2
-  for room in ('world_model', 'actor_critic'):
-    for module, params in before.params[room].items():
-      moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, after.params[room][module])
-      assert max(jax.tree.leaves(moved)) > 1e-5, f'{room}/{module} did not learn'
+  for part in ('world_model', 'actor_critic'):
+    for module, params in before.params[part].items():
+      moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, after.params[part][module])
+      assert max(jax.tree.leaves(moved)) > 1e-5, f'{part}/{module} did not learn'
 
 
 def test_replicas_stay_bitwise_equal_on_eight_devices(dreamer, eight_devices):
@@ -176,6 +150,11 @@ def test_update_fits_a_tiny_batch(dreamer, one_device):
   assert losses[-1]['world_model/reward_correlation'] > 0.5
 
 
+@functools.partial(jax.pmap, axis_name=devices.DEVICES)
+def correlate(*arrays):
+  return returns.correlation(*arrays, devices.mean_total)
+
+
 @pytest.mark.parametrize(
   ('expected', 'real', 'correlation'),
   [
@@ -188,29 +167,11 @@ def test_update_fits_a_tiny_batch(dreamer, one_device):
 )
 @pytest.mark.parametrize('num_devices', [1, 2])
 def test_correlation_is_over_the_steps_that_count(expected, real, correlation, num_devices):
-  rows = [np.float32(x).reshape(num_devices, -1) for x in (expected, real)]
-  counts = np.array([True, True, True, False]).reshape(num_devices, -1)
-  found = jax.pmap(
-    lambda *arrays: returns.correlation(*arrays, devices.mean_total), axis_name=devices.DEVICES
-  )(*rows, counts)
-  np.testing.assert_allclose(found, correlation, atol=1e-5)
-
-
-def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one_device):
-  """And the metrics report how often it is positive."""
-
-  def step(bias):
-    output = one_device.begin().state.params['world_model']['prior']['Dense_1']
-    size = dreamer.config.stochastic_size
-    output['bias'] = output['bias'].at[..., size : 2 * size].set(bias)
-    metrics = one_device.step(make_batch(dreamer))
-    names = ('novelty', 'clean_novelty', 'clean_novelty_positive')
-    return [metrics[f'intrinsic/{name}'] for name in names]
-
-  novelty, clean, positive = step(3.0)  # variances of 13 and more
-  assert novelty > 1e-3 and clean == positive == 0
-  novelty, clean, positive = step(-10.0)  # of 0.01
-  assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
+  counts = [True, True, True, False]
+  shards = [
+    np.reshape(x, (num_devices, -1)) for x in (np.float32(expected), np.float32(real), counts)
+  ]
+  np.testing.assert_allclose(correlate(*shards), correlation, atol=1e-5)
 
 
 def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_device):
@@ -368,7 +329,7 @@ def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, e
 
 def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device):
   """Their gradient reaches the features, so that latents keep what later rewards depend on."""
-  dreamer = make_dreamer(warm_up_updates=2)
+  dreamer = make_dreamer(warm_up_updates=WARM_UP)
   batch = experience.time_major(make_batch(dreamer))
   one_device.begin().step(make_batch(dreamer))  # the last layers begin with zeros
   state = one_device.arrays()
@@ -376,36 +337,11 @@ def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device
 
   @jax.jit
   def largest(step):
-    features = jnp.ones((NUM_ROWS, BATCH, dreamer.model.networks.feature_size))
+    features = jnp.ones((NUM_STEPS, BATCH, dreamer.model.networks.feature_size))
     loss = lambda features: learner._value_loss(state._replace(step=step), batch, features)
     return jnp.abs(jax.grad(loss)(features)).max()
 
-  assert largest(jnp.int32(1)) == 0 and largest(jnp.int32(2)) > 0
-
-
-@pytest.mark.parametrize(
-  'changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}], ids=['one member', 'no weight']
-)
-def test_without_novelty_the_critic_has_one_head(changes):
-  dreamer = make_dreamer(**changes)
-  update = dreamer_update.make_update(dreamer, RATES)
-  state = jax.eval_shape(update.init, jax.random.key(0))
-  assert list(state.return_ranges) == [TASK]
-  bins = dreamer.config.num_bins
-  assert state.slow_critic['rest']['Dense_0']['bias'].shape == (bins,)
-  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-  replica, batch = jax.tree.map(add_axis, (state, make_batch(dreamer)))
-  new_state, metrics = jax.eval_shape(
-    jax.vmap(update.update, axis_name=devices.DEVICES), replica, batch
-  )
-  assert new_state == replica and 'actor_critic/critic_loss' in metrics
-
-
-def test_updates_are_traced_once(dreamer, one_device):
-  one_device.begin()
-  for seed in range(3):
-    one_device.step(make_batch(dreamer, seed))
-  assert one_device.traces == 1
+  assert largest(jnp.int32(WARM_UP - 1)) == 0 and largest(jnp.int32(WARM_UP)) > 0
 
 
 def test_each_update_has_its_own_key(dreamer, one_device):
@@ -417,127 +353,103 @@ def test_each_update_has_its_own_key(dreamer, one_device):
   assert len(set(keys)) == 3
 
 
-class Dreamt:
-  """The update of one device that learns from imagination alone, and counts computed steps."""
+def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
+  """The policy's optimizer, averages and ranges do not change either."""
 
-  def __init__(self):
-    rows, chunks = [], []
-
-    @dataclasses.dataclass(frozen=True)
-    class CountingRSSM(rssm.RSSM):
-      def imagine(self, *arguments):
-        jax.debug.callback(rows.append, jnp.int32(1))
-        return super().imagine(*arguments)
-
-    class CountingModel(world_model.WorldModel):
-      @property
-      def rssm(self):
-        return CountingRSSM(self.networks)
-
-    @dataclasses.dataclass(frozen=True)
-    class CountingActorCritic(actor_critic.ActorCritic):
-      def loss(self, params, rows, targets):
-        jax.debug.callback(chunks.append, jnp.int32(1))
-        return super().loss(params, rows, targets)
-
-    made = make_dreamer(
-      boredom_threshold=10.0, boredom_rise=0.5, warm_up_updates=2, entropy_scale=0.0,
-      replayed_value_scale=0.0,
-    )  # fmt: skip
-    of = lambda part: {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    self.dreamer = made._replace(
-      model=CountingModel(**of(made.model)),
-      actor_critic=CountingActorCritic(**of(made.actor_critic)),
-    )
-    self.trainer = Trainer(self.dreamer, 1)
-    self._counts = rows, chunks
-
-  def step(self, seed=0):
-    """Metrics; whether each part of the policy's state changed; computed steps and chunks."""
-    for count in self._counts:
-      count.clear()
-
-    def policy():
-      state = self.trainer.arrays()
-      return state.params['actor_critic'] | {
+  def parts():
+    state = one_device.arrays()
+    return (
+      state.params
+      | state.params['actor_critic']
+      | {
         'optimizer': state.policy_opt_state,
         'slow critic': state.slow_critic,
         'return ranges': state.return_ranges,
         'largest range': state.largest_novelty_range,
       }
+    )
 
-    before = policy()
-    metrics = self.trainer.step(make_batch(self.dreamer, seed))
-    jax.effects_barrier()
-    moved = {
-      name: not all(jax.tree.leaves(jax.tree.map(np.array_equal, before[name], params)))
-      for name, params in policy().items()
-    }
-    return metrics, moved, *map(len, self._counts)
+  one_device.begin(step=0)
+  found = []
+  for seed in range(WARM_UP + 1):
+    before = parts()
+    one_device.step(make_batch(dreamer, seed))
+    same = jax.tree.map(np.array_equal, before, parts())
+    found.append({name for name, equal in same.items() if not all(jax.tree.leaves(equal))})
+  assert found == [{'world_model'}] * WARM_UP + [set(before)]
+
+
+@pytest.mark.parametrize(
+  ('step', 'boredom', 'horizon', 'chunks'),
+  [(0, 0.0, 0, 0), (WARM_UP, 0.9, 2, 1), (WARM_UP, 0.4, 3, 2), (WARM_UP, 0.0, 4, 2)],
+  ids=['warm-up', 'most bored', 'bored', 'not bored'],
+)
+def test_update_computes_only_the_steps_of_its_horizon(
+  dreamer, one_device, step, boredom, horizon, chunks
+):
+  """A short horizon saves computation in all parts, rather than masking it."""
+  one_device.begin(step, boredom).counts[:] = 0
+  metrics = one_device.step(make_batch(dreamer))
+  jax.effects_barrier()
+  assert metrics['dream/horizon'] == horizon
+  assert one_device.counts.tolist() == [horizon, chunks]
+
+
+def test_updates_are_traced_once(dreamer, one_device):
+  """A horizon is data, and no part of the program."""
+  horizons = set()
+  for step, boredom in ((0, 0.0), (WARM_UP, 0.0), (WARM_UP, 0.9)):
+    horizons.add(one_device.begin(step, boredom).step(make_batch(dreamer))['dream/horizon'])
+  assert len(horizons) == 3 and one_device.traces == 1
+
+
+# Shapes and dtypes, of which tracing is enough.
+
+
+def trace(dreamer):
+  """Shapes of a state, of the next one and of the metrics, from one update of one device."""
+  made = dreamer_update.make_update(dreamer, RATES)
+  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+  state, batch = jax.tree.map(add_axis, (initial(dreamer), make_batch(dreamer)))
+  return state, *jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), state, batch)
+
+
+def initial(dreamer):
+  return jax.eval_shape(dreamer_update.make_update(dreamer, RATES).init, jax.random.key(0))
 
 
 @pytest.fixture(scope='module')
-def dreamt():
-  """Four updates: two of warm-up, and maximal boredom in all of them."""
-  made = Dreamt()
-  return made, [made.step(seed) for seed in range(4)]
-
-
-def test_boredom_shortens_imagination_without_a_second_trace(dreamt):
-  made, steps = dreamt
-  assert [metrics['dream/horizon'] for metrics, *_ in steps] == [0, 0, 2, 2]
-  assert made.trainer.traces == 1
-
-
-def test_imagination_alone_trains_salience_actor_and_critic(dreamt):
-  """Their gradient comes from stored imagined steps, without entropy and replayed steps."""
-  _, steps = dreamt
-  parts = ('salience', 'actor', 'critic', 'optimizer', 'slow critic', 'return ranges')
-  everyone = lambda moves: dict.fromkeys(parts, moves)
-  for _, moved, *_ in steps[:2]:
-    assert moved == everyone(False) | {'largest range': False}
-  assert steps[2][1] == everyone(True) | {'largest range': True}
-  assert steps[3][1] | {'largest range': None} == everyone(True) | {
-    'largest range': None
-  }  # see its own test
-
-
-def test_update_computes_only_the_steps_of_its_horizon(dreamt):
-  """A short horizon saves computation in all parts, rather than masking it."""
-  made, steps = dreamt
-  assert [counts for _, _, *counts in steps] == [[0, 0], [0, 0], [2, 1], [2, 1]]
-  made.trainer.begin()
-  made.trainer.state = made.trainer.state._replace(step=made.trainer.state.step + 2)
-  metrics, _, *counts = made.step()  # after warm-up, and less bored
-  assert metrics['dream/horizon'] == 3 and counts == [3, 2]
-
-
-def test_update_returns_no_typed_key(dreamer):
-  made = dreamer_update.make_update(dreamer, RATES)
-  state = jax.eval_shape(made.init, jax.random.key(0))
-  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-  assert not any(map(is_key, jax.tree.leaves(state)))
-
-
-def test_no_key_is_used_twice(dreamer):
-  made = dreamer_update.make_update(dreamer, RATES)
-  batch = jax.tree.map(lambda x: x[None], make_batch(dreamer))
-  with jax.debug_key_reuse(True):  # noticed when it is traced
-    state = jax.eval_shape(made.init, jax.random.key(0))
-    replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
-    jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), replica, batch)
-
-
-def test_bfloat16_reaches_neither_losses_nor_state():
+def traced_in_bfloat16():
+  """An agent in bfloat16, and its `trace`, which fails where a key is used twice."""
   dreamer = make_dreamer(compute_dtype='bfloat16')
-  update = dreamer_update.make_update(dreamer, RATES)
-  state = jax.eval_shape(update.init, jax.random.key(0))
-  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), make_batch(dreamer))
-  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-  new_state, metrics = jax.eval_shape(
-    jax.vmap(update.update, axis_name=devices.DEVICES), jax.tree.map(add_axis, state), batch
-  )
-  floats = [x.dtype for x in jax.tree.leaves((state, new_state, metrics))
-            if jnp.issubdtype(x.dtype, jnp.floating)]  # fmt: skip
-  assert set(floats) == {jnp.dtype('float32')}
-  assert isinstance(batch.initial_state, rssm.Recurrent)
+  with jax.debug_key_reuse(True):
+    return dreamer, *trace(dreamer)
+
+
+def test_no_key_is_used_twice_and_none_is_returned_typed(traced_in_bfloat16):
+  _, before, after, _ = traced_in_bfloat16
+  assert before == after
+  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+  assert not any(map(is_key, jax.tree.leaves(after)))
+
+
+def test_bfloat16_reaches_neither_losses_nor_state(traced_in_bfloat16):
+  dreamer, *shapes = traced_in_bfloat16
+  assert dreamer.model.rssm.initial(1).latent.deterministic.dtype == jnp.bfloat16
+  is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  assert {x.dtype for x in filter(is_float, jax.tree.leaves(shapes))} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize(
+  'changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}], ids=['one member', 'no weight']
+)
+def test_without_novelty_the_critic_has_one_head(changes):
+  dreamer = make_dreamer(**changes)
+  state = initial(dreamer)
+  assert list(state.return_ranges) == [TASK]
+  assert state.slow_critic['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
+
+
+def test_one_member_learns_without_novelty():
+  before, after, metrics = trace(make_dreamer(ensemble_size=1))
+  assert after == before and 'actor_critic/critic_loss' in metrics

@@ -1,0 +1,51 @@
+"""The default dreamer in the sizes of `tiny`, and random batches for its update."""
+
+import dm_env
+import jax
+import numpy as np
+import tiny
+from dm_env import specs
+
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.learner import config as learner_config
+
+NUM_STEPS, BATCH = 6, 8
+RATES = learner_config.LearnerConfig(
+  batch_size=BATCH, rate_warm_up=1, model_learning_rate=3e-3, policy_learning_rate=1e-3
+)
+
+
+def make_dreamer(**changes):
+  """A Dreamer of numbers between 0 and 1, real numbers and three actions; without warm-up."""
+  config = dreamer_config.DreamerConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)
+  observation_spec = {
+    'bounded': specs.BoundedArray((3,), np.float32, 0, 1),
+    'real': specs.Array((2,), np.float32),
+  }
+  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+
+
+def make_batch(dreamer, seed=0):
+  """A Sequence [B, T, ...] of random steps, some of which begin or terminate an episode."""
+  random = np.random.default_rng(seed)
+  step_type = np.full((BATCH, NUM_STEPS), dm_env.StepType.MID, np.int32)
+  step_type[::2, 0] = dm_env.StepType.FIRST
+  step_type[::3, 3] = dm_env.StepType.LAST
+  step_type[::3, 4] = dm_env.StepType.FIRST
+  return experience.Sequence(
+    observation={
+      'bounded': random.uniform(size=(BATCH, NUM_STEPS, 3)).astype(np.float32),
+      'real': random.normal(2.0, 3.0, (BATCH, NUM_STEPS, 2)).astype(np.float32),
+    },
+    action=random.integers(0, 3, (BATCH, NUM_STEPS)).astype(np.int32),
+    reward=random.normal(size=(BATCH, NUM_STEPS)).astype(np.float32),
+    discount=np.where(step_type == dm_env.StepType.LAST, 0.0, 1.0).astype(np.float32),
+    step_type=step_type,
+    extras={'log_prob': np.zeros((BATCH, NUM_STEPS), np.float32)},
+    initial_state=jax.device_get(dreamer.model.rssm.initial(BATCH)),
+    identity=random.integers(0, 2**32, BATCH, dtype=np.uint32),
+    version=np.zeros(BATCH, np.int32),
+    actor_id=np.zeros(BATCH, np.int32),
+  )
