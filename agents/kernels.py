@@ -316,7 +316,7 @@ def _plain_normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Arr
   return result
 
 
-PLAIN: dict[Callable[..., jax.Array], Callable[..., jax.Array]] = {
+PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {
   total: lambda x: jnp.sum(x, axis=-1),
   largest: lambda x: jnp.max(x, axis=-1),
   transposed: lambda x: x.T,

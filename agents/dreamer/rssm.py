@@ -169,8 +169,9 @@ class RSSM:
   ) -> jax.Array:
     """h_t, [B, H], from the step before and `embedded` of `Observed`."""
     latent, action = recurrent
-    joined = [latent.stochastic, action.astype(self.dtype), latent.deterministic]
-    joined = kernels.concatenate(joined)
+    joined = kernels.concatenate(
+      [latent.stochastic, action.astype(self.dtype), latent.deterministic]
+    )
     gates = joined @ matrices.recurrence + embedded
     gates = kernels.normalise(gates, **params['recurrence']['norm'], centred=True)
     state = joined[..., -latent.deterministic.shape[-1] :]

@@ -345,7 +345,7 @@ def _scaling_figures(arguments: argparse.Namespace) -> Any:
 
 def _environment_figures(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch import presets
+  from hephaestus.launch.agents import presets
   from hephaestus.launch.bench import environments
   from hephaestus.launch.run import variables
 
@@ -366,7 +366,7 @@ def _environment_figures(arguments: argparse.Namespace) -> Any:
 def _replay_figures(arguments: argparse.Namespace) -> Any:
   """Measures replay with sequences like those of an actor of the laptop preset."""
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch import presets
+  from hephaestus.launch.agents import presets
   from hephaestus.launch.bench import replay
   from hephaestus.launch.run import parts as parts_lib
 
