@@ -70,13 +70,12 @@ def _train(arguments: argparse.Namespace) -> int:
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     folder = arguments.run or folder_lib.new(config)
     preflight.check_environment(config)
-    memory = ''
-    if not config.fused:
-      memory = preflight.check_memory(config)
-      preflight.check_checkpoint(config, folder)
+    memory = '' if config.fused else preflight.check_memory(config)
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
+    if not config.fused:
+      preflight.check_checkpoint(config, folder)
     print(f'run folder: {folder}', *preflight.warnings(config), sep='\n', flush=True)
     if config.fused:
       return fused.train(config, folder, reset_moments=arguments.reset_moments, profile=profile)
