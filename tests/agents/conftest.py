@@ -14,6 +14,7 @@ from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import rssm
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -90,19 +91,13 @@ def compiled_quickly(little_optimization):
 
 
 @pytest.fixture(scope='session')
-def make_dreamer():
-  """(env, **changes of the config) -> Dreamer, cached."""
+def make_dreamer(tiny_dreamer):
+  """(env, **changes of the config) -> Dreamer, cached; by default without context."""
 
   @functools.cache
   def make(env='masked', **changes):
-    tiny = {
-      'latent': 'gaussian',
-      'deterministic_size': 8, 'stochastic_size': 4, 'classes': 3, 'hidden_size': 16,
-      'encoder_layers': 1, 'ensemble_size': 3, 'free_nats': 0.0, 'num_bins': 21,
-      'bin_limit': 5.0, 'horizon_max': 6, 'horizon_min': 2, 'steps_per_chunk': 2,
-      'policy_layers': 1, 'window': 3, 'compute_dtype': 'float32', 'image_channels': 4,
-    }  # fmt: skip
-    config = dreamer_config.DreamerConfig(**tiny | changes)
+    several = {'ensemble_size': 3, 'horizon_max': 6, 'image_channels': 4, 'free_nats': 0.0}
+    config = dreamer_config.DreamerConfig(**tiny_dreamer | several | changes)
     return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[env])
 
   return make
@@ -134,13 +129,13 @@ def make_params():
 
 @pytest.fixture(scope='session')
 def fresh_params():
-  """(dreamer) -> initial parameters."""
-  made = {}
+  """(dreamer, seed) -> initial parameters; compiled once for each agent."""
+  compiled = {}
 
-  def make(dreamer):
-    if id(dreamer) not in made:
-      made[id(dreamer)] = jax.jit(dreamer.agent.init_params)(jax.random.key(0))
-    return made[id(dreamer)]
+  def make(dreamer, seed=0):
+    if id(dreamer) not in compiled:
+      compiled[id(dreamer)] = jax.jit(dreamer.agent.init_params)
+    return compiled[id(dreamer)](jax.random.key(seed))
 
   return make
 
@@ -212,3 +207,17 @@ def infer():
     return compiled[id(model)](params, keys, sequence)
 
   return run
+
+
+@pytest.fixture(scope='session')
+def numbered_posterior():
+  """A posterior whose features are numbered by sequence and step, and these numbers, [T, B].
+
+  The number is 100 b + t, for t from 1. Two episodes begin: stream 0 at step 0, stream 1 at step 3.
+  """
+  num_steps, batch = STEP_TYPE.shape
+  number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
+  first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
+  latent = rssm.Latent(*(scale * number[..., None] for scale in (1, -1, 2)))
+  features = jnp.stack([number, -number], axis=-1)
+  return rssm.Posterior(latent, features, (), (), (), first), number

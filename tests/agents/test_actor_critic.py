@@ -1,4 +1,4 @@
-"""Actor and critic: directions of their gradients, also through the context module."""
+"""Actor and critic: directions of their gradients; those of salience are in `test_context.py`."""
 
 import functools
 
@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import context
-
-WINDOW = 3
 
 
 @pytest.fixture(scope='module')
@@ -28,33 +25,25 @@ def params(dreamer, make_params):
   return make_params(dreamer)['actor_critic']
 
 
-def random_steps(policy, num_steps, batch, seed=0):
-  """R steps with random episode boundaries, and the window before them."""
-  rng = np.random.default_rng(seed)
-  size = WINDOW - 1 + num_steps
-  array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  history = context.Window(
-    features=array(size, batch, policy.feature_size),
-    novelty=jnp.abs(array(size, batch)),
-    episode=jnp.asarray(np.cumsum(rng.uniform(size=(size, batch)) < 0.3, axis=0), jnp.int32),
-  )
-  return ac.Steps(
-    features=history.features[WINDOW - 1 :],
-    history=history,
-    choice=jnp.asarray(rng.integers(0, policy.action_size, (num_steps, batch)), jnp.int32),
-    mask=jnp.ones((num_steps, batch, policy.action_size), bool),
-  )
-
-
 # Losses on imagined steps.
 
 
 @pytest.fixture(scope='module')
 def steps(policy):
-  steps = random_steps(policy, 4, 3)
-  # Action 2 is illegal in the first two steps, and not taken there.
-  mask = steps.mask.at[:2, :, 2].set(False)
-  return steps._replace(mask=mask, choice=steps.choice.at[:2].set(steps.choice[:2] % 2))
+  """Four random steps; action 2 is illegal in the first two, and not taken there."""
+  rng = np.random.default_rng(0)
+  choice = rng.integers(0, 3, (4, 3))
+  choice[:2] %= 2
+  return ac.Steps(
+    features=jnp.asarray(rng.normal(size=(4, 3, policy.feature_size)), jnp.float32),
+    history=(),
+    choice=jnp.asarray(choice, jnp.int32),
+    mask=jnp.ones((4, 3, 3), bool).at[:2, :, 2].set(False),
+  )
+
+
+def no_context(features):
+  return features[..., :0]
 
 
 @pytest.fixture(scope='module')
@@ -145,22 +134,9 @@ def test_loss_is_the_weighted_sum_of_its_formula(policy, params, steps, judge):
   np.testing.assert_allclose(metrics['return'], 3 * weight.sum(), rtol=1e-4)
 
 
-def test_salience_learns_from_actor_and_critic(policy, params, steps):
-  """Its gradient is not zero without the critic's part, nor without the actor's."""
-  salience = jax.jit(
-    jax.grad(
-      lambda salience, targets: policy.loss(params | {'salience': salience}, steps, targets)[0]
-    )
-  )
-  size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
-  both, critic = (salience(params['salience'], targets(advantage)) for advantage in (1.0, 0.0))
-  assert size(critic) > 1e-3
-  assert size(jax.tree.map(jnp.subtract, both, critic)) > 1e-3
-
-
 def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(policy, params):
   features = jax.random.normal(jax.random.key(0), (5, policy.feature_size))
-  context = jnp.zeros((5, policy.context.size))
+  context = no_context(features)
 
   @jax.jit
   def read(features):
@@ -177,9 +153,9 @@ def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(make_dreamer, 
   dreamer = make_dreamer('masked')
   params, policy = fresh_params(dreamer)['actor_critic'], dreamer.actor_critic
   features = 3 * jax.random.normal(jax.random.key(0), (3, 4, policy.feature_size))
-  distribution = policy.policy(params, features, features, jnp.ones((3, 4, 4), bool))
+  distribution = policy.policy(params, features, no_context(features), jnp.ones((3, 4, 4), bool))
   np.testing.assert_allclose(jnp.exp(distribution.log_probs), np.full((3, 4, 4), 1 / 4), atol=0.15)
-  values = policy.values(params, features, features)
+  values = policy.values(params, features, no_context(features))
   assert list(values) == [ac.TASK, ac.NOVELTY]
   for value in values.values():
     np.testing.assert_array_equal(value.mean(), np.zeros((3, 4)))
@@ -188,7 +164,7 @@ def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(make_dreamer, 
 def test_policy_mixes_one_per_cent_over_legal_actions(policy, params, steps):
   sure = params | {'actor': jax.tree.map(lambda x: 100 * x, params['actor'])}
   features = steps.features
-  probs = np.exp(policy.policy(sure, features, features, steps.mask).log_probs)
+  probs = np.exp(policy.policy(sure, features, no_context(features), steps.mask).log_probs)
   legal = np.asarray(steps.mask)
   assert (probs[~legal] == 0).all()
   assert (probs >= 0.99 * 0.01 / legal.sum(-1, keepdims=True))[legal].all()
@@ -218,12 +194,11 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   return sequence, gradient, (params, features, sequence.reward)
 
 
-def test_replayed_loss_trains_critic_and_salience_but_not_the_actor(replayed):
+def test_replayed_loss_trains_the_critic_and_not_the_actor(replayed):
   sequence, gradient, arguments = replayed
   _, (grads, *_) = gradient(*arguments, sequence.discount)
   size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
   assert size(grads['critic']) > 1e-3
-  assert size(grads['salience']) > 1e-4
   assert size(grads['actor']) == 0
 
 
@@ -290,7 +265,7 @@ def test_without_novelty_the_loss_is_that_of_the_task(make_dreamer, make_params,
   dreamer = make_dreamer('plain', **changes)
   policy, params = dreamer.actor_critic, make_params(dreamer)['actor_critic']
   assert policy.heads == (ac.TASK,)
-  assert set(params) == {'salience', 'actor', 'critic'}
+  assert set(params) == {'actor', 'critic'}
   given = targets()
   alone = given._replace(
     returns={ac.TASK: given.returns[ac.TASK]}, slow_values={ac.TASK: given.slow_values[ac.TASK]}

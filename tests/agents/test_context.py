@@ -1,24 +1,40 @@
-"""Context modules: salience pools the window of an episode, and no context is empty."""
+"""Context modules: salience pools the window of an episode, and no context is empty.
 
+Acting, imagination and losses of an agent with salience are tested here, too.
+"""
+
+import functools
+
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import context
+from hephaestus.agents.dreamer import context, dream
 
-WINDOW, FEATURES = 3, 2
-
-
-@pytest.fixture(scope='module')
-def policy(make_dreamer):
-  return make_dreamer('plain').actor_critic
+WINDOW, FEATURES, HORIZON = 3, 2, 4
 
 
 @pytest.fixture(scope='module')
-def params(make_dreamer, make_params):
-  return make_params(make_dreamer('plain'))['actor_critic']
+def dreamer(make_dreamer):
+  return make_dreamer('masked', window=WINDOW)
+
+
+@pytest.fixture(scope='module')
+def policy(dreamer):
+  return dreamer.actor_critic
+
+
+@pytest.fixture(scope='module')
+def all_params(dreamer, make_params):
+  return make_params(dreamer)
+
+
+@pytest.fixture(scope='module')
+def params(all_params):
+  return all_params['actor_critic']
 
 
 class Scored(context.Salience):
@@ -118,10 +134,188 @@ def test_steps_before_a_sequence_are_not_read(policy, params):
   np.testing.assert_allclose(pooled, np.ones_like(pooled), rtol=1e-5)
 
 
-def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer):
-  policy = make_dreamer('plain', window=1).actor_critic
+# Replayed steps.
+
+
+@pytest.mark.parametrize('count', [None, 5])
+def test_start_remembers_the_steps_before_it(policy, numbered_posterior, count):
+  posterior, number = numbered_posterior
+  keys = jax.random.split(jax.random.key(6), 3)
+  last = jnp.zeros(number.shape, bool)
+  starts = jax.jit(functools.partial(dream.starts, policy, num_steps=count))
+  start, _ = starts(posterior, last, number / 2, keys)
+  for i in range(3 * (count or 6)):
+    stream, step = divmod(int(start.latent.deterministic[i, 0]), 100)
+    step -= 1
+    for w in range(WINDOW - 1):
+      before = step - (WINDOW - 1) + w
+      expected = number[before, stream] if before >= 0 else 0.0
+      assert start.memory.novelty[w, i] == expected / 2
+      np.testing.assert_array_equal(start.memory.features[w, i], [expected, -expected])
+      same_episode = before >= 0 and not (stream == 1 and before < 3 <= step)
+      own = start.memory.episode[-1, i] + start.begins[i]
+      assert (start.memory.episode[w, i] == own) == same_episode
+
+
+def test_history_of_a_sequence_leaves_out_the_steps_before_it(policy, numbered_posterior):
+  posterior, number = numbered_posterior
+  history = policy.context.replayed(posterior.features, number, posterior.first)
+  np.testing.assert_array_equal(
+    history.episode[:, :2].T, [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
+  )
+  np.testing.assert_array_equal(history.features[WINDOW - 1 :, :, 0], number)
+  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], number)
+
+
+# An agent with salience.
+
+
+@pytest.fixture(scope='module')
+def act(dreamer):
+  return jax.jit(dreamer.agent.act, static_argnames='greedy')
+
+
+@pytest.mark.parametrize('greedy', [False, True])
+def test_acting_and_training_pool_the_same_windows(
+  dreamer, policy, all_params, make_sequence, act, greedy
+):
+  """So both compute the same likelihood, along the streams of conftest."""
+  sequence = make_sequence(dreamer)
+  first = jnp.asarray(sequence.step_type == 0).at[0].set(True)
+  acting, state = dreamer.agent.acting_params(all_params), dreamer.agent.initial_policy_state(3)
+  memories, decisions = [], []
+  for t in range(6):
+    observation = jax.tree.map(lambda x, t=t: x[t], sequence.observation)
+    arrival = dm_env.TimeStep(jnp.where(first[t], 0, 1), None, None, observation)
+    state, decision = act(acting, jax.random.key(t), state, arrival, greedy=greedy)
+    memories.append(state.memory)
+    decisions.append(decision)
+  memories, decisions = (jax.tree.map(lambda *x: jnp.stack(x), *x) for x in (memories, decisions))
+
+  @jax.jit
+  def train(params, features, novelty):
+    history = policy.context.replayed(features, novelty, first)
+    mask = sequence.observation['action_mask']
+    read = lambda context: policy.policy(params, features, context, mask).log_prob(decisions.action)
+    return read(policy.context.pool(params, history, features)), read(features)
+
+  log_prob, without_context = train(
+    all_params['actor_critic'], memories.features[:, -1], memories.novelty[:, -1]
+  )
+  np.testing.assert_allclose(decisions.extras['log_prob'], log_prob, rtol=1e-3, atol=1e-4)
+  assert np.abs(without_context - log_prob).max() > 0.01
+
+
+@pytest.fixture(scope='module')
+def imagined(dreamer, policy, all_params, make_sequence, infer):
+  """Imagination from all steps of the streams of conftest."""
+  keys = jax.random.split(jax.random.key(5), 3)
+  sequence = make_sequence(dreamer)
+  posterior = infer(dreamer.model, all_params['world_model'], keys, sequence)
+  novelty = jnp.ones(sequence.reward.shape)
+
+  @jax.jit
+  def imagine(params):
+    last = sequence.step_type == 2
+    start, _ = dream.starts(policy, posterior, last, novelty, keys, num_steps=None)
+    critic = params['actor_critic']['critic']
+    return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(HORIZON))
+
+  return imagine(all_params)
+
+
+def test_history_of_a_dream_is_its_memory_and_then_its_steps(policy, imagined):
+  history, start = dream.history(policy, imagined), imagined.start
+  before = jax.tree.map(lambda x: x[: WINDOW - 1], history)
+  jax.tree.map(np.testing.assert_array_equal, before, start.memory)
+  np.testing.assert_array_equal(history.features[WINDOW - 1 :], imagined.features)
+  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], imagined.novelty[:-1])
+  own = start.memory.episode[-1] + start.begins
+  assert (history.episode[WINDOW - 1 :] == own).all()
+
+
+def test_imagined_values_read_the_context_of_their_step(policy, params, imagined):
+  @jax.jit
+  def values(params):
+    history, features = dream.history(policy, imagined), imagined.features
+    context = policy.context.pool(params, history, features)
+    return [policy.values(params, features, x)[ac.TASK].mean() for x in (context, features)]
+
+  expected, without_context = values(params)
+  found = imagined.values[ac.TASK]
+  np.testing.assert_allclose(found[1:HORIZON], expected[1:HORIZON], rtol=1e-3, atol=1e-4)
+  assert np.abs(without_context - expected)[1:HORIZON].max() > 0.01
+
+
+@pytest.fixture(scope='module')
+def gradient(policy, imagined):
+  """(params, advantage, first, count) -> gradient of the loss of some imagined steps."""
+
+  @functools.partial(jax.jit, static_argnums=3)
+  def gradient(params, advantage, first, count):
+    steps = dream.steps(policy, imagined, dream.history(policy, imagined), first, count)
+    fill = lambda x: jnp.full((count, 18), x)
+    heads = dict.fromkeys(policy.heads, fill(1.0))
+    weight = jax.lax.dynamic_slice_in_dim(dream.weights(imagined), first, count)
+    targets = ac.Targets(heads, fill(1.0) * advantage, heads, weight)
+    return jax.grad(policy.loss, has_aux=True)(params, steps, targets)[0]
+
+  return gradient
+
+
+def test_salience_learns_from_actor_and_critic(params, gradient):
+  """Its gradient is not zero without the critic's part, nor without the actor's."""
+  size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+  both, critic = (gradient(params, advantage, 0, 6)['salience'] for advantage in (1.0, 0.0))
+  assert size(critic) > 1e-3
+  assert size(jax.tree.map(jnp.subtract, both, critic)) > 1e-3
+
+
+def test_chunks_each_with_the_window_before_it_add_up_to_the_whole(params, gradient):
+  parts = [gradient(params, 1.0, first, 2) for first in range(0, 6, 2)]
+  summed = jax.tree.map(lambda *x: sum(x), *parts)
+  whole = gradient(params, 1.0, 0, 6)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), summed, whole)
+
+
+def test_replayed_loss_trains_salience(policy, params, make_sequence, dreamer):
+  sequence = make_sequence(dreamer)
+  features = jax.random.normal(jax.random.key(0), (6, 3, policy.feature_size))
+
+  @jax.jit
+  def gradient(params):
+    history = policy.context.replayed(features, jnp.ones((6, 3)), sequence.step_type == 0)
+    rewards = {ac.TASK: sequence.reward}
+    replayed = ac.Replayed(features, history, rewards, sequence.discount, sequence.step_type == 2)
+    return jax.grad(policy.replayed_value_loss)(params, params['critic'], replayed)
+
+  largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient(params)['salience']))
+  assert largest > 1e-4
+
+
+def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
+  dreamer, all_params, make_sequence
+):
+  sequence = make_sequence(dreamer)
+  stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
+  foresee = jax.jit(dreamer.agent.foresee)
+  salience = np.asarray(foresee(all_params, jax.random.key(0), *stream, jnp.int32(3)).salience)
+  assert salience.shape == (6, WINDOW)
+  np.testing.assert_allclose(salience.sum(1), 1, rtol=1e-5)
+  for step in range(WINDOW):
+    assert (salience[step, : WINDOW - 1 - step] == 0).all()
+    assert (salience[step, WINDOW - 1 - step :] > 0).all()
+  assert np.ptp(salience[-1]) > 1e-3
+
+
+# No context.
+
+
+def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, fresh_params):
+  dreamer = make_dreamer('plain')
+  policy = dreamer.actor_critic
   assert isinstance(policy.context, context.NoContext)
-  params = policy.init(jax.random.key(1))
+  params = fresh_params(dreamer)['actor_critic']
   assert set(params) == {'actor', 'critic'}
   features = jax.random.normal(jax.random.key(0), (2, 5, policy.feature_size))
   history = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))

@@ -10,9 +10,9 @@ import pytest
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import dream, intrinsic, rssm, world_model
 
-WINDOW, HORIZON_MAX, NUM_MEMBERS = 3, 6, 3
+HORIZON_MAX, NUM_MEMBERS = 6, 3
 NUM_STEPS, BATCH = 6, 3
-STOCHASTIC = slice(8, 12)  # in the features
+STOCHASTIC = slice(8, 20)  # in the features
 KEYS = jax.random.split(jax.random.key(5), BATCH)
 DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
 
@@ -117,18 +117,9 @@ def latents(dreamer, params, imagined):
 # Starts.
 
 
-def numbered_posterior(num_steps=NUM_STEPS, batch=BATCH):
-  """Features are numbered by sequence and step: 100 b + t, for t from 1."""
-  number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
-  first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
-  latent = rssm.Latent(*(scale * number[..., None] for scale in (1, -1, 2)))
-  features = jnp.stack([number, -number], axis=-1)
-  return rssm.Posterior(latent, features, (), (), (), first), number
-
-
 @pytest.mark.parametrize('count', [None, 5])
-def test_start_remembers_the_steps_before_it(dreamer, count):
-  posterior, number = numbered_posterior()
+def test_start_is_a_step_of_its_sequence(dreamer, numbered_posterior, count):
+  posterior, number = numbered_posterior
   last = jnp.zeros(number.shape, bool).at[2, 1].set(True)
   start = starts(dreamer, posterior, last, number / 2, DREAM_KEYS, num_steps=count)
   total = BATCH * min(count or NUM_STEPS, NUM_STEPS)
@@ -144,19 +135,12 @@ def test_start_remembers_the_steps_before_it(dreamer, count):
     assert start.novelty[i] == number[step, stream] / 2
     assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
     assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
-    for w in range(WINDOW - 1):
-      before = step - (WINDOW - 1) + w
-      expected = number[before, stream] if before >= 0 else 0.0
-      assert start.memory.novelty[w, i] == expected / 2
-      np.testing.assert_array_equal(start.memory.features[w, i], [expected, -expected])
-      same_episode = before >= 0 and not (stream == 1 and before < 3 <= step)
-      own = start.memory.episode[-1, i] + start.begins[i]
-      assert (start.memory.episode[w, i] == own) == same_episode
   assert len(seen) == total  # without replacement
+  assert start.memory == ()
 
 
-def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(dreamer):
-  posterior, number = numbered_posterior()
+def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(dreamer, numbered_posterior):
+  posterior, number = numbered_posterior
   last = jnp.zeros(number.shape, bool)
   draw = lambda keys: np.asarray(
     starts(dreamer, posterior, last, number, keys, num_steps=2).latent.deterministic
@@ -167,39 +151,14 @@ def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(dreamer):
   np.testing.assert_array_equal(draw(DREAM_KEYS)[:, 0], draw(others)[:, 0])
 
 
-def test_start_without_context_remembers_nothing(make_dreamer):
-  posterior, number = numbered_posterior()
-  last = jnp.zeros(number.shape, bool)
-  start = starts(make_dreamer('masked_frames', window=1), posterior, last, number, DREAM_KEYS)
-  assert start.memory == () and start.novelty.shape == (18,)
-
-
-def test_history_of_a_sequence_leaves_out_the_steps_before_it(dreamer):
-  posterior, number = numbered_posterior()
-  history = dreamer.actor_critic.context.replayed(posterior.features, number, posterior.first)
-  np.testing.assert_array_equal(
-    history.episode[:, :2].T, [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
-  )
-  np.testing.assert_array_equal(history.features[WINDOW - 1 :, :, 0], number)
-  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], number)
-
-
 # Rollouts.
 
 
-def test_rollout_begins_at_its_start(imagined, start):
+def test_rollout_begins_at_its_start_and_stores_the_steps_of_the_loss(dreamer, imagined, start):
   np.testing.assert_array_equal(imagined.features[0], start.features)
   np.testing.assert_array_equal(imagined.novelty[0], start.novelty)
-
-
-def test_history_of_a_dream_is_its_memory_and_then_its_steps(dreamer, imagined, start):
-  history = dream.history(dreamer.actor_critic, imagined)
-  before = jax.tree.map(lambda x: x[: WINDOW - 1], history)
-  jax.tree.map(np.testing.assert_array_equal, before, start.memory)
-  np.testing.assert_array_equal(history.features[WINDOW - 1 :], imagined.features)
-  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], imagined.novelty[:-1])
-  own = start.memory.episode[-1] + start.begins
-  assert (history.episode[WINDOW - 1 :] == own).all()
+  assert len(imagined.features) == HORIZON_MAX
+  assert dream.history(dreamer.actor_critic, imagined) == ()
 
 
 def test_imagined_step_follows_from_the_previous_step_and_its_action(
@@ -231,26 +190,6 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
   other = next_step(latents[0], (imagined.choice[0] + 1) % 4)[0]
   assert np.abs(other - latents[1].deterministic).max() > 1e-3
   assert np.abs(latents[1].numbers - latents[0].numbers).max() > 1e-2
-
-
-def test_rollout_without_context_stores_the_steps_of_the_loss_only(
-  make_dreamer, make_params, posterior, last
-):
-  dreamer = make_dreamer('masked_frames', window=1)
-  params, model = make_params(dreamer), dreamer.model
-  novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
-  start = starts(dreamer, posterior, last, novelty, DREAM_KEYS)
-
-  @jax.jit
-  def rollout(params, start, horizon):
-    critic = params['actor_critic']['critic']
-    return dream.rollout(model, dreamer.actor_critic, params, critic, start, horizon)
-
-  imagined = rollout(params, start, HORIZON_MAX)
-  assert len(imagined.features) == HORIZON_MAX
-  np.testing.assert_array_equal(imagined.features[0], start.features)
-  memory = imagined.features[..., : model.networks.memory_size]
-  assert (memory != 0).all() and dream.history(dreamer.actor_critic, imagined) == ()
 
 
 def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
@@ -315,21 +254,24 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
 
 
 def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout):
-  """The prior of member k has the mean 100 k, which identifies the member. Dreams follow all."""
-  size = dreamer.config.stochastic_size
+  """Member k is sure that the first variable is of class k; all are unsure of the others."""
+  members = jnp.arange(NUM_MEMBERS)
   output = params['world_model']['prior']['Dense_1']
-  bias = jnp.zeros_like(output['bias']).at[:, :size].set(100.0 * jnp.arange(NUM_MEMBERS)[:, None])
   prior = params['world_model']['prior'] | {
-    'Dense_1': {'kernel': jnp.zeros_like(output['kernel']), 'bias': bias}
+    'Dense_1': {
+      'kernel': jnp.zeros_like(output['kernel']),
+      'bias': jnp.zeros_like(output['bias']).at[members, members].set(100.0),
+    }
   }
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   imagined = rollout(changed, slow_critic, start, 4)
-  stochastic = np.asarray(imagined.features[1:4, :, STOCHASTIC])
-  followed = np.rint(stochastic / 100)
-  assert (followed == followed[:1, :, :1]).all()
-  assert set(followed[0, :, 0]) == set(range(NUM_MEMBERS))
-  noise = stochastic - 100 * followed
-  assert len(np.unique(noise)) == noise.size  # noise differs between all steps
+  shape = (3, 18, dreamer.config.stochastic_size, dreamer.config.classes)
+  classes = np.asarray(imagined.features[1:4, :, STOCHASTIC]).reshape(shape).argmax(-1)
+  followed = np.median(classes[..., 0], axis=0)
+  assert (classes[..., 0] == followed).mean() > 0.9  # one per cent of all classes is uniform
+  assert set(followed) == set(range(NUM_MEMBERS))
+  # Noise differs between steps and dreams.
+  assert len(np.unique(classes[..., 1:].reshape(-1, 3), axis=0)) > 15
 
 
 def test_rollout_does_not_depend_on_the_rest_of_the_batch(
@@ -341,7 +283,6 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
     latent=jax.tree.map(lambda x: x + 1, start.latent),
     features=start.features + 1,
     novelty=start.novelty * 2,
-    memory=start.memory._replace(features=start.memory.features - 1),
     keys=moved,
   )
 
@@ -352,9 +293,6 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
     latent=jax.tree.map(put, others.latent, start.latent),
     features=put(others.features, start.features),
     novelty=put(others.novelty, start.novelty),
-    memory=jax.tree.map(
-      lambda other, own: other.at[:, column].set(own[:, column]), others.memory, start.memory
-    ),
     keys=put(others.keys, start.keys),
   )
   result = rollout(params, slow_critic, mixed, 4)
@@ -372,8 +310,7 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
 def test_rollout_of_one_start_equals_its_rollout_in_a_batch(
   params, slow_critic, start, rollout, imagined
 ):
-  alone = jax.tree.map(lambda x: x[7:8], start._replace(memory=()))
-  alone = alone._replace(memory=jax.tree.map(lambda x: x[:, 7:8], start.memory))
+  alone = jax.tree.map(lambda x: x[7:8], start)
   result = rollout(params, slow_critic, alone, 4)
   np.testing.assert_array_equal(result.choice[:, 0], imagined.choice[:, 7])
   close = {'rtol': 1e-3, 'atol': 1e-4}
@@ -391,7 +328,7 @@ def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start
   latent, features = jax.tree.map(broadcast, (start.latent, start.features))
   same = start._replace(latent=latent, features=features)
   imagined = rollout(params, slow_critic, same, 4)
-  assert len(np.unique(np.asarray(imagined.features)[1, :, STOCHASTIC.stop - 1])) == 18
+  assert len(np.unique(np.asarray(imagined.features)[1, :, STOCHASTIC], axis=0)) > 9
 
 
 def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
@@ -423,7 +360,7 @@ def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, roll
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
   np.testing.assert_array_equal(longer.features[:4], imagined.features[:4])
   np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
-  assert (longer.features[-1, :, STOCHASTIC] != 0).all()
+  assert (longer.features[-1, :, STOCHASTIC] != 0).any(-1).all()
 
 
 def test_steps_beyond_the_horizon_are_zero(imagined):
@@ -433,7 +370,7 @@ def test_steps_beyond_the_horizon_are_zero(imagined):
     assert (numbers[5:] == 0).all() and (numbers[1:5] != 0).all()
   assert (imagined.novelty[5:] == 0).all() and (imagined.novelty[1:5] != 0).all()
   assert (imagined.features[4:] == 0).all()
-  assert (imagined.features[:4, :, STOCHASTIC] != 0).all()
+  assert (imagined.features[:4, :, STOCHASTIC] != 0).any(-1).all()
 
 
 def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
@@ -612,7 +549,7 @@ def targets_of(imagined, part=slice(None)):
 
 
 @pytest.mark.parametrize('trained', [False, True])
-def test_salience_actor_and_critic_have_gradients_from_imagination(
+def test_actor_and_critic_have_gradients_from_imagination(
   dreamer, params, fresh_params, slow_critic, start, rollout, policy_gradient, trained
 ):
   params = params if trained else fresh_params(dreamer)
@@ -620,14 +557,13 @@ def test_salience_actor_and_critic_have_gradients_from_imagination(
   steps = steps_of(dreamer, imagined)
   (loss, _), grads = policy_gradient(params['actor_critic'], steps, targets_of(imagined))
   assert np.isfinite(loss)
-  for name in ('salience', 'actor', 'critic'):
+  for name in ('actor', 'critic'):
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name]))
     assert largest > 1e-4, name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
 
 
 def test_chunks_of_a_rollout_add_up_to_the_whole(dreamer, params, imagined, policy_gradient):
-  """Chunks of steps, each with the window before it, give the loss of all steps at once."""
   policy_params, targets = params['actor_critic'], targets_of(imagined)
   whole = policy_gradient(policy_params, steps_of(dreamer, imagined), targets)
   parts = [
@@ -675,7 +611,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
     )[0]  # fmt: skip
 
   imagined, grads = learn(params)
-  assert imagined.mask.all() and (imagined.features[:3, :, STOCHASTIC] != 0).all()
+  assert imagined.mask.all() and (imagined.features[:3, :, STOCHASTIC] != 0).any(-1).all()
   assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
-  for name in ('salience', 'actor', 'critic'):
+  for name in ('actor', 'critic'):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[name])) > 1e-4

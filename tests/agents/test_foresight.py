@@ -66,23 +66,12 @@ def test_prediction_depends_on_observed_steps_and_earlier_actions_only(foresee, 
 
 def test_prediction_of_an_observed_episode_reads_every_step(foresee):
   def change(observation, action):
-    observation[-1] += 1
+    observation[-1] -= 100  # enough for another class of a latent
     return observation, action
 
   plain = foresee('plain', NUM_STEPS).observation
   changed = foresee('plain', NUM_STEPS, change).observation
   assert differs(plain, changed).tolist() == [False] * 5 + [True]
-
-
-def test_salience_sums_to_one_over_the_steps_of_the_episode(foresee, make_dreamer):
-  salience = np.asarray(foresee('plain').salience)
-  window = make_dreamer('plain').config.window
-  assert salience.shape == (NUM_STEPS, window)
-  np.testing.assert_allclose(salience.sum(1), 1, rtol=1e-5)
-  for step in range(window):
-    assert (salience[step, : window - 1 - step] == 0).all()
-    assert (salience[step, window - 1 - step :] > 0).all()
-  assert np.ptp(salience[-1]) > 1e-3
 
 
 @pytest.mark.parametrize('env', ENVS)
