@@ -13,14 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 from hephaestus.learner import config as learner_config
 
 ExperimentConfig = Any  # of launch/config.py, which refers to records
+
 # A new agent gets its name by a line here; its module is imported when it is asked for.
 AGENTS = {
   'dreamer': 'hephaestus.launch.agents.dreamer:Dreamer',
   'plain': 'hephaestus.launch.agents.dreamer:Plain',
   'ppo': 'hephaestus.launch.agents.masked_ppo:MaskedPPO',
 }
-
-
 DREAMER = 'dreamer'  # the agent where config.yaml does not say, as of older versions
 
 
@@ -174,9 +173,8 @@ def _find(name: str) -> type:
       f'{field}: no such agent; {_nearest(name, AGENTS)}known are: {", ".join(AGENTS)}; an agent of '
       "your own is named by its import path, 'package.module:Class'"
     )
-  if (
-    module_name.partition('.')[0] in sys.stdlib_module_names
-  ):  # which must not run by a config file
+  # A config file must not run Python's own modules.
+  if module_name.partition('.')[0] in sys.stdlib_module_names:
     raise ValueError(f"{field}: {module_name} is Python's own and has no agent")
   try:
     module = importlib.import_module(module_name)

@@ -161,11 +161,11 @@ def update(
     state: before the batch.
     novelty: [] float32, mean over the batch, equal on all replicas.
     config: rates, threshold and bounds.
-    trained: [] bool, whether warm-up is over. Before, the largest stays 0, since the novelty of an
+    trained: [] bool, whether warm-up is over. Before, the maximum stays 0, since the novelty of an
       untrained model is large everywhere.
 
   Returns:
-    The next state, and the motivation.
+    The next state, and the averages with what they imply.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1

@@ -223,7 +223,7 @@ class RSSM:
     return self.networks.latent_type.noise(key, config.stochastic_size, config.classes)
 
   def matrices(self, params: Tree) -> Matrices:
-    """Matrices of `observe` and `imagine`; made once, before a loop that reads them."""
+    """Matrices of a step, float32; made once, before a loop of `imagine`."""
     recurrence, _ = self._recurrence_kernels(params)
     posterior = params['posterior']
     hidden = posterior['kernel'][: self.networks.config.deterministic_size]
@@ -242,7 +242,7 @@ class RSSM:
 
     Args:
       params: of the world model.
-      latent: [..., ...].
+      latent: [..., H], [..., Z] and [..., F].
       previous: [..., C], inputs of the transition that led to the step.
     """
     inferred = [latent.stochastic] if self.networks.codec.image_specs else []

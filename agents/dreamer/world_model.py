@@ -81,7 +81,7 @@ class WorldModel:
 
     Args:
       params: of the world model.
-      latent: [..., ...] of the step; its numbers are not read.
+      latent: [..., H] and [..., Z] of the step; its numbers are not read.
       previous: [..., C], inputs of the transition to the step.
       before: [..., F] numbers of the previous step.
       first: [...] bool, steps without a previous step.
