@@ -87,11 +87,11 @@ def generalised_advantages(
   return return_ - value_t[:-1], return_
 
 
-class PercentileRange(NamedTuple):
-  """An exponential moving average of the 5 to 95 % range of returns.
+class Average(NamedTuple):
+  """An exponential moving average.
 
   Attributes:
-    value: [] float32, biased.
+    value: [] float32, biased towards 0.
     num_updates: [] int32.
   """
 
@@ -99,30 +99,35 @@ class PercentileRange(NamedTuple):
   num_updates: jax.Array
 
 
-def initial_range() -> PercentileRange:
-  """A range of no returns."""
-  return PercentileRange(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+def no_average() -> Average:
+  """An average of nothing."""
+  return Average(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
-def update_range(
-  average: PercentileRange, return_: jax.Array, *, rate: float
-) -> tuple[PercentileRange, jax.Array]:
-  """Adds a batch of returns to the percentile range; also gives it without the bias of the average.
-
-  Hafner et al. (2023), equation 7, without its floor.
+def update_average(average: Average, x: jax.Array, *, rate: float) -> tuple[Average, jax.Array]:
+  """Adds a number to an average; also gives it without its bias.
 
   Args:
     average: before.
-    return_: [...] float32; NaN leaves a return out.
+    x: [] float32; NaN changes nothing.
     rate: of the average.
 
   Returns:
-    The new average, and [] float32.
+    The new average, and [] float32, 0 for an average of nothing.
+  """
+  counts = ~jnp.isnan(x)
+  value = average.value + jnp.where(counts, rate * (x - average.value), 0.0)
+  average = Average(value, average.num_updates + counts)
+  return average, value / jnp.maximum(1 - (1 - rate) ** average.num_updates, rate)
+
+
+def percentile_range(return_: jax.Array) -> jax.Array:
+  """[] float32, the 5 to 95 % range of [...] returns: Hafner et al. (2023), equation 7.
+
+  NaN leaves a return out; if all are left out, the result is NaN.
   """
   low, high = jnp.nanpercentile(return_, jnp.array([5.0, 95.0]))
-  change = jnp.where(jnp.isnan(high), 0.0, high - low - average.value)  # NaN: all are left out
-  average = PercentileRange(average.value + rate * change, average.num_updates + 1)
-  return average, average.value / (1 - (1 - rate) ** average.num_updates)
+  return high - low
 
 
 def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:

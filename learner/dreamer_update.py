@@ -38,9 +38,7 @@ class TrainState(NamedTuple):
     model_opt_state: of the world model's optimizer.
     policy_opt_state: of the actor-critic's.
     intrinsic: novelty's averages and boredom.
-    return_ranges: percentile ranges of the returns of each head of the critic, by its name;
-      advantages are divided by them.
-    largest_novelty_range: [] float32, of the returns of novelty since warm-up.
+    scales: of the advantages of task and novelty.
     key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
     step: [] int32, updates done.
   """
@@ -50,8 +48,7 @@ class TrainState(NamedTuple):
   model_opt_state: Tree
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
-  return_ranges: dict[str, returns.PercentileRange]
-  largest_novelty_range: jax.Array
+  scales: ac.Scales
   key: jax.Array
   step: jax.Array
 
@@ -122,8 +119,7 @@ class _Learner:
       model_opt_state=self.model_optimizer.init(params['world_model']),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
-      return_ranges={name: returns.initial_range() for name in self.dreamer.actor_critic.heads},
-      largest_novelty_range=jnp.zeros((), jnp.float32),
+      scales=ac.initial_scales(self.dreamer.actor_critic.heads),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
     )
@@ -214,7 +210,7 @@ class _Learner:
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; also metrics of the policy and of the dream."""
     dreamt = imagined.dream
-    ranges, largest, scale, targets = self._targets(state, imagined)
+    scales, targets, target_metrics = self._targets(state.scales, imagined)
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
@@ -225,7 +221,7 @@ class _Learner:
     slow_critic = optax.incremental_update(
       params['critic'], state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
     )
-    metrics |= {'gradient_norm': optax.global_norm(grads), 'return_spread': scale}
+    metrics |= {'gradient_norm': optax.global_norm(grads), **target_metrics}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
     mean = lambda x: jnp.sum(targets.weight * x[1:])
     dream_metrics = {
@@ -239,71 +235,58 @@ class _Learner:
       state.params['actor_critic'],
       state.slow_critic,
       state.policy_opt_state,
-      state.return_ranges,
-      state.largest_novelty_range,
+      state.scales,
     )
-    params, slow_critic, opt_state, ranges, largest = jax.tree.map(
+    params, slow_critic, opt_state, scales = jax.tree.map(
       lambda new, old: jnp.where(dreamt.horizon > 0, new, old),
-      (params, slow_critic, opt_state, ranges, largest),
+      (params, slow_critic, opt_state, scales),
       old,
     )
     state = state._replace(
       params=state.params | {'actor_critic': params},
       slow_critic=slow_critic,
       policy_opt_state=opt_state,
-      return_ranges=ranges,
-      largest_novelty_range=largest,
+      scales=scales,
     )
     return state, metrics, dream_metrics
 
   def _targets(
-    self, state: TrainState, imagined: _Imagined
-  ) -> tuple[dict[str, returns.PercentileRange], jax.Array, jax.Array, ac.Targets]:
-    """Percentile ranges, the largest of novelty, the task's scale, and targets [H, B'] of imagined steps.
-
-    The task's advantage is divided by the range of its returns, novelty's by the largest range that
-    its returns have had, so that novelty fades as the model learns.
-    """
+    self, scales: ac.Scales, imagined: _Imagined
+  ) -> tuple[ac.Scales, ac.Targets, Metrics]:
+    """The next scales, targets [H, B'] of imagined steps, and metrics of their advantages."""
     config, dreamt = self.dreamer.config, imagined.dream
     rewards = self._rewards(dreamt.reward, dreamt.novelty, imagined.motivation)
     weight = dream.weights(dreamt)
     weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
-    all_returns, advantages, ranges, range_of = {}, {}, {}, {}
+    mean = lambda x: devices_lib.over_devices(jnp.sum(weight * x))
+    all_returns, advantages, first = {}, {}, {}
     for name in self.dreamer.actor_critic.heads:
       value = dreamt.values[name]
-      all_returns[name] = dream.returns_of(
+      return_ = dream.returns_of(
         dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
       )
       # A value that lags behind shifts all advantages alike, which is noise to the policy.
-      error = all_returns[name] - value[:-1]
-      advantages[name] = error - devices_lib.over_devices(jnp.sum(weight * error))
+      error = return_ - value[:-1]
+      all_returns[name], advantages[name] = return_, error - mean(error)
       # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
       # members disagree most there, and their novelty would set the scale of all others.
-      first = jnp.where(dreamt.start.weight > 0, all_returns[name][0], jnp.nan)
-      ranges[name], range_of[name] = returns.update_range(
-        state.return_ranges[name],
-        jax.lax.all_gather(first, devices_lib.DEVICES),
-        rate=dreamer_config.RETURN_RATE,
-      )
-    # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
-    size = devices_lib.over_devices(jnp.sum(weight * jnp.abs(all_returns[ac.TASK])))
-    floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
-    scale = jnp.maximum(range_of[ac.TASK], floor)
-    advantage, largest = advantages[ac.TASK] / scale, state.largest_novelty_range
+      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)
+      first[name] = jax.lax.all_gather(counted, devices_lib.DEVICES)
+    size = mean(jnp.abs(all_returns[ac.TASK]))
+    scales, divisors = ac.update_scales(scales, first, size, config)
+    terms = {ac.TASK: advantages[ac.TASK] / divisors.task_scale}
     if ac.NOVELTY in advantages:
-      largest = jnp.maximum(
-        largest, jnp.maximum(range_of[ac.NOVELTY], dreamer_config.NOVELTY_FLOOR)
-      )
-      # Novelty has the whole weight while the returns of the task are all alike.
-      weight_of_novelty = jnp.maximum(config.novelty_scale, 1 - range_of[ac.TASK] / scale)
-      advantage += weight_of_novelty * advantages[ac.NOVELTY] / largest
+      scaled = advantages[ac.NOVELTY] / divisors.novelty_scale
+      terms[ac.NOVELTY] = divisors.novelty_weight * scaled
     targets = ac.Targets(
       returns=all_returns,
-      advantage=advantage,
+      advantage=sum(terms.values()),
       slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
       weight=weight,
     )
-    return ranges, largest, scale, targets
+    magnitudes = {f'{name}_advantage': jnp.sum(weight * jnp.abs(x)) for name, x in terms.items()}
+    spread = {'return_spread': divisors.task_scale, 'novelty_weight': divisors.novelty_weight}
+    return scales, targets, magnitudes | spread
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets

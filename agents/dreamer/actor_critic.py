@@ -8,6 +8,7 @@ both; as in Burda et al. (2018), "Exploration by random network distillation", s
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -22,6 +23,9 @@ from hephaestus.agents.dreamer import context as context_lib
 Tree = Any
 TASK, NOVELTY = 'task', 'novelty'
 """Heads of the critic: returns of the environment's reward, and of novelty."""
+
+GAUSSIAN_RANGE = 3.29
+"""The 5 to 95 % range of a Gaussian, in standard deviations."""
 
 
 class Steps(NamedTuple):
@@ -72,6 +76,89 @@ class Targets(NamedTuple):
   advantage: jax.Array
   slow_values: dict[str, jax.Array]
   weight: jax.Array
+
+
+class Scales(NamedTuple):
+  """Running statistics of imagined returns; equal on all replicas.
+
+  Attributes:
+    ranges: average percentile range of the returns of each head of the critic, by its name.
+    largest_novelty_range: [] float32, of the returns of novelty since warm-up.
+    deviation: average standard deviation of the task's returns, as the range of a Gaussian.
+    evidence: [] float32, decaying maximum of `deviation` in units of the least scale of the task:
+      how far the returns of the task have ever differed.
+  """
+
+  ranges: dict[str, returns.Average]
+  largest_novelty_range: jax.Array
+  deviation: returns.Average
+  evidence: jax.Array
+
+
+class Divisors(NamedTuple):
+  """Terms of the joint advantage: task / task_scale + novelty_weight novelty / novelty_scale.
+
+  Attributes:
+    task_scale: [] float32.
+    novelty_scale: [] float32.
+    novelty_weight: [] float32, from `config.novelty_scale` to 1.
+  """
+
+  task_scale: jax.Array
+  novelty_scale: jax.Array
+  novelty_weight: jax.Array
+
+
+def initial_scales(heads: tuple[str, ...]) -> Scales:
+  """Scales of no returns; `heads` are the names of the critic's."""
+  zero = jnp.zeros((), jnp.float32)
+  return Scales({name: returns.no_average() for name in heads}, zero, returns.no_average(), zero)
+
+
+def update_scales(
+  scales: Scales,
+  first: Mapping[str, jax.Array],
+  size: jax.Array,
+  config: dreamer_config.DreamerConfig,
+) -> tuple[Scales, Divisors]:
+  """Adds the returns of one batch of imagination rollouts.
+
+    task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
+    novelty_scale = largest range of the returns of novelty so far
+    evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
+    weight        = max(novelty_scale of the config, 1 - evidence)
+
+  Returns that are all alike mean that nothing was found yet, or that the task is solved; so the weight
+  follows what they have ever been, not what they are. It follows the standard deviation, since
+  percentiles do not see the few imagination rollouts that find the first rewards.
+
+  Args:
+    scales: before.
+    first: [...] float32 returns at the starts of the rollouts, of all devices, for each head of the
+      critic by its name; NaN leaves one out.
+    size: [] float32, weighted mean of |G| over all imagined steps.
+    config: of the agent.
+  """
+  rate = dreamer_config.RETURN_RATE
+  ranges, range_of = {}, {}
+  for name, average in scales.ranges.items():
+    found = returns.percentile_range(first[name])
+    ranges[name], range_of[name] = returns.update_average(average, found, rate=rate)
+  # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
+  floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
+  deviation, mean_deviation = returns.update_average(
+    scales.deviation, GAUSSIAN_RANGE * jnp.nanstd(first[TASK]), rate=rate
+  )
+  evidence = jnp.maximum(dreamer_config.EVIDENCE_DECAY * scales.evidence, mean_deviation / floor)
+  largest = scales.largest_novelty_range
+  if NOVELTY in range_of:
+    largest = jnp.maximum(largest, jnp.maximum(range_of[NOVELTY], dreamer_config.NOVELTY_FLOOR))
+  divisors = Divisors(
+    task_scale=jnp.maximum(range_of[TASK], floor),
+    novelty_scale=largest,
+    novelty_weight=jnp.maximum(config.novelty_scale, 1 - evidence),
+  )
+  return Scales(ranges, largest, deviation, evidence), divisors
 
 
 @dataclasses.dataclass(frozen=True)

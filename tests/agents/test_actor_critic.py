@@ -272,3 +272,75 @@ def test_without_novelty_the_loss_is_that_of_the_task(make_dreamer, make_params,
   )
   loss, _ = policy.loss(params, steps, alone)
   assert np.isfinite(loss)
+
+
+# Scales of the advantages.
+
+
+@pytest.fixture(scope='module')
+def follow(dreamer):
+  """(batches of first returns of task and novelty, scales before, mean |G|) -> scales, divisors."""
+  update = jax.jit(functools.partial(ac.update_scales, config=dreamer.config))
+
+  def follow(*batches, scales=None, size=0.0):
+    scales = scales or ac.initial_scales((ac.TASK, ac.NOVELTY))
+    for task, novelty in batches:
+      first = {
+        ac.TASK: jnp.asarray(task, jnp.float32),
+        ac.NOVELTY: jnp.asarray(novelty, jnp.float32),
+      }
+      scales, divisors = update(scales, first, jnp.float32(size))
+    return jax.tree.map(np.asarray, (scales, divisors))
+
+  return follow
+
+
+ALIKE = np.ones(60)
+ONE_IN_THIRTY = np.where(np.arange(60) % 30, 0.0, 2.0)
+
+
+def test_weight_of_novelty_falls_when_one_rollout_in_thirty_pays(follow, dreamer):
+  """Their percentile range is 0, their standard deviation is not."""
+  _, nothing = follow(*[(ALIKE, ALIKE)] * 30)
+  scales, found = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
+  assert scales.ranges[ac.TASK].value == 0
+  assert nothing.novelty_weight == 1
+  assert found.novelty_weight == pytest.approx(dreamer.config.novelty_scale)
+
+
+def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dreamer):
+  """A task that is solved has returns that are all alike, as one of which nothing is known."""
+  scales, _ = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
+  scales, solved = follow(*[(ALIKE, ALIKE)] * 1000, scales=scales, size=1.0)
+  assert scales.deviation.value < 0.01  # the returns of late tell nothing
+  assert solved.novelty_weight < 0.5
+  _, unlearned = follow(*[(ALIKE, ALIKE)] * 10_000, scales=scales)
+  assert unlearned.novelty_weight > 0.9
+
+
+def test_weight_of_novelty_follows_the_deviation_in_units_of_the_least_scale(follow, dreamer):
+  floor = dreamer.config.return_floor
+  width = 0.25 * floor / ac.GAUSSIAN_RANGE  # standard deviation of two returns 2 width apart
+  _, small = follow(([-width, width], [0, 0]))
+  assert small.novelty_weight == pytest.approx(0.75, rel=1e-4)
+  _, relative = follow(([-width, width], [0, 0]), size=20 * floor)  # the floor is a tenth of it
+  assert relative.novelty_weight == pytest.approx(1 - 0.25 / 2, rel=1e-4)
+  assert relative.task_scale == pytest.approx(2 * floor)
+
+
+def test_scale_of_novelty_is_its_largest_range_so_far(follow):
+  """So novelty fades as the model learns, where that of the task is on a scale of its own."""
+  scales, first = follow(([0, 0], [0, 2.0]))
+  assert first.novelty_scale == pytest.approx(0.9 * 2)  # from 5 to 95 %
+  scales, smaller = follow(([0, 0], [0, 0.2]), scales=scales)
+  assert smaller.novelty_scale == first.novelty_scale
+  scales, larger = follow(([0, 0], [0, 20.0]), scales=scales)
+  novelty = scales.ranges[ac.NOVELTY]
+  assert larger.novelty_scale == pytest.approx(novelty.value / (1 - 0.99**3), rel=1e-4)
+  assert larger.novelty_scale > first.novelty_scale
+
+
+def test_rollouts_that_begin_at_a_termination_change_no_scale(follow):
+  before, _ = follow(([0, 1], [0, 2.0]))
+  after, _ = follow(([np.nan, np.nan], [np.nan, np.nan]), scales=before)
+  assert after._replace(evidence=before.evidence) == before

@@ -178,41 +178,41 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.begin()
   batch = make_batch(dreamer)
   one_device.step(batch)
-  values = lambda: {name: x.value for name, x in one_device.arrays().return_ranges.items()}
-  before = values()
+  before = one_device.arrays().scales
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
-  assert min(before.values()) > 0 and values() == before
+  after = one_device.arrays().scales
+  assert before.ranges[TASK].value > 0 and before.deviation.value > 0
+  assert after._replace(evidence=before.evidence) == before
 
 
 def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
-  seen = one_device.arrays().return_ranges[TASK].value / rate
+  seen = one_device.arrays().scales.ranges[TASK].value / rate
   fresh = one_device.begin().state
-  old = fresh.return_ranges[TASK]
-  spread = returns.PercentileRange(old.value + rate * 5, old.num_updates + 1)
-  one_device.state = fresh._replace(return_ranges=fresh.return_ranges | {TASK: spread})
+  old = fresh.scales.ranges[TASK]
+  spread = returns.Average(old.value + rate * 5, old.num_updates + 1)
+  one_device.state = fresh._replace(
+    scales=fresh.scales._replace(ranges=fresh.scales.ranges | {TASK: spread})
+  )
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
   assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
 
 
-def targets_of(dreamer, rewards, values, state=None, *, novelty_mean=0.0):
-  """Targets of imagined steps, and the TrainState with their ranges.
+def targets_of(dreamer, rewards, values, *, novelty_mean=0.0):
+  """Targets of imagined steps.
 
   Args:
     dreamer: with the constants.
     rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its largest mean.
     values: [H + 1, B'] of each head of the critic.
-    state: with the ranges before; None: of no returns.
     novelty_mean: slow average of novelty.
   """
   learner = dreamer_update._Learner(dreamer, None, None)
-  fresh = {name: returns.initial_range() for name in dreamer.actor_critic.heads}
-  empty = dreamer_update.TrainState(*[None] * len(dreamer_update.TrainState._fields))
-  state = state or empty._replace(return_ranges=fresh, largest_novelty_range=jnp.float32(0.0))
+  scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
   as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
   rewards, values = as_arrays(rewards), as_arrays(values)
   num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
@@ -227,11 +227,11 @@ def targets_of(dreamer, rewards, values, state=None, *, novelty_mean=0.0):
   )
   imagined = dreamer_update._Imagined(dreamt, None, motivation)
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
-  ranges, largest, _, targets = jax.tree.map(
+  _, targets, _ = jax.tree.map(
     lambda x: np.asarray(x)[0],
-    jax.vmap(learner._targets, axis_name=devices.DEVICES)(add_axis(state), add_axis(imagined)),
+    jax.vmap(learner._targets, axis_name=devices.DEVICES)(add_axis(scales), add_axis(imagined)),
   )
-  return targets, state._replace(return_ranges=ranges, largest_novelty_range=largest)
+  return targets
 
 
 def test_shift_of_the_critic_does_not_change_the_actors_gradient():
@@ -242,8 +242,8 @@ def test_shift_of_the_critic_does_not_change_the_actors_gradient():
   dreamer = make_dreamer(lambda_=0.0, gamma=0.5)
   rewards = {TASK: [[0, 0], [3, 9], [6, -3]], NOVELTY: [[0, 0], [1, 0], [0, 3]]}
   zeros = np.zeros((3, 2))
-  expected, _ = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
-  found, _ = targets_of(dreamer, rewards, {TASK: zeros + 4, NOVELTY: zeros - 2})
+  expected = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
+  found = targets_of(dreamer, rewards, {TASK: zeros + 4, NOVELTY: zeros - 2})
   np.testing.assert_allclose(found.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(found.weight, expected.weight)
   assert np.abs(expected.advantage).max() > 0.1
@@ -251,39 +251,14 @@ def test_shift_of_the_critic_does_not_change_the_actors_gradient():
   np.testing.assert_allclose(found.returns[TASK], expected.returns[TASK] + 0.5 * 4)
 
 
-def test_advantage_of_novelty_is_divided_by_the_largest_range_so_far():
-  """So novelty fades as the model learns, where that of the task is on a scale of its own."""
-  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1)
-  zeros = np.zeros((2, 2))
-  rewards = lambda size: {TASK: zeros, NOVELTY: [[0, 0], [0, size]]}
-  values = {TASK: zeros, NOVELTY: zeros}
-  targets, first = targets_of(dreamer, rewards(2.0), values)
-  spread = 0.9 * 2  # from 5 to 95 % of the returns 0 and 2
-  assert first.largest_novelty_range == pytest.approx(spread)
-  np.testing.assert_allclose(targets.advantage[0], np.array([-1, 1]) / spread, rtol=1e-5)
-  targets, second = targets_of(dreamer, rewards(0.2), values, first)
-  np.testing.assert_allclose(targets.advantage[0], 0.1 * np.array([-1, 1]) / spread, rtol=1e-5)
-  assert second.largest_novelty_range == first.largest_novelty_range
-  _, third = targets_of(dreamer, rewards(20.0), values, second)
-  assert third.largest_novelty_range > second.largest_novelty_range
-  assert third.largest_novelty_range == pytest.approx(
-    third.return_ranges[NOVELTY].value / (1 - 0.99**3), rel=1e-4
-  )
-
-
-@pytest.mark.parametrize(
-  'width, expected', [(0.0, 1.0), (0.15, 0.5), (0.3, 0.1), (3.0, 0.1)], ids=lambda x: f'{x:g}'
-)
-def test_weight_of_novelty_falls_as_returns_of_the_task_begin_to_differ(width, expected):
-  """From 1 to `novelty_scale`, which it reaches with the least scale of the task's advantages."""
+def test_advantages_are_scaled_and_weighted():
   dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1, return_floor=0.3)
-  zeros, batch = np.zeros((2, 2)), np.array([0.0, width / 0.9])  # from 5 to 95 %: the range
-  rewards = {TASK: [[0, 0], batch - batch.mean()], NOVELTY: [[0, 0], [0, 2.0]]}
-  values = {TASK: zeros, NOVELTY: zeros}
-  targets, _ = targets_of(dreamer, rewards, values)
-  task = (batch - batch.mean()) / max(width, 0.3)
-  novelty = targets.advantage[0] - task
-  np.testing.assert_allclose(novelty, expected * np.array([-1, 1]) / (0.9 * 2), rtol=1e-4)
+  zeros = np.zeros((2, 2))
+  rewards = {TASK: [[0, 0], [-0.02, 0.02]], NOVELTY: [[0, 0], [-1.0, 1.0]]}
+  targets = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
+  weight = 1 - 3.29 * 0.02 / 0.3
+  expected = np.array([-1, 1]) * (0.02 / 0.3 + weight * 1 / (0.9 * 2))
+  np.testing.assert_allclose(targets.advantage[0], expected, rtol=1e-4)
 
 
 def test_largest_range_of_novelty_never_falls(dreamer, one_device):
@@ -291,7 +266,7 @@ def test_largest_range_of_novelty_never_falls(dreamer, one_device):
   largest = [0.0]
   for seed in range(6):
     one_device.step(make_batch(dreamer, seed))
-    largest.append(float(one_device.arrays().largest_novelty_range))
+    largest.append(float(one_device.arrays().scales.largest_novelty_range))
   assert largest[1] > 0 and largest == sorted(largest)
 
 
@@ -300,17 +275,9 @@ def test_novelty_beyond_its_mean_is_the_reward_of_its_critic():
   zeros = np.zeros((2, 2))
   rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
-  targets, _ = targets_of(make_dreamer(), rewards, values, novelty_mean=2.0)
+  targets = targets_of(make_dreamer(), rewards, values, novelty_mean=2.0)
   np.testing.assert_allclose(targets.returns[NOVELTY][0], [-1, 1])
   np.testing.assert_allclose(targets.returns[TASK], 0)
-
-
-def test_advantages_are_divided_by_a_tenth_of_the_returns_at_least():
-  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.0)
-  zeros = np.zeros((2, 2))
-  rewards = {TASK: [[0, 0], [99.0, 101.0]], NOVELTY: zeros}
-  targets, _ = targets_of(dreamer, rewards, {TASK: zeros})
-  np.testing.assert_allclose(targets.advantage[0], [-0.1, 0.1], rtol=1e-5)
 
 
 def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):
@@ -364,8 +331,7 @@ def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
       | {
         'optimizer': state.policy_opt_state,
         'slow critic': state.slow_critic,
-        'return ranges': state.return_ranges,
-        'largest range': state.largest_novelty_range,
+        'scales': state.scales,
       }
     )
 
@@ -446,7 +412,7 @@ def test_bfloat16_reaches_neither_losses_nor_state(traced_in_bfloat16):
 def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   state = initial(dreamer)
-  assert list(state.return_ranges) == [TASK]
+  assert list(state.scales.ranges) == [TASK]
   assert state.slow_critic['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
 
 
