@@ -101,7 +101,7 @@ class Divisors(NamedTuple):
   Attributes:
     task_scale: [] float32.
     novelty_scale: [] float32.
-    novelty_weight: [] float32, from `config.novelty_scale` to 1.
+    novelty_weight: [] float32, from a tenth of `config.novelty_scale` to all of it.
   """
 
   task_scale: jax.Array
@@ -126,11 +126,13 @@ def update_scales(
     task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
     novelty_scale = largest range of the returns of novelty so far
     evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
-    weight        = max(novelty_scale of the config, 1 - evidence)
+    weight        = config.novelty_scale max(0.1, 1 - evidence)
 
-  Returns that are all alike mean that nothing was found yet, or that the task is solved; so the weight
-  follows what they have ever been, not what they are. It follows the standard deviation, since
-  percentiles do not see the few imagination rollouts that find the first rewards.
+  Returns that are all alike mean that nothing was found yet, or that the task is solved. So the
+  weight follows how far they have ever differed. It follows their standard deviation, since
+  percentiles do not see the few imagination rollouts that find the first rewards. Its largest value
+  is well below 1 and leaves the policy some entropy: a rollout follows the policy, so that of a
+  deterministic one finds nothing new.
 
   Args:
     scales: before.
@@ -156,7 +158,7 @@ def update_scales(
   divisors = Divisors(
     task_scale=jnp.maximum(range_of[TASK], floor),
     novelty_scale=largest,
-    novelty_weight=jnp.maximum(config.novelty_scale, 1 - evidence),
+    novelty_weight=config.novelty_scale * jnp.maximum(dreamer_config.LEAST_NOVELTY, 1 - evidence),
   )
   return Scales(ranges, largest, deviation, evidence), divisors
 

@@ -90,7 +90,7 @@ class _Acting:
         'image_encoder',
         'recurrence',
         'posterior',
-        'prior',
+        *modules.MEMBERS,
         modules.STATISTICS,
       ),
       'actor_critic': (*self.policy.context.modules(), 'actor'),
@@ -123,8 +123,8 @@ class _Acting:
       params['world_model'], state.recurrent, timestep.observation, first, noise
     )
     features = model.rssm.features(params['world_model'], latent, previous)
-    moments = model.rssm.prior(params['world_model'], latent.deterministic).moments()
-    novelty = intrinsic.novelty_of(model.config.novelty, moments)
+    priors = model.rssm.prior(params['world_model'], latent.deterministic, previous, first)
+    novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
     memory, context = policy.context.advance(
       params['actor_critic'], state.memory, features, novelty, first
     )

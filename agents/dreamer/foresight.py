@@ -63,8 +63,8 @@ def foresee(
 
   initial = model.rssm.initial(1)
   _, (latent, previous, predicted) = jax.lax.scan(step, (initial, initial), inputs)
-  moments = model.rssm.prior(model_params, latent.deterministic).moments()
-  novelty = intrinsic.novelty_of(model.config.novelty, moments)
+  priors = model.rssm.prior(model_params, latent.deterministic, previous, is_first[:, None])
+  novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
   features = model.rssm.features(model_params, latent, previous)
   context_module = actor_critic.context
   history = context_module.replayed(features, novelty, is_first[:, None])

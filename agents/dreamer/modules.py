@@ -21,6 +21,9 @@ Tree = Any
 STATISTICS = 'statistics'
 """Name of the running statistics of numbers among the parameters; not trained."""
 
+MEMBERS = ('prior', 'change')
+"""Networks of which each member of the ensemble has its own."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
@@ -110,13 +113,14 @@ class Networks:
     mlp = functools.partial(networks.MLP, config.hidden_size, dtype=config.dtype)
     head = functools.partial(networks.TwoTowers, config.hidden_size, 1, dtype=config.dtype)
     modules: dict[str, nn.Module] = {
-      'prior': mlp(1, self.belief_outputs + self.numbers.num_reals),
+      'prior': mlp(1, self.belief_outputs),
       'reward': head(config.num_bins, 0.0),
       'continue': head(1, 1.0),
     }
     if self.numbers.size:
       modules['encoder'] = mlp(config.encoder_layers, raw=True)
       modules['decoder'] = mlp(config.encoder_layers, self.numbers.num_outputs)
+      modules['change'] = mlp(1, self.numbers.num_changes)
     if self.codec.image_specs:
       shapes = tuple(spec.shape for spec in self.codec.image_specs)
       channels = config.image_channels
@@ -136,19 +140,20 @@ class Networks:
       'encoder': (numbers,),
       'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.codec.image_specs)),
       'prior': (zeros(state),),
+      'change': (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
     }
     return inputs.get(name, ((zeros(self.memory_size + self.previous_size),), (numbers,)))
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32; those of 'prior' have a leading axis K, of the members."""
+    """Parameters, float32; those of `MEMBERS` have a leading axis K."""
     names = ('recurrence', 'posterior', *self.modules)
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])
     for name, module in self.modules.items():
       init = lambda key, module=module, name=name: module.init(key, *self._inputs(name))['params']
-      if name == 'prior':  # a key for each member
+      if name in MEMBERS:  # a key for each
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])

@@ -21,6 +21,12 @@ MIN_LIKELIHOOD = 1e-20
 MIN_ERROR = 1e-4
 """Least mean squared error, in standard deviations, to which real numbers are predicted."""
 
+NUM_PROJECTIONS = 32
+"""Random directions along which an ensemble predicts the change of the numbers."""
+
+MIN_CHANGE_ERROR = 0.05
+"""Least mean squared error of a predicted change, as a share of the mean square of changes."""
+
 
 class Predicted(NamedTuple):
   """A distribution of the numbers of an observation.
@@ -91,6 +97,11 @@ class Numbers:
     return self.size + levels + observation_lib.view_size(self.spec)
 
   @property
+  def num_changes(self) -> int:
+    """C, of `change`; 0 without numbers."""
+    return NUM_PROJECTIONS if self.size else 0
+
+  @property
   def _reads_discrete(self) -> bool:
     """Whether discrete numbers are also read by levels."""
     return len(self._kinds[1]) <= observation_lib.MAX_DISCRETE_READ
@@ -110,7 +121,15 @@ class Numbers:
     """Statistics of no observations: of real numbers, and how far binary ones lie between 0 and 1."""
     reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
     between = jnp.ones(len(self._kinds[0]))
-    statistics = {'mean': reals, 'square': ones, 'error': ones, 'between': between}
+    changes = jnp.ones(self.num_changes)
+    statistics = {
+      'mean': reals,
+      'square': ones,
+      'error': ones,
+      'between': between,
+      'change': changes,
+      'change_error': changes,
+    }
     return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
 
   def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
@@ -134,7 +153,8 @@ class Numbers:
   ) -> dict[str, jax.Array]:
     """Running statistics after one more batch: a mean over all, later over some 500 batches."""
     rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
-    rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
+    is_error = lambda name: name.endswith('error')
+    rates = {name: jnp.maximum(rate, 0.02) if is_error(name) else rate for name in moments}
     followed = {
       name: statistics[name] + rates[name] * (new - statistics[name])
       for name, new in moments.items()
@@ -155,6 +175,16 @@ class Numbers:
 
   def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
     """[..., F] numbers to [..., input_size], input of a network, in their dtype."""
+    parts = [self._without_views(numbers, statistics)]
+    if observation_lib.view_size(self.spec):
+      flat = self.to_flat(numbers.astype(jnp.float32))
+      parts.append(
+        observation_lib.views(observation_lib.to_observation(flat, [], self.spec), self.spec)
+      )
+    return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
+
+  def _without_views(self, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """[..., F] numbers to the inputs of a network other than views, in their dtype."""
     bits, discrete, reals = self._split(numbers)
     parts = [bits, discrete]
     if self._reads_discrete:
@@ -170,11 +200,6 @@ class Numbers:
         within = jnp.clip(scaled / observation_lib.REAL_RANGE, -1.0, 1.0) / 2 + 0.5
         levels = observation_lib.by_level(within, observation_lib.REAL_LEVELS)
         parts.append(levels.reshape(*levels.shape[:-2], -1))
-    if observation_lib.view_size(self.spec):
-      flat = self.to_flat(numbers.astype(jnp.float32))
-      parts.append(
-        observation_lib.views(observation_lib.to_observation(flat, [], self.spec), self.spec)
-      )
     return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
 
   def _scale(self, statistics: Any) -> jax.Array:
@@ -252,10 +277,36 @@ class Numbers:
     return jnp.maximum(statistics['error'], MIN_ERROR)
 
   def change(self, before: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
-    """[..., R] changes of real numbers between two steps [..., F], in standard deviations."""
-    *_, reals_before = self._split(before)
-    *_, reals = self._split(numbers)
-    return (reals - reals_before) / self._scale(statistics)
+    """[..., C] changes of the inputs between two steps [..., F], along fixed random directions.
+
+    So numbers of all kinds are predicted in one way, however many there are.
+    """
+    inputs = lambda x: self._without_views(x.astype(jnp.float32), statistics)
+    difference = inputs(numbers) - inputs(before)
+    random = np.random.default_rng(0).normal(size=(difference.shape[-1], self.num_changes))
+    return difference @ random.astype(np.float32)
+
+  def change_loss(
+    self, predicted: jax.Array, change: jax.Array, statistics: Any
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss of predicted changes, and their terms of the moments.
+
+    Args:
+      predicted: [K, T, B, C] float32, in units of the root mean square of changes.
+      change: [T, B, C], see `change`.
+      statistics: see `initial_statistics`.
+
+    Returns:
+      [K, T, B] float32, and [T, B, C] squares of changes and mean errors of the members.
+    """
+    error = jnp.square(predicted - change / jnp.sqrt(statistics['change']))
+    loss = jnp.sum(jnp.log1p(error / self.change_noise(statistics) / 2), axis=-1)
+    errors = jax.lax.stop_gradient(jnp.minimum(jnp.mean(error, axis=0), 1.0))
+    return loss, {'change': jnp.square(change), 'change_error': errors}
+
+  def change_noise(self, statistics: Any) -> jax.Array:
+    """[C] mean squared errors of the members' predicted changes, bounded from below."""
+    return jnp.maximum(statistics['change_error'], MIN_CHANGE_ERROR)
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
     """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""

@@ -71,8 +71,8 @@ class Prior(NamedTuple):
 
   Attributes:
     belief: about the stochastic state, [K, ..., Z].
-    change: [K, ..., R] float32, of real numbers, in standard deviations.
-    noise: [R] float32, mean squared error of predicted changes.
+    change: [K, ..., C] float32, of the numbers; see `numbers.Numbers.change`.
+    noise: [C] float32, mean squared error of predicted changes.
   """
 
   belief: Any
@@ -80,7 +80,7 @@ class Prior(NamedTuple):
   noise: jax.Array
 
   def moments(self) -> intrinsic.Moments:
-    """Means and variances of latents, and of changes of real numbers where there are any."""
+    """Means and variances of latents, and of changes of numbers where there are any."""
     latent = self.belief.moments()
     if not self.change.shape[-1]:
       return (latent,)
@@ -186,9 +186,22 @@ class RSSM:
     hidden = kernels.silu(kernels.normalise(hidden, **posterior['norm']).astype(self.dtype))
     return self._belief(hidden @ matrices.belief + posterior['bias'].astype(self.dtype))
 
-  def prior(self, params: Tree, deterministic: jax.Array) -> Prior:
-    """p_k(z | h_t) of all members, [K, ..., Z], and their changes of real numbers, from [..., H]."""
-    return self._prior(params, self._prior_outputs(params, deterministic))
+  def prior(
+    self, params: Tree, deterministic: jax.Array, previous: jax.Array, first: jax.Array
+  ) -> Prior:
+    """p_k(z | h_t) of all members, and their changes of the numbers.
+
+    Changes have no gradient into the state: they serve novelty alone.
+
+    Args:
+      params: of the world model.
+      deterministic: [..., H].
+      previous: [..., C], inputs of the transition to the step.
+      first: [...] bool, FIRST steps, to which no change leads.
+    """
+    outputs = self._member_outputs('prior', params, deterministic)
+    priors = self._prior(params, outputs, deterministic, previous)
+    return priors._replace(change=jnp.where(first[..., None], 0.0, priors.change))
 
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array
@@ -307,11 +320,11 @@ class RSSM:
     deterministic = self.sequence_model(
       params, self._cast(matrices), recurrent, self._embedded(params, previous)
     )
-    outputs = self._prior_outputs(params, deterministic)
-    followed = self._prior(params, outputs[member, jnp.arange(len(member))]).belief
+    outputs = self._member_outputs('prior', params, deterministic)
+    followed = self._belief(outputs[member, jnp.arange(len(member))])
     latent = Latent(deterministic, followed.sample(noise).astype(self.dtype), before)
     latent = latent._replace(numbers=self._imagined_numbers(params, latent, previous))
-    return latent, previous, self._prior(params, outputs)
+    return latent, previous, self._prior(params, outputs, deterministic, previous)
 
   def infer(self, params: Tree, keys: jax.Array, sequence: experience.Sequence) -> Posterior:
     """The model along real sequences, as if it had acted.
@@ -362,7 +375,7 @@ class RSSM:
       features=self.features(params, latent, previous),
       previous=previous,
       belief=belief,
-      priors=self.prior(params, latent.deterministic),  # outside of the loop
+      priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
       first=first,
     )
 
@@ -405,19 +418,22 @@ class RSSM:
     config = self.networks.config
     return self.networks.latent_type.from_outputs(outputs, config.classes, config.unimix)
 
-  def _prior_outputs(self, params: Tree, deterministic: jax.Array) -> jax.Array:
-    """[..., H] to the outputs of the members' networks, [K, ..., outputs]."""
-    prior = lambda params: networks.apply(self.networks.modules['prior'], params, deterministic)
-    return jax.vmap(prior)(params['prior'])
+  def _member_outputs(self, name: str, params: Tree, inputs: jax.Array) -> jax.Array:
+    """[..., F] to the outputs of the members' networks of a name, [K, ..., outputs]."""
+    apply = lambda params: networks.apply(self.networks.modules[name], params, inputs)
+    return jax.vmap(apply)(params[name])
 
-  def _prior(self, params: Tree, outputs: jax.Array) -> Prior:
-    """Predictions from outputs of members, [..., outputs]."""
+  def _prior(
+    self, params: Tree, outputs: jax.Array, deterministic: jax.Array, previous: jax.Array
+  ) -> Prior:
+    """Predictions; [K, ..., outputs] are those of the members for the stochastic state."""
     numbers = self.networks.numbers
-    latent, change = jnp.split(outputs, [outputs.shape[-1] - numbers.num_reals], axis=-1)
-    noise = jnp.zeros(0)
-    if numbers.num_reals:
-      noise = numbers.noise(jax.lax.stop_gradient(params[modules.STATISTICS]))
-    return Prior(self._belief(latent), change.astype(jnp.float32), noise)
+    if not numbers.num_changes:
+      return Prior(self._belief(outputs), jnp.zeros((*outputs.shape[:-1], 0)), jnp.zeros(0))
+    known = jax.lax.stop_gradient(jnp.concatenate([deterministic, previous], axis=-1))
+    change = self._member_outputs('change', params, known).astype(jnp.float32)
+    noise = numbers.change_noise(jax.lax.stop_gradient(params[modules.STATISTICS]))
+    return Prior(self._belief(outputs), change, noise)
 
   def _imagined_numbers(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
     """The most likely numbers of an imagined step, [B', F], whose latent has those before it."""

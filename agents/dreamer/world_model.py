@@ -131,7 +131,7 @@ class WorldModel:
       sequence.identity, self.config.ensemble_size, self.config.bootstrap_share
     )
     dynamics_kl, kl = self._kl(posterior, learns)
-    change = self._change_loss(params, posterior, sequence, learns)
+    change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
     loss = jnp.mean(reconstruction + scaled_reward + continues + mask + kl + change)
     loss += value_loss(features)
@@ -147,7 +147,7 @@ class WorldModel:
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
     }
     stop = jax.lax.stop_gradient
-    return loss, (*stop((posterior, rewards.mean(), moments)), metrics)
+    return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
 
   def statistics(self, params: Tree, moments: Tree) -> Tree:
     """Parameters with the running statistics of numbers after one more batch.
@@ -196,17 +196,24 @@ class WorldModel:
     posterior: rssm_lib.Posterior,
     sequence: experience.Sequence,
     learns: jax.Array,
-  ) -> jax.Array:
-    """Loss [T, B] of the members' predictions of real numbers' changes; 0 at FIRST steps."""
-    numbers, priors = self.networks.numbers, posterior.priors
-    if not numbers.num_reals:
-      return jnp.zeros(posterior.first.shape)
+  ) -> tuple[jax.Array, Tree]:
+    """Loss [T, B] of the members' predictions of the numbers' changes, and moments of these.
+
+    No transition leads to a FIRST step: its loss is 0, and its moments are the statistics, which
+    leaves them as they are.
+    """
+    numbers, first = self.networks.numbers, posterior.first
+    if not numbers.num_changes:
+      return jnp.zeros(first.shape), {}
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     observed = posterior.latent.numbers
     change = numbers.change(_numbers_before(observed, sequence), observed, statistics)
-    error = jnp.square(priors.change - change) / priors.noise
-    loss = jnp.sum(jnp.log1p(error / 2), axis=-1)
-    return jnp.where(posterior.first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
+    loss, terms = numbers.change_loss(posterior.priors.change, change, statistics)
+    moments = {
+      name: jnp.mean(jnp.where(first[..., None], statistics[name], x), axis=(0, 1))
+      for name, x in terms.items()
+    }
+    return jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0)), moments
 
   def _kl(self, posterior: rssm_lib.Posterior, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The dynamics' divergence [K, T, B], and the loss [T, B] of both divergences."""

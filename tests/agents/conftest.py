@@ -112,7 +112,14 @@ def make_params():
 
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
-      if path[-1].key in ('square', 'error', 'between', 'count'):  # statistics
+      if path[-1].key in (
+        'square',
+        'error',
+        'between',
+        'change',
+        'change_error',
+        'count',
+      ):  # statistics
         return jnp.asarray(1 + np.abs(x), jnp.float32)
       if path[-1].key in ('kernel', 'output'):
         fan_in = np.prod(

@@ -304,8 +304,9 @@ def test_weight_of_novelty_falls_when_one_rollout_in_thirty_pays(follow, dreamer
   _, nothing = follow(*[(ALIKE, ALIKE)] * 30)
   scales, found = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
   assert scales.ranges[ac.TASK].value == 0
-  assert nothing.novelty_weight == 1
-  assert found.novelty_weight == pytest.approx(dreamer.config.novelty_scale)
+  most = dreamer.config.novelty_scale
+  assert nothing.novelty_weight == pytest.approx(most)
+  assert found.novelty_weight == pytest.approx(0.1 * most)
 
 
 def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dreamer):
@@ -313,18 +314,18 @@ def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dr
   scales, _ = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
   scales, solved = follow(*[(ALIKE, ALIKE)] * 1000, scales=scales, size=1.0)
   assert scales.deviation.value < 0.01  # the returns of late tell nothing
-  assert solved.novelty_weight < 0.5
+  assert solved.novelty_weight < 0.5 * dreamer.config.novelty_scale
   _, unlearned = follow(*[(ALIKE, ALIKE)] * 10_000, scales=scales)
-  assert unlearned.novelty_weight > 0.9
+  assert unlearned.novelty_weight > 0.9 * dreamer.config.novelty_scale
 
 
 def test_weight_of_novelty_follows_the_deviation_in_units_of_the_least_scale(follow, dreamer):
-  floor = dreamer.config.return_floor
+  floor, most = dreamer.config.return_floor, dreamer.config.novelty_scale
   width = 0.25 * floor / ac.GAUSSIAN_RANGE  # standard deviation of two returns 2 width apart
   _, small = follow(([-width, width], [0, 0]))
-  assert small.novelty_weight == pytest.approx(0.75, rel=1e-4)
+  assert small.novelty_weight == pytest.approx(0.75 * most, rel=1e-4)
   _, relative = follow(([-width, width], [0, 0]), size=20 * floor)  # the floor is a tenth of it
-  assert relative.novelty_weight == pytest.approx(1 - 0.25 / 2, rel=1e-4)
+  assert relative.novelty_weight == pytest.approx((1 - 0.25 / 2) * most, rel=1e-4)
   assert relative.task_scale == pytest.approx(2 * floor)
 
 

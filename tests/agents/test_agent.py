@@ -98,7 +98,7 @@ def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_para
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   assert sorted(acting['world_model']) == [
-    'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
+    'change', 'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
   ]  # fmt: skip
   assert sorted(acting['actor_critic']) == ['actor']
 

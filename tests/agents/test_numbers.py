@@ -33,6 +33,8 @@ STATISTICS = {
   'square': jnp.array([5.0, 1.0]),  # variances 4 and 1
   'error': jnp.array([0.5, 1.0]),
   'between': jnp.zeros(3),
+  'change': jnp.full(numbers_lib.NUM_PROJECTIONS, 4.0),
+  'change_error': jnp.full(numbers_lib.NUM_PROJECTIONS, 0.5),
   'count': jnp.array(1.0),
 }
 SOFT = STATISTICS | {'between': jnp.ones(3)}
@@ -182,8 +184,6 @@ def test_real_number_is_predicted_as_its_change_in_standard_deviations():
   loss, error = judge(right, NUMBERS_READ, numbers)
   np.testing.assert_allclose(loss, 0, atol=1e-3)
   np.testing.assert_allclose(error, [0, 0], atol=1e-6)
-  change = NUMBERS.change(jnp.array(NUMBERS_READ), jnp.array(numbers), STATISTICS)
-  np.testing.assert_allclose(change, [1, -0.5], rtol=1e-3)
 
 
 def test_huge_error_costs_only_its_logarithm():
@@ -224,7 +224,7 @@ def test_numbers_without_real_ones_have_no_statistics_of_them():
   numbers = numbers_lib.Numbers(specs.Array((3,), bool))
   read = numbers.read(jnp.array([True, False, True]))
   statistics = numbers.initial_statistics()
-  assert set(statistics) == {'between', 'count'}
+  assert set(statistics) == {'between', 'change', 'change_error', 'count'}
   assert numbers.num_reals == 0 and numbers.inputs(read, statistics).shape == (3,)
   outputs = jnp.array([0.0] * 3 + [30, -30, 0])
   predicted = numbers.predict(outputs, read, jnp.array(False), statistics)
@@ -241,6 +241,43 @@ def test_bits_are_imagined_as_bits_where_all_observed_ones_were():
   before = jnp.zeros(7)
   predicted = NUMBERS.predict(outputs(bits=logits), before, jnp.array(True), statistics)
   np.testing.assert_allclose(NUMBERS.expected(predicted, statistics)[:3], [1, 0.7, 0], rtol=1e-5)
+
+
+# Changes, which the members of an ensemble predict.
+
+
+def change(before, numbers, spec=NUMBERS):
+  return np.asarray(spec.change(jnp.array(before), jnp.array(numbers), STATISTICS))
+
+
+@pytest.mark.parametrize(('index', 'value'), [(0, 0.0), (3, 0.75), (6, 1.0)])
+def test_number_of_each_kind_has_a_change(index, value):
+  assert (change(NUMBERS_READ, NUMBERS_READ) == 0).all()
+  there = change(NUMBERS_READ, with_number(index, value))
+  assert there.shape == (numbers_lib.NUM_PROJECTIONS,) and np.abs(there).min() > 0
+  np.testing.assert_allclose(change(with_number(index, value), NUMBERS_READ), -there, rtol=1e-4)
+
+
+def test_changes_of_several_numbers_add_up():
+  together = with_number(0, 0.0)
+  together[2] = 0.0
+  apart = change(NUMBERS_READ, with_number(0, 0.0)) + change(NUMBERS_READ, with_number(2, 0.0))
+  np.testing.assert_allclose(change(NUMBERS_READ, together), apart, rtol=1e-4, atol=1e-5)
+
+
+def test_change_is_predicted_in_units_of_its_root_mean_square():
+  """Their squares are 4 in the mean; the error is relative to the members' running error of 1/2."""
+  real = jnp.arange(32.0)[None, None]
+  shifted = jnp.stack([real / 2, real / 2 + 1.0])  # two members
+  loss, moments = NUMBERS.change_loss(shifted, real, STATISTICS)
+  np.testing.assert_allclose(loss[:, 0, 0], [0, 32 * np.log(1 + 1 / 0.5 / 2)], atol=1e-5)
+  np.testing.assert_allclose(moments['change'], np.square(real))
+  np.testing.assert_allclose(moments['change_error'], np.full((1, 1, 32), 0.5))
+
+
+def test_noise_of_changes_is_bounded():
+  statistics = STATISTICS | {'change_error': jnp.array([0.0, 0.5])}
+  np.testing.assert_allclose(NUMBERS.change_noise(statistics), [0.05, 0.5])
 
 
 # Statistics of numbers.

@@ -1,5 +1,7 @@
 """The world model: inputs of its latents, the terms of its loss, and gradients of its modules."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import optax
 import pytest
 
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import intrinsic, modules, rssm, world_model
+from hephaestus.agents.dreamer import numbers as numbers_lib
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -82,8 +85,9 @@ def size(tree):
 # Initial parameters.
 
 
-def test_members_are_initialised_independently(fresh):
-  for layer, leaves in fresh['prior'].items():
+@pytest.mark.parametrize('name', modules.MEMBERS)
+def test_members_are_initialised_independently(fresh, name):
+  for layer, leaves in fresh[name].items():
     assert all(leaf.shape[0] == NUM_MEMBERS for leaf in leaves.values())
     if 'kernel' in leaves:
       kernels = np.asarray(leaves['kernel'])
@@ -92,8 +96,8 @@ def test_members_are_initialised_independently(fresh):
 
 
 def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, sequence, infer):
-  copies = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), fresh['prior'])
-  copied = fresh | {'prior': copies}
+  copy = lambda x: jnp.broadcast_to(x[:1], x.shape)
+  copied = fresh | {name: jax.tree.map(copy, fresh[name]) for name in modules.MEMBERS}
   novelty = lambda params: np.asarray(
     intrinsic.novelty_of('information_gain', infer(model, params, KEYS, sequence).priors.moments())
   )
@@ -107,11 +111,12 @@ def test_parameters_are_float32_and_only_members_are_stacked(model):
   params = jax.eval_shape(model.init, jax.random.key(0))
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   assert sorted(params) == [
-    'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recurrence', 'reward',
-    'statistics',
+    'change', 'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recurrence',
+    'reward', 'statistics',
   ]  # fmt: skip
   assert params['posterior']['kernel'].shape == (8 + 16, 16)
   assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
+  assert params['change']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8 + 4 + 16, 16)
   # A state of 8, a latent of 12, an action of 4 and the embedding of the numbers, of 16.
   assert params['recurrence']['kernel'].shape == (8 + 12 + 4 + 16, 3 * 8)
 
@@ -196,10 +201,12 @@ def test_latent_depends_on_the_previous_action_and_not_on_its_own(sequence, late
   assert not changed[:, :2].any()
 
 
-def test_latent_depends_on_its_own_observation_and_on_no_later_one(sequence, latents):
-  before = latents(sequence)
+def test_posterior_depends_on_its_own_observation_and_on_no_later_one(
+  model, params, sequence, infer
+):
+  means = lambda sequence: np.asarray(infer(model, params, KEYS, sequence).belief.moments()[0])
   observation = disturbed(sequence.observation, 2, 2)
-  changed = np.abs(latents(sequence._replace(observation=observation)) - before).max(-1) > 0
+  changed = np.abs(means(sequence._replace(observation=observation)) - means(sequence)).max(-1) > 0
   np.testing.assert_array_equal(changed[:, 2], [False, False, True, True, True, True])
 
 
@@ -245,8 +252,8 @@ def test_every_module_and_member_has_a_gradient_at_the_start(fresh, sequence, lo
   for name in trained(fresh):
     assert size(grads[name]) > 1e-4, name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[name]))
-  for k in range(NUM_MEMBERS):
-    assert size(jax.tree.map(lambda x, k=k: x[k], grads['prior'])) > 1e-4, k
+  for name, k in itertools.product(modules.MEMBERS, range(NUM_MEMBERS)):
+    assert size(jax.tree.map(lambda x, k=k: x[k], grads[name])) > 1e-4, (name, k)
 
 
 def test_every_layer_has_a_gradient_when_heads_are_not_zero(params, sequence, loss_and_grads):
@@ -265,8 +272,8 @@ def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(
   chosen = identity[(learns == wanted[:, None]).all(0)][0]
   alone = sequence._replace(identity=jnp.full(3, chosen, jnp.uint32))
   _, grads = loss_and_grads(params, KEYS, alone)
-  for k in range(NUM_MEMBERS):
-    magnitude = size(jax.tree.map(lambda x, k=k: x[k], grads['prior']))
+  for name, k in itertools.product(modules.MEMBERS, range(NUM_MEMBERS)):
+    magnitude = size(jax.tree.map(lambda x, k=k: x[k], grads[name]))
     assert (magnitude > 0) == (wanted[k] > 0)
 
 
@@ -299,7 +306,7 @@ def test_loss_weighs_reward_and_divergence(make_dreamer, make_params, make_seque
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
   loss, (*_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
   heads = metrics['reconstruction'] + metrics['continue']
-  divergence = loss - heads - 3 * metrics['reward']
+  divergence = loss - heads - 3 * metrics['reward'] - metrics['change']
   np.testing.assert_allclose(divergence, 1.1 * metrics['kl'], rtol=1e-4)
 
 
@@ -310,7 +317,7 @@ def test_free_nats_clip_the_loss_of_the_posterior_and_not_of_the_priors(
   dreamer = make_dreamer('grid', bootstrap_share=1.0, free_nats=200.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
   loss, (*_, metrics) = jax.jit(dreamer.model.loss)(params, KEYS, sequence)
-  heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue'))
+  heads = sum(metrics[name] for name in ('reconstruction', 'reward', 'continue', 'change'))
   assert 0 < metrics['kl'] < 100
   np.testing.assert_allclose(loss - heads, metrics['kl'] + 0.1 * 200, rtol=1e-4)
 
@@ -337,7 +344,7 @@ def reconstruct(model, params, sequence):
     decoder = jax.tree.map(jnp.zeros_like, params['decoder'])
     outputs = np.concatenate([[gate] * 4, np.ravel(levels), [change]])
     decoder['Dense_1']['bias'] = jnp.asarray(outputs, jnp.float32)
-    changed = params | {'decoder': decoder, 'statistics': statistics}
+    changed = params | {'decoder': decoder, 'statistics': params['statistics'] | statistics}
     _, (*_, metrics) = loss(changed, KEYS, sequence)
     return float(metrics['reconstruction'])
 
@@ -378,35 +385,49 @@ def test_numbers_before_a_sequence_are_those_of_the_stored_state(
   assert reconstruction(1) != unchanged != reconstruction(2)
 
 
-def test_members_learn_changes_of_real_numbers(make_dreamer, make_params, make_sequence):
-  """A change that is wrong by one standard deviation, in one of five numbers, costs log 2."""
-  dreamer = make_dreamer('plain', bootstrap_share=1.0)
-  model, params, sequence = (
-    dreamer.model,
-    make_params(dreamer)['world_model'],
-    make_sequence(dreamer),
-  )
-  carried = sequence.initial_state
-  constant = sequence._replace(
-    observation=jnp.full((6, 3, 5), np.expm1(3.0)),
-    initial_state=carried._replace(latent=carried.latent._replace(numbers=jnp.full((3, 5), 3.0))),
-  )
-  ones = jnp.ones(5)
-  statistics = {'mean': 0 * ones, 'square': ones, 'error': ones / 2, 'count': ones[0]}
-  output = params['prior']['Dense_1']
-  assert output['bias'].shape == (NUM_MEMBERS, 12 + 5)
+@pytest.fixture(scope='module')
+def change_loss(make_dreamer, make_sequence):
+  """(params, sequence) -> the members' loss of changes, its gradient, and moments of changes."""
+  model = make_dreamer('plain', bootstrap_share=1.0).model
 
   @jax.jit
-  def loss(change):
-    bias = output['bias'].at[:, -5:].set(0.0).at[:, -1].set(change)
-    kernel = output['kernel'].at[..., -5:].set(0.0)
-    prior = params['prior'] | {'Dense_1': {'kernel': kernel, 'bias': bias}}
-    changed = params | {'prior': prior, 'statistics': statistics}
-    return model.loss(changed, KEYS, constant)[0]
+  def judge(params, sequence):
+    def loss(params):
+      _, (*_, moments, metrics) = model.loss(params, KEYS, sequence)
+      return metrics['change'], moments
 
-  # Each of 15 steps but FIRST, of 18, has the loss log(1 + 1 / (2 * 1/2)).
-  np.testing.assert_allclose(loss(1.0) - loss(0.0), 15 / 18 * np.log(2), rtol=1e-3)
-  np.testing.assert_allclose(loss(-1.0), loss(1.0), rtol=1e-5)
+    (value, moments), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    return value, grads, moments
+
+  return judge
+
+
+def test_predicted_changes_train_nothing_but_themselves(
+  make_dreamer, make_params, make_sequence, change_loss
+):
+  """They serve novelty; with a gradient into the state they would compete with what is decoded."""
+  params, sequence = (
+    make_params(make_dreamer('plain'))['world_model'],
+    make_sequence(make_dreamer('plain')),
+  )
+  _, grads, _ = change_loss(params, sequence)
+  assert {name for name in params if size(grads[name]) > 0} == {'change'}
+
+
+def test_change_of_a_first_step_is_neither_learned_nor_counted(
+  make_dreamer, make_params, make_sequence, change_loss
+):
+  """No transition leads to it: whatever it shows, loss and moments stay."""
+  dreamer = make_dreamer('plain')
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  params = params | {'statistics': dreamer.model.networks.numbers.initial_statistics()}
+  alone = jax.tree.map(lambda x: x, sequence)._replace(step_type=jnp.zeros_like(sequence.step_type))
+  value, _, moments = change_loss(params, alone)
+  assert value == 0
+  for name in ('change', 'change_error'):
+    np.testing.assert_allclose(moments[name], params['statistics'][name], rtol=1e-6)
+  value, _, moments = change_loss(params, sequence)
+  assert value > 0 and np.abs(moments['change'] - 1).min() > 0
 
 
 def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequence):
@@ -605,11 +626,11 @@ def test_every_module_has_a_gradient_with_gaussian_latents_in_bfloat16(
 
 
 def test_moments_equal_those_of_each_members_prior(model, params, sequence, infer):
-  """Also those of real numbers, of which the environment has one."""
+  """Also those of the numbers' changes."""
   posterior = infer(model, params, KEYS, sequence)
   (means, variances), (changes, noise) = posterior.priors.moments()
   assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 12)
-  assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, 1)
+  assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, numbers_lib.NUM_PROJECTIONS)
   # Step 3 of stream 2, again, from the previous step.
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = rssm.Recurrent(latent, model.networks.actions.encode(sequence.action[2]))
@@ -625,8 +646,10 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, infe
   for found, expected in zip(prior.belief.moments(), (means, variances), strict=True):
     np.testing.assert_allclose(found[:, 2], expected[:, 3, 2], **close)
   np.testing.assert_allclose(prior.change[:, 2], changes[:, 3, 2], **close)
-  np.testing.assert_allclose(noise[..., 0], params['statistics']['error'][0], **close)
-  assert np.ptp(np.asarray(changes[..., 0]), axis=0).min() > 1e-3  # members differ
+  np.testing.assert_allclose(noise[2, 3, 2], params['statistics']['change_error'], **close)
+  spread = np.ptp(np.asarray(changes), axis=0).max(-1)
+  first = np.asarray(sequence.step_type == rssm.FIRST)
+  assert (spread[~first] > 1e-3).all() and (spread[first] == 0).all()  # members differ
 
 
 # Statistics of numbers.
@@ -652,8 +675,10 @@ def test_environment_without_real_numbers_has_no_statistics_of_them(
   dreamer = make_dreamer('grid')
   model, params = dreamer.model, make_params(dreamer)['world_model']
   _, (*_, moments, _) = jax.eval_shape(model.loss, params, KEYS, make_sequence(dreamer))
-  assert {name: x.shape for name, x in moments.items()} == {'between': (2,)}
-  assert set(params['statistics']) == {'between', 'count'}
+  changes = (numbers_lib.NUM_PROJECTIONS,)
+  shapes = {name: x.shape for name, x in moments.items()}
+  assert shapes == {'between': (2,), 'change': changes, 'change_error': changes}
+  assert set(params['statistics']) == {*shapes, 'count'}
 
 
 def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(

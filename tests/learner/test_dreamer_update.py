@@ -252,11 +252,11 @@ def test_shift_of_the_critic_does_not_change_the_actors_gradient():
 
 
 def test_advantages_are_scaled_and_weighted():
-  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.1, return_floor=0.3)
+  dreamer = make_dreamer(lambda_=0.0, novelty_scale=0.5, return_floor=0.3)
   zeros = np.zeros((2, 2))
   rewards = {TASK: [[0, 0], [-0.02, 0.02]], NOVELTY: [[0, 0], [-1.0, 1.0]]}
   targets = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
-  weight = 1 - 3.29 * 0.02 / 0.3
+  weight = 0.5 * (1 - 3.29 * 0.02 / 0.3)
   expected = np.array([-1, 1]) * (0.02 / 0.3 + weight * 1 / (0.9 * 2))
   np.testing.assert_allclose(targets.advantage[0], expected, rtol=1e-4)
 

@@ -23,7 +23,7 @@ AGENT = dreamer_config.DreamerConfig(
   deterministic_size=48, latent='categorical', stochastic_size=8, classes=8, hidden_size=64,
   encoder_layers=1, num_bins=15, bin_limit=6.0, horizon_max=8, horizon_min=4, starts_per_sequence=2,
   steps_per_chunk=8, policy_layers=1, window=4, entropy_scale=0.03, return_floor=0.3,
-  warm_up_updates=200, novelty_scale=0.1, compute_dtype='float32',
+  warm_up_updates=200, novelty_scale=1.0, compute_dtype='float32',
 )  # fmt: skip
 RATES = learner_config.LearnerConfig(
   batch_size=BATCH, model_learning_rate=2e-3, policy_learning_rate=1e-3
