@@ -13,7 +13,7 @@ from hephaestus.learner import bench as learner_bench
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', 'bench', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'bench', *map(str, arguments)]))
 
 
 # The first of this file: what its processes import is imported once, by the fork server of this
