@@ -18,7 +18,8 @@ from hephaestus.launch.run import fork_server
 COMMANDS = (run_commands, cluster_commands, report_commands, inspect_commands, bench_commands)
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
+  """The command of an argument vector, whose first word is ignored; exits where it is malformed."""
   parser = argparse_flags.ArgumentParser(
     prog='hephaestus',
     description='World-model agents, trained by several processes on one machine or many.',
@@ -30,7 +31,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
   return parser.parse_args(arguments[1:])
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+  """Runs a command, and returns its exit code; bad input is one line and 2."""
   sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
@@ -50,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def main() -> None:
   """Runs the command; bad input ends with one line and exit code 2."""
   fork_server.accept_interrupts()
-  app.run(_run, flags_parser=_parse)
+  app.run(run, flags_parser=parse)
 
 
 if __name__ == '__main__':

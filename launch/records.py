@@ -2,11 +2,8 @@
 
 import abc
 import dataclasses
-import difflib
 import functools
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -132,11 +129,13 @@ def find_record(name: str) -> AgentRecord:
   Raises:
     ValueError: there is no such record, or it is incomplete.
   """
-  kind = _find(name)
+  from hephaestus.actors.environments import names  # here, since its package imports JAX
+
+  kind = names.resolve(name, AGENTS, field='agent_name', kind='agent')
   field = f'agent_name={name!r}'
-  if not issubclass(kind, AgentRecord):
+  if not (inspect.isclass(kind) and issubclass(kind, AgentRecord)):
     raise ValueError(
-      f'{field}: {kind.__name__} is no record of an agent; derive it from '
+      f'{field}: {name.rpartition(":")[2]} is no record of an agent; derive it from '
       'hephaestus.launch.records.AgentRecord'
     )
   lacking = [
@@ -155,46 +154,3 @@ def find_record(name: str) -> AgentRecord:
       'hephaestus.learner.config'
     )
   return kind()
-
-
-def _find(name: str) -> type:
-  """The class of an agent's record.
-
-  Args:
-    name: a key of `AGENTS`, or 'package.module:Class' for a user's agent.
-
-  Raises:
-    ValueError: there is no such agent, module or class; says which, and names the nearest.
-  """
-  field = f'agent_name={name!r}'
-  module_name, colon, attribute = AGENTS.get(name, name).partition(':')
-  if not (module_name and colon and attribute):
-    raise ValueError(
-      f'{field}: no such agent; {_nearest(name, AGENTS)}known are: {", ".join(AGENTS)}; an agent of '
-      "your own is named by its import path, 'package.module:Class'"
-    )
-  # A config file must not run Python's own modules.
-  if module_name.partition('.')[0] in sys.stdlib_module_names:
-    raise ValueError(f"{field}: {module_name} is Python's own and has no agent")
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    # A missing import within the user's module is reported as it is.
-    if error.name is None or not f'{module_name}.'.startswith(f'{error.name}.'):
-      raise
-    raise ValueError(
-      f'{field}: there is no module {error.name!r}; is the folder that holds it on PYTHONPATH?'
-    ) from error
-  found = getattr(module, attribute, None)
-  if not inspect.isclass(found):
-    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-    raise ValueError(
-      f'{field}: {module_name} has no class {attribute!r}; {_nearest(attribute, classes)}'
-      f'its classes are: {", ".join(classes) or "none"}'
-    )
-  return found
-
-
-def _nearest(given: str, known: list[str] | dict[str, str]) -> str:
-  names = ' or '.join(difflib.get_close_matches(given, known))
-  return f'did you mean {names}? ' if names else ''

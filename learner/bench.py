@@ -209,10 +209,10 @@ def update(
   program = _prepare(work)
   agent_config, at_boredom, sequence = program.dreamer.config, program.at_boredom, program.sequence
   began = time.perf_counter()
-  compiled = program.update.lower(at_boredom(0.0), sequence).compile()
+  traced = program.update.trace(at_boredom(0.0), sequence)
+  compiled = traced.lower().compile()
   compile_seconds = time.perf_counter() - began
-  jaxpr = jax.make_jaxpr(program.update)(at_boredom(0.0), sequence).jaxpr
-  always, *by_row = matmul_flops(jaxpr)
+  always, *by_row = matmul_flops(traced.jaxpr.jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   name = f'learner/{work.name}'

@@ -109,7 +109,7 @@ def compile_for(work: bench.Work, num_devices: int) -> Program:
     donate_argnums=0,
     devices=jax.local_devices()[:num_devices],
   )
-  return _read(mapped.lower(each(state), each(sequence)).compile().as_text(), num_devices)
+  return read_program(mapped.lower(each(state), each(sequence)).compile().as_text(), num_devices)
 
 
 def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.Update, Any, Any]:
@@ -133,7 +133,7 @@ def _size(work: bench.Work) -> tuple[int, float]:
   return gradients, always + sum(x * count for x, count in zip(by_row, trips, strict=True))
 
 
-def _read(text: str, num_devices: int) -> Program:
+def read_program(text: str, num_devices: int) -> Program:
   """Counts collectives and instructions in the text of a compiled program."""
   sizes = {'all-reduce': 0, 'all-gather': 0}
   for found in _COLLECTIVE.finditer(text):

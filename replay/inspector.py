@@ -79,7 +79,7 @@ class _Server:
     """Resident memory of the process that listens at the address; None on another machine."""
     try:
       if self._process is None:
-        self._process = _listener(self.connection.address)
+        self._process = listener(self.connection.address)
       return None if self._process is None else self._process.memory_info().rss
     except psutil.Error:  # it ended, or belongs to another user
       self._process = None
@@ -375,7 +375,7 @@ def _limiter(info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
   return {'table': info.name, 'state': state, 'missing': math.ceil(missing)}
 
 
-def _listener(address: str) -> psutil.Process | None:
+def listener(address: str) -> psutil.Process | None:
   """The process that listens at an address; None for an address of another machine."""
   host, _, port = address.rpartition(':')
   try:

@@ -188,9 +188,9 @@ class Source:
     if arrays is None:
       return None
     shard.inserted = fetch.inserted
-    fault = self._fault(arrays)
-    if fault:
-      logging.error('%s: ignoring published parameters: %s', self._name, fault)
+    found = fault(self._columns, arrays)
+    if found:
+      logging.error('%s: ignoring published parameters: %s', self._name, found)
       return None
     numbers = tuple(int(number) for number in arrays[0][0])
     is_first, self._is_first_fetch = self._is_first_fetch, False
@@ -214,19 +214,25 @@ class Source:
       self._is_first_fetch = True
       self._news = time.monotonic()
 
-  def _fault(self, arrays: list[np.ndarray]) -> str:
-    """Describes the fault of fetched columns; empty if they are valid."""
-    if len(arrays) < _HEADERS:
-      return f'{len(arrays)} columns'
-    numbers, digest = arrays[:_HEADERS]
-    if numbers.shape != (1, 3) or numbers.dtype != np.int64:
-      return f'the numbers are {numbers.dtype.name}{list(numbers.shape)}'
-    if not np.array_equal(digest, self._columns.digest[None]):
-      return 'they belong to another schema'
-    if not (0 <= numbers[0, 0] < _MOST_UPDATES and numbers.min() >= 0):
-      return f'version, environment step and launch are {numbers[0].tolist()}'
-    params = arrays[_HEADERS:]
-    return self._columns.mismatch(params) or self._columns.not_finite(params).get(0, '')
+
+def fault(columns: columns_lib.Columns, arrays: list[np.ndarray]) -> str:
+  """Describes the fault of fetched columns; empty if they are valid.
+
+  Args:
+    columns: of the parameters' schema.
+    arrays: version, environment step and launch, the schema's digest, and the leaves, [1, ...] each.
+  """
+  if len(arrays) < _HEADERS:
+    return f'{len(arrays)} columns'
+  numbers, digest = arrays[:_HEADERS]
+  if numbers.shape != (1, 3) or numbers.dtype != np.int64:
+    return f'the numbers are {numbers.dtype.name}{list(numbers.shape)}'
+  if not np.array_equal(digest, columns.digest[None]):
+    return 'they belong to another schema'
+  if not (0 <= numbers[0, 0] < _MOST_UPDATES and numbers.min() >= 0):
+    return f'version, environment step and launch are {numbers[0].tolist()}'
+  params = arrays[_HEADERS:]
+  return columns.mismatch(params) or columns.not_finite(params).get(0, '')
 
 
 class _Shard:

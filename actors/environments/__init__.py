@@ -1,17 +1,16 @@
 """Environments: `make` builds one by its name, or by the import path of a user's environment."""
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import numbers
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import host
+from hephaestus.actors.environments import host, names
 from hephaestus.actors.environments.environment import Environment
 
 # A new environment gets its name by a line here; its module is imported when it is made.
@@ -68,8 +67,8 @@ def make(name: str, /, **chosen: Any) -> Environment:
       _check_option(name, option, value, known)
     environment = _family(name).make(env_name, **chosen)
   else:
-    constructor = _find(name, ENVIRONMENTS.get(name, name))
-    _check_options(name, constructor, chosen)
+    constructor = _constructor(name)
+    check_options(name, constructor, chosen)
     environment = constructor(**chosen)
   try:
     is_on_host = isinstance(environment, host.HostEnvironment)
@@ -91,7 +90,7 @@ def family(name: str) -> types.ModuleType:
   families = FAMILIES | HOST_FAMILIES
   if name not in families:
     raise ValueError(
-      f'no such family of environments: {name!r}; {_choices(name, families)}; {LISTING}'
+      f'no such family of environments: {name!r}; {names.choices(name, families)}; {LISTING}'
     )
   try:
     with contextlib.redirect_stdout(sys.stderr):  # some packages print at import
@@ -125,60 +124,34 @@ def options(name: str) -> dict[str, Any]:
   """
   family_name, slash, env_name = name.partition('/')
   if not slash:
-    parameters = inspect.signature(_find(name, ENVIRONMENTS.get(name, name))).parameters.values()
+    parameters = inspect.signature(_constructor(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
   module = _family(name)
   if family_name in HOST_FAMILIES:
     return {}
-  names = module.names()
-  if env_name not in names:
+  known = module.names()
+  if env_name not in known:
     raise ValueError(
       f'environment.name={name!r}: {family_name} has no environment {env_name!r}; '
-      f'{_nearest(env_name, names)}{LISTING}'
+      f'{names.nearest(env_name, known)}{LISTING}'
     )
   return module.options(env_name)
 
 
-def _find(name: str, path: str) -> Callable[..., Any]:
-  """Imports the constructor at 'package.module:Class'; `name` is that of the error messages."""
-  module_name, colon, attribute = path.partition(':')
-  if not (module_name and colon and attribute):
-    raise ValueError(
-      f'environment.name={name!r}: no such environment; {_choices(name, ENVIRONMENTS)}; {LISTING}; '
-      "an environment of your own is named by its import path, 'package.module:Class'"
-    )
-  if _is_pythons_own(module_name):
-    raise ValueError(
-      f"environment.name={name!r}: {module_name} is Python's own and has no environment"
-    )
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    # A missing import within the user's module is reported as it is.
-    if error.name is None or not f'{module_name}.'.startswith(f'{error.name}.'):
-      raise
-    raise ValueError(
-      f'environment.name={name!r}: there is no module {error.name!r}; '
-      'is the folder that holds it on PYTHONPATH?'
-    ) from error
-  constructor = getattr(module, attribute, None)
-  if not callable(constructor):
-    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-    raise ValueError(
-      f'environment.name={name!r}: {module_name} has no class {attribute!r}; '
-      f'{_choices(attribute, classes)}'
-    )
-  if _is_pythons_own(getattr(constructor, '__module__', None) or ''):
-    raise ValueError(f"environment.name={name!r}: {attribute} is Python's own and no environment")
-  return constructor
+def _constructor(name: str) -> Callable[..., Any]:
+  return names.resolve(
+    name, ENVIRONMENTS, field='environment.name', kind='environment', listing=LISTING
+  )
 
 
-def _is_pythons_own(module_name: str) -> bool:
-  """Whether a module is of the standard library: a config file must not call `os:system`."""
-  return module_name.partition('.')[0] in sys.stdlib_module_names
+def check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
+  """Raises ValueError for options that a constructor does not take, or lacks.
 
-
-def _check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
+  Args:
+    name: of the environment, for the message.
+    constructor: a class or a function.
+    options: its keyword arguments.
+  """
   parameters = inspect.signature(constructor).parameters
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
   for option, parameter in parameters.items():
@@ -195,7 +168,7 @@ def _check_option(name: str, option: str, value: Any, known: dict[str, Any]) -> 
   """Raises ValueError for an unknown option, or a value of another type than the default."""
   if option not in known:
     raise ValueError(
-      f'environment.{option}={value!r}: {name} has no such option; {_choices(option, known)}'
+      f'environment.{option}={value!r}: {name} has no such option; {names.choices(option, known)}'
     )
   default = known[option]
   is_flag = isinstance(value, bool)
@@ -205,15 +178,3 @@ def _check_option(name: str, option: str, value: Any, known: dict[str, Any]) -> 
     raise ValueError(f'environment.{option}={value!r}: a number is needed, such as {default}')
   if type(default) is bool and not is_flag:
     raise ValueError(f'environment.{option}={value!r}: true or false is needed')
-
-
-def _choices(given: str, known: Iterable[str]) -> str:
-  known = sorted(known)
-  return f'{_nearest(given, known)}known are: {", ".join(known) or "none"}'
-
-
-def _nearest(given: str, known: Iterable[str]) -> str:
-  by_lower = {name.lower(): name for name in known}
-  nearest = difflib.get_close_matches(given.lower(), by_lower)
-  names = ' or '.join(by_lower[name] for name in nearest)
-  return f'did you mean {names}? ' if names else ''

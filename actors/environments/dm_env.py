@@ -10,7 +10,7 @@ import numpy as np
 from dm_env import specs
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import host
+from hephaestus.actors.environments import host, names
 
 
 def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnvironment:
@@ -28,8 +28,8 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   name = f'dm_env/{path}'
   if ':' not in path:
     raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
-  make_one = environments._find(name, path)
-  environments._check_options(
+  make_one = names.resolve(name, {name: path}, field='environment.name', kind='environment')
+  environments.check_options(
     name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )
   try:

@@ -404,7 +404,7 @@ def watch(
       with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
         for report in _reports(target, period):
           reports.append(report)
-          live.update(_frame(target, reports, period, console.width), refresh=True)
+          live.update(frame(target, reports, period, console.width), refresh=True)
     else:
       for report in _reports(target, period):
         line = json.dumps(metrics.plain(report)) if as_json else _line(report)
@@ -687,7 +687,7 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
   return view
 
 
-def _frame(
+def frame(
   target: str, reports: Sequence[dict[str, Any]], period: float, width: int
 ) -> rich.console.RenderableType:
   """The live view: the newest report with numbers, and curves of the last reports."""

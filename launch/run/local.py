@@ -240,7 +240,7 @@ class _Watcher:
       self._warnings = progress_lib.Warnings(config, nodes.folder, self._events, self.progress.say)
     self._is_drained: Callable[[], bool] = lambda: True
     if nodes.share and nodes.shards_here:
-      self._is_drained = _Drain([_port_of(addresses[shard]) for shard in nodes.shards_here])
+      self._is_drained = Drain([_port_of(addresses[shard]) for shard in nodes.shards_here])
     self.failed_late: list[str] = []
 
   def on_event(self, event: supervisor.Event) -> None:
@@ -298,7 +298,7 @@ def _report(
   return 0
 
 
-class _Drain:
+class Drain:
   """Whether replay may stop: other hosts disconnect once they have seen the end of the run.
 
   Args:

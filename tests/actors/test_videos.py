@@ -28,8 +28,10 @@ def test_small_image_is_enlarged():
   first, last = (
     frame_of(no_drawing, {'eye': pictures, 'purse': np.ones((NUM_STEPS, 2))}, i) for i in (0, 3)
   )
-  assert first.shape == (160, 180, 3) and first.dtype == np.uint8
-  assert first.max() == 0 and (last[:20, :20] == 255).all() and last[:, 20:].max() == 0
+  cell = first.shape[0] // 8
+  assert first.shape == (8 * cell, 9 * cell, 3) and first.dtype == np.uint8
+  assert cell > 1 and first.max() == 0
+  assert (last[:cell, :cell] == 255).all() and last[:, cell:].max() == 0
 
 
 def test_uint8_images_keep_their_brightness():
@@ -70,7 +72,8 @@ def test_observation_is_left_of_the_prediction():
   bars = (
     (frames[0][-videos.MARGIN - videos.BARS : -videos.MARGIN] == videos.INK).all(-1).sum(axis=0)
   )
-  assert sorted(set(bars.tolist())) == [0, 8, 24]  # of 32 pixels
+  none, short, long = sorted(set(bars.tolist()))
+  assert none == 0 and long == 3 * short
   without_salience = videos.beside(draw, observation, predicted, np.ones((NUM_STEPS, 1)), context=1)
   assert len(without_salience[0]) == height - videos.BARS - videos.MARGIN
 

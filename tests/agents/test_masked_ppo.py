@@ -522,7 +522,7 @@ def test_numbers_are_encoded_without_symlog_on_request():
   for network, expected in ((raw, observation), (usual, np.log1p(observation))):
     inputs = network.flatten(observation)
     np.testing.assert_allclose(inputs[0], expected, rtol=1e-6)
-    (read,) = network._read(inputs)
+    (read,) = network.codec.inputs(inputs)
     np.testing.assert_allclose(read[0, 5:8], [1, 0, 0], atol=1e-6)  # 0, by three levels
     np.testing.assert_allclose(read[0, 8:11], [0.5, 0.5, 0], atol=1e-6)
 

@@ -21,7 +21,7 @@ HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', *map(str, arguments)]))
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_console_script_ends_with_code_two_and_one_line(folder):
 def test_run_resumes_with_its_own_config(folder):
   made = config.override(presets.laptop('catch'), ['agent.window=4', 'seed=7'])
   folder_lib.open_run(folder, made)
-  arguments = main._parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
+  arguments = main.parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
   found = flags.make_config(arguments)
   assert found == config.override(made, ['max_environment_steps=9'])
 

@@ -5,6 +5,7 @@ is frozen, within an update that the others have begun ('freeze'); or no process
 ('starve'); or all are asked to stop while their first update compiles for ever ('compile').
 """
 
+import gc
 import pathlib
 import signal
 import sys
@@ -22,6 +23,8 @@ from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import replayed, sampled
 
 BATCH = 8
+
+gc.set_threshold(100_000, 20, 20)  # as in conftest.py
 
 
 class Mean(NamedTuple):

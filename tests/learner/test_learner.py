@@ -55,7 +55,7 @@ class Parts:
     )
     self.schema = rollout.sequence_schema(self.unroll, self.params_schema)
     made = dreamer_update.make_update(self.dreamer, LEARNER)
-    self.update = made._replace(update=jax.jit(made.update))
+    self.update = made._replace(init=jax.jit(made.init), update=jax.jit(made.update))
 
 
 @pytest.fixture(scope='module')

@@ -52,7 +52,7 @@ def test_collectives_are_read_in_the_text_of_a_program():
   %all = u8[4,10]{1,0} all-gather(%v), dimensions={0}
   ROOT %other = f32[9]{0} fusion(%all-reduce.1), calls=%add
   """
-  assert scaling._read(text, 4) == scaling.Program(
+  assert scaling.read_program(text, 4) == scaling.Program(
     reduced=48 + 20 + 8 + 1, gathered=10, instructions=4
   )
 

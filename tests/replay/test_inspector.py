@@ -103,7 +103,7 @@ def test_memory_of_a_local_server_is_that_of_its_process(serve, unlimited):
   _, address = serve(unlimited())
   here = psutil.Process(os.getpid()).memory_info().rss
   assert inspector.Inspector(address).poll()['memory']['server'] == pytest.approx(here, rel=0.2)
-  assert inspector._listener('203.0.113.1:80') is None  # of another machine
+  assert inspector.listener('203.0.113.1:80') is None  # of another machine
 
 
 def test_server_without_strata_is_inspected(unlimited, schema):

@@ -9,7 +9,7 @@ import pytest
 import reverb
 from hypothesis import strategies
 
-from hephaestus.replay import parameters
+from hephaestus.replay import columns, parameters
 
 SCHEMA = {
   'dense': {
@@ -128,14 +128,13 @@ def forged(dtype, shape, value):
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(data=strategies.data())
 def test_fetched_columns_are_valid_or_have_a_fault(data):
-  source = parameters.Source('localhost:1', SCHEMA)
-  publisher = parameters.Publisher('localhost:1', SCHEMA)
+  schema = columns.Columns(SCHEMA)
   sound = [
     np.array([[3, 30, 0]], np.int64),
-    publisher._columns.digest[None],
-    *(leaf[None] for leaf in publisher._columns.flatten(make_snapshot(3).params, batched=False)),
+    schema.digest[None],
+    *(leaf[None] for leaf in schema.flatten(make_snapshot(3).params, batched=False)),
   ]
-  assert source._fault(sound) == ''
+  assert parameters.fault(schema, sound) == ''
   given = list(sound)
   for _ in range(data.draw(strategies.integers(1, 3))):
     place = data.draw(strategies.integers(0, len(given)))
@@ -145,7 +144,7 @@ def test_fetched_columns_are_valid_or_have_a_fault(data):
       del given[place]
     if not given:
       break
-  if source._fault(given) == '':
+  if parameters.fault(schema, given) == '':
     assert [(array.shape, array.dtype) for array in given] == [
       (array.shape, array.dtype) for array in sound
     ]

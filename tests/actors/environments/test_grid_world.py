@@ -161,14 +161,14 @@ def distinct_after_bfloat16(values):
 def test_bfloat16_keeps_all_values_distinct():
   env = grid_world.GridWorld(size=16, num_resources=255)
   state, _ = env.reset(jax.random.key(0))
-  counts = jnp.arange(256)
-  observe = jax.vmap(lambda count: env._observe(state.replace(inventory=state.inventory + count)))
-  assert distinct_after_bfloat16(observe(counts)[:, 256]) == 256
+  after = lambda **changes: env.step(jax.random.key(0), state.replace(**changes), UP)[1].observation
+  observe = jax.vmap(lambda count: after(inventory=state.inventory + count))
+  assert distinct_after_bfloat16(observe(jnp.arange(256))[:, 256]) == 256
   positions = jnp.stack([jnp.arange(16), jnp.arange(16)], axis=1)
-  observe = jax.vmap(lambda position: env._observe(state.replace(position=position)))
+  observe = jax.vmap(lambda position: after(position=position))
   assert distinct_after_bfloat16(observe(positions)[:, -1]) == 16
   cells = state.grid.at[0, :9].set(jnp.array([*range(8), EMPTY], jnp.uint8))
-  assert distinct_after_bfloat16(env._observe(state.replace(grid=cells))[:9]) == 9
+  assert distinct_after_bfloat16(after(grid=cells)[:9]) == 9
 
 
 @hypothesis.settings(max_examples=8, deadline=None)

@@ -507,7 +507,7 @@ def test_unsupported_spec_is_rejected(monkeypatch, options, words):
     ('dm_env/os:getcwd', {}, ["os is Python's own and has no environment"]),
     ('os:system', {'command': ':'}, ["os is Python's own and has no environment"]),
     (
-      'dm_env/hephaestus.actors.environments:Iterable',
+      'dm_env/hephaestus.actors.environments.names:Iterable',
       {},
       ["Iterable is Python's own and no environment"],
     ),

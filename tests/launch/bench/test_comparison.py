@@ -8,7 +8,7 @@ from hephaestus.launch import main
 
 
 def compare(*arguments):
-  return main._run(main._parse(['hephaestus', 'bench', 'compare', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'bench', 'compare', *map(str, arguments)]))
 
 
 @pytest.fixture

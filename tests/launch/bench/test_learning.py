@@ -30,7 +30,7 @@ def words(out, *more):
 
 def call(*arguments):
   """Runs a command in this process; returns its exit code."""
-  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', *map(str, arguments)]))
 
 
 def start(arguments):

@@ -17,7 +17,7 @@ from hephaestus.launch.run import folder as folder_lib
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', 'bench', 'watching', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'bench', 'watching', *map(str, arguments)]))
 
 
 def rows_at(speed, seconds):
@@ -87,7 +87,7 @@ def test_page_sends_the_requests_of_a_browser(tmp_path):
     socket.close()
   script = (panels.PAGE / 'page.js').read_text()
   assert f'PERIOD = {1000 * watching.PERIOD:g};' in script
-  given = lambda *words: main._parse(['hephaestus', *words])
+  given = lambda *words: main.parse(['hephaestus', *words])
   assert given('inspect', 'run', '--watch').watch == watching.PERIOD
   assert given('bench', 'watching').period == watching.PERIOD
   html = (panels.PAGE / 'index.html').read_text()

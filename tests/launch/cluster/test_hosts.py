@@ -51,7 +51,7 @@ hosts:
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', *map(str, arguments)]))
 
 
 @pytest.fixture

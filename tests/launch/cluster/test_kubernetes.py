@@ -138,7 +138,7 @@ def test_each_host_runs_in_one_pod(cases, case):
     arguments = container(template)['args']
     for index in range(count):
       words = [word.replace('$(INDEX)', str(index)) for word in arguments]
-      parsed = main._parse(['hephaestus', *words])
+      parsed = main.parse(['hephaestus', *words])
       assert (parsed.command, parsed.hosts) == ('node', '/etc/hephaestus/hosts.yaml')
       assert parsed.run == pathlib.Path('/data') / parsed.host
       assert parsed.stay == bool(placed.find(parsed.host).replay)
@@ -337,7 +337,7 @@ DIGEST = 'a' * 64
 def test_invalid_options_are_refused(tmp_path, capsys, arguments, words):
   path = tmp_path / 'hosts.yaml'
   path.write_text(ONE)
-  assert main._run(main._parse(['hephaestus', 'manifests', str(path), *arguments])) == 2
+  assert main.run(main.parse(['hephaestus', 'manifests', str(path), *arguments])) == 2
   said = capsys.readouterr()
   assert words in said.err and said.err.count('\n') == 1 and not said.out
 
@@ -358,7 +358,7 @@ def test_command_writes_manifests(cases, tmp_path, capsys):
   path, out = tmp_path / 'hosts.yaml', tmp_path / 'run.yaml'
   path.write_text(ONE)
   command = ['hephaestus', 'manifests', str(path), *KUBERNETES, '--out', str(out)]
-  assert main._run(main._parse(command)) == 0
+  assert main.run(main.parse(command)) == 0
   assert not capsys.readouterr().out
   assert list(yaml.safe_load_all(out.read_text())) == cases['one']
 
@@ -375,7 +375,7 @@ def test_node_refuses_invalid_config_and_stay(tmp_path, capsys, arguments, words
   path = tmp_path / 'hosts.yaml'
   path.write_text(ONE)
   command = ['hephaestus', 'node', str(path), '--host', 'all', '--run', str(tmp_path / 'run')]
-  assert main._run(main._parse([*command, *arguments])) == 2
+  assert main.run(main.parse([*command, *arguments])) == 2
   said = capsys.readouterr().err
   assert words in said and said.count('\n') == 1
   assert not (tmp_path / 'run').exists()

@@ -74,7 +74,7 @@ def nodes(run):
 
 
 def inspect(*arguments):
-  return main._run(main._parse(['hephaestus', 'inspect', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'inspect', *map(str, arguments)]))
 
 
 def test_report_names_bottleneck_of_last_minute(nodes, made):
@@ -221,7 +221,7 @@ def test_strata_distributions_fit_terminal(held, width):
   screen = io.StringIO()
   console = rich.console.Console(file=screen, width=width, height=50)
   live.show(report, console)
-  console.print(live._frame(str(held.folder), [report], 2.0, width))
+  console.print(live.frame(str(held.folder), [report], 2.0, width))
   shown = screen.getvalue()
   assert shown.count('age, steps') == 4 and shown.count('episode return') == 4
   assert '…' not in shown and max(map(len, shown.splitlines())) <= width

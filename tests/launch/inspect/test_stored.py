@@ -97,7 +97,7 @@ def run(tmp_path, made, schema):
 
 
 def inspect(*arguments):
-  return main._run(main._parse(['hephaestus', 'inspect', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'inspect', *map(str, arguments)]))
 
 
 def with_step(sequences, index, step, **values):

@@ -61,7 +61,7 @@ def write_rows(folder, node, rows):
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', 'report', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'report', *map(str, arguments)]))
 
 
 def cells(markdown):

@@ -105,7 +105,7 @@ def replay_of(folder):
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', 'dashboard', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'dashboard', *map(str, arguments)]))
 
 
 @pytest.mark.parametrize(

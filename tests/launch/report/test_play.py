@@ -49,7 +49,7 @@ def folder(little_optimization, tmp_path_factory):
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', 'watch', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', 'watch', *map(str, arguments)]))
 
 
 def test_watch_without_terminal_prints_a_line_for_each_step(folder, capsys):

@@ -140,20 +140,26 @@ def test_programs_start_without_the_fork_server(launch, tmp_path):
   assert json.loads(words[1])['imported_by'] == json.loads(words[1])['pid']
 
 
-def test_forked_program_applies_variables_to_jax_and_the_allocator():
+def test_forked_program_applies_variables_to_jax_and_the_allocator(tmp_path):
   program = """
-import os, jax
+import os, sys, jax
 from hephaestus.launch.run import fork_server
-fork_server._adopt_environment({
+forks = fork_server.ForkServer()
+node = forks.start('node', [sys.executable, sys.argv[1]], {
   'JAX_PLATFORMS': 'cpu', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.25',
   'JAX_COMPILATION_CACHE_DIR': 'somewhere', 'MALLOC_ARENA_MAX': '2',
-})
+}, 1, os.open(os.devnull, os.O_WRONLY))
+sys.exit(node.wait())
+"""
+  script = """
+import os, jax
 print(jax.config.jax_platforms, jax.config.jax_persistent_cache_min_compile_time_secs,
       jax.config.jax_compilation_cache_dir, os.environ['JAX_PLATFORMS'])
 """
+  (tmp_path / 'script.py').write_text(script)
   environment = {name: value for name, value in os.environ.items() if not name.startswith('JAX')}
   said = subprocess.run(
-    [sys.executable, '-c', program], env=environment, cwd=ROOT,
+    [sys.executable, '-c', program, tmp_path / 'script.py'], env=environment, cwd=ROOT,
     capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS,
   ).stdout  # fmt: skip
   assert said.split() == ['cpu', '0.25', 'somewhere', 'cpu']

@@ -29,7 +29,7 @@ TINY = [
 
 
 def run(*arguments):
-  return main._run(main._parse(['hephaestus', *map(str, arguments)]))
+  return main.run(main.parse(['hephaestus', *map(str, arguments)]))
 
 
 @pytest.fixture

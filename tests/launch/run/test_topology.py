@@ -19,7 +19,7 @@ def hephaestus(capsys):
   """Runs a command in this process, which has imported all already; returns its output."""
 
   def run(*arguments):
-    assert main._run(main._parse(['hephaestus', *map(str, arguments)])) == 0, capsys.readouterr()
+    assert main.run(main.parse(['hephaestus', *map(str, arguments)])) == 0, capsys.readouterr()
     return capsys.readouterr().out
 
   return run

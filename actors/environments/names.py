@@ -1,0 +1,71 @@
+"""Names of environments and agents: those of ours, and the import paths of a user's own."""
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+def resolve(
+  name: str, known: Mapping[str, str], *, field: str, kind: str, listing: str = ''
+) -> Callable[..., Any]:
+  """Imports the class or function that a name stands for.
+
+  Args:
+    name: a key of `known`, or an import path, 'package.module:Class'.
+    known: name -> import path.
+    field: of the config, which error messages name.
+    kind: of thing, as error messages call it.
+    listing: where all known names are shown; in the message about an unknown one.
+
+  Raises:
+    ValueError: there is no such name, module or attribute, or it is of Python's own library, which
+      a config file must not run. The message names the nearest known one.
+  """
+  given = f'{field}={name!r}'
+  module_name, colon, attribute = known.get(name, name).partition(':')
+  if not (module_name and colon and attribute):
+    raise ValueError(
+      f'{given}: no such {kind}; {choices(name, known)}; {listing and f"{listing}; "}an {kind} of '
+      "your own is named by its import path, 'package.module:Class'"
+    )
+  if _is_pythons_own(module_name):
+    raise ValueError(f"{given}: {module_name} is Python's own and has no {kind}")
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    # A missing import within the user's module is reported as it is.
+    if error.name is None or not f'{module_name}.'.startswith(f'{error.name}.'):
+      raise
+    raise ValueError(
+      f'{given}: there is no module {error.name!r}; is the folder that holds it on PYTHONPATH?'
+    ) from error
+  found = getattr(module, attribute, None)
+  if not callable(found):
+    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+    raise ValueError(
+      f'{given}: {module_name} has no class {attribute!r}; {choices(attribute, classes)}'
+    )
+  if _is_pythons_own(getattr(found, '__module__', None) or ''):
+    raise ValueError(f"{given}: {attribute} is Python's own and no {kind}")
+  return found
+
+
+def choices(given: str, known: Iterable[str]) -> str:
+  """The nearest known names and all of them, for an error message."""
+  known = sorted(known)
+  return f'{nearest(given, known)}known are: {", ".join(known) or "none"}'
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+  """'did you mean ...? ', or nothing where no known name is near."""
+  by_lower = {name.lower(): name for name in known}
+  found = difflib.get_close_matches(given.lower(), by_lower)
+  names = ' or '.join(by_lower[name] for name in found)
+  return f'did you mean {names}? ' if names else ''
+
+
+def _is_pythons_own(module_name: str) -> bool:
+  return module_name.partition('.')[0] in sys.stdlib_module_names
