@@ -120,7 +120,7 @@ class Networks:
     if self.numbers.size:
       modules['encoder'] = mlp(config.encoder_layers, raw=True)
       modules['decoder'] = mlp(config.encoder_layers, self.numbers.num_outputs)
-      modules['change'] = mlp(1, self.numbers.num_changes)
+      modules['change'] = mlp(1, 2 * self.numbers.num_changes)
     if self.codec.image_specs:
       shapes = tuple(spec.shape for spec in self.codec.image_specs)
       channels = config.image_channels

@@ -24,8 +24,8 @@ MIN_ERROR = 1e-4
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
-MIN_CHANGE_ERROR = 0.05
-"""Least mean squared error of a predicted change, as a share of the mean square of changes."""
+MIN_CHANGE_VARIANCE = 0.05
+"""Least variance of a predicted change, as a share of the mean square of changes."""
 
 
 class Predicted(NamedTuple):
@@ -41,6 +41,38 @@ class Predicted(NamedTuple):
   bits: tuple[jax.Array, jax.Array]
   levels: jax.Array
   reals: jax.Array
+
+
+class Change(NamedTuple):
+  """Predicted changes of the numbers along random directions; see `Numbers.change`.
+
+  Attributes:
+    mean: [..., C] float32.
+    variance: [..., C] float32, predicted squared error of the mean.
+  """
+
+  mean: jax.Array
+  variance: jax.Array
+
+  @classmethod
+  def from_outputs(cls, outputs: jax.Array) -> 'Change':
+    """[..., 2 C] outputs of a network to a change; a variance of 1 where they are 0."""
+    mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
+    return cls(mean, MIN_CHANGE_VARIANCE + jnp.exp(scale))
+
+  def loss(self, change: jax.Array) -> jax.Array:
+    """[...] float32 of an observed change [..., C]: of the mean, and of the variance.
+
+      sum_C log(1 + error / (2 sg(variance))) + 1/2 ( sg(error) / variance + log(variance) )
+
+    The first term counts each direction whatever its noise, and a large error by its logarithm. The
+    mean of a Gaussian likelihood would learn least where its errors are still largest.
+    """
+    stop = jax.lax.stop_gradient
+    error = jnp.square(self.mean - change)
+    fit = jnp.log1p(error / stop(self.variance) / 2)
+    calibration = stop(jnp.minimum(error, 4.0)) / self.variance + jnp.log(self.variance)
+    return jnp.sum(fit + calibration / 2, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +153,12 @@ class Numbers:
     """Statistics of no observations: of real numbers, and how far binary ones lie between 0 and 1."""
     reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
     between = jnp.ones(len(self._kinds[0]))
-    changes = jnp.ones(self.num_changes)
     statistics = {
       'mean': reals,
       'square': ones,
       'error': ones,
       'between': between,
-      'change': changes,
-      'change_error': changes,
+      'change': jnp.ones(self.num_changes),
     }
     return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
 
@@ -153,8 +183,7 @@ class Numbers:
   ) -> dict[str, jax.Array]:
     """Running statistics after one more batch: a mean over all, later over some 500 batches."""
     rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
-    is_error = lambda name: name.endswith('error')
-    rates = {name: jnp.maximum(rate, 0.02) if is_error(name) else rate for name in moments}
+    rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
     followed = {
       name: statistics[name] + rates[name] * (new - statistics[name])
       for name, new in moments.items()
@@ -285,28 +314,6 @@ class Numbers:
     difference = inputs(numbers) - inputs(before)
     random = np.random.default_rng(0).normal(size=(difference.shape[-1], self.num_changes))
     return difference @ random.astype(np.float32)
-
-  def change_loss(
-    self, predicted: jax.Array, change: jax.Array, statistics: Any
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Loss of predicted changes, and their terms of the moments.
-
-    Args:
-      predicted: [K, T, B, C] float32, in units of the root mean square of changes.
-      change: [T, B, C], see `change`.
-      statistics: see `initial_statistics`.
-
-    Returns:
-      [K, T, B] float32, and [T, B, C] squares of changes and mean errors of the members.
-    """
-    error = jnp.square(predicted - change / jnp.sqrt(statistics['change']))
-    loss = jnp.sum(jnp.log1p(error / self.change_noise(statistics) / 2), axis=-1)
-    errors = jax.lax.stop_gradient(jnp.minimum(jnp.mean(error, axis=0), 1.0))
-    return loss, {'change': jnp.square(change), 'change_error': errors}
-
-  def change_noise(self, statistics: Any) -> jax.Array:
-    """[C] mean squared errors of the members' predicted changes, bounded from below."""
-    return jnp.maximum(statistics['change_error'], MIN_CHANGE_ERROR)
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
     """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""

@@ -32,6 +32,7 @@ import numpy as np
 
 from hephaestus.agents import experience, kernels, networks
 from hephaestus.agents.dreamer import intrinsic, modules
+from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)
@@ -71,20 +72,16 @@ class Prior(NamedTuple):
 
   Attributes:
     belief: about the stochastic state, [K, ..., Z].
-    change: [K, ..., C] float32, of the numbers; see `numbers.Numbers.change`.
-    noise: [C] float32, mean squared error of predicted changes.
+    change: of the numbers, [K, ..., C] float32 each, in root mean squares of observed changes.
   """
 
   belief: Any
-  change: jax.Array
-  noise: jax.Array
+  change: numbers_lib.Change
 
   def moments(self) -> intrinsic.Moments:
     """Means and variances of latents, and of changes of numbers where there are any."""
     latent = self.belief.moments()
-    if not self.change.shape[-1]:
-      return (latent,)
-    return latent, (self.change, jnp.broadcast_to(self.noise, self.change.shape))
+    return (latent, self.change) if self.change.mean.shape[-1] else (latent,)
 
 
 class Posterior(NamedTuple):
@@ -201,7 +198,8 @@ class RSSM:
     """
     outputs = self._member_outputs('prior', params, deterministic)
     priors = self._prior(params, outputs, deterministic, previous)
-    return priors._replace(change=jnp.where(first[..., None], 0.0, priors.change))
+    mean = jnp.where(first[..., None], 0.0, priors.change.mean)
+    return priors._replace(change=priors.change._replace(mean=mean))
 
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array
@@ -427,13 +425,12 @@ class RSSM:
     self, params: Tree, outputs: jax.Array, deterministic: jax.Array, previous: jax.Array
   ) -> Prior:
     """Predictions; [K, ..., outputs] are those of the members for the stochastic state."""
-    numbers = self.networks.numbers
-    if not numbers.num_changes:
-      return Prior(self._belief(outputs), jnp.zeros((*outputs.shape[:-1], 0)), jnp.zeros(0))
-    known = jax.lax.stop_gradient(jnp.concatenate([deterministic, previous], axis=-1))
-    change = self._member_outputs('change', params, known).astype(jnp.float32)
-    noise = numbers.change_noise(jax.lax.stop_gradient(params[modules.STATISTICS]))
-    return Prior(self._belief(outputs), change, noise)
+    if not self.networks.numbers.num_changes:
+      change = jnp.zeros((*outputs.shape[:-1], 0))
+    else:
+      known = jax.lax.stop_gradient(jnp.concatenate([deterministic, previous], axis=-1))
+      change = self._member_outputs('change', params, known)
+    return Prior(self._belief(outputs), numbers_lib.Change.from_outputs(change))
 
   def _imagined_numbers(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
     """The most likely numbers of an imagined step, [B', F], whose latent has those before it."""

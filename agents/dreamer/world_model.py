@@ -197,10 +197,10 @@ class WorldModel:
     sequence: experience.Sequence,
     learns: jax.Array,
   ) -> tuple[jax.Array, Tree]:
-    """Loss [T, B] of the members' predictions of the numbers' changes, and moments of these.
+    """Loss [T, B] of the members' predictions of the numbers' changes, and the moment of these.
 
-    No transition leads to a FIRST step: its loss is 0, and its moments are the statistics, which
-    leaves them as they are.
+    No transition leads to a FIRST step: its loss is 0, and its moment is the statistic, which so
+    stays as it is.
     """
     numbers, first = self.networks.numbers, posterior.first
     if not numbers.num_changes:
@@ -208,12 +208,10 @@ class WorldModel:
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     observed = posterior.latent.numbers
     change = numbers.change(_numbers_before(observed, sequence), observed, statistics)
-    loss, terms = numbers.change_loss(posterior.priors.change, change, statistics)
-    moments = {
-      name: jnp.mean(jnp.where(first[..., None], statistics[name], x), axis=(0, 1))
-      for name, x in terms.items()
-    }
-    return jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0)), moments
+    loss = posterior.priors.change.loss(change / jnp.sqrt(statistics['change']))
+    square = jnp.where(first[..., None], statistics['change'], jnp.square(change))
+    loss = jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
+    return loss, {'change': jnp.mean(square, axis=(0, 1))}
 
   def _kl(self, posterior: rssm_lib.Posterior, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The dynamics' divergence [K, T, B], and the loss [T, B] of both divergences."""

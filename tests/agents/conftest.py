@@ -117,7 +117,6 @@ def make_params():
         'error',
         'between',
         'change',
-        'change_error',
         'count',
       ):  # statistics
         return jnp.asarray(1 + np.abs(x), jnp.float32)

@@ -34,7 +34,6 @@ STATISTICS = {
   'error': jnp.array([0.5, 1.0]),
   'between': jnp.zeros(3),
   'change': jnp.full(numbers_lib.NUM_PROJECTIONS, 4.0),
-  'change_error': jnp.full(numbers_lib.NUM_PROJECTIONS, 0.5),
   'count': jnp.array(1.0),
 }
 SOFT = STATISTICS | {'between': jnp.ones(3)}
@@ -224,7 +223,7 @@ def test_numbers_without_real_ones_have_no_statistics_of_them():
   numbers = numbers_lib.Numbers(specs.Array((3,), bool))
   read = numbers.read(jnp.array([True, False, True]))
   statistics = numbers.initial_statistics()
-  assert set(statistics) == {'between', 'change', 'change_error', 'count'}
+  assert set(statistics) == {'between', 'change', 'count'}
   assert numbers.num_reals == 0 and numbers.inputs(read, statistics).shape == (3,)
   outputs = jnp.array([0.0] * 3 + [30, -30, 0])
   predicted = numbers.predict(outputs, read, jnp.array(False), statistics)
@@ -265,19 +264,23 @@ def test_changes_of_several_numbers_add_up():
   np.testing.assert_allclose(change(NUMBERS_READ, together), apart, rtol=1e-4, atol=1e-5)
 
 
-def test_change_is_predicted_in_units_of_its_root_mean_square():
-  """Their squares are 4 in the mean; the error is relative to the members' running error of 1/2."""
-  real = jnp.arange(32.0)[None, None]
-  shifted = jnp.stack([real / 2, real / 2 + 1.0])  # two members
-  loss, moments = NUMBERS.change_loss(shifted, real, STATISTICS)
-  np.testing.assert_allclose(loss[:, 0, 0], [0, 32 * np.log(1 + 1 / 0.5 / 2)], atol=1e-5)
-  np.testing.assert_allclose(moments['change'], np.square(real))
-  np.testing.assert_allclose(moments['change_error'], np.full((1, 1, 32), 0.5))
+def test_loss_of_a_change_fits_its_mean_and_fits_the_variance_to_the_squared_error():
+  observed = jnp.array([1.0, 2.0])
+  loss = lambda mean, variance: numbers_lib.Change(jnp.array(mean), jnp.array(variance)).loss(
+    observed
+  )
+  np.testing.assert_allclose(loss([1.0, 2.0], [1.0, 1.0]), 0, atol=1e-6)
+  np.testing.assert_allclose(loss([1.0, 3.0], [1.0, 1.0]), np.log(1.5) + 0.5, rtol=1e-5)
+  slope = jax.grad(lambda variance: loss([1.0, 3.0], [1.0, variance]))
+  assert slope(0.5) < 0 < slope(2.0) and abs(slope(1.0)) < 1e-6
+  pull = lambda variance: jax.grad(lambda mean: loss([1.0, mean], [1.0, variance]))(3.0)
+  assert pull(0.1) > pull(1.0) > 0  # less where noise is predicted, but never nothing
 
 
-def test_noise_of_changes_is_bounded():
-  statistics = STATISTICS | {'change_error': jnp.array([0.0, 0.5])}
-  np.testing.assert_allclose(NUMBERS.change_noise(statistics), [0.05, 0.5])
+def test_variance_of_a_change_is_bounded():
+  mean, variance = numbers_lib.Change.from_outputs(jnp.array([3.0, 4.0, 0.0, -100.0]))
+  np.testing.assert_allclose(mean, [3, 4])
+  np.testing.assert_allclose(variance, [1.05, 0.05])
 
 
 # Statistics of numbers.

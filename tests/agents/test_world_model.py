@@ -424,8 +424,7 @@ def test_change_of_a_first_step_is_neither_learned_nor_counted(
   alone = jax.tree.map(lambda x: x, sequence)._replace(step_type=jnp.zeros_like(sequence.step_type))
   value, _, moments = change_loss(params, alone)
   assert value == 0
-  for name in ('change', 'change_error'):
-    np.testing.assert_allclose(moments[name], params['statistics'][name], rtol=1e-6)
+  np.testing.assert_allclose(moments['change'], params['statistics']['change'], rtol=1e-6)
   value, _, moments = change_loss(params, sequence)
   assert value > 0 and np.abs(moments['change'] - 1).min() > 0
 
@@ -645,8 +644,8 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, infe
   close = {'rtol': 1e-4, 'atol': 1e-5}
   for found, expected in zip(prior.belief.moments(), (means, variances), strict=True):
     np.testing.assert_allclose(found[:, 2], expected[:, 3, 2], **close)
-  np.testing.assert_allclose(prior.change[:, 2], changes[:, 3, 2], **close)
-  np.testing.assert_allclose(noise[2, 3, 2], params['statistics']['change_error'], **close)
+  np.testing.assert_allclose(prior.change.mean[:, 2], changes[:, 3, 2], **close)
+  np.testing.assert_allclose(prior.change.variance[:, 2], noise[:, 3, 2], **close)
   spread = np.ptp(np.asarray(changes), axis=0).max(-1)
   first = np.asarray(sequence.step_type == rssm.FIRST)
   assert (spread[~first] > 1e-3).all() and (spread[first] == 0).all()  # members differ
@@ -677,7 +676,7 @@ def test_environment_without_real_numbers_has_no_statistics_of_them(
   _, (*_, moments, _) = jax.eval_shape(model.loss, params, KEYS, make_sequence(dreamer))
   changes = (numbers_lib.NUM_PROJECTIONS,)
   shapes = {name: x.shape for name, x in moments.items()}
-  assert shapes == {'between': (2,), 'change': changes, 'change_error': changes}
+  assert shapes == {'between': (2,), 'change': changes}
   assert set(params['statistics']) == {*shapes, 'count'}
 
 

@@ -115,7 +115,7 @@ def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(seed):
   @jax.jit
   def novelty_of(params, keys, sequence):
     posterior = run.dreamer.model.rssm.infer(params, keys, experience.time_major(sequence))
-    return intrinsic.information_gain(*posterior.priors.moments()).T
+    return intrinsic.novelty_of('information_gain', posterior.priors.moments()).T
 
   keys = jax.random.split(jax.random.key(seed), len(walks.identity))
   novelty = np.asarray(novelty_of(run.params['world_model'], keys, walks))[:, 1:]
