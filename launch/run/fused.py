@@ -60,7 +60,9 @@ def build(
 
 
 def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.Replay:
-  """The numbers of a run's replay, which stores at most the sequences that the run will collect.
+  """The numbers of a run's replay, which stores at most twice what the run will collect.
+
+  A run of somewhat more steps then has the same program, and need not compile it again.
 
   Raises:
     ValueError: environments or strata do not divide over the devices, the strata are smaller than an
@@ -79,10 +81,11 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
     )
   # An unroll is of whole sequences of all environments.
   steps_per_unroll = num_envs * config.steps_per_sequence
-  collected = -(-config.max_environment_steps // steps_per_unroll) * num_envs
+  unrolls = -(-config.max_environment_steps // steps_per_unroll)
+  collected = unrolls * num_envs
   replay = buffer.Replay(
     sizes=buffer.batch_sizes(config.replay, config.batch_size),
-    capacity=min(largest, collected),
+    capacity=min(largest, num_envs * 2 ** (unrolls - 1).bit_length()),
     warm_up=config.replay.warm_up,
     rate=buffer.updates_per_sequence(config.replay, config.batch_size),
   )

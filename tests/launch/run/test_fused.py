@@ -119,12 +119,13 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
 
-def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
+def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(jax, 'local_devices', lambda: jax.devices()[:1])
   folder = tmp_path / 'run'
   begin = ['--fused', '--preset', 'laptop', '--steps', 200, '--set', *tiny.RUN]
   assert train(*begin) == 0
   out = capsys.readouterr().out
-  assert '0 MiB for a replay of 40 sequences' in out
+  assert '0 MiB for a replay of 64 sequences' in out
   assert '4 environments x 5 steps: 8 updates of 8 sequences after each; 1 x cpu' in out
   # 10 unrolls of 20 steps, two of them warm-up.
   assert out.splitlines()[-1].startswith(
@@ -132,7 +133,7 @@ def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   )
   assert list((folder / 'videos').glob('64.gif'))
 
-  assert train('--steps', 300) == 0  # with a larger replay
+  assert train('--steps', 300) == 0
   assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
   learned = rows(folder, 'learner')
   assert [row['learner_step'] for row in learned] == [
@@ -147,6 +148,22 @@ def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert run('evaluate', folder, '--episodes', 8, '--json') == 0
   result = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert result['learner_step'] == 104
+  assert run('inspect', folder, '--json') == 0
+  stored = json.loads(capsys.readouterr().out)
+  assert (stored['learner_step'], stored['environment_step'], stored['replay_ratio']) == (
+    104,
+    300,
+    16,
+  )
+  frontier = stored['strata']['frontier']
+  assert {key: frontier[key] for key in ('size', 'max_size', 'share', 'steps')} == {
+    'size': 60, 'max_size': 512, 'share': 0.5, 'steps': 300
+  }  # fmt: skip
+  assert frontier['age'] == {'lowest': 8, 'median': 64, 'highest': 104}
+  assert run('inspect', folder) == 0
+  assert 'replay ratio 16.00, 60 sequences in the checkpoint' in capsys.readouterr().out
+  assert run('inspect', folder, '--check') == 2
+  assert 'leave out all options but --json' in capsys.readouterr().err
   assert train('--no-fused') == 2
   assert 'learner.fused: the folder has True, you gave False' in capsys.readouterr().err
 
