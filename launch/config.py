@@ -88,11 +88,24 @@ class ExperimentConfig:
     if not all(isinstance(each, kind) for each, kind in kinds):
       given = f'{type(self.agent).__name__} and {type(self.learner).__name__}'
       raise ValueError(f'agent, learner: {given} do not belong together, or not to {record.name}')
+    if getattr(self.learner, 'fused', False):
+      self._check_fused()
     if not record.on_policy:
       tables.check(self.replay, self.learner.batch_per_process, self.actor.num_envs)
     elif not self.fused:
       self._check_queue()
     record.check(self)
+
+  def _check_fused(self):
+    if not self.record.can_fuse:
+      raise ValueError(
+        f'learner.fused=True: {self.agent_name} runs with actors of its own; use false'
+      )
+    if self.learner.num_processes > 1:
+      raise ValueError(
+        f'learner.num_processes={self.learner.num_processes}: a fused run is one process; use 1, or add '
+        '--no-fused'
+      )
 
   def _check_queue(self):
     stratum, batch_size = self.replay.limiting_stratum, self.batch_size
@@ -119,7 +132,7 @@ class ExperimentConfig:
 
   @property
   def fused(self) -> bool:
-    """Whether environment and update are one compiled program of one process, without replay."""
+    """Whether environments, update and any replay are one compiled program of one process."""
     return self.record.can_fuse and self.learner.fused
 
   @property

@@ -75,15 +75,17 @@ def make_config(arguments: argparse.Namespace) -> Any:
     overrides += [] if arguments.fused is None else [f'learner.fused={arguments.fused}']
   elif arguments.fused:
     raise ValueError(
-      f'--fused: {config.agent_name} runs with actors of its own; leave it out, or add --agent ppo'
+      f'--fused: {config.agent_name} runs with actors of its own; leave it out, or give another --agent'
     )
+  if arguments.fused and not config.fused:  # presets are of runs with actors, which may be several
+    overrides.insert(0, 'actor.num_actors=1')
   if arguments.steps is not None:
     overrides.append(f'max_environment_steps={arguments.steps}')
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
-  if arguments.reset_moments and not config.fused:
-    raise ValueError('--reset-moments: is for fused runs; leave it out')
+  if arguments.reset_moments and not (config.fused and config.record.on_policy):
+    raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
   if config.fused and config.actor.num_actors > 1:
     raise ValueError(
       f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '

@@ -45,8 +45,9 @@ class AgentRecord(abc.ABC):
     learner_class: likewise section `learner`. One that derives from `OnPolicyConfig` reads each
       sequence once, from a queue; one from `OffPolicyConfig` samples batches from replay.
     presets: machine -> function of an environment's name that returns the config.
-    can_fuse: whether the learner has a field `fused`: environment and update in one program. The
-      update then also needs `footprint` and `scale`, see `ppo_update.Update`.
+    can_fuse: whether the learner has a field `fused`: environment, update and the replay of an
+      off-policy agent in one program. An on-policy update then also needs `footprint`, see
+      `ppo_update.Update`.
     free_keys: paths that may change when a run resumes, beside `FREE`.
     indifferent_keys: paths on which a learning curve does not depend, beside those of all agents.
     old_keys: of older versions.
@@ -112,6 +113,12 @@ class AgentRecord(abc.ABC):
     """Lines on what the agent treats in another way in this environment, printed as a run starts."""
     del trained
     return ()
+
+  def describe_update(self, config: ExperimentConfig, update: Any) -> str:
+    """The updates of a fused run for the terminal, as its program is compiled."""
+    del update
+    per_unroll = config.replay.replay_ratio * config.actor.num_envs / config.batch_size
+    return f'{per_unroll:g} updates of {config.batch_size} sequences after each'
 
   def make_advice(self, config: ExperimentConfig, warn: Callable[[str], None]) -> Any:
     """An `advice.Advice`, which warns of runs that will not learn, or None."""

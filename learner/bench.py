@@ -133,7 +133,7 @@ class Work:
       }
     if dtype is not None:
       agent['compute_dtype'] = dtype
-    learner = {} if batch is None else {'batch_size': batch}
+    learner: dict[str, Any] = {} if batch is None else {'batch_size': batch}
     if length is not None and length < 2:
       raise ValueError(f'--length {length}: must be at least 2')
     return dataclasses.replace(

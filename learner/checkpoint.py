@@ -77,7 +77,9 @@ def _unpack(content: np.ndarray, index: list[Any]) -> dict[str, np.ndarray]:
   }
 
 
-def _misfits(arrays: dict[str, np.ndarray], like: Tree) -> dict[str, tuple[Any, Any]]:
+def _misfits(
+  arrays: dict[str, np.ndarray], like: Tree, any_length: tuple[str, ...] = ()
+) -> dict[str, tuple[Any, Any]]:
   """Leaves of `like` that `arrays` lacks or has in another shape: the shape needed, and found."""
   flat, _ = jax.tree_util.tree_flatten_with_path(like)
   misfits = {}
@@ -85,6 +87,8 @@ def _misfits(arrays: dict[str, np.ndarray], like: Tree) -> dict[str, tuple[Any, 
     name = jax.tree_util.keystr(path)
     shape = jax.eval_shape(jax.random.key_data, leaf).shape if _is_key(leaf) else leaf.shape
     found = arrays[name].shape if name in arrays else 'nothing'
+    if name in arrays and name.startswith(tuple(f'.{field}' for field in any_length)):
+      shape = (*found[:1], *shape[1:])
     if shape != found:
       misfits[name] = (shape, found)
   return misfits
@@ -188,12 +192,15 @@ class Checkpointer:
     """
     self._manager.wait_until_finished()
 
-  def restore(self, like: Tree, *, may_differ: tuple[str, ...] = ()) -> Restored | None:
+  def restore(
+    self, like: Tree, *, may_differ: tuple[str, ...] = (), any_length: tuple[str, ...] = ()
+  ) -> Restored | None:
     """The newest intact checkpoint; broken ones are logged and moved aside.
 
     Args:
       like: a train state, or its shapes and dtypes.
       may_differ: fields that are None in the result, where the checkpoint's have other shapes.
+      any_length: paths of fields whose leading axis may have any length.
 
     Returns:
       None where there is no checkpoint.
@@ -215,7 +222,7 @@ class Checkpointer:
       for field in may_differ:
         if any(name.startswith(f'.{field}') for name in _misfits(arrays, like)):
           like = like._replace(**{field: None})
-      misfits = _misfits(arrays, like)
+      misfits = _misfits(arrays, like, any_length)
       if misfits:
         name, (needed, found) = next(iter(misfits.items()))
         raise ValueError(

@@ -106,6 +106,7 @@ class LearnerConfig(OffPolicyConfig):
   policy_learning_rate: float = 1e-4
   adam_epsilon: float = 1e-8
   rate_warm_up: int = 100  # updates until the learning rates are reached
+  fused: bool = False  # environments, replay and update in one program; else over processes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

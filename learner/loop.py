@@ -126,6 +126,16 @@ class Source(abc.ABC):
   def environment_step(self) -> int:
     """Environment steps collected in the whole run, as far as known."""
 
+  def is_over(self, step: int, max_environment_steps: int) -> bool:
+    """Whether a run of so many environment steps is over.
+
+    Args:
+      step: updates done.
+      max_environment_steps: of the run.
+    """
+    del step
+    return self.environment_step >= max_environment_steps
+
   @abc.abstractmethod
   def ready(self, timeout_seconds: float) -> bool:
     """Whether a batch is at hand, after waiting for it if need be."""
@@ -402,7 +412,7 @@ class Loop:
       and self._first_update is not None
       and time.monotonic() - self._first_update > self._budget.max_seconds
     )
-    return late or self._source.environment_step >= self._budget.max_environment_steps
+    return late or self._source.is_over(self.step, self._budget.max_environment_steps)
 
   def _status(self, finished: bool = False) -> Status:
     state = self.state

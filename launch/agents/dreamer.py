@@ -35,6 +35,7 @@ class Dreamer(records.AgentRecord):
   config_class = dreamer_config.DreamerConfig
   learner_class = learner_config.LearnerConfig
   presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
+  can_fuse = True
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed
   old_keys = records.OldKeys(
     renamed={

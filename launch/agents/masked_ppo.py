@@ -48,6 +48,16 @@ class MaskedPPO(records.AgentRecord):
   def check(self, config: launch_config.ExperimentConfig) -> None:
     _scale(config, num_devices=1)
 
+  def describe_update(
+    self, config: launch_config.ExperimentConfig, update: ppo_update.Update
+  ) -> str:
+    scale = update.scale
+    minibatch = config.batch_size * config.steps_per_sequence // scale.num_minibatches
+    return (
+      f'{scale.num_minibatches} minibatches of {minibatch:,}, {scale.num_epochs} epochs, learning rate '
+      f'{scale.learning_rate:.3g}'
+    )
+
   def make_advice(
     self, config: launch_config.ExperimentConfig, warn: Callable[[str], None]
   ) -> advice.Advice:

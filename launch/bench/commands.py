@@ -148,6 +148,11 @@ def _add_learning(targets: Any) -> None:
   learning.add_argument(
     '--table', action='store_true', help='show the rows that are there, and train nothing'
   )
+  learning.add_argument(
+    '--fused',
+    action='store_true',
+    help='one process for each run, of every agent that can be fused',
+  )
   learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
 
 
@@ -298,7 +303,12 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
   if arguments.max_minutes is not None and not arguments.max_minutes > 0:
     raise ValueError(f'--max-minutes {arguments.max_minutes:g}: must be positive')
   return runs_lib.Settings(
-    arguments.out, arguments.label, arguments.preset, arguments.set, arguments.max_minutes
+    arguments.out,
+    arguments.label,
+    arguments.preset,
+    arguments.set,
+    arguments.max_minutes,
+    arguments.fused,
   )
 
 

@@ -77,9 +77,20 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
-  from hephaestus.launch.inspect import live
+  from hephaestus.launch.inspect import device_replay, live
   from hephaestus.launch.run import metrics
 
+  if device_replay.is_kept_by(arguments.target):
+    if watching or serving or sampling or arguments.check:
+      raise ValueError(
+        f'{arguments.target}: a fused run keeps its replay in its checkpoints; leave out all options '
+        'but --json'
+      )
+    report = device_replay.read(arguments.target)
+    print(metrics.to_json(report)) if arguments.json else device_replay.show(
+      arguments.target, report
+    )
+    return 0
   if watching:
     live.watch(arguments.target, arguments.watch, as_json=arguments.json)
     return 0

@@ -82,7 +82,7 @@ def find(target: str) -> Target:
       raise ValueError(f'{target}: is not the folder of a run, it has no {folder_lib.CONFIG}')
     config = launch_config.load(folder / folder_lib.CONFIG, to_inspect=True)
     if config.fused:
-      raise ValueError(f'{target}: a fused run is one compiled program, without a replay')
+      raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
     return Target(folder, config, None)
   if ':' in target and target.rsplit(':', 1)[1].isdigit():
     return Target(None, None, target)

@@ -28,7 +28,10 @@ INDIFFERENT = (
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
   'actor.log_period', 'evaluator.period', 'evaluator.video_period',
 )  # fmt: skip
-INDIFFERENT_OF_FUSED = ('replay', 'learner.max_staleness')
+INDIFFERENT_OF_FUSED = (
+  'learner.max_staleness', 'learner.publish_period', 'replay.max_in_flight', 'replay.num_shards',
+)  # fmt: skip
+INDIFFERENT_OF_FUSED_ON_POLICY = (*INDIFFERENT_OF_FUSED, 'replay')
 MAX_KEYS = 3  # of a label that the user did not give
 CURVE_POINTS = 101
 RESAMPLES = 2000
@@ -378,7 +381,8 @@ def _is_indifferent(key: str, run: Run) -> bool:
   """Whether a run's curve does not depend on the config key at this path."""
   names = [*INDIFFERENT, *run.config.record.indifferent_keys]
   if run.config.fused:
-    names += INDIFFERENT_OF_FUSED
+    on_policy = run.config.record.on_policy
+    names += INDIFFERENT_OF_FUSED_ON_POLICY if on_policy else INDIFFERENT_OF_FUSED
   return any(key == name or key.startswith(f'{name}.') for name in names)
 
 

@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
   train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
-    help="environment and update in one program on the learner's devices (default for ppo)",
+    help="environments, replay and update in one program on the learner's devices (default for ppo)",
   )
   train.add_argument(
     '--expose',
@@ -71,6 +71,7 @@ def _train(arguments: argparse.Namespace) -> int:
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     folder = arguments.run or folder_lib.new(config)
     preflight.check_environment(config)
+    prepared = fused.prepare(config) if config.fused else None
     memory = '' if config.fused else preflight.check_memory(config)
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
@@ -78,8 +79,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if not config.fused:
       preflight.check_checkpoint(config, folder)
     print(f'run folder: {folder}', *preflight.warnings(config), sep='\n', flush=True)
-    if config.fused:
-      return fused.train(config, folder, reset_moments=arguments.reset_moments, profile=profile)
+    if prepared is not None:
+      return fused.train(prepared, folder, reset_moments=arguments.reset_moments, profile=profile)
     print(memory, flush=True)
     assert forks is not None
     return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)

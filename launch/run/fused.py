@@ -1,12 +1,13 @@
 """A fused run: environment and update in one program of one process, with its evaluation."""
 
+import math
 import os
 import pathlib
 import signal
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import psutil
@@ -24,7 +25,7 @@ from hephaestus.learner import allocator, checkpoint
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import unrolled
-from hephaestus.replay import parameters
+from hephaestus.replay import buffer, parameters, tables
 
 
 def make(config: launch_config.ExperimentConfig) -> tuple[environment_lib.Environment, Any]:
@@ -47,6 +48,7 @@ def build(
   """
   update: Any = config.record.make_update(config, trained, num_devices=len(devices))
   num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence
+  replay = None if config.record.on_policy else make_replay(config, len(devices))
   unroll = rollout.make_unroll(
     environment,
     trained.agent,
@@ -54,7 +56,46 @@ def build(
     sequence_length=config.actor.sequence_length,
   )
   environments = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
-  return unrolled.Program(update, trained.agent.acting_params, environments, devices)
+  return unrolled.Program(update, trained.agent.acting_params, environments, devices, replay)
+
+
+def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.Replay:
+  """The numbers of a run's replay, which stores at most twice what the run will collect.
+
+  A run of somewhat more steps then has the same program, and need not compile it again.
+
+  Raises:
+    ValueError: environments or strata do not divide over the devices, the strata are smaller than an
+      unroll, or the run ends before its first update.
+  """
+  strata, num_envs = config.replay.strata, config.actor.num_envs
+  sizes = {f'replay.strata.{each.name}.max_size': each.max_size for each in strata}
+  for name, count in {'actor.num_envs': num_envs, **sizes}.items():
+    if count % num_devices:
+      near = max(1, round(count / num_devices)) * num_devices
+      raise ValueError(f'{name}={count}: does not divide over {num_devices} devices; {near} would')
+  largest = config.replay.limiting_stratum.max_size
+  if num_envs > largest:
+    raise ValueError(
+      f'actor.num_envs={num_envs}: gives more sequences at once than replay stores; use at most {largest}'
+    )
+  # An unroll is of whole sequences of all environments.
+  steps_per_unroll = num_envs * config.steps_per_sequence
+  unrolls = -(-config.max_environment_steps // steps_per_unroll)
+  collected = unrolls * num_envs
+  replay = buffer.Replay(
+    sizes=buffer.batch_sizes(config.replay, config.batch_size),
+    capacity=min(largest, num_envs * 2 ** (unrolls - 1).bit_length()),
+    warm_up=config.replay.warm_up,
+    rate=buffer.updates_per_sequence(config.replay, config.batch_size),
+  )
+  if not replay.updates(collected):
+    least = replay.warm_up + math.ceil(1 / replay.rate)
+    raise ValueError(
+      f'max_environment_steps={config.max_environment_steps}: the run would end before its first update; '
+      f'use at least {least * config.steps_per_sequence}, or less replay.warm_up'
+    )
+  return replay
 
 
 def saved(
@@ -63,7 +104,32 @@ def saved(
   """The environment, the agent, and the shapes of a run's checkpoints without its environments."""
   environment, trained = make(config)
   shapes = build(config, environment, trained, jax.local_devices()[:1]).shapes()
-  return environment, trained.agent, shapes._replace(worlds=None)
+  return environment, trained.agent, shapes._replace(worlds=None, replay=())
+
+
+def check_replay_memory(
+  memory: unrolled.Memory, available: int | None, stratum: tables.Stratum, stored: int
+) -> None:
+  """Refuses a replay that does not fit into memory; the estimate of its size is exact.
+
+  Args:
+    memory: estimated need of each device.
+    available: bytes of each device; None where unknown.
+    stratum: the largest.
+    stored: sequences of the replay, fewer than the stratum's in a short run.
+
+  Raises:
+    ValueError: naming a size that fits.
+  """
+  rest = memory.state + memory.batch
+  if available is None or memory.replay < rest or rest + memory.replay < 0.9 * available:
+    return
+  fits = int(max(0.0, 0.9 * available - rest) / memory.replay * stored)
+  raise ValueError(
+    f'replay.strata.{stratum.name}.max_size={stratum.max_size}: {stored} sequences need about '
+    f'{memory.replay / 2**30:.1f} GiB on each device, where {available / 2**30:.1f} GiB are available; '
+    f'{2 ** (max(1, fits).bit_length() - 1)} would fit'
+  )
 
 
 def check_memory(
@@ -80,7 +146,7 @@ def check_memory(
   Raises:
     ValueError: it needs too much even if the estimate is a third too high.
   """
-  needed = memory.state + memory.batch
+  needed = memory.state + memory.batch + memory.replay
   if available is None or needed < 0.9 * available:
     return None
   # All but the parameters grows with the environments, so this errs towards too few.
@@ -102,8 +168,47 @@ def _available_bytes(devices: list[jax.Device]) -> int | None:
   return (devices[0].memory_stats() or {}).get('bytes_limit')
 
 
+class Prepared(NamedTuple):
+  """A run whose memory was checked; nothing is compiled or written yet.
+
+  Attributes:
+    config: of the run.
+    environment: of the run.
+    trained: the agent, as its record makes it.
+    program: of the run.
+    memory: that it needs on each device.
+    warning: that it may not fit; None if it should.
+  """
+
+  config: launch_config.ExperimentConfig
+  environment: environment_lib.Environment
+  trained: Any
+  program: unrolled.Program
+  memory: unrolled.Memory
+  warning: str | None
+
+
+def prepare(config: launch_config.ExperimentConfig) -> Prepared:
+  """Makes the parts of a run in this process, and estimates its memory.
+
+  Raises:
+    ValueError: its sizes do not divide over the devices, or do not fit into their memory.
+  """
+  _prepare_process(config)
+  environment, trained = make(config)
+  program = build(config, environment, trained, jax.local_devices())
+  memory, available = program.memory(), _available_bytes(program.devices)
+  if program.replay is not None:
+    stratum = config.replay.limiting_stratum
+    check_replay_memory(memory, available, stratum, program.replay.capacity)
+  warning = check_memory(
+    memory, available, num_envs=config.actor.num_envs, num_devices=len(program.devices)
+  )
+  return Prepared(config, environment, trained, program, memory, warning)
+
+
 def train(
-  config: launch_config.ExperimentConfig,
+  prepared: Prepared,
   folder: pathlib.Path,
   *,
   reset_moments: bool = False,
@@ -112,7 +217,7 @@ def train(
   """Runs until the run is over, interrupted or failed.
 
   Args:
-    config: of the run.
+    prepared: of the run.
     folder: of the run, opened.
     reset_moments: whether the optimizer is reset where the run resumes.
     profile: updates that are traced; None for none.
@@ -120,18 +225,16 @@ def train(
   Returns:
     The exit code: 0 when finished or stopped, 1 when a metric was not finite.
   """
-  _prepare_process(config)
-  environment, trained = make(config)
+  config, program = prepared.config, prepared.program
   with folder_lib.only_one(folder), _interrupts() as stop:
     terminal = _Terminal(config, folder)
-    program = build(config, environment, trained, jax.local_devices())
-    _compile(config, program, terminal)
+    _compile(prepared, terminal)
     source = unrolled.Unrolled(
       program,
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
     )
-    scores = _Scores(config, folder, environment, trained.agent, terminal)
+    scores = _Scores(config, folder, prepared.environment, prepared.trained.agent, terminal)
     loop = loop_lib.Loop(
       source,
       config.learner,
@@ -257,45 +360,30 @@ class _Advised:
     self._advice.look(values)
 
 
-def _compile(
-  config: launch_config.ExperimentConfig, program: unrolled.Program, terminal: _Terminal
-) -> None:
-  """Estimates the memory of a run, compiles its program and prints its numbers.
-
-  Raises:
-    ValueError: the environments cannot fit into memory.
-  """
-  memory = program.memory()
+def _compile(prepared: Prepared, terminal: _Terminal) -> None:
+  """Compiles the program of a run and prints its numbers."""
+  config, program, memory = prepared.config, prepared.program, prepared.memory
+  sequences = ''
+  if program.replay is not None:
+    stored = f'{program.replay.capacity:,} sequences'
+    sequences = f', {memory.replay / 2**20:,.0f} MiB for a replay of {stored}'
   terminal.say(
     f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
-    f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients'
-  )
-  scarce = check_memory(
-    memory,
-    _available_bytes(program.devices),
-    num_envs=config.actor.num_envs,
-    num_devices=len(program.devices),
+    f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients{sequences}'
   )
   terminal.started()
-  if scarce is not None:
-    terminal.warn(scarce)
-  terminal.say(_describe(config, program, program.compile()))
+  if prepared.warning is not None:
+    terminal.warn(prepared.warning)
+  devices, num_bytes = program.devices, program.compile()
+  terminal.say(
+    f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
+    f'{config.record.describe_update(config, program.update)}; '
+    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB compiled'
+  )
 
 
 def _farewell(folder: pathlib.Path) -> str:
   return f'stopped; go on with: hephaestus train --run {folder}'
-
-
-def _describe(
-  config: launch_config.ExperimentConfig, program: unrolled.Program, num_bytes: int
-) -> str:
-  scale, devices = program.scale, program.devices
-  return (
-    f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
-    f'{scale.num_minibatches} minibatches of {program.steps_per_update // scale.num_minibatches:,}, '
-    f'{scale.num_epochs} epochs, learning rate {scale.learning_rate:.3g}; '
-    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB compiled'
-  )
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:

@@ -1,4 +1,8 @@
-"""Unrolls and updates in one compiled program: one machine, and an environment in JAX."""
+"""Unrolls and updates in one compiled program: one machine, and an environment in JAX.
+
+An on-policy update learns from the unroll before it. Another one learns from a batch of a replay in
+device memory, and further unrolls are added to it when the replay ratio allows no update.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +16,7 @@ import numpy as np
 from hephaestus.learner import checkpoint as checkpoint_lib
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop, ppo_update
+from hephaestus.replay import buffer as buffer_lib
 
 Tree = Any
 DEVICES = devices_lib.DEVICES
@@ -43,18 +48,34 @@ class Environments(NamedTuple):
   num_steps: int
 
 
+class ReplayState(NamedTuple):
+  """The replay of one device.
+
+  Attributes:
+    buffer: of this device's sequences.
+    credit: [] int32, `rate.numerator` for each sequence beyond warm-up, less `rate.denominator` for
+      each update; exact, and equal on all devices.
+  """
+
+  buffer: buffer_lib.Buffer
+  credit: jax.Array
+
+
 class FusedState(NamedTuple):
   """The whole state of a run, environments included, so that it resumes bitwise.
 
   Attributes:
     train: equal on all devices.
-    key: [2] uint32, data of the PRNG key of the unrolls, equal on all devices.
+    key: [2] uint32, data of the PRNG key of unrolls and samples, equal on all devices.
     `worlds`: states of this device's environments, under their name in checkpoints.
+    replay: a ReplayState; () of an on-policy agent. A state that is not on the devices has the
+      slots that hold sequences alone.
   """
 
-  train: ppo_update.TrainState
+  train: Any
   key: jax.Array
   worlds: Tree
+  replay: Tree = ()
 
 
 class Memory(NamedTuple):
@@ -62,11 +83,13 @@ class Memory(NamedTuple):
 
   Attributes:
     state: parameters, the optimizer's moments, and the environments.
-    batch: the most that one update holds besides.
+    batch: the most that one update holds besides; with a replay, without activations.
+    replay: stored sequences, once they are as many as fit.
   """
 
   state: int
   batch: int
+  replay: int = 0
 
 
 class Resume(NamedTuple):
@@ -82,36 +105,40 @@ class Resume(NamedTuple):
 
 
 class Program:
-  """Unroll and update, several times over, as one program on some devices.
+  """Unrolls and updates, several times over, as one program on some devices.
 
   `compile` comes before `iterate`: a compiled program cannot be traced again, so other shapes are an
   error.
 
   Args:
-    update: of the agent.
+    update: of the agent, a `loop.Update`; that of an on-policy agent also has a `footprint`.
     acting_params: params -> what acts.
     environments: of each device.
-    devices: that share the environments.
+    devices: that share environments, replay and batches.
+    replay: None for an on-policy agent, which learns from each unroll once.
 
   Attributes:
-    steps_per_update: of all environments.
+    update: as given.
+    environments: as given.
     devices: as given.
-    scale: of the update.
+    replay: as given.
+    steps_per_unroll: of all environments.
   """
 
   def __init__(
     self,
-    update: ppo_update.Update,
+    update: Any,
     acting_params: Callable[[Tree], Tree],
     environments: Environments,
     devices: list[jax.Device],
+    replay: buffer_lib.Replay | None = None,
   ):
-    self._update = update
+    self.update = update
     self._acting_params = acting_params
-    self._environments = environments
+    self.environments = environments
     self.devices = devices
-    self.scale = update.scale
-    self.steps_per_update = environments.num_envs * environments.num_steps
+    self.replay = replay
+    self.steps_per_unroll = environments.num_envs * environments.num_steps
     self._mapped = jax.pmap(
       self.unroll_and_update,
       axis_name=DEVICES,
@@ -126,27 +153,68 @@ class Program:
     )
 
   def _iterate(self, state: FusedState) -> tuple[FusedState, loop.Metrics]:
-    """One unroll and one update, seen from one device."""
+    """One update, and the unrolls before it, seen from one device."""
+    if self.replay is None:
+      state, sequence, episodes = self._unroll(state)
+    else:
+      state, sequence, episodes = self._sample(state, self.replay)
+    train, metrics = self.update.update(state.train, sequence)
+    metrics |= devices_lib.over_devices(episodes, jax.lax.psum)
+    return state._replace(train=train), metrics
+
+  def _unroll(self, state: FusedState) -> tuple[FusedState, Any, loop.Metrics]:
+    """One unroll: the next state, the sequences [n, T, ...], and sums over the episodes that ended."""
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     unroll_key = jax.random.fold_in(shared_key, jax.lax.axis_index(DEVICES))
     acting = self._acting_params(state.train.params)
-    env_state, sequence, episodes = self._environments.unroll(
+    env_state, sequence, episodes = self.environments.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
-    train, metrics = self._update.update(state.train, sequence)
     ended = episodes.ended.astype(jnp.float32)
     played = {
       'episodes': ended.sum(),
       'episode_return': jnp.sum(ended * episodes.episode_return),
       'episode_length': jnp.sum(ended * episodes.episode_length),
     }
-    metrics |= devices_lib.over_devices(played, jax.lax.psum)
-    return FusedState(train, jax.random.key_data(key), env_state), metrics
+    return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
+
+  def _sample(
+    self, state: FusedState, replay: buffer_lib.Replay
+  ) -> tuple[FusedState, Any, loop.Metrics]:
+    """Unrolls until an update is allowed, then a batch [b, T, ...]; else as `_unroll`."""
+    train, count = state.train, len(self.devices)
+
+    def collect(carry: tuple[FusedState, loop.Metrics]) -> tuple[FusedState, loop.Metrics]:
+      state, totals = carry
+      state, sequence, played = self._unroll(state._replace(train=train))
+      before = state.replay.buffer
+      after = buffer_lib.add(before, sequence)
+      beyond = lambda buffer: jnp.maximum(0, count * buffer.inserted - replay.warm_up)
+      earned = replay.rate.numerator * (beyond(after) - beyond(before))
+      stored = ReplayState(after, state.replay.credit + earned)
+      # Without what stays as it is, which a loop would carry.
+      state = state._replace(train=(), replay=stored)
+      return state, jax.tree.map(jnp.add, totals, played)
+
+    state, played = jax.lax.while_loop(
+      lambda carry: carry[0].replay.credit < replay.rate.denominator,
+      collect,
+      (state._replace(train=()), {name: jnp.zeros((), jnp.float32) for name in _EPISODES}),
+    )
+    key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
+    device = jax.lax.axis_index(DEVICES)
+    sizes = jnp.asarray(np.minimum(replay.sizes, replay.capacity) // count).reshape(count, -1)
+    batch = buffer_lib.sample(
+      state.replay.buffer, jax.random.fold_in(shared_key, device), sizes[device]
+    )
+    paid = state.replay._replace(credit=state.replay.credit - replay.rate.denominator)
+    state = state._replace(train=train, key=jax.random.key_data(key), replay=paid)
+    return state, batch, played
 
   def unroll_and_update(
     self, state: FusedState, count: jax.Array
   ) -> tuple[FusedState, loop.Metrics]:
-    """`count` iterations, which is data and no shape; metrics are sums over them."""
+    """`count` updates, which is data and no shape; metrics are sums over them."""
 
     def body(_: jax.Array, carry: tuple[FusedState, loop.Metrics]):
       state, sums = carry
@@ -161,27 +229,53 @@ class Program:
   def memory(self) -> Memory:
     """An estimate by shapes alone, before anything is compiled.
 
-    An update holds the most where steps are flattened from sequences, of which there are two copies
-    for a moment; or else at a gradient, with all steps, a minibatch, and half of the residuals, for
-    the rest is fused away. `compile` returns the compiler's figure.
+    On-policy, an update holds the most where steps are flattened from sequences, of which there are
+    two copies for a moment; or else at a gradient, with all steps, a minibatch, and half of the
+    residuals, for the rest is fused away. `compile` returns the compiler's figure.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    train = jax.eval_shape(self._update.init, key)
-    envs = jax.eval_shape(self._environments.init, key)
-    acting = jax.eval_shape(self._acting_params, train.params)
-    _, sequence, _ = jax.eval_shape(self._environments.unroll, acting, key, envs, train.step, 0)
-    used = self._update.footprint(train.params, sequence)
+    state, sequence = self._one_device()
+    size = ppo_update.num_bytes
+    permanent = size((state.train, state.worlds))
+    if self.replay is not None:
+      stored = size(self._replay_shapes().buffer) // len(self.devices)
+      per_device = len(self.replay.sizes) // len(self.devices)
+      batch = size(sequence) + per_device * size(_schema(sequence)) + size(state.train.params)
+      return Memory(permanent, batch, stored)
+    used = self.update.footprint(state.train.params, sequence)
     return Memory(
-      state=ppo_update.num_bytes((train, envs)),
+      state=permanent,
       batch=max(
-        ppo_update.num_bytes(sequence) + 2 * used.steps + used.forward,
+        size(sequence) + 2 * used.steps + used.forward,
         used.steps + used.minibatch + used.residuals // 2,
       ),
     )
 
+  def _one_device(self) -> tuple[FusedState, Any]:
+    """Shapes of one device's state, without its replay, and of the sequences of its unroll."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    train = jax.eval_shape(self.update.init, key)
+    envs = jax.eval_shape(self.environments.init, key)
+    acting = jax.eval_shape(self._acting_params, train.params)
+    _, sequence, _ = jax.eval_shape(self.environments.unroll, acting, key, envs, train.step, 0)
+    return FusedState(train, jax.eval_shape(jax.random.key_data, key), envs), sequence
+
+  def _replay_shapes(self) -> Any:
+    """Shapes of the replay on the devices, [D, ...]."""
+    if self.replay is None:
+      return ()
+    count, capacity = len(self.devices), self.replay.capacity
+    _, sequence = self._one_device()
+    each = jax.eval_shape(
+      lambda: ReplayState(
+        buffer_lib.init(_schema(sequence), capacity // count), jnp.zeros((), jnp.int32)
+      )
+    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), each)
+
   def compile(self) -> int:
     """Compiles what `iterate` runs; returns the bytes that it takes on each device."""
-    state = jax.eval_shape(self._scatter, self.shapes())
+    state = jax.eval_shape(self._scatter, self.shapes()._replace(replay=()))
+    state = state._replace(replay=self._replay_shapes())
     self._call = self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
     used = self._call.memory_analysis()
     return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
@@ -193,12 +287,17 @@ class Program:
 
   def _init(self, key: jax.Array) -> FusedState:
     train_key, unroll_key, envs_key = jax.random.split(key, 3)
-    envs = jax.vmap(self._environments.init)(jax.random.split(envs_key, len(self.devices)))
+    envs = jax.vmap(self.environments.init)(jax.random.split(envs_key, len(self.devices)))
     envs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), envs)
-    return FusedState(self._update.init(train_key), jax.random.key_data(unroll_key), envs)
+    state = FusedState(self.update.init(train_key), jax.random.key_data(unroll_key), envs)
+    if self.replay is None:
+      return state
+    _, sequence = self._one_device()
+    empty = ReplayState(buffer_lib.init(_schema(sequence), 0), jnp.zeros((), jnp.int32))
+    return state._replace(replay=empty)
 
   def shapes(self) -> FusedState:
-    """Shapes and dtypes of a whole run's state."""
+    """Shapes and dtypes of a whole run's state; a replay's are those of an empty one."""
     return jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
 
   def _scatter(self, state: FusedState) -> FusedState:
@@ -207,6 +306,15 @@ class Program:
     share = lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:])
     return FusedState(
       jax.tree.map(copy, state.train), copy(state.key), jax.tree.map(share, state.worlds)
+    )
+
+  def _scatter_replay(self, replay: ReplayState, capacity: int) -> ReplayState:
+    count = len(self.devices)
+    parts = buffer_lib.scatter(jax.device_get(replay.buffer), capacity, count)
+    pad = jax.pmap(lambda part: buffer_lib.pad(part, capacity // count), devices=self.devices)
+    credit = np.full(count, replay.credit, np.int32)
+    return ReplayState(
+      pad(devices_lib.put(parts, self.devices)), devices_lib.put(credit, self.devices)
     )
 
   def _gathered(self, state: FusedState) -> FusedState:
@@ -218,22 +326,60 @@ class Program:
 
   def place(self, whole: FusedState) -> FusedState:
     """A whole run's state, on the devices."""
-    state: FusedState = devices_lib.put(jax.jit(self._scatter)(whole), self.devices)
-    return state
+    scattered = jax.jit(self._scatter)(whole._replace(replay=()))
+    state: FusedState = devices_lib.put(scattered, self.devices)
+    if self.replay is None:
+      return state
+    return state._replace(replay=self._scatter_replay(whole.replay, self.replay.capacity))
 
   def gather(self, state: FusedState) -> FusedState:
     """The inverse of `place`, as a copy."""
-    whole: FusedState = self._gather(state)
-    return whole
+    whole: FusedState = self._gather(state._replace(replay=()))
+    if self.replay is None:
+      return whole
+    parts = [_part(state.replay, index) for index in range(len(self.devices))]
+    buffer = buffer_lib.gather([part.buffer for part in parts])
+    return whole._replace(replay=ReplayState(buffer, parts[0].credit))
 
   def acting(self, state: FusedState) -> Tree:
     """Acting parameters, copied from one replica."""
     return self._acting(state.train.params)
 
+  def environment_step(self, state: FusedState) -> int:
+    """Steps collected in the whole run, of a state on the devices."""
+    if self.replay is None:
+      return ppo_update.environment_step(_part(state.train, 0))
+    inserted = int(_part(state.replay.buffer.inserted, 0))
+    return inserted * len(self.devices) * self.environments.num_steps
+
+  def updates_left(self, environment_step: int, step: int, max_environment_steps: int) -> int:
+    """Updates until the end of a run, whose last unroll is the first that reaches its steps.
+
+    Args:
+      environment_step: collected so far.
+      step: updates done.
+      max_environment_steps: of the run.
+    """
+    unrolls = max(0, -(-(max_environment_steps - environment_step) // self.steps_per_unroll))
+    if self.replay is None:
+      return unrolls
+    steps = environment_step + unrolls * self.steps_per_unroll
+    return max(0, self.replay.updates(steps // self.environments.num_steps) - step)
+
   def iterate(self, state: FusedState, count: int) -> tuple[FusedState, loop.Metrics]:
     """`count` updates; metrics are sums over them, [D] and equal on all devices."""
     result: tuple[FusedState, loop.Metrics] = self._call(state, np.int32(count))
     return result
+
+
+def _schema(sequence: Any) -> Any:
+  """Shapes of one of [n, ...] sequences."""
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
+
+
+def _part(tree: Tree, index: int) -> Any:
+  """Host arrays of one device's part of [D, ...]; views of its memory on a CPU."""
+  return jax.tree.map(lambda x: np.asarray(x.addressable_data(index)).reshape(x.shape[1:]), tree)
 
 
 class Unrolled(loop.Source):
@@ -262,7 +408,9 @@ class Unrolled(loop.Source):
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[FusedState, int] | None:
     """As `Source.restore`; environments are reset where there are others, moments on request."""
-    restored = checkpointer.restore(self.shapes(), may_differ=('worlds',))
+    restored = checkpointer.restore(
+      self.shapes(), may_differ=('worlds',), any_length=('replay.buffer.storage',)
+    )
     if restored is None:
       return None
     state, step = restored
@@ -278,8 +426,9 @@ class Unrolled(loop.Source):
 
   def place(self, whole: FusedState, step: int) -> FusedState:
     del step
-    self._environment_step = ppo_update.environment_step(whole.train)
-    return self._program.place(whole)
+    state = self._program.place(whole)
+    self._environment_step = self._program.environment_step(state)
+    return state
 
   def gather(self, state: FusedState) -> FusedState:
     return self._program.gather(state)
@@ -289,36 +438,51 @@ class Unrolled(loop.Source):
 
   @property
   def environment_step(self) -> int:
-    """As the train state has it, without asking the device."""
+    """As of the last call of `update`, without asking the device."""
     return self._environment_step
 
   def ready(self, timeout_seconds: float) -> bool:
     del timeout_seconds
     return True
 
+  def is_over(self, step: int, max_environment_steps: int) -> bool:
+    """Whether no update is left, too: when a run ends must not depend on the lengths of calls."""
+    return not self._program.updates_left(self._environment_step, step, max_environment_steps)
+
   def update(self, state: FusedState, step: int, most: int) -> tuple[FusedState, loop.Done]:
-    del step
     began = time.monotonic()
-    missing = self._max_environment_steps - self._environment_step
-    most = max(1, min(most, -(-missing // self._program.steps_per_update)))
+    left = self._program.updates_left(self._environment_step, step, self._max_environment_steps)
+    most = max(1, min(most, left))
     count = min(most, max(1, int(SECONDS_PER_CALL / self._seconds_per_update)))
     state, metrics = self._program.iterate(state, count)
     jax.block_until_ready(metrics)
     self._seconds_per_update = (time.monotonic() - began) / count
-    self._environment_step += count * self._program.steps_per_update
+    self._environment_step = self._program.environment_step(state)
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Throughput, the episodes that ended and their means, and metrics of an average update."""
+    """Throughput, replay ratio, episodes that ended and their means; metrics of an average update."""
     episodes = totals['episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
     rest = {name: total for name, total in totals.items() if name not in _EPISODES}
     return {
-      'steps_per_second': span.updates * self._program.steps_per_update / span.seconds,
+      'steps_per_second': span.environment_steps / span.seconds,
+      **self._replay_report(span),
       'episodes': int(episodes),
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
       **loop.means(rest, span),
+    }
+
+  def _replay_report(self, span: loop.Span) -> dict[str, float]:
+    replay = self._program.replay
+    if replay is None:
+      return {}
+    num_steps = self._program.environments.num_steps
+    collected = self._environment_step - replay.warm_up * num_steps
+    return {
+      'replay_ratio': span.step * len(replay.sizes) * num_steps / max(1, collected),
+      'replayed_steps_per_second': span.updates * len(replay.sizes) * num_steps / span.seconds,
     }
 
   def close(self) -> None:

@@ -61,8 +61,21 @@ def folder(tmp_path):
       ['--preset', 'laptop', '--steps', '5000', '--profile', '518:560'],
       '--profile 518:560: the run ends after about 518 updates; begin earlier',
     ),
-    (['--fused'], '--fused: dreamer runs with actors of its own'),
-    (['--reset-moments'], '--reset-moments: is for fused runs; leave it out'),
+    (
+      ['--fused', '--set', 'learner.num_processes=2'],
+      'learner.num_processes=2: a fused run is one process; use 1, or add --no-fused',
+    ),
+    (['--fused', '--expose'], '--expose: a fused run listens at no port'),
+    (['--fused', '--reset-moments'], '--reset-moments: is for fused runs of an on-policy agent'),
+    (
+      ['--fused', '--set', 'actor.num_actors=2'],
+      'actor.num_actors=2: a fused run has no actors of its own; use 1, or add --no-fused',
+    ),
+    (
+      ['--fused', '--preset', 'laptop', '--steps', '500'],
+      'max_environment_steps=500: the run would end before its first update; use at least 1023',
+    ),
+    (['--reset-moments'], '--reset-moments: is for fused runs of an on-policy agent; leave it out'),
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (
       ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'actor.num_envs=64'],
@@ -90,9 +103,12 @@ def test_bad_input_is_named_and_writes_nothing(folder, capsys, arguments, words)
   assert not folder.exists()
 
 
-def test_fused_ppo_refuses_host_environment(folder, capsys):
+@pytest.mark.parametrize('agent', ['ppo', 'dreamer'])
+def test_fused_run_refuses_host_environment(folder, capsys, agent):
   pytest.importorskip('gymnasium')
-  arguments = ['--agent', 'ppo', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
+  arguments = [
+    '--agent', agent, '--fused', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop'
+  ]  # fmt: skip
   assert run('train', '--run', folder, *arguments) == 2
   message = capsys.readouterr().err
   assert "environment.name='gymnasium/CartPole-v1': this environment is stepped outside" in message

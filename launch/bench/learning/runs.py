@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hephaestus.launch import records
 from hephaestus.launch.bench.learning import scores, suite
 from hephaestus.launch.run import fork_server, metrics, supervisor
 
@@ -59,6 +60,7 @@ class Settings(NamedTuple):
     preset: as of `train --preset`.
     overrides: as of `train --set`, for all environments.
     max_minutes: of training, after which a run ends early; None for no limit.
+    fused: whether every agent that can be fused is.
   """
 
   out: pathlib.Path
@@ -66,6 +68,7 @@ class Settings(NamedTuple):
   preset: str = 'laptop'
   overrides: Sequence[str] = ()
   max_minutes: float | None = None
+  fused: bool = False
 
   def folder(self, run: Run) -> pathlib.Path:
     """The folder of a run."""
@@ -82,6 +85,7 @@ class Settings(NamedTuple):
       'preset': self.preset,
       'set': list(self.overrides),
       'max_minutes': self.max_minutes,
+      **({'fused': True} if self.fused else {}),  # rows of earlier versions do not have it
     }
 
 
@@ -90,9 +94,11 @@ def train_command(run: Run, settings: Settings) -> list[str]:
   limit = [] if settings.max_minutes is None else [f'max_minutes={settings.max_minutes:g}']
   options = [f'environment.{key}={value}' for key, value in run.task.options.items()]
   measuring = (*MEASURING, *suite.SETTINGS.get(run.agent, ()))
+  fused = settings.fused and records.find_record(run.agent).can_fuse
   return [
     'train', '--run', str(settings.folder(run)), '--agent', run.agent, '--preset', settings.preset,
     '--env', run.task.environment, '--steps', str(run.task.steps), '--seed', str(run.seed),
+    *(['--fused'] if fused else []),
     '--set', *options, *measuring, *limit, *settings.overrides,
   ]  # fmt: skip
 

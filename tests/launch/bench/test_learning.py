@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.launch import main
+from hephaestus.launch import main, records
 from hephaestus.launch.bench.learning import runs, scores, suite, table
 from hephaestus.launch.run import metrics
 
@@ -303,3 +303,12 @@ def test_interrupt_stops_the_runs_and_tells_how_to_continue(tmp_path):
   assert process.returncode == runs.INTERRUPTED
   assert 'stopped with 1 runs left; run the same command again to continue' in stderr
   assert not any(child.is_running() for child in children)
+
+
+def test_fused_runs_are_of_agents_that_can_be_fused(tmp_path, monkeypatch):
+  settings = runs.Settings(tmp_path, fused=True)
+  command = lambda agent: runs.train_command(runs.Run(CATCH, agent, 0), settings)
+  assert '--fused' in command('dreamer')
+  monkeypatch.setattr(records.find_record('dreamer').__class__, 'can_fuse', False)
+  assert '--fused' not in command('dreamer')
+  assert settings.recorded() == runs.Settings(tmp_path).recorded() | {'fused': True}

@@ -1,4 +1,4 @@
-"""PPO from the command: a run ends, is evaluated, resumes, and stops when asked."""
+"""Fused runs from the command: a run ends, is evaluated, resumes, and stops when asked."""
 
 import json
 import pathlib
@@ -9,12 +9,14 @@ import sys
 import jax
 import polling
 import pytest
+import tiny
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
 from hephaestus.learner.sources import unrolled
+from hephaestus.replay import tables
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -34,7 +36,7 @@ def run(*arguments):
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
-  """Trains a tiny PPO in this process, on one folder."""
+  """Trains in this process, on one folder."""
   monkeypatch.setattr(fused, '_prepare_process', lambda config: None)
 
   def train(*arguments):
@@ -53,7 +55,7 @@ def rows(folder, name):
 def test_scale_of_a_run_follows_its_environments(num_envs, expected):
   made = config.override(presets.ppo_gpu('catch'), [f'actor.num_envs={num_envs}'])
   devices = jax.local_devices()[:1]
-  assert fused.build(made, *fused.make(made), devices).scale == expected
+  assert fused.build(made, *fused.make(made), devices).update.scale == expected
 
 
 def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
@@ -115,6 +117,70 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
+
+
+def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(jax, 'local_devices', lambda: jax.devices()[:1])
+  folder = tmp_path / 'run'
+  begin = ['--fused', '--preset', 'laptop', '--steps', 200, '--set', *tiny.RUN]
+  assert train(*begin) == 0
+  out = capsys.readouterr().out
+  assert '0 MiB for a replay of 64 sequences' in out
+  assert '4 environments x 5 steps: 8 updates of 8 sequences after each; 1 x cpu' in out
+  # 10 unrolls of 20 steps, two of them warm-up.
+  assert out.splitlines()[-1].startswith(
+    'done: environment_step=200 learner_step=64 episode_return='
+  )
+  assert list((folder / 'videos').glob('64.gif'))
+
+  assert train('--steps', 300) == 0
+  assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
+  learned = rows(folder, 'learner')
+  assert [row['learner_step'] for row in learned] == [
+    *range(10, 70, 10),
+    64,
+    *range(70, 110, 10),
+    104,
+  ]
+  assert learned[-1]['replay_ratio'] == 16
+  assert [row['learner_step'] for row in rows(folder, 'evaluator') if row['final']] == [64, 104]
+
+  assert run('evaluate', folder, '--episodes', 8, '--json') == 0
+  result = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert result['learner_step'] == 104
+  assert run('inspect', folder, '--json') == 0
+  stored = json.loads(capsys.readouterr().out)
+  assert (stored['learner_step'], stored['environment_step'], stored['replay_ratio']) == (
+    104,
+    300,
+    16,
+  )
+  frontier = stored['strata']['frontier']
+  assert {key: frontier[key] for key in ('size', 'max_size', 'share', 'steps')} == {
+    'size': 60, 'max_size': 512, 'share': 0.5, 'steps': 300
+  }  # fmt: skip
+  assert frontier['age'] == {'lowest': 8, 'median': 64, 'highest': 104}
+  assert run('inspect', folder) == 0
+  assert 'replay ratio 16.00, 60 sequences in the checkpoint' in capsys.readouterr().out
+  assert run('inspect', folder, '--check') == 2
+  assert 'leave out all options but --json' in capsys.readouterr().err
+  assert train('--no-fused') == 2
+  assert 'learner.fused: the folder has True, you gave False' in capsys.readouterr().err
+
+
+def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
+  stratum = tables.Stratum(name='episodic', max_size=50_000, share=1.0)
+  check = lambda replay, available: fused.check_replay_memory(
+    unrolled.Memory(2**27, 2**27, replay), available, stratum, 40_000
+  )
+  check(2**33, None)
+  check(2**33, 2**34)
+  check(2**20, 2**10)  # the environments need it
+  with pytest.raises(ValueError, match=(
+    r'replay.strata.episodic.max_size=50000: 40000 sequences need about 8.0 GiB on each device, where '
+    '4.0 GiB are available; 16384 would fit'
+  )):  # fmt: skip
+    check(2**33, 2**32)
 
 
 def test_too_many_environments_are_refused_with_a_number_that_fits():

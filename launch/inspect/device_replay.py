@@ -1,0 +1,101 @@
+"""Reports on the replay of a fused run, from its newest checkpoint: the replay itself is in a device."""
+
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.table
+
+from hephaestus.agents import experience
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.learner import checkpoint
+from hephaestus.learner.sources import unrolled
+from hephaestus.replay import buffer as buffer_lib
+
+
+def is_kept_by(target: str) -> bool:
+  """Whether a target is the folder of a fused run with replay."""
+  path = pathlib.Path(target) / folder_lib.CONFIG
+  if not path.exists():
+    return False
+  config = launch_config.load(path, to_inspect=True)
+  return config.fused and not config.record.on_policy
+
+
+def read(target: str) -> dict[str, Any]:
+  """The strata of the newest checkpoint of a run, which may be running.
+
+  Args:
+    target: the folder of a fused run with replay.
+
+  Returns:
+    {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored,
+     'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {'lowest', 'median', 'highest'}}}},
+    ages in updates before the checkpoint.
+
+  Raises:
+    ValueError: nothing has been saved yet.
+  """
+  folder = pathlib.Path(target)
+  config = folder_lib.load_config(folder, to_inspect=True)
+  saver = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True)
+  restored = saver.restore(_like(), any_length=('replay.buffer.storage',))
+  saver.close()
+  if restored is None:
+    raise ValueError(f'{target}: nothing has been saved yet; wait for the first checkpoint')
+  stored = restored.state.replay.buffer
+  inserted, num_steps = int(stored.inserted), config.steps_per_sequence
+  slots = len(stored.storage.version)
+  strata = {}
+  for stratum in config.replay.strata:
+    size = min(stratum.max_size, inserted)
+    newest = np.arange(inserted - size, inserted) % max(1, slots)
+    ages = restored.step - stored.storage.version[newest]
+    names = {'lowest': 0.0, 'median': 0.5, 'highest': 1.0}
+    strata[stratum.name] = {
+      'size': size,
+      'max_size': stratum.max_size,
+      'share': stratum.share,
+      'steps': size * num_steps,
+      'age': {name: float(np.quantile(ages, q)) for name, q in names.items()} if size else None,
+    }
+  collected = max(1, inserted - config.replay.warm_up)
+  return {
+    'learner_step': restored.step,
+    'environment_step': inserted * num_steps,
+    'replay_ratio': restored.step * config.batch_size / collected,
+    'sequences': slots,
+    'strata': strata,
+  }
+
+
+def show(target: str, report: dict[str, Any], console: rich.console.Console | None = None) -> None:
+  """Prints a report as a table."""
+  table = rich.table.Table(box=None, header_style='bold')
+  for heading in ('stratum', 'size', 'max_size', 'share', 'steps', 'age in updates'):
+    table.add_column(heading, justify='left' if heading == 'stratum' else 'right')
+  for name, row in report['strata'].items():
+    age = row['age']
+    ages = f'{age["lowest"]:,.0f} to {age["highest"]:,.0f}' if age else '-'
+    table.add_row(
+      name, f'{row["size"]:,}', f'{row["max_size"]:,}', f'{row["share"]:g}', f'{row["steps"]:,}', ages
+    )  # fmt: skip
+  console = console or rich.console.Console()
+  console.print(table)
+  console.print(
+    f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '
+    f'replay ratio {report["replay_ratio"]:.2f}, {report["sequences"]:,} sequences in the checkpoint'
+  )
+
+
+def _like() -> Any:
+  """Shapes of those arrays of a checkpoint that a report needs."""
+  number: Any = jax.ShapeDtypeStruct((), np.int32)
+  version: Any = jax.ShapeDtypeStruct((0,), np.int32)
+  fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ()) | {'version': version}
+  buffer = buffer_lib.Buffer(experience.Sequence(**fields), number)
+  empty: Any = ()
+  return unrolled.FusedState(empty, empty, empty, unrolled.ReplayState(buffer, number))
