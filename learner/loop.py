@@ -323,10 +323,10 @@ class Loop:
     self._save()
     status = self._status(finished)
     self._source.on_end(status)
-    if finished:
-      self._hooks.between(status)
     if self._checkpointer is not None:
       self._checkpointer.wait()
+    if finished:  # the hook may read the last checkpoint
+      self._hooks.between(status)
     logging.info('Training %s at update %d.', 'finished' if finished else 'stopped', self.step)
     if self._group is not None:
       self._group.leave(finished=finished, was_asked=self._hooks.should_stop)

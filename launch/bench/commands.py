@@ -149,9 +149,9 @@ def _add_learning(targets: Any) -> None:
     '--table', action='store_true', help='show the rows that are there, and train nothing'
   )
   learning.add_argument(
-    '--fused',
+    '--distributed',
     action='store_true',
-    help='one process for each run, of every agent that can be fused',
+    help='runs of several processes; by default each is one, of an agent that can be fused',
   )
   learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
 
@@ -308,7 +308,7 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
     arguments.preset,
     arguments.set,
     arguments.max_minutes,
-    arguments.fused,
+    fused=not arguments.distributed,
   )
 
 

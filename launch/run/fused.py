@@ -1,5 +1,6 @@
 """A fused run: environment and update in one program of one process, with its evaluation."""
 
+import functools
 import math
 import os
 import pathlib
@@ -19,6 +20,7 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, variables
+from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import advice as advice_lib
 from hephaestus.learner import allocator, checkpoint
@@ -234,7 +236,7 @@ def train(
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
     )
-    scores = _Scores(config, folder, prepared.environment, prepared.trained.agent, terminal)
+    scores = _Scores(prepared, folder, terminal)
     loop = loop_lib.Loop(
       source,
       config.learner,
@@ -290,20 +292,22 @@ class _Terminal:
 class _Scores:
   """Evaluates between updates, writes videos, and gives the agent's advice from its metrics."""
 
-  def __init__(
-    self,
-    config: launch_config.ExperimentConfig,
-    folder: pathlib.Path,
-    environment: environment_lib.Environment,
-    agent: agent_lib.Agent,
-    terminal: _Terminal,
-  ):
-    self._config = config
+  def __init__(self, prepared: Prepared, folder: pathlib.Path, terminal: _Terminal):
+    self._config = config = prepared.config
     self._folder = folder
     self._terminal = terminal
-    options = config.evaluator
-    self._play = evaluator.Play(environment, agent, options.num_episodes, greedy=options.greedy)
-    self._camera = evaluator.Camera(self._play, folder / 'videos', options.video_period)
+    options, agent = config.evaluator, prepared.trained.agent
+    self._play = evaluator.Play(
+      prepared.environment, agent, options.num_episodes, greedy=options.greedy
+    )
+    like = prepared.program.shapes()._replace(worlds=None, replay=())
+    newest = functools.partial(parts_lib.newest_params, folder, like)
+    self._camera = evaluator.Camera(
+      self._play,
+      folder / 'videos',
+      options.video_period,
+      *([] if agent.foresee is None else [newest]),
+    )
     self._advice = config.record.make_advice(config, terminal.warn)
     self._logger: Any = None
     self._due = -float('inf')
@@ -321,9 +325,9 @@ class _Scores:
     )  # fmt: skip
 
   def between(self, status: loop_lib.Status) -> None:
-    """Shows progress; evaluates where it is due, or the run has finished."""
+    """Shows progress; evaluates where it is due, but nothing untrained, or the run has finished."""
     self._terminal.tick()
-    if not status.finished and time.monotonic() < self._due:
+    if not status.finished and (status.step == 0 or time.monotonic() < self._due):
       return
     self._due = time.monotonic() + self._config.evaluator.period
     result = evaluator.score(

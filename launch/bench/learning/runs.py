@@ -60,7 +60,7 @@ class Settings(NamedTuple):
     preset: as of `train --preset`.
     overrides: as of `train --set`, for all environments.
     max_minutes: of training, after which a run ends early; None for no limit.
-    fused: whether every agent that can be fused is.
+    fused: whether each run is one process, of an agent that can be fused; else as `train` decides.
   """
 
   out: pathlib.Path
@@ -68,7 +68,7 @@ class Settings(NamedTuple):
   preset: str = 'laptop'
   overrides: Sequence[str] = ()
   max_minutes: float | None = None
-  fused: bool = False
+  fused: bool = True
 
   def folder(self, run: Run) -> pathlib.Path:
     """The folder of a run."""
@@ -85,7 +85,7 @@ class Settings(NamedTuple):
       'preset': self.preset,
       'set': list(self.overrides),
       'max_minutes': self.max_minutes,
-      **({'fused': True} if self.fused else {}),  # rows of earlier versions do not have it
+      **({'fused': True} if self.fused else {}),  # rows of distributed runs do not have it
     }
 
 

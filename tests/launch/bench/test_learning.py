@@ -250,7 +250,7 @@ def test_run_has_one_row_with_scores_cost_and_versions(bench):
   assert all(-1 <= found[name] <= 1 for name in ('greedy', 'sampled', 'random'))
   assert found['episodes'] > 0.8 * CATCH.steps / 10  # each takes 9 steps, and one to reset
   assert 0 < found['cpu_minutes'] <= 1.1 * found['wall_minutes']  # on one core
-  assert found['settings'] == {'preset': 'laptop', 'set': TINY, 'max_minutes': None}
+  assert found['settings'] == {'preset': 'laptop', 'set': TINY, 'max_minutes': None, 'fused': True}
   assert set(found['versions']) == {'python', 'jax', 'hephaestus'}
   assert found['reached'] is False and found['target'] == 0.95
 
@@ -306,9 +306,10 @@ def test_interrupt_stops_the_runs_and_tells_how_to_continue(tmp_path):
 
 
 def test_fused_runs_are_of_agents_that_can_be_fused(tmp_path, monkeypatch):
-  settings = runs.Settings(tmp_path, fused=True)
+  settings = runs.Settings(tmp_path)
   command = lambda agent: runs.train_command(runs.Run(CATCH, agent, 0), settings)
   assert '--fused' in command('dreamer')
   monkeypatch.setattr(records.find_record('dreamer').__class__, 'can_fuse', False)
   assert '--fused' not in command('dreamer')
-  assert settings.recorded() == runs.Settings(tmp_path).recorded() | {'fused': True}
+  distributed = runs.Settings(tmp_path, fused=False)
+  assert settings.recorded() == distributed.recorded() | {'fused': True}

@@ -131,7 +131,7 @@ def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypa
   assert out.splitlines()[-1].startswith(
     'done: environment_step=200 learner_step=64 episode_return='
   )
-  assert list((folder / 'videos').glob('64.gif'))
+  assert {video.name for video in (folder / 'videos').iterdir()} == {'64.gif', '64-dream.gif'}
 
   assert train('--steps', 300) == 0
   assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
