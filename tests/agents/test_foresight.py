@@ -14,12 +14,12 @@ ENVS = ['plain', 'masked', 'continuous', 'pictures', 'grid', 'view', 'frames']
 
 @pytest.fixture(scope='module')
 def foresee(make_dreamer, make_params, make_sequence):
-  """(env, context, change of (observation, action)) -> Foresight of the first stream."""
+  """(env, context, change of (observation, action), seed of params) -> Foresight of a stream."""
   compiled = {}
 
-  def run(env, context=CONTEXT, change=lambda observation, action: (observation, action)):
+  def run(env, context=CONTEXT, change=lambda *stream: stream, seed=0):
     dreamer = make_dreamer(env)
-    params = make_params(dreamer)
+    params = make_params(dreamer, seed)
     sequence = jax.tree.map(np.array, make_sequence(dreamer))
     stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
     function = compiled.setdefault(env, jax.jit(dreamer.agent.foresee))
@@ -55,9 +55,13 @@ def test_prediction_depends_on_observed_steps_and_earlier_actions_only(foresee, 
 
   plain = foresee(env).observation
   step = np.arange(NUM_STEPS)
-  by_observation = differs(plain, foresee(env, change=change_observation(1)).observation)
-  assert not by_observation[0]
-  assert by_observation[1] and by_observation[CONTEXT:].any()
+  change = change_observation(1)
+  by_observation = [  # the most likely class of a latent may stay with some parameters
+    differs(foresee(env, seed=seed).observation, foresee(env, change=change, seed=seed).observation)
+    for seed in range(5)
+  ]
+  first, second, *rest = np.transpose(by_observation)
+  assert not first.any() and second.any() and np.any(rest[CONTEXT - 2 :])
   assert not differs(plain, foresee(env, change=change_observation(CONTEXT)).observation).any()
   by_action = differs(plain, foresee(env, change=change_action(CONTEXT)).observation)
   assert not by_action[step <= CONTEXT].any()

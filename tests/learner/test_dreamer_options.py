@@ -1,11 +1,13 @@
 """One update of an agent with options that are not the default: salience and a Gaussian latent."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_dreamer import RATES, make_batch, make_dreamer
 from trainer import Trainer
 
+from hephaestus.agents.dreamer import modules
 from hephaestus.learner import dreamer_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -38,11 +40,10 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
   """And the metrics report how often it is positive."""
 
   def step(bias):
-    output = one_device.begin().state.params['world_model']['prior']['Dense_1']
-    size = dreamer.config.stochastic_size
-    output['bias'] = output['bias'].at[..., size : 2 * size].set(bias)
-    changes = output['kernel'].at[..., 2 * size :]  # of real numbers, on which members agree
-    output['kernel'] = changes.set(0.0)
+    params = one_device.begin().state.params['world_model']
+    prior, change = (params[name]['Dense_1'] for name in modules.MEMBERS)
+    prior['bias'] = prior['bias'].at[..., dreamer.config.stochastic_size :].set(bias)
+    change['kernel'] = jnp.zeros_like(change['kernel'])  # members agree on changes
     metrics = one_device.step(make_batch(dreamer))
     names = ('novelty', 'clean_novelty', 'clean_novelty_positive')
     return [metrics[f'intrinsic/{name}'] for name in names]

@@ -161,7 +161,8 @@ def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypa
   }  # fmt: skip
   assert frontier['age'] == {'lowest': 8, 'median': 64, 'highest': 104}
   assert run('inspect', folder) == 0
-  assert 'replay ratio 16.00, 60 sequences in the checkpoint' in capsys.readouterr().out
+  shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
+  assert 'replay ratio 16.00, 60 sequences in the checkpoint' in shown
   assert run('inspect', folder, '--check') == 2
   assert 'leave out all options but --json' in capsys.readouterr().err
   assert train('--no-fused') == 2
