@@ -101,7 +101,7 @@ class Divisors(NamedTuple):
   Attributes:
     task_scale: [] float32.
     novelty_scale: [] float32.
-    novelty_weight: [] float32, from a tenth of `config.novelty_scale` to all of it.
+    novelty_weight: [] float32, from half of `config.novelty_scale` to all of it.
   """
 
   task_scale: jax.Array
@@ -126,7 +126,7 @@ def update_scales(
     task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
     novelty_scale = largest range of the returns of novelty so far
     evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
-    weight        = config.novelty_scale max(0.1, 1 - evidence)
+    weight        = config.novelty_scale max(0.5, 1 - evidence)
 
   Returns that are all alike mean that nothing was found yet, or that the task is solved. So the
   weight follows how far they have ever differed. It follows their standard deviation, since

@@ -13,7 +13,7 @@ SLOW_CRITIC_RATE = 0.1  # of its average; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the average spread of returns: Hafner et al. (2023)
 RELATIVE_FLOOR = 0.1  # least scale that divides the task's advantages, as a share of its returns
 NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
-LEAST_NOVELTY = 0.1  # share of novelty's weight that stays when the task pays
+LEAST_NOVELTY = 0.5  # share of novelty's weight that stays when the task pays
 EVIDENCE_DECAY = 0.9997  # by an update, of the evidence that the task pays: to a half in 2,300
 # Rates of the two averages of novelty whose difference is competence.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005

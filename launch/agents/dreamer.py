@@ -13,7 +13,7 @@ from hephaestus.learner import dreamer_update
 BASIC = {
   'agent.gamma': 'discount factor of rewards',
   'agent.entropy_scale': "weight of the policy's entropy: more explores more",
-  'agent.novelty_scale': 'weight of novelty until a reward is found, then a tenth of it; 0: no novelty',
+  'agent.novelty_scale': 'weight of novelty until a reward is found, then half of it; 0: no novelty',
   'agent.ensemble_size': 'prior networks whose disagreement is the novelty',
   'agent.horizon_max': 'imagined steps of the longest rollout',
   'replay.replay_ratio': 'times that each collected step is learned from, on average',

@@ -306,15 +306,15 @@ def test_weight_of_novelty_falls_when_one_rollout_in_thirty_pays(follow, dreamer
   assert scales.ranges[ac.TASK].value == 0
   most = dreamer.config.novelty_scale
   assert nothing.novelty_weight == pytest.approx(most)
-  assert found.novelty_weight == pytest.approx(0.1 * most)
+  assert found.novelty_weight == pytest.approx(0.5 * most)
 
 
 def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dreamer):
   """A task that is solved has returns that are all alike, as one of which nothing is known."""
   scales, _ = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
-  scales, solved = follow(*[(ALIKE, ALIKE)] * 1000, scales=scales, size=1.0)
-  assert scales.deviation.value < 0.01  # the returns of late tell nothing
-  assert solved.novelty_weight < 0.5 * dreamer.config.novelty_scale
+  scales, solved = follow(*[(ALIKE, ALIKE)] * 300, scales=scales, size=1.0)
+  assert scales.deviation.value < 0.05  # the returns of late tell nothing
+  assert solved.novelty_weight == pytest.approx(0.5 * dreamer.config.novelty_scale)
   _, unlearned = follow(*[(ALIKE, ALIKE)] * 10_000, scales=scales)
   assert unlearned.novelty_weight > 0.9 * dreamer.config.novelty_scale
 
