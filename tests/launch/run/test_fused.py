@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 
+import imageio.v2 as imageio
 import jax
+import numpy as np
 import polling
 import pytest
 import tiny
 
+from hephaestus.actors import videos
+from hephaestus.actors.environments import catch
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.run import folder as folder_lib
@@ -119,10 +123,12 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
 
-def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypatch):
+def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypatch):
+  """Salience and a Gaussian latent, which are off by default, have no other real run."""
   monkeypatch.setattr(jax, 'local_devices', lambda: jax.devices()[:1])
   folder = tmp_path / 'run'
-  begin = ['--fused', '--preset', 'laptop', '--steps', 200, '--set', *tiny.RUN]
+  options = ['agent.window=2', 'agent.latent=gaussian']
+  begin = ['--fused', '--preset', 'laptop', '--steps', 200, '--set', *tiny.RUN, *options]
   assert train(*begin) == 0
   out = capsys.readouterr().out
   assert '0 MiB for a replay of 64 sequences' in out
@@ -132,6 +138,13 @@ def test_dreamer_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypa
     'done: environment_step=200 learner_step=64 episode_return='
   )
   assert {video.name for video in (folder / 'videos').iterdir()} == {'64.gif', '64-dream.gif'}
+  # The weights of salience stand below the boards.
+  board = np.zeros((1, tiny.CATCH['rows'] * tiny.CATCH['columns']), bool)
+  draw = catch.Catch(**tiny.CATCH).draw
+  frame = lambda window: videos.beside(draw, board, board, np.ones((1, window)), context=1)[0]
+  heights = [frame(window).shape[0] for window in (1, 2)]
+  shown = imageio.mimread(folder / 'videos' / '64-dream.gif')[0]
+  assert shown.shape[0] == heights[1] > heights[0]
 
   assert train('--steps', 300) == 0
   assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
