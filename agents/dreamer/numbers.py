@@ -27,6 +27,9 @@ NUM_PROJECTIONS = 32
 MIN_CHANGE_VARIANCE = 0.05
 """Least variance of a predicted change, as a share of the mean square of changes."""
 
+MIN_CHANGE_SQUARE = 1e-6
+"""Least mean square of changes, so that an observation that never changes has a finite loss."""
+
 
 class Predicted(NamedTuple):
   """A distribution of the numbers of an observation.
@@ -56,7 +59,7 @@ class Change(NamedTuple):
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array) -> 'Change':
-    """[..., 2 C] outputs of a network to a change; a variance of 1 where they are 0."""
+    """[..., 2 C] outputs of a network to a change; a variance of about 1 where they are 0."""
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     return cls(mean, MIN_CHANGE_VARIANCE + jnp.exp(scale))
 
@@ -65,8 +68,9 @@ class Change(NamedTuple):
 
       sum_C log(1 + error / (2 sg(variance))) + 1/2 ( sg(error) / variance + log(variance) )
 
-    The first term counts each direction whatever its noise, and a large error by its logarithm. The
-    mean of a Gaussian likelihood would learn least where its errors are still largest.
+    The error of the second term is at most 4. The first counts each direction whatever its noise, and
+    a large error by its logarithm. The mean of a Gaussian likelihood would learn least where its errors
+    are still largest.
     """
     stop = jax.lax.stop_gradient
     error = jnp.square(self.mean - change)

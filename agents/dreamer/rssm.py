@@ -193,7 +193,7 @@ class RSSM:
     Args:
       params: of the world model.
       deterministic: [..., H].
-      previous: [..., C], inputs of the transition to the step.
+      previous: [..., previous_size], inputs of the transition to the step.
       first: [...] bool, FIRST steps, to which no change leads.
     """
     outputs = self._member_outputs('prior', params, deterministic)

@@ -14,6 +14,7 @@ from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
 
 Tree = Any
@@ -208,7 +209,8 @@ class WorldModel:
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     observed = posterior.latent.numbers
     change = numbers.change(_numbers_before(observed, sequence), observed, statistics)
-    loss = posterior.priors.change.loss(change / jnp.sqrt(statistics['change']))
+    scale = jnp.sqrt(jnp.maximum(statistics['change'], numbers_lib.MIN_CHANGE_SQUARE))
+    loss = posterior.priors.change.loss(change / scale)
     square = jnp.where(first[..., None], statistics['change'], jnp.square(change))
     loss = jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
     return loss, {'change': jnp.mean(square, axis=(0, 1))}

@@ -429,6 +429,22 @@ def test_change_of_a_first_step_is_neither_learned_nor_counted(
   assert value > 0 and np.abs(moments['change'] - 1).min() > 0
 
 
+def test_observation_that_never_changes_has_a_finite_loss_of_changes(
+  make_dreamer, make_params, make_sequence, change_loss
+):
+  dreamer = make_dreamer('plain')
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  carried = sequence.initial_state
+  constant = sequence._replace(
+    observation=jnp.zeros((6, 3, 5)),
+    initial_state=carried._replace(latent=carried.latent._replace(numbers=jnp.zeros((3, 5)))),
+  )
+  still = params['statistics'] | {'change': jnp.zeros(numbers_lib.NUM_PROJECTIONS)}
+  value, grads, moments = change_loss(params | {'statistics': still}, constant)
+  assert np.isfinite(value) and (moments['change'] == 0).all()
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
 def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequence):
   """Its gradient reaches whatever the features depend on: not decoder and heads."""
 
