@@ -38,13 +38,14 @@ class NoisyCorridor(environment.Environment):
   Actions are left, stay, right. The first cell is uniform over the open ones, so a random policy is
   in each of them equally often at every step. All rewards are 0; the episode is truncated after
   `max_steps`. The observation is [length + num_pixels] float32: the place, one-hot, and the
-  pixels, each 0 or 1.
+  pixels, each 0 or 1, or standard normal. The spec then has no bounds, so all are real numbers.
 
   Attributes:
     length: number of cells.
     first_noisy: the leftmost noisy cell.
     num_noisy: number of adjacent noisy cells.
-    num_pixels: each 1 with probability 1/2 in a noisy cell.
+    num_pixels: each random in a noisy cell.
+    pixels: 'binary', 1 with probability 1/2, or 'normal'.
     open_cells: number of cells from the left that the agent can enter; None for all.
     max_steps: of an episode.
   """
@@ -53,6 +54,7 @@ class NoisyCorridor(environment.Environment):
   first_noisy: int = 8
   num_noisy: int = 4
   num_pixels: int = 8
+  pixels: str = 'binary'
   open_cells: int | None = None
   max_steps: int = 64
 
@@ -61,6 +63,7 @@ class NoisyCorridor(environment.Environment):
       if not fine:
         raise ValueError(f'environment.{name}={getattr(self, name)}: {remedy}')
 
+    check(self.pixels in ('binary', 'normal'), 'pixels', "choose 'binary' or 'normal'")
     check(self.length >= 2, 'length', 'a corridor needs at least 2 cells')
     for name in ('num_noisy', 'num_pixels', 'max_steps'):
       check(getattr(self, name) >= 1, name, 'must be at least 1')
@@ -74,8 +77,10 @@ class NoisyCorridor(environment.Environment):
     return self.length if self.open_cells is None else self.open_cells
 
   @property
-  def observation_spec(self) -> specs.BoundedArray:
+  def observation_spec(self) -> specs.Array:
     shape = (self.length + self.num_pixels,)
+    if self.pixels == 'normal':
+      return specs.Array(shape, np.float32, 'place_and_pixels')
     return specs.BoundedArray(shape, np.float32, 0.0, 1.0, 'place_and_pixels')
 
   @property
@@ -113,15 +118,18 @@ class NoisyCorridor(environment.Environment):
     """Draws the agent in white on a black line of cells, above the pixels."""
     corridor, pixels = np.split(np.asarray(observation), [self.length])
     shown = np.zeros((2, max(self.length, self.num_pixels)))
-    shown[0, : self.length], shown[1, : self.num_pixels] = corridor, pixels
+    shown[0, : self.length], shown[1, : self.num_pixels] = corridor, np.clip(pixels, 0.0, 1.0)
     frame = np.kron(shown, np.full((CELL_PIXELS, CELL_PIXELS), 255)).astype(np.uint8)
     return np.stack([frame] * 3, axis=-1)
 
   def _pixels(self, key: chex.PRNGKey, place: jax.Array) -> jax.Array:
     """[num_pixels] float32, random in a noisy cell and 0 in any other."""
     is_noisy = (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
-    noise = jax.random.bernoulli(key, 0.5, (self.num_pixels,))
-    return jnp.where(is_noisy, noise, False).astype(jnp.float32)
+    if self.pixels == 'normal':
+      noise = jax.random.normal(key, (self.num_pixels,))
+    else:
+      noise = jax.random.bernoulli(key, 0.5, (self.num_pixels,)).astype(jnp.float32)
+    return jnp.where(is_noisy, noise, 0.0)
 
   def _observe(self, state: State) -> jax.Array:
     return jnp.concatenate([jax.nn.one_hot(state.place, self.length), state.pixels])

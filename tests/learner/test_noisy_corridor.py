@@ -103,14 +103,16 @@ def walk_by_chance(dreamer, world, seed):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize('seed', [0, 1, 2])
-def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(seed):
+@pytest.mark.parametrize('pixels', ['binary', 'normal'])
+def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(pixels, seed):
   """Novelty of transitions between true observations, by region."""
   config = dataclasses.replace(AGENT, warm_up_updates=10**9)  # a random policy
-  run = Run(SHUT, config, seed)
+  run = Run(dataclasses.replace(SHUT, pixels=pixels), config, seed)
   run.learn(800)
   assert max(places(sequence).max() for sequence in run.memory) == SHUT.open_cells - 1
 
-  walks = walk_by_chance(run.dreamer, OPEN, seed + 100)
+  world = dataclasses.replace(OPEN, pixels=pixels)
+  walks = walk_by_chance(run.dreamer, world, seed + 100)
 
   @jax.jit
   def novelty_of(params, keys, sequence):
@@ -129,7 +131,9 @@ def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(seed):
   }
   mean = {name: novelty[rows].mean() for name, rows in regions.items()}
   ratios = mean['noise'] / mean['known'], mean['unvisited'] / mean['known']
-  print(f'\nseed {seed}:', *(f'{name} {value:.4f}' for name, value in mean.items()), end=' ')
+  print(
+    f'\n{pixels}, seed {seed}:', *(f'{name} {value:.4f}' for name, value in mean.items()), end=' '
+  )
   print('noise / known {:.2f}, unvisited / known {:.1f}'.format(*ratios), flush=True)
   assert 0.5 <= ratios[0] <= 2
   assert ratios[1] >= 5

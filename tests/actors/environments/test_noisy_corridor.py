@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,14 @@ def test_pixels_are_random_in_noisy_cells_and_zero_elsewhere(place, noisy):
   assert len(np.unique(state.pixels, axis=0)) == (16 if noisy else 1)
 
 
+def test_pixels_may_be_real_numbers():
+  world = dataclasses.replace(WORLD, pixels='normal')
+  keys = jax.random.split(jax.random.key(0), 256)
+  pixels = jax.vmap(lambda key: world.step(key, state_of(2), STAY)[0].pixels)(keys)
+  np.testing.assert_allclose([pixels.mean(), pixels.std()], [0, 1], atol=0.1)
+  assert not hasattr(world.observation_spec, 'maximum')
+
+
 def test_reset_is_uniform_over_open_cells():
   states, timesteps = jax.vmap(WORLD.reset)(jax.random.split(jax.random.key(0), 64))
   assert set(states.place.tolist()) == {0, 1, 2, 3, 4}
@@ -67,6 +77,7 @@ def test_frame_shows_place_and_pixels():
   [
     ({'length': 1}, 'environment.length=1: a corridor needs at least 2 cells'),
     ({'num_pixels': 0}, 'environment.num_pixels=0: must be at least 1'),
+    ({'pixels': 'grey'}, "environment.pixels=grey: choose 'binary' or 'normal'"),
     ({'first_noisy': 17}, 'environment.first_noisy=17: from 0 to 16'),
     ({'open_cells': 21}, 'environment.open_cells=21: from 1 to 20, or null'),
   ],
