@@ -30,7 +30,11 @@ FAMILIES = {
   'craftax': 'hephaestus.actors.environments.craftax',
   'gymnax': 'hephaestus.actors.environments.gymnax',
   'jumanji': 'hephaestus.actors.environments.jumanji',
+  'navix': 'hephaestus.actors.environments.navix',
 }
+
+# The least Python of a family's package, where it is above ours.
+NEEDS_PYTHON = {'navix': (3, 12)}
 
 # Families of environments that are stepped on the host. Their names are open, so the module of such
 # a family has only `make(name, **options)`, which raises ValueError for an unknown name.
@@ -96,9 +100,14 @@ def family(name: str) -> types.ModuleType:
     with contextlib.redirect_stdout(sys.stderr):  # some packages print at import
       return importlib.import_module(families[name])
   except ModuleNotFoundError as error:
+    needs_newer = sys.version_info < NEEDS_PYTHON.get(name, (3,))
     raise ValueError(
       f'the environments of {name} need the package {error.name!r}, which is not installed; '
-      '`uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
+      + (
+        f'it needs Python {".".join(map(str, NEEDS_PYTHON[name]))} or newer'
+        if needs_newer
+        else '`uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
+      )
     ) from error
 
 

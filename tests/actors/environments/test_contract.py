@@ -49,6 +49,8 @@ ENVIRONMENTS = [
   Case('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),
   Case('jumanji/Tetris-v0', {'num_rows': 5, 'num_cols': 5, 'max_steps': 6}, BOTH, 'jumanji'),
   Case('brax/inverted_pendulum', {'backend': 'positional', 'max_steps': 16}, BOTH, 'brax'),
+  Case('navix/Navix-DoorKey-5x5-v0', {'max_steps': 14}, (TRUNCATED,), 'navix'),
+  Case('navix/Navix-MemoryS7-v0', {'max_steps': 14, 'first_person': True}, BOTH, 'navix'),
   Case('craftax/Craftax-Classic-Symbolic-v1', {'max_steps': 30}, (TRUNCATED,), 'craftax'),
 ]
 SLOW = ('brax', 'craftax')  # to compile
@@ -135,7 +137,8 @@ def batched(environment):
 
 
 def abstract(tree):
-  return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  leaves, structure = jax.tree.flatten(tree)
+  return [(leaf.shape, leaf.dtype) for leaf in leaves], structure
 
 
 def test_step_is_traced_once(played):
