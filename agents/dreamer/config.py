@@ -57,7 +57,7 @@ class DreamerConfig:
 
   # Actor and critic.
   policy_layers: int = 2
-  window: int = 1  # steps pooled by salience; 1: no salience, see docs/results.md
+  window: int = 1  # steps pooled by salience; 1: no salience, see docs/design.md
   gamma: float = 0.99
   lambda_: float = 0.95
   entropy_scale: float = 3e-4
