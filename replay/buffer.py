@@ -6,7 +6,7 @@ all that they store, so each stratum would need a copy of its own.
 
 import fractions
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -24,12 +24,14 @@ class Replay(NamedTuple):
 
   Attributes:
     sizes: [B], of the stratum of each sequence of a batch, see `sample`.
+    strata: name and size of each.
     capacity: sequences stored.
     warm_up: sequences stored before the first update; they allow none.
     rate: updates that each later sequence allows.
   """
 
   sizes: np.ndarray
+  strata: Mapping[str, int]
   capacity: int
   warm_up: int
   rate: fractions.Fraction
@@ -89,6 +91,12 @@ def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
   age = jax.random.randint(key, sizes.shape, 0, jnp.minimum(sizes, buffer.inserted))
   slots = (buffer.inserted - 1 - age) % _length(buffer.storage)
   return jax.tree.map(lambda stored: stored.at[slots].get(mode='promise_in_bounds'), buffer.storage)
+
+
+def newest(inserted: int, capacity: int, size: int) -> np.ndarray:
+  """[n] slots of the newest `size` sequences, or of all while there are fewer; the oldest comes first."""
+  first = max(0, inserted - min(size, capacity))
+  return np.arange(first, inserted) % max(1, capacity)
 
 
 def gather(parts: Sequence[Buffer]) -> Buffer:

@@ -14,6 +14,7 @@ from hephaestus.launch.run import folder as folder_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import buffer as buffer_lib
+from hephaestus.replay import inspector
 
 
 def is_kept_by(target: str) -> bool:
@@ -33,8 +34,8 @@ def read(target: str) -> dict[str, Any]:
 
   Returns:
     {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored,
-     'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {'lowest', 'median', 'highest'}}}},
-    ages in updates before the checkpoint.
+     'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {QUANTILE: updates}}}}, where ages
+    are before the checkpoint, by `inspector.QUANTILES`; None without a sequence.
 
   Raises:
     ValueError: nothing has been saved yet.
@@ -51,16 +52,14 @@ def read(target: str) -> dict[str, Any]:
   slots = len(stored.storage.version)
   strata = {}
   for stratum in config.replay.strata:
-    size = min(stratum.max_size, inserted)
-    newest = np.arange(inserted - size, inserted) % max(1, slots)
-    ages = restored.step - stored.storage.version[newest]
-    names = {'lowest': 0.0, 'median': 0.5, 'highest': 1.0}
+    newest = buffer_lib.newest(inserted, slots, stratum.max_size)
+    size = len(newest)
     strata[stratum.name] = {
       'size': size,
       'max_size': stratum.max_size,
       'share': stratum.share,
       'steps': size * num_steps,
-      'age': {name: float(np.quantile(ages, q)) for name, q in names.items()} if size else None,
+      'age': inspector.quantiles(restored.step - stored.storage.version[newest]),
     }
   collected = max(1, inserted - config.replay.warm_up)
   return {

@@ -87,6 +87,7 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   collected = unrolls * num_envs
   replay = buffer.Replay(
     sizes=buffer.batch_sizes(config.replay, config.batch_size),
+    strata={each.name: each.max_size for each in strata},
     capacity=min(largest, num_envs * 2 ** (unrolls - 1).bit_length()),
     warm_up=config.replay.warm_up,
     rate=buffer.updates_per_sequence(config.replay, config.batch_size),

@@ -1,11 +1,12 @@
 """Age of replayed sequences by stratum, estimated from the sampled batches."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from hephaestus.replay import buffer as buffer_lib
 from hephaestus.replay import inspector
 
 
@@ -44,8 +45,39 @@ class Staleness:
     if not sampled:
       return {}
     ages = learner_step - np.stack(sampled)
-    return {
-      f'replay/{name}/age/{quantile}': value
-      for name, rows in self._rows.items()
-      for quantile, value in (inspector.quantiles(ages[:, rows]) or {}).items()
-    }
+    return report({name: ages[:, rows] for name, rows in self._rows.items()})
+
+
+def stored(
+  versions: buffer_lib.Buffer, strata: Mapping[str, int], learner_step: int, *, num_devices: int
+) -> dict[str, float]:
+  """As `report`, of what a replay in device memory holds: its strata are sampled uniformly.
+
+  Args:
+    versions: of the sequences of one device, host arrays; all have equal shares of each unroll.
+    strata: name and size of each, on all devices together.
+    learner_step: from which versions are counted back.
+    num_devices: that share the replay.
+  """
+  slots = {
+    name: buffer_lib.newest(int(versions.inserted), len(versions.storage), size // num_devices)
+    for name, size in strata.items()
+  }
+  ages = learner_step - versions.storage
+  return report({name: np.repeat(ages[each], num_devices) for name, each in slots.items()})
+
+
+def report(ages: Mapping[str, np.ndarray]) -> dict[str, float]:
+  """Metrics of the ages of sequences.
+
+  Args:
+    ages: in updates, arrays of any shape, by stratum.
+
+  Returns:
+    {'replay/STRATUM/age/QUANTILE': updates}, of `inspector.QUANTILES`.
+  """
+  return {
+    f'replay/{name}/age/{quantile}': value
+    for name, each in ages.items()
+    for quantile, value in (inspector.quantiles(each) or {}).items()
+  }

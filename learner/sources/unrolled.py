@@ -4,6 +4,7 @@ An on-policy update learns from the unroll before it. Another one learns from a 
 device memory, and further unrolls are added to it when the replay ratio allows no update.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from hephaestus.learner import checkpoint as checkpoint_lib
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop, ppo_update
+from hephaestus.learner.sources import staleness
 from hephaestus.replay import buffer as buffer_lib
 
 Tree = Any
@@ -147,6 +149,7 @@ class Program:
       devices=devices,
     )
     self._call: Any = None
+    self._shapes: FusedState | None = None
     self._gather = jax.jit(self._gathered)
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), acting_params(params))
@@ -215,13 +218,14 @@ class Program:
     self, state: FusedState, count: jax.Array
   ) -> tuple[FusedState, loop.Metrics]:
     """`count` updates, which is data and no shape; metrics are sums over them."""
+    iterate = jax.jit(self._iterate, inline=True)  # traced once for both uses
 
     def body(_: jax.Array, carry: tuple[FusedState, loop.Metrics]):
       state, sums = carry
-      state, metrics = self._iterate(state)
+      state, metrics = iterate(state)
       return state, jax.tree.map(jnp.add, sums, metrics)
 
-    _, shapes = jax.eval_shape(self._iterate, state)
+    _, shapes = jax.eval_shape(iterate, state)
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     result: tuple[FusedState, loop.Metrics] = jax.lax.fori_loop(0, count, body, (state, sums))
     return result
@@ -233,7 +237,7 @@ class Program:
     two copies for a moment; or else at a gradient, with all steps, a minibatch, and half of the
     residuals, for the rest is fused away. `compile` returns the compiler's figure.
     """
-    state, sequence = self._one_device()
+    state, sequence = self._one_device
     size = ppo_update.num_bytes
     permanent = size((state.train, state.worlds))
     if self.replay is not None:
@@ -250,6 +254,7 @@ class Program:
       ),
     )
 
+  @functools.cached_property
   def _one_device(self) -> tuple[FusedState, Any]:
     """Shapes of one device's state, without its replay, and of the sequences of its unroll."""
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -263,19 +268,19 @@ class Program:
     """Shapes of the replay on the devices, [D, ...]."""
     if self.replay is None:
       return ()
-    count, capacity = len(self.devices), self.replay.capacity
-    _, sequence = self._one_device()
-    each = jax.eval_shape(
-      lambda: ReplayState(
-        buffer_lib.init(_schema(sequence), capacity // count), jnp.zeros((), jnp.int32)
-      )
-    )
+    count, schema = len(self.devices), _schema(self._one_device[1])
+    empty = functools.partial(buffer_lib.init, schema, self.replay.capacity // count)
+    each = jax.eval_shape(lambda: ReplayState(empty(), jnp.zeros((), jnp.int32)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), each)
 
   def compile(self) -> int:
     """Compiles what `iterate` runs; returns the bytes that it takes on each device."""
-    state = jax.eval_shape(self._scatter, self.shapes()._replace(replay=()))
-    state = state._replace(replay=self._replay_shapes())
+    whole, count = self.shapes(), len(self.devices)
+    train, key = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), (whole.train, whole.key)
+    )
+    envs = jax.eval_shape(self._shared, whole.worlds)
+    state = FusedState(train, key, envs, self._replay_shapes())
     self._call = self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
     used = self._call.memory_analysis()
     return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
@@ -292,21 +297,19 @@ class Program:
     state = FusedState(self.update.init(train_key), jax.random.key_data(unroll_key), envs)
     if self.replay is None:
       return state
-    _, sequence = self._one_device()
-    empty = ReplayState(buffer_lib.init(_schema(sequence), 0), jnp.zeros((), jnp.int32))
+    schema = _schema(self._one_device[1])
+    empty = ReplayState(buffer_lib.init(schema, 0), jnp.zeros((), jnp.int32))
     return state._replace(replay=empty)
 
   def shapes(self) -> FusedState:
     """Shapes and dtypes of a whole run's state; a replay's are those of an empty one."""
-    return jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
+    if self._shapes is None:
+      self._shapes = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
+    return self._shapes
 
-  def _scatter(self, state: FusedState) -> FusedState:
+  def _shared(self, worlds: Tree) -> Tree:
     count = len(self.devices)
-    copy = lambda x: jnp.broadcast_to(x, (count, *x.shape))
-    share = lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:])
-    return FusedState(
-      jax.tree.map(copy, state.train), copy(state.key), jax.tree.map(share, state.worlds)
-    )
+    return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), worlds)
 
   def _scatter_replay(self, replay: ReplayState, capacity: int) -> ReplayState:
     count = len(self.devices)
@@ -326,8 +329,9 @@ class Program:
 
   def place(self, whole: FusedState) -> FusedState:
     """A whole run's state, on the devices."""
-    scattered = jax.jit(self._scatter)(whole._replace(replay=()))
-    state: FusedState = devices_lib.put(scattered, self.devices)
+    train, key = devices_lib.replicate((whole.train, whole.key), self.devices)
+    worlds = jax.jit(self._shared)(whole.worlds)
+    state = FusedState(train, key, devices_lib.put(worlds, self.devices))
     if self.replay is None:
       return state
     return state._replace(replay=self._scatter_replay(whole.replay, self.replay.capacity))
@@ -396,6 +400,7 @@ class Unrolled(loop.Source):
     self._max_environment_steps = max_environment_steps
     self._resume = resume or Resume()
     self._environment_step = 0
+    self._versions: Any = ()  # of the replay's sequences, until the next update
     self._seconds_per_update = SECONDS_PER_CALL
 
   def init(self, key: jax.Array) -> FusedState:
@@ -452,16 +457,18 @@ class Unrolled(loop.Source):
   def update(self, state: FusedState, step: int, most: int) -> tuple[FusedState, loop.Done]:
     began = time.monotonic()
     left = self._program.updates_left(self._environment_step, step, self._max_environment_steps)
-    most = max(1, min(most, left))
-    count = min(most, max(1, int(SECONDS_PER_CALL / self._seconds_per_update)))
+    count = max(1, min(most, left, int(SECONDS_PER_CALL / self._seconds_per_update)))
     state, metrics = self._program.iterate(state, count)
     jax.block_until_ready(metrics)
     self._seconds_per_update = (time.monotonic() - began) / count
     self._environment_step = self._program.environment_step(state)
+    if self._program.replay is not None:
+      stored = state.replay.buffer
+      self._versions = stored._replace(storage=stored.storage.version)
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Throughput, replay ratio, episodes that ended and their means; metrics of an average update."""
+    """Throughput, replay ratio and ages, episodes that ended and their means; means over updates."""
     episodes = totals['episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
     rest = {name: total for name, total in totals.items() if name not in _EPISODES}
@@ -483,6 +490,9 @@ class Unrolled(loop.Source):
     return {
       'replay_ratio': span.step * len(replay.sizes) * num_steps / max(1, collected),
       'replayed_steps_per_second': span.updates * len(replay.sizes) * num_steps / span.seconds,
+      **staleness.stored(
+        _part(self._versions, 0), replay.strata, span.step, num_devices=len(self._program.devices)
+      ),
     }
 
   def close(self) -> None:

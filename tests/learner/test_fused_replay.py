@@ -12,7 +12,7 @@ from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.run import fused, metrics
 from hephaestus.learner import checkpoint, loop
-from hephaestus.learner.sources import unrolled
+from hephaestus.learner.sources import staleness, unrolled
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -100,17 +100,42 @@ def test_strata_share_one_ring(program):
   assert program.gather(begin(program)).replay.buffer.storage.reward.shape == (0, 6)
 
 
-def test_two_devices_split_replay_and_keep_replicas_equal():
-  made = make_program(2, learns=False)
-  state, sums = made.iterate(begin(made), 3)
+@pytest.fixture(scope='module')
+def shared(little_optimization):
+  """Programs on one and on eight devices that share eight environments, and do not learn."""
+  return [make_program(count, learns=False, **{'actor.num_envs': 8}) for count in (1, 8)]
+
+
+def test_eight_devices_split_replay_and_keep_replicas_equal(shared):
+  made = shared[1]
+  state, sums = made.iterate(begin(made), 17)  # 5 for each unroll after the first; the ring is full
   jax.tree.map(
-    lambda x: np.testing.assert_array_equal(x[0], x[1]),
+    lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)),
     jax.device_get((state.train, state.key, state.replay.credit, state.replay.buffer.inserted)),
   )
-  assert sums['episodes'][0] == sums['episodes'][1] > 0
+  assert set(sums['episodes'].tolist()) == {8 * 6}
   whole = made.gather(state)
-  assert len(set(whole.replay.buffer.storage.identity)) == whole.replay.buffer.inserted == 16
+  assert whole.replay.buffer.inserted == 8 * 5
+  assert len(set(whole.replay.buffer.storage.identity)) == 32
   assert_equal(whole, made.gather(made.place(whole)))
+
+
+def test_eight_devices_collect_store_and_report_as_one(shared, tmp_path):
+  """Each device has environments and a ring of its own, so what is collected and sampled differs."""
+  folders = [
+    Folder(tmp_path / str(count), program, max_environment_steps=6 * 8 * 5)
+    for count, program in enumerate(shared)
+  ]
+  assert all(folder.run.run() for folder in folders)
+  one, eight = (folder.state().replay for folder in folders)
+  assert (one.credit, one.buffer.inserted) == (eight.credit, eight.buffer.inserted) == (0, 48)
+  np.testing.assert_array_equal(one.buffer.storage.version, eight.buffer.storage.version)
+  drop = ('time', 'steps_per_second', 'replayed_steps_per_second', 'reward', 'episode_return')
+  counts = [
+    [{k: v for k, v in row.items() if k not in drop} for row in folder.rows()] for folder in folders
+  ]
+  assert counts[0] == counts[1]
+  assert counts[0][-1]['replay/frontier/age/highest'] == 10
 
 
 class Folder:
@@ -175,6 +200,13 @@ def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(
   assert {'replayed_steps_per_second', 'episodes', 'episode_return', 'world_model/loss'} <= set(
     rows[0]
   )
+  # The newest unrolls are of the updates 7, 10, 12, 15, 17, 20, 22 and 25; frontier holds four.
+  age = lambda name: [
+    rows[-1][f'replay/{name}/age/{which}'] for which in ('lowest', 'median', 'highest')
+  ]
+  assert age('frontier') == [2, 6, 10]
+  assert age('episodic') == [2, 11, 20]
+  assert set(rows[-1]) >= set(staleness.report({'frontier': np.zeros(1), 'episodic': np.zeros(1)}))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ def test_newest_sequences_replace_the_oldest(filled_with, count, identities):
   np.testing.assert_array_equal(buffer.storage['steps'][0][:, 1], identities)
 
 
+@pytest.mark.parametrize(
+  ('inserted', 'size', 'slots'), [(0, 3, []), (4, 8, [0, 1, 2, 3]), (12, 3, [9, 0, 1]), (12, 99, [2, 3, 4, 5, 6, 7, 8, 9, 0, 1])]
+)  # fmt: skip
+def test_slots_of_the_newest_sequences_begin_with_the_oldest(inserted, size, slots):
+  assert buffer_lib.newest(inserted, CAPACITY, size).tolist() == slots
+
+
 def test_stratum_is_a_uniform_sample_of_its_newest_sequences(filled_with):
   sizes = jnp.tile(jnp.array([3, 8]), 2000)
   batch = jax.jit(buffer_lib.sample)(filled_with(12), jax.random.key(0), sizes)
