@@ -63,6 +63,10 @@ def _add_replay(targets: Any) -> None:
     '--length', type=int, default=50, metavar='T', help='steps of a sequence'
   )
   bench_replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
+  bench_replay.add_argument(
+    '--sizes', type=int, nargs='+', metavar='N',
+    help="sequences stored, one size after the other: measures small sequences only, in Reverb and in a fused run's replay",
+  )  # fmt: skip
   bench_replay.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
   bench_replay.add_argument('--json', action='store_true')
 
@@ -380,6 +384,8 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch.bench import replay
   from hephaestus.launch.run import parts as parts_lib
 
+  if arguments.sizes:
+    return replay.by_size(arguments.sizes, batch_size=arguments.batch, seconds=arguments.seconds)
   config = launch_config.override(
     presets.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
   )

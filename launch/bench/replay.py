@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 
 from hephaestus.learner import bench
+from hephaestus.replay import buffer, parameters, reader, tables, writer
 from hephaestus.replay import columns as columns_lib
-from hephaestus.replay import parameters, reader, tables, writer
 
 _GROUP = 16  # sequences of one write, as by an actor of 16 environments
 _LEAVES = 100  # arrays of the parameters
@@ -22,6 +22,11 @@ _COPIED_BYTES = 1 << 27  # more than caches hold
 _PATIENCE = 120.0  # seconds for a process to start, or a batch to arrive
 _UNLIMITED = 10**9  # sequences that the rate limiter permits to be ahead
 _LEAST_ROUNDS = 5
+_SMALL = {
+  'observation': jax.ShapeDtypeStruct((16, 4), np.float32),
+  'identity': jax.ShapeDtypeStruct((), np.uint32),
+}  # 260 bytes, so that many fit into memory
+_LOOP = 100  # samples or inserts of one call, as a fused program makes many updates in one
 
 
 def replay(
@@ -79,6 +84,100 @@ def replay(
   figures.append(_Figure('copy', bandwidth, 'bytes/s'))
   machine = bench.machine()
   return [bench.Figure(*figure, machine=machine) for figure in figures]
+
+
+def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[bench.Figure]:
+  """Measures sampling and inserting small sequences while many are stored.
+
+  Reverb's server, in a process of its own, and the ring of a fused run, updated in place by a
+  compiled loop. Both are full, so each sequence that is inserted replaces the oldest.
+
+  Args:
+    sizes: sequences stored, in turn.
+    batch_size: sequences of a batch, half of each of two strata.
+    seconds: of each measurement, after filling.
+
+  Returns:
+    Sequences per second, and the CPU time of a sequence on both sides together.
+
+  Raises:
+    ValueError: a value that cannot be measured, named by its flag.
+  """
+  if min(sizes) < _GROUP:
+    raise ValueError(f'--sizes {" ".join(map(str, sizes))}: each must be at least {_GROUP}')
+  _check([1], [1], [1.0], batch_size, stored=2, seconds=seconds)
+  processes = multiprocessing.get_context('forkserver')
+  processes.set_forkserver_preload([__name__, 'reverb'])
+  figures = [_Figure('replay/sequence', columns_lib.Columns(_SMALL).nbytes, 'bytes')]
+  for size in sizes:
+    measured = {
+      'fused': _fused_while_stored(size, batch_size, seconds),
+      'reverb': _reverb_while_stored(processes, size, batch_size, seconds),
+    }
+    for way, rates in measured.items():
+      for what, (per_second, used) in rates.items():
+        name = f'replay/{size}_stored/{way}/{what}'
+        figures.append(_Figure(name, per_second, 'sequences/s'))
+        figures.append(_Figure(f'{name}/cpu', 1e9 * used, 'ns of CPU/sequence'))
+  machine = bench.machine()
+  return [bench.Figure(*figure, machine=machine) for figure in figures]
+
+
+def _fused_while_stored(
+  size: int, batch_size: int, seconds: float
+) -> dict[str, tuple[float, float]]:
+  """Sequences per second, and CPU seconds of one, of a full ring that is updated in place."""
+  new = jax.tree.map(jax.numpy.asarray, _random(_SMALL, _GROUP))
+  sizes = jax.numpy.full(batch_size, size)
+
+  def insert(ring: buffer.Buffer) -> buffer.Buffer:
+    return jax.lax.fori_loop(0, _LOOP, lambda _, ring: buffer.add(ring, new), ring)
+
+  def sample(state: tuple[buffer.Buffer, jax.Array]) -> tuple[buffer.Buffer, jax.Array]:
+    ring, total = state
+
+    def add(index: jax.Array, total: jax.Array) -> jax.Array:
+      batch = buffer.sample(ring, jax.random.fold_in(jax.random.key(0), index), sizes)
+      return total + batch['observation'].sum() + batch['identity'].sum()
+
+    return ring, jax.lax.fori_loop(0, _LOOP, add, total)
+
+  def rate(run: Any, state: Any, count: int) -> tuple[Any, tuple[float, float]]:
+    run = jax.jit(run, donate_argnums=0)
+    state = jax.block_until_ready(run(state))  # compiles
+    clock, rounds = _Clock([os.getpid()]), 0
+    while rounds < _LEAST_ROUNDS or clock.seconds < seconds:
+      state = jax.block_until_ready(run(state))
+      rounds += 1
+    done = rounds * _LOOP * count
+    return state, (done / clock.seconds, clock.used / done)
+
+  ring = buffer.Buffer(
+    jax.tree.map(jax.numpy.asarray, _random(_SMALL, size)), jax.numpy.int32(size)
+  )
+  ring, inserted = rate(insert, ring, _GROUP)
+  _, sampled = rate(sample, (ring, jax.numpy.float32(0)), batch_size)
+  return {'sample': sampled, 'insert': inserted}
+
+
+def _reverb_while_stored(
+  processes: Any, size: int, batch_size: int, seconds: float
+) -> dict[str, tuple[float, float]]:
+  """As `_fused_while_stored`, of a server with one reader or one writer."""
+  config = _config(size, 1)
+  with _servers(processes, config, _SMALL, batch_size) as (addresses, pids):
+    entry = writer.Writer(addresses, config.strata, _SMALL)
+    sequences = _random(_SMALL, _GROUP)
+    _fill(entry, sequences, size + _GROUP)
+    clock = _Clock([os.getpid(), *pids])
+    before = entry.sequences_written
+    while clock.seconds < seconds:
+      entry.write(sequences, lambda: False)
+    count = entry.sequences_written - before
+    inserted = count / clock.seconds, clock.used / count
+    entry.close()
+    per_second, used = _read(addresses, config, _SMALL, batch_size, pids, seconds)
+    return {'sample': (per_second, sum(used.values())), 'insert': inserted}
 
 
 class _Figure(NamedTuple):
@@ -153,24 +252,40 @@ def _sampled(
   config = _config(stored, shards)
   with _servers(processes, config, schema, batch_size) as (addresses, pids):
     entry = writer.Writer(addresses, config.strata, schema)
-    sequences = _random(schema, _GROUP)
-    while entry.sequences_written < stored + _GROUP * shards:
-      entry.write(sequences, lambda: False)
+    _fill(entry, _random(schema, _GROUP), stored + _GROUP * shards)
     entry.close()
-    source = reader.Reader(addresses, config.strata, schema, batch_size=batch_size)
-    try:
-      for _ in range(4):  # batches that were prefetched before the measurement
-        _next(source)
-      reading, serving = _Clock([os.getpid()]), _Clock(pids)
-      batches = 0
-      while batches < _LEAST_ROUNDS or reading.seconds < seconds:
-        _next(source)
-        batches += 1
-      per_second = batches * batch_size / reading.seconds
-      count = batches * batch_size
-      return per_second, {'reader': reading.used / count, 'servers': serving.used / count}
-    finally:
-      source.close()
+    return _read(addresses, config, schema, batch_size, pids, seconds)
+
+
+def _fill(entry: writer.Writer, sequences: Any, count: int) -> None:
+  """Writes some sequences again and again, until so many were written."""
+  while entry.sequences_written < count:
+    entry.write(sequences, lambda: False)
+
+
+def _read(
+  addresses: Sequence[str],
+  config: tables.ReplayConfig,
+  schema: Any,
+  batch_size: int,
+  pids: Sequence[int],
+  seconds: float,
+) -> tuple[float, dict[str, float]]:
+  """As `_sampled`, of servers that run as the processes `pids`."""
+  source = reader.Reader(addresses, config.strata, schema, batch_size=batch_size)
+  try:
+    for _ in range(4):  # batches that were prefetched before the measurement
+      _next(source)
+    reading, serving = _Clock([os.getpid()]), _Clock(pids)
+    batches = 0
+    while batches < _LEAST_ROUNDS or reading.seconds < seconds:
+      _next(source)
+      batches += 1
+    count = batches * batch_size
+    per_second = count / reading.seconds
+    return per_second, {'reader': reading.used / count, 'servers': serving.used / count}
+  finally:
+    source.close()
 
 
 def _inserted(

@@ -40,6 +40,21 @@ def test_replay_figures_have_limit_and_ratio(capsys):
   assert not multiprocessing.active_children()
 
 
+def test_replay_is_measured_by_its_size(capsys):
+  arguments = ('--sizes', 16, 64, '--batch', 8, '--seconds', 0.05)
+  assert run('replay', *arguments, '--json') == 0
+  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
+  names = [
+    f'replay/{size}_stored/{way}/{what}'
+    for size in (16, 64)
+    for way in ('fused', 'reverb')
+    for what in ('sample', 'insert')
+  ]
+  assert set(figures) == {'replay/sequence', *names, *(f'{name}/cpu' for name in names)}
+  assert all(figures[name]['value'] > 0 for name in names)
+  assert not multiprocessing.active_children()
+
+
 def test_env_figures_have_limit_and_ratio(capsys, monkeypatch):
   monkeypatch.setattr(learner_bench, 'num_cores', lambda: 2)
   arguments = ('env', '--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
@@ -148,6 +163,7 @@ def test_update_is_measured_by_boredom(capsys, little_optimization):
     (['--batch', '1'], '--batch 1: must be at least 2'),
     (['--stored', '7'], '--stored 7: use at least 8'),
     (['--seconds', '0'], '--seconds 0.0: must be positive'),
+    (['--sizes', '100', '8'], '--sizes 100 8: each must be at least 16'),
     (['--length', '1'], 'actor.sequence_length=1: must be at least 2'),
   ],
 )
