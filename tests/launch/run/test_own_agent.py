@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from hephaestus.launch import main, records
 from hephaestus.launch.run import metrics
 
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'agents.md'
@@ -19,25 +20,36 @@ TINY = (
 )  # fmt: skip
 
 
-def hephaestus(folder, *arguments):
-  """Runs a command in the folder of the agent's module."""
-  environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
-  return subprocess.run(
-    [HEPHAESTUS, *map(str, arguments)],
-    cwd=folder, env=environment | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
-    capture_output=True, text=True, timeout=240,
-  )  # fmt: skip
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+
+@pytest.fixture
+def run_in(monkeypatch, capsys):
+  """Runs a command in a folder, as a new process would: returns exit code, output and errors."""
+
+  def run_in(folder, *arguments):
+    with monkeypatch.context() as patch:
+      patch.chdir(folder)
+      patch.setattr(sys, 'path', list(sys.path))
+      records.find_record.cache_clear()
+      code = main.run(main.parse(['hephaestus', *map(str, arguments)]))
+      sys.modules.pop('reinforce', None)
+    return code, *capsys.readouterr()
+
+  return run_in
 
 
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, little_optimization):
   """The folder of the module `reinforce` and of its finished run."""
   folder = tmp_path_factory.mktemp('own')
   (code,) = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
   (folder / 'reinforce.py').write_text(code)
-  ended = hephaestus(
-    folder, 'train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', 'run',
-    '--steps', 60_000, '--set', *TINY,
+  ended = subprocess.run(
+    [HEPHAESTUS, 'train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', 'run',
+     '--steps', '60000', '--set', *TINY],
+    cwd=folder, env={name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'},
+    capture_output=True, text=True, timeout=240,
   )  # fmt: skip
   assert ended.returncode == 0, ended.stdout + ended.stderr
   return folder
@@ -53,20 +65,21 @@ def test_own_agent_learns_as_nodes(trained):
   assert final['final'] and final['episode_return'] > 0.9  # of a random policy it is negative
 
 
-def test_own_agent_is_found_again_by_its_run(trained):
+def test_own_agent_is_found_again_by_its_run(trained, run_in):
   (step,) = [int(path.name) for path in (trained / 'run' / 'checkpoints').iterdir()]
-  ended = hephaestus(trained, 'evaluate', 'run', '--episodes', 64, '--json')
-  assert ended.returncode == 0, ended.stderr
-  scored = json.loads(ended.stdout.splitlines()[-1])
+  code, output, errors = run_in(trained, 'evaluate', 'run', '--episodes', 64, '--json')
+  assert code == 0, errors
+  scored = json.loads(output.splitlines()[-1])
   assert scored['learner_step'] == step
   assert scored['episode_return'] > 0.9
-  ended = hephaestus(trained, 'train', '--run', 'run', '--agent', 'dreamer', '--preset', 'laptop')
-  assert ended.returncode == 2
-  assert '--agent: the folder has reinforce:Reinforce, you gave dreamer' in ended.stderr
+  other = ['--run', 'run', '--agent', 'dreamer', '--preset', 'laptop']
+  code, _, errors = run_in(trained, 'train', *other)
+  assert code == 2
+  assert '--agent: the folder has reinforce:Reinforce, you gave dreamer' in errors
 
 
-def test_run_of_a_missing_module_is_refused_in_one_line(trained, tmp_path):
-  ended = hephaestus(tmp_path, 'evaluate', trained / 'run')
-  assert ended.returncode == 2
-  assert ended.stderr.count('\n') == 1
-  assert "agent_name='reinforce:Reinforce': there is no module 'reinforce'" in ended.stderr
+def test_run_of_a_missing_module_is_refused_in_one_line(trained, run_in, tmp_path):
+  code, _, errors = run_in(tmp_path, 'evaluate', trained / 'run')
+  assert code == 2
+  assert errors.count('\n') == 1
+  assert "agent_name='reinforce:Reinforce': there is no module 'reinforce'" in errors
