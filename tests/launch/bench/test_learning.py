@@ -1,5 +1,7 @@
 """The learning bench: curves, retention and target scores by worked examples, and a real run of one environment."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -229,13 +231,24 @@ def test_bad_input_is_named(capsys, tmp_path, arguments, expected):
 
 
 @pytest.fixture(scope='module')
-def bench(tmp_path_factory):
+def one_device(little_optimization):
+  """For the runs that a bench of this process starts."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.delenv('XLA_FLAGS', raising=False)
+    yield
+
+
+@pytest.fixture(scope='module')
+def bench(tmp_path_factory, one_device):
   """One real run: its folder of results, and the output of the command."""
   out = tmp_path_factory.mktemp('bench') / 'results'
-  process = start(words(out))
-  stdout, stderr = process.communicate(timeout=240)
-  assert process.returncode == 0, stderr
-  return out, stdout, stderr
+  with (
+    contextlib.redirect_stdout(io.StringIO()) as stdout,
+    contextlib.redirect_stderr(io.StringIO()) as stderr,
+  ):
+    code = call(*words(out))
+  assert code == 0, stderr.getvalue()
+  return out, stdout.getvalue(), stderr.getvalue()
 
 
 def test_run_has_one_row_with_scores_cost_and_versions(bench):
@@ -272,23 +285,20 @@ def test_same_command_again_shows_the_table_and_trains_nothing(bench, capsys):
   assert json.loads(capsys.readouterr().out) == metrics.read(out / runs.ROWS)
 
 
-def test_row_that_is_lost_is_made_again_from_the_finished_run(bench, tmp_path):
+def test_row_that_is_lost_is_made_again_from_the_finished_run(bench, one_device, tmp_path):
   out, _, _ = bench
   (before,) = metrics.read(out / runs.ROWS)
   (out / runs.ROWS).rename(tmp_path / runs.ROWS)
-  process = start(words(out))
-  _, stderr = process.communicate(timeout=240)
-  assert process.returncode == 0, stderr
+  assert call(*words(out)) == 0
   (after,) = metrics.read(out / runs.ROWS)
   assert after['curve'] == before['curve'] and after['greedy'] == before['greedy']
   assert after['cpu_minutes'] > before['cpu_minutes']
 
 
-def test_failed_run_is_named_with_its_log(tmp_path):
+def test_failed_run_is_named_with_its_log(one_device, capsys, tmp_path):
   (tmp_path / 'runs' / 'default' / 'catch-ppo-0' / 'another').mkdir(parents=True)
-  process = start(words(tmp_path))
-  stdout, stderr = process.communicate(timeout=120)
-  assert process.returncode == 1
+  assert call(*words(tmp_path)) == 1
+  stdout, stderr = capsys.readouterr()
   assert '[1/1] warning: catch ppo seed 0: training ended with exit code 2: ' in stderr
   assert 'runs/default/catch-ppo-0.log' in stderr
   assert stdout == '' and metrics.read(tmp_path / runs.ROWS) == []
