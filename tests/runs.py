@@ -23,14 +23,15 @@ ENVIRONMENT = 'slow_catch:SlowCatch'
 class Launch:
   """`hephaestus train` on one folder."""
 
-  def __init__(self, folder, *overrides, agent='dreamer', flags=()):
+  def __init__(self, folder, *overrides, agent='dreamer', fused=False, flags=()):
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     environment['PYTHONPATH'] = str(TESTS)
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
-      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop', '--env', ENVIRONMENT,
-       '--agent', agent, '--no-fused', *flags, '--set', *overrides],
+      [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop',
+       '--env', 'catch' if fused else ENVIRONMENT,
+       '--agent', agent, '--fused' if fused else '--no-fused', *flags, '--set', *overrides],
       stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
     )  # fmt: skip
 

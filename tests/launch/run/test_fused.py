@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import polling
 import pytest
+import runs
 import tiny
 
 from hephaestus.actors import videos
@@ -172,7 +173,12 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert {key: frontier[key] for key in ('size', 'max_size', 'share', 'steps')} == {
     'size': 60, 'max_size': 512, 'share': 0.5, 'steps': 300
   }  # fmt: skip
-  assert frontier['age'] == {'lowest': 8, 'median': 64, 'highest': 104}
+  ages = [frontier['age'][name] for name in ('lowest', 'median', 'highest')]
+  assert ages == [8, 64, 104]
+  # The learner's last report is of the same update.
+  assert ages == [
+    learned[-1][f'replay/frontier/age/{name}'] for name in ('lowest', 'median', 'highest')
+  ]
   assert run('inspect', folder) == 0
   shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
   assert 'replay ratio 16.00, 60 sequences in the checkpoint' in shown
@@ -223,6 +229,39 @@ def test_non_finite_metrics_end_the_run(train, capsys):
   options = [*TINY, 'learner.learning_rate=1e30', 'learner.num_epochs=4']
   assert train('--agent', 'ppo', '--preset', 'laptop', '--steps', 5000, '--set', *options) == 1
   assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.timeout(300)
+def test_killed_dreamer_resumes_bitwise(tmp_path):
+  options = (*tiny.RUN, 'max_environment_steps=1600', 'learner.checkpoint_updates=50')
+  launch = lambda name: runs.Launch(tmp_path / name / 'run', *options, fused=True)
+  saved = lambda run: sorted(int(path.name) for path in (run.folder / 'checkpoints').glob('[0-9]*')
+                             if path.name.isdigit())  # fmt: skip
+  for name in ('whole', 'killed'):
+    (tmp_path / name).mkdir()
+  whole = launch('whole')
+  try:
+    assert whole.end() == 0, whole.words()
+    killed = launch('killed')
+    killed.wait_for(lambda: saved(killed), 'a checkpoint')
+    killed.process.kill()
+    assert killed.end() == -signal.SIGKILL
+    # 80 unrolls of 20 steps, two of them warm-up, allow eight updates each.
+    assert saved(killed)[-1] < saved(whole)[-1] == 78 * 8
+    assert not any(row['final'] for row in killed.rows('evaluator'))
+    first = killed.rows('learner')[0]
+    resumed = launch('killed')
+    assert resumed.end() == 0, resumed.words()
+  finally:
+    runs.kill_all(tmp_path)
+  digest = lambda run: json.loads(
+    (run.folder / 'checkpoints' / '624' / 'digest' / 'metadata').read_text()
+  )
+  assert digest(resumed) == digest(whole)
+  assert resumed.rows('learner')[0] == first  # kept: the run has resumed, not restarted
+  runs.check_steps(resumed.rows('learner'), log_period=10)
+  score = lambda run: run.rows('evaluator')[-1]['normalised_score']
+  assert score(resumed) == score(whole)
 
 
 def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
