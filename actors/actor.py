@@ -2,13 +2,12 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from absl import logging
-from acme.utils.loggers import base as loggers
 
 from hephaestus.actors import rollout
 from hephaestus.replay import inspector, parameters
@@ -80,6 +79,16 @@ class Replay(NamedTuple):
   environment_step: Callable[[], int | None]
 
 
+class Logger(Protocol):
+  """Takes metrics."""
+
+  def write(self, data: Mapping[str, Any]) -> None:
+    """Writes a row: numbers, strings and trees of them, by name."""
+
+  def close(self) -> None:
+    """Ends the rows."""
+
+
 class Actor:
   """Steps N environments with the newest parameters, and writes the sequences to replay.
 
@@ -102,7 +111,7 @@ class Actor:
     replay: Replay,
     identity: Identity,
     config: ActorConfig,
-    logger: loggers.Logger,
+    logger: Logger,
     should_stop: Callable[[], bool],
     profiler: Profiler | None = None,
   ):

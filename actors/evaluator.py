@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import logging
-from acme.utils.loggers import base as loggers
 from dm_env import specs
 
 from hephaestus.actors import actor, rollout, videos
@@ -358,7 +357,7 @@ def score(
   *,
   final: bool,
   config: EvaluatorConfig,
-  logger: loggers.Logger,
+  logger: actor.Logger,
   camera: Camera,
   seed: int,
   on_unroll: Callable[[], Any] = lambda: None,
@@ -412,7 +411,7 @@ class Evaluator:
     *,
     play: Play,
     source: parameters.Source,
-    logger: loggers.Logger,
+    logger: actor.Logger,
     should_stop: Callable[[], bool],
     config: EvaluatorConfig,
     camera: Camera,

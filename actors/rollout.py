@@ -222,7 +222,9 @@ class _HostUnroll:
     self._sequence_length = sequence_length
     self._instances: list[host.Instance] = []
     self._env_state: Any = None  # of the newest state
-    num_threads = min(num_envs, len(os.sched_getaffinity(0)))
+    has_affinity = hasattr(os, 'sched_getaffinity')  # on Linux
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    num_threads = min(num_envs, num_cores)
     self._threads = futures.ThreadPoolExecutor(num_threads, thread_name_prefix='environments')
     self._shares = np.array_split(np.arange(num_envs), num_threads)
 

@@ -55,6 +55,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
   from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.run import preflight
 
   folder = arguments.run
   config: launch_config.ExperimentConfig | None = None
@@ -63,6 +64,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
     other_agent = arguments.agent not in (None, config.agent_name)
     if arguments.preset is not None or arguments.env is not None or other_agent:
       config = None  # `open_run` compares the new config with that of the folder
+  is_new = config is None
   if config is None:
     config = launch_config.of_preset(
       arguments.agent or records.DREAMER,
@@ -84,6 +86,10 @@ def make_config(arguments: argparse.Namespace) -> Any:
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
+  is_asked = arguments.fused is not None or _sets(arguments, 'learner.fused')
+  can_change = is_new and not is_asked and config.record.can_fuse and not config.fused
+  if can_change and not preflight.has_distributed():
+    config = _in_one_process(arguments, config)
   if arguments.reset_moments and not (config.fused and config.record.on_policy):
     raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
   if config.fused and config.actor.num_actors > 1:
@@ -92,6 +98,44 @@ def make_config(arguments: argparse.Namespace) -> Any:
       'add --no-fused'
     )
   return config
+
+
+def several_processes(arguments: argparse.Namespace, config: Any) -> tuple[str, str]:
+  """The flag that asks for a run of several processes, and how to do without them."""
+  if arguments.fused is not None or _sets(arguments, 'learner.fused'):
+    return '--no-fused', 'train in one process with --fused'
+  if not config.record.can_fuse:
+    return (
+      f'--agent {config.agent_name}',
+      'agents that train in one process are dreamer, plain and ppo',
+    )
+  return f'--run {arguments.run}', 'it has several processes; begin another run with --fused'
+
+
+def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
+  """The config of a fused run in place of one of several processes, which cannot run here.
+
+  Raises:
+    ValueError: naming the flag that needs several processes.
+  """
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.run import preflight
+
+  for key in ('actor.num_actors', 'learner.num_processes', 'replay.num_shards'):
+    section, name = key.split('.')
+    count = getattr(getattr(config, section), name)
+    if count > 1 and _sets(arguments, key):
+      preflight.check_distributed(
+        f'{key}={count}', 'leave it out to train in one process (--fused)'
+      )
+  if arguments.expose:
+    preflight.check_distributed('--expose', 'leave it out to train in one process (--fused)')
+  print(f'one process, as with --fused: several need {preflight.DISTRIBUTED}', flush=True)
+  return launch_config.override(config, ['actor.num_actors=1', 'learner.fused=True'])
+
+
+def _sets(arguments: argparse.Namespace, key: str) -> bool:
+  return any(each.startswith(f'{key}=') for each in arguments.set)
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:

@@ -223,6 +223,7 @@ def _add_compare(targets: Any) -> None:
   )
 
 
+ALONE = 'bench learner, env, learning and scaling need none of it'
 CHANGES = ('ensemble', 'horizon', 'batch', 'length', 'dtype')  # flags that change a named size
 
 
@@ -237,9 +238,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
     os.environ.setdefault('XLA_FLAGS', simulated)
-  from hephaestus.launch.run import metrics
+  from hephaestus.launch.run import metrics, preflight
   from hephaestus.learner import bench as learner_bench
 
+  if arguments.target in ('end-to-end', 'watching', 'replay'):
+    preflight.check_distributed(f'bench {arguments.target}', ALONE)
   logging.getLogger('jax').setLevel(logging.WARNING)  # it logs missing accelerators
   measure = {
     'learner': _learner_figures,
@@ -296,7 +299,10 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
   """The settings of all runs; ValueError names a flag that cannot work, before anything starts."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.bench.learning import runs as runs_lib
+  from hephaestus.launch.run import preflight
 
+  if arguments.distributed:
+    preflight.check_distributed('--distributed', 'leave it out for runs of one process')
   for assignment in arguments.set:
     if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
       raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
@@ -318,7 +324,8 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
 
 def _cores(jobs: int | None) -> list[int]:
   """The cores for so many runs at a time; all that are available for None."""
-  available = sorted(os.sched_getaffinity(0))
+  has_affinity = hasattr(os, 'sched_getaffinity')
+  available = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
   if jobs is not None and not 1 <= jobs <= len(available):
     raise ValueError(f'--jobs {jobs}: from 1 to {len(available)}, the number of available cores')
   return available[:jobs]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import hosts as hosts_lib
 
+ONE_PROCESS = 'train in one process with `hephaestus train --fused`'
 HOSTS_HELP = 'a hosts file; see docs/hosts.md'
 LAUNCH_ID_HELP = (
   'above 0, the same on all hosts, another at each launch (default: the steps of the run)'
@@ -118,14 +119,15 @@ def _make_shared_config(
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-  import portpicker
-
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import handshake, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import preflight
   from hephaestus.learner import profile as profile_lib
+
+  preflight.check_distributed('several hosts', ONE_PROCESS)
+  import portpicker
 
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
@@ -179,10 +181,12 @@ def _say(line: str) -> None:
 
 def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
+  from hephaestus.launch.run import preflight
+
+  preflight.check_distributed('several hosts', ONE_PROCESS)
   from hephaestus.launch.cluster import handshake, node
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.run import folder as folder_lib
-  from hephaestus.launch.run import preflight
 
   with run_commands.fork_server() as forks:
     attached = arguments.hosts == '-'

@@ -91,6 +91,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
       arguments.target, report
     )
     return 0
+  live.find(arguments.target)  # refuses before anything imports Reverb
   if watching:
     live.watch(arguments.target, arguments.watch, as_json=arguments.json)
     return 0

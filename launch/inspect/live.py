@@ -24,7 +24,7 @@ import rich.text
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.report import history
 from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.run import metrics, preflight
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import inspector, tables
 
@@ -74,7 +74,7 @@ def find(target: str) -> Target:
   """Parses a target: the folder of a run, or HOST:PORT.
 
   Raises:
-    ValueError: it is neither, or the run has no replay.
+    ValueError: it is neither, the run has no replay, or Reverb is not installed.
   """
   folder = pathlib.Path(target)
   if folder.is_dir():
@@ -83,10 +83,17 @@ def find(target: str) -> Target:
     config = launch_config.load(folder / folder_lib.CONFIG, to_inspect=True)
     if config.fused:
       raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
+    _check_packages(target)
     return Target(folder, config, None)
   if ':' in target and target.rsplit(':', 1)[1].isdigit():
+    _check_packages(target)
     return Target(None, None, target)
   raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
+
+
+def _check_packages(target: str) -> None:
+  remedy = '`hephaestus dashboard` and `report` show its metrics without'
+  preflight.check_distributed(f'{target}: its replay', remedy)
 
 
 def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:

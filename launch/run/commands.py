@@ -64,10 +64,12 @@ def _train(arguments: argparse.Namespace) -> int:
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
   from hephaestus.launch.run import folder as folder_lib
-  from hephaestus.launch.run import fused, local, preflight
+  from hephaestus.launch.run import fused, preflight
   from hephaestus.learner import profile as profile_lib
 
   config = flags.make_config(arguments)
+  if not config.fused:
+    preflight.check_distributed(*flags.several_processes(arguments, config))
   with contextlib.nullcontext() if config.fused else fork_server() as forks:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
@@ -84,6 +86,8 @@ def _train(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', *preflight.warnings(config), sep='\n', flush=True)
     if prepared is not None:
       return fused.train(prepared, folder, reset_moments=arguments.reset_moments, profile=profile)
+    from hephaestus.launch.run import local  # whose packages a fused run does not need
+
     print(memory, flush=True)
     assert forks is not None
     return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)

@@ -126,7 +126,8 @@ def bind_to(parent_pid: int, pipe: int | None = None) -> None:
     pipe: takes `+PID` and a newline; None for none.
   """
   accept_interrupts()
-  LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+  if hasattr(LIBC, 'prctl'):  # on Linux
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent_pid:  # it ended before the line above
     os._exit(1)
   if pipe is not None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -141,11 +142,11 @@ def _announce(
   """
   share = nodes.share
   if share is None:
-    addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in preflight.free_ports(config)]
+    addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in _free_ports(config)]
   else:
     addresses = share.addresses
     for shard in nodes.shards_here:
-      preflight.check_port(_port_of(addresses[shard]))
+      _check_port(_port_of(addresses[shard]))
   (nodes.folder / folder_lib.ADDRESS).write_text('\n'.join(addresses))
   if nodes.shards_here:
     exposed, reach = preflight.reach(exposed)
@@ -161,6 +162,31 @@ def _announce(
     reach = preflight.coordinator_reach(coordinator)
     print(f'{first} listens at {coordinator}: {reach}', flush=True)
   return addresses, exposed, coordinator
+
+
+def _check_port(port: int | None) -> int:
+  """A port that replay can listen on: the given one, or any; ValueError if it is in use."""
+  if port is None:
+    return portpicker.pick_unused_port()
+  with socket.socket(socket.AF_INET6) as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind(('::', port))
+    except OSError as error:
+      raise ValueError(
+        f'replay.port={port}: cannot be used ({error.strerror}); give another, or null for a free one'
+      ) from None
+  return port
+
+
+def _free_ports(config: launch_config.ExperimentConfig) -> list[int]:
+  """A port for each shard of replay."""
+  ports: list[int] = []
+  while len(ports) < config.replay.num_shards:
+    first = config.replay.port
+    port = _check_port(None if first is None else first + len(ports))
+    ports += [] if port in ports else [port]
+  return ports
 
 
 @contextlib.contextmanager

@@ -1,24 +1,24 @@
 """Loggers of metrics: JSON lines always, TensorBoard and Weights & Biases on request."""
 
-import contextlib
 import errno
 import json
 import math
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
-from acme.utils.loggers import aggregators, base
+from tensorboardX import event_file_writer
+from tensorboardX.proto import event_pb2, summary_pb2
 
 TAIL_BYTES = 1 << 16
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class JsonLines(base.Logger):
+class JsonLines:
   """Appends one JSON object per line, `time` first, for people and programs to read.
 
   A line is one write to the file, so a kill leaves at most one truncated line, which the next
@@ -41,7 +41,7 @@ class JsonLines(base.Logger):
     self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     self._dropped = 0
 
-  def write(self, data: base.LoggingData) -> None:
+  def write(self, data: Mapping[str, Any]) -> None:
     row = {'time': time.time(), **plain(data)}
     line = json.dumps(row, allow_nan=False).encode() + b'\n'
     try:
@@ -65,49 +65,50 @@ class JsonLines(base.Logger):
     os.close(self._file)
 
 
-class TensorBoardLogger(base.Logger):
+class TensorBoardLogger:
   """Writes every number of a row as a scalar, named as in the row.
 
-  Acme's own logger for TensorBoard turns `world_model/kl` into `WorldModel/Kl`. After a full disk
-  it writes no more until the node restarts: the JSON lines have all rows.
+  After a full disk it writes no more until the node restarts: the JSON lines have all rows.
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
     self._directory = directory
     self._steps_key = steps_key
-    self._writer: Any = None
+    self._file: event_file_writer.EventsWriter | None = None
     self._has_given_up = False
 
-  def write(self, data: base.LoggingData) -> None:
+  def write(self, data: Mapping[str, Any]) -> None:
     if self._has_given_up:
       return
-    import tensorflow as tf
-
-    with self._giving_up():
-      if self._writer is None:
-        self._writer = tf.summary.create_file_writer(str(self._directory), flush_millis=10_000)
-      with self._writer.as_default(step=data[self._steps_key]):
-        for key, value in data.items():
-          if isinstance(value, int | float) and key != self._steps_key:
-            tf.summary.scalar(key, value)
+    scalars = [
+      summary_pb2.Summary.Value(tag=key, simple_value=value)
+      for key, value in data.items()
+      if isinstance(value, int | float) and key != self._steps_key
+    ]
+    event = event_pb2.Event(
+      wall_time=time.time(),
+      step=data[self._steps_key],
+      summary=summary_pb2.Summary(value=scalars),
+    )
+    try:
+      if self._file is None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # The files of two starts within a second have the same name but for this.
+        self._file = event_file_writer.EventsWriter(
+          str(self._directory / 'events'), f'.{os.getpid()}'
+        )
+      self._file.write_event(event)
+      self._file.flush()
+    except OSError as error:
+      logging.warning('%s: no more curves are written: %s', self._directory, error)
+      self._has_given_up = True
 
   def close(self) -> None:
-    if self._writer is not None:
-      with self._giving_up():
-        self._writer.close()
-
-  @contextlib.contextmanager
-  def _giving_up(self) -> Iterator[None]:
-    import tensorflow as tf  # here, since it takes seconds, and the run is under way by now
-
-    try:
-      yield
-    except tf.errors.OpError as error:
-      logging.warning('%s: no more curves are written: %s', self._directory, error)
-      self._writer, self._has_given_up = None, True
+    if self._file is not None and not self._has_given_up:
+      self._file.close()
 
 
-class WandbLogger(base.Logger):
+class WandbLogger:
   """Sends rows to Weights & Biases: one group per run, one of its runs per node."""
 
   def __init__(self, run_directory: pathlib.Path, node_name: str, steps_key: str):
@@ -133,11 +134,27 @@ class WandbLogger(base.Logger):
     # The step of wandb may not decrease, but that of a run does after a restore.
     self._run.define_metric('*', step_metric=steps_key)
 
-  def write(self, data: base.LoggingData) -> None:
+  def write(self, data: Mapping[str, Any]) -> None:
     self._run.log(dict(data))
 
   def close(self) -> None:
     self._run.finish()
+
+
+class Loggers:
+  """Writes each row to several loggers, as types of JSON."""
+
+  def __init__(self, to: Sequence[JsonLines | TensorBoardLogger | WandbLogger]):
+    self._to = to
+
+  def write(self, data: Mapping[str, Any]) -> None:
+    row = plain(data)
+    for logger in self._to:
+      logger.write(row)
+
+  def close(self) -> None:
+    for logger in self._to:
+      logger.close()
 
 
 def make_logger(
@@ -148,26 +165,26 @@ def make_logger(
   tensorboard: bool = False,
   wandb: bool = False,
   resume: tuple[str, int] | None = None,
-) -> base.Logger:
+) -> Loggers:
   """A node's logger; its `write` is the `write_metrics` handed to the node.
 
   Args:
     run_directory: RUN; rows go to RUN/metrics/{node}.jsonl, curves to RUN/tensorboard/{node}/.
     node_name: such as `learner` or `actor-0`.
     steps_key: the key of every row that is the x-axis of its curves.
-    tensorboard: whether to write TensorBoard files; loads TensorFlow.
+    tensorboard: whether to write TensorBoard files.
     wandb: whether to send to Weights & Biases; needs the extra `wandb`.
     resume: see `JsonLines`.
   """
   run_directory = pathlib.Path(run_directory)
-  to: list[base.Logger] = [
+  to: list[JsonLines | TensorBoardLogger | WandbLogger] = [
     JsonLines(run_directory / 'metrics' / f'{node_name}.jsonl', resume=resume)
   ]
   if tensorboard:
     to.append(TensorBoardLogger(run_directory / 'tensorboard' / node_name, steps_key))
   if wandb:
     to.append(WandbLogger(run_directory, node_name, steps_key))
-  return aggregators.Dispatcher(to, serialize_fn=plain)
+  return Loggers(to)
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -1,12 +1,12 @@
-"""Checks before anything starts: environment, memory, ports and the updates to profile."""
+"""Checks before anything starts: packages, environment, memory, addresses and the updates to profile."""
 
+import importlib.util
 import math
 import pathlib
 import shutil
 import socket
 
 import jax
-import portpicker
 import psutil
 
 from hephaestus.actors.environments import host, wrappers
@@ -15,6 +15,25 @@ from hephaestus.launch.run import metrics, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import loopback, tables
+
+# What several processes need, for a refusal.
+DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', for Python 3.10 on Linux x86-64 alone)"
+
+
+def has_distributed() -> bool:
+  """Whether the packages that a run of several processes needs are installed; imports none of them."""
+  return all(importlib.util.find_spec(name) for name in ('launchpad', 'portpicker', 'reverb'))
+
+
+def check_distributed(name: str, remedy: str) -> None:
+  """Raises ValueError where the packages that several processes need are not installed.
+
+  Args:
+    name: of what needs them.
+    remedy: after the extra that has them.
+  """
+  if not has_distributed():
+    raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')
 
 
 def check_environment(config: launch_config.ExperimentConfig) -> None:
@@ -31,7 +50,8 @@ def check_environment(config: launch_config.ExperimentConfig) -> None:
   environment = config.make_environment()
   if isinstance(environment, host.HostEnvironment):  # its constructor has taken a step
     if config.fused:
-      raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}')
+      needs = '' if has_distributed() else f', which needs {DISTRIBUTED}'
+      raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}{needs}')
     return
   try:
     wrappers.check_values(environment, jax.random.key(config.seed))
@@ -136,31 +156,6 @@ def check_profile(
     raise ValueError(
       f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
     )
-
-
-def check_port(port: int | None) -> int:
-  """A port that replay can listen on: the given one, or any; ValueError if it is in use."""
-  if port is None:
-    return portpicker.pick_unused_port()
-  with socket.socket(socket.AF_INET6) as probe:
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      probe.bind(('::', port))
-    except OSError as error:
-      raise ValueError(
-        f'replay.port={port}: cannot be used ({error.strerror}); give another, or null for a free one'
-      ) from None
-  return port
-
-
-def free_ports(config: launch_config.ExperimentConfig) -> list[int]:
-  """A port for each shard of replay."""
-  ports: list[int] = []
-  while len(ports) < config.replay.num_shards:
-    first = config.replay.port
-    port = check_port(None if first is None else first + len(ports))
-    ports += [] if port in ports else [port]
-  return ports
 
 
 def reach(exposed: bool) -> tuple[bool, str]:

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from acme.utils.loggers import base as loggers
 
 from hephaestus.learner import checkpoint, devices, dreamer_update, loop, process_group
 from hephaestus.learner import config as learner_config
@@ -120,7 +120,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     source,
     learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1),
     loop.Budget(max_environment_steps=1),
-    loop.Hooks(should_stop=should_stop, make_logger=lambda step: loggers.NoOpLogger()),
+    loop.Hooks(should_stop=should_stop, make_logger=lambda step: mock.Mock()),
     checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
     seed=rank,  # overridden by the first process's state
     group=group,

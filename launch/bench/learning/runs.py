@@ -186,7 +186,8 @@ class _Child:
 
 def _begin_child(parent_pid: int, core: int) -> None:
   fork_server.bind_to(parent_pid)
-  os.sched_setaffinity(0, {core})
+  if hasattr(os, 'sched_setaffinity'):  # else the system chooses
+    os.sched_setaffinity(0, {core})
 
 
 class _Job:

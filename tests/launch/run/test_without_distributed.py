@@ -1,0 +1,97 @@
+"""Without the packages of several processes, runs of one process work, and others are refused."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import tiny
+
+from hephaestus.launch import main
+from hephaestus.launch.agents import presets
+from hephaestus.launch.run import folder as folder_lib
+
+ABSENT = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tensorflow_probability')
+EXTRA = (
+  "needs the extra `distributed` (pip install 'hephaestus[distributed]', "
+  'for Python 3.10 on Linux x86-64 alone)'
+)
+
+
+@pytest.fixture
+def without(monkeypatch):
+  """As if they were not installed, in this process."""
+  for name in ABSENT:
+    monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_dreamer_trains_in_one_process_by_default(tmp_path):
+  program = f"""
+    import sys
+    for name in {ABSENT}:
+      sys.modules[name] = None
+    from hephaestus.launch import main
+    for command in {(
+      ['train', '--run', 'run', '--preset', 'laptop', '--steps', '450', '--set', *tiny.RUN, 'tensorboard=true'],
+      ['evaluate', 'run', '--episodes', '8', '--json'],
+      ['inspect', 'run', '--json'],
+    )!r}:
+      assert main.run(main.parse(['hephaestus', *command])) == 0
+  """  # fmt: skip
+  variables = os.environ | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+  variables.pop('XLA_FLAGS', None)
+  ran = subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(program)],
+    cwd=tmp_path, env=variables, capture_output=True, text=True,
+  )  # fmt: skip
+  assert ran.returncode == 0, ran.stderr
+  first, *_, score, replay = ran.stdout.splitlines()
+  assert first.startswith('one process, as with --fused: several need the extra `distributed`')
+  assert json.loads(score)['learner_step'] == json.loads(replay)['learner_step'] > 0
+  assert {path.name for path in (tmp_path / 'run' / 'tensorboard').iterdir()} == {
+    'evaluator',
+    'learner',
+  }
+
+
+@pytest.mark.parametrize(
+  ('command', 'words', 'remedy'),
+  [
+    (['train', '--no-fused'], 'train: --no-fused', 'train in one process with --fused'),
+    (['train', '--set', 'learner.fused=false'], 'train: --no-fused', '--fused'),
+    (['train', '--expose'], 'train: --expose', 'leave it out'),
+    (['train', '--set', 'actor.num_actors=2'], 'train: actor.num_actors=2', 'leave it out'),
+    (['train', '--set', 'learner.num_processes=2'], 'learner.num_processes=2', 'leave it out'),
+    (['launch', 'hosts.yaml'], 'launch: several hosts', '`hephaestus train --fused`'),
+    (['node', 'hosts.yaml', '--host', 'a'], 'node: several hosts', '`hephaestus train --fused`'),
+    (['inspect', 'localhost:8000'], 'inspect: localhost:8000', '`hephaestus dashboard`'),
+    (['bench', 'replay'], 'bench: bench replay', 'bench learner, env, learning and scaling'),
+    (['bench', 'learning', '--distributed'], 'bench: --distributed', 'leave it out'),
+  ],
+)
+def test_several_processes_are_refused_in_one_line(
+  without, monkeypatch, tmp_path, capsys, command, words, remedy
+):
+  monkeypatch.chdir(tmp_path)
+  assert main.run(main.parse(['hephaestus', *command])) == 2
+  message = capsys.readouterr().err
+  assert f'{words}: {EXTRA}; ' in message.replace(': its replay', '') and remedy in message
+  assert message.count('\n') == 1
+  assert not list(tmp_path.iterdir())
+
+
+def test_run_of_several_processes_is_not_resumed_as_one(without, tmp_path, capsys):
+  folder_lib.open_run(tmp_path, presets.laptop('catch'))
+  assert main.run(main.parse(['hephaestus', 'train', '--run', str(tmp_path)])) == 2
+  message = capsys.readouterr().err
+  assert f'--run {tmp_path}: {EXTRA}; it has several processes; begin another run' in message
+
+
+def test_host_environment_names_the_extra(without, capsys):
+  pytest.importorskip('gymnasium')
+  command = ['train', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
+  assert main.run(main.parse(['hephaestus', *command])) == 2
+  message = capsys.readouterr().err
+  assert f'add --no-fused, which {EXTRA}' in message and message.count('\n') == 1
