@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Tree = Any
 DEVICES = 'devices'
@@ -43,8 +44,15 @@ def split(tree: Tree, devices: list[jax.Device]) -> Tree:
 
 def put(tree: Tree, devices: list[jax.Device]) -> Tree:
   """Leaves [D, ...] with each slice on its device."""
-  slices = [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(len(devices))]
-  return jax.device_put_sharded(slices, devices)
+  return jax.tree.map(lambda x: jax.device_put(x, _sharding(x.shape, devices)), tree)
+
+
+def _sharding(shape: tuple[int, ...], devices: list[jax.Device]) -> jax.sharding.Sharding:
+  """The sharding of what `pmap` takes and returns: of a type of its own before JAX 0.8."""
+  if jax.__version_info__ < (0, 8):
+    return jax.sharding.PmapSharding.default(shape, 0, devices)
+  mesh = jax.sharding.Mesh(np.asarray(devices), (DEVICES,))
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(DEVICES))
 
 
 @jax.jit

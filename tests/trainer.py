@@ -32,7 +32,7 @@ class Trainer:
 
   def begin(self):
     """A fresh state; what was compiled stays."""
-    self.state = jax.device_put_replicated(self._init(jax.random.key(0)), self.devices)
+    self.state = devices_lib.replicate(self._init(jax.random.key(0)), self.devices)
     return self
 
   def step(self, batch):
