@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from jax._src import distributed, xla_bridge
 from jax.experimental import multihost_utils
 
 Tree = Any
@@ -84,7 +83,7 @@ class ProcessGroup:
       self.note_failure(error)
       raise
     signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
-    self._client: Any = distributed.global_state.client
+    self._client: Any = _global_state().client
     self._rounds = 0
     if stuck_seconds:
       threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
@@ -229,7 +228,7 @@ class ProcessGroup:
       self.note_failure(error)
       raise
     finished = bool(self._client.key_value_dir_get('finished/'))
-    distributed.global_state.shutdown()
+    _global_state().shutdown()
     if finished or was_asked():
       self._left = True
     else:
@@ -280,9 +279,18 @@ def is_of_peers(error: Exception) -> bool:
   )
 
 
+def _global_state() -> Any:
+  """JAX's own state of several processes, private to JAX 0.6; one process must not need it."""
+  from jax._src import distributed
+
+  return distributed.global_state
+
+
 def _join(place: Place) -> None:
+  from jax._src import xla_bridge
+
   # The public function has no argument for heartbeats.
-  distributed.global_state.initialize(
+  _global_state().initialize(
     place.coordinator,
     place.size,
     place.rank,
@@ -296,7 +304,7 @@ def _join(place: Place) -> None:
   )
   # JAX would take the address of the machine's name, which others may not reach.
   collectives = xla_bridge.xla_client._xla.make_gloo_tcp_collectives(
-    distributed_client=distributed.global_state.client, hostname=_own_address(place.coordinator)
+    distributed_client=_global_state().client, hostname=_own_address(place.coordinator)
   )
   xla_bridge.register_backend_factory(
     'cpu',
