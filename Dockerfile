@@ -17,7 +17,7 @@ RUN pip install --no-cache-dir uv==0.13.9
 COPY pyproject.toml uv.lock LICENSE README.md ./
 # The packages first: they change less often than the code. Each extra is a word of its own.
 # hadolint ignore=SC2046
-RUN uv sync --frozen --no-install-project $(for extra in $EXTRAS; do echo "--extra $extra"; done)
+RUN uv sync --frozen --no-install-project --extra distributed $(for extra in $EXTRAS; do echo "--extra $extra"; done)
 COPY __init__.py ./
 COPY agents agents
 COPY learner learner
@@ -25,7 +25,7 @@ COPY actors actors
 COPY replay replay
 COPY launch launch
 # hadolint ignore=SC2046
-RUN uv sync --frozen --no-editable $(for extra in $EXTRAS; do echo "--extra $extra"; done)
+RUN uv sync --frozen --no-editable --extra distributed $(for extra in $EXTRAS; do echo "--extra $extra"; done)
 
 FROM python:3.10.19-slim-bookworm
 RUN groupadd --gid 10001 hephaestus \

@@ -1,12 +1,14 @@
 # The commands of this project, on a machine with python3, make and a C library.
 #
 #   make train [ARGS='--env catch']    trains; see `hephaestus train --help`
-#   make test [PYTEST_ARGS='-k dream'] runs the tests
+#   make test [PYTEST_ARGS='-k dream'] runs the tests, then those of the core
+#   make test-core                     runs tests of the core, on Python 3.12 and current JAX
 #   make lint                          checks style, formatting, terms and types
 #   make clean                         removes what make put here; runs stay
 #
 # Each first fetches what it lacks: uv into .tools/, Python 3.10 where the machine has none, and the
-# locked packages into .venv/. EXTRAS='cuda envs' adds those of pyproject.toml to a training run.
+# locked packages into .venv/, those of the core into .venv-core/. EXTRAS='cuda envs' adds those of
+# pyproject.toml to a training run.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +20,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help train test lint clean
+.PHONY: help train test test-core lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +37,24 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(VENV)/.synced-dev
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+ifndef PYTEST_ARGS
+	@if $(WITH_CORE) $(UV) python find -q $(CORE_PYTHON) >/dev/null 2>&1 \
+	    || $(UV) python install -q $(CORE_PYTHON); \
+	  then $(MAKE) test-core; \
+	  else echo "left out test-core: there is no Python $(CORE_PYTHON), and uv cannot fetch it"; fi
+endif
+
+# One process, without Reverb, Launchpad, Acme and TensorFlow, which have no wheels for this Python.
+CORE := .venv-core
+CORE_PYTHON ?= 3.12
+# Else pyenv, where there is one, hides all versions but that of .python-version.
+WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
+CORE_TESTS := $(addprefix tests/,agents/test_agent.py actors/environments/test_catch.py \
+  actors/environments/test_grid_world.py actors/environments/test_wrappers.py \
+  launch/run/test_without_distributed.py learner/test_fused_replay.py replay/test_buffer.py)
+
+test-core: $(CORE)/.synced
+	$(CORE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(CORE_TESTS)
 
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check
@@ -44,12 +64,16 @@ lint: $(VENV)/.synced-dev
 	MYPYPATH=.tools/typing $(VENV)/bin/mypy $(addprefix -p hephaestus.,$(ROOMS))
 
 clean:
-	rm -rf $(VENV) .tools build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CORE) .tools build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(ROOMS) tests -name __pycache__ -prune -exec rm -rf {} +
 
 # Inexact, so that one extra does not remove another.
 $(VENV)/.synced-%: pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --inexact $(if $(filter-out base,$*),--extra $*)
+	$(UV) sync --frozen --inexact --extra distributed $(if $(filter-out base,$*),--extra $*)
+	@: > $@
+
+$(CORE)/.synced: pyproject.toml uv.lock | $(UV)
+	$(WITH_CORE) UV_PROJECT_ENVIRONMENT=$(CORE) $(UV) sync --frozen --python $(CORE_PYTHON) --group core
 	@: > $@
 
 $(UV):

@@ -88,7 +88,15 @@ def fresh(wheel, tmp_path):
     pytest.skip('uv is installed by `make`')
   lock, overrides = tmp_path / 'lock.txt', tmp_path / 'overrides.txt'
   overrides.write_text("keras; sys_platform == 'never'\n")
-  export = ['export', '-q', '--frozen', '--no-emit-project', '--no-hashes']
+  export = [
+    'export',
+    '-q',
+    '--frozen',
+    '--no-emit-project',
+    '--no-hashes',
+    '--extra',
+    'distributed',
+  ]
   uv(*export, '--project', ROOT, '-o', lock)
   uv('venv', '-q', '--python', sys.executable, 'env')
   programs = tmp_path / 'env' / 'bin'

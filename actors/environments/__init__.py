@@ -106,7 +106,7 @@ def family(name: str) -> types.ModuleType:
       + (
         f'it needs Python {".".join(map(str, NEEDS_PYTHON[name]))} or newer'
         if needs_newer
-        else '`uv sync --extra envs` installs it, and so does `make train EXTRAS=envs`'
+        else '`uv sync --inexact --extra envs` installs it, and so does `make train EXTRAS=envs`'
       )
     ) from error
 

@@ -114,7 +114,7 @@ def _show_families(families: dict[str, Any]) -> None:
   for heading in ('family', 'installed', 'environments'):
     view.add_column(heading)
   for name, family in families.items():
-    names = ', '.join(family['worlds'] or ['(uv sync --extra envs)'])
+    names = ', '.join(family['worlds'] or ['(uv sync --inexact --extra envs)'])
     view.add_row(name, 'yes' if family['installed'] else 'no', names)
   rich.print(view)
   print(

@@ -226,7 +226,7 @@ def check_packages() -> None:
   except ImportError as error:
     raise ValueError(
       f'the package {error.name} is not installed. Install the extra `report`: '
-      'uv sync --extra report'
+      'uv sync --inexact --extra report'
     ) from None
 
 

@@ -365,7 +365,7 @@ def check_packages() -> None:
     if importlib.util.find_spec(name) is None:
       raise ValueError(
         f'the package {name} is not installed. Install the extra `dashboard`: '
-        'uv sync --extra dashboard'
+        'uv sync --inexact --extra dashboard'
       )
 
 

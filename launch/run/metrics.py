@@ -117,7 +117,7 @@ class WandbLogger:
     except ImportError as error:
       raise ValueError(
         'Weights & Biases was asked for, but the package is not installed. '
-        'Install the extra `wandb`: uv sync --extra wandb'
+        'Install the extra `wandb`: uv sync --inexact --extra wandb'
       ) from error
     id_file = run_directory / 'wandb' / f'{node_name}.id'
     if not id_file.exists():

@@ -16,7 +16,7 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import loopback, tables
 
-# What several processes need, for a refusal.
+# The packages of several processes, for a refusal.
 DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', for Python 3.10 on Linux x86-64 alone)"
 
 

@@ -534,7 +534,7 @@ def test_error_names_the_argument_and_the_remedy(name, options, words):
 def test_missing_package_is_named_with_its_extra(monkeypatch):
   monkeypatch.setitem(sys.modules, 'gymnasium', None)
   monkeypatch.delitem(sys.modules, 'hephaestus.actors.environments.gymnasium', raising=False)
-  with pytest.raises(ValueError, match=r"package 'gymnasium'.*uv sync --extra envs"):
+  with pytest.raises(ValueError, match=r"package 'gymnasium'.*uv sync --inexact --extra envs"):
     environments.make('gymnasium/CartPole-v1')
 
 

@@ -28,7 +28,9 @@ def test_list_has_environments_and_families(only_gymnax, capsys):
   json.dumps(report)
   catalogue.show(report)
   shown = capsys.readouterr().out
-  assert 'hackmatrix' in shown and 'CartPole-v1' in shown and 'uv sync --extra envs' in shown
+  assert (
+    'hackmatrix' in shown and 'CartPole-v1' in shown and 'uv sync --inexact --extra envs' in shown
+  )
 
 
 def test_environment_is_shown_with_its_options(capsys):

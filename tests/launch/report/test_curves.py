@@ -392,4 +392,4 @@ def test_missing_package_names_its_extra(tmp_path, capsys, monkeypatch, name):
   assert run(write_run(tmp_path / 'a', [(0, 0.0)])) == 2
   message = capsys.readouterr().err
   assert f'the package {name} is not installed' in message
-  assert 'uv sync --extra report' in message and message.count('\n') == 1
+  assert 'uv sync --inexact --extra report' in message and message.count('\n') == 1

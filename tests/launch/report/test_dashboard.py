@@ -377,7 +377,9 @@ def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
   assert '--port 70000: cannot be used' in capsys.readouterr().err
   monkeypatch.setattr(dashboard.importlib.util, 'find_spec', lambda name: None)
   assert run(folder) == 2
-  assert 'Install the extra `dashboard`: uv sync --extra dashboard' in capsys.readouterr().err
+  assert (
+    'Install the extra `dashboard`: uv sync --inexact --extra dashboard' in capsys.readouterr().err
+  )
 
 
 class Live:

@@ -262,5 +262,5 @@ def test_metrics_and_views_load_neither_tensorflow_nor_reverb(tmp_path):
 
 def test_missing_wandb_names_the_extra(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', None)  # as if it were not installed
-  with pytest.raises(ValueError, match='uv sync --extra wandb'):
+  with pytest.raises(ValueError, match='uv sync --inexact --extra wandb'):
     metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', wandb=True)
