@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import polling
-import portpicker
 import pytest
 
 
@@ -14,6 +13,8 @@ class Processes:
   """`process.py`, two times, each with four devices."""
 
   def __init__(self, folder, kind, num_updates, ending):
+    import portpicker  # of the extra `distributed`; others of this folder need no process
+
     self.folder = folder
     self._logs = [folder / f'{rank}.log' for rank in (0, 1)]
     self.running = []
