@@ -50,8 +50,8 @@ CORE_PYTHON ?= 3.12
 # Else pyenv, where there is one, hides all versions but that of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
 CORE_TESTS := $(addprefix tests/,agents/test_agent.py actors/environments/test_catch.py \
-  actors/environments/test_grid_world.py actors/environments/test_wrappers.py \
-  launch/run/test_without_distributed.py learner/test_fused_replay.py replay/test_buffer.py)
+  actors/environments/test_wrappers.py \
+  launch/run/test_without_distributed.py learner/test_dreamer_options.py learner/test_fused_replay.py replay/test_buffer.py)
 
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(CORE_TESTS)
