@@ -127,13 +127,21 @@ class Source:
   it polls the next shard.
   """
 
-  def __init__(self, address: str | Sequence[str], schema: Any, *, name: str = 'source'):
+  def __init__(
+    self,
+    address: str | Sequence[str],
+    schema: Any,
+    *,
+    name: str = 'source',
+    least_step: int = 0,
+  ):
     """Makes no call yet.
 
     Args:
       address: HOST:PORT of the server, or of each shard.
       schema: tree of jax.ShapeDtypeStruct of the parameters.
       name: of the caller, for the logs.
+      least_step: environment step that this run has reached before, as far as the caller knows.
     """
     self._columns = columns_lib.Columns(schema)
     self._shards = [_Shard(connection) for connection in connection_lib.connect(address, name)]
@@ -142,6 +150,7 @@ class Source:
     self._news = time.monotonic()
     self._name = name
     self._numbers: tuple[int, ...] = ()
+    self._environment_step = least_step
 
   @property
   def server_alive(self) -> bool:
@@ -149,16 +158,17 @@ class Source:
     return any(shard.connection.alive for shard in self._shards)
 
   @property
-  def environment_step(self) -> int | None:
-    """Environment step of the snapshot last returned; None before the first."""
-    return self._numbers[1] if self._numbers else None
+  def environment_step(self) -> int:
+    """The highest environment step of the snapshots returned."""
+    return self._environment_step
 
   def newest(self, timeout_seconds: float = 5.0) -> Snapshot | None:
     """Fetches the published snapshot if it differs from the last one returned.
 
     Takes about 1 ms otherwise. A lower version counts as new, because a learner may resume from an
     older checkpoint. Only the first snapshot of another shard must have a higher version, because
-    that shard may have been restored with an older one.
+    that shard may have been restored with an older one. The environment step never decreases, also
+    where a restored server holds a snapshot of before.
 
     Args:
       timeout_seconds: for the server to answer, and again for the parameters to arrive.
@@ -199,10 +209,11 @@ class Source:
       return None
     self._news = time.monotonic()
     self._numbers = numbers
+    self._environment_step = max(self._environment_step, environment_step)
     params = self._columns.unflatten([np.squeeze(array, 0) for array in arrays[_HEADERS:]])
     return Snapshot(
       version=version,
-      environment_step=environment_step,
+      environment_step=self._environment_step,
       ended_launch=ended_launch,
       params=params,
     )

@@ -6,7 +6,8 @@ A run of tiny networks on a small `catch` is trained on this machine. Every PERI
 chosen at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
 until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; the
 updates lost by each kill of the learner; whether replay restarted with the content of its last
-checkpoint; left-over processes and ports; growth of the memory of each node.
+checkpoint; whether an environment step in the metrics of a node is below the one
+before; left-over processes and ports; growth of the memory of each node.
 
 While replay, or a shard of it, is restarted after a kill, learner and actor are frozen, so that what
 it holds can be compared with its checkpoint before anything is added.
@@ -14,6 +15,7 @@ it holds can be compared with its checkpoint before anything is added.
 
 import argparse
 import contextlib
+import itertools
 import os
 import pathlib
 import random
@@ -249,6 +251,19 @@ class Chaos:
       os.kill(pid, number)
 
 
+def setbacks(run: Run) -> list[str]:
+  """Rows of metrics whose environment step is below that of the row before."""
+  found = []
+  for node in OTHERS:
+    rows = metrics.read(run.folder / 'metrics' / f'{node}.jsonl')
+    steps = [row['environment_step'] for row in rows if row['environment_step'] is not None]
+    found += [
+      f'{node} went from environment step {before} to {after}'
+      for before, after in itertools.pairwise(steps) if after < before
+    ]  # fmt: skip
+  return found
+
+
 def slopes(run: Run) -> dict[str, tuple[float, float]]:
   """Growth of each node's memory in MB per minute, and the minutes it was seen for.
 
@@ -331,6 +346,7 @@ def main() -> int:
     chaos.failures.append(f'ended with code {run.process.returncode} after {collected} steps')
   if lasted < arguments.minutes:
     chaos.failures.append(f'was over after {lasted:.1f} minutes; give more --steps')
+  chaos.failures += setbacks(run)
   grown = slopes(run)
   chaos.failures += [
     f'{node} grows by {slope:.2f} MB per minute'
@@ -343,11 +359,12 @@ def main() -> int:
   for node, (slope, minutes) in grown.items():
     processes = sum(name == node for name, _ in run.memory)
     print(f'| {node} | {slope:+.2f} | {minutes:.1f} | {processes} |')
+  last = metrics.last(run.folder / 'metrics' / 'learner.jsonl') or {}
   print(
     f'\n{len(chaos.events)} events in {arguments.minutes:g} minutes; ended after {lasted:.1f} minutes '
     f'with code {run.process.returncode}: {collected:,} steps, {run.step():,} updates; at most '
     f'{max(chaos.lost, default=0)} updates lost by a kill of the learner; {chaos.restored} restores of '
-    f'replay\n{run.output.read_text().splitlines()[-1]}'
+    f'replay, which lost {last.get("lost_steps", 0):,} steps; replay ratio {last.get("replay_ratio", 0):.1f}\n{run.output.read_text().splitlines()[-1]}'
   )
   print('\n'.join(chaos.failures) or 'all guarantees are kept')
   return 1 if chaos.failures else 0

@@ -27,7 +27,7 @@ SECTIONS = {
   'Actor and critic': ('learner/actor_critic/', 'learner/ppo/'),
   REPLAY: (
     'learner/replay/', 'learner/replay_ratio', 'learner/rejected_sequences', 'learner/staleness',
-    'learner/discarded_fraction',
+    'learner/discarded_fraction', 'learner/lost_steps',
   ),
   'Speed': ('learner/', 'actor/'),
 }  # fmt: skip
@@ -53,6 +53,7 @@ TITLES = {
   'learner/replay/episodic/age/median': 'age of sampled sequences, episodic, updates',
   'learner/starved_fraction': 'share of time that the learner waits for data',
   'learner/rejected_sequences': 'rejected sequences',
+  'learner/lost_steps': 'environment steps lost by restarts of replay',
   'learner/staleness': 'staleness, updates',
   'learner/discarded_fraction': 'share of sequences discarded as too old',
   'actor/steps_per_second': 'environment steps per second and actor',

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from hephaestus.launch import config as launch_config
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
+COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 
 
 def new(config: launch_config.ExperimentConfig) -> pathlib.Path:

@@ -22,11 +22,13 @@ from launchpad import context as lp_context
 
 from hephaestus.actors import actor, evaluator
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, watchdog
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import allocator, checkpoint, loop
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner import profile as profile_lib
+from hephaestus.learner.sources import collected as collected_lib
 from hephaestus.learner.sources import on_policy, replayed, sampled
 from hephaestus.learner.sources import stale_filter as stale_filter_lib
 from hephaestus.learner.sources import staleness as staleness_lib
@@ -58,27 +60,34 @@ def _addresses(replay: Sequence['reverb.Client']) -> list[str]:
   return [client.server_address for client in replay]
 
 
-def environment_steps(
-  config: launch_config.ExperimentConfig, address: str | Sequence[str], name: str
-) -> Callable[[], int | None]:
-  """A function that returns the steps all actors have collected; None if no shard answers.
+def collected_steps(
+  config: launch_config.ExperimentConfig,
+  replay: Sequence['reverb.Client'],
+  name: str,
+  file: pathlib.Path | None = None,
+) -> collected_lib.Collected:
+  """Counts the environment steps of a run, see `collected.Collected`."""
+  return collected_lib.Collected(
+    _addresses(replay),
+    name,
+    stratum=config.replay.limiting_stratum.name,
+    steps_per_sequence=config.steps_per_sequence,
+    timeout_seconds=config.replay.timeout_seconds,
+    file=file,
+  )
 
-  A shard that does not answer counts as in its last answer, or as 0 if it never answered.
-  """
-  links = connection.connect(address, name, timeout_seconds=config.replay.timeout_seconds)
-  stratum = config.replay.limiting_stratum.name
-  inserted: dict[str, int] = {}
 
-  def ask() -> int | None:
-    answered = False
-    for link in links:
-      infos = link.probe(1.0)
-      if infos is not None and stratum in infos:
-        answered = True
-        inserted[link.address] = infos[stratum].rate_limiter_info.insert_stats.completed
-    return sum(inserted.values()) * config.steps_per_sequence if answered else None
-
-  return ask
+def _params_source(
+  parts: parts_lib.Parts, run: pathlib.Path, replay: Sequence['reverb.Client'], name: str
+) -> parameters.Source:
+  """The parameters for a node, whose steps continue from those of its metrics."""
+  row = metrics.last(run / 'metrics' / f'{name}.jsonl') or {}
+  return parameters.Source(
+    _addresses(replay),
+    parts.params_schema,
+    name=name,
+    least_step=row.get('environment_step') or 0,
+  )
 
 
 def replay_saver(
@@ -245,10 +254,10 @@ def _experience(
 ) -> replayed.Experience:
   """The replay servers of a run, as the learner sees them; only its first process asks them."""
   folders = enumerate(parts_lib.replay_folders(run, len(replay)))
-  collected: Callable[[], int | None] = lambda: None
+  collected: Callable[[], collected_lib.Steps | None] = lambda: None
   staleness = None
   if is_first:
-    collected = environment_steps(config, _addresses(replay), parts_lib.LEARNER)
+    collected = collected_steps(config, replay, parts_lib.LEARNER, run / folder_lib.COLLECTED)
     strata = tables.batch_strata(
       config.replay.strata, config.batch_size // config.learner.num_processes
     )
@@ -257,7 +266,7 @@ def _experience(
     save=replay_saver(
       replay, [folder if shard in shards_here else None for shard, folder in folders]
     ),
-    environment_step=collected,
+    collected=collected,
     steps_per_batch=config.batch_size * config.steps_per_sequence,
     warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
     staleness=staleness,
@@ -285,17 +294,20 @@ def build_actor(
       most=profile_lib.MOST_UNROLLS,
       late=True,
     )
-  address = _addresses(replay)
-  source = parameters.Source(address, parts.params_schema, name=name)
-  environment_step = environment_steps(config, address, name)
-  if config.record.on_policy:  # a restarted queue has lost the count; the learner has it
-    environment_step = lambda: source.environment_step
+  source = _params_source(parts, run, replay, name)
+  collected = collected_steps(config, replay, name)
+
+  def environment_step() -> int | None:
+    """The learner's count, or a newer one of replay; a restarted queue has lost its count."""
+    counted = None if config.record.on_policy else collected()
+    return max(source.environment_step, counted.taken if counted else 0)
+
   return actor.Actor(
     unroll=parts.unroll,
     replay=actor.Replay(
       source=source,
       writer=writer.Writer(
-        address,
+        _addresses(replay),
         config.replay.strata,
         parts.sequence_schema,
         timeout_seconds=config.replay.timeout_seconds,
@@ -326,7 +338,7 @@ def build_evaluator(
   )
   return evaluator.Evaluator(
     play=play,
-    source=parameters.Source(_addresses(replay), parts.params_schema, name=parts_lib.EVALUATOR),
+    source=_params_source(parts, run, replay, parts_lib.EVALUATOR),
     logger=_make_logger(config, run, parts_lib.EVALUATOR, steps_key='environment_step'),
     should_stop=_stop_signal(config),
     config=config.evaluator,

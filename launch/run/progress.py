@@ -76,7 +76,7 @@ class Progress:
       by_time = 60 * self._config.max_minutes - (time.monotonic() - began)
       remaining = by_time if remaining is None else min(remaining, by_time)
     parts = [
-      f'{name}  {_clock(elapsed)}  {step:,}/{total:,} steps',
+      f'{name}  {_clock(elapsed)}  {step:,}/{total:,} steps{_lost(learner)}',
       _labelled('score', evaluator.get('normalised_score')),
       _labelled('return', evaluator.get('episode_return')),
       *self._details(learner, actor),
@@ -149,6 +149,11 @@ def _labelled(label: str, value: float | None) -> str:
   return '' if value is None else f'{label} {value:.2f}'
 
 
+def _lost(learner: dict[str, Any]) -> str:
+  lost = learner.get('lost_steps')
+  return f' ({lost:,} lost)' if lost else ''
+
+
 def _clock(seconds: float) -> str:
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
@@ -160,7 +165,9 @@ def summary(folder: pathlib.Path) -> str:
   final = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
   show = lambda value: f'{value:.3f}' if isinstance(value, float) else str(value)
   names = ('environment_step', 'learner_step', 'episode_return', 'normalised_score')
-  return 'done: ' + ' '.join(f'{name}={show(final.get(name))}' for name in names)
+  lost = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('lost_steps')
+  shown = [f'{name}={show(final.get(name))}' for name in names]
+  return ' '.join(['done:', *shown, *([f'lost_steps={lost}'] if lost else [])])
 
 
 class Warnings:

@@ -8,6 +8,7 @@ import jax
 from absl import logging
 
 from hephaestus.learner import loop
+from hephaestus.learner.sources import collected as collected_lib
 from hephaestus.learner.sources import sampled
 from hephaestus.learner.sources import staleness as staleness_lib
 
@@ -20,14 +21,14 @@ class Experience(NamedTuple):
 
   Attributes:
     save: has replay write its checkpoint; may raise RuntimeError when replay is down.
-    environment_step: steps collected so far by all actors; None while replay does not answer.
+    collected: steps of all actors so far; None while replay does not answer.
     steps_per_batch: transitions that a batch counts for, over all processes: B (T - 1).
     warm_up_steps: collected before the first batch, and so left out of the replay ratio.
     staleness: reads the versions of every batch; None to leave it out.
   """
 
   save: Callable[[], Any]
-  environment_step: Callable[[], int | None]
+  collected: Callable[[], collected_lib.Steps | None]
   steps_per_batch: int
   warm_up_steps: int
   staleness: staleness_lib.Staleness | None = None
@@ -58,27 +59,31 @@ class Replayed(sampled.Sampled):
     super().__init__(trained, link, devices=devices, num_processes=num_processes)
     self._experience = experience
     self._publish_period = publish_period
-    self._collected = 0
+    self._collected = collected_lib.Steps(taken=0, lost=0)
     self._asked: float | None = None
 
   @property
   def environment_step(self) -> int:
-    """As replay says, asked at most every half a second."""
+    """Steps taken, as replay says, asked at most every half a second."""
     if self._asked is None or time.monotonic() - self._asked > POLL_PERIOD:
-      collected = self._experience.environment_step()
+      collected = self._experience.collected()
       self._asked = time.monotonic()
       if collected is not None:
         self._collected = collected
-    return self._collected
+    return self._collected.taken
 
   def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Metrics of an average update, throughput, replay ratio and the ages of what was sampled."""
+    """Metrics of an average update, throughput, replay ratio and the ages of what was sampled.
+
+    The ratio is of all steps that were taken, also of those that replay has lost since.
+    """
     steps = self._experience.steps_per_batch
     staleness = self._experience.staleness
-    collected = max(1, self._collected - self._experience.warm_up_steps)
+    collected = max(1, self._collected.taken - self._experience.warm_up_steps)
     return {
       **self._waiting_report(span),
       **(staleness.report(span.step) if staleness is not None else {}),
+      'lost_steps': self._collected.lost,
       'replay_ratio': span.step * steps / collected,
       'replayed_steps_per_second': span.updates * steps / span.seconds,
       **loop.means(totals, span),

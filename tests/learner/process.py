@@ -20,7 +20,7 @@ import numpy as np
 
 from hephaestus.learner import checkpoint, devices, dreamer_update, loop, process_group
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import replayed, sampled
+from hephaestus.learner.sources import collected, replayed, sampled
 
 BATCH = 8
 
@@ -109,7 +109,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     ),
     replayed.Experience(
       save=lambda: print('replay is saved', flush=True),
-      environment_step=lambda: 0,
+      collected=lambda: collected.Steps(taken=0, lost=0),
       steps_per_batch=BATCH,
       warm_up_steps=0,
     ),

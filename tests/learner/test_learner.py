@@ -17,7 +17,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch.run import metrics
 from hephaestus.learner import checkpoint, dreamer_update, loop
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import replayed, sampled
+from hephaestus.learner.sources import collected, replayed, sampled
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
 
@@ -105,7 +105,13 @@ class Run:
       sampled.Link(read, publisher, launch_id=1, should_stop=should_stop),
       replayed.Experience(
         save=lambda: replay_checkpoint.save(client, str(self.folder / 'replay')),
-        environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
+        collected=collected.Collected(
+          self.address,
+          'learner',
+          stratum='episodic',
+          steps_per_sequence=NUM_ROWS - 1,
+          file=self.folder / 'collected.json',
+        ),
         steps_per_batch=BATCH * (NUM_ROWS - 1),
         warm_up_steps=REPLAY.warm_up * (NUM_ROWS - 1),
       ),

@@ -65,6 +65,17 @@ def test_only_the_last_snapshot_is_kept(address):
   assert fetch(parameters.Source(address, SCHEMA)).version == 5
 
 
+def test_environment_step_never_decreases(address):
+  publisher = parameters.Publisher(address, SCHEMA)
+  source = parameters.Source(address, SCHEMA, least_step=60)
+  assert source.environment_step == 60
+  steps = []
+  for version in (8, 3, 9):  # the second is what a restored server holds
+    publisher.publish(make_snapshot(version))
+    steps.append((version, fetch(source).environment_step))
+  assert steps == [(8, 80), (3, 80), (9, 90)]
+
+
 def test_final_and_older_snapshots_count_as_new(address):
   publisher = parameters.Publisher(address, SCHEMA)
   source = parameters.Source(address, SCHEMA)

@@ -130,6 +130,12 @@ def test_resumed_run_finishes_without_gap(stopped, finished):
   assert runs.living(finished.folder) == []
   runs.check_steps(finished.rows('learner'), log_period=10)
   assert finished.step() > stopped.checkpointed
+  for node in ('learner', 'actor-0', 'evaluator'):  # of which each was killed, as replay was
+    steps = [row['environment_step'] for row in finished.rows(node)]
+    assert steps == sorted(steps), node
+  learned = finished.rows('learner')
+  assert learned[-1]['lost_steps'] > 0
+  assert max(row['replay_ratio'] for row in learned[10:]) < 2 * 16
   final = finished.rows('evaluator')[-1]
   assert final['final'] and final['environment_step'] >= finished.goal
   assert f'normalised_score={final["normalised_score"]:.3f}' in finished.words()

@@ -1,0 +1,107 @@
+"""Environment steps that a run has taken, also those that replay lost when it was killed."""
+
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from absl import logging
+
+from hephaestus.replay import connection
+
+
+class Steps(NamedTuple):
+  """Environment steps of a run.
+
+  Attributes:
+    taken: by all actors, as far as replay confirmed them; never decreases.
+    lost: of those, the ones that replay no longer had when it was restarted.
+  """
+
+  taken: int
+  lost: int
+
+
+class Collected:
+  """Counts by what each shard has inserted since it was restored, and adds what a restart lost.
+
+    taken = inserted now + lost        lost += inserted before − inserted now, where that is positive
+
+  A shard that does not answer counts as in its last answer.
+  """
+
+  def __init__(
+    self,
+    address: str | Sequence[str],
+    name: str,
+    *,
+    stratum: str,
+    steps_per_sequence: int,
+    timeout_seconds: float = 5.0,
+    file: pathlib.Path | None = None,
+  ):
+    """Makes no call yet.
+
+    Args:
+      address: HOST:PORT of the replay server, or of each shard.
+      name: of the caller, for the logs.
+      stratum: the one that counts inserts.
+      steps_per_sequence: environment steps that a sequence takes, T - 1.
+      timeout_seconds: without an answer, after which a server counts as down.
+      file: keeps the counts, so that a restart of this process or of the whole run knows them.
+
+    Raises:
+      ValueError: the file is not one of counts.
+    """
+    self._links = connection.connect(address, name, timeout_seconds=timeout_seconds)
+    self._stratum = stratum
+    self._steps_per_sequence = steps_per_sequence
+    self._file = file
+    self._inserted = [0] * len(self._links)  # sequences, since each shard was restored
+    self._lost = 0
+    if file is not None and file.exists():
+      try:
+        saved = json.loads(file.read_text())
+        self._inserted = [int(count) for count in saved['inserted']]
+        self._lost = int(saved['lost'])
+      except (ValueError, TypeError, KeyError):
+        raise ValueError(f'{file}: does not hold counts of sequences; remove it') from None
+
+  def __call__(self) -> Steps | None:
+    """The steps by now; None if no shard answers."""
+    inserted = list(self._inserted)
+    answered = False
+    lost = 0
+    for shard, link in enumerate(self._links):
+      infos = link.probe(1.0)
+      if infos is None or self._stratum not in infos:
+        continue
+      answered = True
+      inserted[shard] = infos[self._stratum].rate_limiter_info.insert_stats.completed
+      lost += max(0, self._inserted[shard] - inserted[shard])
+    if lost:
+      logging.warning(
+        'replay was restarted without %d environment steps', lost * self._steps_per_sequence
+      )
+    if inserted != self._inserted:
+      self._inserted, self._lost = inserted, self._lost + lost
+      self._save()
+    return self.steps if answered else None
+
+  @property
+  def steps(self) -> Steps:
+    """The steps of the last answers."""
+    taken = (sum(self._inserted) + self._lost) * self._steps_per_sequence
+    return Steps(taken, self._lost * self._steps_per_sequence)
+
+  def _save(self) -> None:
+    """Replaces the file; a disk that is full leaves the last one."""
+    if self._file is None:
+      return
+    partial = self._file.with_name(f'.{self._file.name}.tmp')
+    try:
+      partial.write_text(json.dumps({'inserted': self._inserted, 'lost': self._lost}) + '\n')
+      os.replace(partial, self._file)
+    except OSError as error:
+      logging.warning('%s: was not written (%s)', self._file, error)
