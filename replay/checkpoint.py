@@ -120,14 +120,8 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
     The copy's folder, or None without a whole checkpoint; and a message for each newer, broken one.
   """
   broken: list[str] = []
-  found = set()
-  for place in ('newest', 'kept'):
-    path = os.path.join(directory, place)
-    found |= {(name, place) for name in (os.listdir(path) if os.path.isdir(path) else ())}
-  for name, place in sorted(found, reverse=True):
-    folder = os.path.join(directory, place, name)
-    if name.endswith('.partial') or not os.path.exists(os.path.join(folder, 'DONE')):
-      continue  # being written
+  for folder in complete(directory):
+    name = os.path.basename(folder)
     try:
       _link(folder, target)
     except FileNotFoundError:
@@ -139,6 +133,20 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
     broken.append(f'checkpoint {name} is broken ({fault})')
     shutil.rmtree(path)
   return None, list(dict.fromkeys(broken))
+
+
+def complete(directory: str) -> list[str]:
+  """Folders of the checkpoints that are written to their end, newest first; a server may run."""
+  found = set()
+  for place in ('newest', 'kept'):
+    path = os.path.join(directory, place)
+    found |= {(name, place) for name in (os.listdir(path) if os.path.isdir(path) else ())}
+  folders = [
+    os.path.join(directory, place, name)
+    for name, place in sorted(found, reverse=True)
+    if not name.endswith('.partial')
+  ]
+  return [folder for folder in folders if os.path.exists(os.path.join(folder, 'DONE'))]
 
 
 def _keep(newest: str, directory: str) -> None:

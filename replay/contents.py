@@ -68,6 +68,67 @@ class Fault(NamedTuple):
   text: str
 
 
+class Counts(NamedTuple):
+  """Counters of one table.
+
+  Attributes:
+    size: sequences it holds.
+    max_size: that it may hold.
+    inserted: ever.
+    sampled: ever.
+    unique_sampled: sequences ever sampled.
+  """
+
+  size: int
+  max_size: int
+  inserted: int
+  sampled: int
+  unique_sampled: int
+
+
+class Counted(NamedTuple):
+  """The counters of a checkpoint.
+
+  Attributes:
+    saved: unix seconds at which it was complete.
+    tables: by name.
+  """
+
+  saved: float
+  tables: dict[str, Counts]
+
+
+def counts(directory: str) -> Counted | None:
+  """Counters of the newest checkpoint whose tables can be read, without its sequences.
+
+  Args:
+    directory: of the run's replay, as given to `checkpoint.checkpointer`.
+
+  Returns:
+    None without such a checkpoint.
+  """
+  for folder in checkpoint.complete(directory):
+    try:
+      saved = os.path.getmtime(os.path.join(folder, 'DONE'))
+      records = list(_records(os.path.join(folder, 'tables.tfrecord')))
+    except (OSError, tf.errors.OpError):  # broken, or replaced by a newer one meanwhile
+      continue
+    saved_tables = map(checkpoint_pb2.PriorityTableCheckpoint.FromString, records)
+    return Counted(saved, {table.table_name: _counts(table) for table in saved_tables})
+  return None
+
+
+def _counts(table: checkpoint_pb2.PriorityTableCheckpoint) -> Counts:
+  limiter = table.rate_limiter
+  return Counts(
+    size=limiter.insert_count - limiter.delete_count,
+    max_size=table.max_size,
+    inserted=limiter.insert_count,
+    sampled=limiter.sample_count,
+    unique_sampled=table.num_unique_samples,
+  )
+
+
 class Contents:
   """A copy of the newest checkpoint.
 

@@ -164,12 +164,10 @@ class Inspector:
       ConnectionError: no server answered in time.
     """
     answered = self._poll_servers()
-    by_server = [server.tables for server in answered]
-    names = sorted(set().union(*by_server))
-    tables = {name: _total([each[name] for each in by_server if name in each]) for name in names}
+    tables = summed([server.tables for server in answered])
     polls = [(server.now, server.before) for server in answered if server.now is not None]
     infos = polls[0][0].infos
-    strata = [name for name in infos if name in names and name != tables_lib.PARAMS]
+    strata = [name for name in infos if name in tables and name != tables_lib.PARAMS]
     limited = min(strata, key=lambda name: infos[name].rate_limiter_info.max_diff, default=None)
     limiters = [
       _limiter(now.infos[limited]) for now, _ in polls if limited and limited in now.infos
@@ -276,6 +274,12 @@ def _sum(values: list[Any]) -> Any:
 def _max(values: list[Any]) -> Any:
   """Maximum of the values that are not None; None without any."""
   return max((value for value in values if value is not None), default=None)
+
+
+def summed(shards: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+  """The tables of all shards, as of 'tables' in `Inspector.poll`, by name."""
+  names = sorted(set().union(*shards))
+  return {name: _total([each[name] for each in shards if name in each]) for name in names}
 
 
 def _total(each: list[dict[str, Any]]) -> dict[str, Any]:

@@ -74,20 +74,45 @@ def read(target: str) -> dict[str, Any]:
 def show(target: str, report: dict[str, Any], console: rich.console.Console | None = None) -> None:
   """Prints a report as a table."""
   table = rich.table.Table(box=None, header_style='bold')
-  for heading in ('stratum', 'size', 'max_size', 'share', 'steps', 'age in updates'):
+  rows = cells(report)
+  for heading in rows[0]:
     table.add_column(heading, justify='left' if heading == 'stratum' else 'right')
-  for name, row in report['strata'].items():
-    age = row['age']
-    ages = f'{age["lowest"]:,.0f} to {age["highest"]:,.0f}' if age else '-'
-    table.add_row(
-      name, f'{row["size"]:,}', f'{row["max_size"]:,}', f'{row["share"]:g}', f'{row["steps"]:,}', ages
-    )  # fmt: skip
+  for row in rows:
+    table.add_row(*row.values())
   console = console or rich.console.Console()
   console.print(table)
   console.print(
     f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '
     f'replay ratio {report["replay_ratio"]:.2f}, {report["sequences"]:,} sequences in the checkpoint'
   )
+
+
+def cells(report: dict[str, Any]) -> list[dict[str, str]]:
+  """Cells of a report, a row for each stratum, by heading."""
+  rows = []
+  for name, row in report['strata'].items():
+    age = row['age']
+    rows.append(
+      {
+        'stratum': name,
+        'size': f'{row["size"]:,}',
+        'max_size': f'{row["max_size"]:,}',
+        'share': f'{row["share"]:g}',
+        'steps': f'{row["steps"]:,}',
+        'age in updates': f'{age["lowest"]:,.0f} to {age["highest"]:,.0f}' if age else '-',
+      }
+    )
+  return rows
+
+
+def numbers(report: dict[str, Any]) -> dict[str, str]:
+  """Numbers outside of the strata, by name and with units."""
+  return {
+    'state': f'the run is not running; shown is its checkpoint of update {report["learner_step"]:,}',
+    'replay ratio': f'{report["replay_ratio"]:.2f} achieved',
+    'environment steps': f'{report["environment_step"]:,}',
+    'sequences': f'{report["sequences"]:,} in the checkpoint',
+  }
 
 
 def _like() -> Any:

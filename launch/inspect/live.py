@@ -22,6 +22,7 @@ import rich.table
 import rich.text
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.inspect import last_known
 from hephaestus.launch.report import history
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, preflight
@@ -153,8 +154,12 @@ class Inspection:
       Its keys, and
 
         'time': unix seconds.
+        'running': whether a server answered. Otherwise the report is of the newest checkpoints of
+          replay and of the metrics, without rates.
+        'saved': unix seconds of those checkpoints; None of a server that answers, and without any.
         'address': of the server.
-        'environment_step': collected so far.
+        'environment_step': taken so far.
+        'lost_steps': of those, lost by replay when it was restarted, by the newest metrics.
         'parameter_version': the newest that an actor uses.
         'learner_starved_fraction', 'actors_throttled_fraction': of the last minute, or of the
           newest metrics if those are older.
@@ -166,7 +171,7 @@ class Inspection:
 
     Raises:
       ValueError: the folder is no longer one of a run.
-      ConnectionError: no server answers.
+      ConnectionError: no server answers, though one should, or nothing is known of the run.
     """
     folder, config, address = self._target
     addresses = [address] if address is not None else []
@@ -182,11 +187,17 @@ class Inspection:
     try:
       report = self._thread.submit(self._inspector.poll).result()
     except ConnectionError as error:
-      raise ConnectionError(f'{error}{self._why(folder)}') from None
-    report |= {
+      report = self._last_known()
+      if report is None:
+        raise ConnectionError(f'{error}{self._why(folder)}') from None
+    report = {
+      'running': True,
+      'saved': None,
       'time': time.time(),
       'address': self.address,
+      **report,
       'environment_step': None,
+      'lost_steps': None,
       'parameter_version': None,
       'learner_starved_fraction': None,
       'actors_throttled_fraction': None,
@@ -196,7 +207,17 @@ class Inspection:
       report |= _of_nodes(folder, config, report['shards'])
       self._read_actors(folder)
     report['strata'] = self._strata(report)
-    return report | {'bottleneck': _bottleneck(report)}
+    return report | {'bottleneck': _bottleneck(report) if report['running'] else None}
+
+  def _last_known(self) -> dict[str, Any] | None:
+    """A report on a run that is not running; None if it runs, or nothing is known of it."""
+    folder, config, _ = self._target
+    if folder is None or config is None or self._has_process(folder):
+      return None
+    report = last_known.of_replay(folder, config)
+    if not report['tables'] and metrics.last(folder / 'metrics' / 'learner.jsonl') is None:
+      return None
+    return report | {'running': False}
 
   def _strata(self, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
@@ -245,7 +266,7 @@ class Inspection:
     for file in self._actors.values():
       places = file.column('environment_step')
       rows = np.flatnonzero(np.isfinite(places))
-      # A restart of replay restores an older step; rows beyond that step were lost.
+      # In folders of older versions, a restart of replay restored an older step.
       kept = places[rows] <= np.minimum.accumulate(places[rows][::-1])[::-1]
       rows = rows[kept & (places[rows] > start)]
       written = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
@@ -277,15 +298,19 @@ class Inspection:
     """The probable reason why the server of a run does not answer."""
     if folder is None:
       return ''
-    names = parts_lib.replay_names(len(self._addresses))
-    started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
-    if any(psutil.pid_exists(row['pid']) for row in started):
+    if self._has_process(folder):
       return '; its process is running: it is still starting, or too busy to answer'
     return f'; the run is not running, resume it with: hephaestus train --run {folder}'
 
+  def _has_process(self, folder: pathlib.Path) -> bool:
+    """Whether a process of the run's replay exists on this machine."""
+    names = parts_lib.replay_names(len(self._addresses))
+    started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
+    return any(psutil.pid_exists(row['pid']) for row in started)
+
 
 def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
-  """One report with rates, which takes two calls of the server.
+  """One report with rates, which takes two calls of the server; one of a run that is not running.
 
   Args:
     target: as of `Inspection`.
@@ -297,7 +322,9 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
     ConnectionError: no server answers.
   """
   inspection = Inspection(target, timeout_seconds)
-  inspection.report()
+  report = inspection.report()
+  if not report['running']:
+    return report
   time.sleep(seconds)
   return inspection.report()
 
@@ -314,8 +341,12 @@ def _of_nodes(
   # A shard that is down counts with its last answer.
   known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
   step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
+  reached = 0 if learner is None else learner.get('environment_step', 0)
+  lost = 0 if learner is None else learner.get('lost_steps', 0)
   if config.record.on_policy:  # the queue restarts its count with each launch
-    step = 0 if learner is None else learner['environment_step']
+    step = reached
+  else:
+    step = reached if step is None else max(step + lost, reached)
   versions = [row['parameter_version'] for row in actors]
   staleness = {}
   if versions and learner is not None:
@@ -325,6 +356,7 @@ def _of_nodes(
     }
   return {
     'environment_step': step,
+    'lost_steps': lost,
     'parameter_version': max(versions, default=None),
     'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
     'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
@@ -376,7 +408,8 @@ def _waiting(report: dict[str, Any]) -> tuple[float, float]:
 def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
   """Prints a report as tables."""
   console = console or rich.console.Console()
-  console.print(_table(report, console.width))
+  if report['tables']:
+    console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
   if distributions(report):
     console.print()
@@ -481,8 +514,10 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
 
 def exposition(report: dict[str, Any]) -> str:
   """A report in Prometheus' text format: a line for each number, with tables and states as labels."""
+  if not report['running']:
+    return 'hephaestus_up 0\n'
   lines = ['hephaestus_up 1']
-  nested = ('tables', 'time', 'shards', 'strata')
+  nested = ('tables', 'time', 'shards', 'strata', 'running', 'saved')
   rest = {key: value for key, value in report.items() if key not in nested}
   for key, value in launch_config.flatten(rest).items():
     lines += _sample(key.replace('.', '_'), '', value)
@@ -538,7 +573,7 @@ def _table(report: dict[str, Any], width: int) -> rich.text.Text:
   headings += ['unique', 'memory']
   blocks = [[[row[heading] for heading in headings] for row in cells(report)]]
   for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
-    if not shard['alive']:
+    if report['running'] and not shard['alive']:
       blocks.append([[f'shard {number}: no answer', *[''] * (len(headings) - 1)]])
       continue
     named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard)]
@@ -623,12 +658,13 @@ def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
 def numbers(report: dict[str, Any]) -> dict[str, str]:
   """Numbers outside of the tables, by name and with units."""
   ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
-  named = {
+  named = {} if report['running'] else {'state': _stopped(report)}
+  named |= {
     'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
     + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
     + ' configured'
   }
-  if len(report['shards']) > 1:
+  if len(report['shards']) > 1 and report['running']:
     lost = [shard['address'] for shard in report['shards'] if not shard['alive']]
     alive = f'{len(report["shards"]) - len(lost)} of {len(report["shards"])} answer'
     named['shards'] = f'{alive}; no answer: {", ".join(lost)}' if lost else alive
@@ -637,7 +673,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   if report['bottleneck'] is not None:
     named['bottleneck'] = report['bottleneck']
   if report['environment_step'] is not None:
-    named['environment steps'] = f'{report["environment_step"]:,}'
+    lost = f', {report["lost_steps"]:,} of them lost by replay' if report['lost_steps'] else ''
+    named['environment steps'] = f'{report["environment_step"]:,}{lost}'
   if report['parameter_version'] is not None:
     named['parameters'] = f'version {report["parameter_version"]:,}'
   elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone
@@ -658,6 +695,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   if any(episodes.values()):
     counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
     named['episodes'] = f'{counts} ended'
+  if not report['running']:
+    return named
   named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (
     f'the server {_size(memory["server"])}'
     if memory['server'] is not None
@@ -666,6 +705,14 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   for name, shares in worker_times(report).items():
     named[f'time of {name}'] = _worked(shares)
   return named
+
+
+def _stopped(report: dict[str, Any]) -> str:
+  """The age of what is shown of a run that is not running."""
+  if report['saved'] is None:
+    return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
+  moment = datetime.datetime.fromtimestamp(report['saved'])
+  return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
 
 
 def _limiter(limiter: dict[str, Any]) -> str:
@@ -777,7 +824,7 @@ def _line(report: dict[str, Any]) -> str:
   rates = moving(report)
   return '  '.join(
     [
-      clock,
+      clock if report['running'] else f'{clock}  not running',
       *sizes,
       f'{_rate(rates.get("inserts/s"))} inserts/s',
       f'{_rate(rates.get("samples/s"))} samples/s',

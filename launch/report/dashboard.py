@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import device_replay, live
 from hephaestus.launch.report import history, panels
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
@@ -187,6 +187,8 @@ class _Reports:
     if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
     try:
+      if device_replay.is_kept_by(str(self._folder)) and not folder_lib.is_running(self._folder):
+        return self._read_stopped_fused_run()
       if self._inspection is None:
         self._inspection = live.Inspection(
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
@@ -205,6 +207,20 @@ class _Reports:
         for name, shares in live.worker_times(found).items()
       ],
     }
+
+  def _read_stopped_fused_run(self) -> dict[str, Any]:
+    if 'saved' not in self._newest:  # a checkpoint takes a while to read
+      found = device_replay.read(str(self._folder)) | {'time': time.time()}
+      self._newest = {
+        'saved': found['learner_step'],
+        'report': metrics.plain(found),
+        'cells': device_replay.cells(found),
+        'numbers': device_replay.numbers(found),
+        'distributions': [],
+        'moving': {},
+        'times': [],
+      }
+    return self._newest
 
 
 def _of_run(run: history.History) -> dict[str, Any]:

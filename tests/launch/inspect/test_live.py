@@ -20,7 +20,7 @@ from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.inspect import live
 from hephaestus.launch.run import folder as folder_lib
-from hephaestus.replay import inspector, tables, writer
+from hephaestus.replay import checkpoint, inspector, tables, writer
 
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
@@ -284,6 +284,51 @@ def test_error_names_reason_of_unreachable_server(tmp_path, made):
     ConnectionError, match='its process is running: it is still starting, or too busy'
   ):
     unreachable.report()
+
+
+@pytest.fixture
+def stopped(tmp_path, made):
+  """A run that has ended: metrics, and a checkpoint of replay with 6 of 8 inserted sequences."""
+  made = config.override(made, ['replay.strata[0].max_size=6'])
+  folder = tmp_path / 'run'
+  folder_lib.open_run(folder, made)
+  made_tables = tables.make_tables(made.replay, SCHEMA, batch_size=8, insert_size=10_000)
+  server = tables.make_server(made_tables, directory=str(folder / 'replay'))
+  address = f'localhost:{server.port}'
+  (folder / 'address').write_text(address)
+  entry = writer.Writer(address, made.replay.strata, SCHEMA)
+  entry.write({'x': np.zeros((8, 250), np.float32)}, lambda: False)
+  entry.close()
+  checkpoint.save(server.localhost_client(), str(folder / 'replay'))
+  server.stop()
+  row = {'learner_step': 500, 'environment_step': 900, 'lost_steps': 652, 'starved_fraction': 0.0}
+  (folder / 'metrics' / 'learner.jsonl').write_text(json.dumps({'time': time.time(), **row}) + '\n')
+  return folder, made
+
+
+def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
+  folder, made = stopped
+  assert inspect(folder, '--json') == 0
+  report = json.loads(capsys.readouterr().out)
+  assert not report['running'] and abs(report['saved'] - time.time()) < 60
+  sizes = {name: (row['size'], row['inserted']) for name, row in report['tables'].items()}
+  assert sizes == {'frontier': (6, 8), 'episodic': (8, 8), 'params': (0, 0)}
+  assert (report['environment_step'], report['lost_steps']) == (900, 652)
+  assert report['replay_ratio'] == {'configured': made.replay.replay_ratio, 'achieved': 0.0, 'recent': None}  # fmt: skip
+  assert report['bottleneck'] is None
+  assert inspect(folder) == 0
+  shown = capsys.readouterr().out
+  assert 'the run is not running; shown is its checkpoint of' in ' '.join(shown.split())
+  assert '900, 652 of them lost by replay' in shown
+  assert live.exposition(report) == 'hephaestus_up 0\n'
+
+
+def test_stopped_run_without_checkpoint_of_replay_shows_its_metrics(stopped):
+  folder, _ = stopped
+  shutil.rmtree(folder / 'replay')
+  report = live.Inspection(str(folder), timeout_seconds=1.0).report()
+  assert (report['tables'], report['environment_step'], report['saved']) == ({}, 900, None)
+  assert 'has no checkpoint here' in live.numbers(report)['state']
 
 
 def test_watch_names_bad_input(tmp_path, capsys):

@@ -200,6 +200,15 @@ def test_replay_answer_names_lost_server_and_fused_run(folder, tmp_path, serve):
   assert served.ask('api/replay/2')[0] == served.ask('api/replay/x')[0] == 404
 
 
+def test_replay_answer_of_a_stopped_run_is_its_last_known(folder, serve):
+  (folder / 'address').write_text('localhost:1')
+  write(folder, 'learner', {'learner_step': 7, 'environment_step': 120, 'starved_fraction': 0.0})
+  answer = serve(folder).json('api/replay/0')
+  assert answer['numbers']['environment steps'] == '120'
+  assert answer['numbers']['state'].startswith('the run is not running')
+  assert answer['cells'] == [] and answer['moving'] == {}
+
+
 def test_run_without_metrics_is_shown(folder, serve):
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']

@@ -18,6 +18,7 @@ from hephaestus.actors import videos
 from hephaestus.actors.environments import catch
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.report import dashboard
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
 from hephaestus.learner.sources import unrolled
@@ -182,6 +183,10 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert run('inspect', folder) == 0
   shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
   assert 'replay ratio 16.00, 60 sequences in the checkpoint' in shown
+  (tmp_path / 'page').mkdir()
+  answer = dashboard.Dashboard([folder], tmp_path / 'page').replay(0)
+  assert answer['report']['learner_step'] == 104 and answer['cells'][0]['size'] == '60'
+  assert answer['numbers']['environment steps'] == '300'
   assert run('inspect', folder, '--check') == 2
   assert 'leave out all options but --json' in capsys.readouterr().err
   assert train('--no-fused') == 2
