@@ -158,7 +158,7 @@ FREE = (
   'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
   'replay.port', 'replay.timeout_seconds',
   'learner.publish_period', 'learner.log_period', 'learner.max_staleness',
-  'learner.checkpoint_period', 'learner.checkpoint_updates', 'learner.num_processes',
+  'learner.checkpoint_period', 'learner.checkpoint_updates', 'learner.keep', 'learner.num_processes',
   'learner.stuck_seconds',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Flags that commands share, and the config of the run that they ask for."""
 
 import argparse
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -59,12 +60,14 @@ def make_config(arguments: argparse.Namespace) -> Any:
 
   folder = arguments.run
   config: launch_config.ExperimentConfig | None = None
-  if folder is not None and (folder / folder_lib.CONFIG).exists():
+  if getattr(arguments, 'origin', None) is not None:
+    config = _config_of_origin(arguments)
+  elif folder is not None and (folder / folder_lib.CONFIG).exists():
     config = launch_config.load(folder / folder_lib.CONFIG)
     other_agent = arguments.agent not in (None, config.agent_name)
     if arguments.preset is not None or arguments.env is not None or other_agent:
       config = None  # `open_run` compares the new config with that of the folder
-  is_new = config is None
+  is_new = config is None or getattr(arguments, 'origin', None) is not None
   if config is None:
     config = launch_config.of_preset(
       arguments.agent or records.DREAMER,
@@ -136,6 +139,28 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
 
 def _sets(arguments: argparse.Namespace, key: str) -> bool:
   return any(each.startswith(f'{key}=') for each in arguments.set)
+
+
+def _config_of_origin(arguments: argparse.Namespace) -> Any:
+  """The config of the run of --from, with the environment of --env; ValueError names an invalid flag."""
+  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.run import origin as origin_lib
+
+  if arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists():
+    raise ValueError(
+      f'--from {arguments.origin}: begins a new run, and --run {arguments.run} is one already; give a '
+      'new folder, or leave out --from to resume'
+    )
+  for name in ('preset', 'agent'):
+    if getattr(arguments, name) is not None:
+      raise ValueError(
+        f'--{name} {getattr(arguments, name)}: a run --from another has its agent and sizes; leave it '
+        'out, and change the rest with --set'
+      )
+  config = folder_lib.load_config(origin_lib.parse(arguments.origin)[0])
+  if arguments.env is not None and arguments.env != config.environment['name']:
+    config = dataclasses.replace(config, environment={'name': arguments.env})
+  return config
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:

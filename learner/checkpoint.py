@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import shutil
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +19,11 @@ from absl import logging
 from hephaestus.learner import allocator
 
 Tree = Any
-STATE, DIGEST = 'state', 'digest'
+STATE, REST, DIGEST = 'state', 'rest', 'digest'
 _BYTES, _INDEX = 'bytes', 'arrays'
-KEEP = 3
+WHOLE = 3  # newest checkpoints that a run can resume from; older ones lose what only that needs
+_ONLY_TO_RESUME = ('.worlds', '.replay')  # fields of a fused run's state: environments and replay
+BEST = 'best'
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -77,6 +80,47 @@ def _unpack(content: np.ndarray, index: list[Any]) -> dict[str, np.ndarray]:
   }
 
 
+def _is_rest(name: str) -> bool:
+  return name.startswith(_ONLY_TO_RESUME)
+
+
+def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | None:
+  """The checkpoint nearest to the evaluation with the highest score; of equal ones, the later.
+
+  A run may go on while it is evaluated, so the two need not be of the same step.
+
+  Args:
+    steps: of the checkpoints.
+    scores: learner step and score of each evaluation.
+
+  Returns:
+    None without a checkpoint or a score.
+  """
+  if not steps or not scores:
+    return None
+  _, evaluated = max((score, step) for step, score in scores)
+  return min(steps, key=lambda step: (abs(step - evaluated), -step))
+
+
+def transplanted(arrays_of: Tree, like: Tree) -> Tree:
+  """The arrays of one tree in the structure of another.
+
+  Args:
+    arrays_of: host arrays.
+    like: arrays, or their shapes and dtypes.
+
+  Raises:
+    ValueError: one is missing, has another shape, or is left over; names it.
+  """
+  arrays = _to_arrays(arrays_of)
+  for name, (needed, found) in _misfits(arrays, like).items():
+    raise ValueError(f'{name} should be {needed} and is {found}')
+  flat, _ = jax.tree_util.tree_flatten_with_path(like)
+  for name in sorted(arrays.keys() - {jax.tree_util.keystr(path) for path, _ in flat}):
+    raise ValueError(f'{name} should not be there')
+  return _rebuild(arrays, like)
+
+
 def _misfits(
   arrays: dict[str, np.ndarray], like: Tree, any_length: tuple[str, ...] = ()
 ) -> dict[str, tuple[Any, Any]]:
@@ -120,6 +164,20 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
   return digest.hexdigest()
 
 
+def _checked(content: Any, record: dict[str, Any]) -> dict[str, np.ndarray]:
+  """The arrays of one part of a checkpoint; ValueError if they do not match their digest."""
+  arrays = {name: np.asarray(array) for name, array in content.items()}
+  if _INDEX in record:  # otherwise of an older version, which saved every array by itself
+    arrays = _unpack(arrays[_BYTES], record[_INDEX])
+  if _digest(arrays) != record['sha256']:
+    raise ValueError('its content does not match its digest')
+  return arrays
+
+
+class _Thinned(Exception):  # noqa: N818  it is no error
+  """A checkpoint has lost what only a run that resumes needs."""
+
+
 class Checkpointer:
   """The checkpoints of one run, newest last; each is complete or not there at all.
 
@@ -128,15 +186,28 @@ class Checkpointer:
   also damage a complete file.
   """
 
-  def __init__(self, directory: pathlib.Path, *, read_only: bool = False):
-    """Opens `directory`, and makes it unless `read_only`: then a run may be writing to it."""
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    *,
+    read_only: bool = False,
+    keep: int = WHOLE,
+    scores: Callable[[], Sequence[tuple[int, float]]] = lambda: (),
+  ):
+    """Opens `directory`, and makes it unless `read_only`.
+
+    Args:
+      directory: of the checkpoints.
+      read_only: whether a run may be writing to it.
+      keep: newest checkpoints that stay, beside the best one.
+      scores: learner steps and scores of the evaluations so far, see `best`.
+    """
     logging.get_absl_logger().addFilter(_is_ours)
     self._read_only = read_only
     options = ocp.CheckpointManagerOptions(read_only=True)
     if not read_only:
       directory.mkdir(parents=True, exist_ok=True)
       options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEEP,
         enable_async_checkpointing=True,
         cleanup_tmp_directories=True,
         create=False,
@@ -146,9 +217,11 @@ class Checkpointer:
     self._manager = ocp.CheckpointManager(
       directory.resolve(),
       options=options,
-      item_names=(STATE, DIGEST),
+      item_names=(STATE, REST, DIGEST),
     )
     self._directory = directory.resolve()
+    self._keep = keep
+    self._scores = scores
 
   def save(self, step: int, state: Tree) -> None:
     """Begins to save one replica; returns once its arrays are copied.
@@ -164,17 +237,20 @@ class Checkpointer:
       return
     allocator.trim()  # each save runs in threads of its own, whose memory is kept otherwise
     arrays = _to_arrays(state)
+    rest = {name: array for name, array in arrays.items() if _is_rest(name)}
+    arrays = {name: array for name, array in arrays.items() if not _is_rest(name)}
     content, index = _pack(arrays)
-    record = {'sha256': _digest(arrays), _INDEX: index}
+    record: dict[str, Any] = {'sha256': _digest(arrays), _INDEX: index}
+    items = {STATE: ocp.args.StandardSave({_BYTES: content})}
+    if rest:
+      rest_content, rest_index = _pack(rest)
+      record[REST] = {'sha256': _digest(rest), _INDEX: rest_index}
+      items[REST] = ocp.args.StandardSave({_BYTES: rest_content})
+    items[DIGEST] = ocp.args.JsonSave(record)
     for _ in range(2):  # the first may only hear of the save before
       try:
-        self._manager.save(
-          step,
-          args=ocp.args.Composite(
-            state=ocp.args.StandardSave({_BYTES: content}),
-            digest=ocp.args.JsonSave(record),
-          ),
-        )
+        self._manager.save(step, args=ocp.args.Composite(**items))
+        self._prune()
         return
       except (OSError, ValueError) as error:
         if not _is_for_want_of_room(error):
@@ -191,14 +267,53 @@ class Checkpointer:
       OSError, ValueError: a save failed, such as for lack of disk space.
     """
     self._manager.wait_until_finished()
+    if not self._read_only:
+      self._prune()
+
+  def steps(self) -> list[int]:
+    """Learner steps of the complete checkpoints, the newest last."""
+    return sorted(int(path.name) for path in self._directory.glob('*') if path.name.isdigit())
+
+  def find(self, which: str) -> int:
+    """The step of a checkpoint by its name: BEST, or a step.
+
+    Raises:
+      ValueError: there is none; names those there are.
+    """
+    steps = self.steps()
+    there = f'there are {", ".join(map(str, steps))}' if steps else 'nothing has been saved yet'
+    if which == BEST:
+      found = best(steps, self._scores())
+      if found is None:
+        raise ValueError(f'best: no evaluation says which; {there}')
+      return found
+    if not which.isdigit() or int(which) not in steps:
+      raise ValueError(f'{which}: is not the update of a checkpoint, nor best; {there}')
+    return int(which)
+
+  def _prune(self) -> None:
+    """Deletes all but the newest checkpoints and the best, and what older ones need to resume."""
+    steps = self.steps()
+    kept = {*steps[-self._keep :], best(steps, self._scores())}
+    for step in steps:
+      if step not in kept:
+        self._manager.delete(step)
+      elif step not in steps[-WHOLE:]:
+        shutil.rmtree(self._directory / str(step) / REST, ignore_errors=True)
 
   def restore(
-    self, like: Tree, *, may_differ: tuple[str, ...] = (), any_length: tuple[str, ...] = ()
+    self,
+    like: Tree,
+    *,
+    step: int | None = None,
+    may_differ: tuple[str, ...] = (),
+    any_length: tuple[str, ...] = (),
   ) -> Restored | None:
     """The newest intact checkpoint; broken ones are logged and moved aside.
 
     Args:
       like: a train state, or its shapes and dtypes.
+      step: of the checkpoint; None for the newest.
       may_differ: fields that are None in the result, where the checkpoint's have other shapes.
       any_length: paths of fields whose leading axis may have any length.
 
@@ -208,9 +323,14 @@ class Checkpointer:
     Raises:
       ValueError: an intact checkpoint holds other arrays than `like`; names one.
     """
-    for step in sorted(self._manager.all_steps(), reverse=True):
+    flat, _ = jax.tree_util.tree_flatten_with_path(like)
+    with_rest = any(_is_rest(jax.tree_util.keystr(path)) for path, _ in flat)
+    steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
+    for step in steps:
       try:
-        arrays = self._read(step)
+        arrays = self._read(step, with_rest)
+      except _Thinned:
+        continue
       except Exception as error:  # a broken file may raise any error
         logging.warning(
           'Checkpoint %s is broken (%s: %s); falling back to the one before.',
@@ -233,17 +353,14 @@ class Checkpointer:
       return Restored(_rebuild(arrays, like), step)
     return None
 
-  def _read(self, step: int) -> dict[str, np.ndarray]:
-    content = self._manager.restore(
-      step,
-      args=ocp.args.Composite(state=ocp.args.StandardRestore(), digest=ocp.args.JsonRestore()),
-    )
-    record = content[DIGEST]
-    arrays = {name: np.asarray(array) for name, array in content[STATE].items()}
-    if _INDEX in record:  # otherwise of an older version, which saved every array by itself
-      arrays = _unpack(arrays[_BYTES], record[_INDEX])
-    if _digest(arrays) != record['sha256']:
-      raise ValueError('its content does not match its digest')
+  def _read(self, step: int, with_rest: bool) -> dict[str, np.ndarray]:
+    restore = lambda **items: self._manager.restore(step, args=ocp.args.Composite(**items))
+    record = restore(digest=ocp.args.JsonRestore())[DIGEST]
+    arrays = _checked(restore(state=ocp.args.StandardRestore())[STATE], record)
+    if with_rest and REST in record:
+      if not (self._directory / str(step) / REST).exists():
+        raise _Thinned
+      arrays |= _checked(restore(rest=ocp.args.StandardRestore())[REST], record[REST])
     return arrays
 
   def _set_aside(self, step: int) -> None:
@@ -260,6 +377,9 @@ class Checkpointer:
 
   def close(self) -> None:
     """Waits for the begun checkpoints."""
+    if not self._read_only:
+      self._manager.wait_until_finished()
+      self._prune()
     self._manager.close()
 
 

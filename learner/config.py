@@ -17,6 +17,7 @@ class LoopConfig:
   log_period: int = 100  # updates
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
   checkpoint_updates: int | None = None  # also saves whenever so many are done
+  keep: int = 3  # newest checkpoints that stay, beside the best by evaluation
   num_processes: int = 1  # of the learner, each on a host of its own
   stuck_seconds: float = 300.0  # after which a node that hangs, or an update, ends; 0: never
 

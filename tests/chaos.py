@@ -116,7 +116,7 @@ class Run:
     log = self.folder / 'logs' / 'learner.log'
     lines = log.read_text(errors='replace').splitlines() if log.exists() else []
     words = [
-      line.split() for line in lines if 'Learner begins' in line or 'Learner resumes' in line
+      line.split() for line in lines if 'Training begins' in line or 'Training resumes' in line
     ]
     return [int(line[-1].rstrip('.')) if 'resumes' in line else 0 for line in words]
 

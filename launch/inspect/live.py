@@ -173,23 +173,8 @@ class Inspection:
       ValueError: the folder is no longer one of a run.
       ConnectionError: no server answers, though one should, or nothing is known of the run.
     """
-    folder, config, address = self._target
-    addresses = [address] if address is not None else []
-    if folder is not None:
-      addresses = self._newest_addresses(folder)
-    if self._inspector is None or addresses != self._addresses:
-      self._addresses = addresses
-      self._inspector = inspector.Inspector(
-        addresses,
-        None if config is None else config.replay,
-        timeout_seconds=self._timeout_seconds,
-      )
-    try:
-      report = self._thread.submit(self._inspector.poll).result()
-    except ConnectionError as error:
-      report = self._last_known()
-      if report is None:
-        raise ConnectionError(f'{error}{self._why(folder)}') from None
+    report = self._poll()
+    folder, config, _ = self._target
     report = {
       'running': True,
       'saved': None,
@@ -208,6 +193,28 @@ class Inspection:
       self._read_actors(folder)
     report['strata'] = self._strata(report)
     return report | {'bottleneck': _bottleneck(report) if report['running'] else None}
+
+  def _poll(self) -> dict[str, Any]:
+    """The report of the server, or what is known of a run that is not running."""
+    folder, config, address = self._target
+    addresses = [address] if address is not None else []
+    if folder is not None:
+      addresses = self._newest_addresses(folder)
+    if self._inspector is None or addresses != self._addresses:
+      self._addresses = addresses
+      self._inspector = inspector.Inspector(
+        addresses,
+        None if config is None else config.replay,
+        timeout_seconds=self._timeout_seconds,
+      )
+    try:
+      report = self._thread.submit(self._inspector.poll).result()
+    except ConnectionError as error:
+      known = self._last_known()
+      if known is None:
+        raise ConnectionError(f'{error}{self._why(folder)}') from None
+      return known
+    return report
 
   def _last_known(self) -> dict[str, Any] | None:
     """A report on a run that is not running; None if it runs, or nothing is known of it."""
@@ -673,8 +680,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   if report['bottleneck'] is not None:
     named['bottleneck'] = report['bottleneck']
   if report['environment_step'] is not None:
-    lost = f', {report["lost_steps"]:,} of them lost by replay' if report['lost_steps'] else ''
-    named['environment steps'] = f'{report["environment_step"]:,}{lost}'
+    of_them = f', {report["lost_steps"]:,} of them lost by replay' if report['lost_steps'] else ''
+    named['environment steps'] = f'{report["environment_step"]:,}{of_them}'
   if report['parameter_version'] is not None:
     named['parameters'] = f'version {report["parameter_version"]:,}'
   elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone

@@ -18,10 +18,9 @@ def add(commands: Any) -> None:
 
 
 def _add_evaluate(commands: Any) -> None:
-  evaluate = commands.add_parser(
-    'evaluate', allow_abbrev=False, help='score the newest checkpoint of a run'
-  )
+  evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score a checkpoint of a run')
   evaluate.add_argument('run', type=pathlib.Path)
+  _add_checkpoint(evaluate)
   evaluate.add_argument('--episodes', type=int, default=256)
   evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
@@ -38,11 +37,18 @@ def _add_evaluate(commands: Any) -> None:
   evaluate.set_defaults(call=_evaluate)
 
 
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
+  )
+
+
 def _add_watch(commands: Any) -> None:
   watch = commands.add_parser(
-    'watch', allow_abbrev=False, help='show episodes of the newest checkpoint of a run'
+    'watch', allow_abbrev=False, help='show episodes of a checkpoint of a run'
   )
   watch.add_argument('run', type=pathlib.Path)
+  _add_checkpoint(watch)
   watch.add_argument('--seed', type=int, default=0)
   watch.add_argument('--fps', type=float, default=8.0, help='frames per second')
   watch.add_argument('--episodes', type=int, default=1)
@@ -137,6 +143,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
       arguments.seed,
       at_random=actions == 'random',
       greedy=None if actions is None else actions == 'greedy',
+      checkpoint=arguments.checkpoint,
     )
     if arguments.actions:
       result = {'actions': actions, **result}
@@ -169,6 +176,7 @@ def _watch(arguments: argparse.Namespace) -> int:
       greedy=arguments.greedy,
       output=arguments.output,
       dream=arguments.dream,
+      checkpoint=arguments.checkpoint,
     )
   except KeyboardInterrupt:  # before the first step
     print('stopped')

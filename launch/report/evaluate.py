@@ -1,4 +1,4 @@
-"""Scores of a run's newest checkpoint, for `hephaestus evaluate`."""
+"""Scores of a checkpoint of a run, for `hephaestus evaluate`."""
 
 import pathlib
 from typing import Any
@@ -17,8 +17,9 @@ def evaluate(
   *,
   at_random: bool = False,
   greedy: bool | None = None,
+  checkpoint: str | None = None,
 ) -> dict[str, Any]:
-  """Evaluates a run's newest checkpoint, also while the run is training.
+  """Evaluates a checkpoint of a run, also while the run is training.
 
   Args:
     folder: of the run.
@@ -27,11 +28,12 @@ def evaluate(
     seed: of the environments.
     at_random: evaluates the uniform random policy over legal actions instead.
     greedy: greedy or sampled actions; None: as the run is evaluated.
+    checkpoint: a learner step, or 'best'; None for the newest.
 
   Raises:
-    ValueError: not a run, or no checkpoint yet.
+    ValueError: not a run, or no such checkpoint.
   """
-  saved = saved_lib.untrained(folder) if at_random else saved_lib.newest(folder)
+  saved = saved_lib.untrained(folder) if at_random else saved_lib.load(folder, checkpoint)
   config = saved.config
   greedy = config.evaluator.greedy if greedy is None else greedy
   play = evaluator.Play(saved.environment, saved.agent, min(episodes, 64), greedy=greedy)

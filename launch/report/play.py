@@ -36,9 +36,10 @@ def watch(
   greedy: bool | None = None,
   output: pathlib.Path | None = None,
   dream: bool = False,
+  checkpoint: str | None = None,
   console: rich.console.Console | None = None,
 ) -> None:
-  """Plays some episodes of a run's newest checkpoint; the run may still be training.
+  """Plays some episodes of a checkpoint of a run; the run may still be training.
 
   Ctrl-C ends it early. A video then holds the steps that were played until then.
 
@@ -50,43 +51,44 @@ def watch(
     greedy: whether actions are greedy, else sampled; None: as the run's evaluator plays.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
     dream: whether the video shows the beginning of one episode beside the model's dream of it.
+    checkpoint: a learner step, or 'best'; None for the newest.
     console: to show them on; one that is no terminal gets a line for each step.
 
   Raises:
-    ValueError: not a run, no checkpoint yet, a video of an environment without a renderer, or a
-      dream of an agent without a model.
+    ValueError: not a run, no such checkpoint, or no frames for a video, or no model for a dream.
   """
   console = console or rich.console.Console(color_system='truecolor')
-  saved = saved_lib.newest(folder)
+  saved = saved_lib.load(folder, checkpoint)
   greedy = saved.config.evaluator.greedy if greedy is None else greedy
-  actions = 'greedy actions' if greedy else 'sampled actions'
-  title = f'{saved.config.environment["name"]}, update {saved.step:,}, {actions}'
+  actions = 'greedy' if greedy else 'sampled'
+  title = f'{saved.config.environment["name"]}, update {saved.step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
   say(f'{folder}: {title}')
   play = evaluator.Play(saved.environment, saved.agent, 1, greedy=greedy)
   if dream:
-    dreamt = play.dream(saved.all_params, jax.random.key(seed))
-    if dreamt is None:
-      raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
-    _write(dreamt, output, frames_per_second, say)
+    _write(_dream(play, saved, seed), output, frames_per_second, say)
     return
   frames: list[np.ndarray] = []
   endings: list[str] = []
   steps = _steps(play, saved.params, jax.random.key(seed), episodes, endings)
   try:
-    if output is not None:
-      for played in steps:
-        frames.append(_frame(saved, played, output))
-    elif console.is_terminal:
+    if output is None and console.is_terminal:
       _show(console, steps, title, episodes, frames_per_second, endings)
-    else:
-      for played in steps:
-        say(_line(played))
+    for played in steps:
+      say(_line(played)) if output is None else frames.append(_frame(saved, played, output))
   except KeyboardInterrupt:
     endings.append('stopped')
   say('\n'.join(endings))
   if frames:
     _write(frames, output, frames_per_second, say)
+
+
+def _dream(play: evaluator.Play, saved: saved_lib.Saved, seed: int) -> list[np.ndarray]:
+  """Frames of the beginning of an episode beside the model's dream of it."""
+  dreamt = play.dream(saved.train.params, jax.random.key(seed))
+  if dreamt is None:
+    raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
+  return dreamt
 
 
 def _steps(

@@ -21,6 +21,12 @@ def add(commands: Any) -> None:
   train.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
   flags.add_config_flags(train)
   train.add_argument(
+    '--from',
+    dest='origin',
+    metavar='RUN[@best|@STEP]',
+    help='begin a new run with the parameters of another, and with its config',
+  )
+  train.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
     help="environments, replay and update in one program on the learner's devices (default for ppo)",
@@ -65,6 +71,7 @@ def _train(arguments: argparse.Namespace) -> int:
   gc.set_threshold(100_000, 20, 20)
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import fused, preflight
+  from hephaestus.launch.run import origin as origin_lib
   from hephaestus.learner import profile as profile_lib
 
   config = flags.make_config(arguments)
@@ -76,11 +83,14 @@ def _train(arguments: argparse.Namespace) -> int:
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     folder = arguments.run or folder_lib.new(config)
     preflight.check_environment(config)
+    origin = arguments.origin and origin_lib.load(arguments.origin, config)
     prepared = fused.prepare(config) if config.fused else None
     memory = '' if config.fused else preflight.check_memory(config)
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
+    if origin:
+      print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
     if not config.fused:
       preflight.check_checkpoint(config, folder)
     print(f'run folder: {folder}', *preflight.warnings(config), sep='\n', flush=True)

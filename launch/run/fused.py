@@ -23,7 +23,7 @@ from hephaestus.launch.run import metrics, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import advice as advice_lib
-from hephaestus.learner import allocator, checkpoint
+from hephaestus.learner import allocator
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import unrolled
@@ -248,7 +248,7 @@ def train(
       loop_lib.Hooks(
         should_stop=stop.is_set, make_logger=scores.make_logger, between=scores.between
       ),
-      checkpointer=checkpoint.Checkpointer(folder / 'checkpoints'),
+      checkpointer=parts_lib.checkpointer(folder, config.learner.keep),
       seed=config.seed,
       profiler=None
       if profile is None

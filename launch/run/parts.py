@@ -11,6 +11,7 @@ import jax
 from hephaestus.actors import rollout
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import metrics
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
@@ -71,22 +72,49 @@ def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
   return stale_filter.saved_shapes(state) if config.record.on_policy else state
 
 
-def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
-  """Learner step and all parameters of a run's newest checkpoint; None when there is none.
+def checkpointer(
+  run: pathlib.Path, keep: int = checkpoint.WHOLE, *, read_only: bool = False
+) -> checkpoint.Checkpointer:
+  """The checkpoints of a run; the best is by the returns of its evaluations."""
+
+  def scores() -> list[tuple[int, float]]:
+    rows = metrics.read(run / 'metrics' / f'{EVALUATOR}.jsonl')
+    return [
+      (row['learner_step'], row['episode_return'])
+      for row in rows if row.get('episode_return') is not None
+    ]  # fmt: skip
+
+  return checkpoint.Checkpointer(run / 'checkpoints', read_only=read_only, keep=keep, scores=scores)
+
+
+def find_step(run: pathlib.Path, which: str) -> int:
+  """The learner step of a checkpoint of a run, by a step or 'best'; ValueError names those there are."""
+  with contextlib.closing(checkpointer(run, read_only=True)) as saved:
+    return saved.find(which)
+
+
+def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[int, Any] | None:
+  """Learner step and train state of one of a run's checkpoints; None when there is none.
 
   Args:
     run: its folder.
     like: shapes and dtypes of its checkpoints.
+    step: of the checkpoint; None for the newest that is intact.
   """
-  folder = run / 'checkpoints'
-  if not folder.exists():
+  if not (run / 'checkpoints').exists():
     return None
-  with contextlib.closing(checkpoint.Checkpointer(folder, read_only=True)) as saved:
-    restored = saved.restore(like)
+  with contextlib.closing(checkpointer(run, read_only=True)) as saved:
+    restored = saved.restore(like, step=step)
   if restored is None:
     return None
   state: Any = restored.state
-  return restored.step, getattr(state, 'train', state).params
+  return restored.step, getattr(state, 'train', state)
+
+
+def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
+  """Learner step and all parameters of a run's newest checkpoint; None when there is none."""
+  found = saved_train(run, like)
+  return None if found is None else (found[0], found[1].params)
 
 
 def replay_names(num_shards: int) -> list[str]:

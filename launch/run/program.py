@@ -25,7 +25,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, watchdog
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import allocator, checkpoint, loop
+from hephaestus.learner import allocator, loop
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import collected as collected_lib
@@ -171,7 +171,7 @@ def build_learner(
         config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
       ),
     ),
-    checkpointer=checkpoint.Checkpointer(run / 'checkpoints') if is_first else None,
+    checkpointer=parts_lib.checkpointer(run, config.learner.keep) if is_first else None,
     seed=config.seed,
     group=group,
     profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)

@@ -1,4 +1,4 @@
-"""A run's newest checkpoint, with the environment and the agent that it belongs to."""
+"""A checkpoint of a run, with the environment and the agent that it belongs to."""
 
 import pathlib
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ from hephaestus.launch.run import parts as parts_lib
 
 
 class Saved(NamedTuple):
-  """The newest checkpoint of a run, restored.
+  """A checkpoint of a run, restored.
 
   Attributes:
     config: of the run.
     environment: its environment.
     agent: the agent of these parameters.
     params: the acting parameters.
-    all_params: those, and those of world model and critic.
+    train: the train state, whose params are those of world model and critic, too.
     step: the learner step at which they were saved.
   """
 
@@ -27,18 +27,19 @@ class Saved(NamedTuple):
   environment: Any
   agent: agent_lib.Agent
   params: Any
-  all_params: Any
+  train: Any
   step: int
 
 
-def newest(folder: pathlib.Path) -> Saved:
-  """Restores the newest checkpoint of a run, which may be running.
+def load(folder: pathlib.Path, which: str | None = None) -> Saved:
+  """Restores a checkpoint of a run, which may be running.
 
   Args:
     folder: of the run.
+    which: a learner step, or 'best'; None for the newest.
 
   Raises:
-    ValueError: it is not a run, or has no checkpoint yet.
+    ValueError: it is not a run, or has no such checkpoint.
   """
   config = folder_lib.load_config(folder)
   agent: agent_lib.Agent
@@ -47,11 +48,19 @@ def newest(folder: pathlib.Path) -> Saved:
   else:
     parts = parts_lib.make_parts(config)
     environment, agent, like = parts.environment, parts.agent, parts_lib.saved_shapes(config, parts)
-  found = parts_lib.newest_params(folder, like)
+  step = None
+  if which is not None:
+    try:
+      step = parts_lib.find_step(folder, which)
+    except ValueError as error:
+      raise ValueError(f'--checkpoint {error}') from None
+  found = parts_lib.saved_train(folder, like, step)
+  if found is None and step is not None:
+    raise ValueError(f'--checkpoint {which}: is broken; give another')
   if found is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
-  step, params = found
-  return Saved(config, environment, agent, agent.acting_params(params), params, step)
+  step, train = found
+  return Saved(config, environment, agent, agent.acting_params(train.params), train, step)
 
 
 def untrained(folder: pathlib.Path) -> Saved:
@@ -59,4 +68,4 @@ def untrained(folder: pathlib.Path) -> Saved:
   config = folder_lib.load_config(folder, to_inspect=True)
   environment = config.make_environment()
   agent = evaluator.random_agent(environment.action_spec)
-  return Saved(config, environment, agent, params=(), all_params=(), step=0)
+  return Saved(config, environment, agent, params=(), train=(), step=0)

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,3 +161,73 @@ def test_reading_a_running_run_changes_nothing(tmp_path):
   before = sorted(str(path) for path in tmp_path.rglob('*'))
   assert checkpoint.Checkpointer(tmp_path, read_only=True).restore(like()).step == 3
   assert sorted(str(path) for path in tmp_path.rglob('*')) == before
+
+
+@pytest.mark.parametrize(
+  ('steps', 'scores', 'expected'),
+  [
+    ([10, 20, 30], [(8, 1.0), (19, 5.0), (28, 2.0)], 20),
+    ([10, 20], [(12, 3.0), (19, 3.0)], 20),  # of equal scores, the later
+    ([10, 20], [(15, 3.0)], 20),  # of equally near ones, the later
+    ([10], [], None),
+    ([], [(10, 1.0)], None),
+  ],
+)
+def test_best_checkpoint_is_nearest_to_the_best_evaluation(steps, scores, expected):
+  assert checkpoint.best(steps, scores) == expected
+
+
+class Run(NamedTuple):
+  """A state with what only a run that resumes needs."""
+
+  train: dict
+  worlds: np.ndarray
+  replay: np.ndarray
+
+
+def test_newest_and_best_stay_and_older_ones_lose_replay(tmp_path):
+  scores = [(2, 9.0), (8, 1.0)]
+  make = lambda step: Run({'kernel': np.full(3, step, np.float32)}, np.ones(2), np.ones(5))
+  saver = checkpoint.Checkpointer(tmp_path, keep=4, scores=lambda: scores)
+  for step in range(1, 9):
+    saver.save(step, make(step))
+  saver.close()
+  reader = checkpoint.Checkpointer(tmp_path, read_only=True, scores=lambda: scores)
+  assert reader.steps() == [2, 5, 6, 7, 8]
+  whole = [step for step in reader.steps() if (tmp_path / str(step) / 'rest').exists()]
+  assert whole == [6, 7, 8]
+  assert reader.find('best') == 2 and reader.find('7') == 7
+  to_act = make(0)._replace(worlds=None, replay=())
+  for step in (2, 5, 8):
+    assert reader.restore(to_act, step=step).state.train['kernel'][0] == step
+  assert reader.restore(make(0)).step == 8
+  assert reader.restore(make(0), step=5) is None  # no run resumes from it
+  for which in ('3', 'newest'):
+    with pytest.raises(
+      ValueError, match=f'{which}: is not the update of a checkpoint.*2, 5, 6, 7, 8'
+    ):
+      reader.find(which)
+
+
+def test_resuming_falls_back_over_broken_checkpoints_to_whole_ones_alone(tmp_path):
+  make = lambda step: Run({'kernel': np.full(3, step, np.float32)}, np.ones(2), np.ones(5))
+  saver = checkpoint.Checkpointer(tmp_path, keep=5)
+  for step in range(1, 6):
+    saver.save(step, make(step))
+  saver.close()
+  for step in (4, 5):
+    for path in (tmp_path / str(step) / 'rest').rglob('*'):
+      if path.is_file():
+        path.write_bytes(b'broken')
+  assert checkpoint.Checkpointer(tmp_path).restore(make(0)).step == 3
+  assert checkpoint.Checkpointer(tmp_path, read_only=True).steps() == [1, 2, 3]
+
+
+def test_array_of_another_shape_is_not_transplanted():
+  old = {'kernel': np.ones((2, 3)), 'bias': np.zeros(3)}
+  moved = checkpoint.transplanted(old, jax.eval_shape(lambda: jax.tree.map(jnp.asarray, old)))
+  np.testing.assert_array_equal(moved['kernel'], old['kernel'])
+  with pytest.raises(ValueError, match=r"\['kernel'\] should be \(2, 4\) and is \(2, 3\)"):
+    checkpoint.transplanted(old, old | {'kernel': np.ones((2, 4))})
+  with pytest.raises(ValueError, match=r"\['bias'\] should not be there"):
+    checkpoint.transplanted(old, {'kernel': old['kernel']})

@@ -20,7 +20,8 @@ from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.report import dashboard
 from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import fused
+from hephaestus.launch.run import fused, origin
+from hephaestus.launch.run import saved as saved_lib
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import tables
 
@@ -103,6 +104,15 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert [(each['actions'], each['learner_step']) for each in results] == [
     ('greedy', 8), ('sampled', 8), ('random', 0)
   ]  # fmt: skip
+  assert run('evaluate', folder, '--episodes', 8, '--json', '--checkpoint', 5) == 0
+  assert json.loads(capsys.readouterr().out.splitlines()[-1])['learner_step'] == 5
+  assert run('evaluate', folder, '--episodes', 8, '--json', '--checkpoint', 'best') == 0
+  returns = {row['learner_step']: row['episode_return'] for row in scored}
+  best = json.loads(capsys.readouterr().out.splitlines()[-1])['learner_step']
+  assert best in (5, 8) and returns[best] == max(returns.values())
+  assert run('evaluate', folder, '--checkpoint', 6) == 2
+  message = '--checkpoint 6: is not the update of a checkpoint, nor best; there are 5, 8'
+  assert message in capsys.readouterr().err
   assert run('evaluate', folder, '--random', '--actions', 'greedy') == 2
   assert '--random: is one of --actions' in capsys.readouterr().err
 
@@ -123,6 +133,40 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
+
+
+def test_run_begins_with_the_agent_of_another(train, tmp_path, capsys):
+  folder, other = tmp_path / 'run', tmp_path / 'other'
+  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
+  assert train(*begin) == 0
+  assert run('train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7) == 0
+  out = capsys.readouterr().out
+  assert f'begins with the parameters of {folder}@best, update 5' in out
+  assert out.splitlines()[-1].startswith('done: environment_step=384 learner_step=3 ')
+  assert config.load(other / 'config.yaml').agent.hidden_size == 16
+  old, new = saved_lib.load(folder), saved_lib.load(other, '0')
+  jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
+  assert int(new.train.step) == 0 and int(old.train.step) == 5
+
+  # A run with actors begins with those of a fused one.
+  queue = ['replay.strata[0].max_size=8', 'learner.fused=false']
+  made = config.override(config.load(folder / 'config.yaml'), queue)
+  third = tmp_path / 'third'
+  folder_lib.open_run(third, made)
+  origin.begin(origin.load(str(folder), made), made, third, None)
+  jax.tree.map(np.testing.assert_array_equal, old.params, saved_lib.load(third).params)
+
+  def refusal(*arguments):
+    assert run('train', *arguments) == 2
+    return capsys.readouterr().err
+
+  fourth = ['--run', tmp_path / 'fourth', '--from']
+  assert f'--from {folder}@6: 6: is not the update' in refusal(*fourth, f'{folder}@6')
+  words = refusal(*fourth, folder, '--env', 'noisy_corridor')
+  assert f"--from {folder}: the parameter params['" in words and "'noisy_corridor'; give" in words
+  assert '--run' in refusal('--run', folder, '--from', other) and not fourth[1].exists()
+  assert '--preset gpu: a run --from another has' in refusal(*fourth, folder, '--preset', 'gpu')
+  assert 'is not the folder of a run' in refusal(*fourth, tmp_path / 'nothing')
 
 
 def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypatch):
@@ -183,6 +227,10 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert run('inspect', folder) == 0
   shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
   assert 'replay ratio 16.00, 60 sequences in the checkpoint' in shown
+  other = tmp_path / 'other'
+  assert run('train', '--run', other, '--from', folder, '--steps', 200) == 0
+  assert run('evaluate', other, '--episodes', 8, '--json', '--checkpoint', 'best') == 0
+  assert json.loads(capsys.readouterr().out.splitlines()[-1])['learner_step'] == 64
   (tmp_path / 'page').mkdir()
   answer = dashboard.Dashboard([folder], tmp_path / 'page').replay(0)
   assert answer['report']['learner_step'] == 104 and answer['cells'][0]['size'] == '60'

@@ -1,0 +1,108 @@
+"""A new run that begins with the parameters of an older one: `hephaestus train --from`."""
+
+import contextlib
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import fused as fused_run
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import saved as saved_lib
+from hephaestus.learner import checkpoint
+from hephaestus.learner.sources import stale_filter
+
+COPIED = ('params', 'slow_critic')  # fields of a train state; the others begin anew
+
+
+class Origin(NamedTuple):
+  """The agent that a new run begins with.
+
+  Attributes:
+    text: RUN[@best|@STEP], as given.
+    step: the learner step of its checkpoint.
+    fields: of its train state, those of COPIED that it has.
+  """
+
+  text: str
+  step: int
+  fields: dict[str, Any]
+
+
+def parse(text: str) -> tuple[pathlib.Path, str | None]:
+  """The folder and the checkpoint in RUN[@best|@STEP]; None for the newest."""
+  folder, separator, which = text.rpartition('@')
+  if not separator or pathlib.Path(text).is_dir():
+    return pathlib.Path(text), None
+  return pathlib.Path(folder), which
+
+
+def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
+  """Restores the agent, and checks that it fits a new run.
+
+  Args:
+    text: RUN[@best|@STEP].
+    config: of the new run.
+
+  Raises:
+    ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
+  """
+  folder, which = parse(text)
+  try:
+    saved = saved_lib.load(folder, which)
+  except ValueError as error:
+    raise ValueError(f'--from {text}: {str(error).removeprefix("--checkpoint ")}') from None
+  fields = {name: getattr(saved.train, name) for name in COPIED if hasattr(saved.train, name)}
+  like = _train_shapes(config)
+  for name, value in fields.items():
+    try:
+      checkpoint.transplanted(value, getattr(like, name))
+    except ValueError as error:
+      raise ValueError(
+        f'--from {text}: the parameter {name}{error} in environment '
+        f'{config.environment["name"]!r}; give an environment with the same observations and actions, '
+        'and leave the sizes of the agent as they are'
+      ) from None
+  return Origin(text, saved.step, fields)
+
+
+def begin(
+  origin: Origin, config: launch_config.ExperimentConfig, folder: pathlib.Path, program: Any
+) -> str:
+  """Writes the first checkpoint of a new run; returns a line that says so.
+
+  Args:
+    origin: its agent.
+    config: of the new run.
+    folder: of the new run, opened.
+    program: of a fused run; None for one with actors.
+  """
+  key = jax.random.key(config.seed)
+  copy = lambda train: train._replace(
+    **{
+      name: checkpoint.transplanted(value, getattr(train, name))
+      for name, value in origin.fields.items()
+    }
+  )
+  state: Any
+  if program is not None:
+    state = program.init(key)
+    state = state._replace(train=copy(state.train))
+  else:
+    parts = parts_lib.make_parts(config)
+    state = copy(jax.jit(config.record.make_update(config, parts.trained, num_devices=1).init)(key))
+    if config.record.on_policy:
+      state = stale_filter.State(state, np.zeros((), np.int64))
+  with contextlib.closing(parts_lib.checkpointer(folder, config.learner.keep)) as saver:
+    saver.save(0, state)
+    saver.wait()
+  return f'begins with the parameters of {origin.text}, update {origin.step:,}'
+
+
+def _train_shapes(config: launch_config.ExperimentConfig) -> Any:
+  """Shapes and dtypes of a run's train state."""
+  trained = fused_run.make(config)[1]
+  update = config.record.make_update(config, trained, num_devices=1)
+  return jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
