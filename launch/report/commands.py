@@ -167,16 +167,16 @@ def _watch(arguments: argparse.Namespace) -> int:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
   try:
     from hephaestus.launch.report import play
+    from hephaestus.launch.run import saved
 
     play.watch(
-      arguments.run,
+      saved.load(arguments.run, arguments.checkpoint),
       seed=arguments.seed,
       episodes=arguments.episodes,
       frames_per_second=arguments.fps,
       greedy=arguments.greedy,
       output=arguments.output,
       dream=arguments.dream,
-      checkpoint=arguments.checkpoint,
     )
   except KeyboardInterrupt:  # before the first step
     print('stopped')

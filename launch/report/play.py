@@ -28,7 +28,7 @@ LIKELIEST, BAR = (
 
 
 def watch(
-  folder: pathlib.Path,
+  saved: saved_lib.Saved,
   *,
   seed: int = 0,
   episodes: int = 1,
@@ -36,34 +36,29 @@ def watch(
   greedy: bool | None = None,
   output: pathlib.Path | None = None,
   dream: bool = False,
-  checkpoint: str | None = None,
   console: rich.console.Console | None = None,
 ) -> None:
-  """Plays some episodes of a checkpoint of a run; the run may still be training.
-
-  Ctrl-C ends it early. A video then holds the steps that were played until then.
+  """Plays episodes of a checkpoint of a run, which may be training, until Ctrl-C ends it or a video.
 
   Args:
-    folder: of the run.
+    saved: the checkpoint.
     seed: of the environments and of the policy.
     episodes: number of episodes.
     frames_per_second: of a video or of a terminal; lines of text are printed at once.
     greedy: whether actions are greedy, else sampled; None: as the run's evaluator plays.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
     dream: whether the video shows the beginning of one episode beside the model's dream of it.
-    checkpoint: a learner step, or 'best'; None for the newest.
     console: to show them on; one that is no terminal gets a line for each step.
 
   Raises:
-    ValueError: not a run, no such checkpoint, or no frames for a video, or no model for a dream.
+    ValueError: no frames for a video, or no model for a dream.
   """
   console = console or rich.console.Console(color_system='truecolor')
-  saved = saved_lib.load(folder, checkpoint)
   greedy = saved.config.evaluator.greedy if greedy is None else greedy
   actions = 'greedy' if greedy else 'sampled'
   title = f'{saved.config.environment["name"]}, update {saved.step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-  say(f'{folder}: {title}')
+  say(f'{saved.folder}: {title}')
   play = evaluator.Play(saved.environment, saved.agent, 1, greedy=greedy)
   if dream:
     _write(_dream(play, saved, seed), output, frames_per_second, say)

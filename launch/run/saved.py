@@ -15,6 +15,7 @@ class Saved(NamedTuple):
   """A checkpoint of a run, restored.
 
   Attributes:
+    folder: of the run.
     config: of the run.
     environment: its environment.
     agent: the agent of these parameters.
@@ -23,6 +24,7 @@ class Saved(NamedTuple):
     step: the learner step at which they were saved.
   """
 
+  folder: pathlib.Path
   config: launch_config.ExperimentConfig
   environment: Any
   agent: agent_lib.Agent
@@ -60,7 +62,7 @@ def load(folder: pathlib.Path, which: str | None = None) -> Saved:
   if found is None:
     raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
   step, train = found
-  return Saved(config, environment, agent, agent.acting_params(train.params), train, step)
+  return Saved(folder, config, environment, agent, agent.acting_params(train.params), train, step)
 
 
 def untrained(folder: pathlib.Path) -> Saved:
@@ -68,4 +70,4 @@ def untrained(folder: pathlib.Path) -> Saved:
   config = folder_lib.load_config(folder, to_inspect=True)
   environment = config.make_environment()
   agent = evaluator.random_agent(environment.action_spec)
-  return Saved(config, environment, agent, params=(), train=(), step=0)
+  return Saved(folder, config, environment, agent, params=(), train=(), step=0)
