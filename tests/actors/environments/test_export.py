@@ -1,0 +1,144 @@
+"""Our environments in the hands of other trainers."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import absltest
+from dm_env import test_utils
+
+from hephaestus.actors import environments
+from hephaestus.actors.environments import export, wrappers
+
+OURS = ['catch', 'grid_world', 'hackmatrix', 'noisy_corridor']
+
+
+@pytest.fixture(scope='module', params=OURS)
+def environment(request):
+  return environments.make(request.param)
+
+
+def test_gymnasium_checks_the_environment(environment):
+  pytest.importorskip('gymnasium')
+  from gymnasium.utils import env_checker
+
+  exported = export.as_gymnasium(environment, render_mode='rgb_array')
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')  # such as observations beyond their space
+    # HackMatrix has numbers without bounds.
+    warnings.filterwarnings('ignore', '.*imum value is -?infinity')
+    env_checker.check_env(exported, skip_render_check=True)
+  observation, info = exported.reset(seed=3)
+  again, _ = export.as_gymnasium(environment).reset(seed=3)
+  jax.tree.map(np.testing.assert_array_equal, observation, again)
+  assert ('action_mask' in info) == isinstance(environment.observation_spec, dict)
+  assert exported.render().dtype == np.uint8
+
+
+def test_gymnasium_episode_ends_as_the_environment_says():
+  pytest.importorskip('gymnasium')
+  exported = export.as_gymnasium(wrappers.TimeLimit(environments.make('catch'), 3))
+  exported.reset(seed=0)
+  ends = [exported.step(1)[2:4] for _ in range(3)]
+  assert ends == [(False, False), (False, False), (False, True)]
+  with pytest.raises(ValueError, match='the episode is over; call reset'):
+    exported.step(1)
+
+
+@pytest.mark.parametrize('name', OURS)
+def test_dm_env_checks_the_environment(name):
+  class Checked(test_utils.EnvironmentTestMixin, absltest.TestCase):
+    def make_object_under_test(self):
+      return export.as_dm_env(environments.make(name), seed=1)
+
+    def make_action_sequence(self):
+      mask = None
+      timestep = self.environment.reset()
+      rng = np.random.default_rng(0)
+      for _ in range(40):
+        if isinstance(timestep.observation, dict):
+          mask = timestep.observation.get('action_mask')
+        spec = self.environment.action_spec()
+        legal = np.arange(spec.num_values) if mask is None else np.flatnonzero(mask)
+        yield spec.dtype.type(rng.choice(legal))
+
+  result = absltest.unittest.TestResult()
+  absltest.unittest.defaultTestLoader.loadTestsFromTestCase(Checked).run(result)
+  assert result.testsRun > 3 and not result.errors and not result.failures, result
+
+
+def test_gymnax_environment_runs_in_a_scan_like_that_of_purejaxrl(environment):
+  exported, params = export.as_gymnax(environment)
+
+  def act(key, observation):
+    mask = observation.get('action_mask') if isinstance(observation, dict) else None
+    logits = jnp.zeros(exported.num_actions)
+    return jax.random.categorical(key, logits if mask is None else jnp.where(mask, 0.0, -jnp.inf))
+
+  @jax.jit
+  def rollout(key):
+    key, reset_key = jax.random.split(key)
+    observation, state = jax.vmap(exported.reset, in_axes=(0, None))(
+      jax.random.split(reset_key, 4), params
+    )
+
+    def one(carry, _):
+      observation, state, key = carry
+      key, act_key, step_key = jax.random.split(key, 3)
+      action = jax.vmap(act)(jax.random.split(act_key, 4), observation)
+      following, state, reward, done, info = jax.vmap(exported.step, in_axes=(0, 0, 0, None))(
+        jax.random.split(step_key, 4), state, action, params
+      )
+      return (following, state, key), (following, reward, done, info)
+
+    return jax.lax.scan(one, (observation, state, key), None, 64)[1]
+
+  observation, reward, done, info = rollout(jax.random.key(0))
+  assert reward.shape == done.shape == (64, 4) and reward.dtype == jnp.float32
+  assert np.isfinite(np.asarray(reward)).all()
+  shapes = jax.tree.map(lambda x: x.shape[2:], observation)
+  assert shapes == jax.tree.map(lambda spec: spec.shape, environment.observation_spec)
+  if isinstance(environment.observation_spec, dict):
+    np.testing.assert_array_equal(info['action_mask'], observation['action_mask'])
+
+
+def test_gymnax_step_resets_at_the_end_and_shows_the_last_observation():
+  catch = environments.make('catch')
+  exported, params = export.as_gymnax(catch)
+  observation, state = exported.reset(jax.random.key(0), params)
+  step = jax.jit(exported.step)
+  dones = []
+  for index in range(9):
+    observation, state, _, done, info = step(jax.random.key(index), state, 1, params)
+    dones.append(bool(done))
+  assert dones == [False] * 8 + [True]
+  assert not info['truncated'] and info['discount'] == 0.0
+  assert not np.array_equal(observation, info['terminal_observation'])
+  truncated, _ = export.as_gymnax(wrappers.TimeLimit(catch, 2))
+  _, state = truncated.reset(jax.random.key(0))
+  for index in range(2):
+    *_, done, info = truncated.step(jax.random.key(index), state, 1)
+    _, state, *_ = truncated.step(jax.random.key(index), state, 1)
+  assert done and info['truncated'] and info['discount'] == 1.0
+
+
+def test_gymnax_spaces_are_those_of_the_specs(environment):
+  pytest.importorskip('gymnax')
+  exported, params = export.as_gymnax(environment)
+  observation, _ = exported.reset(jax.random.key(0), params)
+  space = exported.observation_space(params)
+  if isinstance(environment.observation_spec, dict):
+    assert {name: each.shape for name, each in space.spaces.items()} == {
+      name: each.shape for name, each in observation.items()
+    }
+  else:
+    assert space.shape == observation.shape
+  assert exported.action_space(params).n == environment.action_spec.num_values
+
+
+def test_environment_of_a_library_is_refused():
+  pytest.importorskip('gymnasium')
+  with pytest.raises(ValueError, match='make it with that library'):
+    export.as_dm_env(environments.make('gymnasium/CartPole-v1'))
