@@ -177,11 +177,12 @@ class Play:
         is_over |= ends
         if is_over.all():
           break
-    episode_return = float(np.concatenate(returns).mean())
+    episode_return, episode_length = (float(np.concatenate(x).mean()) for x in (returns, lengths))
     score = None
     if self.reference is not None:
-      score = float(wrappers.normalised_score(episode_return, self.reference))
-    return Evaluation(episode_return, float(np.concatenate(lengths).mean()), score)
+      scored = episode_length if self._environment.is_scored_by_length else episode_return
+      score = float(wrappers.normalised_score(scored, self.reference))
+    return Evaluation(episode_return, episode_length, score)
 
   @functools.cached_property
   def _single_unroll(self) -> rollout.Unroll:

@@ -19,6 +19,7 @@ ENVIRONMENTS = {
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
   'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
+  'oasis': 'hephaestus.actors.environments.oasis:Oasis',
 }
 
 LISTING = '`hephaestus environments` lists them'

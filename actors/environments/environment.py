@@ -110,6 +110,11 @@ class Environment(abc.ABC):
     """Whether a reset takes longer than a step, and most steps do not end an episode."""
     return False
 
+  @property
+  def is_scored_by_length(self) -> bool:
+    """Whether a score compares lengths of episodes, not returns: staying alive is the task."""
+    return False
+
   @abc.abstractmethod
   def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
     """Begins an episode; returns its state and a FIRST time step."""

@@ -64,6 +64,10 @@ class AutoReset(Environment):
   def action_names(self) -> tuple[str, ...]:
     return self.environment.action_names
 
+  @property
+  def is_scored_by_length(self) -> bool:
+    return self.environment.is_scored_by_length
+
   def reset(self, key: chex.PRNGKey) -> tuple[AutoResetState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
     return AutoResetState(env_state=env_state, is_over=timestep.last()), timestep
@@ -168,6 +172,10 @@ class TimeLimit(Environment):
   @property
   def action_names(self) -> tuple[str, ...]:
     return self.environment.action_names
+
+  @property
+  def is_scored_by_length(self) -> bool:
+    return self.environment.is_scored_by_length
 
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
@@ -289,6 +297,8 @@ def check_values(
 class ReferenceReturns(NamedTuple):
   """Mean undiscounted episode returns of two policies, which normalise scores.
 
+  Mean episode lengths where the environment `is_scored_by_length`.
+
   Attributes:
     random: of the random policy.
     scripted: of the environment's scripted policy.
@@ -299,7 +309,7 @@ class ReferenceReturns(NamedTuple):
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
-  """A normalised return: 0 for the random policy, 1 for the scripted policy.
+  """A normalised return, or length: 0 for the random policy, 1 for the scripted policy.
 
   score = (return − random) / (scripted − random)
   """
@@ -372,7 +382,8 @@ def _episode_returns(
     action = jax.vmap(choose)(action_keys, is_scripted, env_state, observation)
     step_keys = jax.random.split(step_key, size)
     env_state, timestep = jax.vmap(environment.step)(step_keys, env_state, action)
-    returns = returns + jnp.where(is_over, 0.0, timestep.reward)
+    gained = 1.0 if environment.is_scored_by_length else timestep.reward
+    returns = returns + jnp.where(is_over, 0.0, gained)
     is_over = is_over | timestep.last()
     return key, num_steps + 1, env_state, timestep.observation, returns, is_over
 

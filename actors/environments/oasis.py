@@ -1,0 +1,241 @@
+"""Oasis: eat, drink and rest in time, and keep away from the predator. All rewards are 0."""
+
+import dataclasses
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from hephaestus.actors.environments import environment
+
+SIZE = 9  # cells a side; a coordinate is a multiple of 1/8, which agents read and predict by level
+AGENT, PREDATOR, FOOD, WATER, DEN = range(5)  # order of `State.places`
+UP, DOWN, LEFT, RIGHT, STAY = range(5)
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]], np.int32)
+
+SOURCES = (FOOD, WATER, DEN)  # each restores one vital
+VITALS = ('food', 'water', 'energy')
+MOST = np.array([60, 40, 90], np.int32)  # steps from a restored vital to death
+SIGHT = 3  # cells by Manhattan distance, from which the predator hunts
+SPARE = 28  # steps left at which the scripted policy leaves its den
+RISK = (8.0, 8.0, 2.0, 0.0)  # that it sees in a cell, by distance from the predator
+HIGH, LOW = 0.5, 0.3  # levels of `level_bonus`
+
+CELL_PIXELS, BAR_PIXELS = 16, 8
+SAND, LINE = (247, 240, 222), (232, 222, 196)
+COLOURS = {  # the colour-blind safe palette of Okabe and Ito
+  AGENT: (30, 30, 34),
+  PREDATOR: (213, 94, 0),
+  FOOD: (0, 158, 115),
+  WATER: (86, 180, 233),
+  DEN: (150, 130, 110),
+}
+
+
+class State(flax.struct.PyTreeNode):
+  """One environment.
+
+  Attributes:
+    places: [5, 2] int32, row and column of agent, predator, food, water and den.
+    left: [3] int32, steps after which food, water and energy are 0 unless they are restored.
+    step_count: [] int32, steps since the reset.
+  """
+
+  places: jax.Array
+  left: jax.Array
+  step_count: jax.Array
+
+
+def offsets(places: jax.Array) -> jax.Array:
+  """How far all else is from the agent: a view of the places, see `environment.ViewSpec`.
+
+  Args:
+    places: [10] float32, of an observation.
+
+  Returns:
+    [4 * 2 * 17] float32: for each of the others, and for rows and columns, a one-hot offset.
+  """
+  places = places.reshape(5, 2) * (SIZE - 1)
+  offset = places[1:] - places[0]
+  levels = jnp.arange(1 - SIZE, SIZE, dtype=jnp.float32)
+  return jax.nn.relu(1 - jnp.abs(offset[..., None] - levels)).reshape(-1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Oasis(environment.Environment):
+  """A square of 9 by 9 cells with food, water, a den and a predator; staying alive is the task.
+
+  Actions are up, down, left, right and stay. The vitals food, water and energy fall by 1/60, 1/40 and
+  1/90 a step. Food, water and the den restore theirs to 1 on arrival; food then grows in another
+  cell. An episode begins in the den, terminates when a vital is 0 or the predator has caught the
+  agent, and is truncated after `max_steps`. Its score is that of its length.
+
+  The predator moves at every second step on average. Half of its moves are at random; the others are
+  towards an agent that is at most 3 cells away, if there is one. It neither enters the den nor sees an
+  agent in it.
+
+  The observation is 'places', [10] float32, row and column of agent, predator, food, water and den
+  divided by 8, with the `offsets` from the agent as a view; and 'vitals', [3] float32.
+
+  Rewards are 0. Two options give baselines of an agent's own drives:
+
+  Attributes:
+    max_steps: of an episode.
+    alive_reward: of every step that is survived.
+    level_bonus: at every step that is survived, for each vital above 0.5, and against each below 0.3.
+  """
+
+  max_steps: int = 500
+  alive_reward: float = 0.0
+  level_bonus: float = 0.0
+
+  def __post_init__(self):
+    if self.max_steps < 1:
+      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+
+  @property
+  def observation_spec(self) -> dict[str, specs.Array]:
+    return {
+      'places': environment.ViewSpec((10,), np.float32, 0.0, 1.0, offsets, 'places'),
+      'vitals': specs.BoundedArray((3,), np.float32, 0.0, 1.0, 'vitals'),
+    }
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(5, np.int32, 'up_down_left_right_stay')
+
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return ('up', 'down', 'left', 'right', 'stay')
+
+  @property
+  def is_scored_by_length(self) -> bool:
+    return True
+
+  def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
+    den, *random = jax.random.bits(key, (4,), jnp.uint32)
+    cells = (den % SIZE**2).astype(jnp.int32)[None]
+    for bits in random:
+      cells = jnp.append(cells, _free_cell(bits, cells))
+    den, predator, food, water = jnp.stack([cells // SIZE, cells % SIZE], axis=-1)
+    state = State(
+      places=jnp.stack([den, predator, food, water, den]),
+      left=jnp.asarray(MOST),
+      step_count=jnp.zeros((), jnp.int32),
+    )
+    return state, environment.restart(self._observe(state))
+
+  def step(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    food_bits, predator_bits = jax.random.bits(key, (2,), jnp.uint32)
+    places = state.places
+    agent = jnp.clip(places[AGENT] + jnp.asarray(MOVES)[action], 0, SIZE - 1)
+    arrived = (places[jnp.asarray(SOURCES)] == agent).all(-1)
+    is_safe = arrived[SOURCES.index(DEN)]
+    # The agent may also walk into the predator.
+    predator = _hunt(predator_bits, places[PREDATOR], agent, places[DEN])
+    is_caught = ~is_safe & ((places[PREDATOR] == agent).all() | (predator == agent).all())
+    fixed = places[jnp.asarray(SOURCES)] @ np.array([SIZE, 1])
+    grown = _free_cell(food_bits, fixed)
+    food = jnp.where(
+      arrived[SOURCES.index(FOOD)], jnp.stack([grown // SIZE, grown % SIZE]), places[FOOD]
+    )
+    state = State(
+      places=jnp.stack([agent, predator, food, places[WATER], places[DEN]]),
+      left=jnp.where(arrived, MOST, state.left - 1),
+      step_count=state.step_count + 1,
+    )
+    is_dead = is_caught | (state.left == 0).any()
+    time_is_up = state.step_count >= self.max_steps
+    vitals = state.left / MOST
+    bonus = jnp.sum((vitals > HIGH).astype(jnp.float32) - (vitals < LOW))
+    timestep = jax.lax.switch(
+      jnp.where(is_dead, 2, time_is_up.astype(jnp.int32)),
+      (environment.transition, environment.truncation, environment.termination),
+      jnp.where(is_dead, 0.0, self.alive_reward + self.level_bonus * bonus),
+      self._observe(state),
+    )
+    return state, timestep
+
+  def scripted_action(self, state: State) -> jax.Array:
+    """Walks to what runs out first, around the predator, and hides in the den between.
+
+    Never next to the predator if it can be helped: V(x) = min over neighbours y of V(y) + 1 + risk(y).
+    """
+    agent, predator, *sources = state.places
+    den = state.places[DEN]
+    distance = lambda x, y: jnp.abs(x - y).sum(-1)
+    first = jnp.argmin(state.left)
+    target = jnp.where(state.left[first] > SPARE, den, jnp.stack(sources)[first])
+    grid = jnp.stack(jnp.indices((SIZE, SIZE)), axis=-1)
+    risk = jnp.asarray(RISK)[jnp.minimum(distance(grid, predator), len(RISK) - 1)]
+    enter = 1.0 + jnp.where((grid == den).all(-1), 0.0, risk)
+    is_target = (grid == target).all(-1)
+
+    def sweep(_, cost):
+      around = jnp.pad(cost + enter, 1, constant_values=jnp.inf)
+      rows = jnp.minimum(around[:-2, 1:-1], around[2:, 1:-1])
+      columns = jnp.minimum(around[1:-1, :-2], around[1:-1, 2:])
+      return jnp.where(is_target, 0.0, jnp.minimum(rows, columns))
+
+    cost = jax.lax.fori_loop(0, 3 * SIZE, sweep, jnp.where(is_target, 0.0, jnp.inf))
+    cells = jnp.clip(agent + jnp.asarray(MOVES), 0, SIZE - 1)
+    may_be_caught = (distance(cells, predator) <= 1) & ~(cells == den).all(-1)
+    costs = (cost + enter)[cells[:, 0], cells[:, 1]] + jnp.where(may_be_caught, 1000.0, 0.0)
+    return jnp.argmin(costs).astype(jnp.int32)
+
+  def render(self, state: State) -> np.ndarray:
+    return self.draw(self._observe(state))
+
+  def draw(self, observation: environment.Observation) -> np.ndarray:
+    """Draws den, water and food as tiles, predator and agent as discs, and the vitals as bars."""
+    places = np.rint(np.asarray(observation['places']) * (SIZE - 1)).astype(int).clip(0, SIZE - 1)
+    pixels = np.empty((SIZE, CELL_PIXELS, SIZE, CELL_PIXELS, 3), np.uint8)
+    pixels[...] = SAND
+    pixels[:, 0] = pixels[:, :, :, 0] = LINE
+    disc = np.hypot(*(np.indices((CELL_PIXELS, CELL_PIXELS)) - CELL_PIXELS / 2)) <= CELL_PIXELS / 3
+    for thing in (DEN, WATER, FOOD, PREDATOR, AGENT):
+      row, column = places[2 * thing : 2 * thing + 2]
+      if thing in SOURCES:
+        pixels[row, 2:-1, column, 2:-1] = COLOURS[thing]
+      else:
+        pixels[row, :, column][disc] = COLOURS[thing]
+    board = pixels.reshape(SIZE * CELL_PIXELS, SIZE * CELL_PIXELS, 3)
+    bars = np.full((3 * BAR_PIXELS, SIZE * CELL_PIXELS, 3), LINE, np.uint8)
+    width = SIZE * CELL_PIXELS
+    for index, (source, vital) in enumerate(zip(SOURCES, observation['vitals'], strict=True)):
+      length = round(width * min(max(float(vital), 0.0), 1.0))
+      bars[index * BAR_PIXELS + 1 : (index + 1) * BAR_PIXELS, :length] = COLOURS[source]
+    return np.concatenate([board, bars])
+
+  def _observe(self, state: State) -> dict[str, jax.Array]:
+    places = state.places.reshape(-1).astype(jnp.float32) / (SIZE - 1)
+    return {'places': places, 'vitals': (state.left / MOST).astype(jnp.float32)}
+
+
+def _free_cell(bits: jax.Array, occupied: jax.Array) -> jax.Array:
+  """A cell, [] int32, uniform over all but the occupied ones.
+
+  Args:
+    bits: [] uint32, random.
+    occupied: [n] int32, distinct cells.
+  """
+  cell = (bits % (SIZE**2 - len(occupied))).astype(jnp.int32)
+  free_before = occupied - jnp.sum(occupied < occupied[:, None], axis=-1)
+  return cell + jnp.sum(free_before <= cell)
+
+
+def _hunt(bits: jax.Array, predator: jax.Array, agent: jax.Array, den: jax.Array) -> jax.Array:
+  """The next place of the predator, [2] int32, from [] uint32 random bits and three places."""
+  towards = agent - predator
+  by_row = jnp.abs(towards[0]) >= jnp.abs(towards[1])
+  hunts = (jnp.abs(towards).sum() <= SIGHT) & ~(agent == den).all() & (bits // 2 % 2 == 0)
+  hunt = jnp.where(jnp.stack([by_row, ~by_row]), jnp.sign(towards), 0)
+  roam = jnp.asarray(MOVES)[bits // 4 % 4]
+  moved = jnp.clip(predator + jnp.where(hunts, hunt, roam), 0, SIZE - 1)
+  stays = (bits % 2 == 0) | (moved == den).all()
+  return jnp.where(stays, predator, moved)

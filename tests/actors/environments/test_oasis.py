@@ -1,0 +1,177 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hephaestus.actors import environments
+from hephaestus.actors.environments import oasis, wrappers
+from hephaestus.actors.environments.oasis import DOWN, LEFT, RIGHT, STAY, UP
+
+ENV = oasis.Oasis()
+FAR = ((8, 8), (0, 8), (8, 0), (0, 0))  # predator, food, water, den
+step = jax.jit(ENV.step)
+
+
+def state_of(agent, others=FAR, left=(30, 20, 50), step_count=0):
+  places = jnp.array([agent, *others], jnp.int32)
+  return oasis.State(places, jnp.array(left, jnp.int32), jnp.int32(step_count))
+
+
+def outcomes(state, action, num_keys=64, env=ENV):
+  keys = jax.random.split(jax.random.key(0), num_keys)
+  return jax.jit(jax.vmap(env.step, (0, None, None)))(keys, state, jnp.int32(action))
+
+
+@pytest.mark.parametrize(
+  'agent, action, place',
+  [((4, 4), UP, (3, 4)), ((4, 4), DOWN, (5, 4)), ((4, 4), LEFT, (4, 3)), ((4, 4), RIGHT, (4, 5)),
+   ((4, 4), STAY, (4, 4)), ((0, 4), UP, (0, 4)), ((4, 8), RIGHT, (4, 8))],
+)  # fmt: skip
+def test_agent_walks_and_stops_at_walls(agent, action, place):
+  state, timestep = step(jax.random.key(0), state_of(agent), action)
+  assert tuple(state.places[oasis.AGENT]) == place
+  assert not timestep.last() and timestep.reward == 0
+
+
+def test_episode_begins_in_the_den_with_full_vitals():
+  states, timesteps = jax.vmap(ENV.reset)(jax.random.split(jax.random.key(0), 256))
+  places = np.asarray(states.places) @ [9, 1]
+  np.testing.assert_array_equal(places[:, oasis.AGENT], places[:, oasis.DEN])
+  assert all(len(set(cells)) == 4 for cells in places.tolist())
+  for others in places[:, 1:].T:  # each may be in any cell
+    assert len(set(others.tolist())) > 70
+  np.testing.assert_array_equal(timesteps.observation['vitals'], 1.0)
+
+
+@pytest.mark.parametrize(
+  'agent, action, left',
+  [((4, 4), STAY, (29, 19, 49)), ((0, 7), RIGHT, (60, 19, 49)), ((8, 0), STAY, (29, 40, 49)),
+   ((1, 0), UP, (29, 19, 90))],
+)  # fmt: skip
+def test_vitals_fall_and_are_restored_on_arrival(agent, action, left):
+  state, timestep = step(jax.random.key(0), state_of(agent), action)
+  assert tuple(state.left) == left
+  np.testing.assert_allclose(timestep.observation['vitals'], np.divide(left, (60, 40, 90)))
+
+
+def test_food_grows_in_another_free_cell_and_water_stays():
+  states, _ = outcomes(state_of((0, 7)), RIGHT, num_keys=1024)
+  food, water = np.asarray(states.places)[:, [oasis.FOOD, oasis.WATER]].swapaxes(0, 1)
+  cells = set((food @ [9, 1]).tolist())
+  assert cells == set(range(81)) - {8, 72, 0}  # where it was, water, den
+  np.testing.assert_array_equal(water, np.broadcast_to((8, 0), water.shape))
+
+
+@pytest.mark.parametrize('index', range(3))
+def test_a_vital_at_zero_terminates(index):
+  left = np.full(3, 9)
+  left[index] = 1
+  _, timestep = step(jax.random.key(0), state_of((4, 4), left=left), STAY)
+  assert timestep.last() and timestep.discount == 0
+  assert timestep.observation['vitals'][index] == 0
+
+
+def test_arriving_in_the_last_step_saves():
+  _, timestep = step(jax.random.key(0), state_of((8, 1), left=(9, 1, 9)), LEFT)
+  assert not timestep.last() and timestep.observation['vitals'][1] == 1
+
+
+def test_predator_hunts_on_sight_half_the_time_and_catches():
+  states, timesteps = outcomes(state_of((4, 4), ((4, 6), *FAR[1:])), STAY, 2048)
+  moved = np.asarray(states.places[:, oasis.PREDATOR])
+  share = lambda place: np.mean((moved == place).all(-1))
+  assert share((4, 6)) == pytest.approx(0.5, abs=0.05)
+  assert share((4, 5)) == pytest.approx(0.25 + 0.25 / 4, abs=0.05)  # hunts, or roams that way
+  assert not timesteps.last().any()
+  _, timesteps = outcomes(state_of((4, 4), ((4, 5), *FAR[1:])), STAY, 2048)
+  assert timesteps.last().mean() == pytest.approx(0.25 + 0.25 / 4, abs=0.05)
+  assert (timesteps.discount == 1.0 - timesteps.last()).all()
+
+
+def test_predator_roams_out_of_sight():
+  states, _ = outcomes(state_of((4, 4), ((2, 6), *FAR[1:])), STAY, 2048)
+  moved = np.asarray(states.places[:, oasis.PREDATOR])
+  for place in ((1, 6), (3, 6), (2, 5), (2, 7)):
+    assert np.mean((moved == place).all(-1)) == pytest.approx(0.125, abs=0.03)
+
+
+def test_agent_may_walk_into_the_predator():
+  _, timesteps = outcomes(state_of((4, 4), ((4, 5), *FAR[1:])), RIGHT)
+  assert timesteps.last().all() and (timesteps.discount == 0).all()
+
+
+def test_den_is_safe():
+  states, timesteps = outcomes(state_of((0, 0), ((0, 1), *FAR[1:])), STAY, 256)
+  assert not timesteps.last().any()
+  assert not (states.places[:, oasis.PREDATOR] == 0).all(-1).any()
+
+
+def test_time_limit_truncates_unless_the_agent_dies():
+  _, timestep = step(jax.random.key(0), state_of((4, 4), step_count=499), STAY)
+  assert timestep.last() and timestep.discount == 1
+  dying = state_of((4, 4), left=(1, 9, 9), step_count=499)
+  _, timestep = step(jax.random.key(0), dying, STAY)
+  assert timestep.last() and timestep.discount == 0
+
+
+def test_baselines_pay_for_survived_steps():
+  env = oasis.Oasis(alive_reward=1.0, level_bonus=0.5)
+  reward = lambda *left: float(outcomes(state_of((4, 4), left=left), STAY, 1, env)[1].reward[0])
+  assert reward(60, 40, 90) == 1 + 0.5 * 3
+  assert reward(30, 14, 20) == 1 + 0.5 * (0 + 0 - 1)  # 29 / 60, 13 / 40, 19 / 90
+  assert reward(1, 40, 90) == 0
+
+
+def test_view_shows_offsets_from_the_agent():
+  observation = ENV._observe(state_of((4, 5), ((3, 5), (0, 8), (8, 0), (4, 5))))
+  shown = np.asarray(oasis.offsets(observation['places'])).reshape(4, 2, 17)
+  np.testing.assert_allclose(shown.sum(-1), 1, atol=1e-5)
+  np.testing.assert_array_equal(shown.argmax(-1) - 8, [[-1, 0], [-4, 3], [4, -5], [0, 0]])
+
+
+def test_score_compares_lengths_of_episodes():
+  reference = wrappers.reference_returns(wrappers.AutoReset(ENV), num_episodes=256)
+  assert 20 < reference.random < 45
+  assert 370 < reference.scripted < 460
+
+
+def test_script_can_live_to_the_time_limit():
+  def play(key):
+    reset_key, *keys = jax.random.split(key, 501)
+    state, _ = ENV.reset(reset_key)
+
+    def advance(carry, key):
+      state, lives = carry
+      state, timestep = ENV.step(key, state, ENV.scripted_action(state))
+      return (state, lives & (timestep.discount == 1)), None
+
+    return jax.lax.scan(advance, (state, True), jnp.stack(keys))[0][1]
+
+  lives = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), 64))
+  assert lives.mean() > 0.5
+
+
+def test_frame_shows_places_and_bars_of_the_vitals():
+  frame = ENV.render(state_of((4, 5), left=(60, 20, 0)))
+  assert frame.shape == (9 * 16 + 3 * 8, 9 * 16, 3) and frame.dtype == np.uint8
+  centre = lambda row, column: tuple(frame[16 * row + 8, 16 * column + 8])
+  for (row, column), thing in zip(((4, 5), *FAR), range(5), strict=True):
+    assert centre(row, column) == oasis.COLOURS[thing]
+  bars = frame[9 * 16 + 4 :: 8]
+  lengths = [
+    int((bar == oasis.COLOURS[source]).all(-1).sum())
+    for bar, source in zip(bars, oasis.SOURCES, strict=True)
+  ]
+  assert lengths == [144, 72, 0]
+
+
+def test_a_prediction_beyond_the_bounds_is_drawn():
+  predicted = {'places': np.full(10, 1.2, np.float32), 'vitals': np.array([-0.5, 0.5, 3.0])}
+  assert ENV.draw(predicted).shape == (168, 144, 3)
+
+
+def test_invalid_options_are_rejected():
+  with pytest.raises(ValueError, match='environment.max_steps=0: at least 1 is needed'):
+    environments.make('oasis', max_steps=0)
+  with pytest.raises(ValueError, match='environment.alive_reward'):
+    environments.make('oasis', alive_reward=True)
