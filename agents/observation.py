@@ -18,7 +18,7 @@ numbers in [0, 1], such as planes of bits; without CNNs it is flat numbers.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +185,37 @@ def view_size(spec: Any) -> int:
   """V, the width of `views`."""
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), without_mask(spec))
   return jax.eval_shape(lambda: views(zeros, spec)).shape[-1]
+
+
+class Vitals(NamedTuple):
+  """Numbers of an observation that an agent needs to keep up.
+
+  Attributes:
+    names: V of them.
+    indices: [V] int, in a flat observation.
+    set_points: [V] float32, values at which nothing is lacking.
+    are_paid: whether the environment's reward depends on them already.
+  """
+
+  names: tuple[str, ...]
+  indices: np.ndarray
+  set_points: np.ndarray
+  are_paid: bool
+
+
+def vitals(spec: Any) -> Vitals | None:
+  """The vitals of an observation: of each leaf whose spec has `vitals`; None without any."""
+  names, indices, set_points, are_paid, begin = [], [], [], False, 0
+  for leaf in jax.tree.leaves(without_mask(spec)):
+    for vital in getattr(leaf, 'vitals', ()):
+      names.append(vital.name)
+      indices.append(begin + vital.index)
+      set_points.append(vital.set_point)
+      are_paid |= leaf.are_paid
+    begin += math.prod(leaf.shape)
+  if not names:
+    return None
+  return Vitals(tuple(names), np.array(indices), np.array(set_points, np.float32), are_paid)
 
 
 def without_boards(spec: Any) -> Any:

@@ -133,19 +133,21 @@ class _Learner:
     state, posterior, model_metrics = self._improve_world_model(state, model_keys, sequence)
 
     novelty = intrinsic.novelty_of(config.novelty, posterior.priors.moments())
+    felt = self._felt(posterior, novelty, sequence.discount)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, motivation = intrinsic.update(
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(state, posterior, novelty, dream_keys, sequence, horizon, motivation)
+    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon, motivation)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
 
     metrics = {
-      **{f'world_model/{name}': value for name, value in model_metrics.items()},
+      **{f'world_model/{name}': x for name, x in model_metrics.items() if name != 'vital_error'},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
       **_intrinsic_metrics(posterior, novelty, motivation),
+      **self._survival_metrics(posterior, felt, model_metrics),
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
     }
@@ -191,17 +193,17 @@ class _Learner:
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, novelty, keys, sequence, horizon, motivation) -> _Imagined:
+  def _imagine(self, state, posterior, felt, keys, sequence, horizon, motivation) -> _Imagined:
     """Imagination from steps of the batch, by the newest parameters."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
     start, history = dream.starts(
-      policy, posterior, last, novelty, keys, num_steps=config.starts_per_sequence
+      policy, posterior, last, felt.novelty, keys, num_steps=config.starts_per_sequence
     )
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
     )
-    rewards = self._rewards(sequence.reward, novelty, motivation)
+    rewards = self._rewards(sequence.reward, felt, motivation)
     replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
     return _Imagined(dreamt, replayed, motivation)
 
@@ -255,7 +257,9 @@ class _Learner:
   ) -> tuple[ac.Scales, ac.Targets, Metrics]:
     """The next scales, targets [H, B'] of imagined steps, and metrics of their advantages."""
     config, dreamt = self.dreamer.config, imagined.dream
-    rewards = self._rewards(dreamt.reward, dreamt.novelty, imagined.motivation)
+    survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
+    felt = intrinsic.Felt(dreamt.novelty, survival)
+    rewards = self._rewards(dreamt.reward, felt, imagined.motivation)
     weight = dream.weights(dreamt)
     weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
     mean = lambda x: devices_lib.over_devices(jnp.sum(weight * x))
@@ -274,10 +278,10 @@ class _Learner:
       first[name] = jax.lax.all_gather(counted, devices_lib.DEVICES)
     size = mean(jnp.abs(all_returns[ac.TASK]))
     scales, divisors = ac.update_scales(scales, first, size, config)
-    terms = {ac.TASK: advantages[ac.TASK] / divisors.task_scale}
-    if ac.NOVELTY in advantages:
-      scaled = advantages[ac.NOVELTY] / divisors.novelty_scale
-      terms[ac.NOVELTY] = divisors.novelty_weight * scaled
+    terms = {
+      name: divisors.weight[name] * (advantage / divisors.scale[name])
+      for name, advantage in advantages.items()
+    }
     targets = ac.Targets(
       returns=all_returns,
       advantage=sum(terms.values()),
@@ -285,7 +289,10 @@ class _Learner:
       weight=weight,
     )
     magnitudes = {f'{name}_advantage': jnp.sum(weight * jnp.abs(x)) for name, x in terms.items()}
-    spread = {'return_spread': divisors.task_scale, 'novelty_weight': divisors.novelty_weight}
+    spread = {
+      'return_spread': divisors.scale[ac.TASK],
+      'novelty_weight': divisors.weight[ac.NOVELTY],
+    }
     return scales, targets, magnitudes | spread
 
   def _imagined_gradient(
@@ -328,16 +335,33 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, novelty: jax.Array, motivation: intrinsic.Motivation
+    self, reward: jax.Array, felt: intrinsic.Felt, motivation: intrinsic.Motivation
   ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name.
+    """The reward of each head of the critic, by its name."""
+    _, *names = self.dreamer.actor_critic.heads
+    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, motivation)}
 
-    That of novelty is relative to its mean, so that ending an episode forgoes nothing on average:
-    else an agent that is paid for every step learns not to finish.
-    """
-    excess = (novelty - motivation.novelty_mean) / (motivation.novelty_scale + 1e-8)
-    rewards = {ac.TASK: reward, ac.NOVELTY: excess}
-    return {name: rewards[name] for name in self.dreamer.actor_critic.heads}
+  def _felt(self, posterior: Any, novelty: jax.Array, discount: jax.Array) -> intrinsic.Felt:
+    """Replayed steps; no transition leads to a FIRST step, which has no reward of survival."""
+    model = self.dreamer.model
+    survival = model.survival(model.read_vitals(posterior.latent.numbers), discount)
+    if survival is not None:
+      survival = jnp.where(posterior.first, 0.0, survival)
+    return intrinsic.Felt(novelty, survival)
+
+  def _survival_metrics(
+    self, posterior: Any, felt: intrinsic.Felt, model_metrics: Metrics
+  ) -> Metrics:
+    """Means over replayed steps: the reward, each vital, and the model's error of them."""
+    model = self.dreamer.model
+    if model.vitals is None or felt.survival is None:
+      return {}
+    means = jnp.mean(model.read_vitals(posterior.latent.numbers), axis=(0, 1))
+    return {
+      'intrinsic/survival': felt.survival.mean(),
+      'intrinsic/vital_error': model_metrics['vital_error'],
+      **{f'intrinsic/vital_{name}': means[i] for i, name in enumerate(model.vitals.names)},
+    }
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:

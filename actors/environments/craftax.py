@@ -12,7 +12,7 @@ import numpy as np
 from craftax import craftax_env
 from dm_env import specs
 
-from hephaestus.actors.environments import adapter, wrappers
+from hephaestus.actors.environments import adapter, environment, wrappers
 
 NAMES = (
   'Craftax-Classic-Pixels-v1',
@@ -21,6 +21,9 @@ NAMES = (
   'Craftax-Symbolic-v1',
 )
 PIXELS_PER_BLOCK = 16  # of a frame
+CLASSIC_VITALS = ('health', 'food', 'drink', 'energy')
+FIRST_VITAL = -10  # of the symbols of Craftax-Classic, which are tenths; at most 9 are reached
+SET_POINT = 0.9
 
 
 def names() -> list[str]:
@@ -65,6 +68,16 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   observation_spec: specs.Array = specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'view')
   if name == 'Craftax-Symbolic-v1':
     observation_spec = specs.Array(like.shape, like.dtype, 'view')  # some of its numbers exceed 1
+  if name == 'Craftax-Classic-Symbolic-v1':
+    (size,) = like.shape
+    vitals = [
+      environment.Vital(vital, size + FIRST_VITAL + place, SET_POINT)
+      for place, vital in enumerate(CLASSIC_VITALS)
+    ]
+    # Its rewards contain a tenth of the change of health, which the others decide.
+    observation_spec = environment.VitalsSpec(
+      like.shape, like.dtype, 0.0, 1.0, vitals, are_paid=True, name='view'
+    )
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,

@@ -3,7 +3,7 @@
 import abc
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -176,6 +176,66 @@ class ViewSpec(specs.BoundedArray):
   def __reduce__(self):
     arguments = (self.shape, self.dtype, self.minimum, self.maximum, self.view, self.name)
     return type(self), arguments
+
+
+class Vital(NamedTuple):
+  """A number of an observation that its agent needs to keep up.
+
+  Attributes:
+    name: of one word, for metrics.
+    index: in its vector.
+    set_point: the value at which nothing is lacking.
+  """
+
+  name: str
+  index: int
+  set_point: float = 1.0
+
+
+class VitalsSpec(specs.BoundedArray):
+  """A vector of which some numbers are vitals: 0 is the end, and agents may seek their set-points.
+
+  An agent may make a reward of them (`agent.survival_scale`), unless the environment already pays.
+  """
+
+  def __init__(
+    self,
+    shape: tuple[int],
+    dtype: Any,
+    minimum: Any,
+    maximum: Any,
+    vitals: Sequence[Vital],
+    *,
+    are_paid: bool = False,
+    name: str | None = None,
+  ):
+    """Args: `vitals`; `are_paid`: whether rewards depend on them; others: see `specs.BoundedArray`.
+
+    Raises:
+      ValueError: a vital lies outside the vector, or two have one name.
+    """
+    super().__init__(shape, dtype, minimum, maximum, name)
+    names = [vital.name for vital in vitals]
+    if len(shape) != 1 or len(set(names)) != len(names) or not names:
+      raise ValueError(
+        f'vitals={names}: a vector with at least one vital is needed, each name once'
+      )
+    for vital in vitals:
+      if not 0 <= vital.index < shape[0]:
+        raise ValueError(f'{vital}: is not in a vector of shape {shape}')
+    self._vitals, self._are_paid = tuple(vitals), are_paid
+
+  @property
+  def vitals(self) -> tuple[Vital, ...]:
+    return self._vitals
+
+  @property
+  def are_paid(self) -> bool:
+    return self._are_paid
+
+  def __reduce__(self):
+    new = functools.partial(type(self), are_paid=self.are_paid, name=self.name)
+    return new, (self.shape, self.dtype, self.minimum, self.maximum, self.vitals)
 
 
 class BoardSpec(specs.Array):

@@ -80,7 +80,7 @@ class Oasis(environment.Environment):
   The observation is 'places', [10] float32, row and column of agent, predator, food, water and den
   divided by 8, with the `offsets` from the agent as a view; and 'vitals', [3] float32.
 
-  Rewards are 0. Two options give baselines of an agent's own drives:
+  Rewards are 0. Two options give baselines of an agent's own rewards for its vitals:
 
   Attributes:
     max_steps: of an episode.
@@ -98,9 +98,13 @@ class Oasis(environment.Environment):
 
   @property
   def observation_spec(self) -> dict[str, specs.Array]:
+    vitals = [environment.Vital(name, index) for index, name in enumerate(VITALS)]
+    are_paid = self.alive_reward != 0 or self.level_bonus != 0
     return {
       'places': environment.ViewSpec((10,), np.float32, 0.0, 1.0, offsets, 'places'),
-      'vitals': specs.BoundedArray((3,), np.float32, 0.0, 1.0, 'vitals'),
+      'vitals': environment.VitalsSpec(
+        (3,), np.float32, 0.0, 1.0, vitals, name='vitals', are_paid=are_paid
+      ),
     }
 
   @property

@@ -19,10 +19,11 @@ from dm_env import specs
 from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
+from hephaestus.agents.dreamer import intrinsic
 
 Tree = Any
-TASK, NOVELTY = 'task', 'novelty'
-"""Heads of the critic: returns of the environment's reward, and of novelty."""
+TASK, NOVELTY = 'task', intrinsic.NOVELTY
+"""Heads of the critic: returns of the environment's reward, and of novelty; see `intrinsic.INTRINSIC`."""
 
 GAUSSIAN_RANGE = 3.29
 """The 5 to 95 % range of a Gaussian, in standard deviations."""
@@ -96,17 +97,15 @@ class Scales(NamedTuple):
 
 
 class Divisors(NamedTuple):
-  """Terms of the joint advantage: task / task_scale + novelty_weight novelty / novelty_scale.
+  """Terms of the joint advantage: the sum over heads of weight * advantage / scale.
 
   Attributes:
-    task_scale: [] float32.
-    novelty_scale: [] float32.
-    novelty_weight: [] float32, from half of `config.novelty_scale` to all of it.
+    scale: [] float32 of each head of the critic, by its name.
+    weight: [] float32 of each; 1 of the task.
   """
 
-  task_scale: jax.Array
-  novelty_scale: jax.Array
-  novelty_weight: jax.Array
+  scale: dict[str, jax.Array]
+  weight: dict[str, Any]
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
@@ -126,7 +125,8 @@ def update_scales(
     task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
     novelty_scale = largest range of the returns of novelty so far
     evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
-    weight        = config.novelty_scale max(0.5, 1 - evidence)
+    weight        = config.novelty_scale max(0.5, 1 - evidence), of novelty
+    scale         = max(range of its returns, SURVIVAL_FLOOR) of survival
 
   Returns that are all alike mean that nothing was found yet, or that the task is solved. So the
   weight follows how far they have ever differed. It follows their standard deviation, since
@@ -155,12 +155,11 @@ def update_scales(
   largest = scales.largest_novelty_range
   if NOVELTY in range_of:
     largest = jnp.maximum(largest, jnp.maximum(range_of[NOVELTY], dreamer_config.NOVELTY_FLOOR))
-  divisors = Divisors(
-    task_scale=jnp.maximum(range_of[TASK], floor),
-    novelty_scale=largest,
-    novelty_weight=config.novelty_scale * jnp.maximum(dreamer_config.LEAST_NOVELTY, 1 - evidence),
-  )
-  return Scales(ranges, largest, deviation, evidence), divisors
+  scale = {TASK: jnp.maximum(range_of[TASK], floor), NOVELTY: largest}
+  for name in range_of.keys() - scale.keys():
+    scale[name] = jnp.maximum(range_of[name], dreamer_config.SURVIVAL_FLOOR)
+  weight = {name: entry.weight(config, evidence) for name, entry in intrinsic.INTRINSIC.items()}
+  return Scales(ranges, largest, deviation, evidence), Divisors(scale, {TASK: 1.0} | weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,9 +198,8 @@ class ActorCritic:
 
   @property
   def heads(self) -> tuple[str, ...]:
-    """Heads of the critic; one member has no novelty."""
-    explores = self.config.ensemble_size > 1 and self.config.novelty_scale > 0
-    return (TASK, NOVELTY) if explores else (TASK,)
+    """Heads of the critic: of the task, and of each intrinsic reward."""
+    return (TASK, *intrinsic.heads(self.config))
 
   def _modules(self) -> dict[str, networks.TwoTowers]:
     config = self.config

@@ -48,8 +48,13 @@ class Dreamer(NamedTuple):
 def make_dreamer(
   config: dreamer_config.DreamerConfig, observation_spec: Tree, action_spec: Any
 ) -> Dreamer:
-  """Builds the agent for one environment's specs."""
+  """Builds the agent for one environment's specs.
+
+  Raises:
+    ValueError: survival without vitals, or with vitals that the environment pays for.
+  """
   model = world_model.WorldModel(config, observation_spec, action_spec)
+  _ = model.vitals  # raises ValueError for survival without vitals
   sizes = model.networks
   policy = actor_critic.ActorCritic(
     config,

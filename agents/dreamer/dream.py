@@ -49,6 +49,7 @@ class Dream(NamedTuple):
     values: [H + 1, B'] float32 of each head of the critic, by its name.
     slow_values: [H + 1, B'] float32 of each head of the slow critic.
     horizon: [] int32.
+    vitals: [H + 1, B', V] float32, decoded; None without survival.
   """
 
   start: Start
@@ -61,6 +62,7 @@ class Dream(NamedTuple):
   values: dict[str, jax.Array]
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
+  vitals: jax.Array | None = None
 
 
 def rollout(
@@ -144,6 +146,9 @@ class _Imagination:
       'discount': arrived(0.0),
       **jax.tree.map(arrived, self._values(features, context)),
     }
+    vitals = self.model.read_vitals(start.latent.numbers)
+    if vitals is not None:
+      outputs['vitals'] = jnp.zeros((num_steps + 1, *vitals.shape)).at[0].set(vitals)
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -171,6 +176,9 @@ class _Imagination:
       'discount': self.model.discount(self.model_params, next_features),
       **self._values(next_features, context),
     }
+    vitals = self.model.read_vitals(latent.numbers)
+    if vitals is not None:
+      arrived['vitals'] = vitals
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
     outputs = {

@@ -1,8 +1,9 @@
-"""Intrinsic motivation: novelty, competence on two timescales, boredom and the horizon.
+"""Intrinsic motivation: novelty and survival, competence on two timescales, boredom and the horizon.
 
 All arithmetic is float32: in bfloat16, rounding would dominate variances and slow averages.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -13,6 +14,10 @@ from hephaestus.agents.dreamer import config as dreamer_config
 
 Moments = tuple[tuple[jax.Array, jax.Array], ...]
 """Predictions in groups: means and variances of each, [K, ..., F] float32."""
+
+
+NOVELTY, SURVIVAL = 'novelty', 'survival'
+"""Intrinsic rewards, and heads of the critic, by name."""
 
 
 class IntrinsicState(NamedTuple):
@@ -185,3 +190,106 @@ def update(
   return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
     horizon.astype(jnp.int32), corrected_fast, corrected_slow, largest, competence, boredom
   )
+
+
+def lack(vitals: jax.Array, set_points: jax.Array) -> jax.Array:
+  """The drive of vitals: how far they lie below their set-points.
+
+    D = ( sum_V max(0, h* - h)^4 )^(1/3)
+
+  Keramati and Gutkin (2014), "Homeostatic reinforcement learning for integrating reward collection and
+  physiological stability", equation 1. A lack twice as large counts two and a half times.
+
+  Args:
+    vitals: [..., V] float32, h.
+    set_points: [V] float32, h*.
+
+  Returns:
+    [...] float32.
+  """
+  return jnp.cbrt(jnp.sum(jnp.maximum(set_points - vitals, 0.0) ** 4, axis=-1))
+
+
+def survival(vitals: jax.Array, discount: jax.Array, set_points: jax.Array) -> jax.Array:
+  """Drive reduction: the reward of survival that arrives at each step.
+
+    r_t+1 = D_t - ( d_t+1 D_t+1 + (1 - d_t+1) D(0) )
+
+  So what a step restores is paid, what it loses is a cost, and death costs as if all vitals fell to 0.
+
+  Args:
+    vitals: [T, ..., V] float32, observed or imagined.
+    discount: [T, ...] float32 that arrived at the step: 0 at death, or the probability of living on.
+    set_points: [V] float32.
+
+  Returns:
+    [T, ...] float32; 0 at step 0, of which no step before is known.
+  """
+  now, worst = lack(vitals, set_points), lack(jnp.zeros_like(set_points), set_points)
+  chex.assert_equal_shape([now, discount])
+  reached = discount * now + (1.0 - discount) * worst
+  return jnp.concatenate([jnp.zeros_like(now[:1]), now[:-1] - reached[1:]])
+
+
+class Felt(NamedTuple):
+  """Inputs of intrinsic rewards along replayed or imagined steps.
+
+  Attributes:
+    novelty: [T, ...] float32.
+    survival: [T, ...] float32; None without it.
+  """
+
+  novelty: jax.Array
+  survival: jax.Array | None
+
+
+class Intrinsic(NamedTuple):
+  """An intrinsic reward: a new one is an entry of INTRINSIC, and a field of `Felt`.
+
+  Attributes:
+    is_on: whether an agent with this config has it, with a head of the critic.
+    reward: [T, ...] float32 of the steps.
+    weight: [] of its advantage, which is divided by a scale of its own, as a function of how far the
+      returns of the task have ever differed, [] float32.
+  """
+
+  is_on: Callable[[dreamer_config.DreamerConfig], bool]
+  reward: Callable[[Felt, Motivation], jax.Array]
+  weight: Callable[[dreamer_config.DreamerConfig, jax.Array], jax.Array | float]
+
+
+def _novelty_reward(felt: Felt, motivation: Motivation) -> jax.Array:
+  """Relative to its mean, so that ending an episode forgoes nothing on average.
+
+  Else an agent that is paid for every step learns not to finish.
+  """
+  return (felt.novelty - motivation.novelty_mean) / (motivation.novelty_scale + 1e-8)
+
+
+INTRINSIC = {
+  NOVELTY: Intrinsic(
+    # One member has no novelty.
+    is_on=lambda config: config.ensemble_size > 1 and config.novelty_scale > 0,
+    reward=_novelty_reward,
+    weight=lambda config, evidence: (
+      config.novelty_scale * jnp.maximum(dreamer_config.LEAST_NOVELTY, 1 - evidence)
+    ),
+  ),
+  # As it is: less its mean, a cost at every step would be none.
+  SURVIVAL: Intrinsic(
+    is_on=lambda config: config.survival_scale > 0,
+    reward=lambda felt, motivation: felt.survival,
+    weight=lambda config, evidence: config.survival_scale,
+  ),
+}
+"""All intrinsic rewards, in the order of the critic's heads."""
+
+
+def heads(config: dreamer_config.DreamerConfig) -> tuple[str, ...]:
+  """Names of the intrinsic rewards of an agent."""
+  return tuple(name for name, entry in INTRINSIC.items() if entry.is_on(config))
+
+
+def rewards(names: tuple[str, ...], felt: Felt, motivation: Motivation) -> dict[str, jax.Array]:
+  """The [T, ...] intrinsic rewards of these names."""
+  return {name: INTRINSIC[name].reward(felt, motivation) for name in names}

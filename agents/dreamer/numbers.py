@@ -327,6 +327,12 @@ class Numbers:
     levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
     return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
 
+  def pick(self, numbers: jax.Array, indices: np.ndarray) -> jax.Array:
+    """[..., F] numbers to those at [V] indices of a flat observation, [..., V] in its units."""
+    places = np.argsort(np.concatenate(self._kinds))[indices]
+    picked = numbers[..., places].astype(jnp.float32)
+    return jnp.where(places >= self.size - self.num_reals, networks.symexp(picked), picked)
+
   def warnings(self) -> list[str]:
     """One line for each threshold beyond which this observation lies."""
     _, discrete, real = map(len, self._kinds)

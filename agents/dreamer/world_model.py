@@ -13,7 +13,7 @@ from dm_env import specs
 from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import intrinsic, modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
 
@@ -41,6 +41,41 @@ class WorldModel:
   @functools.cached_property
   def rssm(self) -> rssm_lib.RSSM:
     return rssm_lib.RSSM(self.networks)
+
+  @functools.cached_property
+  def vitals(self) -> observation_lib.Vitals | None:
+    """Vitals that the agent keeps up; None without survival.
+
+    Raises:
+      ValueError: survival without vitals, or the environment's reward already pays for them.
+    """
+    if not self.config.survival_scale:
+      return None
+    given = f'agent.survival_scale={self.config.survival_scale:g}'
+    found = observation_lib.vitals(self.networks.codec.flat_spec)
+    if found is None:
+      raise ValueError(
+        f'{given}: this environment names no vitals among its numbers (environment.VitalsSpec); '
+        'set agent.survival_scale=0'
+      )
+    if found.are_paid:
+      raise ValueError(
+        f'{given}: the reward of this environment already depends on its vitals '
+        f'({", ".join(found.names)}), which would count twice; set agent.survival_scale=0'
+      )
+    return found
+
+  def read_vitals(self, numbers: jax.Array) -> jax.Array | None:
+    """[..., F] numbers, observed or imagined, to the vitals [..., V]; None without survival."""
+    if self.vitals is None:
+      return None
+    return self.networks.numbers.pick(numbers, self.vitals.indices)
+
+  def survival(self, vitals: jax.Array | None, discount: jax.Array) -> jax.Array | None:
+    """The reward of survival [T, ...], see `intrinsic.survival`; None without survival."""
+    if self.vitals is None or vitals is None:
+      return None
+    return intrinsic.survival(vitals, discount, self.vitals.set_points)
 
   def init(self, key: chex.PRNGKey) -> Tree:
     """Parameters, float32; those of 'prior' have a leading axis K."""
@@ -123,7 +158,7 @@ class WorldModel:
     """
     posterior = self.rssm.infer(params, keys, sequence)
     features = posterior.features
-    reconstruction, moments = self._reconstruction_loss(params, posterior, sequence)
+    reconstruction, moments, errors = self._reconstruction_loss(params, posterior, sequence)
     rewards = self.reward(params, features)
     reward = jnp.where(posterior.first, 0.0, -rewards.log_prob(sequence.reward))
     continues = self._continue_loss(params, features, sequence)
@@ -146,6 +181,7 @@ class WorldModel:
       'kl': dynamics_kl.mean(),
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
+      **errors,
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
@@ -162,8 +198,8 @@ class WorldModel:
 
   def _reconstruction_loss(
     self, params: Tree, posterior: rssm_lib.Posterior, sequence: experience.Sequence
-  ) -> tuple[jax.Array, Tree]:
-    """Loss [T, B] of decoded observations, and the moments of numbers: see `statistics`."""
+  ) -> tuple[jax.Array, Tree, dict[str, jax.Array]]:
+    """Loss [T, B] of decoded observations, the moments of numbers (see `statistics`), and metrics."""
     numbers, codec = self.networks.numbers, self.networks.codec
     observed = posterior.latent.numbers
     outputs, decoded = self.rssm.decoder(params, posterior.latent, posterior.previous)
@@ -172,7 +208,12 @@ class WorldModel:
     predicted = numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = numbers.loss(predicted, observed, statistics)
     _, *images = codec.encode(sequence.observation)
-    return loss + codec.image_loss(decoded, images), numbers.moments(observed, error)
+    errors = {}
+    if self.vitals is not None:
+      expected = numbers.expected(predicted, statistics)
+      difference = jnp.abs(self.read_vitals(expected) - self.read_vitals(observed)).mean(-1)
+      errors['vital_error'] = jnp.where(posterior.first, 0.0, difference).mean()
+    return loss + codec.image_loss(decoded, images), numbers.moments(observed, error), errors
 
   def _continue_loss(
     self, params: Tree, features: jax.Array, sequence: experience.Sequence

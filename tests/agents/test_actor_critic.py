@@ -305,8 +305,8 @@ def test_weight_of_novelty_falls_when_one_rollout_in_thirty_pays(follow, dreamer
   scales, found = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
   assert scales.ranges[ac.TASK].value == 0
   most = dreamer.config.novelty_scale
-  assert nothing.novelty_weight == pytest.approx(most)
-  assert found.novelty_weight == pytest.approx(0.5 * most)
+  assert nothing.weight[ac.NOVELTY] == pytest.approx(most)
+  assert found.weight[ac.NOVELTY] == pytest.approx(0.5 * most)
 
 
 def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dreamer):
@@ -314,31 +314,31 @@ def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dr
   scales, _ = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
   scales, solved = follow(*[(ALIKE, ALIKE)] * 300, scales=scales, size=1.0)
   assert scales.deviation.value < 0.05  # the returns of late tell nothing
-  assert solved.novelty_weight == pytest.approx(0.5 * dreamer.config.novelty_scale)
+  assert solved.weight[ac.NOVELTY] == pytest.approx(0.5 * dreamer.config.novelty_scale)
   _, unlearned = follow(*[(ALIKE, ALIKE)] * 10_000, scales=scales)
-  assert unlearned.novelty_weight > 0.9 * dreamer.config.novelty_scale
+  assert unlearned.weight[ac.NOVELTY] > 0.9 * dreamer.config.novelty_scale
 
 
 def test_weight_of_novelty_follows_the_deviation_in_units_of_the_least_scale(follow, dreamer):
   floor, most = dreamer.config.return_floor, dreamer.config.novelty_scale
   width = 0.25 * floor / ac.GAUSSIAN_RANGE  # standard deviation of two returns 2 width apart
   _, small = follow(([-width, width], [0, 0]))
-  assert small.novelty_weight == pytest.approx(0.75 * most, rel=1e-4)
+  assert small.weight[ac.NOVELTY] == pytest.approx(0.75 * most, rel=1e-4)
   _, relative = follow(([-width, width], [0, 0]), size=20 * floor)  # the floor is a tenth of it
-  assert relative.novelty_weight == pytest.approx((1 - 0.25 / 2) * most, rel=1e-4)
-  assert relative.task_scale == pytest.approx(2 * floor)
+  assert relative.weight[ac.NOVELTY] == pytest.approx((1 - 0.25 / 2) * most, rel=1e-4)
+  assert relative.scale[ac.TASK] == pytest.approx(2 * floor)
 
 
 def test_scale_of_novelty_is_its_largest_range_so_far(follow):
   """So novelty fades as the model learns, where that of the task is on a scale of its own."""
   scales, first = follow(([0, 0], [0, 2.0]))
-  assert first.novelty_scale == pytest.approx(0.9 * 2)  # from 5 to 95 %
+  assert first.scale[ac.NOVELTY] == pytest.approx(0.9 * 2)  # from 5 to 95 %
   scales, smaller = follow(([0, 0], [0, 0.2]), scales=scales)
-  assert smaller.novelty_scale == first.novelty_scale
+  assert smaller.scale[ac.NOVELTY] == first.scale[ac.NOVELTY]
   scales, larger = follow(([0, 0], [0, 20.0]), scales=scales)
   novelty = scales.ranges[ac.NOVELTY]
-  assert larger.novelty_scale == pytest.approx(novelty.value / (1 - 0.99**3), rel=1e-4)
-  assert larger.novelty_scale > first.novelty_scale
+  assert larger.scale[ac.NOVELTY] == pytest.approx(novelty.value / (1 - 0.99**3), rel=1e-4)
+  assert larger.scale[ac.NOVELTY] > first.scale[ac.NOVELTY]
 
 
 def test_rollouts_that_begin_at_a_termination_change_no_scale(follow):

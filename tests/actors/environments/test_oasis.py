@@ -106,7 +106,7 @@ def test_den_is_safe():
   assert not (states.places[:, oasis.PREDATOR] == 0).all(-1).any()
 
 
-def test_time_limit_truncates_unless_the_agent_dies():
+def test_time_limit_truncates_unless_a_vital_is_zero():
   _, timestep = step(jax.random.key(0), state_of((4, 4), step_count=499), STAY)
   assert timestep.last() and timestep.discount == 1
   dying = state_of((4, 4), left=(1, 9, 9), step_count=499)
@@ -171,7 +171,7 @@ def test_a_prediction_beyond_the_bounds_is_drawn():
 
 
 def test_invalid_options_are_rejected():
-  with pytest.raises(ValueError, match='environment.max_steps=0: at least 1 is needed'):
+  with pytest.raises(ValueError, match=r'environment\.max_steps=0: at least 1 is needed'):
     environments.make('oasis', max_steps=0)
-  with pytest.raises(ValueError, match='environment.alive_reward'):
+  with pytest.raises(ValueError, match=r'environment\.alive_reward'):
     environments.make('oasis', alive_reward=True)
