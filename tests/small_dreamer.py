@@ -6,12 +6,14 @@ import numpy as np
 import tiny
 from dm_env import specs
 
+from hephaestus.actors.environments import environment
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import config as learner_config
 
 NUM_STEPS, BATCH = 6, 8
+VITALS = (environment.Vital('food', 0), environment.Vital('heat', 2))
 RATES = learner_config.LearnerConfig(
   batch_size=BATCH, rate_warm_up=1, model_learning_rate=3e-3, policy_learning_rate=1e-3
 )
@@ -21,7 +23,7 @@ def make_dreamer(**changes):
   """A Dreamer of numbers between 0 and 1, real numbers and three actions; without warm-up."""
   config = dreamer_config.DreamerConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)
   observation_spec = {
-    'bounded': specs.BoundedArray((3,), np.float32, 0, 1),
+    'bounded': environment.VitalsSpec((3,), np.float32, 0, 1, VITALS),
     'real': specs.Array((2,), np.float32),
   }
   return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))

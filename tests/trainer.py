@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from hephaestus.learner import devices as devices_lib
 
@@ -46,3 +47,16 @@ class Trainer:
     is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     plain = lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x)[device]
     return jax.tree.map(plain, self.state)
+
+
+def assert_same_step(one, eight, batch):
+  """Trainers of one and of eight devices take the same first update of the dreamer on a batch."""
+  expected, found = one.begin().step(batch), eight.begin().step(batch)
+  for name, value in expected.items():
+    assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
+  # Adam's moments are sums of gradients; its first steps would only show their signs.
+  moments = lambda trainer: jax.tree.leaves(
+    (trainer.arrays().model_opt_state, trainer.arrays().policy_opt_state)
+  )
+  for first, second in zip(moments(one), moments(eight), strict=True):
+    np.testing.assert_allclose(second, first, rtol=1e-2, atol=1e-6)

@@ -90,6 +90,14 @@ def folder(tmp_path):
       ['--agent', 'ppo', '--set', 'actor.num_actors=2'],
       'actor.num_actors=2: a fused run has no actors of its own; use 1, or add --no-fused',
     ),
+    (
+      ['--env', 'catch', '--set', 'agent.survival_scale=1'],
+      'agent.survival_scale=1: this environment names no vitals',
+    ),
+    (
+      ['--env', 'oasis', '--set', 'environment.alive_reward=1', 'agent.survival_scale=1'],
+      'agent.survival_scale=1: the reward of this environment already depends on its vitals',
+    ),
     (['--agent', 'ppo', '--set', 'learner.max_staleness=0'], 'learner.max_staleness=0: must be'),
     (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),

@@ -1,14 +1,17 @@
-"""One update of an agent with options that are not the default: salience and a Gaussian latent."""
+"""Updates of agents with options that are not the default: salience, a Gaussian latent, survival."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dm_env import specs
 from small_dreamer import RATES, make_batch, make_dreamer
-from trainer import Trainer
+from trainer import Trainer, assert_same_step
 
-from hephaestus.agents.dreamer import modules
-from hephaestus.learner import dreamer_update
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import dream, intrinsic, modules
+from hephaestus.learner import devices, dreamer_update
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -52,3 +55,90 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
   assert novelty > 1e-3 and clean == positive == 0
   novelty, clean, positive = step(-10.0)  # of 0.01
   assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
+
+
+@pytest.fixture(scope='module')
+def survivor():
+  return make_dreamer(survival_scale=0.5)
+
+
+@pytest.fixture(scope='module')
+def surviving(survivor):
+  return Trainer(dreamer_update.make_update(survivor, RATES))
+
+
+def test_eight_devices_with_survival_take_the_step_of_one(survivor, surviving):
+  eight = Trainer(dreamer_update.make_update(survivor, RATES), 8)
+  assert_same_step(surviving, eight, make_batch(survivor))
+
+
+def test_metrics_of_survival_are_those_of_the_batch(survivor, surviving):
+  """Steps at which an episode begins have no reward; at a death the lack of everything counts."""
+  batch = make_batch(survivor)
+  metrics = surviving.begin().step(batch)
+  vitals = batch.observation['bounded'][..., [0, 2]]
+  lack = np.cbrt(np.sum((1 - vitals) ** 4, axis=-1))
+  reached = np.where(batch.discount == 0, np.cbrt(2), lack)
+  reward = np.zeros_like(lack)
+  reward[:, 1:] = lack[:, :-1] - reached[:, 1:]
+  reward[batch.step_type == 0] = 0
+  assert metrics['intrinsic/survival'] == pytest.approx(reward.mean(), rel=1e-4)
+  assert metrics['intrinsic/vital_food'] == pytest.approx(vitals[..., 0].mean(), rel=1e-5)
+  assert metrics['intrinsic/vital_heat'] == pytest.approx(vitals[..., 1].mean(), rel=1e-5)
+  assert 0.05 < metrics['intrinsic/vital_error'] < 0.6  # of a model that has learned nothing
+  assert metrics['actor_critic/survival_advantage'] > 0
+
+
+def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
+  batch = make_batch(survivor)
+  model, policy = survivor.model, survivor.actor_critic
+  params = survivor.agent.init_params(jax.random.key(0))
+  slow = params['actor_critic']['critic']
+
+  @jax.jit
+  def imagine(key):
+    keys = jax.random.split(key, len(batch.identity))
+    sequence = experience.time_major(batch)
+    posterior = model.rssm.infer(params['world_model'], keys, sequence)
+    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    last = sequence.step_type == dreamer_update.LAST
+    start, _ = dream.starts(policy, posterior, last, novelty, keys, num_steps=None)
+    dreamt = dream.rollout(model, policy, params, slow, start, jnp.int32(4))
+    return dreamt.vitals, dreamt.choice
+
+  vitals, choice = imagine(jax.random.key(1))
+  observed = np.swapaxes(batch.observation['bounded'][..., [0, 2]], 0, 1).reshape(-1, 2)
+  np.testing.assert_allclose(vitals[0], observed, atol=1e-6)
+  lacks = np.asarray(intrinsic.lack(vitals, model.vitals.set_points))
+  assert np.abs(np.diff(lacks, axis=0)).min(axis=1).max() > 0  # at every step, of some rollouts
+  others, other_choice = imagine(jax.random.key(2))
+  differs = np.asarray(choice[0] != other_choice[0])
+  assert differs.any() and np.abs(vitals[1] - others[1])[differs].max() > 1e-4
+
+
+def test_vitals_change_nothing_without_survival(survivor):
+  """The same parameters, replay and compiled update as of an observation that names none."""
+  plain = dreamer_agent.make_dreamer(
+    make_dreamer().config,
+    {
+      'bounded': specs.BoundedArray((3,), np.float32, 0, 1),
+      'real': specs.Array((2,), np.float32),
+    },
+    specs.DiscreteArray(3),
+  )
+
+  def lowered(dreamer):
+    made = dreamer_update.make_update(dreamer, RATES)
+    state = jax.eval_shape(made.init, jax.random.key(0))
+    add_axis = lambda tree: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), tree
+    )
+    update = jax.vmap(made.update, axis_name=devices.DEVICES)
+    return jax.jit(update).lower(*map(add_axis, (state, make_batch(dreamer)))).as_text()
+
+  assert lowered(plain) == lowered(make_dreamer())
+  stored = lambda dreamer: jax.eval_shape(
+    lambda: dreamer.agent.stored_state(dreamer.agent.initial_policy_state(2))
+  )
+  assert stored(plain) == stored(survivor)
+  assert plain.model.read_vitals(jnp.zeros(5)) is None

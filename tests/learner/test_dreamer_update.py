@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_dreamer import BATCH, NUM_STEPS, RATES, make_batch, make_dreamer
-from trainer import Trainer
+from trainer import Trainer, assert_same_step
 
 from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, modules, rssm, world_model
@@ -108,16 +108,7 @@ def test_replicas_stay_bitwise_equal_on_eight_devices(dreamer, eight_devices):
 
 
 def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
-  expected = one_device.begin().step(make_batch(dreamer))
-  found = eight_devices.begin().step(make_batch(dreamer))
-  for name, value in expected.items():
-    assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
-  # Adam's moments are sums of gradients; its first steps would only show their signs.
-  moments = lambda trainer: jax.tree.leaves(
-    (trainer.arrays().model_opt_state, trainer.arrays().policy_opt_state)
-  )
-  for one, eight in zip(moments(one_device), moments(eight_devices), strict=True):
-    np.testing.assert_allclose(eight, one, rtol=1e-2, atol=1e-6)
+  assert_same_step(one_device, eight_devices, make_batch(dreamer))
 
 
 @pytest.mark.timeout(600)
@@ -202,7 +193,7 @@ def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_devic
   assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
 
 
-def targets_of(dreamer, rewards, values, *, novelty_mean=0.0):
+def targets_of(dreamer, rewards, values, *, novelty_mean=0.0, **of_dream):
   """Targets of imagined steps.
 
   Args:
@@ -210,6 +201,7 @@ def targets_of(dreamer, rewards, values, *, novelty_mean=0.0):
     rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its largest mean.
     values: [H + 1, B'] of each head of the critic.
     novelty_mean: slow average of novelty.
+    **of_dream: other fields of the dream.
   """
   learner = dreamer_update._Learner(dreamer, None, None)
   scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
@@ -221,7 +213,7 @@ def targets_of(dreamer, rewards, values, *, novelty_mean=0.0):
     start=start, features=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
     choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
-  )  # fmt: skip
+  )._replace(**of_dream)  # fmt: skip
   motivation = intrinsic.Motivation(*[jnp.float32(0.0)] * 6)._replace(
     novelty_mean=jnp.float32(novelty_mean), novelty_scale=jnp.float32(1.0)
   )
@@ -278,6 +270,34 @@ def test_novelty_beyond_its_mean_is_the_reward_of_its_critic():
   targets = targets_of(make_dreamer(), rewards, values, novelty_mean=2.0)
   np.testing.assert_allclose(targets.returns[NOVELTY][0], [-1, 1])
   np.testing.assert_allclose(targets.returns[TASK], 0)
+
+
+def test_imagined_survival_is_paid_and_scaled_and_death_costs():
+  """Four rollouts: one eats, one does not, one starves on, one is caught. Nothing else is paid."""
+  names = (TASK, NOVELTY, intrinsic.SURVIVAL)
+  zeros = {name: np.zeros((2, 4)) for name in names}
+  vitals = np.full((2, 4, 2), 0.5, np.float32)
+  vitals[1, :3, 0] = [1.0, 0.5, 0.25]
+  discount = jnp.ones((2, 4)).at[1, 3].set(0.0)
+  dreamer = make_dreamer(lambda_=0.0, survival_scale=0.5, novelty_scale=0.0)
+  targets = targets_of(dreamer, zeros, zeros, vitals=jnp.asarray(vitals), discount=discount)
+  lack = lambda *h: sum((1 - x) ** 4 for x in h) ** (1 / 3)
+  now = lack(0.5, 0.5)
+  expected = now - np.array([lack(1, 0.5), now, lack(0.25, 0.5), lack(0, 0)])
+  np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL][0], expected, rtol=1e-4, atol=1e-6)
+  spread = np.subtract(*np.percentile(expected, [95, 5]))
+  advantage = 0.5 * (expected - expected.mean()) / spread
+  np.testing.assert_allclose(targets.advantage[0], advantage, rtol=1e-3)
+  np.testing.assert_array_equal(targets.returns[TASK], 0)
+
+
+def test_constant_survival_keeps_its_sign_in_returns():
+  """All vitals fall alike in all rollouts: a cost, where novelty would be relative to its mean."""
+  zeros = {name: np.zeros((3, 2)) for name in (TASK, NOVELTY, intrinsic.SURVIVAL)}
+  vitals = np.broadcast_to(np.array([0.9, 0.7, 0.5])[:, None, None], (3, 2, 2))
+  dreamer = make_dreamer(survival_scale=1.0)
+  targets = targets_of(dreamer, zeros, zeros, novelty_mean=3.0, vitals=jnp.float32(vitals))
+  assert (targets.returns[intrinsic.SURVIVAL] < -0.05).all()
 
 
 def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):

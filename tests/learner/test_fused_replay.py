@@ -18,19 +18,21 @@ pytestmark = pytest.mark.usefixtures('little_optimization')
 
 # 2.5 updates for each unroll of 4 sequences after the first two; the ring of 32 is full after eight.
 STEPS_PER_UNROLL, UPDATES_PER_UNROLL, WARM_UP = 4 * 5, 2.5, 2
-CONFIG = config.override(
-  presets.laptop('catch'),
-  [
-    *tiny.SHAPES, 'learner.fused=true', 'agent.warm_up_updates=2', 'replay.replay_ratio=5',
-    'replay.strata=[{name: frontier, max_size: 16, share: 0.5}, {name: episodic, max_size: 32, share: 0.5}]',
-    'learner.log_period=4',
-  ],
+OPTIONS = (
+  *tiny.SHAPES, 'learner.fused=true', 'agent.warm_up_updates=2', 'replay.replay_ratio=5',
+  'replay.strata=[{name: frontier, max_size: 16, share: 0.5}, {name: episodic, max_size: 32, share: 0.5}]',
+  'learner.log_period=4',
 )  # fmt: skip
+CONFIG = config.override(presets.laptop('catch'), [*OPTIONS])
+SURVIVAL = config.override(
+  presets.laptop('oasis'),
+  [*(each for each in OPTIONS if not each.startswith('environment.')), 'agent.survival_scale=1'],
+)
 
 
-def make_program(num_devices=1, *, compiled=True, learns=True, **changes):
+def make_program(num_devices=1, *, base=CONFIG, compiled=True, learns=True, **changes):
   """The program of a run; one that does not learn compiles within seconds."""
-  made = config.override(CONFIG, [f'{key}={value}' for key, value in changes.items()])
+  made = config.override(base, [f'{key}={value}' for key, value in changes.items()])
   program = fused.build(made, *fused.make(made), jax.local_devices()[:num_devices])
   if not learns:
     count = lambda state, batch: (
@@ -188,6 +190,15 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
   last = lambda folder: {k: v for k, v in folder.rows()[-1].items() if k not in drop}
   assert last(whole) == last(again)
   assert last(whole) == pytest.approx(last(resumed), rel=1e-4, abs=1e-6)
+
+
+def test_run_with_survival_resumes_bitwise():
+  made = make_program(base=SURVIVAL)
+  whole, _ = made.iterate(begin(made), 7)
+  parts, _ = made.iterate(begin(made), 3)
+  parts, sums = made.iterate(made.place(made.gather(parts)), 4)
+  assert_equal(made.gather(whole), made.gather(parts))
+  assert {'intrinsic/survival', 'intrinsic/vital_error', 'intrinsic/vital_water'} <= set(sums)
 
 
 def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(program, tmp_path):
