@@ -295,9 +295,12 @@ def test_constant_survival_keeps_its_sign_in_returns():
   """All vitals fall alike in all rollouts: a cost, where novelty would be relative to its mean."""
   zeros = {name: np.zeros((3, 2)) for name in (TASK, NOVELTY, intrinsic.SURVIVAL)}
   vitals = np.broadcast_to(np.array([0.9, 0.7, 0.5])[:, None, None], (3, 2, 2))
-  dreamer = make_dreamer(survival_scale=1.0)
+  dreamer = make_dreamer(survival_scale=1.0, lambda_=0.0)
   targets = targets_of(dreamer, zeros, zeros, novelty_mean=3.0, vitals=jnp.float32(vitals))
-  assert (targets.returns[intrinsic.SURVIVAL] < -0.05).all()
+  lack = np.cbrt(2 * np.array([0.1, 0.3, 0.5]) ** 4)
+  expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 2))
+  np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL], expected, rtol=1e-4)
+  assert expected.max() < -0.1
 
 
 def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):
