@@ -209,7 +209,7 @@ def vitals(spec: Any) -> Vitals | None:
   for leaf in jax.tree.leaves(without_mask(spec)):
     for vital in getattr(leaf, 'vitals', ()):
       names.append(vital.name)
-      indices.append(begin + vital.index)
+      indices.append(begin + vital.position)
       set_points.append(vital.set_point)
       are_paid |= leaf.are_paid
     begin += math.prod(leaf.shape)

@@ -183,12 +183,12 @@ class Vital(NamedTuple):
 
   Attributes:
     name: of one word, for metrics.
-    index: in its vector.
+    position: in its vector.
     set_point: the value at which nothing is lacking.
   """
 
   name: str
-  index: int
+  position: int
   set_point: float = 1.0
 
 
@@ -221,7 +221,7 @@ class VitalsSpec(specs.BoundedArray):
         f'vitals={names}: a vector with at least one vital is needed, each name once'
       )
     for vital in vitals:
-      if not 0 <= vital.index < shape[0]:
+      if not 0 <= vital.position < shape[0]:
         raise ValueError(f'{vital}: is not in a vector of shape {shape}')
     self._vitals, self._are_paid = tuple(vitals), are_paid
 

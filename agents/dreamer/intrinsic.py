@@ -4,7 +4,7 @@ All arithmetic is float32: in bfloat16, rounding would dominate variances and sl
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -192,7 +192,7 @@ def update(
   )
 
 
-def lack(vitals: jax.Array, set_points: jax.Array) -> jax.Array:
+def lack(vitals: jax.Array, set_points: chex.Array) -> jax.Array:
   """The drive of vitals: how far they lie below their set-points.
 
     D = ( sum_V max(0, h* - h)^4 )^(1/3)
@@ -210,7 +210,7 @@ def lack(vitals: jax.Array, set_points: jax.Array) -> jax.Array:
   return jnp.cbrt(jnp.sum(jnp.maximum(set_points - vitals, 0.0) ** 4, axis=-1))
 
 
-def survival(vitals: jax.Array, discount: jax.Array, set_points: jax.Array) -> jax.Array:
+def survival(vitals: jax.Array, discount: jax.Array, set_points: chex.Array) -> jax.Array:
   """Drive reduction: the reward of survival that arrives at each step.
 
     r_t+1 = D_t - ( d_t+1 D_t+1 + (1 - d_t+1) D(0) )
@@ -254,7 +254,7 @@ class Intrinsic(NamedTuple):
   """
 
   is_on: Callable[[dreamer_config.DreamerConfig], bool]
-  reward: Callable[[Felt, Motivation], jax.Array]
+  reward: Callable[[Felt, Motivation], Any]
   weight: Callable[[dreamer_config.DreamerConfig, jax.Array], jax.Array | float]
 
 

@@ -65,7 +65,7 @@ class WorldModel:
       )
     return found
 
-  def read_vitals(self, numbers: jax.Array) -> jax.Array | None:
+  def read_vitals(self, numbers: jax.Array) -> Any:
     """[..., F] numbers, observed or imagined, to the vitals [..., V]; None without survival."""
     if self.vitals is None:
       return None
