@@ -20,6 +20,7 @@ ENVIRONMENTS = {
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
   'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
   'oasis': 'hephaestus.actors.environments.oasis:Oasis',
+  'rooms': 'hephaestus.actors.environments.rooms:Rooms',
 }
 
 LISTING = '`hephaestus environments` lists them'

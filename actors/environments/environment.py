@@ -125,6 +125,16 @@ class Environment(abc.ABC):
   ) -> tuple[EnvState, TimeStep]:
     """Takes one action; returns the next state and time step."""
 
+  def next_episode(self, key: chex.PRNGKey, state: EnvState) -> tuple[EnvState, TimeStep]:
+    """Begins the episode after another one in the same stream; a reset, unless something passes on.
+
+    Args:
+      key: of the reset.
+      state: after LAST and one step more, which must keep what passes on.
+    """
+    del state
+    return self.reset(key)
+
   def scripted_action(self, state: EnvState) -> jax.Array | None:
     """The action of a good policy that may read the state; None without a scripted policy.
 

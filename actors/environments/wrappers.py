@@ -85,7 +85,7 @@ class AutoReset(Environment):
     self, key: chex.PRNGKey, is_over: jax.Array, stepped: tuple[EnvState, TimeStep]
   ) -> tuple[EnvState, TimeStep]:
     """The result of a reset where the episode is over, else the result of the step."""
-    new = self.environment.reset(key)
+    new = self.environment.next_episode(key, stepped[0])
     return jax.tree.map(functools.partial(jnp.where, is_over), new, stepped)
 
   def scripted_action(self, state: AutoResetState) -> jax.Array | None:
@@ -179,6 +179,12 @@ class TimeLimit(Environment):
 
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
+    return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
+
+  def next_episode(
+    self, key: chex.PRNGKey, state: TimeLimitState
+  ) -> tuple[TimeLimitState, TimeStep]:
+    env_state, timestep = self.environment.next_episode(key, state.env_state)
     return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
 
   def step(

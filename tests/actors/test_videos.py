@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from hephaestus.actors import evaluator, videos
-from hephaestus.actors.environments import catch, grid_world, noisy_corridor, oasis
+from hephaestus.actors.environments import catch, grid_world, noisy_corridor, oasis, rooms
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
@@ -51,7 +51,14 @@ def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
 
 
 @pytest.mark.parametrize(
-  'env', [catch.Catch(), grid_world.GridWorld(), noisy_corridor.NoisyCorridor(), oasis.Oasis()]
+  'env',
+  [
+    catch.Catch(),
+    grid_world.GridWorld(),
+    noisy_corridor.NoisyCorridor(),
+    oasis.Oasis(),
+    rooms.Rooms(),
+  ],
 )
 def test_fully_observed_environments_draw_the_rendered_frame(env):
   state, timestep = env.reset(jax.random.key(3))

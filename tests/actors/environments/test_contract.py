@@ -45,6 +45,7 @@ ENVIRONMENTS = [
   Case('hackmatrix', {'max_steps': 18}, BOTH),
   Case('noisy_corridor', {'max_steps': 18}, (TRUNCATED,)),
   Case('oasis', {'max_steps': 25}, BOTH),
+  Case('rooms', {'fresh_after': 10}),
   Case('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),
   Case('gymnax/Breakout-MinAtar', {'max_steps': 14}, BOTH, 'gymnax'),
   Case('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),

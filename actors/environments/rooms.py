@@ -1,0 +1,160 @@
+"""Rooms: a name on the wall and four doors, one of which pays; to test what an agent remembers."""
+
+import dataclasses
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from hephaestus.actors.environments import environment
+
+NAME_BITS = 24
+NUM_DOORS = 4
+VISITS = 4
+"""Visits of each fresh room, after which others take the places of all of them."""
+CELL_PIXELS = 16
+NAME_ROWS = 4
+
+
+class State(flax.struct.PyTreeNode):
+  """One stream of episodes, of one choice each.
+
+  Attributes:
+    stream: [] uint32, random, seeds the stream's fresh rooms.
+    choices: [] int32, made in this stream so far.
+    name: [] uint32 below 2^24, the room.
+    opened: [] int32, the door that was opened, -1 before the choice.
+  """
+
+  stream: jax.Array
+  choices: jax.Array
+  name: jax.Array
+  opened: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rooms(environment.Environment):
+  """Each episode is one choice in one room: the right door of four pays 1, others pay 0.
+
+  The right door is a hash of the room's name, so nothing but experience of the room tells it. A room
+  is uniform among `num_rooms`, the same in all streams. After `fresh_after` choices a stream leaves
+  them for rooms that were never seen: it visits `fresh_rooms` of its own one after another, VISITS
+  times in the same order, and then as many others. Parallel environments make equally many choices,
+  so all are at the same visit at the same time (`visit`), and a run's mean return between two steps
+  is the success at that visit. Perfect memory has 0.25, 0.50, 0.75 and 1 at visits 1 to 4; an agent
+  without memory has 0.25.
+
+  The observation is [28] bool: the 24 bits of the name and the opened door, one-hot, of which none is
+  open before the choice.
+
+  Attributes:
+    num_rooms: before `fresh_after`.
+    fresh_after: choices of a stream in these; 0: it never leaves them.
+    fresh_rooms: number of rooms of a stream that are visited in turn.
+  """
+
+  num_rooms: int = 1024
+  fresh_after: int = 0
+  fresh_rooms: int = 64
+
+  def __post_init__(self):
+    for field, least in {'num_rooms': 1, 'fresh_after': 0, 'fresh_rooms': 1}.items():
+      if getattr(self, field) < least:
+        raise ValueError(f'environment.{field}={getattr(self, field)}: must be at least {least}')
+
+  @property
+  def observation_spec(self) -> specs.BoundedArray:
+    return specs.BoundedArray((NAME_BITS + NUM_DOORS,), bool, False, True, 'name_and_door')
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(NUM_DOORS, np.int32, 'door')
+
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return ('first', 'second', 'third', 'fourth')
+
+  @property
+  def max_steps(self) -> int:
+    return 1
+
+  def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
+    stream_key, room_key = jax.random.split(key)
+    return self._enter(room_key, jax.random.bits(stream_key), jnp.zeros((), jnp.int32))
+
+  def next_episode(self, key: chex.PRNGKey, state: State) -> tuple[State, environment.TimeStep]:
+    return self._enter(key, state.stream, state.choices)
+
+  def step(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    del key  # A door pays always or never.
+    # A step after LAST, whose result is of no use, must not count as a choice.
+    choices = state.choices + (state.opened < 0)
+    state = state.replace(choices=choices, opened=jnp.asarray(action, jnp.int32))
+    reward = jnp.where(action == right_door(state.name), 1.0, 0.0)
+    return state, environment.termination(reward, self._observe(state))
+
+  def visit(self, choices: jax.Array | int) -> jax.Array | int:
+    """Which visit of a fresh room a stream's next choice is, from 1; 0 before there are any."""
+    if not self.fresh_after:
+      return 0 * choices
+    beyond = choices - self.fresh_after
+    return (beyond >= 0) * (1 + beyond // self.fresh_rooms % VISITS)
+
+  def scripted_action(self, state: State) -> jax.Array:
+    return right_door(state.name)
+
+  def render(self, state: State) -> np.ndarray:
+    """Draws the room; the opened door is green if it was right, else red."""
+    frame = self.draw(self._observe(state))
+    if state.opened < 0:
+      return frame
+    hidden = [0, 2] if state.opened == right_door(state.name) else [1, 2]
+    frame[NAME_ROWS * CELL_PIXELS :, :, hidden] = 0
+    return frame
+
+  def draw(self, observation: environment.Observation) -> np.ndarray:
+    """Draws the name, 4 x 6 cells, above the doors, of which the opened one is bright."""
+    name, doors = np.split(np.asarray(observation, np.float32), [NAME_BITS])
+    pixels = np.ones((CELL_PIXELS, CELL_PIXELS), np.float32)
+    wall = np.kron(255 * name.reshape(NAME_ROWS, -1), pixels)
+    width = wall.shape[1] // NUM_DOORS
+    door = np.zeros((2 * CELL_PIXELS, width), np.float32)
+    door[4:, 4:-4] = 1.0
+    row = np.concatenate([door * (80 + 175 * opened) for opened in doors], axis=1)
+    return np.stack([np.concatenate([wall, row]).astype(np.uint8)] * 3, axis=-1)
+
+  def _enter(
+    self, key: chex.PRNGKey, stream: jax.Array, choices: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    """The room of a stream's next choice."""
+    room = jax.random.randint(key, (), 0, self.num_rooms).astype(jnp.uint32)
+    if self.fresh_after:
+      beyond = choices - self.fresh_after
+      turn, index = beyond // self.fresh_rooms, beyond % self.fresh_rooms
+      fresh = scramble(stream + scramble(turn // VISITS * self.fresh_rooms + index))
+      room = jnp.where(beyond >= 0, fresh, room)
+    name = scramble(room) >> (32 - NAME_BITS)
+    state = State(stream, choices, name, jnp.full((), -1, jnp.int32))
+    return state, environment.restart(self._observe(state))
+
+  def _observe(self, state: State) -> jax.Array:
+    name = (state.name >> jnp.arange(NAME_BITS, dtype=jnp.uint32)) & 1
+    return jnp.concatenate([name == 1, jnp.arange(NUM_DOORS) == state.opened])
+
+
+def right_door(name: jax.Array) -> jax.Array:
+  """[...] int32, the door that pays in a room."""
+  return (scramble(name + 1) % NUM_DOORS).astype(jnp.int32)
+
+
+def scramble(x: jax.Array) -> jax.Array:
+  """Hashes integers to [...] uint32: the finalizer of MurmurHash3, after a constant is added."""
+  x = jnp.asarray(x).astype(jnp.uint32) + np.uint32(0x9E3779B9)
+  x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)

@@ -1,0 +1,84 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hephaestus.actors import environments
+from hephaestus.actors.environments import rooms, wrappers
+
+
+def stream(env, num_choices, seed=0):
+  """Names [n] uint32 and visits [n] of one stream with auto-reset, always through the first door."""
+  env_ = wrappers.AutoReset(env)
+
+  def choose(carry, key):
+    state, _ = carry
+    keys = jax.random.split(key)
+    name, visit = state.env_state.name, env.visit(state.env_state.choices)
+    last, _ = env_.step(keys[0], state, jnp.int32(0))
+    return env_.step(keys[1], last, jnp.int32(0)), (name, visit)
+
+  reset_key, steps_key = jax.random.split(jax.random.key(seed))
+  _, (names, visits) = jax.lax.scan(
+    choose, env_.reset(reset_key), jax.random.split(steps_key, num_choices)
+  )
+  return np.asarray(names), np.asarray(visits)
+
+
+def test_right_door_pays_and_ends_the_episode():
+  env = rooms.Rooms()
+  state, first = env.reset(jax.random.key(0))
+  door = rooms.right_door(state.name)
+  _, right = env.step(jax.random.key(1), state, door)
+  _, wrong = env.step(jax.random.key(1), state, (door + 1) % 4)
+  assert (right.reward, wrong.reward) == (1.0, 0.0)
+  assert right.last() and wrong.last() and right.discount == 0.0
+  np.testing.assert_array_equal(right.observation[:24], first.observation[:24])
+  assert not first.observation[24:].any()
+  np.testing.assert_array_equal(np.flatnonzero(right.observation[24:]), [door])
+
+
+def test_names_differ_and_each_door_is_right_as_often():
+  names = rooms.scramble(jnp.arange(1024)) >> 8
+  assert len(set(names.tolist())) == 1024
+  counts = np.bincount(rooms.right_door(names), minlength=4)
+  assert counts.min() > 200
+  bits = (names[:, None] >> jnp.arange(24)) & 1
+  assert bits.mean(axis=0).min() > 0.4 and bits.mean(axis=0).max() < 0.6
+
+
+def test_all_streams_share_rooms_before_the_fresh_ones():
+  env = rooms.Rooms(num_rooms=8)
+  first, second = (set(stream(env, 100, seed)[0].tolist()) for seed in (0, 1))
+  assert first == second and len(first) == 8
+
+
+def test_fresh_rooms_are_visited_four_times_in_turn_and_then_replaced():
+  env = rooms.Rooms(num_rooms=8, fresh_after=5, fresh_rooms=3)
+  names, visits = stream(env, 5 + 2 * 12)
+  assert visits[:5].tolist() == [0] * 5
+  assert visits[5:].tolist() == 2 * [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+  sets = names[5:].reshape(2, rooms.VISITS, 3)
+  np.testing.assert_array_equal(sets, np.repeat(sets[:, :1], rooms.VISITS, axis=1))
+  assert len({*names[:5].tolist(), *sets[:, 0].reshape(-1).tolist()}) == 6 + len(set(names[:5]))
+  other, _ = stream(env, 8, seed=1)
+  assert not set(other[5:].tolist()) & set(names.tolist())
+
+
+def test_frame_shows_whether_the_opened_door_was_right():
+  env = rooms.Rooms()
+  state, _ = env.reset(jax.random.key(0))
+  door = rooms.right_door(state.name)
+  colours = []
+  for action in (door, (door + 1) % 4):
+    opened, _ = env.step(jax.random.key(1), state, action)
+    frame = env.render(opened)
+    colours.append(frame[80, 24 * int(action) + 12].tolist())
+  assert colours == [[0, 255, 0], [255, 0, 0]]
+  assert env.render(state).shape == (96, 96, 3)
+
+
+@pytest.mark.parametrize('option', ['num_rooms', 'fresh_rooms'])
+def test_impossible_options_are_refused_by_name(option):
+  with pytest.raises(ValueError, match=rf'environment\.{option}=0: must be at least 1'):
+    environments.make('rooms', **{option: 0})
