@@ -206,6 +206,11 @@ class Numbers:
     binary, discrete, _ = map(len, self._kinds)
     return jnp.split(numbers, [binary, binary + discrete], axis=-1)
 
+  def centred(self, numbers: jax.Array) -> jax.Array:
+    """[..., F] numbers, those in [0, 1] as 2 x - 1."""
+    bits, discrete, reals = self._split(numbers)
+    return jnp.concatenate([2 * bits - 1, 2 * discrete - 1, reals], axis=-1)
+
   def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
     """[..., F] numbers to [..., input_size], input of a network, in their dtype."""
     parts = [self._without_views(numbers, statistics)]

@@ -1,0 +1,270 @@
+"""Episodic memory: a ring of what was observed, done and returned, read by similarity.
+
+    key      k = unit(P x)                               P fixed, so that keys never drift
+    read     w_i = exp(50 (k_i q - 1)),  i of the 8 most similar entries
+             n_a = min(1, sum_i w_i [a_i = a])           q_a = sum_i w_i [a_i = a] G_i / sum_i w_i [a_i = a]
+    write    the most surprising replayed steps, |G - G_hat|, in place of the least recently read
+
+Pritzel et al. (2017), "Neural episodic control"; keys by a random projection as in Blundell et al.
+(2016), "Model-free episodic control". The ring is among the parameters, which no optimizer changes, so
+it is saved and published with the policy that reads it.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hephaestus.agents import distributions, networks
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import numbers as numbers_lib
+
+Tree = Any
+
+KEY_SIZE = 32
+NEIGHBOURS = 8
+"""Entries that are read, the most similar ones."""
+SHARPNESS = 50.0
+"""Of the weights: an entry of similarity 0.95 has a weight of 0.08."""
+POOLED = 8
+"""Height and width to which a key pools images."""
+MOST_WRITTEN = 8
+"""Entries of one update."""
+LEAST_SURPRISE = 0.1
+"""Least surprise that is written, in units of returns."""
+LEAST_WEIGHT = 0.1
+"""Least weight in a read that renews an entry."""
+LEAST_EVIDENCE = 0.5
+"""Least n_a at which memory, not the critic, says what return is no surprise."""
+NOT_ACTED = ('used',)
+"""Arrays of the ring that acting does not read, so they are not published."""
+
+
+class Recall(NamedTuple):
+  """What a memory holds about some steps.
+
+  Attributes:
+    evidence: [..., A] float32, n_a; [..., 1] of all actions where they are continuous.
+    value: [..., A] or [..., 1] float32, q_a; 0 without evidence.
+    similarity: [...] float32, of the most similar entry; 0 without one.
+    action: [..., A] float32, weighted mean of the actions; read where they are continuous.
+    index: [..., K] int32, the entries, most similar first.
+    weight: [..., K] float32; 0 of an entry that is not there.
+  """
+
+  evidence: jax.Array
+  value: jax.Array
+  similarity: jax.Array
+  action: jax.Array
+  index: jax.Array
+  weight: jax.Array
+
+
+class Offer(NamedTuple):
+  """Steps that may be written.
+
+  Attributes:
+    key: [N, KEY_SIZE] float32.
+    action: [N, A] float32, encoded.
+    return_: [N] float32.
+    surprise: [N] float32; 0: nothing to write.
+  """
+
+  key: jax.Array
+  action: jax.Array
+  return_: jax.Array
+  surprise: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """The memory of one environment; every method is a pure function of the ring.
+
+  The ring is a dict of arrays: `key` [C, KEY_SIZE], `action` [C, A] and `return_` [C] float32;
+  `written` [C] int32, the update from which on an entry may be read, 0 where there is none; `used`
+  [C] int32, the update in which it was written or last read. Acting reads all but the last.
+
+  Attributes:
+    size: C.
+    ttl: updates after which an unread entry is cleared.
+    actions: of the environment.
+    numbers: of its observations.
+    codec: the same, with the images.
+  """
+
+  size: int
+  ttl: int
+  actions: distributions.Actions
+  numbers: numbers_lib.Numbers
+  codec: observation_lib.Codec
+
+  @property
+  def recalled_size(self) -> int:
+    """R, the width of `recalled`."""
+    return 2 * self.actions.size + 1 if self.actions.discrete else self.actions.size + 3
+
+  def init(self) -> Tree:
+    """An empty ring."""
+    zeros = lambda *shape, dtype=jnp.float32: jnp.zeros((self.size, *shape), dtype)
+    return {
+      'key': zeros(KEY_SIZE),
+      'action': zeros(self.actions.size),
+      'return_': zeros(),
+      'written': zeros(dtype=jnp.int32),
+      'used': zeros(dtype=jnp.int32),
+    }
+
+  @functools.cached_property
+  def _projection(self) -> np.ndarray:
+    """P, [inputs, KEY_SIZE]; NumPy keeps this generator's numbers between versions."""
+    pixels = POOLED * POOLED * sum(spec.shape[-1] for spec in self.codec.image_specs)
+    shape = self.numbers.size + pixels, KEY_SIZE
+    return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+
+  def key(self, observation: Tree) -> jax.Array:
+    """[..., observation] to [..., KEY_SIZE] float32 of length 1.
+
+    Numbers in [0, 1] count as 2 x - 1, so that a 0 says as much as a 1; others by their symlog.
+    """
+    parts = [self.numbers.centred(self.numbers.read(observation))]
+    if self.codec.image_specs:
+      _, *images = self.codec.encode(observation)
+      for spec, image in zip(self.codec.image_specs, images, strict=True):
+        pooled = _pool(image)
+        if observation_lib.is_bounded(spec, 0, 255):
+          pooled = 2 * pooled
+        elif observation_lib.is_bounded(spec, 0, 1):
+          pooled = 2 * pooled - 1
+        parts.append(pooled)
+    projected = _product(jnp.concatenate(parts, axis=-1), self._projection)
+    length = jnp.linalg.norm(projected, axis=-1, keepdims=True)
+    return projected / jnp.maximum(length, 1e-6)
+
+  def read(self, ring: Tree, key: jax.Array, version: jax.Array | None = None) -> Recall:
+    """Recalls what is most similar to some steps.
+
+    Args:
+      ring: of the parameters.
+      key: [..., KEY_SIZE] of the steps.
+      version: [...] int32 of the parameters that acted, which cannot have read what was written
+        later; None: all may be read.
+    """
+    leading = key.shape[:-1]
+    flat = key.reshape(-1, KEY_SIZE)
+    visible = ring['written'] > 0
+    if version is not None:
+      visible &= ring['written'] <= version.reshape(-1, 1)
+    similarity = jnp.where(visible, _product(flat, ring['key'].T), -jnp.inf)
+    nearest, index = jax.lax.top_k(similarity, min(NEIGHBOURS, self.size))
+    weight = jnp.exp(SHARPNESS * (nearest - 1))  # 0 where there is no entry
+    action = ring['action'][index]
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    mean_action = jnp.sum(weight[..., None] * action, axis=-2) / jnp.maximum(total, 1e-8)
+    of_action = action if self.actions.discrete else jnp.ones_like(action[..., :1])
+    weights = weight[..., None] * of_action
+    evidence = jnp.sum(weights, axis=-2)
+    value = jnp.sum(weights * ring['return_'][index][..., None], axis=-2)
+    recall = Recall(
+      evidence=jnp.minimum(evidence, 1.0),
+      value=value / jnp.maximum(evidence, 1e-8),
+      similarity=jnp.where(jnp.isfinite(nearest[..., 0]), nearest[..., 0], 0.0),
+      action=mean_action,
+      index=index,
+      weight=weight,
+    )
+    return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), recall)
+
+  def recalled(self, recall: Recall) -> jax.Array:
+    """[..., R] float32, inputs of networks: [symlog q, n, similarity] and any mean action."""
+    parts = [networks.symlog(recall.value), recall.evidence, recall.similarity[..., None]]
+    return jnp.concatenate(parts if self.actions.discrete else [*parts, recall.action], axis=-1)
+
+  def expected(self, recall: Recall, action: jax.Array, value: jax.Array) -> jax.Array:
+    """[...] float32, G_hat: what memory says about [..., A] encoded actions, else the critic.
+
+    With several choices at once, the mean over these.
+    """
+    chosen = action if self.actions.discrete else jnp.ones_like(recall.value)
+    count = len(self.actions.num_choices) or 1
+    known = jnp.sum(chosen * recall.evidence, axis=-1) > count * LEAST_EVIDENCE
+    return jnp.where(known, jnp.sum(chosen * recall.value, axis=-1) / count, value)
+
+  def renewed(self, recall: Recall) -> jax.Array:
+    """[C] bool, entries that some step has read with weight."""
+    touched = (recall.weight > LEAST_WEIGHT).reshape(-1)
+    index = jnp.where(touched, recall.index.reshape(-1), self.size)
+    return jnp.zeros(self.size, bool).at[index].set(True, mode='drop')
+
+  def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
+    """The ring after an update: without what expired, and with the best offers.
+
+    Args:
+      ring: before.
+      offer: of all devices, at least MOST_WRITTEN steps.
+      renewed: [C] bool, entries that were read on any device.
+      update: [] int32, its number; versions from the next one on may read what it writes.
+    """
+    now = update + 1
+    used = jnp.where(renewed, now, ring['used'])
+    fresh = now - used <= self.ttl
+    written, used = (jnp.where(fresh, x, 0) for x in (ring['written'], used))
+    best = most_surprising(offer)
+    # The most surprising first, so those that are not worth it come last.
+    worth = best.surprise > LEAST_SURPRISE
+    slots = jnp.argsort(used, stable=True)[:MOST_WRITTEN]
+    slots = jnp.where(worth, slots, self.size)  # beyond the ring: not written
+    put = lambda old, new: old.at[slots].set(new, mode='drop')
+    return ring | {
+      'key': put(ring['key'], best.key),
+      'action': put(ring['action'], best.action),
+      'return_': put(ring['return_'], best.return_),
+      'written': put(written, now),
+      'used': put(used, now),
+    }
+
+  def metrics(self, ring: Tree, recall: Recall, update: jax.Array) -> dict[str, jax.Array]:
+    """Of a ring after an update, and of the reads of this device's steps.
+
+    Returns:
+      Shares of the ring that is `filled`, and entries `written` by the update; mean `evidence` of all
+      actions and `similarity` of the steps' reads; mean `age` of the entries, in updates.
+    """
+    now = update + 1
+    filled = ring['written'] > 0
+    age = jnp.sum(jnp.where(filled, now - ring['written'], 0))
+    return {
+      'filled': jnp.mean(filled),
+      'written': jnp.sum(ring['written'] == now).astype(jnp.float32),
+      'evidence': jnp.mean(jnp.minimum(recall.weight.sum(axis=-1), 1.0)),
+      'similarity': jnp.mean(recall.similarity),
+      'age': age / jnp.maximum(jnp.sum(filled), 1),
+    }
+
+
+def most_surprising(offer: Offer) -> Offer:
+  """The MOST_WRITTEN most surprising of [N] steps, the first of equals first."""
+  _, index = jax.lax.top_k(offer.surprise, MOST_WRITTEN)
+  return Offer(*(x[index] for x in offer))
+
+
+def _product(x: jax.Array, y: Any) -> jax.Array:
+  """A product that accelerators do not round: keys of equal observations are equal."""
+  return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
+
+
+def _pool(image: jax.Array) -> jax.Array:
+  """[..., H, W, C] to [..., POOLED * POOLED * C], means of nearly equal parts."""
+
+  def shares(length: int) -> np.ndarray:
+    edges = np.arange(POOLED + 1) * length / POOLED
+    low, high = edges[:-1, None], edges[1:, None]
+    pixel = np.arange(length)
+    covered = np.clip(np.minimum(high, pixel + 1) - np.maximum(low, pixel), 0, None)
+    return (covered / covered.sum(axis=1, keepdims=True)).astype(np.float32)
+
+  *leading, height, width, _ = image.shape
+  pooled = jnp.einsum('ih,jw,...hwc->...ijc', shares(height), shares(width), image)
+  return pooled.reshape(*leading, -1)
