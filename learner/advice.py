@@ -1,4 +1,4 @@
-"""Warnings for PPO runs that will not learn, each with the setting to change."""
+"""Warnings for runs that will not learn, each with the setting to change."""
 
 import collections
 import statistics
@@ -6,6 +6,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 WINDOW = 16  # reports over which a trend is judged
+
+
+class MemoryAdvice:
+  """Warns once if an episodic memory holds entries and nothing is recalled over WINDOW reports.
+
+  Args:
+    say: takes a warning.
+
+  Attributes:
+    score: as of `Advice`; unread.
+  """
+
+  def __init__(self, say: Callable[[str], None]):
+    self._say = say
+    self._unread = 0
+    self.score: float | None = None
+
+  def look(self, row: Mapping[str, Any]) -> None:
+    """Judges one more report."""
+    never = row['memory/filled'] > 0 and row['memory/evidence'] < 1e-3
+    self._unread = self._unread + 1 if never else 0
+    if self._unread == WINDOW:
+      self._say(
+        'memory is never read: no observation comes back as it was; use agent.memory_size=0, or an '
+        'observation without what is never the same again'
+      )
 
 
 class Advice:

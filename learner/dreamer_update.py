@@ -21,6 +21,7 @@ from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import dream, intrinsic
+from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
@@ -33,7 +34,8 @@ class TrainState(NamedTuple):
   """All that an update changes; equal on all replicas, so one of them is the whole checkpoint.
 
   Attributes:
-    params: of 'world_model' and 'actor_critic', float32.
+    params: of 'world_model' and 'actor_critic', float32; and the ring of any 'memory', which no
+      optimizer changes.
     slow_critic: slow copy of the critic's parameters.
     model_opt_state: of the world model's optimizer.
     policy_opt_state: of the actor-critic's.
@@ -130,7 +132,11 @@ class _Learner:
     sequence = experience.time_major(sequence)
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     model_keys, dream_keys = _sequence_keys(shared_key, sequence.identity.shape[0])
-    state, posterior, model_metrics = self._improve_world_model(state, model_keys, sequence)
+    version = jnp.broadcast_to(sequence.version, sequence.reward.shape)
+    recalled, recall = self.dreamer.model.recall(state.params, sequence.observation, version)
+    state, posterior, model_metrics = self._improve_world_model(
+      state, model_keys, sequence, recalled
+    )
 
     novelty = intrinsic.novelty_of(config.novelty, posterior.priors.moments())
     felt = self._felt(posterior, novelty, sequence.discount)
@@ -142,6 +148,7 @@ class _Learner:
     horizon = jnp.where(warm, motivation.horizon, 0)
     imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon, motivation)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
+    state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
 
     metrics = {
       **{f'world_model/{name}': x for name, x in model_metrics.items() if name != 'vital_error'},
@@ -150,6 +157,7 @@ class _Learner:
       **self._survival_metrics(posterior, felt, model_metrics),
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
+      **{f'memory/{name}': value for name, value in memory_metrics.items()},
     }
     state = state._replace(
       key=jax.random.key_data(key), intrinsic=intrinsic_state, step=state.step + 1
@@ -157,12 +165,16 @@ class _Learner:
     return state, devices_lib.over_devices(metrics)
 
   def _improve_world_model(
-    self, state: TrainState, keys: jax.Array, sequence: experience.Sequence
+    self,
+    state: TrainState,
+    keys: jax.Array,
+    sequence: experience.Sequence,
+    recalled: jax.Array | None,
   ) -> tuple[TrainState, Any, Metrics]:
     """One step of the model's optimizer; also the posterior of the batch."""
     gradient = jax.value_and_grad(self.dreamer.model.loss, has_aux=True)
     value_loss = functools.partial(self._value_loss, state, sequence)
-    (_, aux), grads = gradient(state.params['world_model'], keys, sequence, value_loss)
+    (_, aux), grads = gradient(state.params['world_model'], keys, sequence, value_loss, recalled)
     posterior, expected_reward, moments, metrics = aux
     grads = devices_lib.over_devices(grads)
     updates, opt_state = self.model_optimizer.update(grads, state.model_opt_state)
@@ -251,6 +263,53 @@ class _Learner:
       scales=scales,
     )
     return state, metrics, dream_metrics
+
+  def _remember(
+    self,
+    state: TrainState,
+    sequence: experience.Sequence,
+    replayed: ac.Replayed,
+    recall: memory_lib.Recall | None,
+  ) -> tuple[TrainState, Metrics]:
+    """Writes the most surprising steps of all devices into the memory; nothing without one.
+
+    Args:
+      state: with the updated model and policy.
+      sequence: [T, B, ...].
+      replayed: the same, with features.
+      recall: [T, B, ...], what acting could recall; its reads renew entries.
+    """
+    model, policy, config = self.dreamer.model, self.dreamer.actor_critic, self.dreamer.config
+    memory = model.networks.memory
+    if memory is None or recall is None:
+      return state, {}
+    params = state.params['actor_critic']
+    context = policy.context.pool(params, replayed.history, replayed.features)
+    value = policy.values(params, replayed.features, context)[ac.TASK].mean()
+    return_ = returns.lambda_returns(
+      sequence.reward,
+      sequence.discount,
+      value,
+      gamma=config.gamma,
+      lambda_=config.lambda_,
+      bootstrap_t=replayed.last,
+    )
+    # By all that is remembered by now, so that nothing is written each time that it is replayed.
+    _, known = model.recall(state.params, sequence.observation)
+    action = model.networks.actions.encode(sequence.action)
+    error = jnp.abs(return_ - memory.expected(known, action, value)[:-1])
+    surprise = jnp.where(replayed.last[:-1], 0.0, error)
+    steps = (memory.key(sequence.observation)[:-1], action[:-1], return_, surprise)
+    # One sequence after another, as they lie on the devices.
+    merge = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+    best = memory_lib.most_surprising(memory_lib.Offer(*map(merge, steps)))
+    gathered = jax.lax.all_gather(best, devices_lib.DEVICES)
+    everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
+    renewed = memory.renewed(recall).astype(jnp.int32)
+    renewed = devices_lib.over_devices(renewed, jax.lax.pmax) > 0
+    ring = memory.write(state.params[memory_lib.NAME], everyone, renewed, state.step)
+    metrics = memory.metrics(ring, recall, state.step)
+    return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
 
   def _targets(
     self, scales: ac.Scales, imagined: _Imagined

@@ -13,6 +13,7 @@ from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import memory as memory_lib
 
 Tree = Any
 
@@ -61,7 +62,7 @@ def make_dreamer(
     action_spec,
     sizes.feature_size,
     sizes.memory_size,
-    sizes.feature_size - sizes.previous_size,
+    sizes.feature_size - sizes.transition_size,
     sizes.actions.size,
   )
   acting = _Acting(model, policy)
@@ -86,10 +87,15 @@ class _Acting:
 
   def init_params(self, key: chex.PRNGKey) -> Tree:
     model_key, policy_key = jax.random.split(key)
-    return {'world_model': self.model.init(model_key), 'actor_critic': self.policy.init(policy_key)}
+    params = {
+      'world_model': self.model.init(model_key),
+      'actor_critic': self.policy.init(policy_key),
+    }
+    memory = self.model.networks.memory
+    return params | {memory_lib.NAME: memory.init()} if memory else params
 
   def acting_params(self, params: Tree) -> Tree:
-    read_by_act = {
+    read_by_act: dict[str, tuple[str, ...]] = {
       'world_model': (
         'encoder',
         'image_encoder',
@@ -100,6 +106,8 @@ class _Acting:
       ),
       'actor_critic': (*self.policy.context.modules(), 'actor'),
     }
+    if self.model.networks.memory:
+      read_by_act[memory_lib.NAME] = memory_lib.ACTED
     return {
       part: {name: params[part][name] for name in names if name in params[part]}
       for part, names in read_by_act.items()
@@ -118,7 +126,7 @@ class _Acting:
     greedy: bool,
     explain: bool = False,
   ) -> tuple[PolicyState, experience.Decision]:
-    """See `Agent.act`; `explain` adds the log probabilities of all actions to the extras."""
+    """See `Agent.act` and `Agent.explain`."""
     model, policy = self.model, self.policy
     num_envs = timestep.step_type.shape[0]
     latent_key, action_key = jax.random.split(key)
@@ -127,6 +135,8 @@ class _Acting:
     latent, previous = model.rssm.observe(
       params['world_model'], state.recurrent, timestep.observation, first, noise
     )
+    recalled, recall = model.recall(params, timestep.observation)
+    latent = latent._replace(recalled=recalled)
     features = model.rssm.features(params['world_model'], latent, previous)
     priors = model.rssm.prior(params['world_model'], latent.deterministic, previous, first)
     novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
@@ -138,8 +148,11 @@ class _Acting:
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
+    latent = latent._replace(recalled=None)  # recalled anew wherever the state is used
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs
+      if recall is not None:
+        extras |= {'recalled_value': recall.value, 'recalled_evidence': recall.evidence}
     return PolicyState(recurrent, memory), experience.Decision(action, extras)

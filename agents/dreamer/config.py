@@ -77,6 +77,10 @@ class DreamerConfig:
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2
 
+  # Episodic memory.
+  memory_size: int = 0  # entries that acting and learning recall; 0: no memory
+  memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
+
   compute_dtype: str = 'bfloat16'
 
   def __post_init__(self):
@@ -102,6 +106,12 @@ class DreamerConfig:
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
+    check(
+      self.memory_size == 0 or self.memory_size >= 8,
+      'memory_size',
+      'must be 0 for no memory, or at least the 8 entries that an update writes',
+    )
+    check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')

@@ -165,7 +165,7 @@ class _Imagination:
     latent, previous, priors = model.imagine(
       self.model_params, self.matrices, recurrent, self.member, noise
     )
-    next_features = model.features(self.model_params, latent, previous)
+    next_features = model.features(self.model_params, latent, previous, before.recalled)
     novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
     memory, context = self.actor_critic.context.advance(
       self.policy_params, memory, next_features, novelty, jnp.zeros(len(novelty), bool)

@@ -30,7 +30,7 @@ def foresee(
   Args:
     model: the world model.
     actor_critic: with the context module that gives salience.
-    params: of 'world_model' and 'actor_critic'.
+    params: of 'world_model', 'actor_critic' and any 'memory'.
     key: of the imagination.
     observation: [T, ...] of one episode, which begins at step 0.
     action: [T, ...] of the episode.
@@ -65,7 +65,8 @@ def foresee(
   _, (latent, previous, predicted) = jax.lax.scan(step, (initial, initial), inputs)
   priors = model.rssm.prior(model_params, latent.deterministic, previous, is_first[:, None])
   novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
-  features = model.rssm.features(model_params, latent, previous)
+  recalled, _ = model.recall(params, jax.tree.map(lambda x: x[:, None], observation))
+  features = model.rssm.features(model_params, latent._replace(recalled=recalled), previous)
   context_module = actor_critic.context
   history = context_module.replayed(features, novelty, is_first[:, None])
   weights = context_module.weights(policy_params, history, num_steps)

@@ -39,8 +39,10 @@ LEAST_WEIGHT = 0.1
 """Least weight in a read that renews an entry."""
 LEAST_EVIDENCE = 0.5
 """Least n_a at which memory, not the critic, says what return is no surprise."""
-NOT_ACTED = ('used',)
-"""Arrays of the ring that acting does not read, so they are not published."""
+NAME = 'memory'
+"""The name of the ring among the parameters."""
+ACTED = ('key', 'action', 'return_', 'written')
+"""Arrays of the ring that acting reads; the others are not published."""
 
 
 class Recall(NamedTuple):
@@ -203,7 +205,7 @@ class Memory:
 
     Args:
       ring: before.
-      offer: of all devices, at least MOST_WRITTEN steps.
+      offer: of all devices.
       renewed: [C] bool, entries that were read on any device.
       update: [] int32, its number; versions from the next one on may read what it writes.
     """
@@ -214,7 +216,7 @@ class Memory:
     best = most_surprising(offer)
     # The most surprising first, so those that are not worth it come last.
     worth = best.surprise > LEAST_SURPRISE
-    slots = jnp.argsort(used, stable=True)[:MOST_WRITTEN]
+    slots = jnp.argsort(used, stable=True)[: len(worth)]
     slots = jnp.where(worth, slots, self.size)  # beyond the ring: not written
     put = lambda old, new: old.at[slots].set(new, mode='drop')
     return ring | {
@@ -246,7 +248,7 @@ class Memory:
 
 def most_surprising(offer: Offer) -> Offer:
   """The MOST_WRITTEN most surprising of [N] steps, the first of equals first."""
-  _, index = jax.lax.top_k(offer.surprise, MOST_WRITTEN)
+  _, index = jax.lax.top_k(offer.surprise, min(MOST_WRITTEN, len(offer.surprise)))
   return Offer(*(x[index] for x in offer))
 
 

@@ -14,6 +14,7 @@ from dm_env import specs
 from hephaestus.agents import distributions, networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
@@ -51,6 +52,17 @@ class Networks:
   def numbers(self) -> numbers_lib.Numbers:
     """The numbers of an observation, F, which are part of the model's state."""
     return numbers_lib.Numbers(self.codec.flat_spec)
+
+  @functools.cached_property
+  def memory(self) -> memory_lib.Memory | None:
+    """The episodic memory; None without one."""
+    size, ttl = self.config.memory_size, self.config.memory_ttl
+    return memory_lib.Memory(size, ttl, self.actions, self.numbers, self.codec) if size else None
+
+  @property
+  def recalled_size(self) -> int:
+    """R, of what is recalled at a step; 0 without a memory."""
+    return self.memory.recalled_size if self.memory else 0
 
   def warnings(self) -> list[str]:
     """One line for each threshold of `observation` beyond which this environment lies."""
@@ -97,14 +109,19 @@ class Networks:
 
   @property
   def memory_size(self) -> int:
-    """Width of the part of the features that the model remembers or infers."""
+    """Width of the part of the features that the model remembers, infers or recalls."""
     inferred = self.latent_size if self.codec.image_specs else 0
-    return self.config.deterministic_size + inferred
+    return self.config.deterministic_size + inferred + self.recalled_size
 
   @property
   def feature_size(self) -> int:
     """Width of the features, input of all heads."""
-    return self.memory_size + self.numbers.input_size + self.previous_size
+    return self.memory_size + self.numbers.input_size + self.transition_size
+
+  @property
+  def transition_size(self) -> int:
+    """Width of the part of the features that led to the step, which actor and critic do not read."""
+    return self.previous_size + self.recalled_size
 
   @functools.cached_property
   def modules(self) -> dict[str, nn.Module]:

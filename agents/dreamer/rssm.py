@@ -48,11 +48,14 @@ class Latent(NamedTuple):
     deterministic: [..., H] in the compute dtype.
     stochastic: [..., Z] in the compute dtype.
     numbers: [..., F] float32, observed or imagined; see `numbers.Numbers`.
+    recalled: [..., R] float32, from the episodic memory at the step, in imagination at its start;
+      None without a memory, and in a stored state.
   """
 
   deterministic: jax.Array
   stochastic: jax.Array
   numbers: jax.Array
+  recalled: jax.Array | None = None
 
 
 class Recurrent(NamedTuple):
@@ -246,19 +249,30 @@ class RSSM:
       return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
     return self.networks.apply(params, 'encoder', self._read(params, numbers))
 
-  def features(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
-    """[..., H, Z where there are images, inputs of the numbers, C], input of all heads.
+  def features(
+    self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
+  ) -> jax.Array:
+    """[..., H, Z where there are images, R, inputs of the numbers, C, R], input of all heads.
 
-    Actor and critic do not read the last: the transition to a step does not matter to what follows.
+    Actor and critic do not read the last two: the transition to a step does not matter to what
+    follows. The model's heads do not read the first R: the reward that arrives at a step is that of
+    the action before, and in imagination nothing is recalled later than at the start.
 
     Args:
       params: of the world model.
       latent: [..., H], [..., Z] and [..., F].
       previous: [..., C], inputs of the transition that led to the step.
+      before: [..., R], recalled at the step before; None where only actor and critic read features.
     """
     inferred = [latent.stochastic] if self.networks.codec.image_specs else []
+    recalled = latent.recalled
+    now, then = [], []
+    if recalled is not None:
+      now = [recalled.astype(self.dtype)]
+      then = [(jnp.zeros_like(recalled) if before is None else before).astype(self.dtype)]
     numbers = self._read(params, latent.numbers)
-    return jnp.concatenate([latent.deterministic, *inferred, numbers, previous], axis=-1)
+    parts = [latent.deterministic, *inferred, *now, numbers, previous, *then]
+    return jnp.concatenate(parts, axis=-1)
 
   # Steps.
 
@@ -320,17 +334,25 @@ class RSSM:
     )
     outputs = self._member_outputs('prior', params, deterministic)
     followed = self._belief(outputs[member, jnp.arange(len(member))])
-    latent = Latent(deterministic, followed.sample(noise).astype(self.dtype), before)
+    stochastic = followed.sample(noise).astype(self.dtype)
+    latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     latent = latent._replace(numbers=self._imagined_numbers(params, latent, previous))
     return latent, previous, self._prior(params, outputs, deterministic, previous)
 
-  def infer(self, params: Tree, keys: jax.Array, sequence: experience.Sequence) -> Posterior:
+  def infer(
+    self,
+    params: Tree,
+    keys: jax.Array,
+    sequence: experience.Sequence,
+    recalled: jax.Array | None = None,
+  ) -> Posterior:
     """The model along real sequences, as if it had acted.
 
     Args:
       params: of the world model.
       keys: [B] one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
+      recalled: [T, B, R] float32, from the episodic memory; None without one.
     """
     num_steps, batch = sequence.reward.shape
     first = sequence.step_type == FIRST
@@ -368,9 +390,10 @@ class RSSM:
       initial,
       (observed, action),
     )
+    latent = latent._replace(recalled=recalled)
     return Posterior(
       latent=latent,
-      features=self.features(params, latent, previous),
+      features=self.features(params, latent, previous, _recalled_before(recalled, first)),
       previous=previous,
       belief=belief,
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
@@ -446,6 +469,14 @@ class RSSM:
     """[..., F] numbers to the inputs of a network, in the compute dtype."""
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
+
+
+def _recalled_before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
+  """[T, B, R] recalled at the step before each step; zeros at FIRST and at the first step."""
+  if recalled is None:
+    return None
+  shifted = jnp.concatenate([jnp.zeros_like(recalled[:1]), recalled[:-1]])
+  return jnp.where(first[..., None], 0.0, shifted)
 
 
 def _vectors(params: Tree) -> Tree:

@@ -14,6 +14,7 @@ from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import intrinsic, modules
+from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
 
@@ -81,6 +82,22 @@ class WorldModel:
     """Parameters, float32; those of 'prior' have a leading axis K."""
     return self.networks.init(key)
 
+  def recall(
+    self, params: Tree, observation: Tree, version: jax.Array | None = None
+  ) -> tuple[jax.Array | None, memory_lib.Recall | None]:
+    """[..., R] inputs of networks, and all that the memory holds; None each without a memory.
+
+    Args:
+      params: of all parts.
+      observation: [..., observation].
+      version: see `memory.Memory.read`.
+    """
+    memory = self.networks.memory
+    if memory is None:
+      return None, None
+    found = memory.read(params[memory_lib.NAME], memory.key(observation), version)
+    return memory.recalled(found), found
+
   # Heads.
 
   def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
@@ -99,11 +116,12 @@ class WorldModel:
     return self._head(params, 'mask', features) > 0
 
   def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
-    """[..., F] features to the [..., outputs] of a head."""
+    """[..., F] features to the [..., outputs] of a head, which reads what the step before recalled."""
     sizes = self.networks
     ends = [sizes.memory_size, sizes.memory_size + sizes.numbers.input_size]
-    memory, numbers, previous = jnp.split(features, ends, axis=-1)
-    return self.networks.apply(params, name, (memory, previous), (numbers,))
+    memory, numbers, transition = jnp.split(features, ends, axis=-1)
+    memory = memory[..., : sizes.memory_size - sizes.recalled_size]
+    return self.networks.apply(params, name, (memory, transition), (numbers,))
 
   def decode(
     self,
@@ -136,6 +154,7 @@ class WorldModel:
     keys: jax.Array,
     sequence: experience.Sequence,
     value_loss: Callable[[jax.Array], jax.Array] = lambda features: jnp.zeros(()),
+    recalled: jax.Array | None = None,
   ) -> tuple[jax.Array, tuple[rssm_lib.Posterior, jax.Array, Tree, dict[str, jax.Array]]]:
     """Negative evidence bound of real sequences, in float32.
 
@@ -152,11 +171,12 @@ class WorldModel:
       sequence: [T, B, ...].
       value_loss: of the [T, B, F] features; its gradient makes latents keep what later rewards
         depend on.
+      recalled: [T, B, R] float32, from the episodic memory; None without one.
 
     Returns:
       The loss [], and (Posterior, predicted rewards [T, B], moments of numbers, metrics).
     """
-    posterior = self.rssm.infer(params, keys, sequence)
+    posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
     reconstruction, moments, errors = self._reconstruction_loss(params, posterior, sequence)
     rewards = self.reward(params, features)

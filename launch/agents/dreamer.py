@@ -1,5 +1,6 @@
 """The record of the dreamer, and of its baseline."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -7,8 +8,8 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.agents import presets
+from hephaestus.learner import advice, dreamer_update
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import dreamer_update
 
 BASIC = {
   'agent.gamma': 'discount factor of rewards',
@@ -63,6 +64,11 @@ class Dreamer(records.AgentRecord):
   ) -> dreamer_update.Update:
     config.learner.batch_per_device(num_devices)
     return dreamer_update.make_update(trained, config.learner)
+
+  def make_advice(
+    self, config: launch_config.ExperimentConfig, warn: Callable[[str], None]
+  ) -> advice.MemoryAdvice | None:
+    return advice.MemoryAdvice(warn) if config.agent.memory_size else None
 
   def check(self, config: launch_config.ExperimentConfig) -> None:
     starts = config.agent.starts_per_sequence
