@@ -29,7 +29,7 @@ class MemoryAdvice:
     self._unread = self._unread + 1 if never else 0
     if self._unread == WINDOW:
       self._say(
-        'memory is never read: no observation comes back as it was; use agent.memory_size=0, or an '
+        'memory is never read: no observation occurs twice; use agent.memory_size=0, or an '
         'observation without what is never the same again'
       )
 

@@ -281,7 +281,7 @@ class _Learner:
     """
     model, policy, config = self.dreamer.model, self.dreamer.actor_critic, self.dreamer.config
     memory = model.networks.memory
-    if memory is None or recall is None:
+    if memory is None:
       return state, {}
     params = state.params['actor_critic']
     context = policy.context.pool(params, replayed.history, replayed.features)
@@ -296,6 +296,7 @@ class _Learner:
     )
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = model.recall(state.params, sequence.observation)
+    assert recall is not None and known is not None
     action = model.networks.actions.encode(sequence.action)
     error = jnp.abs(return_ - memory.expected(known, action, value)[:-1])
     surprise = jnp.where(replayed.last[:-1], 0.0, error)

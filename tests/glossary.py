@@ -60,7 +60,6 @@ BANNED = {
   r'what (?:led|leads) to|(?:its|their|the) causes?(?=, \[)|causes?(?=: \[)': INPUTS,
   r'causes? of (?:an?|the|each|every) (?:step|state|latent|transition|observation)s?': INPUTS,
   r'(?:action|latent|numbers|state) and causes?|causes? is the (?:previous )?action': INPUTS,
-  r'(?<!precision\sand\s)recall(?:s|ed|ing)?': INPUTS,
   r'(?<!end\sof\s)(?:an?|the|each|every|its|whole|test|\w+\'s) tracks?': (
     'sequence, or running statistics'
   ),

@@ -19,7 +19,6 @@ import pytest
     'What was made is held until the learner asks.',
     'The latent and its cause, [B, C].',
     'The decoder reads what led to a step.',
-    'The recall of the last observation is encoded.',
     'Salience is pooled over a track of T steps.',
     'The intake discards old sequences.',
     'Exits of a blameless process count apart.',

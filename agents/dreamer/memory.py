@@ -28,7 +28,7 @@ KEY_SIZE = 32
 NEIGHBOURS = 8
 """Entries that are read, the most similar ones."""
 SHARPNESS = 50.0
-"""Of the weights: an entry of similarity 0.95 has a weight of 0.08."""
+"""Sharpness of the weights: an entry of similarity 0.95 has a weight of 0.08."""
 POOLED = 8
 """Height and width to which a key pools images."""
 MOST_WRITTEN = 8
@@ -46,14 +46,14 @@ ACTED = ('key', 'action', 'return_', 'written')
 
 
 class Recall(NamedTuple):
-  """What a memory holds about some steps.
+  """The content of a memory that concerns some steps.
 
   Attributes:
     evidence: [..., A] float32, n_a; [..., 1] of all actions where they are continuous.
     value: [..., A] or [..., 1] float32, q_a; 0 without evidence.
     similarity: [...] float32, of the most similar entry; 0 without one.
     action: [..., A] float32, weighted mean of the actions; read where they are continuous.
-    index: [..., K] int32, the entries, most similar first.
+    entry: [..., K] int32, indices of the entries, most similar first.
     weight: [..., K] float32; 0 of an entry that is not there.
   """
 
@@ -61,7 +61,7 @@ class Recall(NamedTuple):
   value: jax.Array
   similarity: jax.Array
   action: jax.Array
-  index: jax.Array
+  entry: jax.Array
   weight: jax.Array
 
 
@@ -174,7 +174,7 @@ class Memory:
       value=value / jnp.maximum(evidence, 1e-8),
       similarity=jnp.where(jnp.isfinite(nearest[..., 0]), nearest[..., 0], 0.0),
       action=mean_action,
-      index=index,
+      entry=index,
       weight=weight,
     )
     return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), recall)
@@ -197,7 +197,7 @@ class Memory:
   def renewed(self, recall: Recall) -> jax.Array:
     """[C] bool, entries that some step has read with weight."""
     touched = (recall.weight > LEAST_WEIGHT).reshape(-1)
-    index = jnp.where(touched, recall.index.reshape(-1), self.size)
+    index = jnp.where(touched, recall.entry.reshape(-1), self.size)
     return jnp.zeros(self.size, bool).at[index].set(True, mode='drop')
 
   def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
@@ -228,7 +228,7 @@ class Memory:
     }
 
   def metrics(self, ring: Tree, recall: Recall, update: jax.Array) -> dict[str, jax.Array]:
-    """Of a ring after an update, and of the reads of this device's steps.
+    """Metrics of a ring after an update, and of the reads of this device's steps.
 
     Returns:
       Shares of the ring that is `filled`, and entries `written` by the update; mean `evidence` of all
@@ -250,6 +250,14 @@ def most_surprising(offer: Offer) -> Offer:
   """The MOST_WRITTEN most surprising of [N] steps, the first of equals first."""
   _, index = jax.lax.top_k(offer.surprise, min(MOST_WRITTEN, len(offer.surprise)))
   return Offer(*(x[index] for x in offer))
+
+
+def before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
+  """[T, B, R] recalled at the step before each step; zeros at FIRST and at the first step."""
+  if recalled is None:
+    return None
+  shifted = jnp.concatenate([jnp.zeros_like(recalled[:1]), recalled[:-1]])
+  return jnp.where(first[..., None], 0.0, shifted)
 
 
 def _product(x: jax.Array, y: Any) -> jax.Array:

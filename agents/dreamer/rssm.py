@@ -32,6 +32,7 @@ import numpy as np
 
 from hephaestus.agents import experience, kernels, networks
 from hephaestus.agents.dreamer import intrinsic, modules
+from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
@@ -265,11 +266,10 @@ class RSSM:
       before: [..., R], recalled at the step before; None where only actor and critic read features.
     """
     inferred = [latent.stochastic] if self.networks.codec.image_specs else []
-    recalled = latent.recalled
     now, then = [], []
-    if recalled is not None:
-      now = [recalled.astype(self.dtype)]
-      then = [(jnp.zeros_like(recalled) if before is None else before).astype(self.dtype)]
+    if latent.recalled is not None:
+      now = [latent.recalled.astype(self.dtype)]
+      then = [jnp.zeros_like(now[0]) if before is None else before.astype(self.dtype)]
     numbers = self._read(params, latent.numbers)
     parts = [latent.deterministic, *inferred, *now, numbers, previous, *then]
     return jnp.concatenate(parts, axis=-1)
@@ -393,7 +393,7 @@ class RSSM:
     latent = latent._replace(recalled=recalled)
     return Posterior(
       latent=latent,
-      features=self.features(params, latent, previous, _recalled_before(recalled, first)),
+      features=self.features(params, latent, previous, memory_lib.before(recalled, first)),
       previous=previous,
       belief=belief,
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
@@ -469,14 +469,6 @@ class RSSM:
     """[..., F] numbers to the inputs of a network, in the compute dtype."""
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
-
-
-def _recalled_before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
-  """[T, B, R] recalled at the step before each step; zeros at FIRST and at the first step."""
-  if recalled is None:
-    return None
-  shifted = jnp.concatenate([jnp.zeros_like(recalled[:1]), recalled[:-1]])
-  return jnp.where(first[..., None], 0.0, shifted)
 
 
 def _vectors(params: Tree) -> Tree:

@@ -38,7 +38,7 @@ def test_update_writes_what_later_versions_recall(dreamer, one_device):
   older = one_device.step(batch_of(dreamer, 0))  # acted before the first update
   assert older['memory/evidence'] == 0
   newer = one_device.step(batch_of(dreamer, 1))
-  # 8 of its 48 steps come back, and no step of a sequence that knows it by now is written again.
+  # 8 of its 48 steps are remembered, and no step of a sequence that knows it by now is written again.
   assert newer['memory/evidence'] >= 0.9 * 8 / 48
   assert newer['memory/age'] > 0
   ring = one_device.arrays().params['memory']
@@ -77,7 +77,7 @@ def explained(dreamer, params, observation):
 
 
 def test_zeroing_the_memory_changes_trained_rewards_and_policy(dreamer, one_device):
-  """What only the policy reads earns nothing."""
+  """Rewards are predicted by the model: if only the policy read the memory, it would earn nothing."""
   one_device.begin()
   for update in range(12):
     one_device.step(batch_of(dreamer, update))
