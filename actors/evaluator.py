@@ -78,6 +78,8 @@ class PlayedStep(NamedTuple):
     last: whether the episode ends here.
     policy: probabilities of the legal choices by name, the likeliest first; None at LAST, and for
       an agent that does not report them.
+    recalled: value and count of choices in episodic memory, by name; None as of `policy`, and for
+      an agent without a memory.
   """
 
   step: int
@@ -89,6 +91,7 @@ class PlayedStep(NamedTuple):
   episode_return: float
   last: bool
   policy: dict[str, float] | None = None
+  recalled: dict[str, tuple[float, float]] | None = None
 
 
 class Recording(NamedTuple):
@@ -229,7 +232,7 @@ class Play:
       state, sequence, _ = self._single_unroll.unroll(params, step_key, state, zero, zero)
       action, extras = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras)))
       probability = float(np.exp(extras['log_prob'])) if discrete and 'log_prob' in extras else None
-      yield played._replace(policy=self._policy(extras))
+      yield played._replace(policy=self._policy(extras), recalled=self._recalled(extras))
 
   def _policy(self, extras: dict[str, np.ndarray]) -> dict[str, float] | None:
     if 'log_probs' not in extras:
@@ -237,6 +240,14 @@ class Play:
     probabilities = zip(self._choices, np.exp(extras['log_probs']).tolist(), strict=True)
     legal = [(name, each) for name, each in probabilities if each > 0]
     return dict(sorted(legal, key=lambda pair: -pair[1]))
+
+  def _recalled(self, extras: dict[str, np.ndarray]) -> dict[str, tuple[float, float]] | None:
+    if 'recalled_value' not in extras:
+      return None
+    pairs = zip(
+      extras['recalled_value'].tolist(), extras['recalled_evidence'].tolist(), strict=True
+    )
+    return dict(zip(self._choices, pairs, strict=True))
 
   def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
     """Plays one episode, or its first `most_steps` time steps."""

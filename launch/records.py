@@ -114,6 +114,19 @@ class AgentRecord(abc.ABC):
     del trained
     return ()
 
+  def check_memory(self, config: ExperimentConfig, trained: Any, available: int | None) -> None:
+    """Refuses sizes of the agent that do not fit into the memory of the learner's device.
+
+    Args:
+      config: of the run.
+      trained: the agent, as `make` makes it.
+      available: bytes of the device; None where unknown.
+
+    Raises:
+      ValueError: naming the field and what would fit.
+    """
+    del config, trained, available
+
   def describe_update(self, config: ExperimentConfig, update: Any) -> str:
     """The updates of a fused run for the terminal, as its program is compiled."""
     del update

@@ -107,9 +107,9 @@ class DreamerConfig:
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
     check(
-      self.memory_size == 0 or self.memory_size >= 8,
+      self.memory_size == 0 or 8 <= self.memory_size <= 2**24,
       'memory_size',
-      'must be 0 for no memory, or at least the 8 entries that an update writes',
+      f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
     )
     check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')

@@ -108,6 +108,11 @@ class Memory:
     """R, the width of `recalled`."""
     return 2 * self.actions.size + 1 if self.actions.discrete else self.actions.size + 3
 
+  def num_bytes(self, num_steps: int) -> int:
+    """Bytes of the ring, before and after an update, and of a read of so many steps."""
+    entry = KEY_SIZE + self.actions.size + 3
+    return 4 * self.size * (2 * entry + 2 * num_steps)
+
   def init(self) -> Tree:
     """An empty ring."""
     zeros = lambda *shape, dtype=jnp.float32: jnp.zeros((self.size, *shape), dtype)

@@ -161,7 +161,17 @@ def _next(played: evaluator.PlayedStep) -> str:
   if not played.policy:
     return ''
   pairs = videos.likeliest(played.policy, LIKELIEST)
-  return '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
+  recalled = _recalled(played)
+  memory = ', '.join(f'{name} {value}' for name, value in recalled.items())
+  text = '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
+  return text + (f'  remembered: {memory}' if memory else '')
+
+
+def _recalled(played: evaluator.PlayedStep) -> dict[str, str]:
+  """Value and count of each choice that is in the agent's memory, the most remembered first."""
+  known = (played.recalled or {}).items()
+  most = sorted(known, key=lambda pair: -pair[1][1])[:LIKELIEST]
+  return {name: f'{value:.2f} x {count:.2f}' for name, (value, count) in most if count >= 0.01}
 
 
 def _bars(policy: dict[str, float]) -> rich.table.Table:
@@ -174,6 +184,17 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
   return view
 
 
+def _memories(played: evaluator.PlayedStep) -> rich.table.Table:
+  """Choices in the agent's memory, each with a bar of its count, its value and its count."""
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(max_width=NUMBERS - BAR - 14, no_wrap=True)
+  view.add_column(min_width=BAR)
+  for name, value in _recalled(played).items():
+    count = (played.recalled or {})[name][1]
+    view.add_row(rich.markup.escape(name), '█' * round(count * BAR), value)
+  return view
+
+
 def _beside_numbers(
   console: rich.console.Console, played: evaluator.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
@@ -182,6 +203,8 @@ def _beside_numbers(
   for name, value in _numbers(played).items():
     numbers.add_row(name, value)
   beside = rich.console.Group(heading, '', numbers, '', _bars(played.policy or {}))
+  if played.recalled is not None:
+    beside.renderables.extend(['', 'remembered: value x count', _memories(played)])
   if played.frame is None:
     return beside
   width, height = console.size

@@ -201,6 +201,7 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   environment, trained = make(config)
   program = build(config, environment, trained, jax.local_devices())
   memory, available = program.memory(), _available_bytes(program.devices)
+  config.record.check_memory(config, trained, available)
   if program.replay is not None:
     stratum = config.replay.limiting_stratum
     check_replay_memory(memory, available, stratum, program.replay.capacity)

@@ -72,6 +72,9 @@ def check_memory(config: launch_config.ExperimentConfig, shards: int | None = No
   here = config.replay.num_shards if shards is None else shards
   needed = -(-replay_bytes(config) * here // config.replay.num_shards)
   available = _memory()
+  if not config.accelerator:
+    trained = parts_lib.make_parts(config).trained
+    config.record.check_memory(config, trained, available)
   strata = config.replay.strata
   index = max(range(len(strata)), key=lambda index: strata[index].max_size)
   most = strata[index].max_size

@@ -53,6 +53,10 @@ def folder(tmp_path):
       ['--preset', 'laptop', '--set', 'replay.strata[1].max_size=1000000000'],
       'replay.strata[1].max_size=1000000000: that many sequences take',
     ),
+    (
+      ['--preset', 'laptop', '--set', 'agent.memory_size=16000000'],
+      'agent.memory_size=16000000: reading the steps of a batch takes',
+    ),
     (['--agent', 'ppo', '--expose'], '--expose: a fused run listens at no port'),
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),

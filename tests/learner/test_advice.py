@@ -1,4 +1,4 @@
-"""PPO's warnings: each names the setting to change, once."""
+"""Warnings of runs that will not learn: each names the setting to change, once."""
 
 import numpy as np
 import pytest
@@ -58,3 +58,19 @@ def test_longer_episodes_without_higher_returns_are_oscillation():
   # Reports without an ended episode are passed over.
   silent = [make_row(episode_return=None, episode_length=None)]
   assert len(advise([row for one in rows for row in (one, *silent)])) == 1
+
+
+def test_memory_that_is_never_read_is_warned_about_once():
+  warnings = []
+  advice = advice_lib.MemoryAdvice(warnings.append)
+  look = lambda filled, evidence, count: [
+    advice.look({'memory/filled': filled, 'memory/evidence': evidence}) for _ in range(count)
+  ]
+  look(0.0, 0.0, 40)  # nothing to read yet
+  look(0.5, 0.0, advice_lib.WINDOW - 1)
+  look(0.5, 0.2, 1)
+  look(0.5, 0.0, advice_lib.WINDOW - 1)
+  assert not warnings
+  look(0.5, 0.0, 40)
+  assert len(warnings) == 1
+  assert 'agent.memory_size=0' in warnings[0]

@@ -24,9 +24,9 @@ OPTIONS = (
   'learner.log_period=4',
 )  # fmt: skip
 CONFIG = config.override(presets.laptop('catch'), [*OPTIONS])
-SURVIVAL = config.override(
+COGNITION = config.override(
   presets.laptop('oasis'),
-  [*(each for each in OPTIONS if not each.startswith('environment.')), 'agent.survival_scale=1'],
+  [*(each for each in OPTIONS if not each.startswith('environment.')), 'agent.survival_scale=1', 'agent.memory_size=64'],
 )
 
 
@@ -186,6 +186,7 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
   assert resumed.run.step == stopped.run.step
   assert resumed.run.run()
   assert_equal(whole.state(), resumed.state())
+  assert (whole.state().train.params['memory']['written'] > 0).all()  # a full ring
   drop = ('time', 'steps_per_second', 'replayed_steps_per_second')
   last = lambda folder: {k: v for k, v in folder.rows()[-1].items() if k not in drop}
   assert last(whole) == last(again)
@@ -193,7 +194,7 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
 
 
 def test_run_with_survival_resumes_bitwise():
-  made = make_program(base=SURVIVAL)
+  made = make_program(base=COGNITION)
   whole, _ = made.iterate(begin(made), 7)
   parts, _ = made.iterate(begin(made), 3)
   parts, sums = made.iterate(made.place(made.gather(parts)), 4)

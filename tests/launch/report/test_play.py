@@ -86,6 +86,22 @@ def test_terminal_shows_picture_and_numbers(folder):
   assert f'in {STEPS} steps' in shown.splitlines()[-1]
 
 
+def test_memory_is_shown_by_choice_where_it_has_evidence():
+  played = evaluator.PlayedStep(
+    step=0, observation=None, frame=None, action=None, probability=None, reward=0.0,
+    episode_return=0.0, last=False, policy={'left': 0.6, 'right': 0.4},
+    recalled={'left': (0.5, 0.75), 'stay': (3.0, 1.0), 'right': (2.0, 0.0)},
+  )  # fmt: skip
+  assert play._line(played).endswith('remembered: stay 3.00 x 1.00, left 0.50 x 0.75')
+  console = rich.console.Console(file=io.StringIO(), width=80, height=30)
+  console.print(play._beside_numbers(console, played, 'title'))
+  shown = console.file.getvalue()
+  assert 'stay ██████████ 3.00 x 1.00' in shown
+  assert 'right' not in shown.split('remembered')[1]
+  console.print(play._beside_numbers(console, played._replace(recalled=None), 'title'))
+  assert console.file.getvalue().count('remembered') == 1
+
+
 def test_picture_fits_terminal_and_keeps_its_colours():
   frame = np.zeros((40, 20, 3), np.uint8)
   frame[:20] = (200, 100, 0)
