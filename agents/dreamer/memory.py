@@ -1,9 +1,12 @@
 """Episodic memory: a ring of what was observed, done and returned, read by similarity.
 
     key      k = unit(P x)                               P fixed, so that keys never drift
-    read     w_i = exp(50 (k_i q - 1)),  i of the 8 most similar entries
+    read     w_i = exp(50 (k_i q - 1))
              n_a = min(1, sum_i w_i [a_i = a])           q_a = sum_i w_i [a_i = a] G_i / sum_i w_i [a_i = a]
     write    the most surprising replayed steps, |G - G_hat|, in place of the least recently read
+
+All entries are read, not a few neighbours: the weight of others is next to 0, and on a CPU 512 steps and
+1,024 entries took 0.7 ms so, and 3 ms with the 8 largest.
 
 Pritzel et al. (2017), "Neural episodic control"; keys by a random projection as in Blundell et al.
 (2016), "Model-free episodic control". The ring is among the parameters, which no optimizer changes, so
@@ -25,8 +28,6 @@ from hephaestus.agents.dreamer import numbers as numbers_lib
 Tree = Any
 
 KEY_SIZE = 32
-NEIGHBOURS = 8
-"""Entries that are read, the most similar ones."""
 SHARPNESS = 50.0
 """Sharpness of the weights: an entry of similarity 0.95 has a weight of 0.08."""
 POOLED = 8
@@ -52,16 +53,14 @@ class Recall(NamedTuple):
     evidence: [..., A] float32, n_a; [..., 1] of all actions where they are continuous.
     value: [..., A] or [..., 1] float32, q_a; 0 without evidence.
     similarity: [...] float32, of the most similar entry; 0 without one.
-    action: [..., A] float32, weighted mean of the actions; read where they are continuous.
-    entry: [..., K] int32, indices of the entries, most similar first.
-    weight: [..., K] float32; 0 of an entry that is not there.
+    action: [..., A] float32, weighted mean of continuous actions; 1 of a choice with evidence.
+    weight: [..., C] float32, of each entry; 0 of one that is not there.
   """
 
   evidence: jax.Array
   value: jax.Array
   similarity: jax.Array
   action: jax.Array
-  entry: jax.Array
   weight: jax.Array
 
 
@@ -159,30 +158,25 @@ class Memory:
       version: [...] int32 of the parameters that acted, which cannot have read what was written
         later; None: all may be read.
     """
-    leading = key.shape[:-1]
-    flat = key.reshape(-1, KEY_SIZE)
     visible = ring['written'] > 0
     if version is not None:
-      visible &= ring['written'] <= version.reshape(-1, 1)
-    similarity = jnp.where(visible, _product(flat, ring['key'].T), -jnp.inf)
-    nearest, index = jax.lax.top_k(similarity, min(NEIGHBOURS, self.size))
-    weight = jnp.exp(SHARPNESS * (nearest - 1))  # 0 where there is no entry
-    action = ring['action'][index]
-    total = jnp.sum(weight, axis=-1, keepdims=True)
-    mean_action = jnp.sum(weight[..., None] * action, axis=-2) / jnp.maximum(total, 1e-8)
-    of_action = action if self.actions.discrete else jnp.ones_like(action[..., :1])
-    weights = weight[..., None] * of_action
-    evidence = jnp.sum(weights, axis=-2)
-    value = jnp.sum(weights * ring['return_'][index][..., None], axis=-2)
-    recall = Recall(
+      visible &= ring['written'] <= version[..., None]
+    similarity = jnp.where(visible, _product(key, ring['key'].T), -jnp.inf)
+    weight = jnp.exp(SHARPNESS * (similarity - 1))  # 0 where there is no entry
+    nearest = jnp.max(similarity, axis=-1)
+    action = ring['action']
+    of_action = action if self.actions.discrete else jnp.ones_like(action[:, :1])
+    # One product, since a CPU would compute the weights again for each.
+    summed = jnp.concatenate([of_action, of_action * ring['return_'][:, None], action], axis=-1)
+    size = of_action.shape[-1]
+    evidence, value, actions = jnp.split(_product(weight, summed), [size, 2 * size], axis=-1)
+    return Recall(
       evidence=jnp.minimum(evidence, 1.0),
       value=value / jnp.maximum(evidence, 1e-8),
-      similarity=jnp.where(jnp.isfinite(nearest[..., 0]), nearest[..., 0], 0.0),
-      action=mean_action,
-      entry=index,
+      similarity=jnp.where(jnp.isfinite(nearest), nearest, 0.0),
+      action=actions / jnp.maximum(evidence, 1e-8),
       weight=weight,
     )
-    return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), recall)
 
   def recalled(self, recall: Recall) -> jax.Array:
     """[..., R] float32, inputs of networks: [symlog q, n, similarity] and any mean action."""
@@ -201,9 +195,7 @@ class Memory:
 
   def renewed(self, recall: Recall) -> jax.Array:
     """[C] bool, entries that some step has read with weight."""
-    touched = (recall.weight > LEAST_WEIGHT).reshape(-1)
-    index = jnp.where(touched, recall.entry.reshape(-1), self.size)
-    return jnp.zeros(self.size, bool).at[index].set(True, mode='drop')
+    return jnp.any(recall.weight.reshape(-1, self.size) > LEAST_WEIGHT, axis=0)
 
   def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
     """The ring after an update: without what expired, and with the best offers.
