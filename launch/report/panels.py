@@ -21,10 +21,9 @@ LEARNING, REPLAY = 'Learning', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; the first section that matches has the chart.
 SECTIONS = {
   LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
-  'Cognition': ('learner/intrinsic/survival', 'learner/intrinsic/vital_'),
+  'Cognition': ('learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/memory/'),
   'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),
   'World model': ('learner/world_model/',),
-  'Cognition': ('learner/memory/',),
   'Dreams': ('learner/dream/',),
   'Actor and critic': ('learner/actor_critic/', 'learner/ppo/'),
   REPLAY: (
