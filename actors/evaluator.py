@@ -24,6 +24,8 @@ from hephaestus.replay import parameters
 # Time steps of one unroll: few enough for memory, and to stop soon after all episodes have ended.
 UNROLL_LENGTH = 257
 HOST_UNROLL_LENGTH = 65  # of an environment that is stepped on the host, where a step is slow
+# Steps after which an episode counts as it stands: more than Atari's 27,000, few enough to wait for.
+MOST_STEPS = 32_768
 VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
 DREAM_LENGTH = 65  # time steps of an episode that the model predicts
 CONTEXT = 5  # observed before the model predicts, as in Hafner et al. (2019); at most a quarter
@@ -133,7 +135,7 @@ class Play:
     # An episode of n steps has n + 1 time steps, the first of which is that of the reset.
     most = HOST_UNROLL_LENGTH if isinstance(environment, host.HostEnvironment) else UNROLL_LENGTH
     length = min(environment.max_steps + 1, most)
-    self._num_unrolls = -(-environment.max_steps // (length - 1))
+    self._num_unrolls = -(-min(environment.max_steps, MOST_STEPS) // (length - 1))
     self._unroll = rollout.make_unroll(
       environment, agent, num_envs=num_envs, sequence_length=length, greedy=greedy
     )
@@ -148,31 +150,36 @@ class Play:
     params: Any,
     key: jax.Array,
     num_episodes: int,
-    on_unroll: Callable[[], Any] = lambda: None,
-  ) -> Evaluation:
+    should_stop: Callable[[], bool] = lambda: False,
+  ) -> Evaluation | None:
     """Averages at least `num_episodes` episodes.
 
     After a reset, only the first episode of each environment counts, which does not favour short
-    episodes.
+    episodes. One that goes on after `MOST_STEPS` counts as it stands then, with a warning.
 
     Args:
       params: acting parameters of the agent.
       key: of the episodes.
       num_episodes: rounded up to a multiple of the parallel environments.
-      on_unroll: called after each unroll.
+      should_stop: called after each unroll.
+
+    Returns:
+      None if it was stopped.
     """
     returns: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
     zero = np.int32(0)
     for round_key in jax.random.split(key, -(-num_episodes // self._num_envs)):
-      init_key, *unroll_keys = jax.random.split(round_key, 1 + self._num_unrolls)
+      init_key, unrolls_key = jax.random.split(round_key)
       state = self._unroll.init(init_key)
       index = np.arange(self._num_envs)
       is_over = np.zeros(self._num_envs, bool)
-      for unroll_key in unroll_keys:
+      for number in range(self._num_unrolls):
+        unroll_key = jax.random.fold_in(unrolls_key, number)
         state, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
         episodes = jax.device_get(episodes)
-        on_unroll()
+        if should_stop():
+          return None
         ends = episodes.ended.any(axis=0) & ~is_over
         end = episodes.ended.argmax(axis=0)[ends]
         returns.append(episodes.episode_return[end, index[ends]])
@@ -180,6 +187,14 @@ class Play:
         is_over |= ends
         if is_over.all():
           break
+      if not is_over.all():
+        returns.append(np.asarray(state.episode_return)[~is_over])
+        lengths.append(np.asarray(state.episode_length)[~is_over])
+        logging.warning(
+          '%d of %d episodes had not ended after %s steps and count as they stood; give the '
+          'environment a time limit (max_steps)',
+          (~is_over).sum(), self._num_envs, f'{lengths[-1].max():,}',
+        )  # fmt: skip
     episode_return, episode_length = (float(np.concatenate(x).mean()) for x in (returns, lengths))
     score = None
     if self.reference is not None:
@@ -250,8 +265,8 @@ class Play:
     return dict(zip(self._choices, pairs, strict=True))
 
   def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
-    """Plays one episode, or its first `most_steps` time steps."""
-    steps = list(itertools.islice(self.steps(params, key), most_steps))
+    """Plays one episode, or its first `most_steps` time steps; at most `MOST_STEPS`."""
+    steps = list(itertools.islice(self.steps(params, key), most_steps or MOST_STEPS))
     actions = [played.action for played in steps[1:] if played.action is not None]
     spec = self._environment.action_spec
     frames = [played.frame for played in steps if played.frame is not None]
@@ -372,8 +387,8 @@ def score(
   logger: actor.Logger,
   camera: Camera,
   seed: int,
-  on_unroll: Callable[[], Any] = lambda: None,
-) -> Evaluation:
+  should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
   """Scores one snapshot, logs the score, and records a video when one is due.
 
   Args:
@@ -384,13 +399,18 @@ def score(
     logger: of the score.
     camera: records the video.
     seed: of the run.
-    on_unroll: called after each unroll.
+    should_stop: called after each unroll.
+
+  Returns:
+    None if it was stopped.
   """
   key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
   play_key, video_key = jax.random.split(key)
   params = jax.device_put(snapshot.params)
   num_episodes = config.final_episodes if final else config.num_episodes
-  result = play.evaluate(params, play_key, num_episodes, on_unroll)
+  result = play.evaluate(params, play_key, num_episodes, should_stop)
+  if result is None:
+    return None
   logger.write(
     {
       'environment_step': snapshot.environment_step,
@@ -474,5 +494,5 @@ class Evaluator:
       logger=self._logger,
       camera=self._camera,
       seed=self._seed,
-      on_unroll=self._should_stop,
+      should_stop=self._should_stop,
     )

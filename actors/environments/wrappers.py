@@ -22,6 +22,8 @@ from hephaestus.actors.environments.environment import (
   num_choices,
 )
 
+# Steps of an episode after which a reference return is given up: an environment may have no limit.
+_MOST_STEPS = 32_768
 _GROUP = 4  # environments whose reset is costly are reset so many at a time
 
 
@@ -333,8 +335,8 @@ def reference_returns(
     seed: equal seeds give equal results.
 
   Returns:
-    None if the environment has no scripted policy, one no better than random, or is stepped on the
-    host.
+    None if the environment has no scripted policy, one no better than random, is stepped on the host,
+    or has episodes that go on after `_MOST_STEPS`.
 
   Raises:
     ValueError: an episode has more than `max_steps` steps.
@@ -351,6 +353,9 @@ def reference_returns(
     key, environment, num_episodes
   )
   if not are_over.all():
+    if environment.max_steps > _MOST_STEPS:
+      logging.warning('Some episodes last more than %d steps: no score is given.', _MOST_STEPS)
+      return None
     raise ValueError(f'environment.max_steps={environment.max_steps}: an episode is longer')
   random, scripted = returns
   reference = ReferenceReturns(random=float(random.mean()), scripted=float(scripted.mean()))
@@ -379,7 +384,7 @@ def _episode_returns(
 
   def is_playing(carry):
     _, num_steps, _, _, _, is_over = carry
-    return (num_steps < environment.max_steps) & ~is_over.all()
+    return (num_steps < min(environment.max_steps, _MOST_STEPS)) & ~is_over.all()
 
   def play(carry):
     key, num_steps, env_state, observation, returns, is_over = carry

@@ -39,6 +39,7 @@ def evaluate(
   play = evaluator.Play(saved.environment, saved.agent, min(episodes, 64), greedy=greedy)
   play_key, video_key = jax.random.split(jax.random.key(seed))
   result = play.evaluate(saved.params, play_key, episodes)
+  assert result is not None  # nothing stops it
   if video is not None:
     recording = play.record(saved.params, video_key)
     if recording.frames is None:

@@ -7,7 +7,7 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -238,7 +238,7 @@ def train(
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
     )
-    scores = _Scores(prepared, folder, terminal)
+    scores = _Scores(prepared, folder, terminal, stop.is_set)
     loop = loop_lib.Loop(
       source,
       config.learner,
@@ -294,7 +294,14 @@ class _Terminal:
 class _Scores:
   """Evaluates between updates, writes videos, and gives the agent's advice from its metrics."""
 
-  def __init__(self, prepared: Prepared, folder: pathlib.Path, terminal: _Terminal):
+  def __init__(
+    self,
+    prepared: Prepared,
+    folder: pathlib.Path,
+    terminal: _Terminal,
+    should_stop: Callable[[], bool],
+  ):
+    self._should_stop = should_stop
     self._config = config = prepared.config
     self._folder = folder
     self._terminal = terminal
@@ -342,8 +349,9 @@ class _Scores:
       logger=self._logger,
       camera=self._camera,
       seed=self._config.seed,
+      should_stop=self._should_stop,
     )
-    if self._advice is not None:
+    if self._advice is not None and result is not None:
       self._advice.score = result.normalised_score
 
   def close(self) -> None:

@@ -8,7 +8,8 @@ import pytest
 import tiny
 
 from hephaestus.actors import environments, evaluator, rollout
-from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments import catch, wrappers
+from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
@@ -171,3 +172,34 @@ def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts,
   assert result.episode_length == environment.max_steps
   wins = (8 * result.episode_return + 8) / 2  # of eight episodes, each won or lost by 1
   assert wins == round(wins) and 0 <= wins <= 8
+
+
+class Endless(catch.Catch):
+  """Never ends, and has no time limit; each step pays 1."""
+
+  @property
+  def max_steps(self):
+    return int(np.iinfo(np.int32).max)
+
+  def step(self, key, state, action):
+    del key, action
+    observation = jnp.zeros(self.observation_spec.shape, self.observation_spec.dtype)
+    return state, environment_lib.transition(1.0, observation)
+
+
+def test_endless_episodes_count_as_they_stand_after_a_limit(parts, monkeypatch):
+  monkeypatch.setattr(evaluator, 'UNROLL_LENGTH', 5)
+  monkeypatch.setattr(evaluator, 'MOST_STEPS', 6)
+  monkeypatch.setattr(wrappers, '_MOST_STEPS', 6)
+  _, agent, _, params = parts
+  play = evaluator.Play(Endless(**tiny.CATCH), agent, 2)
+  assert play.evaluate(params, jax.random.key(0), 4) == evaluator.Evaluation(8.0, 8.0, None)
+  assert len(play.record(params, jax.random.key(0)).frames) == 6
+
+
+def test_evaluation_of_endless_episodes_stops_at_a_signal(parts):
+  _, agent, _, params = parts
+  play = evaluator.Play(Endless(**tiny.CATCH), agent, 2)
+  asked = iter([False, True])
+  assert play.evaluate(params, jax.random.key(0), 2, lambda: next(asked)) is None
+  assert next(asked, 'asked twice') == 'asked twice'
