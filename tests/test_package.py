@@ -65,16 +65,26 @@ def test_users_own_modules_of_the_same_names_are_not_imported(wheel, workplace, 
     'import sys; sys.path.pop(0); import hephaestus.launch.main as main; '
     'print(main.__file__); sys.exit(main.main())'
   )
-  ran = subprocess.run(
-    [sys.executable, '-c', start, 'environments'],
-    cwd=workplace,
-    env=environment(PYTHONPATH=str(tmp_path / 'site')),
-    capture_output=True,
-    text=True,
+
+  def run(*arguments):
+    ran = subprocess.run(
+      [sys.executable, '-c', start, 'environments', *arguments],
+      cwd=workplace,
+      env=environment(PYTHONPATH=str(tmp_path / 'site')),
+      capture_output=True,
+      text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+  printed = run()
+  assert printed.startswith(str(tmp_path / 'site'))
+  assert 'catch' in printed
+  # An environment of the user's own is found under such a name.
+  (workplace / 'launch.py').write_text(
+    'from hephaestus.actors.environments import catch\nclass Mine(catch.Catch):\n  pass\n'
   )
-  assert ran.returncode == 0, ran.stderr
-  assert ran.stdout.startswith(str(tmp_path / 'site'))
-  assert 'catch' in ran.stdout
+  assert 'hephaestus train --env launch:Mine' in run('launch:Mine')
 
 
 @pytest.fixture

@@ -298,6 +298,50 @@ def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
   return tuple(int(x) + 1 for x in high)
 
 
+def bounds_of(spec: specs.Array) -> tuple[np.ndarray, np.ndarray] | None:
+  """The least and largest values of a spec in its dtype, for floats with room for rounding.
+
+  None without bounds, and for bools.
+  """
+  if not isinstance(spec, specs.BoundedArray) or spec.dtype.kind == 'b':
+    return None
+  low, high = np.asarray(spec.minimum, spec.dtype), np.asarray(spec.maximum, spec.dtype)
+  if spec.dtype.kind == 'f':
+    low, high = low - 1e-4 * (1 + np.abs(low)), high + 1e-4 * (1 + np.abs(high))
+  return low, high
+
+
+def describe_bounds(spec: specs.BoundedArray) -> str:
+  """Such as '0 to 1'; of different numbers the least and the largest bound."""
+  return f'{np.min(spec.minimum):g} to {np.max(spec.maximum):g}'
+
+
+def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> list[str]:
+  """Judges steps with random actions: how many had no legal action, and whether an episode ended.
+
+  Returns:
+    Warnings.
+
+  Raises:
+    ValueError: most steps have no legal action.
+  """
+  share = num_stuck / max(1, num_steps)
+  stuck = (
+    f"timestep.observation['action_mask']: no action is legal at {share:.0%} of steps with random "
+    'actions'
+  )
+  if share > 0.5:
+    raise ValueError(f'{stuck}; True means legal')
+  found = [] if share < 0.05 else [f'{stuck}, and agents then choose among all']
+  if not ended:
+    found.append(
+      f'no episode with random actions ended within {num_steps:,} steps, and the limit is '
+      f'max_steps={max_steps:,}: there is no return before an episode ends; give it a lower limit '
+      'if episodes need not last so long'
+    )
+  return found
+
+
 def check(environment: Environment) -> None:
   """Checks an environment against its specs by tracing shapes; makes no array.
 

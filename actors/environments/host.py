@@ -5,6 +5,7 @@ A new family of them implements `LibraryEnv`, and passes a function that makes o
 """
 
 import abc
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,10 @@ from hephaestus.actors.environments.environment import (
   Environment,
   Observation,
   TimeStep,
+  bounds_of,
+  describe_bounds,
   num_choices,
+  remarks,
 )
 
 ACTION_MASK = 'action_mask'
@@ -168,6 +172,10 @@ class Instance:
     """Renders one frame, [H, W, 3] uint8; None for an environment without frames."""
     return self._env.render()
 
+  def close(self) -> None:
+    """Frees its resources; no other call follows."""
+    self._env.close()
+
   def _read(self, timestep: dm_env.TimeStep) -> TimeStep:
     self._is_over = timestep.last()
     step_type: Any = np.int32(timestep.step_type)
@@ -310,6 +318,81 @@ def check(environment: HostEnvironment) -> None:
       raise ValueError(f'timestep.{name}: step gives {value!r}, one finite number is needed')
 
 
+def check_values(
+  environment: HostEnvironment, seed: int, *, num_steps: int = 1024, patience_seconds: float = 3.0
+) -> list[str]:
+  """Checks the values of an environment by some steps with random actions.
+
+  Args:
+    environment: to check.
+    seed: of the reset and the actions.
+    num_steps: of one instance, with auto-reset.
+    patience_seconds: after which no more steps are taken.
+
+  Returns:
+    Warnings; see `environment.remarks`.
+
+  Raises:
+    ValueError: a value is not finite or outside the bounds of its spec, or most steps have no legal
+      action; the message names the field.
+  """
+  generator = np.random.default_rng(seed)
+  instance = environment.make()
+  timestep = instance.reset(seed)
+  _check_played(environment, timestep)
+  began, played, stuck, ended = time.monotonic(), 0, 0, False
+  while played < num_steps and time.monotonic() - began < patience_seconds:
+    timestep = instance.step(_random_action(generator, environment.action_spec, timestep))
+    _check_played(environment, timestep)
+    ended |= bool(timestep.last())
+    masks = _masks(environment.action_spec, timestep.observation)
+    stuck += not (timestep.last() or all(mask.any() for mask in masks))
+    played += 1
+  instance.close()
+  return remarks(environment.max_steps, played, stuck, ended=ended)
+
+
+def _check_played(environment: HostEnvironment, timestep: TimeStep) -> None:
+  while_played = 'when the environment is played'
+  for name, field in environment.fields.items():
+    value = timestep.observation[name] if name else timestep.observation
+    if not np.isfinite(value).all():
+      raise ValueError(f'timestep.observation{field.path}: is not always finite {while_played}')
+    bounds = bounds_of(field.spec)
+    is_outside = False if bounds is None else (value < bounds[0]) | (value > bounds[1])
+    if np.any(is_outside):
+      raise ValueError(
+        f'timestep.observation{field.path}: the spec says {describe_bounds(field.spec)}, it is '
+        f'{value[is_outside][0]:g} {while_played}'
+      )
+  for name in ('reward', 'discount'):
+    value = getattr(timestep, name)
+    if not np.isfinite(value) or (name == 'discount' and not 0 <= value <= 1):
+      needed = 'within [0, 1]' if name == 'discount' else 'finite'
+      raise ValueError(f'timestep.{name}: is not always {needed} {while_played}')
+
+
+def _masks(spec: specs.BoundedArray, observation: Any) -> list[np.ndarray]:
+  """The mask of each choice, [A] bool; none of a continuous action, or without a mask."""
+  choices = num_choices(spec)
+  if not (choices and isinstance(observation, Mapping) and ACTION_MASK in observation):
+    return []
+  return np.split(np.asarray(observation[ACTION_MASK]), np.cumsum(choices)[:-1])
+
+
+def _random_action(
+  generator: np.random.Generator, spec: specs.BoundedArray, timestep: TimeStep
+) -> np.ndarray:
+  choices = num_choices(spec)
+  if not choices:
+    return generator.uniform(spec.minimum, spec.maximum, spec.shape).astype(spec.dtype)
+  masks = _masks(spec, timestep.observation) or [np.ones(count, bool) for count in choices]
+  # At LAST, where the action is not read, there may be no legal one.
+  legal = [np.flatnonzero(mask if mask.any() else ~mask) for mask in masks]
+  drawn = [generator.choice(each) for each in legal]
+  return np.asarray(drawn, spec.dtype).reshape(spec.shape)
+
+
 def _check_timestep(environment: HostEnvironment, function: str, timestep: Any) -> None:
   if not isinstance(timestep, dm_env.TimeStep):
     raise ValueError(f'{function} must return a dm_env.TimeStep, not {timestep!r}')
@@ -321,9 +404,7 @@ def _check_timestep(environment: HostEnvironment, function: str, timestep: Any) 
 
 
 def _some_action(spec: specs.BoundedArray, observation: Any) -> np.ndarray:
-  has_mask = isinstance(observation, Mapping) and ACTION_MASK in observation
-  choices = num_choices(spec)
-  if not (choices and has_mask):
+  masks = _masks(spec, observation)
+  if not masks:
     return np.clip(np.zeros(spec.shape, spec.dtype), spec.minimum, spec.maximum)
-  masks = np.split(np.asarray(observation[ACTION_MASK]), np.cumsum(choices)[:-1])
   return np.asarray([np.argmax(mask) for mask in masks], spec.dtype).reshape(spec.shape)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from absl import logging
 from dm_env import specs
 
+from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host
 from hephaestus.actors.environments.environment import (
   Environment,
@@ -252,54 +254,119 @@ def _random_choice(
 
 
 def check_values(
-  environment: Environment, key: chex.PRNGKey, *, num_envs: int = 4, num_steps: int = 64
-) -> None:
+  environment: Environment,
+  key: chex.PRNGKey,
+  *,
+  num_envs: int = 4,
+  num_steps: int = 1024,
+  patience_seconds: float = 1.0,
+) -> list[str]:
   """Checks the values of an environment by some steps with a random policy.
 
   Args:
     environment: without auto-reset.
     key: of resets, steps and actions.
     num_envs: parallel environments, in one compiled program.
-    num_steps: of each environment, with auto-reset.
+    num_steps: of each environment, with auto-reset; first a 16th and a quarter of them are played.
+    patience_seconds: no more steps are played after a part that took longer.
+
+  Returns:
+    Warnings; see `environment.remarks`.
 
   Raises:
-    ValueError: an observation or reward is not finite, or a discount is outside [0, 1]; the message
-      names the field.
+    ValueError: an observation or reward is not finite, an observation is outside the bounds of its
+      spec, a discount is outside [0, 1], an episode is longer than `max_steps`, or most steps have no
+      legal action; the message names the field.
+  """
+  play = _random_play(environment)
+  # A CPU's compiler would take much longer to optimise the program than the program runs.
+  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
+  program = jax.jit(jax.vmap(play, in_axes=(0, None)))
+  keys = jax.random.split(key, num_envs)
+  compiled = program.lower(keys, np.int32(0)).compile(compiler_options=options)
+  ended, stuck, played = np.zeros(num_envs, bool), np.zeros(num_envs, int), 0
+  for played in sorted({-(-num_steps // 16), -(-num_steps // 4), num_steps}):
+    began = time.monotonic()
+    faults, ended, stuck = jax.device_get(compiled(keys, np.int32(played)))
+    for text, (is_wrong, value) in faults.items():
+      if is_wrong.any():
+        found = text.replace('VALUE', f'{value[is_wrong][0]:g}')
+        raise ValueError(f'{found} when the environment is played')
+    if time.monotonic() - began > patience_seconds:
+      break
+  # Each environment has played so many steps; the limit is that of each.
+  return environment_lib.remarks(
+    environment.max_steps, played, round(stuck.mean()), ended=bool(ended.any())
+  )
+
+
+def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
+  """A function of a key and a number of steps.
+
+  It returns what was wrong, by message: [] bool and [] float32, the first value that was; whether an
+  episode has ended, [] bool; and the number of steps without a legal action, [] int32.
   """
   env = AutoReset(environment)
 
-  def is_fine(timestep: TimeStep) -> dict[str, jax.Array]:
-    finite = {
-      f'observation{jax.tree_util.keystr(path)}': jnp.isfinite(leaf).all()
-      for path, leaf in jax.tree_util.tree_leaves_with_path(timestep.observation)
-    }
-    in_range = (timestep.discount >= 0.0) & (timestep.discount <= 1.0)
-    return {**finite, 'reward': jnp.isfinite(timestep.reward), 'discount': in_range}
-
-  def step(carry, key):
-    state, observation = carry
-    action_key, step_key = jax.random.split(key)
+  def step(index, carry, key):
+    state, observation, length, ended, stuck, before = carry
+    action_key, step_key = jax.random.split(jax.random.fold_in(key, index))
     action = random_action(action_key, env.action_spec, observation)
     state, timestep = env.step(step_key, state, action)
-    return (state, timestep.observation), is_fine(timestep)
+    length = jnp.where(timestep.first(), 0, length + 1)
+    found = _faults(environment, timestep, length)
+    first = lambda old, new: (old[0] | new[0], jnp.where(old[0], old[1], new[1]))
+    faults = {text: first(before[text], found[text]) for text in found}
+    ended, stuck = ended | timestep.last(), stuck + _is_stuck(environment, timestep)
+    return state, timestep.observation, length, ended, stuck, faults
 
-  # A CPU's compiler would take much longer to optimise the program than the program runs.
-  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
-
-  @functools.partial(jax.jit, compiler_options=options)
-  @jax.vmap
-  def play(key):
+  def play(key, num_steps):
     reset_key, steps_key = jax.random.split(key)
     state, first = env.reset(reset_key)
-    step_keys = jax.random.split(steps_key, num_steps)
-    _, are_fine = jax.lax.scan(step, (state, first.observation), step_keys)
-    return is_fine(first), are_fine
+    none = jnp.zeros((), jnp.int32)
+    faults = _faults(environment, first, none)
+    carry = (state, first.observation, none, first.last(), none, faults)
+    body = functools.partial(step, key=steps_key)
+    *_, ended, stuck, faults = jax.lax.fori_loop(0, num_steps, body, carry)
+    return faults, ended, stuck
 
-  first, later = jax.device_get(play(jax.random.split(key, num_envs)))
-  for field in first:
-    if not (first[field].all() and later[field].all()):
-      needed = 'within [0, 1]' if field == 'discount' else 'finite'
-      raise ValueError(f'timestep.{field}: is not always {needed} when the environment is played')
+  return play
+
+
+def _faults(
+  environment: Environment, timestep: TimeStep, length: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+  """Of one time step, by message: whether it is wrong, and the value that is, for VALUE there."""
+  nothing = jnp.zeros((), jnp.float32)
+  result = {}
+  observation_specs = jax.tree.leaves(environment.observation_spec)
+  leaves = jax.tree_util.tree_leaves_with_path(timestep.observation)
+  for (path, leaf), spec in zip(leaves, observation_specs, strict=True):
+    field = f'timestep.observation{jax.tree_util.keystr(path)}'
+    result[f'{field}: is not always finite'] = ~jnp.isfinite(leaf).all(), nothing
+    bounds = environment_lib.bounds_of(spec)
+    if bounds is not None:
+      is_outside = (leaf < bounds[0]) | (leaf > bounds[1])
+      value = jnp.where(is_outside, leaf.astype(jnp.float32), -jnp.inf).max(initial=-jnp.inf)
+      text = f'{field}: the spec says {environment_lib.describe_bounds(spec)}, it is VALUE'
+      result[text] = is_outside.any(), value
+  result['timestep.reward: is not always finite'] = ~jnp.isfinite(timestep.reward), nothing
+  discount = timestep.discount
+  in_range = (discount >= 0.0) & (discount <= 1.0)
+  result['timestep.discount: is not always within [0, 1]'] = ~in_range, nothing
+  too_long = (length >= environment.max_steps) & ~timestep.last()
+  text = f'max_steps={environment.max_steps}: an episode is longer, it has not ended at step VALUE'
+  result[text] = too_long, length.astype(jnp.float32)
+  return result
+
+
+def _is_stuck(environment: Environment, timestep: TimeStep) -> jax.Array:
+  """[] bool, whether a choice has no legal action, before LAST."""
+  choices, observation = num_choices(environment.action_spec), timestep.observation
+  if not (choices and isinstance(observation, dict) and 'action_mask' in observation):
+    return jnp.zeros((), bool)
+  masks = jnp.split(observation['action_mask'], np.cumsum(choices)[:-1])
+  return ~jnp.stack([mask.any() for mask in masks]).all() & ~timestep.last()
 
 
 class ReferenceReturns(NamedTuple):

@@ -204,12 +204,12 @@ def _node(arguments: argparse.Namespace) -> int:
     host = hosts.find(arguments.host)
     if arguments.stay:
       node.check_stays(hosts, host)
-    preflight.check_environment(config)
+    remarks = preflight.check_environment(config)
     memory = preflight.check_memory(config, shards=1) if host.replay else ''
     folder = arguments.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
-    print(f'run folder: {folder}', flush=True)
+    print(f'run folder: {folder}', *remarks, sep='\n', flush=True)
     if memory:
       print(memory, flush=True)
     place = node.Place(hosts, host, launch_id, attached=attached, stays=arguments.stay)

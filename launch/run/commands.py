@@ -82,7 +82,7 @@ def _train(arguments: argparse.Namespace) -> int:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     folder = arguments.run or folder_lib.new(config)
-    preflight.check_environment(config)
+    remarks = preflight.check_environment(config)
     origin = arguments.origin and origin_lib.load(arguments.origin, config)
     prepared = fused.prepare(config) if config.fused else None
     memory = '' if config.fused else preflight.check_memory(config)
@@ -93,7 +93,7 @@ def _train(arguments: argparse.Namespace) -> int:
       print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
     if not config.fused:
       preflight.check_checkpoint(config, folder)
-    print(f'run folder: {folder}', *preflight.warnings(config), sep='\n', flush=True)
+    print(f'run folder: {folder}', *preflight.warnings(config), *remarks, sep='\n', flush=True)
     if prepared is not None:
       return fused.train(prepared, folder, reset_moments=arguments.reset_moments, profile=profile)
     from hephaestus.launch.run import local  # whose packages a fused run does not need

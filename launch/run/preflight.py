@@ -36,8 +36,11 @@ def check_distributed(name: str, remedy: str) -> None:
     raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')
 
 
-def check_environment(config: launch_config.ExperimentConfig) -> None:
+def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   """Makes the environment of a run once and checks the values that it emits.
+
+  Returns:
+    Warnings, one a line.
 
   Raises:
     ValueError: it is unknown, breaks its specs, or cannot be used by this kind of run.
@@ -48,15 +51,19 @@ def check_environment(config: launch_config.ExperimentConfig) -> None:
   jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
-  if isinstance(environment, host.HostEnvironment):  # its constructor has taken a step
-    if config.fused:
-      needs = '' if has_distributed() else f', which needs {DISTRIBUTED}'
-      raise ValueError(f'environment.name={config.environment["name"]!r}: {host.REFUSAL}{needs}')
-    return
+  name = config.environment['name']
+  is_on_host = isinstance(environment, host.HostEnvironment)
+  if is_on_host and config.fused:
+    needs = '' if has_distributed() else f', which needs {DISTRIBUTED}'
+    raise ValueError(f'environment.name={name!r}: {host.REFUSAL}{needs}')
   try:
-    wrappers.check_values(environment, jax.random.key(config.seed))
+    if isinstance(environment, host.HostEnvironment):
+      found = host.check_values(environment, config.seed)
+    else:
+      found = wrappers.check_values(environment, jax.random.key(config.seed))
   except ValueError as error:
-    raise ValueError(f'environment.name={config.environment["name"]!r}: {error}') from error
+    raise ValueError(f'environment.name={name!r}: {error}') from error
+  return [f'environment.name={name}: {warning}' for warning in found]
 
 
 def check_memory(config: launch_config.ExperimentConfig, shards: int | None = None) -> str:

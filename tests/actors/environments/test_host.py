@@ -406,6 +406,80 @@ def test_environment_that_contradicts_its_specs_is_rejected_by_field(options, wo
     assert word in str(error.value)
 
 
+class Walk(host.LibraryEnv):
+  """Its place counts its steps up to `last`, under bounds of 0 to 5; none is legal from `stuck` on."""
+
+  action_spec = specs.DiscreteArray(2)
+  observation_spec = {  # noqa: RUF012  as in other environments
+    'place': specs.BoundedArray((1,), np.float64, 0, 5),
+    'action_mask': specs.BoundedArray((2,), bool, False, True),
+  }
+
+  def __init__(self, last=5, stuck=9):
+    self._last, self._stuck = last, stuck
+
+  def reset(self, seed):
+    self._place = 0
+    return dm_env.restart(self._observe())
+
+  def step(self, action):
+    assert action == 1 or self._place >= self._stuck
+    self._place += 1
+    end = dm_env.termination if self._place == self._last else dm_env.transition
+    return end(0.0, self._observe())
+
+  def _observe(self):
+    legal = np.array([False, self._place < self._stuck])
+    return {'place': np.full(1, self._place, float), 'action_mask': legal}
+
+
+@pytest.mark.parametrize(
+  'wrong, words',
+  [
+    ({'last': 7}, "observation['place']: the spec says 0 to 5, it is 6 when the environment is"),
+    ({'stuck': 1}, "observation['action_mask']: no action is legal at 70% of steps"),
+  ],
+)
+def test_broken_host_environment_is_refused_by_random_play(wrong, words):
+  environment = host.HostEnvironment(lambda: Walk(**wrong), 1000)
+  host.check(environment)
+  with pytest.raises(ValueError) as error:
+    host.check_values(environment, 0, num_steps=20)
+  assert words in str(error.value)
+
+
+def test_host_environment_without_ends_is_a_warning():
+  short = host.HostEnvironment(lambda: Walk(stuck=5), 1000)  # LAST needs no legal action
+  assert host.check_values(short, 0, num_steps=20) == []
+  endless = host.HostEnvironment(lambda: Walk(last=-1), 10**9)
+  (warning,) = host.check_values(endless, 0, num_steps=4)
+  assert 'ended within 4 steps, and the limit is max_steps=1,000,000,000' in warning
+
+
+@pytest.mark.parametrize('box', [1.0, 7.0])
+def test_gymnasium_observation_beyond_its_box_is_refused(box):
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Beyond(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+      super().reset(seed=seed)
+      return np.ones(2, np.float32), {}
+
+    def step(self, action):
+      return np.float32([0, box]), 0.0, True, False, {}
+
+  gymnasium.register(f'Beyond{box:.0f}-v0', Beyond, max_episode_steps=5)
+  environment = environments.make(f'gymnasium/Beyond{box:.0f}-v0')
+  if box == 1.0:
+    assert host.check_values(environment, 0, num_steps=9) == []
+  else:
+    with pytest.raises(ValueError, match=r'observation: the spec says 0 to 1, it is 7 when'):
+      host.check_values(environment, 0, num_steps=9)
+
+
 class Dials(dm_env.Environment):
   """Observes the action, whose parts are from -1 to 1 and from 3 to 4."""
 

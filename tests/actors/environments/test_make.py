@@ -271,7 +271,63 @@ def test_invalid_values_are_rejected_by_field(wrong, words):
 
 
 def test_valid_values_pass():
-  wrappers.check_values(Played(), jax.random.key(0), num_envs=2, num_steps=8)
+  assert wrappers.check_values(Played(), jax.random.key(0), num_envs=2, num_steps=8) == []
+
+
+class Faulty(Still):
+  """An observation in [0, 1] and a mask, wrong from some step on; ends after five steps."""
+
+  max_steps = 5
+  observation_spec = {  # noqa: RUF012  as in other environments
+    'place': specs.BoundedArray((2,), np.float32, 0.0, 1.0),
+    'action_mask': specs.BoundedArray((2,), bool, False, True),
+  }
+
+  def __init__(self, *, highest=1.0, is_legal=True, last=5, max_steps=5):
+    self.highest, self.is_legal, self.last = highest, is_legal, last
+    self.max_steps = max_steps
+
+  def reset(self, key):
+    del key
+    return jnp.zeros((), jnp.int32), environment.restart(self._observe(0))
+
+  def step(self, key, state, action):
+    del key, action
+    timestep = environment.transition(0.0, self._observe(state + 1))
+    is_last = state + 1 == self.last
+    step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
+    return state + 1, timestep._replace(step_type=step_type)
+
+  def _observe(self, count):
+    place = jnp.where(count == 3, jnp.float32(self.highest), 1.0) * jnp.array([0.0, 1.0])
+    legal = jnp.where(count >= 1, self.is_legal, True)
+    return {'place': place, 'action_mask': jnp.array([False, True]) & legal}
+
+
+@pytest.mark.parametrize(
+  'wrong, words',
+  [
+    (
+      {'highest': 7.0},
+      "observation['place']: the spec says 0 to 1, it is 7 when the environment is",
+    ),
+    ({'is_legal': False}, "observation['action_mask']: no action is legal at 75% of steps"),
+    ({'last': 6}, 'max_steps=5: an episode is longer, it has not ended at step 5 when'),
+  ],
+)
+def test_broken_environment_is_refused_by_random_play(wrong, words):
+  env = Faulty(**wrong)
+  environment.check(env)
+  with pytest.raises(ValueError) as error:
+    wrappers.check_values(env, jax.random.key(0), num_envs=2, num_steps=8)
+  assert words in str(error.value)
+
+
+def test_limit_that_no_random_episode_reaches_is_a_warning():
+  endless = Faulty(last=-1, max_steps=2**31 - 1)
+  (warning,) = wrappers.check_values(endless, jax.random.key(0), num_envs=2, num_steps=8)
+  assert 'no episode with random actions ended within 8 steps' in warning
+  assert 'max_steps=2,147,483,647' in warning
 
 
 def test_making_an_environment_initialises_no_device():
