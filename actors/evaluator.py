@@ -155,7 +155,7 @@ class Play:
     """Averages at least `num_episodes` episodes.
 
     After a reset, only the first episode of each environment counts, which does not favour short
-    episodes. One that goes on after `MOST_STEPS` counts as it stands then, with a warning.
+    episodes. One longer than `MOST_STEPS` counts as it stands then, with a warning.
 
     Args:
       params: acting parameters of the agent.

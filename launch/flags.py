@@ -59,16 +59,12 @@ def make_config(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch.run import preflight
 
   folder = arguments.run
-  config: launch_config.ExperimentConfig | None = None
   if getattr(arguments, 'origin', None) is not None:
-    config = _config_of_origin(arguments)
+    config, is_new = _config_of_origin(arguments), True
   elif folder is not None and (folder / folder_lib.CONFIG).exists():
-    config = launch_config.load(folder / folder_lib.CONFIG)
-    other_agent = arguments.agent not in (None, config.agent_name)
-    if arguments.preset is not None or arguments.env is not None or other_agent:
-      config = None  # `open_run` compares the new config with that of the folder
-  is_new = config is None or getattr(arguments, 'origin', None) is not None
-  if config is None:
+    config, is_new = _config_to_resume(arguments), False
+  else:
+    is_new = True
     config = launch_config.of_preset(
       arguments.agent or records.DREAMER,
       arguments.preset or presets.default_preset(),
@@ -139,6 +135,34 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
 
 def _sets(arguments: argparse.Namespace, key: str) -> bool:
   return any(each.startswith(f'{key}=') for each in arguments.set)
+
+
+def _config_to_resume(arguments: argparse.Namespace) -> Any:
+  """The config of the folder of --run; with --preset, of the sizes of that preset.
+
+  Raises:
+    ValueError: --agent or --env is another than that of the folder.
+  """
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.run import folder as folder_lib
+
+  config = launch_config.load(arguments.run / folder_lib.CONFIG)
+  has = {'agent': config.agent_name, 'env': config.environment['name']}
+  for name, known in has.items():
+    given = getattr(arguments, name)
+    if given not in (None, known):
+      raise ValueError(
+        f'--run {arguments.run}: was made with another configuration. --{name}: the folder has {known}, '
+        f'you gave {given}. Leave out --{name} or give another folder'
+      )
+  if arguments.preset is None:
+    return config
+  sized = launch_config.of_preset(config.agent_name, arguments.preset, has['env'])
+  kept = ('environment', 'seed', 'max_environment_steps', 'max_minutes')
+  sized = dataclasses.replace(sized, **{name: getattr(config, name) for name in kept})
+  if not config.fused:
+    return sized if not sized.fused else launch_config.override(sized, ['learner.fused=False'])
+  return launch_config.override(sized, ['actor.num_actors=1', 'learner.fused=True'])
 
 
 def _config_of_origin(arguments: argparse.Namespace) -> Any:

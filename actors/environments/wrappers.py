@@ -336,7 +336,7 @@ def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
 def _faults(
   environment: Environment, timestep: TimeStep, length: jax.Array
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-  """Of one time step, by message: whether it is wrong, and the value that is, for VALUE there."""
+  """Judges one time step, by message: whether it is wrong, and the wrong value, for VALUE there."""
   nothing = jnp.zeros((), jnp.float32)
   result = {}
   observation_specs = jax.tree.leaves(environment.observation_spec)

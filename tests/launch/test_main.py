@@ -300,6 +300,35 @@ def test_run_resumes_with_its_own_config(folder):
   assert found == config.override(made, ['max_environment_steps=9'])
 
 
+@pytest.mark.parametrize('agent', ['ppo', 'dreamer'])
+def test_resume_takes_what_is_not_given_from_the_folder(folder, agent):
+  made = config.of_preset(agent, 'gpu', 'catch')
+  made = config.override(made, ['environment.rows=7', 'seed=7', 'max_environment_steps=9'])
+  folder_lib.open_run(folder, made)
+
+  def resumed(*words):
+    return flags.make_config(main.parse(['hephaestus', 'train', '--run', str(folder), *words]))
+
+  assert resumed('--env', 'catch') == resumed('--agent', agent) == made
+  assert resumed('--preset', 'gpu') == made
+  differences = config.conflicts(made, resumed('--preset', 'laptop'))
+  assert differences and not any('agent_name' in each or 'seed' in each for each in differences)
+
+
+@pytest.mark.parametrize(
+  ('option', 'words'),
+  [
+    (('--env', 'grid_world'), '--env: the folder has catch, you gave grid_world'),
+    (('--agent', 'dreamer'), '--agent: the folder has ppo, you gave dreamer'),
+  ],
+)
+def test_resume_blames_the_option_that_was_given(folder, capsys, option, words):
+  folder_lib.open_run(folder, presets.ppo_laptop('catch'))
+  assert run('train', '--run', folder, *option) == 2
+  message = capsys.readouterr().err
+  assert words in message and message.count('\n') == 1
+
+
 def test_background_command_stops_at_sigint(tmp_path):
   """A shell starts background programs with SIGINT ignored."""
   (tmp_path / 'blocking.py').write_text(
