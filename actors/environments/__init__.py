@@ -156,13 +156,18 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 
 def check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
-  """Raises ValueError for options that a constructor does not take, or lacks.
+  """Raises ValueError for an abstract class, and options that a constructor does not take, or lacks.
 
   Args:
     name: of the environment, for the message.
     constructor: a class or a function.
     options: its keyword arguments.
   """
+  lacking = sorted(getattr(constructor, '__abstractmethods__', ()))
+  if lacking:
+    raise ValueError(
+      f'environment.name={name!r}: the class lacks {", ".join(lacking)}; see docs/environments.md'
+    )
   parameters = inspect.signature(constructor).parameters
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
   for option, parameter in parameters.items():

@@ -149,6 +149,68 @@ def test_environment_with_infinite_reward_is_refused_before_training(
   assert not folder.exists()
 
 
+OWN = """
+from hephaestus.actors.environments import catch, environment
+
+class Broken(catch.Catch):
+  def step(self, key, state, action):
+    raise KIND('the deck is empty')
+
+class Wrong(catch.Catch):
+  def step(self, key, state, action):
+    return state, environment.transition(0.0, self.deck)
+
+class Abstract(environment.Environment):
+  observation_spec = action_spec = reset = step = None
+"""
+
+
+@pytest.mark.parametrize('kind', ['ValueError', 'KeyError', 'RuntimeError'])
+def test_error_of_own_environment_names_its_place(tmp_path, folder, capsys, monkeypatch, kind):
+  path = tmp_path / f'own_{kind}.py'
+  path.write_text(OWN.replace('KIND', kind))
+  monkeypatch.syspath_prepend(tmp_path)
+  assert run('train', '--run', folder, '--env', f'{path.stem}:Broken') == 2
+  message = capsys.readouterr().err
+  assert 'the deck is empty' in message and message.count('\n') == 1
+  assert message.endswith(f'({kind} at {path}:6, in step)\n')
+
+
+@pytest.mark.parametrize(
+  ('name', 'words'),
+  [
+    ('Wrong', "'Wrong' object has no attribute 'deck' (AttributeError at FILE:10, in step)"),
+    ('Abstract', "environment.name='own_classes:Abstract': the class lacks max_steps; see docs/"),
+  ],
+)
+def test_mistake_in_own_environment_is_one_line(tmp_path, folder, capsys, monkeypatch, name, words):
+  path = tmp_path / 'own_classes.py'
+  path.write_text(OWN)
+  monkeypatch.syspath_prepend(tmp_path)
+  assert run('train', '--run', folder, '--env', f'own_classes:{name}') == 2
+  message = capsys.readouterr().err
+  assert words.replace('FILE', str(path)) in message and message.count('\n') == 1
+
+
+def test_syntax_error_of_own_module_names_its_line(tmp_path, folder, capsys, monkeypatch):
+  path = tmp_path / 'own_syntax.py'
+  path.write_text('a = 1\nb = = 2\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  assert run('train', '--run', folder, '--env', 'own_syntax:Any') == 2
+  message = capsys.readouterr().err
+  assert f'(SyntaxError at {path}:2' in message and message.count('\n') == 1
+
+
+def test_error_of_ours_keeps_its_traceback(folder, monkeypatch):
+  def fail(arguments):
+    raise KeyError('ours')
+
+  monkeypatch.setattr(flags, 'make_config', fail)
+  monkeypatch.setattr(main, '_is_own', lambda file: False)  # `fail` is in this file
+  with pytest.raises(KeyError, match='ours'):
+    run('train', '--run', folder)
+
+
 def test_help_of_train_lists_basic_keys(capsys):
   with pytest.raises(SystemExit) as ended:
     run('train', '--help')
@@ -342,4 +404,4 @@ def test_background_command_stops_at_sigint(tmp_path):
   assert process.stdout.readline() == 'ready\n'
   process.send_signal(signal.SIGINT)
   process.communicate(timeout=60)
-  assert process.returncode in (-signal.SIGINT, 1)
+  assert process.returncode == 130
