@@ -84,6 +84,12 @@ class Curve(NamedTuple):
     values = np.stack([each.at(x) for each in self.series])
     return np.where((x < start) | (x > end), np.nan, values)
 
+  def is_measured(self, x: np.ndarray) -> np.ndarray:
+    """[M] bool: whether a seed has a value at x, or since the position before; x increases."""
+    before = np.concatenate([[-np.inf], x[:-1]])
+    counts = [np.searchsorted(each.x, [before, x], side='right') for each in self.series]
+    return np.any([since < until for since, until in counts], axis=0)
+
 
 class Estimate(NamedTuple):
   """A statistic over seeds, at each of M positions.
@@ -592,7 +598,8 @@ def _table(figure: Figure, *, picture: bool) -> str:
     f'{metric[0].upper()}{metric[1:]}, of the {figure.node}, by {history.X_AXES[figure.x]}: the '
     'interquartile mean over seeds (the mean of fewer than four).',
     f'In parentheses: its {100 * CONFIDENCE:.0f} % confidence interval by stratified bootstrap over '
-    f'seeds; with fewer than {FEWEST_SEEDS} seeds, their range.',
+    f'seeds; with fewer than {FEWEST_SEEDS} seeds, their range. A column has the last value since the '
+    'column before; – where nothing was measured.',
     '',
   ]
   headings = ['curve', 'seeds', *map(_round_place, positions), 'last', 'median', 'minutes']
@@ -608,7 +615,10 @@ def _table(figure: Figure, *, picture: bool) -> str:
     cells = [
       curve.label.replace('|', '\\|'),
       str(len(curve.runs)),
-      *('–' if np.isnan(value) else number(value) for value in along.point),
+      *(
+        number(value) if is_measured and not np.isnan(value) else '–'
+        for value, is_measured in zip(along.point, curve.is_measured(positions), strict=True)
+      ),
       f'{_with_interval(iqm, number, len(curve.runs))} at {_place(float(x[0]), figure.x)}',
       _with_interval(median, number, len(curve.runs)),
       ' to '.join(dict.fromkeys(f'{value:,.1f}' for value in (min(minutes), max(minutes)))),

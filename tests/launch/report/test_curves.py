@@ -122,7 +122,7 @@ def test_seeds_are_compared_by_their_last_values(tmp_path):
   markdown = curves.make(folders).markdown
   assert '| curve | seeds | 0 | 20 | 40 | 60 | 80 | 100 | 120 | 140 | 160 | 180 | 200 |' in markdown
   assert cells(markdown)['ppo'] == [
-    '2', *['0.10'] * 5, *['0.30'] * 3, *['0.50'] * 2, '0.80',
+    '2', '0.10', *['–'] * 4, '0.30', '–', '–', '0.50', '–', '0.80',
     '0.80 (range 0.60 to 1.00) at 200', '0.80 (range 0.60 to 1.00)', '3.3 to 4.2',
   ]  # fmt: skip
   assert 'all seeds have values until 200 only, where' in markdown
@@ -134,7 +134,14 @@ def test_curve_begins_at_its_last_seed(tmp_path):
     write_run(tmp_path / 'b', [(30, 0.0), (100, 1.0)], overrides=['seed=1']),
   ]
   row = cells(curves.make(folders).markdown)['ppo']
-  assert row[1:7] == ['–', '–', '–', '0.00', '0.00', '0.00']
+  assert row[1:7] == ['–', '–', '–', '0.00', '–', '–']
+
+
+def test_table_shows_no_value_where_nothing_was_measured(tmp_path):
+  write_run(tmp_path / 'a', [(0, -0.5), (106_496, 0.75)])
+  row = cells(curves.make([tmp_path / 'a']).markdown)['ppo']
+  assert row[1] == '-0.50' and set(row[2:-3]) == {'–'}
+  assert row[-3].startswith('0.75')
 
 
 def test_interquartile_mean_leaves_out_outer_quarters():
