@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import logging
-from dm_env import specs
 
 from hephaestus.actors import actor, rollout, videos
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.replay import parameters
 
@@ -40,6 +38,7 @@ class EvaluatorConfig:
   """
 
   period: float = 20.0  # seconds between the starts of two evaluations
+  period_steps: int | None = None  # environment steps between them, in place of seconds
   num_episodes: int = 64
   final_episodes: int = 256  # of the final parameters
   greedy: bool = True  # greedy actions; False samples them, as PPO's policy is trained to
@@ -49,6 +48,28 @@ class EvaluatorConfig:
     for name in ('period', 'num_episodes', 'final_episodes', 'video_period'):
       if getattr(self, name) <= 0:
         raise ValueError(f'evaluator.{name}={getattr(self, name)!r}: must be positive')
+    if self.period_steps is not None and self.period_steps < 1:
+      raise ValueError(f'evaluator.period_steps={self.period_steps}: must be at least 1, or null')
+
+
+class Schedule:
+  """When an evaluation is due: the first at once, others after a period of seconds or of steps."""
+
+  def __init__(self, config: EvaluatorConfig):
+    self._period, self._period_steps = config.period, config.period_steps
+    self._next_time, self._next_step = 0.0, 0
+
+  def is_due(self, environment_step: int) -> bool:
+    """Whether an evaluation is due for parameters of this environment step."""
+    if self._period_steps is not None:
+      return environment_step >= self._next_step
+    return time.monotonic() >= self._next_time
+
+  def begin(self, environment_step: int) -> None:
+    """Notes that an evaluation begins."""
+    self._next_time = time.monotonic() + self._period
+    if self._period_steps is not None:
+      self._next_step = (environment_step // self._period_steps + 1) * self._period_steps
 
 
 class Evaluation(NamedTuple):
@@ -359,25 +380,6 @@ class Camera:
       logging.warning('Could not write the video %s: %s', video, error)
 
 
-def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
-  """The random policy, uniform over the legal actions, without parameters or a state."""
-
-  def act(params, key, policy_state, timestep, *, greedy=False):
-    del params, greedy
-    keys = jax.random.split(key, timestep.reward.shape[0])
-    draw = lambda key, observation: wrappers.random_action(key, action_spec, observation)
-    action = jax.vmap(draw)(keys, timestep.observation)
-    return policy_state, experience.Decision(action, extras={})
-
-  return agent_lib.Agent(
-    init_params=lambda key: (),
-    acting_params=lambda params: params,
-    initial_policy_state=lambda num_envs: (),
-    stored_state=lambda policy_state: (),
-    act=act,
-  )
-
-
 def score(
   play: Play,
   snapshot: parameters.Snapshot,
@@ -461,26 +463,26 @@ class Evaluator:
 
   def run(self) -> None:
     """Evaluates until the learner's final parameters are scored, or the node is asked to stop."""
-    next_time = 0.0
+    schedule = Schedule(self._config)
     snapshot = actor.wait_for_parameters(self._source, self._should_stop)
     while snapshot is not None:
-      if self._final(snapshot) or time.monotonic() >= next_time:
-        next_time = time.monotonic() + self._config.period
+      if self._final(snapshot) or schedule.is_due(snapshot.environment_step):
+        schedule.begin(snapshot.environment_step)
         self._score(snapshot)
         if self._final(snapshot):
           break
-      snapshot = self._newer(next_time)
+      snapshot = self._newer(schedule)
     self._logger.close()
 
   def _final(self, snapshot: parameters.Snapshot) -> bool:
     return snapshot.ended_launch == self._launch_id
 
-  def _newer(self, not_before: float) -> parameters.Snapshot | None:
-    """Waits for a snapshot until a time, or for the final one; None when asked to stop."""
+  def _newer(self, schedule: Schedule) -> parameters.Snapshot | None:
+    """Waits for a snapshot whose evaluation is due, or the final one; None when asked to stop."""
     newest = None
     while not self._should_stop():
       newest = self._source.newest(timeout_seconds=1.0) or newest
-      if newest is not None and (self._final(newest) or time.monotonic() >= not_before):
+      if newest is not None and (self._final(newest) or schedule.is_due(newest.environment_step)):
         return newest
       time.sleep(0.2)
     return None

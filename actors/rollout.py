@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from dm_env import specs
 
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
@@ -382,3 +383,22 @@ def sequence_schema(unroll: Unroll, params: Tree) -> experience.Sequence:
     params: acting parameters, or their shapes.
   """
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(params))
+
+
+def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
+  """The random policy, uniform over the legal actions, without parameters or a state."""
+
+  def act(params, key, policy_state, timestep, *, greedy=False):
+    del params, greedy
+    keys = jax.random.split(key, timestep.reward.shape[0])
+    draw = lambda key, observation: wrappers.random_action(key, action_spec, observation)
+    action = jax.vmap(draw)(keys, timestep.observation)
+    return policy_state, experience.Decision(action, extras={})
+
+  return agent_lib.Agent(
+    init_params=lambda key: (),
+    acting_params=lambda params: params,
+    initial_policy_state=lambda num_envs: (),
+    stored_state=lambda policy_state: (),
+    act=act,
+  )

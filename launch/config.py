@@ -77,6 +77,8 @@ class ExperimentConfig:
     for key, value in flatten(dataclasses.asdict(self)).items():
       if isinstance(value, float) and math.isnan(value):  # which passes every comparison below
         raise ValueError(f'{key}={value}: must be a number')
+    if self.seed < 0:
+      raise ValueError(f'seed={self.seed}: must be at least 0')
     if self.max_environment_steps < 1:
       raise ValueError(f'max_environment_steps={self.max_environment_steps}: must be at least 1')
     if self.max_minutes is not None and self.max_minutes <= 0:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -23,11 +24,26 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     'like DreamerV3, without novelty',
   )
   parser.add_argument('--run', type=pathlib.Path, help='folder of the run (default: a new one)')
-  parser.add_argument('--steps', type=int, help='environment steps to collect in total')
+  parser.add_argument('--steps', type=whole_number, help='environment steps to collect in total')
   parser.add_argument('--seed', type=int, help='random seed of the whole run (default: 0)')
   parser.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
+
+
+def whole_number(text: str) -> int:
+  """Parses a whole number, also as 1e5 or 100_000."""
+  try:
+    return int(text)
+  except ValueError:
+    pass
+  try:
+    number = float(text)
+  except ValueError:
+    number = math.nan
+  if not number.is_integer():
+    raise argparse.ArgumentTypeError(f'{text!r}: write a whole number, such as 100000 or 1e5')
+  return int(number)
 
 
 def add_profile_flag(parser: argparse.ArgumentParser) -> None:

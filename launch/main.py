@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
+from typing import Any
 
 from absl import app
 from absl.flags import argparse_flags
@@ -23,7 +24,7 @@ COMMANDS = (run_commands, cluster_commands, report_commands, inspect_commands, b
 
 def parse(arguments: list[str]) -> argparse.Namespace:
   """The command of an argument vector, whose first word is ignored; exits where it is malformed."""
-  parser = argparse_flags.ArgumentParser(
+  parser = _Parser(
     prog='hephaestus',
     description='World-model agents, trained by several processes on one machine or many.',
     allow_abbrev=False,  # absl's own flags would make --run ambiguous
@@ -32,6 +33,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
   for module in COMMANDS:
     module.add(commands)
   return parser.parse_args(arguments[1:])
+
+
+class _Parser(argparse_flags.ArgumentParser):
+  """A parser whose help does not show --helpfull, which lists the flags of absl."""
+
+  def __init__(self, **options: Any):
+    super().__init__(**options)
+    for action in self._actions:
+      if '--helpfull' in action.option_strings:
+        action.help = argparse.SUPPRESS
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 141  # 128 + SIGPIPE
   except KeyboardInterrupt:
     print('stopped', file=sys.stderr)
-    return 130  # 128 + SIGINT
+    return 130  # 128 + SIGINT, as after a run
   except Exception as error:
     place = _place_in_own_code(error)
     if not (place or isinstance(error, (ValueError, ConnectionError))):

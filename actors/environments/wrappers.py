@@ -280,7 +280,7 @@ def check_values(
   """
   play = _random_play(environment)
   # A CPU's compiler would take much longer to optimise the program than the program runs.
-  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
+  options: Any = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
   program = jax.jit(jax.vmap(play, in_axes=(0, None)))
   keys = jax.random.split(key, num_envs)
   compiled = program.lower(keys, np.int32(0)).compile(compiler_options=options)

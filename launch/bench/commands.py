@@ -224,6 +224,13 @@ def _add_compare(targets: Any) -> None:
 
 
 ALONE = 'bench learner, env, learning and scaling need none of it'
+LIMITS = {
+  'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
+  'replay': 'the bandwidth of one thread that copies memory, measured here',
+  'learner': 'the rate of a plain matrix product on this device, measured here',
+  'end-to-end': 'the update alone, and the unroll of the actors alone, measured after the run',
+}
+"""By target, what its figures are compared with."""
 CHANGES = ('ensemble', 'horizon', 'batch', 'length', 'dtype')  # flags that change a named size
 
 
@@ -257,6 +264,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     print(metrics.to_json([figure._asdict() for figure in figures]))
   else:
     learner_bench.show(figures)
+    if any(figure.limit is not None for figure in figures):
+      print(f'limit: {LIMITS[arguments.target]}')
   return 0
 
 

@@ -33,6 +33,7 @@ def _add_evaluate(commands: Any) -> None:
     choices=['greedy', 'sampled', 'random'],
     help='one result for each of these (default: actions as the run is evaluated)',
   )
+  _add_greedy(evaluate)
   evaluate.add_argument('--json', action='store_true')
   evaluate.set_defaults(call=_evaluate)
 
@@ -40,6 +41,14 @@ def _add_evaluate(commands: Any) -> None:
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
+  )
+
+
+def _add_greedy(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--greedy',
+    action=argparse.BooleanOptionalAction,
+    help='greedy or sampled actions (default: as the run is evaluated)',
   )
 
 
@@ -56,11 +65,7 @@ def _add_watch(commands: Any) -> None:
   watch.add_argument(
     '--dream', action='store_true', help='show the dream of the world model beside the episode'
   )
-  watch.add_argument(
-    '--greedy',
-    action=argparse.BooleanOptionalAction,
-    help='greedy or sampled actions (default: as the run is evaluated)',
-  )
+  _add_greedy(watch)
   watch.set_defaults(call=_watch)
 
 
@@ -131,6 +136,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
+  _check_seed(arguments.seed)
+  if arguments.greedy is not None and (arguments.actions or arguments.random):
+    raise ValueError('--greedy: is one of --actions; give one of the options alone')
   if arguments.actions and arguments.random:
     raise ValueError('--random: is one of --actions; give one of the two options')
   if len(arguments.actions or ()) > 1 and arguments.video is not None:
@@ -142,7 +150,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
       arguments.video,
       arguments.seed,
       at_random=actions == 'random',
-      greedy=None if actions is None else actions == 'greedy',
+      greedy=arguments.greedy if actions is None else actions == 'greedy',
       checkpoint=arguments.checkpoint,
     )
     if arguments.actions:
@@ -151,14 +159,21 @@ def _evaluate(arguments: argparse.Namespace) -> int:
       print(metrics.to_json(result), flush=True)
     else:
       for name, value in result.items():
-        print(f'{name:<18} {value}')
+        if value is not None:  # such as a score without a scripted policy
+          print(f'{name:<18} {value}')
   return 0
+
+
+def _check_seed(seed: int) -> None:
+  if seed < 0:
+    raise ValueError(f'--seed {seed}: must be at least 0')
 
 
 def _watch(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
+  _check_seed(arguments.seed)
   if not arguments.fps > 0:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
   if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):

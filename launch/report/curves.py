@@ -26,7 +26,7 @@ Y_AXES = {
 INDIFFERENT = (
   'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
-  'actor.log_period', 'evaluator.period', 'evaluator.video_period',
+  'actor.log_period', 'evaluator.period', 'evaluator.period_steps', 'evaluator.video_period',
 )  # fmt: skip
 INDIFFERENT_OF_FUSED = (
   'learner.max_staleness', 'learner.publish_period', 'replay.max_in_flight', 'replay.num_shards',

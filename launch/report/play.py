@@ -53,6 +53,8 @@ def watch(
   Raises:
     ValueError: no frames for a video, or no model for a dream.
   """
+  if dream and saved.agent.foresee is None:
+    raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
   console = console or rich.console.Console(color_system='truecolor')
   greedy = saved.config.evaluator.greedy if greedy is None else greedy
   actions = 'greedy' if greedy else 'sampled'
@@ -81,8 +83,7 @@ def watch(
 def _dream(play: evaluator.Play, saved: saved_lib.Saved, seed: int) -> list[np.ndarray]:
   """Frames of the beginning of an episode beside the model's dream of it."""
   dreamt = play.dream(saved.train.params, jax.random.key(seed))
-  if dreamt is None:
-    raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
+  assert dreamt is not None  # `watch` has refused an agent without a model
   return dreamt
 
 

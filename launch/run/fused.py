@@ -1,12 +1,11 @@
 """A fused run: environment and update in one program of one process, with its evaluation."""
 
+import contextlib
 import functools
 import math
 import os
 import pathlib
 import signal
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -227,7 +226,8 @@ def train(
     profile: updates that are traced; None for none.
 
   Returns:
-    The exit code: 0 when finished or stopped, 1 when a metric was not finite.
+    The exit code: 0 when finished or stopped by SIGTERM, 130 when stopped by Ctrl-C, 1 when a metric
+    was not finite.
   """
   config, program = prepared.config, prepared.program
   with folder_lib.only_one(folder), _interrupts() as stop:
@@ -268,7 +268,7 @@ def train(
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
   print(progress_lib.summary(folder) if finished else _farewell(folder), flush=True)
-  return 0
+  return folder_lib.INTERRUPTED if not finished and stop.number == signal.SIGINT else 0
 
 
 class _Terminal:
@@ -319,7 +319,7 @@ class _Scores:
     )
     self._advice = config.record.make_advice(config, terminal.warn)
     self._logger: Any = None
-    self._due = -float('inf')
+    self._schedule = evaluator.Schedule(options)
 
   def make_logger(self, step: int) -> Any:
     """The learner's logger, which gives advice by each report."""
@@ -336,9 +336,10 @@ class _Scores:
   def between(self, status: loop_lib.Status) -> None:
     """Shows progress; evaluates where it is due, but nothing untrained, or the run has finished."""
     self._terminal.tick()
-    if not status.finished and (status.step == 0 or time.monotonic() < self._due):
+    is_due = status.step > 0 and self._schedule.is_due(status.environment_step)
+    if not (is_due or status.finished):
       return
-    self._due = time.monotonic() + self._config.evaluator.period
+    self._schedule.begin(status.environment_step)
     result = evaluator.score(
       self._play,
       parameters.Snapshot(
@@ -413,20 +414,30 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
 
 
 class _interrupts:  # noqa: N801  it reads as a function
-  """A flag that the first Ctrl-C or SIGTERM sets; the second ends the process as by default."""
+  """The first Ctrl-C or SIGTERM, which is confirmed at once; a second ends the process as by default.
 
-  def __enter__(self) -> threading.Event:
-    stop = threading.Event()
+  Attributes:
+    number: of the signal; 0 before.
+  """
+
+  def is_set(self) -> bool:
+    """Whether a signal has asked to stop."""
+    return self.number != 0
+
+  def __enter__(self) -> '_interrupts':
+    self.number = 0
     self._before: dict[int, Any] = {}
 
     def on_signal(number: int, frame: Any) -> None:
       del frame
-      stop.set()
+      self.number = number
       signal.signal(number, self._before[number])
+      with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
+        os.write(1, f'\n{folder_lib.STOPPING}\n'.encode())
 
     for number in (signal.SIGINT, signal.SIGTERM):
       self._before[number] = signal.signal(number, on_signal)
-    return stop
+    return self
 
   def __exit__(self, *error: Any) -> None:
     for number, before in self._before.items():

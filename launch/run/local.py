@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -65,8 +66,8 @@ def train(
     profile: updates that are traced; None for none.
 
   Returns:
-    The exit code: 0 when finished or stopped in order (`STOPPED` for a stopped share), 1 when a
-    node was given up or its last checkpoint failed.
+    The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
+    stopped share), 1 when a node was given up or its last checkpoint failed.
   """
   with folder_lib.only_one(folder):
     if share is None and config.learner.num_processes > 1:
@@ -96,6 +97,7 @@ def train(
           ],
           grace_seconds=[3.0, 60.0, 2.0],
           total_seconds=75.0,
+          on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
         ),
         on_event=watcher.on_event,
         on_tick=watcher.on_tick,
@@ -255,7 +257,7 @@ class _Watcher:
     self._learns = nodes.learners[0] in commands
     self._ends = set(nodes.ends(commands))
     self._events = metrics.JsonLines(nodes.folder / 'metrics' / 'events.jsonl')
-    self.progress = progress_lib.make(config, nodes.folder, commands)
+    self.progress = progress_lib.make(config, nodes.folder, commands, grows=nodes.share is None)
     if isinstance(config.make_environment(), host.HostEnvironment):
       self.progress.say(
         'this environment is stepped outside the compiled program, by threads: far slower than one '
@@ -319,7 +321,9 @@ def _report(
   if outcome.interrupted:
     resume = '' if nodes.share else f'; resume with: hephaestus train --run {nodes.folder}'
     print(f'stopped{resume}')
-    return STOPPED if nodes.share else 0
+    if nodes.share:
+      return STOPPED
+    return folder_lib.INTERRUPTED if outcome.interrupted == signal.SIGINT else 0
   print(progress_lib.summary(nodes.folder) if evaluated else 'done')
   return 0
 

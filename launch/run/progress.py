@@ -15,7 +15,10 @@ QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows th
 
 
 class Progress:
-  """One line with the progress of a run: rewritten in a terminal, repeated now and then elsewhere."""
+  """One line with the progress of a run: rewritten in a terminal, repeated now and then elsewhere.
+
+  Elsewhere the line of the start, before anything is known, grows instead: by the time so far.
+  """
 
   def __init__(
     self,
@@ -23,8 +26,16 @@ class Progress:
     folder: pathlib.Path,
     *,
     starting: str = 'nodes import and compile, about half a minute',
+    grows: bool = True,
   ):
-    """Initializes the line; `starting` is shown until the first update."""
+    """Initializes the line.
+
+    Args:
+      config: of the run.
+      folder: of the run.
+      starting: shown until the first update.
+      grows: whether nothing but this object prints, so that a line may stay unfinished.
+    """
     self._config = config
     self._folder = folder
     self._starting = starting
@@ -32,6 +43,8 @@ class Progress:
     self._start, self._started_at = time.monotonic(), time.time()
     self._first: tuple[float, int] | None = None
     self._shown = 0.0
+    self._grows = grows
+    self._unfinished = False
 
   def tick(self) -> None:
     """Shows the line when it is due."""
@@ -42,7 +55,16 @@ class Progress:
       sys.stdout.flush()
     elif now - self._shown > QUIET_PERIOD:
       self._shown = now
-      print(self.line(), flush=True)
+      self._print(self.line())
+
+  def _print(self, line: str) -> None:
+    is_starting = self._grows and line.endswith(f'starting: {self._starting}')
+    if is_starting and self._unfinished:
+      print(f' {_clock(time.monotonic() - self._start)}', end='', flush=True)
+      return
+    self.end()
+    print(line, end='' if is_starting else '\n', flush=True)
+    self._unfinished = is_starting
 
   def say(self, text: str) -> None:
     """Shows a line that stays."""
@@ -50,7 +72,10 @@ class Progress:
     print(text, flush=True)
 
   def end(self) -> None:
-    """Clears the live line."""
+    """Clears the live line, or finishes one that grows."""
+    if self._unfinished:
+      self._unfinished = False
+      print(flush=True)
     if self._live:
       sys.stdout.write('\r' + ' ' * (shutil.get_terminal_size().columns - 1) + '\r')
       sys.stdout.flush()
@@ -136,13 +161,18 @@ class NoProgress(Progress):
 
 
 def make(
-  config: launch_config.ExperimentConfig, folder: pathlib.Path, nodes: Collection[str]
+  config: launch_config.ExperimentConfig,
+  folder: pathlib.Path,
+  nodes: Collection[str],
+  *,
+  grows: bool = True,
 ) -> Progress:
-  """The progress line of a host by the nodes that run there."""
+  """The progress line of a host by the nodes that run there; for `grows` see `Progress`."""
   if parts_lib.learners(config.learner.num_processes)[0] in nodes:
-    return Progress(config, folder)
+    return Progress(config, folder, grows=grows)
   acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
-  return ActorsProgress(config, folder) if acts else NoProgress(config, folder)
+  kind = ActorsProgress if acts else NoProgress
+  return kind(config, folder, grows=grows)
 
 
 def _labelled(label: str, value: float | None) -> str:
@@ -166,7 +196,7 @@ def summary(folder: pathlib.Path) -> str:
   show = lambda value: f'{value:.3f}' if isinstance(value, float) else str(value)
   names = ('environment_step', 'learner_step', 'episode_return', 'normalised_score')
   lost = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('lost_steps')
-  shown = [f'{name}={show(final.get(name))}' for name in names]
+  shown = [f'{name}={show(final[name])}' for name in names if final.get(name) is not None]
   return ' '.join(['done:', *shown, *([f'lost_steps={lost}'] if lost else [])])
 
 

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any, NamedTuple
 
-from hephaestus.actors import evaluator
+from hephaestus.actors import rollout
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
@@ -69,5 +69,5 @@ def untrained(folder: pathlib.Path) -> Saved:
   """A random policy in the environment of a run, in place of a checkpoint."""
   config = folder_lib.load_config(folder, to_inspect=True)
   environment = config.make_environment()
-  agent = evaluator.random_agent(environment.action_spec)
+  agent = rollout.random_agent(environment.action_spec)
   return Saved(folder, config, environment, agent, params=(), train=(), step=0)

@@ -89,7 +89,7 @@ class Outcome(NamedTuple):
 
   Attributes:
     exit_code: 0 when finished or interrupted, 1 when a process was given up.
-    interrupted: whether a signal ended the run.
+    interrupted: the signal that ended the run; 0 for none.
     failed: name of the process that was given up.
     failed_exit_code: its last exit code, negative for a signal.
     last_lines: the end of its log, of its last start only.
@@ -97,7 +97,7 @@ class Outcome(NamedTuple):
   """
 
   exit_code: int
-  interrupted: bool
+  interrupted: int
   failed: str | None
   failed_exit_code: int | None
   last_lines: list[str]
@@ -128,10 +128,11 @@ class Interrupts:
 
   Attributes:
     count: of these signals; one press of Ctrl-C that arrives twice counts once.
+    first: the first of them; 0 before.
   """
 
   def __init__(self):
-    self.count = 0
+    self.count = self.first = 0
     self._at = 0.0
     self._stack = contextlib.ExitStack()
 
@@ -147,7 +148,8 @@ class Interrupts:
     self._stack.close()
 
   def _on_signal(self, number, frame) -> None:
-    del number, frame
+    del frame
+    self.first = self.first or number
     now = time.monotonic()
     if not self.count or now - self._at > SAME_INTERRUPT_SECONDS:
       self.count += 1
@@ -195,11 +197,13 @@ class Stopping:
     order: groups of names, stopped one group after another; all at once when None.
     grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
     total_seconds: after which all processes that still run are killed.
+    on_signal: called as soon as a signal has asked to stop.
   """
 
   order: Sequence[Sequence[str]] | None = None
   grace_seconds: float | Sequence[float] = 10.0
   total_seconds: float = 30.0
+  on_signal: Callable[[], None] = lambda: None
 
   def groups(self, names: Sequence[str]) -> list[tuple[Sequence[str], float]]:
     """Each group of names with its seconds of grace; ValueError if they do not match `names`."""
@@ -265,6 +269,7 @@ class Supervisor:
     self._restarts = restarts or Restarts()
     self._stop_groups = stopping.groups(names)
     self._stop_seconds = stopping.total_seconds
+    self._on_signal = stopping.on_signal
     self._on_event = on_event
     self._on_tick = on_tick
     self._forks = forks
@@ -289,11 +294,14 @@ class Supervisor:
         self._pause()
         self._restart_ended()
       interrupted = self._interrupts.count > 0 and not self._failed
+      if interrupted:
+        with contextlib.suppress(OSError):  # as in _emit
+          self._on_signal()
       self._stop()
     failed = self._failed
     return Outcome(
       exit_code=1 if failed else 0,
-      interrupted=interrupted,
+      interrupted=self._interrupts.first if interrupted else 0,
       failed=failed.process.name if failed else None,
       failed_exit_code=failed.exit_code if failed else None,
       last_lines=_last_lines(failed) if failed else [],

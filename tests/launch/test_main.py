@@ -58,6 +58,7 @@ def folder(tmp_path):
       'agent.memory_size=16000000: reading the steps of a batch takes',
     ),
     (['--agent', 'ppo', '--expose'], '--expose: a fused run listens at no port'),
+    (['--seed', '-1'], 'seed=-1: must be at least 0'),
     (['--steps', '0'], 'max_environment_steps=0: must be at least 1'),
     (['--env', 'grid_world', '--set', 'environment.size=1'], 'environment.size=1'),
     (['--profile', '5'], '--profile 5: write it as START:STOP'),
@@ -211,6 +212,38 @@ def test_error_of_ours_keeps_its_traceback(folder, monkeypatch):
     run('train', '--run', folder)
 
 
+def test_steps_are_read_as_people_write_them(capsys):
+  read = lambda text: main.parse(['hephaestus', 'train', '--steps', text]).steps
+  assert [read('1e5'), read('100_000'), read('7')] == [100_000, 100_000, 7]
+  for text in ('1.5', 'many', 'inf'):
+    with pytest.raises(SystemExit) as ended:
+      read(text)
+    assert ended.value.code == 2
+    assert f"'{text}': write a whole number, such as 100000 or 1e5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('command', ['evaluate', 'watch'])
+def test_negative_seed_of_a_command_is_refused(tmp_path, capsys, command):
+  assert run(command, tmp_path, '--seed', '-1') == 2
+  assert capsys.readouterr().err == f'hephaestus {command}: --seed -1: must be at least 0\n'
+
+
+@pytest.mark.parametrize('command', [[], ['evaluate'], ['bench', 'env'], ['train']])
+def test_help_is_without_flags_of_absl(capsys, command):
+  with pytest.raises(SystemExit):
+    run(*command, '--help')
+  assert 'helpfull' not in capsys.readouterr().out
+
+
+def test_ctrl_c_before_training_is_one_line(monkeypatch, capsys, folder):
+  def interrupt(arguments):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(flags, 'make_config', interrupt)
+  assert run('train', '--run', folder) == 130
+  assert capsys.readouterr().err == 'stopped\n'
+
+
 def test_help_of_train_lists_basic_keys(capsys):
   with pytest.raises(SystemExit) as ended:
     run('train', '--help')
@@ -342,6 +375,22 @@ def test_evaluate_random_scores_random_policy(folder, capsys):
   result = json.loads(capsys.readouterr().out)
   assert result['learner_step'] == 0 and result['episode_length'] == 3
   assert abs(result['normalised_score']) < 0.25  # six standard deviations
+
+
+def test_evaluate_leaves_out_a_score_that_there_is_not(folder, capsys, tmp_path, monkeypatch):
+  (tmp_path / 'unscored.py').write_text(
+    'from hephaestus.actors.environments import catch\n'
+    'class Unscored(catch.Catch):\n'
+    '  def scripted_action(self, state):\n'
+    '    return None\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  folder_lib.open_run(folder, presets.laptop('unscored:Unscored'))
+  assert run('evaluate', folder, '--random', '--episodes', 4) == 0
+  printed = capsys.readouterr().out
+  assert 'episode_return' in printed and 'normalised_score' not in printed
+  assert run('evaluate', folder, '--random', '--greedy') == 2
+  assert '--greedy: is one of --actions' in capsys.readouterr().err
 
 
 def test_console_script_ends_with_code_two_and_one_line(folder):

@@ -136,7 +136,9 @@ def test_environment_without_renderer_shows_numbers(tmp_path, monkeypatch, capsy
 
 def test_dream_of_model_free_agent_is_refused(folder, tmp_path, capsys):
   assert run(folder, '--dream', '--output', tmp_path / 'video.gif') == 2
-  assert '--dream: ppo has no model that dreams; leave it out' in capsys.readouterr().err
+  printed = capsys.readouterr()
+  assert '--dream: ppo has no model that dreams; leave it out' in printed.err
+  assert not printed.out
 
 
 def test_ctrl_c_keeps_video_of_played_steps(folder, tmp_path, monkeypatch, capsys):

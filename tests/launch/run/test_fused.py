@@ -335,7 +335,8 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
     out, error = process.communicate(timeout=60)
   finally:
     process.kill()
-  assert process.returncode == 0, error
+  assert process.returncode == 130, error
   assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
+  assert '\nstopping: the last checkpoint is saved' in out
   assert 'Traceback' not in error
   assert list((folder / 'checkpoints').iterdir())

@@ -129,6 +129,29 @@ def test_progress_of_host_with_actors_sums_them(run):
   )
 
 
+def test_line_of_the_start_grows_instead_of_repeating(run, monkeypatch, capsys):
+  made, folder, write = run
+  progress = progress_lib.Progress(made, folder, starting='soon')
+  monkeypatch.setattr(progress_lib, 'QUIET_PERIOD', -1.0)
+  for _ in range(3):
+    progress.tick()
+  assert capsys.readouterr().out == 'catch  0:00  starting: soon 0:00 0:00'
+  progress.say('ready')
+  write('learner', ROW)
+  progress.tick()
+  first, said, line, rest = capsys.readouterr().out.split('\n')
+  assert (first, said, rest) == ('', 'ready', '') and '65,536/2,000,000 steps' in line
+
+
+def test_summary_leaves_out_a_score_that_there_is_not(run):
+  _, folder, write = run
+  row = {'environment_step': 8, 'learner_step': 2, 'episode_return': 0.5, 'normalised_score': None}
+  write('evaluator', row)
+  assert progress_lib.summary(folder) == (
+    'done: environment_step=8 learner_step=2 episode_return=0.500'
+  )
+
+
 def test_program_of_actor_is_not_divided_over_cores():
   program = """
 import jax
