@@ -211,10 +211,11 @@ class Play:
       if not is_over.all():
         returns.append(np.asarray(state.episode_return)[~is_over])
         lengths.append(np.asarray(state.episode_length)[~is_over])
-        logging.warning(
+        logging.log_first_n(
+          logging.WARNING,
           '%d of %d episodes had not ended after %s steps and count as they stood; give the '
           'environment a time limit (max_steps)',
-          (~is_over).sum(), self._num_envs, f'{lengths[-1].max():,}',
+          1, (~is_over).sum(), self._num_envs, f'{lengths[-1].max():,}',
         )  # fmt: skip
     episode_return, episode_length = (float(np.concatenate(x).mean()) for x in (returns, lengths))
     score = None

@@ -10,7 +10,7 @@ from hephaestus.launch import config as launch_config
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
-STOPPING = 'stopping: the last checkpoint is saved; a second Ctrl-C ends the run at once'
+STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 
 

@@ -62,7 +62,7 @@ def train(
     folder: of the run, opened.
     forks: starts the nodes; without it each imports everything itself.
     share: of this host; None for everything.
-    exposed: whether other machines may reach replay, where replay runs on this host.
+    exposed: whether other machines may reach replay here.
     profile: updates that are traced; None for none.
 
   Returns:
@@ -88,8 +88,7 @@ def train(
           together=[[name for name in commands if name in nodes.learners]],
         ),
         stopping=supervisor.Stopping(
-          # Actors first, so that nothing is inserted after the last checkpoints; replay last,
-          # because the learner asks it for a checkpoint.
+          # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
           order=[
             [name for name in commands if name not in (*nodes.learners, *nodes.replay)],
             [name for name in commands if name in nodes.learners],

@@ -456,6 +456,14 @@ def test_host_environment_without_ends_is_a_warning():
   assert 'ended within 4 steps, and the limit is max_steps=1,000,000,000' in warning
 
 
+def test_dm_env_observation_beyond_its_spec_is_refused(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'slipping', sys.modules[Corridor.__module__])
+  options = {'at': MID, 'changes': {'place': np.full(1, 99)}}
+  environment = environments.make('dm_env/slipping:Slipping', max_steps=MAX_STEPS, **options)
+  with pytest.raises(ValueError, match=rf"'place'\]: the spec says 0 to {LENGTH}, it is 99 when"):
+    host.check_values(environment, 0, num_steps=9)
+
+
 @pytest.mark.parametrize('box', [1.0, 7.0])
 def test_gymnasium_observation_beyond_its_box_is_refused(box):
   gymnasium = pytest.importorskip('gymnasium')

@@ -9,6 +9,7 @@ import pytest
 
 from hephaestus.actors import environments
 from hephaestus.launch import main
+from hephaestus.launch.bench import commands
 from hephaestus.learner import bench as learner_bench
 
 
@@ -217,3 +218,14 @@ def test_unknown_arguments_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)
   assert ended.value.code == 2
+
+
+def test_bench_prints_what_its_limit_is(monkeypatch, capsys):
+  made = lambda limit: learner_bench.Figure('env/catch', 1.0, 'steps/s', limit, limit and 0.5, 'M')
+  measured = [made(None)]
+  monkeypatch.setattr(commands, '_environment_figures', lambda arguments: measured)
+  assert run('env') == 0
+  assert 'limit' not in capsys.readouterr().out
+  measured.append(made(2.0))
+  assert run('env') == 0
+  assert 'limit: the rate at which observations could be copied' in capsys.readouterr().out

@@ -337,6 +337,6 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
     process.kill()
   assert process.returncode == 130, error
   assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
-  assert '\nstopping: the last checkpoint is saved' in out
+  assert '\nstopping: saving the last checkpoint' in out
   assert 'Traceback' not in error
   assert list((folder / 'checkpoints').iterdir())

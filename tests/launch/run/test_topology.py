@@ -119,7 +119,7 @@ def test_killed_shards_restore_their_checkpoints(running, shards):
 @pytest.mark.timeout(600)
 def test_ctrl_c_stops_all_nodes_after_a_checkpoint(stopped):
   assert stopped.process.returncode == 130, stopped.words()
-  assert '\nstopping: the last checkpoint is saved' in stopped.words()
+  assert '\nstopping: saving the last checkpoint' in stopped.words()
   assert 'stopped; resume with: hephaestus train --run' in stopped.words()
   assert runs.living(stopped.folder) == []
   assert stopped.checkpointed >= stopped.stopped_at
