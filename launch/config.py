@@ -265,12 +265,17 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   return ExperimentConfig(**values)
 
 
-def to_yaml(config: ExperimentConfig) -> str:
-  """The text of config.yaml."""
+def to_tree(config: ExperimentConfig) -> dict[str, Any]:
+  """The content of config.yaml, of plain types."""
   content = _plain(OmegaConf.structured(config))
   if config.agent_name == records.DREAMER:
     del content[AGENT]
-  return OmegaConf.to_yaml(OmegaConf.create(content))
+  return content
+
+
+def to_yaml(config: ExperimentConfig) -> str:
+  """The text of config.yaml."""
+  return OmegaConf.to_yaml(OmegaConf.create(to_tree(config)))
 
 
 def save(config: ExperimentConfig, path: pathlib.Path) -> None:

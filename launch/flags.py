@@ -8,6 +8,9 @@ from typing import Any
 
 from hephaestus.launch import records
 
+# Keys that ask for a run of several processes where they are above 1.
+SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
+
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
   """Adds the flags that `make_config` reads."""
@@ -101,7 +104,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides)
-  is_asked = arguments.fused is not None or _sets(arguments, 'learner.fused')
+  is_asked = arguments.fused is not None or sets(arguments, 'learner.fused')
   can_change = is_new and not is_asked and config.record.can_fuse and not config.fused
   if can_change and not preflight.has_distributed():
     config = _in_one_process(arguments, config)
@@ -117,7 +120,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
 
 def several_processes(arguments: argparse.Namespace, config: Any) -> tuple[str, str]:
   """The flag that asks for a run of several processes, and how to do without them."""
-  if arguments.fused is not None or _sets(arguments, 'learner.fused'):
+  if arguments.fused is not None or sets(arguments, 'learner.fused'):
     return '--no-fused', 'train in one process with --fused'
   if not config.record.can_fuse:
     return (
@@ -136,10 +139,10 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.run import preflight
 
-  for key in ('actor.num_actors', 'learner.num_processes', 'replay.num_shards'):
+  for key in SEVERAL:
     section, name = key.split('.')
     count = getattr(getattr(config, section), name)
-    if count > 1 and _sets(arguments, key):
+    if count > 1 and sets(arguments, key):
       preflight.check_distributed(
         f'{key}={count}', 'leave it out to train in one process (--fused)'
       )
@@ -149,7 +152,8 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
   return launch_config.override(config, ['actor.num_actors=1', 'learner.fused=True'])
 
 
-def _sets(arguments: argparse.Namespace, key: str) -> bool:
+def sets(arguments: argparse.Namespace, key: str) -> bool:
+  """Whether --set has a key."""
   return any(each.startswith(f'{key}=') for each in arguments.set)
 
 

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
+from importlib import metadata
 from typing import Any
 
 from absl import app
@@ -15,11 +16,14 @@ from absl.flags import argparse_flags
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.inspect import commands as inspect_commands
+from hephaestus.launch.interface import commands as interface_commands
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import fork_server
 
-COMMANDS = (run_commands, cluster_commands, report_commands, inspect_commands, bench_commands)
+COMMANDS = (
+  run_commands, cluster_commands, report_commands, interface_commands, inspect_commands, bench_commands,
+)  # fmt: skip
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -29,6 +33,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     description='World-model agents, trained by several processes on one machine or many.',
     allow_abbrev=False,  # absl's own flags would make --run ambiguous
   )
+  version = f'hephaestus {metadata.version("hephaestus")}'
+  parser.add_argument('--version', action='version', version=version)
   commands = parser.add_subparsers(dest='command', required=True)
   for module in COMMANDS:
     module.add(commands)

@@ -51,7 +51,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
   code = {
     str(pathlib.Path('hephaestus', path))
     for path in structure.tracked_files(ROOT)
-    if path.parts[0] in (*FOLDERS, '__init__.py')
+    if path.parts[0] in (*FOLDERS, '__init__.py', 'py.typed')
   }
   assert packed == code
   assert 'hephaestus/launch/report/assets/page.js' in packed

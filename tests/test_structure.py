@@ -24,6 +24,7 @@ FULL_FOLDERS = {
   '.': 'also shows the files that tools read at the root of a repository',
   'actors/environments': 'one file for each environment and library of environments',
   'agents/dreamer': 'each part of the agent is a module, also those that are off by default',
+  'launch': 'until it is reduced',
   'launch/run': 'until launch/ is reduced',
   'learner': 'the measurements of an update stand beside it',
 }

@@ -46,6 +46,50 @@ HOST_FAMILIES = {
 }
 
 
+INSTANCE = 'instance:'  # begins the names of environments that were given as instances
+_instances: dict[str, Environment] = {}
+
+
+def register(environment: Environment, known: str | None = None) -> str:
+  """Names an instance, so that `make` returns it in this process; it lives as long as that.
+
+  Args:
+    environment: the instance.
+    known: name of an instance of the same class in an earlier process, which this one replaces.
+
+  Raises:
+    ValueError: it is no environment.
+  """
+  if not isinstance(environment, Environment):
+    raise ValueError(
+      f'env={environment!r}: give a name, or an instance of '
+      'hephaestus.actors.environments.environment.Environment'
+    )
+  for name, registered in _instances.items():
+    if registered is environment:
+      return name
+  stem = f'{INSTANCE}{type(environment).__name__}'
+  if known is not None and known.rpartition('-')[0] == stem:
+    _instances[known] = environment
+    return known
+  number = sum(name.startswith(f'{stem}-') for name in _instances)
+  _instances[f'{stem}-{number}'] = environment
+  return f'{stem}-{number}'
+
+
+def _instance(name: str, chosen: dict[str, Any]) -> Environment:
+  for option, value in chosen.items():
+    raise ValueError(
+      f'environment.{option}={value!r}: {name} was given as an instance; give one with this option'
+    )
+  if name not in _instances:
+    raise ValueError(
+      f'environment.name={name!r}: was given as an instance, in another process; give it again, to '
+      'hephaestus.train or, as environment=, to hephaestus.load'
+    )
+  return _instances[name]
+
+
 def make(name: str, /, **chosen: Any) -> Environment:
   """Makes an environment and checks it against its specs.
 
@@ -65,7 +109,9 @@ def make(name: str, /, **chosen: Any) -> Environment:
       the environment contradicts its own specs. The message names the field and the valid choices.
   """
   family_name, slash, env_name = name.partition('/')
-  if family_name in HOST_FAMILIES and slash:
+  if name.startswith(INSTANCE):
+    environment = _instance(name, chosen)
+  elif family_name in HOST_FAMILIES and slash:
     environment = _family(name).make(env_name, **chosen)
   elif slash:
     known = options(name)

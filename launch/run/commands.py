@@ -69,12 +69,27 @@ def _train(arguments: argparse.Namespace) -> int:
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
+  return begin(arguments, flags.make_config(arguments))
+
+
+def begin(arguments: argparse.Namespace, config: Any) -> int:
+  """Checks and trains a run.
+
+  Args:
+    arguments: of the command.
+    config: of `flags.make_config`.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    ValueError: naming the flag or key that is invalid.
+  """
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import fused, preflight
   from hephaestus.launch.run import origin as origin_lib
   from hephaestus.learner import profile as profile_lib
 
-  config = flags.make_config(arguments)
   if not config.fused:
     preflight.check_distributed(*flags.several_processes(arguments, config))
   with contextlib.nullcontext() if config.fused else fork_server() as forks:

@@ -435,7 +435,8 @@ class _interrupts:  # noqa: N801  it reads as a function
       with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
         os.write(1, f'\n{folder_lib.STOPPING}\n'.encode())
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    is_main = threading.current_thread() is threading.main_thread()  # no other may set handlers
+    for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
       self._before[number] = signal.signal(number, on_signal)
     return self
 

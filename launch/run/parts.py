@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -109,6 +109,57 @@ def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[
     return None
   state: Any = restored.state
   return restored.step, getattr(state, 'train', state)
+
+
+def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, Any]:
+  """Learner step and train state of the checkpoint that a user has chosen.
+
+  Args:
+    run: its folder.
+    like: shapes and dtypes of its checkpoints, or of those parts that are needed.
+    which: a learner step, or 'best'; None for the newest.
+
+  Raises:
+    ValueError: there is no such checkpoint, or it is broken.
+  """
+  step = None
+  if which is not None:
+    try:
+      step = find_step(run, which)
+    except ValueError as error:
+      raise ValueError(f'--checkpoint {error}') from None
+  found = saved_train(run, like, step)
+  if found is None and step is not None:
+    raise ValueError(f'--checkpoint {which}: is broken; give another')
+  if found is None:
+    raise ValueError(f'{run}: nothing has been saved yet; wait for the first checkpoint')
+  return found
+
+
+class _WithParams(NamedTuple):
+  params: Any
+
+
+class _WithTrain(NamedTuple):
+  train: Any
+
+
+def saved_params(
+  run: pathlib.Path, config: launch_config.ExperimentConfig, like: Any, which: str | None
+) -> tuple[int, Any]:
+  """Learner step and all parameters of a checkpoint, without the rest of its train state.
+
+  Args:
+    run: its folder.
+    config: of the run.
+    like: shapes and dtypes of the parameters.
+    which: as of `find_train`, whose errors it raises.
+  """
+  state: Any = _WithParams(like)
+  if config.fused or config.record.on_policy:
+    state = _WithTrain(state)
+  step, train = find_train(run, state, which)
+  return step, train.params
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:

@@ -50,18 +50,7 @@ def load(folder: pathlib.Path, which: str | None = None) -> Saved:
   else:
     parts = parts_lib.make_parts(config)
     environment, agent, like = parts.environment, parts.agent, parts_lib.saved_shapes(config, parts)
-  step = None
-  if which is not None:
-    try:
-      step = parts_lib.find_step(folder, which)
-    except ValueError as error:
-      raise ValueError(f'--checkpoint {error}') from None
-  found = parts_lib.saved_train(folder, like, step)
-  if found is None and step is not None:
-    raise ValueError(f'--checkpoint {which}: is broken; give another')
-  if found is None:
-    raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
-  step, train = found
+  step, train = parts_lib.find_train(folder, like, which)
   return Saved(folder, config, environment, agent, agent.acting_params(train.params), train, step)
 
 

@@ -1,0 +1,1 @@
+"""The Python interface: `hephaestus.train`, `Run`, `load`, `Policy` and `export`."""

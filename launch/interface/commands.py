@@ -1,0 +1,30 @@
+"""`hephaestus export`: the policy of a run, for one's own code."""
+
+import argparse
+import pathlib
+from typing import Any
+
+
+def add(commands: Any) -> None:
+  """Declares `export`."""
+  export = commands.add_parser(
+    'export', allow_abbrev=False, help='write the policy of a run as safetensors and JSON'
+  )
+  export.add_argument('run', type=pathlib.Path)
+  export.add_argument('--out', type=pathlib.Path, required=True, help='new folder for the policy')
+  export.add_argument(
+    '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
+  )
+  export.set_defaults(call=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+  from hephaestus.launch.interface import exported, policy
+
+  written = policy.export(arguments.run, arguments.out, arguments.checkpoint)
+  sizes = [
+    (name, (arguments.out / name).stat().st_size) for name in (exported.PARAMS, exported.POLICY)
+  ]
+  files = ', '.join(f'{name} ({size / 1e3:.0f} kB)' for name, size in sizes)
+  print(f'{arguments.out}: update {written.learner_step:,}, {files}')
+  return 0

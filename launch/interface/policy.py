@@ -1,0 +1,274 @@
+"""Policy: a trained agent that acts in the user's own code, from a run or an exported folder."""
+
+import functools
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import dm_env
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.agents import agent as agent_lib
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.interface import exported as exported_lib
+from hephaestus.launch.run import folder as folder_lib
+
+
+class State(NamedTuple):
+  """The memory of a policy between two steps, a tree of arrays.
+
+  Attributes:
+    memory: the agent's own, of N environments.
+    first: [N] bool, or [] without a batch axis; whether the next observation begins an episode.
+    count: [] int32, calls of `act` so far, so that one key gives each of them other noise.
+  """
+
+  memory: Any
+  first: jax.Array
+  count: jax.Array
+
+
+class Policy:
+  """The greedy or sampled actions of a trained agent; made by `load`.
+
+  Attributes:
+    config: of its run.
+    learner_step: update at which its parameters were saved.
+    observation_spec: tree of `dm_env.specs`, of one observation.
+    action_spec: likewise of one action.
+    action_names: of its choices; empty without names.
+    params: acting parameters.
+  """
+
+  def __init__(
+    self,
+    exported: exported_lib.Exported,
+    agent: agent_lib.Agent,
+    observation_spec: Any,
+    params: Any,
+  ):
+    self.config = exported.config
+    self.learner_step = exported.learner_step
+    self.observation_spec = observation_spec
+    self.action_spec = exported.action_spec
+    self.action_names = exported.action_names
+    self.params = jax.device_put(params)
+    self._agent = agent
+    self._act = jax.jit(functools.partial(_act, agent), static_argnames='greedy')
+    flat, self._tree = jax.tree_util.tree_flatten_with_path(observation_spec)
+    self._leaves = [(jax.tree_util.keystr(path), spec) for path, spec in flat]
+
+  def __repr__(self) -> str:
+    return (
+      f'Policy({self.config.agent_name} for {self.config.environment["name"]}, '
+      f'update {self.learner_step:,})'
+    )
+
+  def initial_state(self, batch: int | None = None) -> State:
+    """The state before an episode.
+
+    Args:
+      batch: number of environments N; None for one, without a batch axis.
+
+    Raises:
+      ValueError: it is not positive.
+    """
+    if batch is not None and batch < 1:
+      raise ValueError(f'batch={batch}: must be at least 1, or None for no batch axis')
+    return State(
+      memory=self._agent.initial_policy_state(1 if batch is None else batch),
+      first=jnp.ones(() if batch is None else (batch,), bool),
+      count=jnp.zeros((), jnp.int32),
+    )
+
+  def reset(self, state: State, ended: Any) -> State:
+    """The state with which a new episode begins wherever one has ended.
+
+    Args:
+      state: after `act`.
+      ended: bool, of the shape of `state.first`; whether the next observation begins an episode.
+    """
+    return state._replace(first=jnp.logical_or(state.first, jnp.asarray(ended, bool)))
+
+  def act(
+    self,
+    observation: Any,
+    state: State,
+    *,
+    key: jax.Array | None = None,
+    greedy: bool = False,
+  ) -> tuple[Any, State]:
+    """Chooses actions; compiled at the first call for each number of environments.
+
+    Args:
+      observation: by `observation_spec`, with a leading axis of N where the state has a batch axis.
+        An action mask is an entry of it, `action_mask`, True where legal.
+      state: of `initial_state`, `reset`, or the call before.
+      key: of the noise, which also differs from call to call; not needed for greedy actions.
+      greedy: the likeliest action; else one is sampled.
+
+    Returns:
+      The action, an array of the host by `action_spec` with the same leading axis (an array of JAX
+      within a function that is being traced), and the state for the next step.
+
+    Raises:
+      ValueError: the observation is of another shape or structure, or there is no key.
+    """
+    if key is None and not greedy:
+      raise ValueError(
+        'key=None: sampled actions need a key, such as jax.random.key(0); or give greedy=True'
+      )
+    observation = self._checked(observation, state.first.shape)
+    key = _default_key() if key is None else key
+    action, state = self._act(self.params, key, state, observation, greedy=greedy)
+    return action if isinstance(action, jax.core.Tracer) else np.asarray(action)[()], state
+
+  def _checked(self, observation: Any, batch: tuple[int, ...]) -> Any:
+    try:
+      leaves = self._tree.flatten_up_to(observation)
+      if any(isinstance(leaf, dict) for leaf in leaves):  # where an array is needed
+        raise TypeError
+    except (ValueError, TypeError):
+      names = ', '.join(name for name, _ in self._leaves if name)
+      needed = f'have the entries {names}' if names else 'be one array'
+      raise ValueError(f'observation: should {needed}, see observation_spec') from None
+    checked = []
+    for (name, spec), leaf in zip(self._leaves, leaves, strict=True):
+      array = (
+        leaf.astype(spec.dtype) if isinstance(leaf, jax.Array) else np.asarray(leaf, spec.dtype)
+      )
+      if array.shape != (*batch, *spec.shape):
+        raise ValueError(
+          f'observation{name}: has shape {array.shape}, and should have {(*batch, *spec.shape)}, as the '
+          f'state is of initial_state({f"batch={batch[0]}" if batch else ""})'
+        )
+      checked.append(array)
+    return jax.tree.unflatten(self._tree, checked)
+
+
+@functools.cache
+def _default_key() -> jax.Array:
+  with jax.ensure_compile_time_eval():
+    return jax.random.key(0)
+
+
+def _act(
+  agent: agent_lib.Agent,
+  params: Any,
+  key: jax.Array,
+  state: State,
+  observation: Any,
+  *,
+  greedy: bool,
+) -> tuple[jax.Array, State]:
+  one = not state.first.ndim
+  first, observation = jax.tree.map(lambda x: x[None] if one else x, (state.first, observation))
+  kinds = dm_env.StepType
+  timestep = environment_lib.TimeStep(
+    step_type=jnp.where(first, kinds.FIRST.value, kinds.MID.value).astype(jnp.int32),
+    reward=jnp.zeros(first.shape, jnp.float32),
+    discount=jnp.ones(first.shape, jnp.float32),
+    observation=observation,
+  )
+  key = jax.random.fold_in(key, state.count)
+  memory, decision = agent.act(params, key, state.memory, timestep, greedy=greedy)
+  action = decision.action[0] if one else decision.action
+  return action, State(memory, jnp.zeros_like(state.first), state.count + 1)
+
+
+def load(
+  path: str | os.PathLike[str],
+  checkpoint: str | int | None = None,
+  *,
+  environment: environment_lib.Environment | None = None,
+) -> Policy:
+  """Loads a trained agent, which needs neither replay nor the state of its optimizers.
+
+  Args:
+    path: of the folder of a run, which may be running, or of one that `export` has made.
+    checkpoint: of the run, by its learner step, or 'best'; None for the newest.
+    environment: with the specs of the run's; needed for a run whose environment was an instance in
+      another process.
+
+  Raises:
+    ValueError: it is neither, or has no such checkpoint.
+  """
+  folder = pathlib.Path(path)
+  if not (folder / exported_lib.POLICY).exists():
+    return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
+  if checkpoint is not None:
+    raise ValueError(
+      f'--checkpoint {checkpoint}: {folder} is exported, so it has one checkpoint; leave it out'
+    )
+  exported = exported_lib.read(folder)
+  observation_spec = exported.observation_spec
+  if environment is not None or observation_spec is None:
+    environment = environment or exported.config.make_environment()
+    observation_spec = environment.observation_spec
+  agent, shapes = _make_agent(exported.config, observation_spec, exported.action_spec)
+  like = jax.eval_shape(agent.acting_params, shapes)
+  params = exported_lib.rebuild(exported.arrays, like, str(folder / exported_lib.PARAMS))
+  return Policy(exported, agent, observation_spec, params)
+
+
+def _of_run(
+  folder: pathlib.Path, checkpoint: str | None, environment: environment_lib.Environment | None
+) -> Policy:
+  from hephaestus.launch.run import parts  # whose Orbax an exported policy does not need
+
+  config = folder_lib.load_config(folder)
+  environment = environment or config.make_environment()
+  observation_spec, action_spec = environment.observation_spec, environment.action_spec
+  agent, shapes = _make_agent(config, observation_spec, action_spec)
+  step, params = parts.saved_params(folder, config, shapes, checkpoint)
+  params = agent.acting_params(params)
+  exported = exported_lib.Exported(
+    config, step, tuple(environment.action_names), observation_spec, action_spec, arrays={}
+  )
+  return Policy(exported, agent, observation_spec, params)
+
+
+def _make_agent(
+  config: launch_config.ExperimentConfig, observation_spec: Any, action_spec: Any
+) -> tuple[agent_lib.Agent, Any]:
+  """The agent, and shapes and dtypes of all its parameters."""
+  agent = config.record.make(config.agent, observation_spec, action_spec).agent
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  return agent, jax.eval_shape(agent.init_params, key)
+
+
+def export(
+  path: str | os.PathLike[str],
+  out: str | os.PathLike[str],
+  checkpoint: str | int | None = None,
+) -> Policy:
+  """Writes the policy of a run into a folder of its own, which `load` reads.
+
+  Args:
+    path: of the run.
+    out: new or empty folder, for `params.safetensors` and `policy.json`.
+    checkpoint: as of `load`.
+
+  Returns:
+    The policy.
+
+  Raises:
+    ValueError: see `load`; or the folder is not empty, or cannot be written to.
+  """
+  policy = load(path, checkpoint)
+  arrays = exported_lib.named(jax.device_get(policy.params))
+  exported_lib.write(
+    exported_lib.Exported(
+      policy.config,
+      policy.learner_step,
+      policy.action_names,
+      policy.observation_spec,
+      policy.action_spec,
+      arrays,
+    ),
+    pathlib.Path(out),
+  )
+  return policy

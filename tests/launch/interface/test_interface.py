@@ -1,0 +1,389 @@
+"""The Python interface: training, results, acting and exporting, as a user calls them."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import hephaestus
+from hephaestus.actors.environments import catch, grid_world
+from hephaestus.agents import masked_ppo
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import main
+from hephaestus.launch.agents import presets
+from hephaestus.launch.interface import exported as exported_lib
+from hephaestus.launch.interface import training
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import fused
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+# All sizes divide over the eight devices of the tests.
+SMALL = [*tiny.RUN, 'actor.num_envs=8', 'learner.checkpoint_updates=20']
+PPO = {
+  'environment': tiny.CATCH,
+  'agent': {'hidden_size': 16, 'num_layers': 1},
+  'actor': {'num_envs': 16, 'sequence_length': 9},
+  'learner.num_minibatches': 2, 'evaluator.num_episodes': 8, 'evaluator.final_episodes': 8,
+  'tensorboard': False,
+}  # fmt: skip
+ABSENT = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tensorflow_probability')
+
+
+@pytest.fixture(scope='module')
+def in_process():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(fused, '_prepare_process', lambda config: None)
+    yield
+
+
+@pytest.fixture(scope='module')
+def run(in_process, tmp_path_factory):
+  """A run of the dreamer in one process."""
+  folder = tmp_path_factory.mktemp('interface') / 'run'
+  return hephaestus.train('catch', steps=500, seed=3, preset='laptop', run=folder, set=SMALL)
+
+
+@pytest.fixture(scope='module')
+def ppo(in_process, tmp_path_factory):
+  """A run of PPO, of an environment that is an instance."""
+  folder = tmp_path_factory.mktemp('interface') / 'ppo'
+  changed = {key: value for key, value in PPO.items() if key != 'environment'}
+  return hephaestus.train(
+    catch.Catch(**tiny.CATCH), steps=300, preset='laptop', agent='ppo', run=folder, set=changed
+  )
+
+
+@pytest.fixture(scope='module')
+def policy(run):
+  return hephaestus.load(run)
+
+
+def observations(count):
+  """Random boards of `tiny.CATCH`."""
+  return np.random.default_rng(0).random((count, 12)) < 0.3
+
+
+def test_run_is_that_of_the_command(run):
+  config = launch_config.load(run.folder / 'config.yaml')
+  assert config.fused and config.seed == 3 and config.max_environment_steps == 500
+  assert config.environment == {'name': 'catch', **tiny.CATCH}
+
+
+def test_scores_and_curves_are_arrays_by_name(run):
+  scores, curves = run.scores(), run.curves()
+  assert scores['environment_step'][-1] >= 500 and scores['final'].tolist()[-1] is True
+  assert np.isfinite(scores['episode_return']).all()
+  assert len({len(values) for values in curves.values()}) == 1
+  assert (np.diff(curves['learner_step']) > 0).all()
+  with pytest.raises(ValueError, match=r"node='actor-7': has no metrics .*; choose of evaluator"):
+    run.curves('actor-7')
+
+
+def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
+  folder = tmp_path / 'other'
+  folder_lib.open_run(folder, launch_config.load(run.folder / 'config.yaml'))
+  rows = [
+    {'time': 1.0, 'a': 1},
+    {'time': 2.0, 'b': None, 'a': 2},
+    {'time': 3.0, 'b': 5, 'name': 'x'},
+  ]
+  text = ''.join(f'{json.dumps(row)}\n' for row in rows)
+  (folder / 'metrics' / 'learner.jsonl').write_text(text)
+  curves = hephaestus.Run(folder).curves()
+  assert curves.keys() == {'time', 'a', 'b'}
+  np.testing.assert_equal(curves['a'], [1, 2, np.nan])
+  np.testing.assert_equal(curves['b'], [np.nan, np.nan, 5])
+  assert hephaestus.Run(folder).scores() == {}
+
+
+@pytest.mark.parametrize(
+  ('options', 'words'),
+  [
+    ({'env': 'cach'}, "environment.name='cach': no such environment; did you mean catch"),
+    ({'preset': 'laptp'}, '--preset laptp: choose one of laptop'),
+    ({'set': {'agent.hiden_size': 3}}, 'agent.hiden_size=3: unknown key; did you mean'),
+    ({'steps': 0}, 'max_environment_steps=0: must be at least 1'),
+    ({'env': 5}, 'env=5: give a name, or an instance'),
+    ({'fused': True, 'expose': True}, '--expose: a fused run listens at no port'),
+    ({'env': catch.Catch(), 'set': {'environment.rows': 5}}, 'was given as an instance; give one'),
+    ({'env': catch.Catch(), 'fused': False}, 'an instance is in this process alone'),
+  ],
+)
+def test_bad_input_is_refused_as_by_the_command(tmp_path, options, words):
+  options = {'preset': 'laptop', **options}
+  with pytest.raises(ValueError) as raised:
+    hephaestus.train(run=tmp_path / 'run', **options)
+  assert words in str(raised.value) and '\n' not in str(raised.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_unknown_option_is_refused():
+  with pytest.raises(TypeError, match="no option 'stepz'; choose of preset, fused"):
+    hephaestus.train('catch', stepz=3)
+
+
+def test_overrides_of_a_mapping_are_those_of_the_command():
+  overrides = {
+    'agent': {'gamma': np.float32(0.5), 'compute_dtype': 'float32'},
+    'max_minutes': None,
+    'accelerator': False,
+    'learner.model_learning_rate': 1e-05,
+    'replay.strata': [{'name': 'episodic', 'max_size': 500, 'share': 1.0}],
+  }
+  config = launch_config.override(presets.laptop('catch'), training._assignments(overrides))
+  assert config.agent.gamma == 0.5 and config.agent.compute_dtype == 'float32'
+  assert config.max_minutes is None and config.accelerator is False
+  assert config.learner.model_learning_rate == 1e-05
+  assert [each.max_size for each in config.replay.strata] == [500]
+  assert training._assignments(['seed=3']) == ['seed=3']
+
+
+def test_several_processes_run_beside_this_one(monkeypatch, tmp_path, capfd):
+  given = tmp_path / 'given'
+  fake = tmp_path / 'python'
+  fake.write_text(
+    f'#!/bin/sh\necho "$@" > {given}\necho progress\necho "hephaestus train: x: y" >&2; exit 2\n'
+  )
+  fake.chmod(0o755)
+  monkeypatch.setattr(sys, 'executable', str(fake))
+  monkeypatch.setattr('hephaestus.launch.run.preflight.has_distributed', lambda: True)
+  folder = tmp_path / 'run'
+  with pytest.raises(ValueError, match=r'^x: y$'):
+    hephaestus.train(
+      'catch', preset='laptop', run=folder, fused=False, seed=2, set={'actor.num_actors': 2}
+    )
+  words = '--preset laptop --env catch --seed 2 --set actor.num_actors=2 --no-fused'
+  assert given.read_text() == f'-m hephaestus.launch.main train --run {folder} {words}\n'
+  assert capfd.readouterr().out == 'progress\n'
+
+
+def test_act_agrees_with_and_without_a_batch_axis(policy):
+  boards, key = observations(3), jax.random.key(1)
+  state, one = policy.initial_state(batch=1), policy.initial_state()
+  for board in boards:
+    action, state = policy.act(board[None], state, key=key)
+    other, one = policy.act(board, one, key=key)
+    assert isinstance(action, np.ndarray) and action.shape == (1,) and np.shape(other) == ()
+    assert action[0] == other and other in range(3)
+  assert int(one.count) == 3
+
+
+def test_act_remembers_until_the_state_is_reset(policy):
+  first, second = observations(2)
+  _, before = policy.act(first, policy.initial_state(), greedy=True)
+  _, after = policy.act(second, before, greedy=True)
+  fresh = policy.initial_state()._replace(count=before.count)
+  _, fresh = policy.act(second, fresh, greedy=True)
+  _, reset = policy.act(second, policy.reset(before, True), greedy=True)
+  differ = lambda a, b: any(
+    not np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  )
+  assert not differ(reset, fresh) and differ(after, fresh)
+
+
+def test_reset_holds_for_the_environments_that_have_ended(policy):
+  _, state = policy.act(observations(2), policy.initial_state(batch=2), greedy=True)
+  assert state.first.tolist() == [False, False]
+  assert policy.reset(state, [False, True]).first.tolist() == [False, True]
+
+
+def test_one_key_gives_other_noise_at_each_step(policy):
+  board, state = observations(64), policy.initial_state(batch=64)
+  one, later = policy.act(board, state, key=jax.random.key(0))
+  again, _ = policy.act(board, state, key=jax.random.key(0))
+  other, _ = policy.act(board, state._replace(count=later.count), key=jax.random.key(0))
+  assert np.array_equal(one, again) and not np.array_equal(one, other)
+
+
+def test_act_can_be_compiled_into_a_loop(policy):
+  def step(state, board):
+    action, state = policy.act(board, state, greedy=True)
+    return state, action
+
+  boards = observations(3)
+  _, actions = jax.lax.scan(step, policy.initial_state(), jnp.asarray(boards))
+  state, expected = policy.initial_state(), []
+  for board in boards:
+    action, state = policy.act(board, state, greedy=True)
+    expected.append(action)
+  assert actions.tolist() == expected
+
+
+def test_wrong_observations_and_lacking_keys_are_refused(policy):
+  state = policy.initial_state(batch=2)
+  with pytest.raises(ValueError, match=r'shape \(12,\), and should have \(2, 12\).*batch=2'):
+    policy.act(observations(1)[0], state, greedy=True)
+  with pytest.raises(ValueError, match='observation: should be one array'):
+    policy.act({'board': observations(2)}, state, greedy=True)
+  with pytest.raises(ValueError, match='key=None: sampled actions need a key'):
+    policy.act(observations(2), state)
+  with pytest.raises(ValueError, match='batch=0: must be at least 1'):
+    policy.initial_state(batch=0)
+
+
+def test_checkpoints_are_chosen(run, policy):
+  steps = sorted(
+    int(path.name) for path in (run.folder / 'checkpoints').iterdir() if path.name.isdigit()
+  )
+  assert policy.learner_step == steps[-1] and len(steps) > 1
+  assert hephaestus.load(str(run.folder), steps[0]).learner_step == steps[0]
+  assert run.policy('best').learner_step in steps
+  with pytest.raises(ValueError, match='--checkpoint 1: is not the update of a checkpoint'):
+    run.policy(1)
+  with pytest.raises(ValueError, match='is not the folder of a run'):
+    hephaestus.load(run.folder.parent)
+
+
+def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys):
+  out = tmp_path / 'policy'
+  command = ['hephaestus', 'export', str(run.folder), '--out', str(out)]
+  assert main.run(main.parse(command)) == 0
+  printed = capsys.readouterr().out
+  assert printed.startswith(f'{out}: update {policy.learner_step:,}, params.safetensors (')
+  assert {path.name for path in out.iterdir()} == {'params.safetensors', 'policy.json'}
+  loaded = hephaestus.load(out)
+  assert loaded.observation_spec == policy.observation_spec
+  assert loaded.action_spec == policy.action_spec and loaded.action_names == policy.action_names
+  boards, key = observations(4), jax.random.key(2)
+  (one, state), (other, same) = (
+    each.act(boards, each.initial_state(batch=4), key=key) for each in (policy, loaded)
+  )
+  assert np.array_equal(one, other)
+  jax.tree.map(np.testing.assert_array_equal, state, same)
+
+  assert main.run(main.parse(command)) == 2
+  assert f'--out {out}: is not an empty folder' in capsys.readouterr().err
+  with pytest.raises(ValueError, match=r'--checkpoint best: .* is exported'):
+    hephaestus.load(out, 'best')
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda content: content.update(format=2), 'its format is 2, that of this version is 1'),
+    (lambda content: content['config']['agent'].update(hidden_size=17), 'should be float32'),
+    (lambda content: content.pop('action_spec'), "'action_spec'"),
+  ],
+)
+def test_exported_folder_that_does_not_fit_is_refused(run, tmp_path, change, words):
+  out = tmp_path / 'policy'
+  hephaestus.export(run, out)
+  content = json.loads((out / 'policy.json').read_text())
+  change(content)
+  (out / 'policy.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=words) as raised:
+    hephaestus.load(out)
+  assert '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize('name', ['catch', 'hackmatrix', 'noisy_corridor'])
+def test_specs_survive_json(name):
+  environment = launch_config.override(presets.laptop(name), []).make_environment()
+  for spec in (environment.observation_spec, environment.action_spec):
+    content = json.loads(json.dumps(exported_lib._spec_to_json(spec), allow_nan=False))
+    restored = exported_lib._spec_from_json(content)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a == b and type(a) is type(b), spec, restored))
+
+
+def test_spec_with_a_view_is_left_to_the_environment():
+  assert exported_lib._spec_to_json(grid_world.GridWorld().observation_spec) is None
+
+
+def test_ppo_acts_in_an_environment_that_was_an_instance(ppo, tmp_path):
+  policy = ppo.policy()
+  assert isinstance(policy._agent, type(masked_ppo.make_ppo(
+    policy.config.agent, policy.observation_spec, policy.action_spec).agent))  # fmt: skip
+  assert policy.config.environment['name'].startswith('instance:Catch-')
+  hephaestus.export(ppo, tmp_path / 'policy')
+  loaded = hephaestus.load(tmp_path / 'policy')
+  for each in (policy, loaded):
+    action, _ = each.act(observations(1)[0], each.initial_state(), greedy=True)
+    assert action in range(3)
+
+
+def script(text, folder, **variables):
+  """The output of a program in a process of its own, on one device."""
+  kept = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  ran = subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(text)],
+    cwd=folder, env=kept | variables, capture_output=True, text=True,
+  )  # fmt: skip
+  assert ran.returncode == 0, ran.stderr
+  return ran.stdout
+
+
+def test_import_loads_no_library(tmp_path):
+  text = """
+    import sys
+    before = set(sys.modules)
+    import hephaestus
+    assert {'train', 'load', 'Run'} <= set(dir(hephaestus)) and hephaestus.__version__
+    print(sorted({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
+  """
+  assert script(text, tmp_path) == "['hephaestus']\n"
+
+
+def test_acting_needs_no_process_and_no_instance_of_the_environment(run, ppo, tmp_path):
+  hephaestus.export(run, tmp_path / 'policy')
+  text = f"""
+    import sys
+    for name in {ABSENT!r}:
+      sys.modules[name] = None
+    import numpy as np
+    import hephaestus
+    for path in ('policy', {str(run.folder)!r}):
+      policy = hephaestus.load(path)
+      action, state = policy.act(np.zeros((1, 12)), policy.initial_state(batch=1), greedy=True)
+      print(action.shape, 'orbax' in sys.modules, 'hephaestus.learner.loop' in sys.modules)
+    try:
+      hephaestus.load({str(ppo.folder)!r})
+    except ValueError as error:
+      print(error)
+    from hephaestus.actors.environments import catch
+    print(hephaestus.load({str(ppo.folder)!r}, environment=catch.Catch(rows=4, columns=3)))
+  """
+  light, heavy, refused, loaded = script(text, tmp_path).splitlines()
+  assert light == '(1,) False False' and heavy == '(1,) True False'
+  assert 'was given as an instance, in another process; give it again' in refused
+  assert loaded.startswith('Policy(ppo for instance:Catch-0, update ')
+
+
+def test_instance_resumes_its_run(ppo, tmp_path):
+  before = ppo.scores()['environment_step'][-1]
+  changed = {key: value for key, value in PPO.items() if key != 'environment'}
+  again = hephaestus.train(
+    catch.Catch(**tiny.CATCH), steps=int(before) + 200, preset='laptop', agent='ppo', run=ppo,
+    set=changed,
+  )  # fmt: skip
+  assert again.scores()['environment_step'][-1] > before
+
+
+def test_acts_in_a_loop_of_gymnasium(in_process, tmp_path):
+  gymnasium = pytest.importorskip('gymnasium')
+  pytest.importorskip('gymnax')
+  changed = {key: value for key, value in PPO.items() if key != 'environment'}
+  run = hephaestus.train(
+    'gymnax/CartPole-v1', agent='ppo', preset='laptop', steps=300, run=tmp_path / 'run', set=changed
+  )
+  policy = run.policy()
+  env = gymnasium.make('CartPole-v1')
+  observation, _ = env.reset(seed=0)
+  state, episode_return, over = policy.initial_state(), 0.0, False
+  while not over:
+    action, state = policy.act(observation, state, greedy=True)
+    observation, reward, terminated, truncated, _ = env.step(action)
+    episode_return, over = episode_return + float(reward), terminated or truncated
+  assert 1 <= episode_return <= 500
+
+
+def test_path_of_a_run_is_its_folder(run):
+  assert pathlib.Path(run) == run.folder and repr(run) == f'Run({str(run.folder)!r})'
