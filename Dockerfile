@@ -1,7 +1,7 @@
 # One image for every role of a run: `hephaestus`, by a user without rights.
 #
-#   docker build -t hephaestus:0.1.0 .
-#   docker build -t hephaestus:0.1.0 --build-arg EXTRAS='cuda envs' .     extras of pyproject.toml
+#   docker build -t hephaestus:0.2.0 .
+#   docker build -t hephaestus:0.2.0 --build-arg EXTRAS='cuda envs' .     extras of pyproject.toml
 #
 # Worlds of your own go into /work of an image that is made FROM this one.
 

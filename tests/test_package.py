@@ -5,10 +5,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from importlib import metadata
 
 import pytest
 import structure
+
+from hephaestus.launch import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 UV = ROOT / '.tools' / 'uv' / 'bin' / 'uv'
@@ -16,17 +20,50 @@ FOLDERS = ('actors', 'agents', 'launch', 'learner', 'replay')
 
 
 @pytest.fixture(scope='module')
-def wheel(tmp_path_factory):
-  """The wheel of the tracked files, built without anything that an earlier build left."""
+def built(tmp_path_factory):
+  """The folder of sdist and wheel of the tracked files, without anything that an earlier build left."""
   folder = tmp_path_factory.mktemp('source')
   for path in structure.tracked_files(ROOT):
     if path.parts[0] not in ('tests', 'docs'):
       (folder / path).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy(ROOT / path, folder / path)
-  build = 'from setuptools import build_meta; build_meta.build_wheel("dist")'
-  subprocess.run([sys.executable, '-c', build], cwd=folder, check=True, capture_output=True)
-  (made,) = (folder / 'dist').glob('*.whl')
+  for kind in ('sdist', 'wheel'):
+    build = f'from setuptools import build_meta; build_meta.build_{kind}("dist")'
+    subprocess.run([sys.executable, '-c', build], cwd=folder, check=True, capture_output=True)
+  return folder / 'dist'
+
+
+@pytest.fixture(scope='module')
+def wheel(built):
+  """The wheel."""
+  (made,) = built.glob('*.whl')
   return made
+
+
+def test_twine_accepts_sdist_and_wheel(built):
+  pytest.importorskip('twine')
+  packages = sorted(built.iterdir())
+  assert [path.name.endswith(('.tar.gz', '.whl')) for path in packages] == [True, True]
+  check = [sys.executable, '-m', 'twine', 'check', '--strict', *map(str, packages)]
+  checked = subprocess.run(check, capture_output=True, text=True)
+  assert checked.returncode == 0, checked.stdout + checked.stderr
+  assert checked.stdout.count('PASSED') == 2
+
+
+def test_sdist_holds_the_code(built):
+  (sdist,) = built.glob('*.tar.gz')
+  with tarfile.open(sdist) as archive:
+    packed = {name.partition('/')[2] for name in archive.getnames()}
+  tracked = structure.tracked_files(ROOT)
+  code = {str(path) for path in tracked if path.parts[0] in (*FOLDERS, '__init__.py', 'py.typed')}
+  assert code <= packed and {'pyproject.toml', 'README.md', 'LICENSE'} <= packed
+
+
+def test_version_is_that_of_the_package(capsys):
+  with pytest.raises(SystemExit) as ended:
+    main.parse(['hephaestus', '--version'])
+  assert ended.value.code == 0
+  assert capsys.readouterr().out == f'hephaestus {metadata.version("hephaestus")}\n'
 
 
 @pytest.fixture
