@@ -84,9 +84,8 @@ def write(exported: Exported, out: pathlib.Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
       raise ValueError(f'--out {out}: is not an empty folder; give another one')
     out.mkdir(parents=True, exist_ok=True)
-    safetensors.save_file(
-      {key: np.array(array, order='C') for key, array in exported.arrays.items()}, out / PARAMS
-    )
+    arrays = {key: np.array(array, order='C') for key, array in exported.arrays.items()}
+    (out / PARAMS).write_bytes(safetensors.save(arrays))  # `save_file` lets only its owner read it
     (out / POLICY).write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
