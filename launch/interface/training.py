@@ -22,6 +22,7 @@ if TYPE_CHECKING:
   from hephaestus.launch.interface import policy as policy_lib
 
 Overrides = Mapping[str, Any] | Sequence[str]
+INTERRUPTED = 130  # exit code of a run that Ctrl-C has stopped
 
 
 class Options(TypedDict, total=False):
@@ -160,7 +161,7 @@ def train(
 
     arguments.run = folder_lib.new(config)
   exit_code = run_commands.begin(arguments, config) if config.fused else _beside(arguments)
-  if exit_code:
+  if exit_code not in (0, INTERRUPTED):
     raise RuntimeError(f'{arguments.run}: training failed with exit code {exit_code}')
   return Run(arguments.run)
 
@@ -225,9 +226,7 @@ def _beside(arguments: argparse.Namespace) -> int:
     command += [f'--{flag.replace("_", "-")}'] if getattr(arguments, flag) else []
   for flag, value in (('--from', arguments.origin), ('--profile', arguments.profile)):
     command += [] if value is None else [flag, str(value)]
-  live = (
-    sys.stdout.isatty()
-  )  # else passed on line by line, as a notebook shows its own output alone
+  live = sys.stdout.isatty()  # else passed on line by line: a notebook shows its own output alone
   process = subprocess.Popen(
     command, stdout=None if live else subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )
