@@ -14,6 +14,10 @@ HEADINGS = (
   'environment', 'steps', 'agent', 'seeds', 'final score', 'area', 'retention', 'greedy', 'sampled',
   'random', 'target', 'reached', 'CPU min',
 )  # fmt: skip
+RUN_HEADINGS = (
+  'environment', 'agent', 'seed', 'mean return in each tenth of the steps', 'retention', 'greedy',
+  'sampled', 'commit',
+)  # fmt: skip
 NOTES = """
 Medians over seeds; in parentheses the lowest and the highest. Score: mean episode return while
 acting, in the last tenth of the steps. Area: mean of the curve of tenths. Retention: (last fifth -
@@ -24,13 +28,13 @@ above the median of PPO's seeds.
 
 
 def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> str:
-  """A table with a line for each environment, agent and label, and its notes.
+  """A table with a line for each environment, agent and label, its notes, and a table of all runs.
 
   Args:
     rows: of results.
     pictures: a file for each environment, to refer to.
   """
-  lines = ['| ' + ' | '.join(HEADINGS) + ' |', '|' + '---|' * len(HEADINGS)]
+  lines = _heading(HEADINGS)
   for task, groups in _grouped(rows):
     for (agent, label), group in groups.items():
       cells = [
@@ -46,9 +50,33 @@ def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> 
         *_targets(task, agent, group, _ppo(groups, label)),
         _median((row['cpu_minutes'] for row in group), extremes=False),
       ]
-      lines.append('| ' + ' | '.join(cells) + ' |')
+      lines.append(_line(cells))
+  lines += [NOTES, *_runs(rows), '']
   shown = [f'![Curves of {name}]({file})' for name, file in (pictures or {}).items()]
-  return '\n'.join([*lines, NOTES, *shown]).rstrip() + '\n'
+  return '\n'.join([*lines, *shown]).rstrip() + '\n'
+
+
+def _runs(rows: Sequence[Row]) -> list[str]:
+  """Lines of a table with the curve of each run."""
+  lines = _heading(RUN_HEADINGS)
+  for task, groups in _grouped(rows):
+    for (agent, label), group in groups.items():
+      for row in group:
+        curve = ' '.join('–' if point is None else _number(point) for point in row['curve'])
+        scores = [_median([row[key]]) for key in ('retention', 'greedy', 'sampled')]
+        commit = row.get('commit') or '–'
+        lines.append(
+          _line([task.name, _name(agent, label), str(row['seed']), curve, *scores, commit])
+        )
+  return lines
+
+
+def _heading(names: Sequence[str]) -> list[str]:
+  return [_line(names), '|' + '---|' * len(names)]
+
+
+def _line(cells: Sequence[str]) -> str:
+  return '| ' + ' | '.join(cells) + ' |'
 
 
 def write(rows: Sequence[Row], out: pathlib.Path) -> list[str]:

@@ -199,6 +199,16 @@ def test_table_has_medians_and_ranges_by_agent_and_label():
   assert '| ppo | 3 | 0.40 (0.20 to 0.90) |' in lines[2]
 
 
+def test_table_has_the_curve_of_each_run():
+  curve = [None, -200.0, *[0.5] * 8]
+  (line,) = (
+    line
+    for line in table.markdown([row(seed=0), row(seed=7, curve=curve)]).splitlines()
+    if line.startswith('| catch | ppo | 7 |')
+  )
+  assert '| – -200 0.50 0.50' in line
+
+
 def test_table_compares_with_ppo_of_the_default_settings():
   rows = [row('breakout'), row('breakout', 'dreamer', label='small', curve=[2.0] * 10)]
   assert '| 2 x PPO | 1/1 |' in table.markdown(rows)
