@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
