@@ -123,8 +123,10 @@ def make(name: str, /, **chosen: Any) -> Environment:
     check_options(name, constructor, chosen)
     environment = constructor(**chosen)
   try:
-    is_on_host = isinstance(environment, host.HostEnvironment)
-    host.check(environment) if is_on_host else environment_lib.check(environment)
+    if isinstance(environment, host.HostEnvironment):
+      host.check(environment)
+    else:
+      environment_lib.check(environment)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return environment

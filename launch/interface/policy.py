@@ -23,12 +23,12 @@ class State(NamedTuple):
   Attributes:
     memory: the agent's own, of N environments.
     first: [N] bool, or [] without a batch axis; whether the next observation begins an episode.
-    count: [] int32, calls of `act` so far, so that one key gives each of them other noise.
+    num_calls: [] int32, calls of `act` so far, so that one key gives each of them other noise.
   """
 
   memory: Any
   first: jax.Array
-  count: jax.Array
+  num_calls: jax.Array
 
 
 class Policy:
@@ -58,6 +58,7 @@ class Policy:
     self.params = jax.device_put(params)
     self._agent = agent
     self._act = jax.jit(functools.partial(_act, agent), static_argnames='greedy')
+    self._tree: Any
     flat, self._tree = jax.tree_util.tree_flatten_with_path(observation_spec)
     self._leaves = [(jax.tree_util.keystr(path), spec) for path, spec in flat]
 
@@ -81,7 +82,7 @@ class Policy:
     return State(
       memory=self._agent.initial_policy_state(1 if batch is None else batch),
       first=jnp.ones(() if batch is None else (batch,), bool),
-      count=jnp.zeros((), jnp.int32),
+      num_calls=jnp.zeros((), jnp.int32),
     )
 
   def reset(self, state: State, ended: Any) -> State:
@@ -173,10 +174,10 @@ def _act(
     discount=jnp.ones(first.shape, jnp.float32),
     observation=observation,
   )
-  key = jax.random.fold_in(key, state.count)
+  key = jax.random.fold_in(key, state.num_calls)
   memory, decision = agent.act(params, key, state.memory, timestep, greedy=greedy)
   action = decision.action[0] if one else decision.action
-  return action, State(memory, jnp.zeros_like(state.first), state.count + 1)
+  return action, State(memory, jnp.zeros_like(state.first), state.num_calls + 1)
 
 
 def load(

@@ -174,14 +174,14 @@ def test_act_agrees_with_and_without_a_batch_axis(policy):
     other, one = policy.act(board, one, key=key)
     assert isinstance(action, np.ndarray) and action.shape == (1,) and np.shape(other) == ()
     assert action[0] == other and other in range(3)
-  assert int(one.count) == 3
+  assert int(one.num_calls) == 3
 
 
 def test_act_remembers_until_the_state_is_reset(policy):
   first, second = observations(2)
   _, before = policy.act(first, policy.initial_state(), greedy=True)
   _, after = policy.act(second, before, greedy=True)
-  fresh = policy.initial_state()._replace(count=before.count)
+  fresh = policy.initial_state()._replace(num_calls=before.num_calls)
   _, fresh = policy.act(second, fresh, greedy=True)
   _, reset = policy.act(second, policy.reset(before, True), greedy=True)
   differ = lambda a, b: any(
@@ -200,7 +200,7 @@ def test_one_key_gives_other_noise_at_each_step(policy):
   board, state = observations(64), policy.initial_state(batch=64)
   one, later = policy.act(board, state, key=jax.random.key(0))
   again, _ = policy.act(board, state, key=jax.random.key(0))
-  other, _ = policy.act(board, state._replace(count=later.count), key=jax.random.key(0))
+  other, _ = policy.act(board, state._replace(num_calls=later.num_calls), key=jax.random.key(0))
   assert np.array_equal(one, again) and not np.array_equal(one, other)
 
 
