@@ -22,8 +22,7 @@ from hephaestus.replay import parameters
 # Time steps of one unroll: few enough for memory, and to stop soon after all episodes have ended.
 UNROLL_LENGTH = 257
 HOST_UNROLL_LENGTH = 65  # of an environment that is stepped on the host, where a step is slow
-# Steps after which an episode counts as it stands: more than Atari's 27,000, few enough to wait for.
-MOST_STEPS = 32_768
+MOST_STEPS = 32_768  # after which an episode counts as it stands; Atari's have at most 27,000
 VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
 DREAM_LENGTH = 65  # time steps of an episode that the model predicts
 CONTEXT = 5  # observed before the model predicts, as in Hafner et al. (2019); at most a quarter

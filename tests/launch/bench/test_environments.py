@@ -97,6 +97,7 @@ def test_each_figure_is_printed_as_a_line(capsys):
     'env/noisy_corridor/1_worlds/processes',
     'env/noisy_corridor/1_worlds/compile',
     'copy',
+    'limit:',  # what it is
   ]
   assert '% of ' in lines[0]
 

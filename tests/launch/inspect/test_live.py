@@ -399,7 +399,7 @@ def test_watch_ends_when_folder_is_deleted(run, monkeypatch, capsys):
   interrupted_after(monkeypatch, 2, lambda index: shutil.rmtree(run.folder))
   assert inspect(run.folder, '--watch', 0.01) == 2
   message = capsys.readouterr().err
-  assert message.endswith('the folder is gone, or no longer one of a run\n')
+  assert 'run: the folder is gone, or no longer one of a run' in message
 
 
 def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
