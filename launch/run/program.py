@@ -297,10 +297,11 @@ def build_actor(
   source = _params_source(parts, run, replay, name)
   collected = collected_steps(config, replay, name)
 
-  def environment_step() -> int | None:
-    """The learner's count, or a newer one of replay; a restarted queue has lost its count."""
-    counted = None if config.record.on_policy else collected()
-    return max(source.environment_step, counted.taken if counted else 0)
+  def environment_step() -> int:
+    """The learner's count, or a newer one of replay, also of before it stopped answering."""
+    if not config.record.on_policy:  # whose queue loses its count where it is restarted
+      collected()
+    return max(source.environment_step, collected.steps.taken)
 
   return actor.Actor(
     unroll=parts.unroll,
