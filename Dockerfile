@@ -18,7 +18,7 @@ COPY pyproject.toml uv.lock LICENSE README.md ./
 # The packages first: they change less often than the code. Each extra is a word of its own.
 # hadolint ignore=SC2046
 RUN uv sync --frozen --no-install-project --extra distributed $(for extra in $EXTRAS; do echo "--extra $extra"; done)
-COPY __init__.py ./
+COPY __init__.py py.typed ./
 COPY agents agents
 COPY learner learner
 COPY actors actors

@@ -44,7 +44,7 @@ ifndef PYTEST_ARGS
 	  else echo "left out test-core: there is no Python $(CORE_PYTHON), and uv cannot fetch it"; fi
 endif
 
-# One process, without Reverb, Launchpad, Acme and TensorFlow, which have no wheels for this Python.
+# One process, without Reverb, Launchpad and TensorFlow, which have no wheels for this Python.
 CORE := .venv-core
 CORE_PYTHON ?= 3.12
 # Else pyenv, where there is one, hides all versions but that of .python-version.

@@ -70,9 +70,7 @@ class DreamerConfig:
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
   novelty_scale: float = 0.2  # weight of novelty's advantage while no reward is found; 0: none ever
-  survival_scale: float = (
-    0.0  # weight of survival's advantage; 0: no survival, see docs/cognition.md
-  )
+  survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   boredom_threshold: float = 0.01
   boredom_rise: float = 0.1
   boredom_fall: float = 0.2
