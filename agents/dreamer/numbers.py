@@ -332,6 +332,23 @@ class Numbers:
     levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
     return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
 
+  def differences(
+    self, numbers: jax.Array, others: jax.Array, statistics: Any
+  ) -> tuple[jax.Array, jax.Array]:
+    """How far [..., F] numbers are from [..., F] others.
+
+    Returns:
+      [...] bool, whether any binary number is another, or any discrete one by more than half a level;
+      and [...] float32, the mean absolute difference of real numbers in standard deviations.
+    """
+    error = jnp.abs(numbers - others)
+    bits, discrete, reals = self._split(error)
+    wrong = jnp.any(bits > 0.5, axis=-1)
+    wrong |= jnp.any(discrete > 0.5 / (observation_lib.DISCRETE_LEVELS - 1), axis=-1)
+    if not self.num_reals:
+      return wrong, jnp.zeros(wrong.shape)
+    return wrong, jnp.mean(reals / self._scale(statistics), axis=-1)
+
   def pick(self, numbers: jax.Array, indices: np.ndarray) -> jax.Array:
     """[..., F] numbers to those at [V] indices of a flat observation, [..., V] in its units."""
     places = np.argsort(np.concatenate(self._kinds))[indices]

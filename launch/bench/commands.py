@@ -18,8 +18,8 @@ def add(commands: Any) -> None:
   )
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
-    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_watching, _add_scaling,
-    _add_compare,
+    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_watching,
+    _add_scaling, _add_compare,
   ):  # fmt: skip
     add_one(targets)
   bench.set_defaults(call=_bench)
@@ -160,6 +160,23 @@ def _add_learning(targets: Any) -> None:
   learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
 
 
+def _add_dreams(targets: Any) -> None:
+  dreams = targets.add_parser(
+    'dreams',
+    allow_abbrev=False,
+    help='what a trained dreamer imagines beside what happens in its environment',
+  )
+  dreams.add_argument('run', type=pathlib.Path)
+  dreams.add_argument(
+    '--checkpoint', help="a learner step, or 'best' by evaluation (default: the newest)"
+  )
+  dreams.add_argument(
+    '--steps', type=int, default=8_192, help='environment steps, at least (default: 8192)'
+  )
+  dreams.add_argument('--seed', type=int, default=0)
+  dreams.add_argument('--json', action='store_true')
+
+
 def _add_watching(targets: Any) -> None:
   watching = targets.add_parser(
     'watching', allow_abbrev=False, help='overhead of a dashboard and of inspect --watch'
@@ -223,7 +240,7 @@ def _add_compare(targets: Any) -> None:
   )
 
 
-ALONE = 'bench learner, env, learning and scaling need none of it'
+ALONE = 'bench learner, env, learning, dreams and scaling need none of it'
 LIMITS = {
   'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
   'replay': 'the bandwidth of one thread that copies memory, measured here',
@@ -241,6 +258,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     return comparison.show(arguments.old, arguments.new, arguments.threshold)
   if arguments.target == 'learning':
     return _learning(arguments)
+  if arguments.target == 'dreams':
+    return _dreams(arguments)
   if arguments.target == 'scaling':  # JAX reads both when it initializes its devices
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
@@ -302,6 +321,24 @@ def _learning(arguments: argparse.Namespace) -> int:
     for remark in table.write(rows, arguments.out):
       say(remark)
   return code
+
+
+def _dreams(arguments: argparse.Namespace) -> int:
+  """Prints the dreams of a checkpoint beside its environment."""
+  from hephaestus.launch.bench import dreams
+  from hephaestus.launch.run import metrics
+
+  if arguments.steps < 1:
+    raise ValueError(f'--steps {arguments.steps}: must be at least 1')
+  result = dreams.dreams(
+    arguments.run, checkpoint=arguments.checkpoint, num_steps=arguments.steps, seed=arguments.seed
+  )
+  if arguments.json:
+    rows = [row._asdict() for row in result.rows]
+    print(metrics.to_json({**result._asdict(), 'rows': rows}))
+  else:
+    print(dreams.table(result))
+  return 0
 
 
 def _learning_settings(arguments: argparse.Namespace) -> Any:

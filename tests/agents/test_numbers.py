@@ -373,3 +373,12 @@ def test_most_likely_inverts_levels(number, levels):
 def test_most_likely_ignores_distant_levels():
   shares = jnp.array([0.0, 0.55, 0.0, 0.0, 0.0, 0.45]) + 1e-9
   np.testing.assert_allclose(numbers_lib.most_likely(jnp.log(shares)), 0.2, atol=1e-6)
+
+
+def test_differences_tell_wrong_numbers_from_rounding():
+  read = jnp.asarray(NUMBERS_READ)
+  change = lambda index, by: NUMBERS.differences(read, read.at[index].add(by), STATISTICS)
+  for index, right, wrong in ((0, -0.4, -0.6), (3, 0.4 * LEVEL, 0.6 * LEVEL)):
+    assert [bool(change(index, by)[0]) for by in (right, wrong)] == [False, True]
+  is_wrong, error = change(5, 3.0)  # a standard deviation of 2, one of two real numbers
+  assert not is_wrong and error == pytest.approx(1.5 / 2, rel=1e-3)

@@ -1,0 +1,189 @@
+"""How true dreams are: what the model imagines, beside what came of the same states in reality."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import dream, intrinsic, rssm
+
+Tree = Any
+LAST = 2  # of `dm_env.StepType`
+
+
+class Tally(NamedTuple):
+  """A sum over states, and how many there were; those of several batches add up.
+
+  Attributes:
+    total: [...] float32.
+    number: [...] float32.
+  """
+
+  total: jax.Array
+  number: jax.Array
+
+  @classmethod
+  def of(cls, values: jax.Array, counted: jax.Array) -> 'Tally':
+    """[..., T, B] values, of those `counted`, bool; over the last two axes."""
+    counted = jnp.broadcast_to(counted, values.shape)
+    return cls(
+      jnp.sum(jnp.where(counted, values, 0.0), axis=(-2, -1)),
+      jnp.sum(counted.astype(jnp.float32), axis=(-2, -1)),
+    )
+
+
+class Fidelity(NamedTuple):
+  """Dreams of up to K steps beside reality; index k is k + 1 steps after the state where it begins.
+
+  The first two begin at the same states and follow the same policy, in the model and in the
+  environment. The others imagine the actions that were taken: what is predicted of the very step.
+
+  Attributes:
+    imagined: [K] sums of imagined rewards, each weighted by the probability that the episode lasts.
+    real: [K] sums of rewards, until the episode ends.
+    wrong: [K] whether any binary or discrete number of the observation is another.
+    error: [K] mean absolute error of real numbers, in standard deviations.
+    continues: [K] predicted probability to continue at real terminations.
+    lasts: [K] the same where the episode continues.
+    reward: [K] the share of real rewards that is predicted, each counted by its size.
+    missed: [K] predicted where none is paid, its size.
+    end: [] the probability to continue at real terminations, from the observation.
+    paid: [] the same, predicted from the observation of the step.
+    value: [] of the states.
+  """
+
+  imagined: Tally
+  real: Tally
+  wrong: Tally
+  error: Tally
+  continues: Tally
+  lasts: Tally
+  reward: Tally
+  missed: Tally
+  end: Tally
+  paid: Tally
+  value: Tally
+
+
+def measure(
+  dreamer: dreamer_agent.Dreamer,
+  params: Tree,
+  slow_critic: Tree,
+  key: chex.PRNGKey,
+  sequence: experience.Sequence,
+  num_steps: int,
+) -> Fidelity:
+  """Compares dreams from all steps of sequences that have `num_steps` steps after them.
+
+  Args:
+    dreamer: the agent.
+    params: of all parts.
+    slow_critic: of the train state.
+    key: of latents, dreams and actions.
+    sequence: [T, B, ...] of the agent's own policy, T > `num_steps`.
+    num_steps: K, at most `config.horizon_max`.
+  """
+  total, batch = sequence.reward.shape
+  model = dreamer.model
+  infer_key, start_key, member_key, noise_key = jax.random.split(key, 4)
+  recalled, _ = model.recall(params, sequence.observation)
+  posterior = model.rssm.infer(
+    params['world_model'], jax.random.split(infer_key, batch), sequence, recalled
+  )
+  novelty = intrinsic.novelty_of(dreamer.config.novelty, posterior.priors.moments())
+  last = sequence.step_type == LAST
+  start, _ = dream.starts(
+    dreamer.actor_critic, posterior, last, novelty, jax.random.split(start_key, batch),
+    num_steps=None,
+  )  # fmt: skip
+  # States with K steps after them, of which none is the end of an episode.
+  begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]
+  later = jnp.stack([_shifted(last, k) for k in range(num_steps)])
+  alive = begins & ~jnp.cumsum(later, axis=0).astype(bool)  # [K, T, B], of the same episode
+  after = lambda x: jnp.stack([_shifted(x, k + 1) for k in range(num_steps)])
+  reward, discount = after(sequence.reward), after(sequence.discount)
+
+  dreamt = dream.rollout(
+    model, dreamer.actor_critic, params, slow_critic, start, jnp.asarray(num_steps, jnp.int32)
+  )
+  shape = (num_steps, total, batch)
+  lasts = jnp.cumprod(dreamt.discount.at[0].set(1.0)[:num_steps], axis=0)
+  imagined = jnp.cumsum(lasts * dreamt.reward[1 : num_steps + 1], axis=0).reshape(shape)
+  real = jnp.cumsum(jnp.where(alive, reward, 0.0), axis=0)
+
+  foreseen = _foresee(dreamer, params, start, sequence, member_key, noise_key, num_steps)
+  foreseen = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), foreseen)
+  ends = alive & (discount == 0)
+  wrong, error = model.networks.numbers.differences(
+    foreseen.numbers, after(posterior.latent.numbers), params['world_model']['statistics']
+  )
+  now = model.reward(params['world_model'], posterior.features).mean()
+  ended = sequence.discount == 0
+  return Fidelity(
+    imagined=Tally.of(imagined, begins),
+    real=Tally.of(real, begins),
+    wrong=Tally.of(wrong.astype(jnp.float32), alive),
+    error=Tally.of(error, alive),
+    continues=Tally.of(foreseen.discount, ends),
+    lasts=Tally.of(foreseen.discount, alive & ~ends),
+    reward=_share(foreseen.reward, jnp.where(alive, reward, 0.0)),
+    missed=Tally.of(jnp.abs(foreseen.reward), alive & (reward == 0)),
+    end=Tally.of(model.discount(params['world_model'], posterior.features), ended),
+    paid=_share(now, jnp.where(posterior.first, 0.0, sequence.reward)),
+    value=Tally.of(dreamt.values['task'][0].reshape(total, batch), begins),
+  )  # fmt: skip
+
+
+def _share(predicted: jax.Array, real: jax.Array) -> Tally:
+  """The predicted share of [..., T, B] real rewards, each counted by its size."""
+  sum_ = lambda x: jnp.sum(x, axis=(-2, -1))
+  return Tally(sum_(predicted * jnp.sign(real)), sum_(jnp.abs(real)))
+
+
+class _Foreseen(NamedTuple):
+  """K imagined steps, [K, T B, ...]."""
+
+  numbers: jax.Array
+  reward: jax.Array
+  discount: jax.Array
+
+
+def _foresee(
+  dreamer: dreamer_agent.Dreamer,
+  params: Tree,
+  start: dream.Start,
+  sequence: experience.Sequence,
+  member_key: chex.PRNGKey,
+  noise_key: chex.PRNGKey,
+  num_steps: int,
+) -> _Foreseen:
+  """Imagines the actions that were taken after each step."""
+  model, world = dreamer.model, params['world_model']
+  action = model.networks.actions.encode(sequence.action)
+  count = len(start.weight)
+  member = jax.random.randint(member_key, (count,), 0, dreamer.config.ensemble_size)
+  matrices = model.rssm.matrices(world)
+
+  def step(latent: rssm.Latent, inputs):
+    action, key = inputs
+    noise = jax.vmap(model.rssm.noise)(jax.random.split(key, count))
+    recurrent = rssm.Recurrent(latent, action)
+    latent, previous, _ = model.rssm.imagine(world, matrices, recurrent, member, noise)
+    features = model.rssm.features(world, latent, previous, start.latent.recalled)
+    foreseen = _Foreseen(
+      latent.numbers, model.reward(world, features).mean(), model.discount(world, features)
+    )
+    return latent, foreseen
+
+  actions = jnp.stack([_shifted(action, k) for k in range(num_steps)])
+  actions = actions.reshape(num_steps, count, *action.shape[2:])
+  _, foreseen = jax.lax.scan(step, start.latent, (actions, jax.random.split(noise_key, num_steps)))
+  return foreseen
+
+
+def _shifted(x: jax.Array, steps: int) -> jax.Array:
+  """[T, ...] to what is `steps` later; beyond the end, what is never counted."""
+  return jnp.roll(x, -steps, axis=0)

@@ -1,0 +1,135 @@
+"""Dreams of a trained agent beside its environment, for `hephaestus bench dreams`."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hephaestus.actors import rollout
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import fidelity
+from hephaestus.launch.agents import dreamer as dreamer_record
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import saved as saved_lib
+
+MOST_STEPS = 16  # of a dream
+NUM_ENVS = 64
+
+
+class Row(NamedTuple):
+  """Dreams after so many steps; None where nothing was counted.
+
+  Attributes:
+    steps: imagined.
+    imagined: mean of the sum of imagined rewards.
+    real: the same in the environment, of the same policy from the same states.
+    wrong: share of dreams with a wrong binary or discrete number.
+    error: mean absolute error of real numbers, in standard deviations.
+    continues: probability to continue, predicted at real terminations.
+    lasts: the same elsewhere.
+    reward: share of a real reward that is predicted.
+    missed: reward that is predicted where none is paid, its size.
+  """
+
+  steps: int
+  imagined: float | None
+  real: float | None
+  wrong: float | None
+  error: float | None
+  continues: float | None
+  lasts: float | None
+  reward: float | None
+  missed: float | None
+
+
+class Result(NamedTuple):
+  """All rows of a checkpoint.
+
+  Attributes:
+    learner_step: of the checkpoint.
+    value: mean value of the states where dreams begin.
+    end: probability to continue at real terminations, from the observation.
+    paid: share of a real reward that is predicted, from the observation.
+    rows: after 1, 2, 4, ... steps.
+  """
+
+  learner_step: int
+  value: float | None
+  end: float | None
+  paid: float | None
+  rows: Sequence[Row]
+
+
+def dreams(
+  folder: pathlib.Path, *, checkpoint: str | None = None, num_steps: int = 8_192, seed: int = 0
+) -> Result:
+  """Compares dreams with the environment, from states that the policy visits.
+
+  Args:
+    folder: of a run of the dreamer.
+    checkpoint: a learner step, or 'best'; None for the newest.
+    num_steps: least number of environment steps to compare with.
+    seed: of environments, actions and dreams.
+
+  Raises:
+    ValueError: not a run of the dreamer, or no such checkpoint.
+  """
+  config, _ = dreamer_record.settings(folder_lib.load_config(folder))
+  saved = saved_lib.load(folder, checkpoint)
+  environment = saved.environment
+  spec = environment.observation_spec, environment.action_spec
+  dreamer = saved.config.record.make(config, *spec)
+  length = min(MOST_STEPS, config.horizon_max)
+  unroll = rollout.make_unroll(
+    environment, saved.agent, num_envs=NUM_ENVS, sequence_length=2 * length + 1
+  )
+
+  @jax.jit
+  def measure(train: Any, key: jax.Array, sequence: experience.Sequence) -> fidelity.Fidelity:
+    sequence = experience.time_major(sequence)
+    return fidelity.measure(dreamer, train.params, train.slow_critic, key, sequence, length)
+
+  init_key, key = jax.random.split(jax.random.key(seed))
+  state = unroll.init(init_key)
+  zero = np.int32(0)
+  total: Any = None
+  for index in range(-(-num_steps // (NUM_ENVS * 2 * length))):
+    act_key, dream_key = jax.random.split(jax.random.fold_in(key, index))
+    state, sequence, _ = unroll.unroll(saved.params, act_key, state, zero, zero)
+    found = jax.device_get(measure(saved.train, dream_key, sequence))
+    total = found if total is None else jax.tree.map(np.add, total, found)
+  return _result(saved.step, total, length)
+
+
+def _result(learner_step: int, total: fidelity.Fidelity, length: int) -> Result:
+  means = {name: _mean(tally) for name, tally in total._asdict().items()}
+  steps = [2**power for power in range(length.bit_length())]
+  names = [name for name in Row._fields if name != 'steps']
+  rows = [Row(step, **{name: _number(means[name][step - 1]) for name in names}) for step in steps]
+  ends = {name: _number(means[name]) for name in ('value', 'end', 'paid')}
+  return Result(learner_step, rows=rows, **ends)
+
+
+def _mean(tally: fidelity.Tally) -> np.ndarray:
+  number = np.asarray(tally.number)
+  return np.where(number > 0, tally.total / np.where(number > 0, number, 1.0), np.nan)
+
+
+def _number(value: Any) -> float | None:
+  return None if np.isnan(value) else float(value)
+
+
+def table(result: Result) -> str:
+  """The result in words and as a table."""
+  shown = lambda value: '-' if value is None else f'{value:,.3g}'
+  names = ['steps', 'imagined', 'real', 'wrong', 'error', 'continues', 'lasts', 'reward', 'missed']
+  lines = [
+    f'update {result.learner_step}: value {shown(result.value)}; from the observation, probability to '
+    f'continue at ends {shown(result.end)}, share of a reward predicted {shown(result.paid)}',
+    '  '.join(f'{name:>9}' for name in names),
+  ]
+  for row in result.rows:
+    lines.append('  '.join(f'{shown(value):>9}' for value in row))
+  return '\n'.join(lines)
