@@ -2,14 +2,45 @@
 
 import collections
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 WINDOW = 16  # reports over which a trend is judged
+LEAST_EVIDENCE = 1e-3  # mean number of memories of an action, below which nothing is recalled
+LEAST_CHANGE = 1e-4  # of a vital's mean over a batch; batches differ by more where it moves at all
+VITAL = 'intrinsic/vital_'  # metrics of vitals, and of the model's error of them
 
 
-class MemoryAdvice:
-  """Warns once if an episodic memory holds entries and nothing is recalled over WINDOW reports.
+def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Parts of cognition that do nothing, by the newest reports of a learner; none by less than WINDOW.
+
+  These are a memory that is never read, and a vital that stays the same.
+  """
+  rows = list(rows)[-WINDOW:]
+  if len(rows) < WINDOW:
+    return []
+  found = []
+  # Reports of older parts of a run may lack a metric.
+  values = lambda name: [row[name] for row in rows if row.get(name) is not None]
+  filled, evidence = values('memory/filled'), values('memory/evidence')
+  if len(evidence) == WINDOW and min(filled) > 0 and max(evidence) < LEAST_EVIDENCE:
+    found.append(
+      'memory is never read: no observation occurs twice; use agent.memory_size=0, or an '
+      'observation without what is never the same again'
+    )
+  for name in rows[-1]:
+    vital = name.removeprefix(VITAL)
+    seen = values(name) if name.startswith(VITAL) and vital != 'error' else []
+    if len(seen) == WINDOW and max(seen) - min(seen) < LEAST_CHANGE:
+      found.append(
+        f"vital {vital} stays at {seen[-1]:.3g}: nothing changes it; leave it out of the environment's "
+        'VitalsSpec'
+      )
+  return found
+
+
+class CognitionAdvice:
+  """Says each of `alarms` once.
 
   Args:
     say: takes a warning.
@@ -20,18 +51,18 @@ class MemoryAdvice:
 
   def __init__(self, say: Callable[[str], None]):
     self._say = say
-    self._unread = 0
+    self._rows: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=WINDOW)
+    self._said: set[str] = set()
     self.score: float | None = None
 
   def look(self, row: Mapping[str, Any]) -> None:
     """Judges one more report."""
-    never = row['memory/filled'] > 0 and row['memory/evidence'] < 1e-3
-    self._unread = self._unread + 1 if never else 0
-    if self._unread == WINDOW:
-      self._say(
-        'memory is never read: no observation occurs twice; use agent.memory_size=0, or an '
-        'observation without what is never the same again'
-      )
+    self._rows.append(row)
+    for text in alarms(self._rows):
+      kind = text.partition(' stays at ')[0]
+      if kind not in self._said:
+        self._said.add(kind)
+        self._say(text)
 
 
 class Advice:

@@ -67,8 +67,9 @@ class Dreamer(records.AgentRecord):
 
   def make_advice(
     self, config: launch_config.ExperimentConfig, warn: Callable[[str], None]
-  ) -> advice.MemoryAdvice | None:
-    return advice.MemoryAdvice(warn) if config.agent.memory_size else None
+  ) -> advice.CognitionAdvice | None:
+    has_any = config.agent.memory_size or config.agent.survival_scale
+    return advice.CognitionAdvice(warn) if has_any else None
 
   def check(self, config: launch_config.ExperimentConfig) -> None:
     starts = config.agent.starts_per_sequence

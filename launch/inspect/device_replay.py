@@ -10,6 +10,7 @@ import rich.table
 
 from hephaestus.agents import experience
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.inspect import live
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
@@ -34,6 +35,7 @@ def read(target: str) -> dict[str, Any]:
 
   Returns:
     {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored,
+     'alarms': as of `live.Inspection.report`,
      'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {QUANTILE: updates}}}}, where ages
     are before the checkpoint, by `inspector.QUANTILES`; None without a sequence.
 
@@ -68,6 +70,7 @@ def read(target: str) -> dict[str, Any]:
     'replay_ratio': restored.step * config.batch_size / collected,
     'sequences': slots,
     'strata': strata,
+    'alarms': live.alarms(folder),
   }
 
 
@@ -85,6 +88,8 @@ def show(target: str, report: dict[str, Any], console: rich.console.Console | No
     f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '
     f'replay ratio {report["replay_ratio"]:.2f}, {report["sequences"]:,} sequences in the checkpoint'
   )
+  for alarm in report['alarms']:
+    console.print(f'alarm: {alarm}')
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, str]]:
@@ -107,12 +112,13 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
 
 def numbers(report: dict[str, Any]) -> dict[str, str]:
   """Numbers outside of the strata, by name and with units."""
-  return {
+  named = {
     'state': f'the run is not running; shown is its checkpoint of update {report["learner_step"]:,}',
     'replay ratio': f'{report["replay_ratio"]:.2f} achieved',
     'environment steps': f'{report["environment_step"]:,}',
     'sequences': f'{report["sequences"]:,} in the checkpoint',
   }
+  return named | ({'alarm': '; '.join(report['alarms'])} if report['alarms'] else {})
 
 
 def _like() -> Any:

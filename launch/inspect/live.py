@@ -27,6 +27,7 @@ from hephaestus.launch.report import history
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, preflight
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
@@ -165,6 +166,7 @@ class Inspection:
           newest metrics if those are older.
         'staleness': {'newest_updates', 'oldest_updates'}, age of the actors' parameters.
         'bottleneck': in words.
+        'alarms': in words, parts of the agent that do nothing; see `advice.alarms`.
         'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
           'episode_return', 'shared'}}, as of `stored.Stored` but for the live tables. Distributions
           are by `inspector.QUANTILES`, and None where they are unknown.
@@ -187,6 +189,7 @@ class Inspection:
       'learner_starved_fraction': None,
       'actors_throttled_fraction': None,
       'staleness': {},
+      'alarms': [],
     }
     if folder is not None and config is not None:
       report |= _of_nodes(folder, config, report['shards'])
@@ -368,7 +371,13 @@ def _of_nodes(
     'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
     'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
     'staleness': staleness,
+    'alarms': alarms(folder),
   }
+
+
+def alarms(folder: pathlib.Path) -> list[str]:
+  """Parts of a run's agent that do nothing, in words, by the newest metrics of its learner."""
+  return advice.alarms(metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW))
 
 
 def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
@@ -702,6 +711,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   if any(episodes.values()):
     counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
     named['episodes'] = f'{counts} ended'
+  if report['alarms']:
+    named['alarm'] = '; '.join(report['alarms'])
   if not report['running']:
     return named
   named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (

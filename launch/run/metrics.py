@@ -191,7 +191,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """All rows of a file that may still be written to; none where there is no file.
 
   Raises:
-    ValueError: a line of the file is not a row; also raised by `last` and `since`.
+    ValueError: a line of the file is not a row; also raised by `last`, `newest` and `since`.
   """
   try:
     content = pathlib.Path(path).read_bytes()
@@ -201,11 +201,18 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-  """The newest row, found from the end of the file; None where there is none."""
+  """The newest row; None where there is none."""
+  rows = newest(path, 1)
+  return rows[0] if rows else None
+
+
+def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
+  """The newest rows, at most `count`, found from the end of the file."""
+  lines: list[bytes] = []
   for lines in _tails(path):
-    if lines:
-      return row(lines[-1], path)
-  return None
+    if len(lines) >= count:
+      break
+  return [row(line, path) for line in lines[-count:]]
 
 
 def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def test_longer_episodes_without_higher_returns_are_oscillation():
 
 def test_memory_that_is_never_read_is_warned_about_once():
   warnings = []
-  advice = advice_lib.MemoryAdvice(warnings.append)
+  advice = advice_lib.CognitionAdvice(warnings.append)
   look = lambda filled, evidence, count: [
     advice.look({'memory/filled': filled, 'memory/evidence': evidence}) for _ in range(count)
   ]
@@ -74,3 +74,20 @@ def test_memory_that_is_never_read_is_warned_about_once():
   look(0.5, 0.0, 40)
   assert len(warnings) == 1
   assert 'agent.memory_size=0' in warnings[0]
+
+
+def test_a_vital_that_stays_the_same_is_warned_about_once():
+  warnings = []
+  advice = advice_lib.CognitionAdvice(warnings.append)
+
+  def look(water, count):
+    for i in range(count):
+      rows = {'intrinsic/vital_food': 0.5 + 0.01 * (i % 2), 'intrinsic/vital_water': water}
+      advice.look(rows | {'intrinsic/vital_error': 0.0})
+
+  look(0.25, advice_lib.WINDOW - 1)
+  look(0.26, 1)
+  assert not warnings
+  look(0.75, 40)
+  (warning,) = warnings
+  assert 'vital water stays at 0.75' in warning and 'VitalsSpec' in warning

@@ -302,7 +302,9 @@ def stopped(tmp_path, made):
   checkpoint.save(server.localhost_client(), str(folder / 'replay'))
   server.stop()
   row = {'learner_step': 500, 'environment_step': 900, 'lost_steps': 652, 'starved_fraction': 0.0}
-  (folder / 'metrics' / 'learner.jsonl').write_text(json.dumps({'time': time.time(), **row}) + '\n')
+  row['intrinsic/vital_food'] = 0.5
+  line = json.dumps({'time': time.time(), **row}) + '\n'
+  (folder / 'metrics' / 'learner.jsonl').write_text(16 * line)
   return folder, made
 
 
@@ -316,10 +318,13 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   assert (report['environment_step'], report['lost_steps']) == (900, 652)
   assert report['replay_ratio'] == {'configured': made.replay.replay_ratio, 'achieved': 0.0, 'recent': None}  # fmt: skip
   assert report['bottleneck'] is None
+  (alarm,) = report['alarms']
+  assert alarm.startswith('vital food stays at 0.5: nothing changes it')
   assert inspect(folder) == 0
   shown = capsys.readouterr().out
   assert 'the run is not running; shown is its checkpoint of' in ' '.join(shown.split())
   assert '900, 652 of them lost by replay' in shown
+  assert alarm in ' '.join(shown.split())
   assert live.exposition(report) == 'hephaestus_up 0\n'
 
 

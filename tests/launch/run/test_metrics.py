@@ -63,6 +63,8 @@ def test_since_reads_rows_from_the_end(path, monkeypatch):
   assert metrics.since(path, -1.0) == rows
   assert metrics.since(path, 30.0) == []
   assert metrics.last(path) == rows[-1]
+  assert metrics.newest(path, 7) == rows[-7:]
+  assert metrics.newest(path, 30) == rows
 
 
 def test_arrays_become_plain_numbers():
