@@ -181,11 +181,11 @@ def _watch(arguments: argparse.Namespace) -> int:
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
   try:
+    from hephaestus.launch.interface import policy
     from hephaestus.launch.report import play
-    from hephaestus.launch.run import saved
 
     play.watch(
-      saved.load(arguments.run, arguments.checkpoint),
+      policy.load(arguments.run, arguments.checkpoint),
       seed=arguments.seed,
       episodes=arguments.episodes,
       frames_per_second=arguments.fps,
