@@ -64,8 +64,8 @@ def watch(
   actions = 'greedy' if greedy else 'sampled'
   title = f'{policy.config.environment["name"]}, update {policy.learner_step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-  say(f'{policy.path}: {title}')
   play = evaluator.Play(policy.environment, policy.agent, 1, greedy=greedy)
+  say(f'{policy.path}: {title}')
   if dream:
     _write(_dream(play, policy, seed), output, frames_per_second, say)
     return
