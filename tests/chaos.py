@@ -6,8 +6,9 @@ A run of tiny networks on a small `catch` is trained on this machine. Every PERI
 chosen at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
 until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; the
 updates lost by each kill of the learner; whether replay restarted with the content of its last
-checkpoint; whether an environment step in the metrics of a node is below the one
-before; left-over processes and ports; growth of the memory of each node.
+checkpoint; whether an environment step in the metrics of a node is below one before it, also below
+those of a killed learner whose rows were dropped; whether the run took its STEPS and hardly more;
+left-over processes and ports; growth of the memory of each node.
 
 While replay, or a shard of it, is restarted after a kill, learner and actor are frozen, so that what
 it holds can be compared with its checkpoint before anything is added.
@@ -45,6 +46,7 @@ CALM_SECONDS = 1800.0  # at most, until a run that is left alone ends
 CHECKPOINT_UPDATES = 100
 LOG_PERIOD = 10
 MOST_SLOPE = 1.0  # MB per minute
+MOST_OVER = 500  # environment steps that an actor may take before it hears that the run is over
 LEAST_MINUTES = 5.0  # that a node was seen for, so that its slope says anything
 SIZES = (
   *tiny.RUN, 'actor.log_period=1', f'learner.log_period={LOG_PERIOD}',
@@ -81,11 +83,13 @@ class Run:
       )  # fmt: skip
     self.seen: dict[int, psutil.Process] = {}  # every process of the run, also of the past
     self.ports: set[int] = set()
+    self.curve: list[tuple[float, int]] = []  # time and environment step of rows of the learner
     # By node and start of its process: its age in seconds, and MB.
     self.memory: dict[tuple[str, float], list[tuple[float, float]]] = {}
 
   def look(self) -> None:
-    """Notes processes, their memory and the port."""
+    """Notes processes, their memory, the port and the curve."""
+    self.follow()
     with contextlib.suppress(psutil.Error):
       launcher = psutil.Process(self.process.pid)
       for process in (launcher, *launcher.children(recursive=True)):
@@ -99,6 +103,12 @@ class Run:
         started = process.create_time()
         sample = (time.time() - started, process.memory_info().rss / 1e6)
         self.memory.setdefault((name, started), []).append(sample)
+
+  def follow(self) -> None:
+    """Notes new rows of the learner's metrics, before one that resumes drops those it lost."""
+    newest = self.curve[-1][0] if self.curve else 0.0
+    rows = metrics.since(self.folder / 'metrics' / 'learner.jsonl', newest)
+    self.curve += [(row['time'], row['environment_step']) for row in rows]
 
   def pid(self, node: str) -> int:
     """PID of a node, 0 if it does not run."""
@@ -170,6 +180,7 @@ class Chaos:
       self._kill_replay(name)
     else:
       if name == 'learner':
+        self._run.follow()
         self._pending.append((len(self.events), len(self._run.resumed()), self._run.step()))
       self._signal(self._run.pid(name), signal.SIGKILL)
       self._note(name, 'killed', 'restarted')
@@ -252,11 +263,13 @@ class Chaos:
 
 
 def setbacks(run: Run) -> list[str]:
-  """Rows of metrics whose environment step is below that of the row before."""
+  """Rows of metrics whose environment step is below that of a row before, dropped or not."""
   found = []
+  curves = {'learner, as it was seen,': [step for _, step in run.curve]}
   for node in OTHERS:
     rows = metrics.read(run.folder / 'metrics' / f'{node}.jsonl')
-    steps = [row['environment_step'] for row in rows if row['environment_step'] is not None]
+    curves[node] = [row['environment_step'] for row in rows if row['environment_step'] is not None]
+  for node, steps in curves.items():
     found += [
       f'{node} went from environment step {before} to {after}'
       for before, after in itertools.pairwise(steps) if after < before
@@ -346,6 +359,10 @@ def main() -> int:
     chaos.failures.append(f'ended with code {run.process.returncode} after {collected} steps')
   if lasted < arguments.minutes:
     chaos.failures.append(f'was over after {lasted:.1f} minutes; give more --steps')
+  run.follow()
+  taken = run.step('learner', 'environment_step')
+  if taken > arguments.steps + MOST_OVER:
+    chaos.failures.append(f'took {taken:,} steps of {arguments.steps:,}')
   chaos.failures += setbacks(run)
   grown = slopes(run)
   chaos.failures += [
@@ -362,7 +379,8 @@ def main() -> int:
   last = metrics.last(run.folder / 'metrics' / 'learner.jsonl') or {}
   print(
     f'\n{len(chaos.events)} events in {arguments.minutes:g} minutes; ended after {lasted:.1f} minutes '
-    f'with code {run.process.returncode}: {collected:,} steps, {run.step():,} updates; at most '
+    f'with code {run.process.returncode}: {taken:,} steps ({len(run.curve)} rows of the learner seen), '
+    f'{run.step():,} updates; at most '
     f'{max(chaos.lost, default=0)} updates lost by a kill of the learner; {chaos.restored} restores of '
     f'replay, which lost {last.get("lost_steps", 0):,} steps; replay ratio {last.get("replay_ratio", 0):.1f}\n{run.output.read_text().splitlines()[-1]}'
   )

@@ -156,7 +156,8 @@ def family(name: str) -> types.ModuleType:
       + (
         f'it needs Python {".".join(map(str, NEEDS_PYTHON[name]))} or newer'
         if needs_newer
-        else '`uv sync --inexact --extra envs` installs it, and so does `make train EXTRAS=envs`'
+        else f'`pip install {error.name}` installs it, in a checkout `uv sync --inexact --extra envs` or '
+        '`make train EXTRAS=envs`'
       )
     ) from error
 

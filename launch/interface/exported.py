@@ -1,6 +1,10 @@
-"""An exported policy: acting parameters as safetensors, with its specs and config as JSON."""
+"""An exported policy: acting parameters as safetensors, with its specs and config as JSON.
+
+Some come with the package, in SHIPPED, made by `shipping.py`.
+"""
 
 import json
+import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -14,6 +18,7 @@ from hephaestus.launch import config as launch_config
 
 POLICY, PARAMS = 'policy.json', 'params.safetensors'
 FORMAT = 1  # of policy.json; another number is refused
+SHIPPED = pathlib.Path(__file__).parent / 'shipped'  # a folder for each, by its name
 SPECS = {
   kind.__name__: kind
   for kind in (specs.Array, specs.BoundedArray, specs.DiscreteArray, environment_lib.BoardSpec)
@@ -39,6 +44,40 @@ class Exported(NamedTuple):
   observation_spec: Any
   action_spec: specs.BoundedArray
   arrays: dict[str, np.ndarray]
+
+
+def shipped() -> list[str]:
+  """The names of the agents that come with the package."""
+  return sorted(file.parent.relative_to(SHIPPED).as_posix() for file in SHIPPED.rglob(POLICY))
+
+
+def find(path: str | os.PathLike[str]) -> pathlib.Path:
+  """The folder of a run, of an exported policy, or of a shipped agent by its name.
+
+  A folder of the working directory goes before a shipped agent of the same name.
+
+  Raises:
+    ValueError: there is neither; names the shipped agents.
+  """
+  folder = pathlib.Path(path)
+  if folder.exists():
+    return folder
+  if folder.as_posix() not in shipped():
+    raise ValueError(
+      f'{folder}: is not the folder of a run or of an exported policy, nor an agent that comes with '
+      f'the package; those are {", ".join(shipped())}'
+    )
+  return SHIPPED / folder
+
+
+def halved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """The arrays with large ones at float16, of which `read` makes float32 again."""
+  is_large = lambda array: array.dtype == np.float32 and array.size > 1000
+  is_within = lambda array: np.abs(array).max() <= np.finfo(np.float16).max
+  return {
+    key: array.astype(np.float16) if is_large(array) and is_within(array) else array
+    for key, array in arrays.items()
+  }
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -105,7 +144,10 @@ def read(folder: pathlib.Path) -> Exported:
       action_names=tuple(content['action_names']),
       observation_spec=_spec_from_json(content['observation_spec']),
       action_spec=_spec_from_json(content['action_spec']),
-      arrays=safetensors.load_file(folder / PARAMS),
+      arrays={
+        key: array.astype(np.float32) if array.dtype == np.float16 else array
+        for key, array in safetensors.load_file(folder / PARAMS).items()
+      },
     )
   except Exception as error:  # a broken file may raise any error
     first_line = str(error).split('\n')[0]

@@ -35,28 +35,39 @@ class Policy:
   """The greedy or sampled actions of a trained agent; made by `load`.
 
   Attributes:
+    path: that it was loaded from.
     config: of its run.
     learner_step: update at which its parameters were saved.
     observation_spec: tree of `dm_env.specs`, of one observation.
     action_spec: likewise of one action.
     action_names: of its choices; empty without names.
+    agent: its pure functions, of which `act` takes `params`.
     params: acting parameters.
+    all_params: those and the rest, such as of the model's decoder, which `agent.foresee` takes; host
+      arrays. None where they were not exported.
   """
 
   def __init__(
     self,
+    path: pathlib.Path,
     exported: exported_lib.Exported,
     agent: agent_lib.Agent,
     observation_spec: Any,
     params: Any,
+    *,
+    all_params: Any = None,
+    environment: environment_lib.Environment | None = None,
   ):
+    self.path = path
     self.config = exported.config
     self.learner_step = exported.learner_step
     self.observation_spec = observation_spec
     self.action_spec = exported.action_spec
     self.action_names = exported.action_names
     self.params = jax.device_put(params)
-    self._agent = agent
+    self.all_params = all_params
+    self.agent = agent
+    self._environment = environment
     self._act = jax.jit(functools.partial(_act, agent), static_argnames='greedy')
     self._tree: Any
     flat, self._tree = jax.tree_util.tree_flatten_with_path(observation_spec)
@@ -67,6 +78,11 @@ class Policy:
       f'Policy({self.config.agent_name} for {self.config.environment["name"]}, '
       f'update {self.learner_step:,})'
     )
+
+  @functools.cached_property
+  def environment(self) -> environment_lib.Environment:
+    """The environment of its run, without auto-reset; ValueError where its package is missing."""
+    return self._environment or self.config.make_environment()
 
   def initial_state(self, batch: int | None = None) -> State:
     """The state before an episode.
@@ -80,7 +96,7 @@ class Policy:
     if batch is not None and batch < 1:
       raise ValueError(f'batch={batch}: must be at least 1, or None for no batch axis')
     return State(
-      memory=self._agent.initial_policy_state(1 if batch is None else batch),
+      memory=self.agent.initial_policy_state(1 if batch is None else batch),
       first=jnp.ones(() if batch is None else (batch,), bool),
       num_calls=jnp.zeros((), jnp.int32),
     )
@@ -189,7 +205,8 @@ def load(
   """Loads a trained agent, which needs neither replay nor the state of its optimizers.
 
   Args:
-    path: of the folder of a run, which may be running, or of one that `export` has made.
+    path: of the folder of a run, which may be running, or of one that `export` has made; or the name
+      of an agent that comes with the package, such as 'catch', where no folder is called so.
     checkpoint: of the run, by its learner step, or 'best'; None for the newest.
     environment: with the specs of the run's; needed for a run whose environment was an instance in
       another process.
@@ -197,12 +214,12 @@ def load(
   Raises:
     ValueError: it is neither, or has no such checkpoint.
   """
-  folder = pathlib.Path(path)
+  folder = exported_lib.find(path)
   if not (folder / exported_lib.POLICY).exists():
     return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
   if checkpoint is not None:
     raise ValueError(
-      f'--checkpoint {checkpoint}: {folder} is exported, so it has one checkpoint; leave it out'
+      f'--checkpoint {checkpoint}: {path} is exported, so it has one checkpoint; leave it out'
     )
   exported = exported_lib.read(folder)
   observation_spec = exported.observation_spec
@@ -212,7 +229,17 @@ def load(
   agent, shapes = _make_agent(exported.config, observation_spec, exported.action_spec)
   like = jax.eval_shape(agent.acting_params, shapes)
   params = exported_lib.rebuild(exported.arrays, like, str(folder / exported_lib.PARAMS))
-  return Policy(exported, agent, observation_spec, params)
+  return Policy(
+    pathlib.Path(path), exported, agent, observation_spec, params, environment=environment
+  )
+
+
+def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
+  """The config of a run, or of an exported or shipped policy, also of an older version's network."""
+  folder = exported_lib.find(path)
+  if (folder / exported_lib.POLICY).exists():
+    return exported_lib.read(folder).config
+  return folder_lib.load_config(folder, to_inspect=True)
 
 
 def _of_run(
@@ -224,12 +251,14 @@ def _of_run(
   environment = environment or config.make_environment()
   observation_spec, action_spec = environment.observation_spec, environment.action_spec
   agent, shapes = _make_agent(config, observation_spec, action_spec)
-  step, params = parts.saved_params(folder, config, shapes, checkpoint)
-  params = agent.acting_params(params)
+  step, all_params = parts.saved_params(folder, config, shapes, checkpoint)
   exported = exported_lib.Exported(
     config, step, tuple(environment.action_names), observation_spec, action_spec, arrays={}
   )
-  return Policy(exported, agent, observation_spec, params)
+  return Policy(
+    folder, exported, agent, observation_spec, agent.acting_params(all_params),
+    all_params=all_params, environment=environment,
+  )  # fmt: skip
 
 
 def _make_agent(

@@ -18,9 +18,8 @@ def add(commands: Any) -> None:
 
 
 def _add_evaluate(commands: Any) -> None:
-  evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score a checkpoint of a run')
-  evaluate.add_argument('run', type=pathlib.Path)
-  _add_checkpoint(evaluate)
+  evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score an agent')
+  _add_agent(evaluate)
   evaluate.add_argument('--episodes', type=int, default=256)
   evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
@@ -38,7 +37,13 @@ def _add_evaluate(commands: Any) -> None:
   evaluate.set_defaults(call=_evaluate)
 
 
-def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+def _add_agent(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    'run',
+    type=pathlib.Path,
+    help='folder of a run or of an exported policy, or the name of an agent that comes with the package: '
+    'catch, grid_world or gymnax/CartPole-v1',
+  )
   parser.add_argument(
     '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
   )
@@ -53,11 +58,8 @@ def _add_greedy(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_watch(commands: Any) -> None:
-  watch = commands.add_parser(
-    'watch', allow_abbrev=False, help='show episodes of a checkpoint of a run'
-  )
-  watch.add_argument('run', type=pathlib.Path)
-  _add_checkpoint(watch)
+  watch = commands.add_parser('watch', allow_abbrev=False, help='show episodes of an agent')
+  _add_agent(watch)
   watch.add_argument('--seed', type=int, default=0)
   watch.add_argument('--fps', type=float, default=8.0, help='frames per second')
   watch.add_argument('--episodes', type=int, default=1)
@@ -181,11 +183,11 @@ def _watch(arguments: argparse.Namespace) -> int:
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
   try:
+    from hephaestus.launch.interface import policy
     from hephaestus.launch.report import play
-    from hephaestus.launch.run import saved
 
     play.watch(
-      saved.load(arguments.run, arguments.checkpoint),
+      policy.load(arguments.run, arguments.checkpoint),
       seed=arguments.seed,
       episodes=arguments.episodes,
       frames_per_second=arguments.fps,

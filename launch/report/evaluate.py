@@ -1,16 +1,16 @@
-"""Scores of a checkpoint of a run, for `hephaestus evaluate`."""
+"""Scores of an agent, for `hephaestus evaluate`."""
 
 import pathlib
 from typing import Any
 
 import jax
 
-from hephaestus.actors import evaluator, videos
-from hephaestus.launch.run import saved as saved_lib
+from hephaestus.actors import evaluator, rollout, videos
+from hephaestus.launch.interface import policy as policy_lib
 
 
 def evaluate(
-  folder: pathlib.Path,
+  path: pathlib.Path,
   episodes: int,
   video: pathlib.Path | None,
   seed: int,
@@ -19,30 +19,37 @@ def evaluate(
   greedy: bool | None = None,
   checkpoint: str | None = None,
 ) -> dict[str, Any]:
-  """Evaluates a checkpoint of a run, also while the run is training.
+  """Evaluates an agent, also while its run is training.
 
   Args:
-    folder: of the run.
+    path: of the run or of an exported policy, or the name of a shipped agent.
     episodes: least number of episodes.
     video: path of a video of one episode, or None.
     seed: of the environments.
     at_random: evaluates the uniform random policy over legal actions instead.
-    greedy: greedy or sampled actions; None: as the run is evaluated.
+    greedy: greedy or sampled actions; None: as its run is evaluated.
     checkpoint: a learner step, or 'best'; None for the newest.
 
   Raises:
     ValueError: not a run, or no such checkpoint.
   """
-  saved = saved_lib.untrained(folder) if at_random else saved_lib.load(folder, checkpoint)
-  config = saved.config
+  params: Any
+  if at_random:
+    config, step = policy_lib.load_config(path), 0
+    environment = config.make_environment()
+    agent, params = rollout.random_agent(environment.action_spec), ()
+  else:
+    policy = policy_lib.load(path, checkpoint)
+    config, step, environment = policy.config, policy.learner_step, policy.environment
+    agent, params = policy.agent, policy.params
   greedy = config.evaluator.greedy if greedy is None else greedy
-  play = evaluator.Play(saved.environment, saved.agent, min(episodes, 64), greedy=greedy)
+  play = evaluator.Play(environment, agent, min(episodes, 64), greedy=greedy)
   play_key, video_key = jax.random.split(jax.random.key(seed))
-  result = play.evaluate(saved.params, play_key, episodes)
+  result = play.evaluate(params, play_key, episodes)
   assert result is not None  # nothing stops it
   if video is not None:
-    recording = play.record(saved.params, video_key)
+    recording = play.record(params, video_key)
     if recording.frames is None:
       raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
     videos.write(recording.frames, video)
-  return {'learner_step': saved.step, **result._asdict()}
+  return {'learner_step': step, **result._asdict()}

@@ -1,4 +1,4 @@
-"""Watches a run's newest agent play: live in a terminal, as lines of text, or as a video."""
+"""Watches an agent play: live in a terminal, as lines of text, or as a video."""
 
 import functools
 import pathlib
@@ -18,7 +18,7 @@ import rich.style
 import rich.table
 
 from hephaestus.actors import evaluator, videos
-from hephaestus.launch.run import saved as saved_lib
+from hephaestus.launch.interface import policy as policy_lib
 
 NUMBERS = 30  # columns of a terminal that are reserved for the numbers beside the picture
 LIKELIEST, BAR = (
@@ -28,7 +28,7 @@ LIKELIEST, BAR = (
 
 
 def watch(
-  saved: saved_lib.Saved,
+  policy: policy_lib.Policy,
   *,
   seed: int = 0,
   episodes: int = 1,
@@ -38,14 +38,14 @@ def watch(
   dream: bool = False,
   console: rich.console.Console | None = None,
 ) -> None:
-  """Plays episodes of a checkpoint of a run, which may be training, until Ctrl-C ends it or a video.
+  """Plays episodes of an agent, until Ctrl-C ends it or a video.
 
   Args:
-    saved: the checkpoint.
+    policy: of the agent.
     seed: of the environments and of the policy.
     episodes: number of episodes.
     frames_per_second: of a video or of a terminal; lines of text are printed at once.
-    greedy: whether actions are greedy, else sampled; None: as the run's evaluator plays.
+    greedy: whether actions are greedy, else sampled; None: as its run's evaluator plays.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
     dream: whether the video shows the beginning of one episode beside the model's dream of it.
     console: to show them on; one that is no terminal gets a line for each step.
@@ -53,26 +53,30 @@ def watch(
   Raises:
     ValueError: no frames for a video, or no model for a dream.
   """
-  if dream and saved.agent.foresee is None:
-    raise ValueError(f'--dream: {saved.config.agent_name} has no model that dreams; leave it out')
+  if dream and policy.agent.foresee is None:
+    raise ValueError(f'--dream: {policy.config.agent_name} has no model that dreams; leave it out')
+  if dream and policy.all_params is None:
+    raise ValueError(
+      f'--dream: {policy.path} is exported, without the decoder of its model; give the folder of a run'
+    )
   console = console or rich.console.Console(color_system='truecolor')
-  greedy = saved.config.evaluator.greedy if greedy is None else greedy
+  greedy = policy.config.evaluator.greedy if greedy is None else greedy
   actions = 'greedy' if greedy else 'sampled'
-  title = f'{saved.config.environment["name"]}, update {saved.step:,}, {actions} actions'
+  title = f'{policy.config.environment["name"]}, update {policy.learner_step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-  say(f'{saved.folder}: {title}')
-  play = evaluator.Play(saved.environment, saved.agent, 1, greedy=greedy)
+  play = evaluator.Play(policy.environment, policy.agent, 1, greedy=greedy)
+  say(f'{policy.path}: {title}')
   if dream:
-    _write(_dream(play, saved, seed), output, frames_per_second, say)
+    _write(_dream(play, policy, seed), output, frames_per_second, say)
     return
   frames: list[np.ndarray] = []
   endings: list[str] = []
-  steps = _steps(play, saved.params, jax.random.key(seed), episodes, endings)
+  steps = _steps(play, policy.params, jax.random.key(seed), episodes, endings)
   try:
     if output is None and console.is_terminal:
       _show(console, steps, title, episodes, frames_per_second, endings)
     for played in steps:
-      say(_line(played)) if output is None else frames.append(_frame(saved, played, output))
+      say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
   except KeyboardInterrupt:
     endings.append('stopped')
   say('\n'.join(endings))
@@ -80,9 +84,9 @@ def watch(
     _write(frames, output, frames_per_second, say)
 
 
-def _dream(play: evaluator.Play, saved: saved_lib.Saved, seed: int) -> list[np.ndarray]:
+def _dream(play: evaluator.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:
   """Frames of the beginning of an episode beside the model's dream of it."""
-  dreamt = play.dream(saved.train.params, jax.random.key(seed))
+  dreamt = play.dream(policy.all_params, jax.random.key(seed))
   assert dreamt is not None  # `watch` has refused an agent without a model
   return dreamt
 
@@ -101,13 +105,13 @@ def _steps(
 
 
 def _frame(
-  saved: saved_lib.Saved, played: evaluator.PlayedStep, output: pathlib.Path
+  policy: policy_lib.Policy, played: evaluator.PlayedStep, output: pathlib.Path
 ) -> np.ndarray:
   """The rendered step, beside the policy's probabilities where the agent explains them."""
   if played.frame is None:
-    name = saved.config.environment['name']
+    name = policy.config.environment['name']
     raise ValueError(f'--output {output}: {name} has no renderer; leave it out to see the numbers')
-  if saved.agent.explain is None:
+  if policy.agent.explain is None:
     return played.frame
   return videos.with_policy(played.frame, played.policy or {})
 

@@ -98,14 +98,19 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     folder = arguments.run or folder_lib.new(config)
     remarks = preflight.check_environment(config)
-    origin = arguments.origin and origin_lib.load(arguments.origin, config)
+    origin = (
+      origin_lib.load(arguments.origin, config)
+      if arguments.origin
+      else origin_lib.unfinished(folder, config)
+    )
     prepared = fused.prepare(config) if config.fused else None
     memory = '' if config.fused else preflight.check_memory(config)
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
-    folder_lib.open_run(folder, config)
+    folder_lib.open_run(folder, config, origin and origin.exact)
     if origin:
-      print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
+      with folder_lib.only_one(folder):
+        print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
     if not config.fused:
       preflight.check_checkpoint(config, folder)
     print(f'run folder: {folder}', *preflight.warnings(config), *remarks, sep='\n', flush=True)

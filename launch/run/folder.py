@@ -11,6 +11,7 @@ from hephaestus.launch import config as launch_config
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
 STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
+ORIGIN = 'origin'  # RUN@STEP whose parameters the run begins with
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 
 
@@ -21,9 +22,15 @@ def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
 
 
 def open_run(
-  folder: pathlib.Path, config: launch_config.ExperimentConfig
+  folder: pathlib.Path, config: launch_config.ExperimentConfig, origin: str | None = None
 ) -> launch_config.ExperimentConfig:
   """Makes or checks the folder of a run, and writes the config into it.
+
+  Args:
+    folder: of the run.
+    config: of the run.
+    origin: RUN@STEP whose parameters a new run begins with, which is written before the config, so
+      that a run stopped before its first checkpoint knows it; None for none.
 
   Raises:
     ValueError: it is not writable, belongs to something else, or does not fit the config.
@@ -39,12 +46,26 @@ def open_run(
         )  # fmt: skip
     elif folder.exists() and any(folder.iterdir()):
       raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
+    if origin is None and unfinished_origin(folder) is not None:
+      raise ValueError(
+        f'--run {folder}: was stopped before its first checkpoint; `hephaestus train --run {folder}` '
+        'makes it'
+      )
     for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
       (folder / name).mkdir(parents=True, exist_ok=True)
+    if origin is not None:
+      (folder / ORIGIN).write_text(f'{origin}\n')
     launch_config.save(config, known)
   except OSError as error:
     raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
   return config
+
+
+def unfinished_origin(folder: pathlib.Path) -> str | None:
+  """RUN@STEP of a run --from another that was stopped before its first checkpoint; else None."""
+  file = folder / ORIGIN
+  is_saved = any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
+  return None if is_saved or not file.exists() else file.read_text().strip()
 
 
 @contextlib.contextmanager

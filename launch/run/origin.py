@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused as fused_run
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.run import saved as saved_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
@@ -22,11 +22,13 @@ class Origin(NamedTuple):
 
   Attributes:
     text: RUN[@best|@STEP], as given.
+    exact: RUN@STEP, the same, from any working directory.
     step: the learner step of its checkpoint.
     fields: of its train state, those of COPIED that it has.
   """
 
   text: str
+  exact: str
   step: int
   fields: dict[str, Any]
 
@@ -51,10 +53,10 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   """
   folder, which = parse(text)
   try:
-    saved = saved_lib.load(folder, which)
+    step, train = _find_train(folder, which)
   except ValueError as error:
     raise ValueError(f'--from {text}: {str(error).removeprefix("--checkpoint ")}') from None
-  fields = {name: getattr(saved.train, name) for name in COPIED if hasattr(saved.train, name)}
+  fields = {name: getattr(train, name) for name in COPIED if hasattr(train, name)}
   like = _train_shapes(config)
   for name, value in fields.items():
     try:
@@ -65,7 +67,27 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
         f'{config.environment["name"]!r}; give an environment with the same observations and actions, '
         'and leave the sizes of the agent as they are'
       ) from None
-  return Origin(text, saved.step, fields)
+  return Origin(text, f'{folder.resolve()}@{step}', step, fields)
+
+
+def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
+  """The origin of a run that was stopped before it had its first checkpoint; None for any other.
+
+  Args:
+    folder: of the run.
+    config: of the run.
+
+  Raises:
+    ValueError: see `load`.
+  """
+  text = folder_lib.unfinished_origin(folder)
+  try:
+    return None if text is None else load(text, config)
+  except ValueError as error:
+    raise ValueError(
+      f'--run {folder}: was stopped before its first checkpoint, and cannot begin again ({error}); '
+      'begin another run'
+    ) from None
 
 
 def begin(
@@ -99,6 +121,15 @@ def begin(
     saver.save(0, state)
     saver.wait()
   return f'begins with the parameters of {origin.text}, update {origin.step:,}'
+
+
+def _find_train(folder: pathlib.Path, which: str | None) -> tuple[int, Any]:
+  """Learner step and train state of a checkpoint of a run; ValueError where there is none."""
+  config = folder_lib.load_config(folder)
+  if config.fused:
+    return parts_lib.find_train(folder, fused_run.saved(config)[2], which)
+  like = parts_lib.saved_shapes(config, parts_lib.make_parts(config))
+  return parts_lib.find_train(folder, like, which)
 
 
 def _train_shapes(config: launch_config.ExperimentConfig) -> Any:

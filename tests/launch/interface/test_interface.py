@@ -301,7 +301,7 @@ def test_spec_with_a_view_is_left_to_the_environment():
 
 def test_ppo_acts_in_an_environment_that_was_an_instance(ppo, tmp_path):
   policy = ppo.policy()
-  assert isinstance(policy._agent, type(masked_ppo.make_ppo(
+  assert isinstance(policy.agent, type(masked_ppo.make_ppo(
     policy.config.agent, policy.observation_spec, policy.action_spec).agent))  # fmt: skip
   assert policy.config.environment['name'].startswith('instance:Catch-')
   hephaestus.export(ppo, tmp_path / 'policy')

@@ -11,10 +11,10 @@ import rich.console
 from hephaestus.actors import evaluator
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.interface import policy
 from hephaestus.launch.report import play
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
-from hephaestus.launch.run import saved as saved_lib
 from hephaestus.learner import checkpoint
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
@@ -78,7 +78,7 @@ def test_terminal_shows_picture_and_numbers(folder):
   console = rich.console.Console(
     file=screen, force_terminal=True, color_system='truecolor', width=60, height=12
   )
-  play.watch(saved_lib.load(folder), frames_per_second=1e6, greedy=True, console=console)
+  play.watch(policy.load(folder), frames_per_second=1e6, greedy=True, console=console)
   shown = screen.getvalue()
   assert '▀' in shown and '38;2;' in shown and '48;2;' in shown
   assert 'episode 1 of 1' in shown and 'reward' in shown and 'greedy actions' in shown
@@ -127,7 +127,7 @@ def test_environment_without_renderer_shows_numbers(tmp_path, monkeypatch, capsy
   folder = save(tmp_path / 'run', 'unseen_environment:Unseen')
   screen = io.StringIO()
   console = rich.console.Console(file=screen, force_terminal=True, width=60, height=12)
-  play.watch(saved_lib.load(folder), frames_per_second=1e6, console=console)
+  play.watch(policy.load(folder), frames_per_second=1e6, console=console)
   assert 'reward' in screen.getvalue() and '▀' not in screen.getvalue()
   assert run(folder, '--output', tmp_path / 'video.gif') == 2
   assert 'has no renderer; leave it out to see the numbers' in capsys.readouterr().err

@@ -14,14 +14,14 @@ import pytest
 import runs
 import tiny
 
+import hephaestus
 from hephaestus.actors import videos
 from hephaestus.actors.environments import catch
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.report import dashboard
 from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import fused, origin
-from hephaestus.launch.run import saved as saved_lib
+from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import tables
 
@@ -144,9 +144,10 @@ def test_run_begins_with_the_agent_of_another(train, tmp_path, capsys):
   assert f'begins with the parameters of {folder}@best, update 5' in out
   assert out.splitlines()[-1].startswith('done: environment_step=384 learner_step=3 ')
   assert config.load(other / 'config.yaml').agent.hidden_size == 16
-  old, new = saved_lib.load(folder), saved_lib.load(other, '0')
+  like = fused.saved(config.load(folder / 'config.yaml'))[2]
+  (_, old), (_, new) = parts.find_train(folder, like, None), parts.find_train(other, like, '0')
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
-  assert int(new.train.step) == 0 and int(old.train.step) == 5
+  assert int(new.step) == 0 and int(old.step) == 5
 
   # A run with actors begins with those of a fused one.
   queue = ['replay.strata[0].max_size=8', 'learner.fused=false']
@@ -154,7 +155,7 @@ def test_run_begins_with_the_agent_of_another(train, tmp_path, capsys):
   third = tmp_path / 'third'
   folder_lib.open_run(third, made)
   origin.begin(origin.load(str(folder), made), made, third, None)
-  jax.tree.map(np.testing.assert_array_equal, old.params, saved_lib.load(third).params)
+  jax.tree.map(np.testing.assert_array_equal, old.params, hephaestus.load(third).all_params)
 
   def refusal(*arguments):
     assert run('train', *arguments) == 2
@@ -167,6 +168,39 @@ def test_run_begins_with_the_agent_of_another(train, tmp_path, capsys):
   assert '--run' in refusal('--run', folder, '--from', other) and not fourth[1].exists()
   assert '--preset gpu: a run --from another has' in refusal(*fourth, folder, '--preset', 'gpu')
   assert 'is not the folder of a run' in refusal(*fourth, tmp_path / 'nothing')
+
+
+def test_run_stopped_before_its_first_checkpoint_takes_its_origin_when_resumed(
+  train, tmp_path, monkeypatch, capsys
+):
+  folder, other = tmp_path / 'run', tmp_path / 'other'
+  assert train('--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY) == 0
+
+  def crash(*unused):
+    raise MemoryError('before the first checkpoint')
+
+  begin = ['train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7]
+  with monkeypatch.context() as patch:
+    patch.setattr(origin, 'begin', crash)
+    assert run(*begin) == 2
+  with pytest.raises(ValueError, match='stopped before its first checkpoint; `hephaestus train'):
+    folder_lib.open_run(other, config.load(other / 'config.yaml'))
+  hidden = folder.rename(tmp_path / 'hidden')
+  capsys.readouterr()
+  assert run('train', '--run', other) == 2
+  refusal = capsys.readouterr().err
+  assert (
+    f'--run {other}: was stopped before its first checkpoint, and cannot begin again' in refusal
+  )
+  assert f'--from {folder}@5: ' in refusal and refusal.count('\n') == 1
+
+  hidden.rename(folder)
+  assert run('train', '--run', other) == 0
+  assert f'begins with the parameters of {folder}@5, update 5' in capsys.readouterr().out
+  old, new = hephaestus.load(folder), hephaestus.load(other, 0)
+  jax.tree.map(np.testing.assert_array_equal, old.all_params, new.all_params)
+  assert run('train', '--run', other, '--steps', 500) == 0
+  assert 'begins' not in capsys.readouterr().out  # but resumes
 
 
 def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, capsys, monkeypatch):

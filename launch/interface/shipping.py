@@ -1,0 +1,96 @@
+"""Makes the agents that come with the package; for its maintainers.
+
+  python -m hephaestus.launch.interface.shipping [--runs DIR] [NAME ...]
+
+Trains each of AGENTS in a folder below DIR (or resumes it, if it has begun), and writes its best
+checkpoint into `shipped/`, with large arrays at float16. Run it when the network of the dreamer has
+changed, so that `tests/launch/interface/test_shipped.py` fails. Needs the extra `envs`.
+"""
+
+import argparse
+import pathlib
+import shutil
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+from hephaestus.launch.interface import exported as exported_lib
+from hephaestus.launch.interface import policy, training
+
+
+class Recipe(NamedTuple):
+  """How an agent is trained.
+
+  Attributes:
+    steps: of the environment.
+    overrides: of the config, beside OVERRIDES.
+  """
+
+  steps: int
+  overrides: dict[str, Any]
+
+
+# By the name of the environment, which is that of the agent.
+AGENTS = {
+  'catch': Recipe(8_000, {}),
+  'gymnax/CartPole-v1': Recipe(15_000, {}),
+  'grid_world': Recipe(12_000, {'environment.size': 8, 'environment.num_resources': 8}),
+}
+# Evaluations and checkpoints are of steps, so that the best one does not depend on a clock.
+OVERRIDES = {
+  'evaluator.period_steps': 992,
+  'evaluator.video_period': 100_000,
+  'learner.checkpoint_period': 100_000,
+  'learner.checkpoint_updates': 64,
+  'tensorboard': False,
+}
+
+
+def train(name: str, runs: pathlib.Path) -> training.Run:
+  """Trains an agent.
+
+  Args:
+    name: of AGENTS.
+    runs: folder for its run.
+  """
+  recipe = AGENTS[name]
+  return training.train(
+    name, steps=recipe.steps, seed=0, run=runs / name.replace('/', '-'), agent='dreamer', preset='laptop',
+    set=OVERRIDES | recipe.overrides, fused=True,
+  )  # fmt: skip
+
+
+def ship(run: training.Run, name: str) -> pathlib.Path:
+  """Writes the best checkpoint of a run into the package; returns its folder.
+
+  Args:
+    run: of the agent.
+    name: of the agent.
+  """
+  out = exported_lib.SHIPPED / name
+  with tempfile.TemporaryDirectory() as folder:
+    policy.export(run, folder, 'best')
+    exported = exported_lib.read(pathlib.Path(folder))
+  shutil.rmtree(out, ignore_errors=True)
+  exported_lib.write(exported._replace(arrays=exported_lib.halved(exported.arrays)), out)
+  return out
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('names', nargs='*', metavar='NAME', help=f'default: {", ".join(AGENTS)}')
+  parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs/shipped'))
+  arguments = parser.parse_args()
+  for name in arguments.names or AGENTS:
+    if name not in AGENTS:
+      parser.error(f'{name}: is not one of {", ".join(AGENTS)}')
+    out = ship(train(name, arguments.runs), name)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    print(f'{out}: {policy.load(out)}, {size / 1e3:.0f} kB')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,121 @@
+"""Agents that come with the package: loaded by name, what they reach, and where names are looked up."""
+
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import hephaestus
+from hephaestus.launch import main
+from hephaestus.launch.interface import exported, shipping
+from hephaestus.launch.report import evaluate
+from hephaestus.launch.run import fused
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+# Below what the policies reach: 1.0, 500 and 7.0; a random policy has -0.6, 23 and 1.0.
+LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0}
+EPISODES = 32
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+  """A working directory without a folder of any name."""
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def run(*arguments):
+  return main.run(main.parse(['hephaestus', *map(str, arguments)]))
+
+
+def test_each_recipe_is_shipped():
+  assert exported.shipped() == sorted(shipping.AGENTS) == sorted(LEAST_RETURN)
+
+
+@pytest.mark.parametrize('name', LEAST_RETURN)
+def test_shipped_agent_plays_well(empty, name):
+  if name.startswith('gymnax'):
+    pytest.importorskip('gymnax')
+  result = evaluate.evaluate(name, EPISODES, None, seed=0)
+  assert result['episode_return'] >= LEAST_RETURN[name]
+
+
+def test_shipped_agents_are_small():
+  sizes = [file.stat().st_size for file in exported.SHIPPED.rglob('*') if file.is_file()]
+  assert sum(sizes) < 5e6
+
+
+def test_shipped_agent_acts(empty):
+  policy = hephaestus.load('catch')
+  assert re.fullmatch(r'Policy\(dreamer for catch, update \d+\)', repr(policy))
+  assert {leaf.dtype for leaf in jax.tree.leaves(policy.params)} == {np.dtype('float32')}
+  board = np.zeros(policy.observation_spec.shape)
+  action, _ = policy.act(board, policy.initial_state(), greedy=True)
+  assert policy.action_names[action] in ('left', 'stay', 'right')
+
+
+def test_shipped_agent_is_watched_but_not_dreamt(empty, capsys):
+  assert run('watch', 'catch') == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].startswith('catch: catch, update ') and lines[1].startswith('step 0  action -')
+  assert run('watch', 'catch', '--dream', '--output', 'dream.gif') == 2
+  refused = '--dream: catch is exported, without the decoder of its model; give the folder of a run'
+  assert refused in capsys.readouterr().err and not (empty / 'dream.gif').exists()
+
+
+def test_unknown_name_is_refused_with_the_shipped_ones(empty, capsys):
+  for command in (['watch', 'cach'], ['evaluate', 'cach'], ['evaluate', 'cach', '--random']):
+    assert run(*command) == 2
+    printed = capsys.readouterr().err
+    assert 'cach: is not the folder of a run or of an exported policy' in printed
+    assert printed.endswith('those are catch, grid_world, gymnax/CartPole-v1\n')
+
+
+def test_folder_goes_before_a_shipped_agent_of_its_name(empty):
+  (empty / 'catch').mkdir()
+  with pytest.raises(
+    ValueError, match=r'^catch: is not the folder of a run, it has no config.yaml'
+  ):
+    hephaestus.load('catch')
+
+
+def test_agent_whose_environment_is_not_installed_is_refused(empty, monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, 'gymnax', None)
+  monkeypatch.delitem(sys.modules, 'hephaestus.actors.environments.gymnax', raising=False)
+  assert run('watch', 'gymnax/CartPole-v1') == 2
+  printed = capsys.readouterr()
+  assert "environment.name='gymnax/CartPole-v1': " in printed.err and not printed.out
+  assert "the package 'gymnax', which is not installed; `pip install gymnax`" in printed.err
+
+
+def test_maintainers_command_trains_and_writes_an_agent(empty, monkeypatch, capsys):
+  monkeypatch.setattr(fused, '_prepare_process', lambda config: None)
+  monkeypatch.setattr(exported, 'SHIPPED', empty / 'shipped')
+  small = dict(assignment.split('=') for assignment in tiny.RUN)
+  small |= {
+    'actor.num_envs': 8,
+    'learner.checkpoint_updates': 20,
+  }  # which divide over eight devices
+  monkeypatch.setattr(shipping, 'AGENTS', {'catch': shipping.Recipe(400, small)})
+  monkeypatch.setattr(sys, 'argv', ['shipping', '--runs', 'runs', 'catch'])
+  assert shipping.main() == 0
+  printed = capsys.readouterr().out.splitlines()[-1]
+  assert printed.startswith(f'{empty}/shipped/catch: Policy(dreamer for catch, update ')
+  best = hephaestus.load('runs/catch', 'best').learner_step
+  assert hephaestus.load('catch').learner_step == best > 0
+
+
+def test_large_arrays_are_stored_at_half_precision_where_it_can_hold_them():
+  generator = np.random.default_rng(0)
+  arrays = {
+    'large': generator.normal(size=(64, 64)).astype(np.float32),
+    'huge': np.full((64, 64), 1e6, np.float32),
+    'small': np.ones(3, np.float32),
+    'counts': np.zeros(4096, np.int32),
+  }
+  dtypes = {key: array.dtype.name for key, array in exported.halved(arrays).items()}
+  assert dtypes == {'large': 'float16', 'huge': 'float32', 'small': 'float32', 'counts': 'int32'}
