@@ -71,7 +71,6 @@ class Fidelity(NamedTuple):
 def measure(
   dreamer: dreamer_agent.Dreamer,
   params: Tree,
-  slow_critic: Tree,
   key: chex.PRNGKey,
   sequence: experience.Sequence,
   num_steps: int,
@@ -81,7 +80,6 @@ def measure(
   Args:
     dreamer: the agent.
     params: of all parts.
-    slow_critic: of the train state.
     key: of latents, dreams and actions.
     sequence: [T, B, ...] of the agent's own policy, T > `num_steps`.
     num_steps: K, at most `config.horizon_max`.
@@ -107,7 +105,12 @@ def measure(
   reward, discount = after(sequence.reward), after(sequence.discount)
 
   dreamt = dream.rollout(
-    model, dreamer.actor_critic, params, slow_critic, start, jnp.asarray(num_steps, jnp.int32)
+    model,
+    dreamer.actor_critic,
+    params,
+    params['actor_critic']['critic'],  # in place of its slow copy, whose values are not read
+    start,
+    jnp.asarray(num_steps, jnp.int32),
   )
   shape = (num_steps, total, batch)
   lasts = jnp.cumprod(dreamt.discount.at[0].set(1.0)[:num_steps], axis=0)

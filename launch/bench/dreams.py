@@ -11,8 +11,8 @@ from hephaestus.actors import rollout
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import fidelity
 from hephaestus.launch.agents import dreamer as dreamer_record
+from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import saved as saved_lib
 
 MOST_STEPS = 16  # of a dream
 NUM_ENVS = 64
@@ -76,20 +76,19 @@ def dreams(
   Raises:
     ValueError: not a run of the dreamer, or no such checkpoint.
   """
-  config, _ = dreamer_record.settings(folder_lib.load_config(folder))
-  saved = saved_lib.load(folder, checkpoint)
-  environment = saved.environment
-  spec = environment.observation_spec, environment.action_spec
-  dreamer = saved.config.record.make(config, *spec)
+  run = folder_lib.load_config(folder)
+  config, _ = dreamer_record.settings(run)
+  policy = policy_lib.load(folder, checkpoint)
+  environment = policy.environment
+  dreamer = run.record.make(config, environment.observation_spec, environment.action_spec)
   length = min(MOST_STEPS, config.horizon_max)
   unroll = rollout.make_unroll(
-    environment, saved.agent, num_envs=NUM_ENVS, sequence_length=2 * length + 1
+    environment, policy.agent, num_envs=NUM_ENVS, sequence_length=2 * length + 1
   )
 
   @jax.jit
-  def measure(train: Any, key: jax.Array, sequence: experience.Sequence) -> fidelity.Fidelity:
-    sequence = experience.time_major(sequence)
-    return fidelity.measure(dreamer, train.params, train.slow_critic, key, sequence, length)
+  def measure(params: Any, key: jax.Array, sequence: experience.Sequence) -> fidelity.Fidelity:
+    return fidelity.measure(dreamer, params, key, experience.time_major(sequence), length)
 
   init_key, key = jax.random.split(jax.random.key(seed))
   state = unroll.init(init_key)
@@ -97,10 +96,10 @@ def dreams(
   total: Any = None
   for index in range(-(-num_steps // (NUM_ENVS * 2 * length))):
     act_key, dream_key = jax.random.split(jax.random.fold_in(key, index))
-    state, sequence, _ = unroll.unroll(saved.params, act_key, state, zero, zero)
-    found = jax.device_get(measure(saved.train, dream_key, sequence))
+    state, sequence, _ = unroll.unroll(policy.params, act_key, state, zero, zero)
+    found = jax.device_get(measure(policy.all_params, dream_key, sequence))
     total = found if total is None else jax.tree.map(np.add, total, found)
-  return _result(saved.step, total, length)
+  return _result(policy.learner_step, total, length)
 
 
 def _result(learner_step: int, total: fidelity.Fidelity, length: int) -> Result:

@@ -24,11 +24,10 @@ def params(dreamer, make_params):
 @pytest.fixture(scope='module')
 def measure(dreamer, params):
   """(sequence, params) -> Fidelity, jitted once."""
-  slow_critic = params['actor_critic']['critic']
 
   @jax.jit
   def compiled(params, sequence):
-    return fidelity.measure(dreamer, params, slow_critic, jax.random.key(0), sequence, LENGTH)
+    return fidelity.measure(dreamer, params, jax.random.key(0), sequence, LENGTH)
 
   return lambda sequence, changed=params: jax.device_get(compiled(changed, sequence))
 
