@@ -1,6 +1,7 @@
 """Configs: overrides by path, checks that name the key, and config.yaml of older versions."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -295,7 +296,7 @@ def test_override_by_old_key_names_the_new_key():
 
 def test_basic_keys_exist():
   keys = config.flatten(dataclasses.asdict(presets.laptop('catch')))
-  assert dreamer.BASIC.keys() <= keys.keys()
+  assert set(dreamer.BASIC) <= keys.keys()
 
 
 def test_removed_keys_of_an_older_version_load_with_their_value_alone(tmp_path):
@@ -328,3 +329,21 @@ def test_levels_of_ppo_are_no_older_network(tmp_path):
 def test_override_by_removed_key_says_so():
   with pytest.raises(ValueError, match=r'agent\.levels=9: was removed with the network'):
     config.override(presets.laptop('catch'), ['agent.levels=9'])
+
+
+@pytest.mark.parametrize(
+  'order', itertools.permutations(['horizon_max=15', 'horizon_min=15', 'steps_per_chunk=5'])
+)
+def test_related_overrides_are_checked_together_in_every_order(laptop, order):
+  agent = config.override(laptop, [f'agent.{each}' for each in order]).agent
+  assert (agent.horizon_max, agent.horizon_min, agent.steps_per_chunk) == (15, 15, 5)
+
+
+def test_lists_and_their_elements_are_checked_with_the_other_overrides(laptop):
+  changed = config.override(
+    laptop,
+    ['replay.warm_up=600', 'replay.strata=[{name: all, max_size: 900, share: 1.0}]',
+     'agent.window=4', 'replay.strata[0].max_size=700'],
+  )  # fmt: skip
+  assert changed.replay.strata == (tables.Stratum(name='all', max_size=700, share=1.0),)
+  assert (changed.replay.warm_up, changed.agent.window) == (600, 4)
