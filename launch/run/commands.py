@@ -12,33 +12,33 @@ from hephaestus.launch import flags
 
 def add(commands: Any) -> None:
   """Declares `train` and `config`."""
-  train = commands.add_parser(
+  parser = commands.add_parser(
     'train',
     allow_abbrev=False,
     add_help=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
     help='train an agent, or resume the run of a folder',
   )
-  train.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
-  flags.add_train_flags(train)
-  train.add_argument(
+  parser.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
+  flags.add_train_flags(parser)
+  parser.add_argument(
     '--from',
     dest='origin',
     metavar='RUN[@best|@STEP]',
     help='begin a new run with the parameters of another, and with its config',
   )
-  train.add_argument(
+  parser.add_argument(
     '--expose',
     action='store_true',
     help="let other machines reach replay's port, which asks for no password",
   )
-  train.add_argument(
+  parser.add_argument(
     '--reset-moments',
     action='store_true',
     help='reset the optimizer where a ppo run resumes with another number of environments',
   )
-  flags.add_profile_flag(train)
-  train.set_defaults(call=_train)
+  flags.add_profile_flag(parser)
+  parser.set_defaults(call=train)
   config = commands.add_parser(
     'config',
     allow_abbrev=False,
@@ -71,7 +71,8 @@ class _Help(argparse.Action):
     parser.exit()
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def train(arguments: argparse.Namespace) -> int:
+  """Trains the run of the arguments; returns the exit code."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
