@@ -42,6 +42,40 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+  """Reports to Weights & Biases, with a run there for each node that has metrics.
+
+  Raises:
+    ValueError: an empty name, named with its field.
+
+  Attributes:
+    enabled: whether to report (--set wandb=true); needs the extra `wandb`.
+    project: that the reports belong to.
+    entity: user or team; null for the default of the account.
+    name: of the run, before that of the node; null for that of the node alone.
+    group: of all nodes; null for the name of the run's folder.
+    tags: labels to filter by.
+    artifacts: also upload each checkpoint and video.
+  """
+
+  enabled: bool = False
+  project: str = 'hephaestus'
+  entity: str | None = None
+  name: str | None = None
+  group: str | None = None
+  tags: tuple[str, ...] = ()
+  artifacts: bool = False
+
+  def __post_init__(self):
+    object.__setattr__(self, 'tags', tuple(self.tags))
+    for field in ('project', 'entity', 'name', 'group'):
+      if getattr(self, field) == '':
+        raise ValueError(f'wandb.{field}=: must not be empty')
+    if '' in self.tags:
+      raise ValueError(f'wandb.tags={list(self.tags)}: no tag may be empty')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
   """A whole run.
 
@@ -58,7 +92,7 @@ class ExperimentConfig:
     max_minutes: minutes of training, after which the run ends as well; null for no limit.
     accelerator: whether the learner may take one; every other node keeps to the CPU.
     tensorboard: also write TensorBoard files.
-    wandb: also report to Weights & Biases; needs the extra of that name.
+    wandb: reports to Weights & Biases, of which there are none by default.
   """
 
   agent_name: str = records.DREAMER
@@ -73,7 +107,7 @@ class ExperimentConfig:
   max_minutes: float | None = None
   accelerator: bool = True
   tensorboard: bool = True
-  wandb: bool = False
+  wandb: WandbConfig = WandbConfig()
 
   def __post_init__(self):
     for key, value in flatten(dataclasses.asdict(self)).items():
@@ -236,6 +270,8 @@ class _Changes:
       raise ValueError(_explain(self._config, key, shown, error)) from None
 
   def _assign(self, key: str, value: Any) -> None:
+    if key == WANDB and isinstance(value, bool):
+      key = f'{WANDB}.enabled'
     known = OmegaConf.select(self._plain, key, default=_MISSING)
     is_list = OmegaConf.is_config(known) and not OmegaConf.is_dict(known)
     gives_list = isinstance(value, list) or OmegaConf.is_list(value)
@@ -266,7 +302,7 @@ def _plain(tree: Any) -> Any:
 
 
 _MISSING = object()
-AGENT = 'agent_name'
+AGENT, WANDB = 'agent_name', 'wandb'
 
 
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
@@ -301,7 +337,9 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
     'learner': record.learner_class,
     'actor': actor.ActorConfig,
     'evaluator': evaluator.EvaluatorConfig,
+    WANDB: WandbConfig,
   }
+  values.setdefault(WANDB, {})
   for section, kind in sections.items():
     values[section] = kind(**values[section])
   replay = dict(values['replay'])
@@ -390,6 +428,8 @@ def upgrade(content: dict[str, Any], old_keys: records.OldKeys) -> tuple[dict[st
     value = upgraded[section].pop(name) if is_there(section, name) else only
     if value != only:
       raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
+  if isinstance(upgraded.get(WANDB), bool):
+    upgraded[WANDB] = {'enabled': upgraded[WANDB]}
   outdated = []
   for old, fitting in old_keys.networks.items():
     section, name = old.split('.')

@@ -37,18 +37,11 @@ def _train(arguments: argparse.Namespace) -> int:
       raise ValueError(f'--jobs {arguments.jobs}: is of several runs; add --seeds or --grid')
     return run_commands.train(arguments)
   _check(arguments)
-  from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.sweep import grid, jobs
 
   say = lambda text: print(text, flush=True)
-  is_new = arguments.run is None
-  arguments.run = arguments.run or pathlib.Path('runs')
   runs = grid.plan(arguments)
-  if is_new:
-    parent = folder_lib.new(runs[0].config)
-    runs = [run._replace(folder=parent / run.folder.name) for run in runs]
-  else:
-    parent = arguments.run
+  parent = runs[0].folder.parent
   missing = [run for run in runs if not grid.is_done(run)]
   code = 0
   if missing:

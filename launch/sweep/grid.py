@@ -1,6 +1,9 @@
 """Runs of several seeds and settings: which there are, their folders, and the table of their curves."""
 
 import argparse
+import contextlib
+import dataclasses
+import io
 import itertools
 import os
 import pathlib
@@ -42,18 +45,23 @@ def plan(arguments: argparse.Namespace) -> list[Run]:
   """The runs of the flags, in the order in which they are started: all settings of the first seed first.
 
   Args:
-    arguments: of `train`, with `seeds`, `grid`, and `run`, the folder of all runs.
+    arguments: of `train`, with `seeds`, `grid`, and `run`, the folder of all runs; a new one for None.
 
   Raises:
     ValueError: naming the flag or key that is invalid, or the run whose folder has another config.
   """
   seeds = [arguments.seed or 0] if arguments.seeds is None else list(dict.fromkeys(arguments.seeds))
-  found = []
-  for seed, (setting, assignments) in itertools.product(seeds, _settings(arguments.grid)):
+  chosen = list(itertools.product(seeds, _settings(arguments.grid)))
+  configs = []
+  for seed, (_, assignments) in chosen:
     changes = {'run': None, 'seed': seed, 'set': [*arguments.set, *assignments]}
-    config = flags.make_config(argparse.Namespace(**vars(arguments) | changes))
+    with contextlib.redirect_stdout(io.StringIO()):  # the same line for each run
+      configs.append(flags.make_config(argparse.Namespace(**vars(arguments) | changes)))
+  parent = arguments.run or folder_lib.new(configs[0])
+  found = []
+  for (seed, (setting, _)), config in zip(chosen, configs, strict=True):
     name = re.sub(r'[^\w.,=+-]+', '-', ','.join(filter(None, [setting, f'seed={seed}'])))
-    found.append(Run(arguments.run / name, setting, config))
+    found.append(Run(parent / name, setting, _reported(config, parent.name, name)))
   names = [run.folder.name for run in found]
   for name in names:
     if names.count(name) > 1:
@@ -62,6 +70,15 @@ def plan(arguments: argparse.Namespace) -> list[Run]:
     if (run.folder / folder_lib.CONFIG).exists():
       folder_lib.check(run.folder, run.config)
   return found
+
+
+def _reported(
+  config: launch_config.ExperimentConfig, group: str, name: str
+) -> launch_config.ExperimentConfig:
+  """A config whose run has a group and a name in Weights & Biases, where it has none yet."""
+  wandb = config.wandb
+  changed = dataclasses.replace(wandb, group=wandb.group or group, name=wandb.name or name)
+  return dataclasses.replace(config, wandb=changed)
 
 
 def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -347,3 +347,30 @@ def test_lists_and_their_elements_are_checked_with_the_other_overrides(laptop):
   )  # fmt: skip
   assert changed.replay.strata == (tables.Stratum(name='all', max_size=700, share=1.0),)
   assert (changed.replay.warm_up, changed.agent.window) == (600, 4)
+
+
+@pytest.mark.parametrize(
+  'assignments', [['wandb=true', 'wandb.tags=[a, b]'], ['wandb.enabled=true', 'wandb.tags=[a, b]']]
+)
+def test_wandb_is_switched_on_and_named(laptop, assignments, tmp_path):
+  changed = config.override(laptop, [*assignments, 'wandb.project=mine'])
+  assert changed.wandb == config.WandbConfig(enabled=True, project='mine', tags=('a', 'b'))
+  assert config.conflicts(laptop, changed) == []
+  config.save(changed, tmp_path / 'config.yaml')
+  assert config.load(tmp_path / 'config.yaml') == changed
+
+
+@pytest.mark.parametrize('enabled', [False, True])
+def test_config_of_an_older_version_says_by_one_word_whether_it_reports_to_wandb(tmp_path, enabled):
+  lines = config.to_yaml(presets.laptop('catch')).splitlines()
+  start = lines.index('wandb:')
+  kept = [*lines[:start], f'wandb: {str(enabled).lower()}']
+  (tmp_path / 'config.yaml').write_text('\n'.join(kept))
+  assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=enabled)
+  (tmp_path / 'config.yaml').write_text('\n'.join(lines[:start]))
+  assert config.load(tmp_path / 'config.yaml') == presets.laptop('catch')
+
+
+def test_empty_name_for_wandb_is_refused(laptop):
+  with pytest.raises(ValueError, match=r'wandb.project=: must not be empty'):
+    config.override(laptop, ["wandb.project=''"])

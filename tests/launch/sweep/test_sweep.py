@@ -94,6 +94,13 @@ def test_run_is_done_at_the_end_that_its_config_asks_for(tmp_path):
   assert not grid.is_done(longer)
 
 
+def test_runs_are_one_group_in_wandb_unless_named(tmp_path):
+  (found,) = plan(tmp_path / 'sizes', '--grid', 'agent.gamma=0.9')
+  assert (found.config.wandb.group, found.config.wandb.name) == ('sizes', 'gamma=0.9,seed=0')
+  (found,) = plan(tmp_path / 'sizes', '--seeds', 0, '--set', 'wandb.group=mine')
+  assert (found.config.wandb.group, found.config.wandb.name) == ('mine', 'seed=0')
+
+
 def test_folder_with_another_config_is_refused(tmp_path):
   (run,) = plan(tmp_path, '--seeds', 0)
   finish(run)
