@@ -38,7 +38,7 @@ class EvaluatorConfig:
 
   period: float = 20.0  # seconds between the starts of two evaluations
   period_steps: int | None = None  # environment steps between them, in place of seconds
-  num_episodes: int = 64
+  num_episodes: int = 64  # of an evaluation
   final_episodes: int = 256  # of the final parameters
   greedy: bool = True  # greedy actions; False samples them, as PPO's policy is trained to
   video_period: float = 300.0  # seconds between two videos; the last is made at the end

@@ -35,24 +35,24 @@ class PPOConfig:
   """
 
   # Network.
-  hidden_size: int = 256
-  num_layers: int = 2
-  activation: str = 'silu'
-  layer_norm: bool = True
+  hidden_size: int = 256  # units of each hidden layer
+  num_layers: int = 2  # hidden layers
+  activation: str = 'silu'  # of the hidden layers
+  layer_norm: bool = True  # whether hidden layers are normalised
   levels: int = 0  # that numbers in [0, 1] are also encoded by; 0: none
   symlog: bool = True  # whether numbers are encoded by their symlog
   image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # whether actor and critic share encoder and GRU
-  compute_dtype: str = 'float32'
+  compute_dtype: str = 'float32'  # of the networks: 'float32' or 'bfloat16'
 
   # Loss.
-  gamma: float = 0.99
-  lambda_: float = 0.95
+  gamma: float = 0.99  # discount factor of rewards
+  lambda_: float = 0.95  # of generalised advantage estimation
   clip: float = 0.2  # of the ratio of likelihoods, to either side of 1
   value_clip: float | None = None  # largest move of a value from the old one; None: no limit
-  value_scale: float = 0.5
-  entropy_scale: float = 0.01
+  value_scale: float = 0.5  # weight of the critic's loss
+  entropy_scale: float = 0.01  # weight of the policy's entropy: more explores more
 
   def __post_init__(self):
     def check(fine: bool, name: str, remedy: str):

@@ -5,6 +5,8 @@ import difflib
 import io
 import math
 import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -40,23 +42,57 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+  """Reports to Weights & Biases, with a run there for each node that has metrics.
+
+  Raises:
+    ValueError: an empty name, named with its field.
+
+  Attributes:
+    enabled: whether to report (--set wandb=true); needs the extra `wandb`.
+    project: that the reports belong to.
+    entity: user or team; null for the default of the account.
+    name: of the run, before that of the node; null for that of the node alone.
+    group: of all nodes; null for the name of the run's folder.
+    tags: labels to filter by.
+    artifacts: also upload each checkpoint and video.
+  """
+
+  enabled: bool = False
+  project: str = 'hephaestus'
+  entity: str | None = None
+  name: str | None = None
+  group: str | None = None
+  tags: tuple[str, ...] = ()
+  artifacts: bool = False
+
+  def __post_init__(self):
+    object.__setattr__(self, 'tags', tuple(self.tags))
+    for field in ('project', 'entity', 'name', 'group'):
+      if getattr(self, field) == '':
+        raise ValueError(f'wandb.{field}=: must not be empty')
+    if '' in self.tags:
+      raise ValueError(f'wandb.tags={list(self.tags)}: no tag may be empty')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
   """A whole run.
 
   Attributes:
-    agent_name: of the agent's record, see `records.find_record`.
-    environment: `name`, and options of that environment.
-    agent: of the record's `config_class`.
+    agent_name: as of `--agent`, see `records.find_record`.
+    environment: its name, and options of that environment.
+    agent: what the agent is, of the record's `config_class`.
     replay: how experience is kept.
     learner: optimizers and periods of the learner, of the record's `learner_class`.
     actor: how experience is made.
     evaluator: how the agent is scored.
     seed: all random keys of the run derive from it.
-    max_environment_steps: that all actors collect before the run ends.
-    max_minutes: of training, after which the run ends as well; None for no limit.
+    max_environment_steps: environment steps after which the run ends (--steps).
+    max_minutes: minutes of training, after which the run ends as well; null for no limit.
     accelerator: whether the learner may take one; every other node keeps to the CPU.
     tensorboard: also write TensorBoard files.
-    wandb: also report to Weights & Biases; needs the extra of that name.
+    wandb: reports to Weights & Biases, of which there are none by default.
   """
 
   agent_name: str = records.DREAMER
@@ -71,7 +107,7 @@ class ExperimentConfig:
   max_minutes: float | None = None
   accelerator: bool = True
   tensorboard: bool = True
-  wandb: bool = False
+  wandb: WandbConfig = WandbConfig()
 
   def __post_init__(self):
     for key, value in flatten(dataclasses.asdict(self)).items():
@@ -171,20 +207,28 @@ RENAMED = {
 }
 
 
-def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConfig:
-  """A config with some values replaced.
+def override(
+  config: ExperimentConfig,
+  assignments: Sequence[str],
+  content: Mapping[str, Any] = MappingProxyType({}),
+) -> ExperimentConfig:
+  """A config with some values replaced; they are checked once all of them are.
 
   Args:
     config: the one to change.
     assignments: such as 'agent.ensemble_size=3', 'environment.size=8',
       'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
+    content: tree of a configuration file without an agent, replaced before the assignments.
 
   Raises:
     ValueError: an unknown key, with the nearest known ones, or an invalid value.
   """
+  changes = _Changes(config)
+  for key, value in leaves(content):
+    changes.assign(key, value)
   for assignment in assignments:
-    key, separator, value = assignment.partition('=')
+    key, separator, text = assignment.partition('=')
     if not separator or not key:
       raise ValueError(f'{assignment!r}: write it as key=value, such as learner.batch_size=32')
     if key == AGENT:
@@ -192,27 +236,65 @@ def override(config: ExperimentConfig, assignments: list[str]) -> ExperimentConf
         f'{assignment}: cannot be set, since all other values depend on it; use --agent'
       )
     try:
-      config = _assign(config, key, OmegaConf.from_dotlist([f'value={value}']).value)
+      value = OmegaConf.from_dotlist([f'value={text}']).value
     except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
-      raise ValueError(_explain(config, key, value, error)) from None
-  return config
+      raise ValueError(_explain(config, key, text, error)) from None
+    changes.assign(key, value, text)
+  return changes.apply()
 
 
-def _assign(config: ExperimentConfig, key: str, value: Any) -> ExperimentConfig:
-  tree: Any = OmegaConf.structured(config)
-  plain: Any = OmegaConf.create(_plain(tree))
-  known = OmegaConf.select(plain, key, default=_MISSING)
-  is_list = OmegaConf.is_config(known) and not OmegaConf.is_dict(known)
-  if '[' not in key and not (is_list and OmegaConf.is_list(value)):
-    nested = OmegaConf.create()
-    OmegaConf.update(nested, key, value)
-    merged: Any = OmegaConf.to_object(OmegaConf.merge(tree, nested))
-    return merged
-  # A list, whose element type is unknown to `merge`, or one element of it.
-  if known is _MISSING:
-    raise omegaconf_errors.ConfigKeyError(f"Key '{key}' is unknown")
-  OmegaConf.update(plain, key, value)
-  return _from_tree(_plain(plain))
+def leaves(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
+  """The values of a tree by their path; a list is one value."""
+  for name, value in tree.items():
+    if isinstance(value, Mapping):
+      yield from leaves(value, f'{prefix}{name}.')
+    else:
+      yield f'{prefix}{name}', value
+
+
+class _Changes:
+  """New values of a config, each of its key's type, that may contradict each other until all are in."""
+
+  def __init__(self, config: ExperimentConfig):
+    self._config = config
+    self._tree: Any = OmegaConf.structured(config)
+    self._plain: Any = OmegaConf.create(_plain(self._tree))
+    self._lists: set[str] = set()
+
+  def assign(self, key: str, value: Any, text: str | None = None) -> None:
+    """Replaces a value; ValueError, with its text as given, for an unknown key or another type."""
+    try:
+      self._assign(key, value)
+    except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
+      shown = str(value) if text is None else text
+      raise ValueError(_explain(self._config, key, shown, error)) from None
+
+  def _assign(self, key: str, value: Any) -> None:
+    if key == WANDB and isinstance(value, bool):
+      key = f'{WANDB}.enabled'
+    known = OmegaConf.select(self._plain, key, default=_MISSING)
+    is_list = OmegaConf.is_config(known) and not OmegaConf.is_dict(known)
+    gives_list = isinstance(value, list) or OmegaConf.is_list(value)
+    if '[' not in key and not (is_list and gives_list):
+      nested = OmegaConf.create()
+      OmegaConf.update(nested, key, value)
+      self._tree = OmegaConf.merge(self._tree, nested)
+      return
+    # A list, whose element type is unknown to `merge`, or one element of it.
+    if known is _MISSING:
+      raise omegaconf_errors.ConfigKeyError(f"Key '{key}' is unknown")
+    OmegaConf.update(self._plain, key, value)
+    self._lists.add(key.partition('[')[0])
+
+  def apply(self) -> ExperimentConfig:
+    """The config with all values; ValueError where they do not fit together."""
+    if not self._lists:
+      merged: Any = OmegaConf.to_object(self._tree)
+      return merged
+    content: Any = OmegaConf.create(_plain(self._tree))
+    for key in self._lists:
+      OmegaConf.update(content, key, OmegaConf.select(self._plain, key))
+    return _from_tree(_plain(content))
 
 
 def _plain(tree: Any) -> Any:
@@ -220,7 +302,7 @@ def _plain(tree: Any) -> Any:
 
 
 _MISSING = object()
-AGENT = 'agent_name'
+AGENT, WANDB = 'agent_name', 'wandb'
 
 
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
@@ -238,8 +320,11 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
     near = difflib.get_close_matches(key, known, n=3) or [
       name for name in known if name.rsplit('.', 1)[-1] == key.rsplit('.', 1)[-1]
     ]
-    hint = f'did you mean {" or ".join(near)}?' if near else 'see config.yaml of a run for all keys'
+    hint = f'did you mean {" or ".join(near)}?' if near else '`hephaestus config` prints all keys'
     return f'{key}={value}: unknown key; {hint}'
+  known = OmegaConf.select(OmegaConf.create(_plain(OmegaConf.structured(config))), key)
+  if OmegaConf.is_dict(known) and known:
+    return f'{key}={value}: is a section; give its values, such as {key}.{next(iter(known))}'
   return f'{key}={value}: {first_line}'
 
 
@@ -252,7 +337,9 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
     'learner': record.learner_class,
     'actor': actor.ActorConfig,
     'evaluator': evaluator.EvaluatorConfig,
+    WANDB: WandbConfig,
   }
+  values.setdefault(WANDB, {})
   for section, kind in sections.items():
     values[section] = kind(**values[section])
   replay = dict(values['replay'])
@@ -309,7 +396,7 @@ def _load(
   try:
     content = _plain(OmegaConf.load(file))
     old_keys = records.find_record(content.get(AGENT, records.DREAMER)).old_keys
-    upgraded, outdated = _upgrade(content, old_keys)
+    upgraded, outdated = upgrade(content, old_keys)
     config = _from_tree(upgraded)
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
@@ -323,27 +410,30 @@ def _load(
   return config
 
 
-def _upgrade(
-  content: dict[str, Any], old_keys: records.OldKeys
-) -> tuple[dict[str, Any], list[str]]:
+def upgrade(content: dict[str, Any], old_keys: records.OldKeys) -> tuple[dict[str, Any], list[str]]:
   """The content of a config.yaml under the keys of this version, and its keys of older networks."""
   upgraded = {
     section: dict(values) if isinstance(values, dict) else values
     for section, values in content.items()
   }
+  is_there = lambda section, name: (
+    isinstance(upgraded.get(section), dict) and name in upgraded[section]
+  )
   for old, new in (RENAMED | dict(old_keys.renamed)).items():
     section, name = old.split('.')
-    if name in upgraded.get(section, {}):
+    if is_there(section, name):
       upgraded[section][new.split('.')[1]] = upgraded[section].pop(name)
   for old, only in old_keys.removed.items():
     section, name = old.split('.')
-    value = upgraded.get(section, {}).pop(name, only)
+    value = upgraded[section].pop(name) if is_there(section, name) else only
     if value != only:
       raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
+  if isinstance(upgraded.get(WANDB), bool):
+    upgraded[WANDB] = {'enabled': upgraded[WANDB]}
   outdated = []
   for old, fitting in old_keys.networks.items():
     section, name = old.split('.')
-    if name in upgraded.get(section, {}):
+    if is_there(section, name):
       value = upgraded[section].pop(name)
       outdated += [] if value in fitting else [f'{old}={value}']
   return upgraded, outdated

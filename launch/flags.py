@@ -4,9 +4,12 @@ import argparse
 import dataclasses
 import math
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
+
+if TYPE_CHECKING:
+  from hephaestus.launch import config_file
 
 # Keys that ask for a run of several processes where they are above 1.
 SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
@@ -31,6 +34,23 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--seed', type=int, help='random seed of the whole run (default: 0)')
   parser.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
+  )
+
+
+def add_train_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags of a run on this machine that `make_config` reads."""
+  add_config_flags(parser)
+  parser.add_argument(
+    '--config',
+    type=pathlib.Path,
+    metavar='FILE',
+    help='configuration file, such as config.yaml of a run; it need not have all keys. The preset and '
+    'the keys that it lacks are as without it, and flags override it',
+  )
+  parser.add_argument(
+    '--fused',
+    action=argparse.BooleanOptionalAction,
+    help="environments, replay and update in one program on the learner's devices (default for ppo)",
   )
 
 
@@ -69,6 +89,8 @@ def given_config_flags(arguments: argparse.Namespace) -> list[str]:
 def make_config(arguments: argparse.Namespace) -> Any:
   """The config that the flags ask for: that of a preset, or of the run folder to resume.
 
+  The values of --config replace some of it, then --set, --steps and --seed.
+
   Raises:
     ValueError: naming the flag or key that is invalid.
   """
@@ -77,6 +99,9 @@ def make_config(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import preflight
 
+  file = _file(arguments)
+  given = {name: getattr(arguments, name) or getattr(file, name) for name in file._fields[:3]}
+  arguments = argparse.Namespace(**vars(arguments) | given)
   folder = arguments.run
   if getattr(arguments, 'origin', None) is not None:
     config, is_new = _config_of_origin(arguments), True
@@ -91,7 +116,6 @@ def make_config(arguments: argparse.Namespace) -> Any:
     )
   overrides = list(arguments.set)
   if config.record.can_fuse:
-    # Last, so that a run with actors is checked with all values together.
     overrides += [] if arguments.fused is None else [f'learner.fused={arguments.fused}']
   elif arguments.fused:
     raise ValueError(
@@ -103,7 +127,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
     overrides.append(f'max_environment_steps={arguments.steps}')
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
-  config = launch_config.override(config, overrides)
+  config = launch_config.override(config, overrides, _values(file, config))
   is_asked = arguments.fused is not None or sets(arguments, 'learner.fused')
   can_change = is_new and not is_asked and config.record.can_fuse and not config.fused
   if can_change and not preflight.has_distributed():
@@ -153,8 +177,22 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
 
 
 def sets(arguments: argparse.Namespace, key: str) -> bool:
-  """Whether --set has a key."""
-  return any(each.startswith(f'{key}=') for each in arguments.set)
+  """Whether --set or --config has a key."""
+  return any(each.startswith(f'{key}=') for each in arguments.set) or key in _file(arguments).values
+
+
+def _file(arguments: argparse.Namespace) -> 'config_file.ConfigFile':
+  """The content of the file of --config; an empty one where there is no such flag."""
+  from hephaestus.launch import config_file
+
+  return config_file.read(getattr(arguments, 'config', None), arguments.agent)
+
+
+def _values(file: 'config_file.ConfigFile', config: Any) -> dict[str, Any]:
+  """The values of a file; without options of its environment where --env gives another."""
+  if file.env in (None, config.environment['name']):
+    return dict(file.values)
+  return {key: value for key, value in file.values.items() if not key.startswith('environment.')}
 
 
 def _config_to_resume(arguments: argparse.Namespace) -> Any:
@@ -168,16 +206,23 @@ def _config_to_resume(arguments: argparse.Namespace) -> Any:
 
   config = launch_config.load(arguments.run / folder_lib.CONFIG)
   has = {'agent': config.agent_name, 'env': config.environment['name']}
+  is_same = {
+    'agent': lambda given: records.find_record(given).name == config.agent_name,
+    'env': lambda given: given == config.environment['name'],
+  }
   for name, known in has.items():
     given = getattr(arguments, name)
-    if given not in (None, known):
+    if given is not None and not is_same[name](given):
       raise ValueError(
         f'--run {arguments.run}: was made with another configuration. --{name}: the folder has {known}, '
         f'you gave {given}. Leave out --{name} or give another folder'
       )
   if arguments.preset is None:
     return config
-  sized = launch_config.of_preset(config.agent_name, arguments.preset, has['env'])
+  agent = (
+    arguments.agent or config.agent_name
+  )  # `plain` is another name of the dreamer, with other sizes
+  sized = launch_config.of_preset(agent, arguments.preset, has['env'])
   kept = ('environment', 'seed', 'max_environment_steps', 'max_minutes')
   sized = dataclasses.replace(sized, **{name: getattr(config, name) for name in kept})
   if not config.fused:

@@ -20,9 +20,10 @@ from hephaestus.launch.interface import commands as interface_commands
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import fork_server
+from hephaestus.launch.sweep import commands as sweep_commands
 
 COMMANDS = (
-  run_commands, cluster_commands, report_commands, interface_commands, inspect_commands, bench_commands,
+  run_commands, sweep_commands, cluster_commands, report_commands, interface_commands, inspect_commands, bench_commands,
 )  # fmt: skip
 
 

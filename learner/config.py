@@ -103,9 +103,9 @@ class OnPolicyConfig(LoopConfig):
 class LearnerConfig(OffPolicyConfig):
   """Rates of the dreamer's learner; the defaults are those of a v4-8."""
 
-  model_learning_rate: float = 3e-4
-  policy_learning_rate: float = 1e-4
-  adam_epsilon: float = 1e-8
+  model_learning_rate: float = 3e-4  # of the world model
+  policy_learning_rate: float = 1e-4  # of the actor
+  adam_epsilon: float = 1e-8  # of both optimizers
   rate_warm_up: int = 100  # updates until the learning rates are reached
   fused: bool = False  # environments, replay and update in one program; else over processes
 
@@ -120,9 +120,9 @@ class PPOLearnerConfig(OnPolicyConfig):
 
   num_minibatches: int | None = None  # of each epoch
   num_epochs: int | None = None  # of each unroll
-  learning_rate: float | None = None
+  learning_rate: float | None = None  # of Adam
   anneal: bool = True  # the learning rate, linearly to 0 at max_environment_steps
   max_gradient: float = 0.5  # global norm
-  adam_epsilon: float = 1e-5
+  adam_epsilon: float = 1e-5  # of the optimizer
   checkpoint_period: float = 600.0  # seconds
   fused: bool = True  # else with actors of their own, and a queue

@@ -43,7 +43,7 @@ class ReplayConfig:
     ValueError: a number is out of range, or numbers contradict each other.
   """
 
-  strata: tuple[Stratum, ...] = (
+  strata: tuple[Stratum, ...] = (  # views of the experience, of which a batch is mixed
     Stratum(name='frontier', max_size=512, share=0.5),
     Stratum(name='episodic', max_size=100_000, share=0.5),
   )

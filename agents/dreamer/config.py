@@ -32,54 +32,54 @@ class DreamerConfig:
   """
 
   # World model.
-  deterministic_size: int = 1024
+  deterministic_size: int = 1024  # units of the recurrent state
   memory_steps: int = 64  # longest time constant of its units, at initialisation
-  latent: str = 'categorical'
-  stochastic_size: int = 16
+  latent: str = 'categorical'  # 'categorical' or 'gaussian'
+  stochastic_size: int = 16  # latent variables of a step
   classes: int = 16  # of each latent; for the categorical latent only
-  hidden_size: int = 512
-  encoder_layers: int = 2
+  hidden_size: int = 512  # units of each hidden layer
+  encoder_layers: int = 2  # of encoder and decoder
   image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
-  ensemble_size: int = 5
+  ensemble_size: int = 5  # prior networks whose disagreement is the novelty
   stored_state: bool = True  # sequences begin with the actor's recurrent state, else with zeros
   bootstrap_share: float = 0.8  # share of the sequences that train a member's prior
   free_nats: float = 1.0  # below which the posterior has no KL loss; priors always have
-  dynamics_scale: float = 1.0
-  representation_scale: float = 0.1
+  dynamics_scale: float = 1.0  # weight of the priors' KL loss
+  representation_scale: float = 0.1  # weight of the posterior's KL loss
   reward_scale: float = 1.0  # above 1 where observations are large, rewards few and small
-  num_bins: int = 255
+  num_bins: int = 255  # of the distributions of rewards and returns
   bin_limit: float = 20.0  # largest reward or return: symexp(limit)
 
   # Dreams.
-  horizon_max: int = 64
-  horizon_min: int = 8
+  horizon_max: int = 64  # imagined steps of the longest rollout
+  horizon_min: int = 8  # of the shortest
   starts_per_sequence: int | None = None  # steps of each sequence to imagine from; None: all
   steps_per_chunk: int = 8  # imagined steps whose gradient is computed at once
 
   # Actor and critic.
-  policy_layers: int = 2
+  policy_layers: int = 2  # of actor and critic
   window: int = 1  # steps pooled by salience; 1: no salience, see docs/design.md
-  gamma: float = 0.99
-  lambda_: float = 0.95
-  entropy_scale: float = 3e-4
-  unimix: float = 0.01
-  replayed_value_scale: float = 0.3
+  gamma: float = 0.99  # discount factor of rewards
+  lambda_: float = 0.95  # of lambda-returns
+  entropy_scale: float = 3e-4  # weight of the policy's entropy: more explores more
+  unimix: float = 0.01  # share of the uniform distribution in categorical ones
+  replayed_value_scale: float = 0.3  # weight of the critic's loss on replayed steps
   return_floor: float = 1.0  # smallest scale that divides advantages
   warm_up_updates: int = 200  # of the world model alone, before actor and critic learn
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.2  # weight of novelty's advantage while no reward is found; 0: none ever
+  novelty_scale: float = 0.2  # weight of novelty until a reward is found, then half of it; 0: none
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
-  boredom_threshold: float = 0.01
-  boredom_rise: float = 0.1
-  boredom_fall: float = 0.2
+  boredom_threshold: float = 0.01  # competence below which boredom rises
+  boredom_rise: float = 0.1  # by an update, of the boredom that shortens rollouts
+  boredom_fall: float = 0.2  # by an update with more competence
 
   # Episodic memory.
   memory_size: int = 0  # entries that acting and learning recall; 0: no memory
   memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
 
-  compute_dtype: str = 'bfloat16'
+  compute_dtype: str = 'bfloat16'  # of the networks: 'float32' or 'bfloat16'
 
   def __post_init__(self):
     def check(fine: bool, name: str, remedy: str):

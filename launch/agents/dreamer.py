@@ -11,21 +11,12 @@ from hephaestus.launch.agents import presets
 from hephaestus.learner import advice, dreamer_update
 from hephaestus.learner import config as learner_config
 
-BASIC = {
-  'agent.gamma': 'discount factor of rewards',
-  'agent.entropy_scale': "weight of the policy's entropy: more explores more",
-  'agent.novelty_scale': 'weight of novelty until a reward is found, then half of it; 0: no novelty',
-  'agent.ensemble_size': 'prior networks whose disagreement is the novelty',
-  'agent.horizon_max': 'imagined steps of the longest rollout',
-  'replay.replay_ratio': 'times that each collected step is learned from, on average',
-  'learner.batch_size': 'sequences of an update, over all devices',
-  'learner.model_learning_rate': 'learning rate of the world model',
-  'actor.num_envs': 'parallel environments of each actor process',
-  'actor.num_actors': 'actor processes',
-  'actor.sequence_length': 'time steps of a stored sequence',
-  'evaluator.period': 'seconds between two evaluations',
-  'max_environment_steps': 'environment steps after which the run ends (--steps)',
-}
+BASIC = (
+  'agent.gamma', 'agent.entropy_scale', 'agent.novelty_scale', 'agent.ensemble_size',
+  'agent.horizon_max', 'replay.replay_ratio', 'learner.batch_size', 'learner.model_learning_rate',
+  'actor.num_envs', 'actor.num_actors', 'actor.sequence_length', 'evaluator.period',
+  'max_environment_steps',
+)  # fmt: skip
 """The keys that most users change, by their path; the help of `train` prints them."""
 
 

@@ -293,6 +293,7 @@ def _learning(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.run import metrics
+  from hephaestus.launch.sweep import jobs
 
   tasks = suite.chosen(arguments.environments)
   asked = [
@@ -306,7 +307,7 @@ def _learning(arguments: argparse.Namespace) -> int:
   missing = [] if arguments.table else runs_lib.missing(asked, settings)
   code = 0
   if missing:
-    cores = _cores(arguments.jobs)
+    cores = jobs.available_cores(arguments.jobs)
     say(f'{len(missing)} runs of {len(asked)} to do, {len(cores)} at a time, in {arguments.out}')
     code = runs_lib.run_all(missing, settings, cores, say)
   rows = runs_lib.read_rows(arguments.out)
@@ -366,15 +367,6 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
     arguments.max_minutes,
     fused=not arguments.distributed,
   )
-
-
-def _cores(jobs: int | None) -> list[int]:
-  """The cores for so many runs at a time; all that are available for None."""
-  has_affinity = hasattr(os, 'sched_getaffinity')
-  available = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
-  if jobs is not None and not 1 <= jobs <= len(available):
-    raise ValueError(f'--jobs {jobs}: from 1 to {len(available)}, the number of available cores')
-  return available[:jobs]
 
 
 def _learner_figures(arguments: argparse.Namespace) -> Any:

@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     expose: let other machines reach replay's port.
     reset_moments: reset Adam where a PPO run resumes with another number of environments.
     profile: 'START:STOP', updates to trace.
+    config: path of a configuration file, whose values the other options override.
   """
 
   preset: str
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
   expose: bool
   reset_moments: bool
   profile: str
+  config: str | os.PathLike[str]
 
 
 class Run:
@@ -146,6 +148,7 @@ def train(
     )
   vars(arguments).update(options, steps=steps, seed=seed, agent=agent, set=_assignments(set))
   arguments.run = None if run is None else pathlib.Path(run)
+  arguments.config = None if arguments.config is None else pathlib.Path(arguments.config)
   is_instance = not (env is None or isinstance(env, str))
   arguments.env = _register(env, arguments.run) if is_instance else env
   if arguments.fused is None and _can_be_one_process(arguments):
@@ -202,18 +205,17 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
 def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   """Whether a new run can be fused, and nothing asks for several processes."""
   from hephaestus.actors import environments
-  from hephaestus.launch import records
+  from hephaestus.launch import config_file, records
   from hephaestus.launch.run import folder as folder_lib
 
+  file = config_file.read(arguments.config, arguments.agent)
   is_new = arguments.run is None or not (arguments.run / folder_lib.CONFIG).exists()
   asked = ('learner.fused', *flags.SEVERAL)
   if not is_new or arguments.expose or any(flags.sets(arguments, key) for key in asked):
     return False
-  if (arguments.env or '').partition('/')[0] in environments.HOST_FAMILIES:
+  if (arguments.env or file.env or '').partition('/')[0] in environments.HOST_FAMILIES:
     return False
-  return (
-    arguments.origin is not None or records.find_record(arguments.agent or records.DREAMER).can_fuse
-  )
+  return arguments.origin is not None or records.find_record(file.agent or records.DREAMER).can_fuse
 
 
 def _beside(arguments: argparse.Namespace) -> int:
@@ -224,7 +226,12 @@ def _beside(arguments: argparse.Namespace) -> int:
     command.append('--fused' if arguments.fused else '--no-fused')
   for flag in ('expose', 'reset_moments'):
     command += [f'--{flag.replace("_", "-")}'] if getattr(arguments, flag) else []
-  for flag, value in (('--from', arguments.origin), ('--profile', arguments.profile)):
+  files = (
+    ('--config', arguments.config),
+    ('--from', arguments.origin),
+    ('--profile', arguments.profile),
+  )
+  for flag, value in files:
     command += [] if value is None else [flag, str(value)]
   live = sys.stdout.isatty()  # else passed on line by line: a notebook shows its own output alone
   process = subprocess.Popen(

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,39 +11,42 @@ from hephaestus.launch import flags
 
 
 def add(commands: Any) -> None:
-  """Declares `train`."""
-  train = commands.add_parser(
+  """Declares `train` and `config`."""
+  parser = commands.add_parser(
     'train',
     allow_abbrev=False,
     add_help=False,
     formatter_class=argparse.RawDescriptionHelpFormatter,
     help='train an agent, or resume the run of a folder',
   )
-  train.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
-  flags.add_config_flags(train)
-  train.add_argument(
+  parser.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
+  flags.add_train_flags(parser)
+  parser.add_argument(
     '--from',
     dest='origin',
     metavar='RUN[@best|@STEP]',
     help='begin a new run with the parameters of another, and with its config',
   )
-  train.add_argument(
-    '--fused',
-    action=argparse.BooleanOptionalAction,
-    help="environments, replay and update in one program on the learner's devices (default for ppo)",
-  )
-  train.add_argument(
+  parser.add_argument(
     '--expose',
     action='store_true',
     help="let other machines reach replay's port, which asks for no password",
   )
-  train.add_argument(
+  parser.add_argument(
     '--reset-moments',
     action='store_true',
     help='reset the optimizer where a ppo run resumes with another number of environments',
   )
-  flags.add_profile_flag(train)
-  train.set_defaults(call=_train)
+  flags.add_profile_flag(parser)
+  parser.set_defaults(call=train)
+  config = commands.add_parser(
+    'config',
+    allow_abbrev=False,
+    help='print the config that `train` would have with the same flags, with a comment on each key',
+    description='Prints a file for `train --config`: all keys with their comments.',
+  )
+  flags.add_train_flags(config)
+  config.set_defaults(call=_config, expose=False, reset_moments=False)
 
 
 class _Help(argparse.Action):
@@ -52,24 +56,36 @@ class _Help(argparse.Action):
     super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
 
   def __call__(self, parser: argparse.ArgumentParser, *unused: Any) -> None:
-    from hephaestus.launch.agents import dreamer
+    from hephaestus.launch import config_file
+    from hephaestus.launch.agents import dreamer, presets
 
+    meanings = config_file.meanings(presets.laptop('catch'))
     width = max(map(len, dreamer.BASIC))
     parser.epilog = '\n'.join([
       'basic keys for --set, as in --set agent.gamma=0.995 actor.num_envs=32:',
-      *(f'  {key:<{width}}  {meaning}' for key, meaning in dreamer.BASIC.items()),
+      *(f'  {key:<{width}}  {meanings[key]}' for key in dreamer.BASIC),
       'These are keys of the dreamer; ppo has others, such as learner.learning_rate and agent.clip.',
-      'All keys and their values: config.yaml in the folder of a run.',
+      'All keys, their values and comments: `hephaestus config`, with the same flags.',
     ])  # fmt: skip
     parser.print_help()
     parser.exit()
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def train(arguments: argparse.Namespace) -> int:
+  """Trains the run of the arguments; returns the exit code."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
   return begin(arguments, flags.make_config(arguments))
+
+
+def _config(arguments: argparse.Namespace) -> int:
+  from hephaestus.launch import config_file
+
+  with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
+    config = flags.make_config(arguments)
+  print(config_file.to_yaml(config), end='')
+  return 0
 
 
 def begin(arguments: argparse.Namespace, config: Any) -> int:

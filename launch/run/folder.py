@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import metrics
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
@@ -35,15 +36,9 @@ def open_run(
   Raises:
     ValueError: it is not writable, belongs to something else, or does not fit the config.
   """
-  known = folder / CONFIG
   try:
-    if known.exists():
-      differences = launch_config.conflicts(launch_config.load(known), config)
-      if differences:
-        raise ValueError(
-          f'--run {folder}: was made with another configuration. ' + '; '.join(differences)
-          + '. Give the old values or another folder'
-        )  # fmt: skip
+    if (folder / CONFIG).exists():
+      check(folder, config)
     elif folder.exists() and any(folder.iterdir()):
       raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
     if origin is None and unfinished_origin(folder) is not None:
@@ -55,7 +50,7 @@ def open_run(
       (folder / name).mkdir(parents=True, exist_ok=True)
     if origin is not None:
       (folder / ORIGIN).write_text(f'{origin}\n')
-    launch_config.save(config, known)
+    launch_config.save(config, folder / CONFIG)
   except OSError as error:
     raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
   return config
@@ -66,6 +61,16 @@ def unfinished_origin(folder: pathlib.Path) -> str | None:
   file = folder / ORIGIN
   is_saved = any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   return None if is_saved or not file.exists() else file.read_text().strip()
+
+
+def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
+  """Raises ValueError for a folder of a run that cannot resume with this config."""
+  differences = launch_config.conflicts(launch_config.load(folder / CONFIG), config)
+  if differences:
+    raise ValueError(
+      f'--run {folder}: was made with another configuration. ' + '; '.join(differences)
+      + '. Give the old values or another folder'
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -89,6 +94,12 @@ def is_running(folder: pathlib.Path) -> bool:
     return any(place in line for line in pathlib.Path('/proc/locks').read_text().splitlines())
   except OSError:
     return False
+
+
+def has_finished(folder: pathlib.Path) -> bool:
+  """Whether the run of a folder has reached its end, rather than being stopped."""
+  last = metrics.last(folder / 'metrics' / 'evaluator.jsonl')
+  return last is not None and last['final']
 
 
 def load_config(

@@ -5,17 +5,26 @@ import json
 import math
 import os
 import pathlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
+if TYPE_CHECKING:
+  from hephaestus.launch import config as launch_config
+
 TAIL_BYTES = 1 << 16
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Folder of a run, type of artifact, and names of complete files, by the node that uploads them.
+UPLOADED = {
+  'learner': ('checkpoints', 'checkpoint', r'\d+'),
+  'evaluator': ('videos', 'video', r'.+\.(gif|mp4)'),
+}
 
 
 class JsonLines:
@@ -109,9 +118,18 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-  """Sends rows to Weights & Biases: one group per run, one of its runs per node."""
+  """Sends rows to Weights & Biases: one group per run, one of its runs per node.
 
-  def __init__(self, run_directory: pathlib.Path, node_name: str, steps_key: str):
+  With `artifacts`, the learner also uploads each checkpoint, and the evaluator each video.
+  """
+
+  def __init__(
+    self,
+    run_directory: pathlib.Path,
+    node_name: str,
+    steps_key: str,
+    options: 'launch_config.WandbConfig',
+  ):
     try:
       import wandb
     except ImportError as error:
@@ -123,21 +141,53 @@ class WandbLogger:
     if not id_file.exists():
       id_file.parent.mkdir(parents=True, exist_ok=True)
       id_file.write_text(wandb.util.generate_id())
+    self._group = options.group or run_directory.resolve().name
     self._run = wandb.init(
-      project='hephaestus',
-      group=run_directory.resolve().name,
-      name=node_name,
+      entity=options.entity,
+      project=options.project,
+      group=self._group,
+      name=node_name if options.name is None else f'{options.name} {node_name}',
+      tags=options.tags,
       id=id_file.read_text(),
       resume='allow',
+      reinit='create_new',  # a fused run has several nodes in one process
       dir=str(run_directory),
     )
     # The step of wandb may not decrease, but that of a run does after a restore.
     self._run.define_metric('*', step_metric=steps_key)
+    self._artifact = lambda kind: wandb.Artifact(
+      re.sub(
+        r'[^\w.-]+', '-', f'{self._group}-{options.name or run_directory.resolve().name}-{kind}'
+      ),
+      type=kind,
+    )
+    self._watched = UPLOADED.get(node_name) if options.artifacts else None
+    self._directory = run_directory
+    self._sent: set[str] = set()
 
   def write(self, data: Mapping[str, Any]) -> None:
     self._run.log(dict(data))
+    self._upload()
+
+  def _upload(self) -> None:
+    """Uploads files that are new since the last call; those that it had already are not sent twice."""
+    if self._watched is None:
+      return
+    folder, kind, pattern = self._watched
+    for path in sorted((self._directory / folder).glob('*')):
+      if path.name in self._sent or not re.fullmatch(pattern, path.name):
+        continue
+      self._sent.add(path.name)
+      artifact = self._artifact(kind)
+      try:
+        (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
+      except OSError as error:  # a checkpoint that was deleted meanwhile
+        logging.warning('%s: is not uploaded: %s', path, error)
+        continue
+      self._run.log_artifact(artifact, aliases=['latest', path.stem])
 
   def close(self) -> None:
+    self._upload()
     self._run.finish()
 
 
@@ -163,7 +213,7 @@ def make_logger(
   *,
   steps_key: str,
   tensorboard: bool = False,
-  wandb: bool = False,
+  wandb: 'launch_config.WandbConfig | None' = None,
   resume: tuple[str, int] | None = None,
 ) -> Loggers:
   """A node's logger; its `write` is the `write_metrics` handed to the node.
@@ -173,7 +223,7 @@ def make_logger(
     node_name: such as `learner` or `actor-0`.
     steps_key: the key of every row that is the x-axis of its curves.
     tensorboard: whether to write TensorBoard files.
-    wandb: whether to send to Weights & Biases; needs the extra `wandb`.
+    wandb: how to send to Weights & Biases, which needs the extra `wandb`; None for not.
     resume: see `JsonLines`.
   """
   run_directory = pathlib.Path(run_directory)
@@ -182,8 +232,8 @@ def make_logger(
   ]
   if tensorboard:
     to.append(TensorBoardLogger(run_directory / 'tensorboard' / node_name, steps_key))
-  if wandb:
-    to.append(WandbLogger(run_directory, node_name, steps_key))
+  if wandb is not None and wandb.enabled:
+    to.append(WandbLogger(run_directory, node_name, steps_key, wandb))
   return Loggers(to)
 
 

@@ -1,6 +1,7 @@
 """Configs: overrides by path, checks that name the key, and config.yaml of older versions."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -295,7 +296,7 @@ def test_override_by_old_key_names_the_new_key():
 
 def test_basic_keys_exist():
   keys = config.flatten(dataclasses.asdict(presets.laptop('catch')))
-  assert dreamer.BASIC.keys() <= keys.keys()
+  assert set(dreamer.BASIC) <= keys.keys()
 
 
 def test_removed_keys_of_an_older_version_load_with_their_value_alone(tmp_path):
@@ -328,3 +329,48 @@ def test_levels_of_ppo_are_no_older_network(tmp_path):
 def test_override_by_removed_key_says_so():
   with pytest.raises(ValueError, match=r'agent\.levels=9: was removed with the network'):
     config.override(presets.laptop('catch'), ['agent.levels=9'])
+
+
+@pytest.mark.parametrize(
+  'order', itertools.permutations(['horizon_max=15', 'horizon_min=15', 'steps_per_chunk=5'])
+)
+def test_related_overrides_are_checked_together_in_every_order(laptop, order):
+  agent = config.override(laptop, [f'agent.{each}' for each in order]).agent
+  assert (agent.horizon_max, agent.horizon_min, agent.steps_per_chunk) == (15, 15, 5)
+
+
+def test_lists_and_their_elements_are_checked_with_the_other_overrides(laptop):
+  changed = config.override(
+    laptop,
+    ['replay.warm_up=600', 'replay.strata=[{name: all, max_size: 900, share: 1.0}]',
+     'agent.window=4', 'replay.strata[0].max_size=700'],
+  )  # fmt: skip
+  assert changed.replay.strata == (tables.Stratum(name='all', max_size=700, share=1.0),)
+  assert (changed.replay.warm_up, changed.agent.window) == (600, 4)
+
+
+@pytest.mark.parametrize(
+  'assignments', [['wandb=true', 'wandb.tags=[a, b]'], ['wandb.enabled=true', 'wandb.tags=[a, b]']]
+)
+def test_wandb_is_switched_on_and_named(laptop, assignments, tmp_path):
+  changed = config.override(laptop, [*assignments, 'wandb.project=mine'])
+  assert changed.wandb == config.WandbConfig(enabled=True, project='mine', tags=('a', 'b'))
+  assert config.conflicts(laptop, changed) == []
+  config.save(changed, tmp_path / 'config.yaml')
+  assert config.load(tmp_path / 'config.yaml') == changed
+
+
+@pytest.mark.parametrize('enabled', [False, True])
+def test_config_of_an_older_version_says_by_one_word_whether_it_reports_to_wandb(tmp_path, enabled):
+  lines = config.to_yaml(presets.laptop('catch')).splitlines()
+  start = lines.index('wandb:')
+  kept = [*lines[:start], f'wandb: {str(enabled).lower()}']
+  (tmp_path / 'config.yaml').write_text('\n'.join(kept))
+  assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=enabled)
+  (tmp_path / 'config.yaml').write_text('\n'.join(lines[:start]))
+  assert config.load(tmp_path / 'config.yaml') == presets.laptop('catch')
+
+
+def test_empty_name_for_wandb_is_refused(laptop):
+  with pytest.raises(ValueError, match=r'wandb.project=: must not be empty'):
+    config.override(laptop, ["wandb.project=''"])

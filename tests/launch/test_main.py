@@ -250,7 +250,7 @@ def test_help_of_train_lists_basic_keys(capsys):
   assert ended.value.code == 0
   out = capsys.readouterr().out
   assert all(f'  {key} ' in out for key in dreamer.BASIC)
-  assert 'config.yaml in the folder of a run' in out
+  assert '`hephaestus config`' in out
 
 
 @pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly']])

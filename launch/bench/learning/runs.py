@@ -1,30 +1,23 @@
 """Trains and evaluates the runs of the suite in child processes, each on a core of its own."""
 
-import functools
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.launch import records
 from hephaestus.launch.bench.learning import scores, suite
-from hephaestus.launch.run import fork_server, metrics, supervisor
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
+from hephaestus.launch.sweep import jobs
 
-INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
 ROWS = 'rows.jsonl'
 ATTEMPTS = 'attempts.jsonl'  # CPU and wall time of each start of a run, in its folder
 EVALUATIONS = ('random', 'greedy', 'sampled')
-POLL_SECONDS = 0.1
-PROGRESS_SECONDS = 60.0
 PACKAGE = pathlib.Path(__file__).resolve().parents[3]
-COMMAND = (sys.executable, '-m', 'hephaestus.launch.main')
 # Frequent reports of returns, and few evaluations, which take time from the core; none of these
 # changes learning.
 MEASURING = (
@@ -141,145 +134,46 @@ def missing(runs: Sequence[Run], settings: Settings) -> list[Run]:
   return [run for run in runs if key(run) not in present]
 
 
-class _Child:
-  """A command of this project as a child process on one core, killed with this process.
+class _Job(jobs.Job):
+  """A run that is trained, then evaluated; its row is appended."""
 
-  Attributes:
-    code: its exit code; None while it runs.
-    cpu_seconds: once it has ended, of it and of all processes that it waited for.
-  """
-
-  def __init__(self, command: Sequence[str], core: int, output: Any, log: Any):
-    self.code: int | None = None
-    self.cpu_seconds = 0.0
-    self._begin = time.monotonic()
-    self._end: float | None = None
-    self._popen = subprocess.Popen(
-      [*COMMAND, *command],
-      stdin=subprocess.DEVNULL,
-      stdout=output,
-      stderr=log,
-      start_new_session=True,  # out of reach of the terminal's Ctrl-C, which is passed on in order
-      preexec_fn=functools.partial(_begin_child, os.getpid(), core),
-    )
-
-  def poll(self) -> bool:
-    """Whether it has ended."""
-    if self.code is None:
-      pid, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
-      if pid:
-        self.code = self._popen.returncode = os.waitstatus_to_exitcode(status)
-        self.cpu_seconds = usage.ru_utime + usage.ru_stime
-        self._end = time.monotonic()
-    return self.code is not None
-
-  @property
-  def wall_seconds(self) -> float:
-    """Until its end, or until now."""
-    return (time.monotonic() if self._end is None else self._end) - self._begin
-
-  def send(self, number: int) -> None:
-    """Sends a signal, if it runs."""
-    if self.code is None:
-      os.kill(self._popen.pid, number)  # Popen would also wait for it, without its usage
-
-
-def _begin_child(parent_pid: int, core: int) -> None:
-  fork_server.bind_to(parent_pid)
-  if hasattr(os, 'sched_setaffinity'):  # else the system chooses
-    os.sched_setaffinity(0, {core})
-
-
-class _Job:
-  """A run that is trained, then evaluated.
-
-  Attributes:
-    run: the run.
-    number: of the run, from 1.
-    core: of its processes.
-    failure: the reason why it has no row; None if there is none.
-    has_row: whether it is done.
-  """
-
-  def __init__(self, run: Run, settings: Settings, number: int, core: int):
-    self.run, self.number, self.core = run, number, core
-    self.failure: str | None = None
-    self.has_row = False
-    self._settings = settings
+  def __init__(self, run: Run, settings: Settings, rows: metrics.JsonLines):
+    self.run, self.name, self.log = run, run.name, settings.log(run)
+    self._settings, self._rows = settings, rows
     self._folder = settings.folder(run)
-    self._folder.parent.mkdir(parents=True, exist_ok=True)
     self._evaluation = self._folder.with_name(f'{self._folder.name}.evaluation')
-    self._is_training = True
-    self._child = self._start(train_command(run, settings), None)
 
-  def _start(self, command: list[str], output: pathlib.Path | None) -> _Child:
-    with open(self._settings.log(self.run), 'a') as log:
-      if output is None:
-        return _Child(command, self.core, log, log)
-      with open(output, 'w') as file:
-        return _Child(command, self.core, file, log)
+  def begin(self) -> jobs.Command:
+    self._folder.parent.mkdir(parents=True, exist_ok=True)
+    return jobs.Command('training', train_command(self.run, self._settings))
 
-  @property
-  def phase(self) -> str:
-    """Words for a line of progress, after training."""
-    return '' if self._is_training else ', evaluating'
-
-  def interrupt(self, *, again: bool) -> None:
-    """Stops it in order, or `again` at once."""
-    self._child.send(signal.SIGKILL if again else signal.SIGINT)
-
-  def advance(self, rows: metrics.JsonLines, *, stopping: bool) -> bool:
-    """Takes the next step where the last has ended; returns whether nothing is left to do.
-
-    Args:
-      rows: takes the row of the run.
-      stopping: whether nothing more may begin.
-    """
-    if not self._child.poll():
-      return False
-    if self._is_training:
-      self._note_attempt()
-    if stopping and self._child.code:
-      return True
-    if self._child.code:
-      words = 'training' if self._is_training else 'evaluation'
-      self.failure = f'{words} ended with exit code {self._child.code}: {self._last_line()}'
-      return True
-    if not self._is_training:
-      rows.write(self._row())
-      self.has_row = True
+  def after(self, ended: jobs.Ended) -> jobs.Command | None:
+    is_training = ended.label == 'training'
+    if is_training:
+      self._note_attempt(ended)
+    if ended.code:
+      raise self.failure(ended)
+    if not is_training:
+      self._rows.write(self._row())
       self._evaluation.unlink()
-      return True
-    if stopping:
-      return True
-    if not self._has_finished():
-      self.failure = 'training was stopped before its end; the same command resumes it'
-      return True
-    self._is_training = False
-    self._child = self._start(evaluate_command(self.run, self._settings), self._evaluation)
-    return False
+      return None
+    if not folder_lib.has_finished(self._folder):
+      raise jobs.Failed('training was stopped before its end; the same command resumes it')
+    return jobs.Command('evaluation', evaluate_command(self.run, self._settings), self._evaluation)
 
-  def _note_attempt(self) -> None:
+  def _note_attempt(self, ended: jobs.Ended) -> None:
     if self._folder.exists():
       attempts = metrics.JsonLines(self._folder / ATTEMPTS)
+      (core,) = ended.cores
       attempts.write(
         {
-          'core': self.core,
-          'exit_code': self._child.code,
-          'cpu_seconds': self._child.cpu_seconds,
-          'wall_seconds': self._child.wall_seconds,
+          'core': core,
+          'exit_code': ended.code,
+          'cpu_seconds': ended.cpu_seconds,
+          'wall_seconds': ended.wall_seconds,
         }
       )
       attempts.close()
-
-  def _has_finished(self) -> bool:
-    """Whether the run has reached its end, rather than being stopped by someone else."""
-    last = metrics.last(self._folder / 'metrics' / 'evaluator.jsonl')
-    return last is not None and last['final']
-
-  def _last_line(self) -> str:
-    lines = self._settings.log(self.run).read_text(errors='replace').strip().splitlines()
-    return lines[-1] if lines else 'it printed nothing'
 
   def _row(self) -> dict[str, Any]:
     lines = self._evaluation.read_text().splitlines()
@@ -304,16 +198,14 @@ class _Job:
       },
     }
 
-  def line(self) -> str:
+  def line(self, seconds: float) -> str:
     """Score, steps and time so far."""
     spans, last_step = scores.read(self._folder)
     points = scores.curve(spans, self.run.task.steps, last_step)
     known = [point for point in points if point is not None]
     shown = f'{known[-1]:.2f}' if known else 'no episode yet'
     attempts = metrics.read(self._folder / ATTEMPTS)
-    seconds = sum(attempt['wall_seconds'] for attempt in attempts)
-    if self._is_training:
-      seconds += self._child.wall_seconds
+    seconds += sum(attempt['wall_seconds'] for attempt in attempts)
     return f'{self.run.name}: {shown} at {last_step:,} steps, {seconds / 60:.1f} min'
 
 
@@ -343,85 +235,13 @@ def run_all(
     say: takes lines of progress.
 
   Returns:
-    0, 1 where a run failed, or INTERRUPTED.
+    The exit code: 0, 1 where a run failed, or that of an interrupt.
   """
   settings.out.mkdir(parents=True, exist_ok=True)
   rows = metrics.JsonLines(settings.out / ROWS)
-  with supervisor.Interrupts() as interrupts:
-    bench = _Bench(runs, settings, cores, rows, say)
-    passed_on = 0
-    while bench.advance(stopping=interrupts.count > 0):
-      if interrupts.count > passed_on:
-        passed_on = interrupts.count
-        say('stopping the runs; a second Ctrl-C kills them')
-        bench.interrupt(again=passed_on > 1)
-      time.sleep(POLL_SECONDS)
+  made = [_Job(run, settings, rows) for run in runs]
+  code, left = jobs.run_all(made, [{core} for core in cores], say)
   rows.close()
-  if interrupts.count:
-    say(f'stopped with {bench.left} runs left; run the same command again to continue')
-    return INTERRUPTED
-  return 1 if bench.failed else 0
-
-
-class _Bench:
-  """Jobs on cores.
-
-  Attributes:
-    failed: number of runs without a row, because of an error.
-  """
-
-  def __init__(
-    self,
-    runs: Sequence[Run],
-    settings: Settings,
-    cores: Sequence[int],
-    rows: metrics.JsonLines,
-    say: Callable[[str], None],
-  ):
-    self.failed = 0
-    self._waiting = list(enumerate(runs, start=1))
-    self._total = len(runs)
-    self._settings, self._rows, self._say = settings, rows, say
-    self._free = list(cores)
-    self._jobs: list[_Job] = []
-    self._done = 0
-    self._reported = time.monotonic()
-
-  @property
-  def left(self) -> int:
-    """Number of runs without a row."""
-    return self._total - self._done
-
-  def interrupt(self, *, again: bool) -> None:
-    """Stops all jobs in order, or `again` at once."""
-    for job in self._jobs:
-      job.interrupt(again=again)
-
-  def advance(self, *, stopping: bool) -> bool:
-    """Starts and ends jobs; returns whether any is left."""
-    while self._waiting and self._free and not stopping:
-      number, run = self._waiting.pop(0)
-      self._jobs.append(_Job(run, self._settings, number, self._free.pop(0)))
-    is_due = time.monotonic() - self._reported > PROGRESS_SECONDS
-    for job in list(self._jobs):
-      if job.advance(self._rows, stopping=stopping):
-        self._end(job)
-      elif is_due:
-        self._say(f'{self._number(job)} {job.line()} so far{job.phase}')
-    if is_due:
-      self._reported = time.monotonic()
-    return bool(self._jobs or (self._waiting and not stopping))
-
-  def _end(self, job: _Job) -> None:
-    self._jobs.remove(job)
-    self._free.append(job.core)
-    if job.failure is not None:
-      self.failed += 1
-      log = self._settings.log(job.run)
-      self._say(f'{self._number(job)} warning: {job.run.name}: {job.failure} (log: {log})')
-    elif job.has_row:
-      self._done += 1
-      self._say(f'{self._number(job)} {job.line()}')
-
-  def _number(self, job: _Job) -> str:
-    return f'[{job.number}/{self._total}]'
+  if code == jobs.INTERRUPTED:
+    say(f'stopped with {left} runs left; run the same command again to continue')
+  return code

@@ -16,6 +16,7 @@ from hephaestus.actors import environments
 from hephaestus.launch import main, records
 from hephaestus.launch.bench.learning import runs, scores, suite, table
 from hephaestus.launch.run import metrics
+from hephaestus.launch.sweep import jobs
 
 TINY = [
   'agent.hidden_size=16', 'agent.num_layers=1', 'actor.num_envs=32', 'actor.sequence_length=33',
@@ -320,7 +321,7 @@ def test_interrupt_stops_the_runs_and_tells_how_to_continue(tmp_path):
     assert process.poll() is None
   process.send_signal(signal.SIGINT)
   _, stderr = process.communicate(timeout=120)
-  assert process.returncode == runs.INTERRUPTED
+  assert process.returncode == jobs.INTERRUPTED
   assert 'stopped with 1 runs left; run the same command again to continue' in stderr
   assert not any(child.is_running() for child in children)
 

@@ -388,3 +388,11 @@ def test_acts_in_a_loop_of_gymnasium(in_process, tmp_path):
 
 def test_path_of_a_run_is_its_folder(run):
   assert pathlib.Path(run) == run.folder and repr(run) == f'Run({str(run.folder)!r})'
+
+
+def test_configuration_file_is_read_from_python(tmp_path):
+  with pytest.raises(ValueError, match=r'--config .*nowhere.yaml: cannot be read'):
+    hephaestus.train(config=tmp_path / 'nowhere.yaml')
+  (tmp_path / 'my.yaml').write_text('agent: {gama: 0.9}')
+  with pytest.raises(ValueError, match=r'agent.gama=0.9: unknown key'):
+    hephaestus.train(config=str(tmp_path / 'my.yaml'))

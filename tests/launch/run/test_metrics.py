@@ -1,5 +1,6 @@
 """Metrics files: rows can be read back, also after a kill and a restore."""
 
+import collections
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import metrics
 
 
@@ -264,5 +266,98 @@ def test_metrics_and_views_load_neither_tensorflow_nor_reverb(tmp_path):
 
 def test_missing_wandb_names_the_extra(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', None)  # as if it were not installed
+  wandb = launch_config.WandbConfig(enabled=True)
   with pytest.raises(ValueError, match='uv sync --inexact --extra wandb'):
-    metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', wandb=True)
+    metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', wandb=wandb)
+
+
+def sent_to_wandb(folder):
+  """The records of each offline run of W&B in a folder by their type, in the order of names."""
+  import wandb
+  from wandb.proto import wandb_internal_pb2
+  from wandb.sdk.internal import datastore
+
+  wandb.teardown()  # its process has then written the files
+  found = []
+  for path in folder.glob('wandb/offline-run-*/*.wandb'):
+    reader = datastore.DataStore()
+    reader.open_for_scan(str(path))
+    records = collections.defaultdict(list)
+    while (data := reader.scan_data()) is not None:
+      record = wandb_internal_pb2.Record()
+      record.ParseFromString(data)
+      kind = record.WhichOneof('record_type')
+      records[kind].append(getattr(record, kind))
+    found.append(records)
+  return sorted(found, key=lambda records: records['run'][0].display_name)
+
+
+def values_of(row):
+  """The values of a row that was sent to W&B, as JSON."""
+  return {'/'.join(item.nested_key) or item.key: item.value_json for item in row.item}
+
+
+@pytest.fixture
+def offline(monkeypatch):
+  pytest.importorskip('wandb')
+  monkeypatch.setenv('WANDB_MODE', 'offline')
+  monkeypatch.setenv('WANDB_SILENT', 'true')
+
+
+def test_wandb_gets_the_names_and_the_rows_of_a_node(tmp_path, offline):
+  wandb = launch_config.WandbConfig(
+    enabled=True, project='mine', entity='team', name='small', group='sizes', tags=('a', 'b')
+  )
+  logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', wandb=wandb)
+  logger.write({'learner_step': 3, 'loss': 0.5})
+  logger.close()
+  (sent,) = sent_to_wandb(tmp_path)
+  run = sent['run'][0]
+  assert (run.project, run.entity, run.display_name) == ('mine', 'team', 'small learner')
+  assert (run.run_group, list(run.tags)) == ('sizes', ['a', 'b'])
+  (row,) = sent['history']
+  assert values_of(row).items() >= {'learner_step': '3', 'loss': '0.5'}.items()
+  assert not sent['artifact']
+
+
+def test_nodes_of_one_process_are_runs_of_their_own_in_wandb(tmp_path, offline):
+  wandb = launch_config.WandbConfig(enabled=True)
+  nodes = [
+    metrics.make_logger(tmp_path, node, steps_key='step', wandb=wandb)
+    for node in ('evaluator', 'learner')
+  ]
+  nodes[1].write({'step': 7})
+  nodes[0].close()
+  nodes[1].write({'step': 8})
+  nodes[1].close()
+  evaluator, learner = sent_to_wandb(tmp_path)
+  assert learner['run'][0].display_name == 'learner'
+  assert [values_of(row)['step'] for row in learner['history']] == ['7', '8']
+  assert not evaluator['history']
+
+
+@pytest.mark.parametrize(
+  ('node', 'expected'),
+  [
+    ('learner', [('run-1-run-1-checkpoint', '5'), ('run-1-run-1-checkpoint', '10')]),
+    ('evaluator', [('run-1-run-1-video', '5')]),
+    ('actor-0', []),
+  ],
+)
+def test_each_complete_checkpoint_and_video_is_uploaded_once(tmp_path, offline, node, expected):
+  folder = tmp_path / 'run=1'
+  for name in ('checkpoints/5/digest', 'checkpoints/7.orbax-checkpoint-tmp/digest', 'videos/5.gif'):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(name)
+  wandb = launch_config.WandbConfig(enabled=True, artifacts=True)
+  logger = metrics.make_logger(folder, node, steps_key='environment_step', wandb=wandb)
+  logger.write({'environment_step': 1})
+  logger.write({'environment_step': 2})
+  (folder / 'checkpoints' / '10').mkdir()
+  (folder / 'checkpoints' / '10' / 'digest').write_text('ten')
+  logger.close()
+  (records,) = sent_to_wandb(folder)
+  sent = records['artifact']
+  found = [(each.name, *(set(each.aliases) - {'latest'})) for each in sent]  # aliases have no order
+  assert found == expected
+  assert all('latest' in each.aliases for each in sent)

@@ -1,0 +1,1 @@
+"""Several runs at a time: seeds, sweeps, and the jobs of `bench learning`."""

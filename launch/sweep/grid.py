@@ -1,0 +1,202 @@
+"""Runs of several seeds and settings: which there are, their folders, and the table of their curves."""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from absl import logging as absl_logging
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import flags
+from hephaestus.launch.agents import presets
+from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.run import metrics
+from hephaestus.launch.sweep import jobs
+
+BY_FLAG = {
+  'seed': '--seeds', 'max_environment_steps': '--steps', launch_config.AGENT: '--agent',
+}  # fmt: skip
+
+
+class Run(NamedTuple):
+  """One run of a sweep.
+
+  Attributes:
+    folder: of the run, named by setting and seed.
+    setting: such as 'gamma=0.9,window=4'; '' where only seeds differ.
+    config: of the run.
+  """
+
+  folder: pathlib.Path
+  setting: str
+  config: launch_config.ExperimentConfig
+
+
+def plan(arguments: argparse.Namespace) -> list[Run]:
+  """The runs of the flags, in the order in which they are started: all settings of the first seed first.
+
+  Args:
+    arguments: of `train`, with `seeds`, `grid`, and `run`, the folder of all runs; a new one for None.
+
+  Raises:
+    ValueError: naming the flag or key that is invalid, or the run whose folder has another config.
+  """
+  seeds = [arguments.seed or 0] if arguments.seeds is None else list(dict.fromkeys(arguments.seeds))
+  chosen = list(itertools.product(seeds, _settings(arguments.grid)))
+  configs = []
+  for seed, (_, assignments) in chosen:
+    changes = {'run': None, 'seed': seed, 'set': [*arguments.set, *assignments]}
+    with contextlib.redirect_stdout(io.StringIO()):  # the same line for each run
+      configs.append(flags.make_config(argparse.Namespace(**vars(arguments) | changes)))
+  parent = arguments.run or folder_lib.new(configs[0])
+  found = []
+  for (seed, (setting, _)), config in zip(chosen, configs, strict=True):
+    name = re.sub(r'[^\w.,=+-]+', '-', ','.join(filter(None, [setting, f'seed={seed}'])))
+    found.append(Run(parent / name, setting, _reported(config, parent.name, name)))
+  names = [run.folder.name for run in found]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(f'--grid: two settings are named {name}; give each value once')
+  for run in found:
+    if (run.folder / folder_lib.CONFIG).exists():
+      folder_lib.check(run.folder, run.config)
+  return found
+
+
+def _reported(
+  config: launch_config.ExperimentConfig, group: str, name: str
+) -> launch_config.ExperimentConfig:
+  """A config whose run has a group and a name in Weights & Biases, where it has none yet."""
+  wandb = config.wandb
+  changed = dataclasses.replace(wandb, group=wandb.group or group, name=wandb.name or name)
+  return dataclasses.replace(config, wandb=changed)
+
+
+def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:
+  """Name and assignments of each setting: all combinations of the values of all keys."""
+  values: dict[str, list[str]] = {}
+  for text in grids:
+    key, separator, listed = text.partition('=')
+    if not separator or not key:
+      raise ValueError(f'--grid {text}: write it as key=value,value, such as agent.gamma=0.9,0.99')
+    if key in BY_FLAG:
+      raise ValueError(f'--grid {text}: is given by {BY_FLAG[key]}')
+    if key in values:
+      raise ValueError(f'--grid {text}: the key is given twice; list all its values in one')
+    values[key] = _split(text, listed)
+  shorts = [key.rpartition('.')[2] for key in values]
+  names = {
+    key: short if shorts.count(short) == 1 else key
+    for key, short in zip(values, shorts, strict=True)
+  }
+  return [
+    (
+      ','.join(f'{names[key]}={value}' for key, value in zip(values, chosen, strict=True)),
+      [f'{key}={value}' for key, value in zip(values, chosen, strict=True)],
+    )
+    for chosen in itertools.product(*values.values())
+  ]
+
+
+def _split(text: str, listed: str) -> list[str]:
+  """The values of a list, as they were written; each may be a list itself."""
+  try:
+    (node,) = yaml.compose_all(f'[{listed}]')
+  except (yaml.YAMLError, ValueError):
+    node = None
+  if not isinstance(node, yaml.SequenceNode) or not node.value:
+    raise ValueError(f'--grid {text}: give its values, separated by commas')
+  return [listed[each.start_mark.index - 1 : each.end_mark.index - 1] for each in node.value]
+
+
+def is_done(run: Run) -> bool:
+  """Whether a run has reached the end that its config asks for."""
+  if not (run.folder / folder_lib.CONFIG).exists() or not folder_lib.has_finished(run.folder):
+    return False
+  known = folder_lib.load_config(run.folder)
+  limits = lambda config: (config.max_environment_steps, config.max_minutes)
+  return limits(known) == limits(run.config)
+
+
+def shares(runs: Sequence[Run], asked: int | None) -> list[list[int]]:
+  """Cores for each of the runs that are trained at a time.
+
+  A run of one process takes a core, and one with actors takes one for each of them and two more. Runs
+  that use an accelerator are trained one after another.
+
+  Args:
+    runs: to be trained.
+    asked: number of runs at a time; None to choose it.
+
+  Raises:
+    ValueError: there are fewer cores than `asked`.
+  """
+  available = jobs.available_cores()
+  if asked is None:
+    needed = max(1 if each.config.fused else 2 + each.config.actor.num_actors for each in runs)
+    asked = max(1, len(available) // needed)
+    if presets.default_preset() != 'laptop' and any(each.config.accelerator for each in runs):
+      asked = 1
+  else:
+    jobs.available_cores(asked)
+  parts = np.array_split(available, min(asked, len(runs)))
+  return [[int(core) for core in part] for part in parts]
+
+
+class Training(jobs.Job):
+  """A run of a sweep that is trained, or resumed.
+
+  Attributes:
+    run: the run.
+  """
+
+  def __init__(self, run: Run):
+    self.run, self.name = run, run.folder.name
+    self.log = run.folder / 'logs' / 'train.log'
+
+  def begin(self) -> jobs.Command:
+    try:
+      folder_lib.open_run(self.run.folder, self.run.config)  # so the command needs no other flag
+    except ValueError as error:
+      raise jobs.Failed(str(error)) from None
+    return jobs.Command('training', ['train', '--run', str(self.run.folder)])
+
+  def after(self, ended: jobs.Ended) -> None:
+    if ended.code:
+      raise self.failure(ended)
+    if not folder_lib.has_finished(self.run.folder):
+      raise jobs.Failed('training was stopped before its end; the same command resumes it')
+
+  def line(self, seconds: float) -> str:
+    files = self.run.folder / 'metrics'
+    steps = (metrics.last(files / 'learner.jsonl') or {}).get('environment_step') or 0
+    episode_return = (metrics.last(files / 'evaluator.jsonl') or {}).get('episode_return')
+    shown = 'not evaluated yet' if episode_return is None else f'return {episode_return:.2f}'
+    time = f', {seconds / 60:.1f} min' if seconds else ''
+    return f'{self.name}: {shown}, {steps:,}/{self.run.config.max_environment_steps:,} steps{time}'
+
+
+def table(runs: Sequence[Run]) -> tuple[str, list[str]]:
+  """A table with a curve of each setting in Markdown, as of `report`, and remarks.
+
+  Raises:
+    ValueError: there are no curves, or the extra `report` is not installed.
+  """
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  from hephaestus.launch.report import curves
+
+  absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
+  settings = dict.fromkeys(run.setting for run in runs if run.setting)
+  labelled = [(name, [run.folder for run in runs if run.setting == name]) for name in settings]
+  unlabelled = [run.folder for run in runs if not run.setting]
+  made: Any = curves.make(unlabelled, labelled)
+  return made.markdown, [f'left out: {reason}' for reason in made.left_out]

@@ -1,0 +1,147 @@
+"""Configuration files: values over a preset, flags over them, and the config that is printed with comments."""
+
+import dataclasses
+
+import pytest
+
+from hephaestus.launch import config, config_file, flags, main, records
+from hephaestus.launch.agents import presets
+from hephaestus.launch.run import folder as folder_lib
+
+MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
+
+
+@pytest.fixture
+def make(tmp_path):
+  """The config of `train` with a file of this text and these flags."""
+
+  def make(text, *words):
+    (tmp_path / 'my.yaml').write_text(text)
+    command = ['hephaestus', 'train', '--config', str(tmp_path / 'my.yaml'), *map(str, words)]
+    return flags.make_config(main.parse(command))
+
+  return make
+
+
+@pytest.mark.parametrize('agent', records.AGENTS)
+@pytest.mark.parametrize('preset', MACHINES)
+def test_printed_config_is_a_file_of_the_same_config(preset, agent, make):
+  made = config.override(config.of_preset(agent, preset, 'catch'), ['environment.rows=7', 'seed=3'])
+  assert make(config_file.to_yaml(made), '--preset', 'laptop') == made
+
+
+@pytest.mark.parametrize('agent', records.AGENTS)
+def test_every_key_has_a_comment(agent):
+  made = config.of_preset(agent, 'laptop', 'catch')
+  known = config_file.meanings(made)
+  keys = config.flatten(dataclasses.asdict(made))
+  assert [key for key in keys if key not in known and not key.startswith('environment.')] == []
+  text = config_file.to_yaml(made)
+  assert all(f'  # {comment}\n' in text for comment in known.values())
+
+
+def test_comment_is_of_the_docstring_or_beside_the_field():
+  @dataclasses.dataclass
+  class Sizes:
+    """Sizes.
+
+    Attributes:
+      width: units of a layer,
+        in all of them.
+    """
+
+    width: int = 3
+    depth: int = 2  # layers
+    dropout: float = 0.0
+
+  assert config_file.comments(Sizes) == {
+    'width': 'units of a layer, in all of them',
+    'depth': 'layers',
+  }
+
+
+def test_command_prints_the_config_of_its_flags(capsys, tmp_path):
+  words = ['--preset', 'laptop', '--env', 'grid_world', '--set', 'agent.gamma=0.9']
+  assert main.run(main.parse(['hephaestus', 'config', *words])) == 0
+  printed = capsys.readouterr().out
+  assert '\n  gamma: 0.9  # discount factor of rewards\n' in printed
+  expected = config.override(presets.laptop('grid_world'), ['agent.gamma=0.9'])
+  (tmp_path / 'config.yaml').write_text(printed)
+  assert config.load(tmp_path / 'config.yaml') == expected
+
+
+def test_values_of_a_file_replace_those_of_its_preset(make):
+  made = make(
+    'preset: gpu\nagent_name: ppo\nenvironment: {name: grid_world, size: 6}\n'
+    'agent: {clip: 0.1}\nlearner.num_epochs: 2\n'
+  )
+  expected = ['environment.size=6', 'agent.clip=0.1', 'learner.num_epochs=2']
+  assert made == config.override(presets.ppo_gpu('grid_world'), expected)
+
+
+def test_flags_override_a_file(make):
+  text = 'preset: gpu\nagent: {gamma: 0.9, window: 4}\nseed: 1\nmax_environment_steps: 5\n'
+  words = ['--preset', 'laptop', '--set', 'agent.gamma=0.8', '--seed', 2, '--steps', 900]
+  made = make(text, *words)
+  expected = ['agent.gamma=0.8', 'agent.window=4', 'seed=2', 'max_environment_steps=900']
+  assert made == config.override(presets.laptop('catch'), expected)
+
+
+def test_values_of_a_file_are_checked_with_the_overrides(make):
+  text = 'preset: laptop\nagent: {horizon_max: 15, horizon_min: 15}\n'
+  assert make(text, '--set', 'agent.steps_per_chunk=5').agent.steps_per_chunk == 5
+  with pytest.raises(
+    ValueError, match=r'agent.steps_per_chunk=8: must divide agent.horizon_max=15'
+  ):
+    make(text)
+
+
+def test_other_environment_leaves_out_the_options_of_the_file(make):
+  text = 'preset: laptop\nenvironment: {name: catch, rows: 7}\n'
+  assert make(text, '--env', 'catch').environment == {'name': 'catch', 'rows': 7}
+  assert make(text, '--env', 'grid_world').environment == {'name': 'grid_world'}
+
+
+def test_file_under_old_names_is_read(make):
+  assert make('preset: laptop\nactor: {num_worlds: 8}\n').actor.num_envs == 8
+
+
+def test_resumed_run_takes_what_a_file_does_not_say_from_its_folder(make, tmp_path):
+  known = config.override(presets.laptop('catch'), ['environment.rows=7', 'seed=5'])
+  folder_lib.open_run(tmp_path / 'run', known)
+  made = make('max_environment_steps: 9\n', '--run', tmp_path / 'run')
+  assert made == config.override(known, ['max_environment_steps=9'])
+  with pytest.raises(ValueError, match=r'--agent: the folder has dreamer, you gave ppo'):
+    make('agent_name: ppo\n', '--run', tmp_path / 'run')
+
+
+def test_run_of_the_baseline_resumes_by_its_own_command(tmp_path):
+  made = config.of_preset('plain', 'laptop', 'catch')
+  folder_lib.open_run(tmp_path / 'run', made)
+  words = ['--agent', 'plain', '--preset', 'laptop', '--run', str(tmp_path / 'run')]
+  assert flags.make_config(main.parse(['hephaestus', 'train', *words])) == made
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('a: [', r'--config .*my.yaml: is not YAML'),
+    ('- 3', r'--config .*my.yaml: must be a mapping'),
+    ('agent: 3', r'agent=3: is a section; give its values, such as agent.deterministic_size'),
+    ('environment: catch', r'environment=catch: is a section; .* environment.name'),
+    ('agent: {gama: 0.9}', r'agent.gama=0.9: unknown key; did you mean agent.gamma'),
+    ('agent: {levels: 9}', r'--config .*my.yaml: agent.levels=9 is of an older network'),
+    ('preset: lap', r'--preset lap: choose one of laptop'),
+    ('preset: [laptop]', r"preset=\['laptop'\]: must be a name"),
+    ('learner: {batch_size: many}', r'learner.batch_size=many: '),
+  ],
+)
+def test_bad_file_is_named_with_its_key(make, text, words):
+  with pytest.raises(ValueError, match=words):
+    make(text)
+
+
+def test_missing_file_is_one_line(capsys):
+  assert main.run(main.parse(['hephaestus', 'train', '--config', 'nowhere.yaml'])) == 2
+  expected = 'hephaestus train: --config nowhere.yaml: cannot be read (No such file or directory)\n'
+  assert capsys.readouterr().err == expected
