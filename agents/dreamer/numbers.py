@@ -18,9 +18,6 @@ MAX_COPY = 0.999
 MIN_LIKELIHOOD = 1e-20
 """Bounds the loss of a number. A bound that decoders reach would stop the gradient of rare changes."""
 
-LEAST_PROBABILITY = 0.02
-"""Less probable outcomes of a number are not sampled."""
-
 MIN_ERROR = 1e-4
 """Least mean squared error, in standard deviations, to which real numbers are predicted."""
 
@@ -344,8 +341,7 @@ class Numbers:
     """Sampled numbers, [..., F] float32; real ones are as expected.
 
     The most likely number would keep each that changes in less than half of the cases, and a policy
-    finds the reward that it can so collect for ever. Improbable outcomes are left out, since so many
-    numbers are sampled at each step that one of them would nearly always be wrong.
+    finds the reward that it can so collect for ever.
 
     Args:
       predicted: of `predict`.
@@ -354,12 +350,12 @@ class Numbers:
     """
     binary = len(self._kinds[0])
     for_bits, for_levels = noise[..., :binary], noise[..., binary:]
-    zero, one = map(_probable, predicted.bits)
+    zero, one = predicted.bits
     bits = one
     if binary:  # fractions among them are as expected
       drawn = (for_bits * (zero + one) < one).astype(jnp.float32)
-      bits = jnp.where(statistics['between'] < 0.01, drawn, predicted.bits[1])
-    ends = jnp.cumsum(_probable(predicted.levels), axis=-1)
+      bits = jnp.where(statistics['between'] < 0.01, drawn, one)
+    ends = jnp.cumsum(predicted.levels, axis=-1)
     level = jnp.sum((for_levels * ends[..., -1])[..., None] >= ends[..., :-1], axis=-1)
     levels = around(level, predicted.levels)
     return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
@@ -430,11 +426,6 @@ def around(level: jax.Array, shares: jax.Array) -> jax.Array:
   near = jnp.where(jnp.abs(place - level[..., None]) <= 1, shares, 0.0)
   total = jnp.maximum(jnp.sum(near, axis=-1), MIN_LIKELIHOOD)
   return jnp.sum(near * place, axis=-1) / total / (shares.shape[-1] - 1)
-
-
-def _probable(probabilities: jax.Array) -> jax.Array:
-  """Probabilities without the small ones."""
-  return jnp.where(probabilities < LEAST_PROBABILITY, 0.0, probabilities)
 
 
 def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:
