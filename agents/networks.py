@@ -273,3 +273,19 @@ def apply(module: nn.Module, params: Any, *inputs: Any) -> jax.Array:
   """Applies a module without state."""
   outputs: Any = module.apply({'params': params}, *inputs)
   return outputs
+
+
+def gru(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
+  """A step of a GRU: [..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
+
+    candidate = tanh(sigmoid(reset) candidate)      h <- h + sigmoid(update - b) (candidate - h)
+
+  Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
+  2 steps to `memory_steps`, by the constants b. Initial gradients then reach observations of long
+  ago. Tallec and Ollivier (2018), "Can recurrent neural networks warp time?".
+  """
+  reset, candidate, update = jnp.split(gates, 3, axis=-1)
+  candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
+  steps = np.geomspace(2, memory_steps, state.shape[-1])
+  update = kernels.sigmoid(update - jnp.asarray(np.log(steps - 1), update.dtype))
+  return update * candidate + (1 - update) * state

@@ -104,21 +104,11 @@ def measure(
   after = lambda x: jnp.stack([_shifted(x, k + 1) for k in range(num_steps)])
   reward, discount = after(sequence.reward), after(sequence.discount)
 
-  dreamt = dream.rollout(
-    model,
-    dreamer.actor_critic,
-    params,
-    params['actor_critic']['critic'],  # in place of its slow copy, whose values are not read
-    start,
-    jnp.asarray(num_steps, jnp.int32),
-  )
-  shape = (num_steps, total, batch)
-  lasts = jnp.cumprod(dreamt.discount.at[0].set(1.0)[:num_steps], axis=0)
-  imagined = jnp.cumsum(lasts * dreamt.reward[1 : num_steps + 1], axis=0).reshape(shape)
+  shaped = lambda x: x.reshape(*x.shape[:-1], total, batch)
+  imagined, value = map(shaped, _imagine(dreamer, params, start, num_steps))
   real = jnp.cumsum(jnp.where(alive, reward, 0.0), axis=0)
-
   foreseen = _foresee(dreamer, params, start, sequence, member_key, noise_key, num_steps)
-  foreseen = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), foreseen)
+  foreseen = jax.tree.map(lambda x: x.reshape(num_steps, total, batch, *x.shape[2:]), foreseen)
   ends = alive & (discount == 0)
   wrong, error = model.networks.numbers.differences(
     foreseen.numbers, after(posterior.latent.numbers), params['world_model']['statistics']
@@ -136,8 +126,20 @@ def measure(
     missed=Tally.of(jnp.abs(foreseen.reward), alive & (reward == 0)),
     end=Tally.of(model.discount(params['world_model'], posterior.features), ended),
     paid=_share(now, jnp.where(posterior.first, 0.0, sequence.reward)),
-    value=Tally.of(dreamt.values['task'][0].reshape(total, batch), begins),
-  )  # fmt: skip
+    value=Tally.of(value, begins),
+  )
+
+
+def _imagine(
+  dreamer: dreamer_agent.Dreamer, params: Tree, start: dream.Start, num_steps: int
+) -> tuple[jax.Array, jax.Array]:
+  """Sums of the rewards that the policy imagines, [K, T B], and values of the starts, [T B]."""
+  slow_critic = params['actor_critic']['critic']  # in place of the copy, whose values are not read
+  steps = jnp.asarray(num_steps, jnp.int32)
+  dreamt = dream.rollout(dreamer.model, dreamer.actor_critic, params, slow_critic, start, steps)
+  lasts = jnp.cumprod(dreamt.discount.at[0].set(1.0)[:num_steps], axis=0)
+  imagined = jnp.cumsum(lasts * dreamt.reward[1 : num_steps + 1], axis=0)
+  return imagined, dreamt.values['task'][0]
 
 
 def _share(predicted: jax.Array, real: jax.Array) -> Tally:

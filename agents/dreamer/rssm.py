@@ -188,7 +188,7 @@ class RSSM:
     gates = joined @ matrices.recurrence + embedded
     gates = kernels.normalise(gates, **params['recurrence']['norm'], centred=True)
     state = joined[..., -latent.deterministic.shape[-1] :]
-    return gru(gates.astype(self.dtype), state, self.networks.config.memory_steps)
+    return networks.gru(gates.astype(self.dtype), state, self.networks.config.memory_steps)
 
   def posterior(
     self, params: Tree, matrices: Matrices, deterministic: jax.Array, evidence: jax.Array
@@ -498,19 +498,3 @@ def _vectors(params: Tree) -> Tree:
     'recurrence': {'norm': params['recurrence']['norm']},
     'posterior': {name: params['posterior'][name] for name in ('norm', 'bias')},
   }
-
-
-def gru(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
-  """A step of a GRU: [..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
-
-    candidate = tanh(sigmoid(reset) candidate)      h <- h + sigmoid(update - b) (candidate - h)
-
-  Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
-  2 steps to `memory_steps`, by the constants b. Initial gradients then reach observations of long
-  ago. Tallec and Ollivier (2018), "Can recurrent neural networks warp time?".
-  """
-  reset, candidate, update = jnp.split(gates, 3, axis=-1)
-  candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)
-  steps = np.geomspace(2, memory_steps, state.shape[-1])
-  update = kernels.sigmoid(update - jnp.asarray(np.log(steps - 1), update.dtype))
-  return update * candidate + (1 - update) * state

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import numbers as numbers_lib
@@ -559,7 +560,7 @@ def test_images_are_flat_without_channels(make_dreamer):
 
 
 def test_units_have_geometric_time_constants():
-  kept = rssm.gru(jnp.zeros((1, 9)), jnp.ones((1, 3)), 50)
+  kept = networks.gru(jnp.zeros((1, 9)), jnp.ones((1, 3)), 50)
   np.testing.assert_allclose(kept[0], 1 - 1 / np.array([2, 10, 50]), rtol=1e-5)
 
 
@@ -650,7 +651,11 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, infe
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = rssm.Recurrent(latent, model.networks.actions.encode(sequence.action[2]))
   imagine = lambda params: model.rssm.imagine(
-    params, model.rssm.matrices(params), recurrent, jnp.zeros(3, jnp.int32), jnp.full((3, 4), 0.5)
+    params,
+    model.rssm.matrices(params),
+    recurrent,
+    jnp.zeros(3, jnp.int32),
+    rssm.Noise(jnp.full((3, 4), 0.5), jnp.full((3, model.networks.numbers.num_sampled), 0.5)),
   )
   imagined, previous, prior = jax.jit(imagine)(params)
   np.testing.assert_allclose(

@@ -67,7 +67,11 @@ def test_dreamer_trains_in_one_process_by_default(tmp_path):
     (['launch', 'hosts.yaml'], 'launch: several hosts', '`hephaestus train --fused`'),
     (['node', 'hosts.yaml', '--host', 'a'], 'node: several hosts', '`hephaestus train --fused`'),
     (['inspect', 'localhost:8000'], 'inspect: localhost:8000', '`hephaestus dashboard`'),
-    (['bench', 'replay'], 'bench: bench replay', 'bench learner, env, learning and scaling'),
+    (
+      ['bench', 'replay'],
+      'bench: bench replay',
+      'bench learner, env, learning, dreams and scaling',
+    ),
     (['bench', 'learning', '--distributed'], 'bench: --distributed', 'leave it out'),
   ],
 )
