@@ -125,11 +125,6 @@ class Numbers:
     return len(self._kinds[2])
 
   @property
-  def num_sampled(self) -> int:
-    """S, binary and discrete numbers."""
-    return self.size - self.num_reals
-
-  @property
   def input_size(self) -> int:
     """Width of `inputs`."""
     _, discrete, real = map(len, self._kinds)
@@ -334,30 +329,7 @@ class Numbers:
     _, bits = predicted.bits
     if bits.shape[-1]:
       bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
-    levels = around(jnp.argmax(predicted.levels, axis=-1), predicted.levels)
-    return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
-
-  def sample(self, predicted: Predicted, statistics: Any, noise: jax.Array) -> jax.Array:
-    """Sampled numbers, [..., F] float32; real ones are as expected.
-
-    The most likely number would keep each that changes in less than half of the cases, and a policy
-    finds the reward that it can so collect for ever.
-
-    Args:
-      predicted: of `predict`.
-      statistics: see `initial_statistics`.
-      noise: [..., S] float32, uniform in [0, 1).
-    """
-    binary = len(self._kinds[0])
-    for_bits, for_levels = noise[..., :binary], noise[..., binary:]
-    zero, one = predicted.bits
-    bits = one
-    if binary:  # fractions among them are as expected
-      drawn = (for_bits * (zero + one) < one).astype(jnp.float32)
-      bits = jnp.where(statistics['between'] < 0.01, drawn, one)
-    ends = jnp.cumsum(predicted.levels, axis=-1)
-    level = jnp.sum((for_levels * ends[..., -1])[..., None] >= ends[..., :-1], axis=-1)
-    levels = around(level, predicted.levels)
+    levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
     return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
 
   def differences(
@@ -416,16 +388,17 @@ class Numbers:
     return values[..., np.argsort(np.concatenate(self._kinds))]
 
 
-def around(level: jax.Array, shares: jax.Array) -> jax.Array:
-  """[...] int32, one of L levels, and [..., L] shares of all, to a number in [0, 1], [...] float32.
+def most_likely(logits: jax.Array) -> jax.Array:
+  """[..., L] logits of L levels to the most likely number in [0, 1], [...] float32.
 
-  A number between two levels is two-hot, so the result is the mean over the level and its neighbours.
-  A mean over all levels would average distant modes.
+  A number between two levels is two-hot, so the result is the mean over the best level and its
+  neighbours. A mean over all levels would average distant modes.
   """
-  place = jnp.arange(shares.shape[-1])
-  near = jnp.where(jnp.abs(place - level[..., None]) <= 1, shares, 0.0)
-  total = jnp.maximum(jnp.sum(near, axis=-1), MIN_LIKELIHOOD)
-  return jnp.sum(near * place, axis=-1) / total / (shares.shape[-1] - 1)
+  levels = logits.shape[-1]
+  level = jnp.arange(levels)
+  near = jnp.abs(level - jnp.argmax(logits, axis=-1)[..., None]) <= 1
+  shares = jax.nn.softmax(jnp.where(near, logits.astype(jnp.float32), -jnp.inf), axis=-1)
+  return jnp.sum(shares * level, axis=-1) / (levels - 1)
 
 
 def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:
