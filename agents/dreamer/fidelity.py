@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +12,7 @@ from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import dream, intrinsic, rssm
 
 Tree = Any
-LAST = 2  # of `dm_env.StepType`
+LAST = int(dm_env.StepType.LAST)
 
 
 class Tally(NamedTuple):
@@ -43,7 +44,8 @@ class Fidelity(NamedTuple):
 
   Attributes:
     imagined: [K] sums of imagined rewards, each weighted by the probability that the episode lasts.
-    real: [K] sums of rewards, until the episode ends.
+    real: [K] sums of rewards, until the episode terminates; where a time limit ends it, neither this
+      nor `imagined` is counted beyond.
     wrong: [K] whether any binary or discrete number of the observation is another.
     error: [K] mean absolute error of real numbers, in standard deviations.
     continues: [K] predicted probability to continue at real terminations.
@@ -51,7 +53,7 @@ class Fidelity(NamedTuple):
     reward: [K] the share of real rewards that is predicted, each counted by its size.
     missed: [K] predicted where none is paid, its size.
     end: [] the probability to continue at real terminations, from the observation.
-    paid: [] the same, predicted from the observation of the step.
+    paid: [] the share of real rewards that is predicted from the observation of their step.
     value: [] of the states.
   """
 
@@ -99,8 +101,9 @@ def measure(
   )  # fmt: skip
   # States with K steps after them, of which none is the end of an episode.
   begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]
-  later = jnp.stack([_shifted(last, k) for k in range(num_steps)])
-  alive = begins & ~jnp.cumsum(later, axis=0).astype(bool)  # [K, T, B], of the same episode
+  # [K, T, B]: of the same episode; and without a time limit, which the model does not know.
+  alive = begins & ~_met(last, num_steps)
+  whole = begins & ~_met(last & (sequence.discount > 0), num_steps)
   after = lambda x: jnp.stack([_shifted(x, k + 1) for k in range(num_steps)])
   reward, discount = after(sequence.reward), after(sequence.discount)
 
@@ -114,20 +117,25 @@ def measure(
     foreseen.numbers, after(posterior.latent.numbers), params['world_model']['statistics']
   )
   now = model.reward(params['world_model'], posterior.features).mean()
-  ended = sequence.discount == 0
   return Fidelity(
-    imagined=Tally.of(imagined, begins),
-    real=Tally.of(real, begins),
+    imagined=Tally.of(imagined, whole),
+    real=Tally.of(real, whole),
     wrong=Tally.of(wrong.astype(jnp.float32), alive),
     error=Tally.of(error, alive),
     continues=Tally.of(foreseen.discount, ends),
     lasts=Tally.of(foreseen.discount, alive & ~ends),
     reward=_share(foreseen.reward, jnp.where(alive, reward, 0.0)),
     missed=Tally.of(jnp.abs(foreseen.reward), alive & (reward == 0)),
-    end=Tally.of(model.discount(params['world_model'], posterior.features), ended),
+    end=Tally.of(model.discount(params['world_model'], posterior.features), sequence.discount == 0),
     paid=_share(now, jnp.where(posterior.first, 0.0, sequence.reward)),
     value=Tally.of(value, begins),
   )
+
+
+def _met(event: jax.Array, num_steps: int) -> jax.Array:
+  """[T, B] bool to [K, T, B], whether it has occurred at the step or within k steps after it."""
+  later = jnp.stack([_shifted(event, k) for k in range(num_steps)])
+  return jnp.cumsum(later, axis=0).astype(bool)
 
 
 def _imagine(

@@ -123,11 +123,10 @@ def _number(value: Any) -> float | None:
 def table(result: Result) -> str:
   """The result in words and as a table."""
   shown = lambda value: '-' if value is None else f'{value:,.3g}'
-  names = ['steps', 'imagined', 'real', 'wrong', 'error', 'continues', 'lasts', 'reward', 'missed']
   lines = [
     f'update {result.learner_step}: value {shown(result.value)}; from the observation, probability to '
     f'continue at ends {shown(result.end)}, share of a reward predicted {shown(result.paid)}',
-    '  '.join(f'{name:>9}' for name in names),
+    '  '.join(f'{name:>9}' for name in Row._fields),
   ]
   for row in result.rows:
     lines.append('  '.join(f'{shown(value):>9}' for value in row))

@@ -50,9 +50,12 @@ def dreams(sequence):
 def test_real_rewards_are_those_of_the_episode_in_which_the_dream_begins(measure, sequence):
   found = measure(sequence)
   reward = np.asarray(sequence.reward)
+  limited = np.asarray(sequence.discount) > 0
   for k in range(LENGTH):
-    sums = [reward[t + 1 : t + 1 + min(k + 1, n), b].sum() for t, b, n in dreams(sequence)]
-    assert found.real.number[k] == len(sums) > 0
+    # A time limit ends the comparison, a termination ends the rewards.
+    whole = [(t, b, n) for t, b, n in dreams(sequence) if k < n or not limited[t + n, b]]
+    sums = [reward[t + 1 : t + 1 + min(k + 1, n), b].sum() for t, b, n in whole]
+    assert found.real.number[k] == found.imagined.number[k] == len(sums) > 0
     np.testing.assert_allclose(found.real.total[k], np.sum(sums), rtol=1e-5, atol=1e-6)
 
 
