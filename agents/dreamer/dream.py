@@ -161,7 +161,7 @@ class _Imagination:
     )
     model = self.model.rssm
     recurrent = rssm.Recurrent(before, self.model.networks.actions.encode(action))
-    noise = jax.vmap(model.noise)(noise_keys[:, 1])
+    noise = jax.vmap(model.imagined_noise)(noise_keys[:, 1])
     latent, previous, priors = model.imagine(
       self.model_params, self.matrices, recurrent, self.member, noise
     )

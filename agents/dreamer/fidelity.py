@@ -182,7 +182,7 @@ def _foresee(
 
   def step(latent: rssm.Latent, inputs):
     action, key = inputs
-    noise = jax.vmap(model.rssm.noise)(jax.random.split(key, count))
+    noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(key, count))
     recurrent = rssm.Recurrent(latent, action)
     latent, previous, _ = model.rssm.imagine(world, matrices, recurrent, member, noise)
     features = model.rssm.features(world, latent, previous, start.latent.recalled)

@@ -43,7 +43,7 @@ def foresee(
   num_steps = len(action)
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
-  noise = jax.vmap(model.rssm.noise)(jax.random.split(noise_key, num_steps))
+  noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(noise_key, num_steps))
   is_first = jnp.arange(num_steps) == 0
   is_observed = jnp.arange(num_steps) < context
   inputs = (observation, is_first, is_observed, model.networks.actions.encode(action), noise)

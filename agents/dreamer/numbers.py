@@ -246,7 +246,12 @@ class Numbers:
     return jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-4
 
   def predict(
-    self, outputs: jax.Array, before: jax.Array, follows: jax.Array, statistics: Any
+    self,
+    outputs: jax.Array,
+    before: jax.Array,
+    follows: jax.Array,
+    statistics: Any,
+    max_copy: float = MAX_COPY,
   ) -> Predicted:
     """The distribution of the next numbers.
 
@@ -255,12 +260,14 @@ class Numbers:
       before: [..., F] numbers of the previous step.
       follows: [...] bool, whether there is a previous step.
       statistics: see `initial_statistics`.
+      max_copy: largest probability of a copy. Less than 1 gives each change a gradient; in a sample
+        it would change one of some hundred numbers in every few steps.
     """
     binary, discrete, _ = map(len, self._kinds)
     ends = np.cumsum([binary + discrete, binary, discrete * observation_lib.DISCRETE_LEVELS])
     gates, bits, levels, reals = jnp.split(outputs, ends, axis=-1)
     follows = follows[..., None].astype(jnp.float32)
-    copy = MAX_COPY * jax.nn.sigmoid(gates) * follows
+    copy = max_copy * jax.nn.sigmoid(gates) * follows
     copy_bits, copy_levels = jnp.split(copy, [binary], axis=-1)
     bits_before, discrete_before, reals_before = self._split(before.astype(jnp.float32))
     zero, one = (
@@ -329,7 +336,39 @@ class Numbers:
     _, bits = predicted.bits
     if bits.shape[-1]:
       bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
-    levels = most_likely(jnp.log(jnp.maximum(predicted.levels, 1e-20)))
+    levels = around(jnp.argmax(predicted.levels, axis=-1), predicted.levels)
+    return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
+
+  def sample(
+    self, predicted: Predicted, before: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    """Sampled numbers, [..., F] float32; real ones are as expected.
+
+    The most likely number would keep each that changes in less than half of the cases, and a policy
+    finds the reward that it can so collect for ever. All numbers share one draw, so that those that
+    change in the same event change together, and that one of many hundreds that hardly ever change
+    is as rare as each of them.
+
+    Args:
+      predicted: of `predict`.
+      before: [..., F] numbers of the previous step.
+      statistics: see `initial_statistics`.
+      noise: [...] float32, uniform in [0, 1).
+    """
+    noise = noise[..., None]
+    bits_before, discrete_before, _ = self._split(before.astype(jnp.float32))
+    zero, one = predicted.bits
+    bits = one
+    if bits.shape[-1]:  # fractions among them are as expected
+      changes = noise * (zero + one) < jnp.where(bits_before > 0.5, zero, one)
+      drawn = jnp.where(changes, jnp.round(1 - bits_before), jnp.round(bits_before))
+      bits = jnp.where(statistics['between'] < 0.01, drawn, one)
+    most = predicted.levels.shape[-1] - 1
+    old = jnp.round(discrete_before * most).astype(jnp.int32)
+    others = jnp.where(jnp.arange(most + 1) == old[..., None], 0.0, predicted.levels)
+    ends = jnp.cumsum(others, axis=-1)
+    level = jnp.sum(noise[..., None] >= ends, axis=-1)
+    levels = around(jnp.where(level > most, old, level), predicted.levels)
     return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
 
   def differences(
@@ -388,17 +427,16 @@ class Numbers:
     return values[..., np.argsort(np.concatenate(self._kinds))]
 
 
-def most_likely(logits: jax.Array) -> jax.Array:
-  """[..., L] logits of L levels to the most likely number in [0, 1], [...] float32.
+def around(level: jax.Array, shares: jax.Array) -> jax.Array:
+  """[...] int32, one of L levels, and [..., L] shares of all, to a number in [0, 1], [...] float32.
 
-  A number between two levels is two-hot, so the result is the mean over the best level and its
-  neighbours. A mean over all levels would average distant modes.
+  A number between two levels is two-hot, so the result is the mean over the level and its neighbours.
+  A mean over all levels would average distant modes.
   """
-  levels = logits.shape[-1]
-  level = jnp.arange(levels)
-  near = jnp.abs(level - jnp.argmax(logits, axis=-1)[..., None]) <= 1
-  shares = jax.nn.softmax(jnp.where(near, logits.astype(jnp.float32), -jnp.inf), axis=-1)
-  return jnp.sum(shares * level, axis=-1) / (levels - 1)
+  place = jnp.arange(shares.shape[-1])
+  near = jnp.where(jnp.abs(place - level[..., None]) <= 1, shares, 0.0)
+  total = jnp.maximum(jnp.sum(near, axis=-1), MIN_LIKELIHOOD)
+  return jnp.sum(near * place, axis=-1) / total / (shares.shape[-1] - 1)
 
 
 def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:

@@ -11,10 +11,10 @@ one. All members read the same state and predict in one latent space, so their d
 comparable; Sekar et al. (2020), "Planning to explore via self-supervised world models", likewise
 put the ensemble in heads of one recurrence.
 
-The state also holds x_t, the numbers of the observation: observed along real sequences, decoded in
-imagination. They are decoded from those of the previous step, of which most may stay as they were:
-see `numbers.Numbers`. So latents need not carry what every observation repeats, and actor, critic,
-reward and continue head read observations as a model-free agent does.
+The state also holds x_t, the numbers of the observation: observed along real sequences, in
+imagination sampled from the decoder, where most may stay as they were at the previous step: see
+`numbers.Numbers`. So latents need not carry what every observation repeats, and actor, critic, reward
+and continue head read observations as a model-free agent does.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Then heads
 read z_t, too. Without images x_t is the whole observation, so z_t would only add noise: a sample that
@@ -106,6 +106,18 @@ class Posterior(NamedTuple):
   belief: Any
   priors: Prior
   first: jax.Array
+
+
+class Noise(NamedTuple):
+  """Noise of one imagined step.
+
+  Attributes:
+    latent: [..., Z'], see `distributions.LATENTS`.
+    numbers: [...] float32, see `Numbers.sample`.
+  """
+
+  latent: jax.Array
+  numbers: jax.Array
 
 
 class Matrices(NamedTuple):
@@ -237,6 +249,11 @@ class RSSM:
     config = self.networks.config
     return self.networks.latent_type.noise(key, config.stochastic_size, config.classes)
 
+  def imagined_noise(self, key: chex.PRNGKey) -> Noise:
+    """Noise for one imagined step."""
+    latent_key, numbers_key = jax.random.split(key)
+    return Noise(self.noise(latent_key), jax.random.uniform(numbers_key))
+
   def matrices(self, params: Tree) -> Matrices:
     """Matrices of a step, float32; made once, before a loop of `imagine`."""
     recurrence, _ = self._recurrence_kernels(params)
@@ -311,7 +328,7 @@ class RSSM:
     matrices: Matrices,
     recurrent: Recurrent,
     member: jax.Array,
-    noise: jax.Array,
+    noise: Noise,
   ) -> tuple[Latent, jax.Array, Prior]:
     """One imagined step.
 
@@ -320,7 +337,7 @@ class RSSM:
       matrices: of these parameters.
       recurrent: [B', ...] of the previous step.
       member: [B'] int32, the member whose prior each dream follows.
-      noise: [B', ...] of `noise`.
+      noise: [B', ...] of `imagined_noise`.
 
     Returns:
       The latent [B', ...], the inputs of the transition to it [B', C], and all members' predictions
@@ -334,9 +351,10 @@ class RSSM:
     )
     outputs = self._member_outputs('prior', params, deterministic)
     followed = self._belief(outputs[member, jnp.arange(len(member))])
-    stochastic = followed.sample(noise).astype(self.dtype)
+    stochastic = followed.sample(noise.latent).astype(self.dtype)
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
-    latent = latent._replace(numbers=self._imagined_numbers(params, latent, previous))
+    imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
+    latent = latent._replace(numbers=imagined)
     return latent, previous, self._prior(params, outputs, deterministic, previous)
 
   def infer(
@@ -455,15 +473,18 @@ class RSSM:
       change = self._member_outputs('change', params, known)
     return Prior(self._belief(outputs), numbers_lib.Change.from_outputs(change))
 
-  def _imagined_numbers(self, params: Tree, latent: Latent, previous: jax.Array) -> jax.Array:
-    """The most likely numbers of an imagined step, [B', F], whose latent has those before it."""
+  def _imagined_numbers(
+    self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array
+  ) -> jax.Array:
+    """Sampled numbers of an imagined step, [B', F], whose latent has those before it."""
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before
     outputs, _ = self.decoder(params, latent, previous)  # unused, images are not computed
     follows = jnp.ones(before.shape[:-1], bool)
-    predicted = numbers.predict(outputs, before, follows, params[modules.STATISTICS])
-    return numbers.expected(predicted, params[modules.STATISTICS])
+    statistics = params[modules.STATISTICS]
+    predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
+    return numbers.sample(predicted, before, statistics, noise)
 
   def _read(self, params: Tree, numbers: jax.Array) -> jax.Array:
     """[..., F] numbers to the inputs of a network, in the compute dtype."""

@@ -363,16 +363,69 @@ def test_view_of_numbers_is_an_input_beside_them():
 
 @hypothesis.settings(max_examples=20, deadline=None)  # each number of levels is compiled
 @hypothesis.given(number=st.floats(0, 1), levels=st.sampled_from([2, 5, 9, 16]))
-def test_most_likely_inverts_levels(number, levels):
+def test_number_around_a_level_inverts_levels(number, levels):
   distance = np.abs(number * (levels - 1) - np.arange(levels))
-  two_hot = np.maximum(0, 1 - distance)
-  logits = jnp.log(jnp.asarray(two_hot, jnp.float32) + 1e-9)
-  np.testing.assert_allclose(numbers_lib.most_likely(logits), number, atol=1e-5)
+  two_hot = jnp.asarray(np.maximum(0, 1 - distance), jnp.float32)
+  np.testing.assert_allclose(numbers_lib.around(jnp.argmax(two_hot), two_hot), number, atol=1e-5)
 
 
-def test_most_likely_ignores_distant_levels():
-  shares = jnp.array([0.0, 0.55, 0.0, 0.0, 0.0, 0.45]) + 1e-9
-  np.testing.assert_allclose(numbers_lib.most_likely(jnp.log(shares)), 0.2, atol=1e-6)
+def test_number_around_a_level_ignores_distant_levels():
+  shares = jnp.array([0.0, 0.55, 0.0, 0.0, 0.0, 0.45])
+  np.testing.assert_allclose(numbers_lib.around(jnp.array(1), shares), 0.2, atol=1e-6)
+  np.testing.assert_allclose(numbers_lib.around(jnp.array(5), shares), 1.0, atol=1e-6)
+
+
+def sample(one, level, before, statistics=STATISTICS):
+  """Samples of one prediction, by 4,096 draws: probabilities of each bit to be 1, shares of each level."""
+  count = 4096
+  wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (count, *np.shape(x)))
+  one = np.asarray(one)
+  predicted = numbers_lib.Predicted(
+    (wide(1 - one), wide(one)), wide([level] * 2), wide([4.0, -3.0])
+  )
+  noise = jax.random.uniform(jax.random.key(0), (count,))
+  return np.asarray(NUMBERS.sample(predicted, wide(before), statistics, noise))
+
+
+NINTHS = np.array([0.0, 0.25, 0.0, 0.0, 0.1, 0.0, 0.0, 0.65, 0.0])
+
+
+def test_sampled_numbers_have_their_probabilities():
+  found = sample([0.3, 0.7, 0.0], NINTHS, [1, 0, 0, 4 * LEVEL, 7 * LEVEL, 0, 0])
+  np.testing.assert_allclose(found[:, :3].mean(axis=0), [0.3, 0.7, 0.0], atol=0.03)
+  assert set(np.unique(found[:, :3])) == {0.0, 1.0}
+  for grade in (found[:, 3], found[:, 4]):
+    for level in range(9):
+      assert np.mean(np.abs(grade - level * LEVEL) < 1e-6) == pytest.approx(NINTHS[level], abs=0.03)
+  np.testing.assert_array_equal(found[:, 5:], np.broadcast_to([4.0, -3.0], (4096, 2)))
+
+
+def test_numbers_that_change_in_the_same_event_change_together():
+  before = [1, 0, 0, 4 * LEVEL, 4 * LEVEL, 0, 0]
+  found = sample([0.7, 0.3, 0.3], 0.7 * np.eye(9)[4] + 0.3 * np.eye(9)[7], before)
+  changed = found[:, :5] != np.asarray(before[:5])
+  assert np.mean(changed[:, 0]) == pytest.approx(0.3, abs=0.03)
+  np.testing.assert_array_equal(changed, np.broadcast_to(changed[:, :1], changed.shape))
+
+
+def test_certain_numbers_are_never_sampled_otherwise():
+  found = sample([1.0, 0.0, 1.0], np.eye(9)[2], [1, 0, 0, 2 * LEVEL, 8 * LEVEL, 0, 0])
+  np.testing.assert_allclose(found[:, :5], np.broadcast_to([1, 0, 1, 0.25, 0.25], (4096, 5)))
+
+
+def test_copy_has_no_bound_in_samples():
+  numbers = jnp.array(NUMBERS_READ)
+  copies = outputs(gate=30.0, bits=(-30.0, 30.0, -30.0))
+  unlikely = lambda **options: NUMBERS.predict(
+    copies, numbers, jnp.array(True), STATISTICS, **options
+  ).bits[0][0]  # fmt: skip
+  assert unlikely() == pytest.approx(1 - numbers_lib.MAX_COPY, rel=0.01)
+  assert unlikely(max_copy=1.0) == 0
+
+
+def test_binary_numbers_that_lie_between_are_as_expected():
+  found = sample([0.3] * 3, np.eye(9)[2], NUMBERS_READ, statistics=SOFT)
+  np.testing.assert_allclose(found[:, :3], 0.3)
 
 
 def test_differences_tell_wrong_numbers_from_rounding():

@@ -651,7 +651,11 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, infe
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   recurrent = rssm.Recurrent(latent, model.networks.actions.encode(sequence.action[2]))
   imagine = lambda params: model.rssm.imagine(
-    params, model.rssm.matrices(params), recurrent, jnp.zeros(3, jnp.int32), jnp.full((3, 4), 0.5)
+    params,
+    model.rssm.matrices(params),
+    recurrent,
+    jnp.zeros(3, jnp.int32),
+    rssm.Noise(jnp.full((3, 4), 0.5), jnp.full(3, 0.5)),
   )
   imagined, previous, prior = jax.jit(imagine)(params)
   np.testing.assert_allclose(

@@ -106,7 +106,7 @@ def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
     model.matrices(params),
     rssm.Recurrent(before, initial.action),
     jnp.zeros(4, jnp.int32),
-    jax.vmap(model.noise)(jax.random.split(jax.random.key(0), 4)),
+    jax.vmap(model.imagined_noise)(jax.random.split(jax.random.key(0), 4)),
   )
   np.testing.assert_array_equal(latent.recalled, recalled)
   features = model.features(params, latent, previous, before.recalled)
