@@ -15,6 +15,7 @@ from absl.flags import argparse_flags
 
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
+from hephaestus.launch.doctor import commands as doctor_commands
 from hephaestus.launch.inspect import commands as inspect_commands
 from hephaestus.launch.interface import commands as interface_commands
 from hephaestus.launch.report import commands as report_commands
@@ -23,7 +24,8 @@ from hephaestus.launch.run import fork_server
 from hephaestus.launch.sweep import commands as sweep_commands
 
 COMMANDS = (
-  run_commands, sweep_commands, cluster_commands, report_commands, interface_commands, inspect_commands, bench_commands,
+  run_commands, sweep_commands, cluster_commands, report_commands, interface_commands, inspect_commands,
+  doctor_commands, bench_commands,
 )  # fmt: skip
 
 

@@ -34,8 +34,8 @@ def read(target: str) -> dict[str, Any]:
     target: the folder of a fused run with replay.
 
   Returns:
-    {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored,
-     'alarms': as of `live.Inspection.report`,
+    {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored, 'duplicates': stored
+     twice, 'alarms': as of `live.Inspection.report`,
      'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {QUANTILE: updates}}}}, where ages
     are before the checkpoint, by `inspector.QUANTILES`; None without a sequence.
 
@@ -69,6 +69,7 @@ def read(target: str) -> dict[str, Any]:
     'environment_step': inserted * num_steps,
     'replay_ratio': restored.step * config.batch_size / collected,
     'sequences': slots,
+    'duplicates': len(stored.storage.identity) - len(np.unique(stored.storage.identity)),
     'strata': strata,
     'alarms': live.alarms(folder),
   }
@@ -125,7 +126,9 @@ def _like() -> Any:
   """Shapes of those arrays of a checkpoint that a report needs."""
   number: Any = jax.ShapeDtypeStruct((), np.int32)
   version: Any = jax.ShapeDtypeStruct((0,), np.int32)
-  fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ()) | {'version': version}
+  identity: Any = jax.ShapeDtypeStruct((0,), np.uint32)
+  fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())
+  fields |= {'version': version, 'identity': identity}
   buffer = buffer_lib.Buffer(experience.Sequence(**fields), number)
   empty: Any = ()
   return unrolled.FusedState(empty, empty, empty, unrolled.ReplayState(buffer, number))

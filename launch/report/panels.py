@@ -1,6 +1,7 @@
 """Curves, nodes, videos and config differences of runs, for the web page and for reports."""
 
 import contextlib
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -229,6 +230,7 @@ def state(run: history.History) -> dict[str, Any]:
       if running
       else f'no metrics; start the run with: hephaestus train --run {run.folder}'
     )
+  messages += _diagnosed(run.folder)
   if run.broken:
     lines = 'line of its metrics is' if run.broken == 1 else 'lines of its metrics are'
     messages.append(f'{run.broken} {lines} damaged and left out')
@@ -249,6 +251,16 @@ def state(run: history.History) -> dict[str, Any]:
     'nodes': _nodes(run, running),
     'events': _events(run)[-MOST_EVENTS:],
   }
+
+
+def _diagnosed(folder: pathlib.Path) -> list[str]:
+  """Findings of the newest diagnosis of a run by `hephaestus doctor`."""
+  path = folder / folder_lib.DIAGNOSIS
+  if not path.exists():
+    return []
+  diagnosis = json.loads(path.read_text())
+  at = f'doctor at update {diagnosis["learner_step"]:,}'
+  return [f'{at}: {text}' for text in diagnosis['findings']] or [f'{at}: no findings']
 
 
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:

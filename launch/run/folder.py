@@ -13,6 +13,7 @@ ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
 STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
 ORIGIN = 'origin'  # RUN@STEP whose parameters the run begins with
+DIAGNOSIS = 'doctor.json'  # of `hephaestus doctor`, the newest
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 
 

@@ -1,0 +1,129 @@
+"""Predictions of a trained dreamer, part by part, of steps that it was not trained on."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from hephaestus.agents import experience
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import actor_critic, intrinsic, modules, rssm
+from hephaestus.agents.dreamer import agent as dreamer_agent
+
+Tree = Any
+
+
+class Examination(NamedTuple):
+  """Predictions of [T, B] steps, float32 each.
+
+  Attributes:
+    reward: that arrived at the step, predicted from its observation.
+    discount: probability that the episode continues, from its observation.
+    value: of the task.
+    novelty: of the transition to the step.
+    scrambled: the same where each number of the observation is of another sequence, so that
+      observations are as none that was seen.
+    surprise: negative log-likelihood of the numbers and the reward of the step, nats, imagined from the
+      step before with the action that was taken; 0 at step 0.
+    surprise_of_other: the same with an action of another sequence.
+  """
+
+  reward: jax.Array
+  discount: jax.Array
+  value: jax.Array
+  novelty: jax.Array
+  scrambled: jax.Array
+  surprise: jax.Array
+  surprise_of_other: jax.Array
+
+
+def examine(
+  dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
+) -> Examination:
+  """Examines a model and a critic on sequences of the agent's own policy.
+
+  Args:
+    dreamer: the agent.
+    params: of all parts.
+    key: of latents and of what is scrambled.
+    sequence: [T, B, ...].
+  """
+  model, policy, world = dreamer.model, dreamer.actor_critic, params['world_model']
+  infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
+  posterior, novelty = _infer(dreamer, params, infer_key, sequence)
+  scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
+  history = policy.context.replayed(posterior.features, novelty, posterior.first.at[0].set(True))
+  context = policy.context.pool(params['actor_critic'], history, posterior.features)
+  value = policy.values(params['actor_critic'], posterior.features, context)
+  others = jnp.roll(sequence.action, 1, axis=1)
+  surprise, of_other = (
+    _surprise(dreamer, params, imagine_key, sequence._replace(action=action), posterior)
+    for action in (sequence.action, others)
+  )
+  return Examination(
+    reward=model.reward(world, posterior.features).mean(),
+    discount=model.discount(world, posterior.features),
+    value=value[actor_critic.TASK].mean(),
+    novelty=novelty,
+    scrambled=_infer(dreamer, params, infer_key, scrambled)[1],
+    surprise=surprise,
+    surprise_of_other=of_other,
+  )
+
+
+def _infer(
+  dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
+) -> tuple[rssm.Posterior, jax.Array]:
+  """The posterior of [T, B] steps, and their novelty."""
+  keys = jax.random.split(key, sequence.reward.shape[1])
+  recalled, _ = dreamer.model.recall(params, sequence.observation)
+  posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence, recalled)
+  return posterior, intrinsic.novelty_of(dreamer.config.novelty, posterior.priors.moments())
+
+
+def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
+  """[T, B, ...] observations, each number of which is that of another sequence; masks as they are."""
+
+  def permute(path, x):
+    if observation_lib.ACTION_MASK in jax.tree_util.keystr(path):
+      return x
+    flat = x.reshape(*x.shape[:2], -1)
+    keys = jax.random.split(jax.random.fold_in(key, flat.shape[-1]), flat.shape[-1])
+    one = lambda key, column: jax.random.permutation(key, column, axis=1)
+    return jax.vmap(one, in_axes=(0, 2), out_axes=2)(keys, flat).reshape(x.shape)
+
+  return jax.tree_util.tree_map_with_path(permute, observation)
+
+
+def _surprise(
+  dreamer: dreamer_agent.Dreamer,
+  params: Tree,
+  key: chex.PRNGKey,
+  sequence: experience.Sequence,
+  posterior: rssm.Posterior,
+) -> jax.Array:
+  """See `Examination.surprise`, [T, B]."""
+  model, world = dreamer.model, params['world_model']
+  total, batch = sequence.reward.shape
+  merged = lambda tree: jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), tree)
+  before = merged(posterior.latent)
+  count = (total - 1) * batch
+  member_key, noise_key = jax.random.split(key)
+  latent, previous, _ = model.rssm.imagine(
+    world,
+    model.rssm.matrices(world),
+    rssm.Recurrent(before, merged(model.networks.actions.encode(sequence.action))),
+    jax.random.randint(member_key, (count,), 0, dreamer.config.ensemble_size),
+    jax.vmap(model.rssm.imagined_noise)(jax.random.split(noise_key, count)),
+  )
+  features = model.rssm.features(world, latent, previous, before.recalled)
+  after = lambda x: x[1:].reshape(-1, *x.shape[2:])
+  surprise = -model.reward(world, features).log_prob(after(sequence.reward))
+  numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
+  if numbers.size:
+    outputs, _ = model.rssm.decoder(world, latent, previous)
+    follows = jnp.ones(count, bool)
+    predicted = numbers.predict(outputs, before.numbers, follows, statistics)
+    surprise += numbers.loss(predicted, after(posterior.latent.numbers), statistics)[0]
+  return jnp.pad(surprise.reshape(total - 1, batch), ((1, 0), (0, 0)))

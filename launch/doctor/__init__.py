@@ -1,0 +1,1 @@
+"""Diagnoses of environments and runs that do not learn, for `hephaestus doctor`."""

@@ -1,0 +1,325 @@
+"""Checks of a run: its metrics, and what its newest agent predicts of steps that it plays now."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import examination
+from hephaestus.launch.bench import dreams
+from hephaestus.launch.doctor import check as check_lib
+from hephaestus.launch.doctor import environment as environment_checks
+from hephaestus.launch.doctor import play
+from hephaestus.launch.interface import policy as policy_lib
+from hephaestus.launch.run import metrics
+from hephaestus.learner import advice
+
+MODEL, POLICY, DREAMS, RUN = 'world model', 'actor and critic', 'dreams', 'run'
+
+
+class Predictions(NamedTuple):
+  """Predictions of an agent for steps of its own policy, and what came; [S] float32 each.
+
+  Attributes:
+    reward: that came, at steps that do not begin an episode.
+    expected: that was predicted of the same steps from their observations.
+    surprise: see `examination.Examination`, of the same steps.
+    of_other: likewise.
+    novelty: of the same steps.
+    scrambled: likewise.
+    end: predicted probability to continue at terminations.
+    lasts: the same elsewhere.
+    value: of steps.
+    return_: that came after them, with the value at the end of the sequence.
+  """
+
+  reward: np.ndarray
+  expected: np.ndarray
+  surprise: np.ndarray
+  of_other: np.ndarray
+  novelty: np.ndarray
+  scrambled: np.ndarray
+  end: np.ndarray
+  lasts: np.ndarray
+  value: np.ndarray
+  return_: np.ndarray
+
+
+def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predictions:
+  """Plays the agent, and compares its predictions with what comes.
+
+  Args:
+    policy: of a run of the dreamer.
+    num_steps: least number of steps.
+    seed: of environments and actions.
+
+  """
+  config = policy.config
+  dreamer = config.record.make(
+    config.agent, policy.environment.observation_spec, policy.environment.action_spec
+  )
+  sequences = play.play(
+    policy.environment, policy.agent, policy.params, num_steps=num_steps, length=65, seed=seed
+  )
+
+  @jax.jit
+  def examine(params: Any, key: jax.Array, sequence: experience.Sequence) -> Any:
+    return examination.examine(dreamer, params, key, experience.time_major(sequence))
+
+  parts = []
+  for index, sequence in enumerate(sequences):
+    key = jax.random.fold_in(jax.random.key(seed + 1), index)
+    found = jax.device_get(examine(policy.all_params, key, sequence))
+    parts.append(_predictions(found, sequence, config.agent.gamma))
+  return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _predictions(found: Any, sequence: experience.Sequence, gamma: float) -> Predictions:
+  """Pairs the host arrays of an `examination.Examination` [T, B] with a sequence [B, T, ...]."""
+  step_type, discount, reward = (
+    np.asarray(x).T for x in (sequence.step_type, sequence.discount, sequence.reward)
+  )
+  first, last = step_type == 0, step_type == 2
+  came = ~first
+  came[0] = False
+  known = ~last  # with a step after them
+  known[-1] = False
+  return Predictions(
+    reward=reward[came],
+    expected=found.reward[came],
+    surprise=found.surprise[came],
+    of_other=found.surprise_of_other[came],
+    novelty=found.novelty[came],
+    scrambled=found.scrambled[came],
+    end=found.discount[discount == 0],
+    lasts=found.discount[came & (discount > 0)],
+    value=found.value[known],
+    return_=_returns(reward, discount, last, found.value, gamma)[known],
+  )
+
+
+def _returns(
+  reward: np.ndarray, discount: np.ndarray, last: np.ndarray, value: np.ndarray, gamma: float
+) -> np.ndarray:
+  """[T, B] discounted returns after each step, with the value where a sequence or a time limit ends it."""
+  returns = np.array(value, np.float32)
+  for step in range(len(reward) - 2, -1, -1):
+    after = np.where(last[step + 1], value[step + 1], returns[step + 1])
+    returns[step] = reward[step + 1] + gamma * discount[step + 1] * after
+  return returns
+
+
+def of_predictions(
+  found: Predictions, explained: environment_checks.Explained | None
+) -> list[check_lib.Check]:
+  """Whether each part of the model and the critic has learned what it is for."""
+  size = float(np.std(found.return_) + abs(np.mean(found.return_)))
+  error = abs(float(np.mean(found.value) - np.mean(found.return_)))
+  return [
+    check_lib.judge(
+      MODEL, 'nats lost by a wrong action',
+      np.mean(found.of_other) - np.mean(found.surprise),
+      above=0.02,
+      cause='the model predicts as well with wrong actions: the environment ignores them or acts a '
+      'step late, or the model has hardly learned',
+      remedy='run hephaestus doctor on the environment, or train for longer',
+    ),
+    *_of_rewards(found, explained),
+    check_lib.judge(
+      MODEL, 'P(continue) at ends', _mean(found.end),
+      below=0.3,
+      cause='the continue head does not see ends: values go on beyond them',
+      remedy='show in the observation what ends an episode, or train for longer',
+    ),
+    check_lib.judge(
+      MODEL, 'P(continue) elsewhere', _mean(found.lasts),
+      above=0.9,
+      cause='the continue head sees ends where there are none, which shortens the future',
+      remedy='train for longer, or show in the observation what ends an episode',
+    ),
+    check_lib.judge(
+      MODEL, 'novelty of scrambled over real steps',
+      np.mean(found.scrambled) / max(1e-6, np.mean(found.novelty)) if found.novelty.any() else None,
+      above=1.0,
+      cause='members disagree no more about what was never seen: novelty is noise',
+      remedy='train for longer, or use agent.novelty=information_gain and agent.ensemble_size=5',
+    ),
+    check_lib.judge(
+      POLICY, 'error of values, relative',
+      error / size if size > 1e-3 else None,
+      below=0.5,
+      cause='values are not those of what the policy earns',
+      remedy='see dreams below; lower learner.policy_learning_rate, or train for longer',
+    ),
+    check_lib.note(POLICY, 'mean value', _mean(found.value)),
+    check_lib.note(POLICY, 'mean return that follows', _mean(found.return_)),
+  ]  # fmt: skip
+
+
+def _of_rewards(
+  found: Predictions, explained: environment_checks.Explained | None
+) -> list[check_lib.Check]:
+  """Whether rewards are predicted, and if not, why."""
+  usual = np.median(found.reward)
+  higher, lower = found.reward > usual, found.reward < usual
+  areas = [
+    _area(sign * found.expected, group)
+    for sign, group in ((1, higher), (-1, lower))
+    if min(np.sum(group), np.sum(~group)) >= environment_checks.FEW
+  ]
+  cause = 'the reward head has not learned what is paid'
+  remedy = 'train for longer, raise agent.reward_scale, or lower learner.model_learning_rate'
+  if explained is not None and explained.reward is not None:
+    assert explained.reward_early is not None
+    if explained.reward_early - explained.reward > 0.1:
+      cause = 'the reward depends on what was seen long before, which the model has lost'
+      remedy = (
+        'use longer sequences (actor.sequence_length) and agent.memory_steps, or agent.memory_size'
+      )
+    elif max(explained.reward, explained.reward_early) < 0.05:
+      cause = 'the observation does not show what is paid'
+      remedy = 'add to it what the reward depends on'
+  return [
+    check_lib.judge(
+      MODEL, 'rewarded steps told apart (area)', min(areas, default=None),
+      above=0.8, cause=cause, remedy=remedy,
+    ),
+    check_lib.note(
+      MODEL, 'correlation of predicted rewards',
+      np.corrcoef(found.reward, found.expected)[0, 1]
+      if found.reward.std() > 0 and found.expected.std() > 0 else None,
+    ),
+  ]  # fmt: skip
+
+
+def _area(score: np.ndarray, positive: np.ndarray) -> float:
+  """The area under the receiver operating characteristic, ties counted by half."""
+  values, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+  del values
+  ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+  number = positive.sum()
+  return float((ranks[positive].mean() - (number + 1) / 2) / (len(score) - number))
+
+
+def of_dreams(result: dreams.Result) -> list[check_lib.Check]:
+  """Dreams beside the environment; see `bench dreams`."""
+  first, last = result.rows[0], result.rows[-1]
+  ratio = None
+  if last.imagined is not None and last.real is not None and abs(last.real) > 0.02:
+    ratio = last.imagined / last.real
+  return [
+    check_lib.judge(
+      DREAMS, 'P(continue) at ends, 1 step imagined', first.continues,
+      below=0.5,
+      cause='dreams go on where episodes end',
+      remedy='train for longer, or show earlier in the observation what ends an episode',
+    ),
+    check_lib.judge(
+      DREAMS, 'wrong number, 1 step imagined', first.wrong,
+      below=0.5,
+      cause='the model cannot predict the next observation: it is noise, or too much for its size',
+      remedy='leave noise out of the observation, train for longer, or use a larger model',
+    ),
+    check_lib.judge(
+      DREAMS, f'imagined over real reward of {last.steps} steps', ratio,
+      above=0.5, below=2.0,
+      cause='the policy learns from rewards that the environment does not pay',
+      remedy='train for longer, or shorten agent.horizon_max',
+    ),
+  ]  # fmt: skip
+
+
+def of_metrics(
+  folder: pathlib.Path, random_return: tuple[float, float] | None
+) -> list[check_lib.Check]:
+  """Judges the reports of a run.
+
+  Args:
+    folder: of the run.
+    random_return: mean return of the random policy and its standard error; None where unknown.
+  """
+  rows = metrics.read(folder / 'metrics' / 'learner.jsonl') if _has(folder, 'learner') else []
+  evaluations = (
+    metrics.read(folder / 'metrics' / 'evaluator.jsonl') if _has(folder, 'evaluator') else []
+  )
+  newest = evaluations[-1]['episode_return'] if evaluations else None
+  checks = []
+  if newest is not None and random_return is not None:
+    mean, error = random_return
+    checks.append(
+      check_lib.judge(
+        RUN, 'newest return less random return', newest - mean,
+        above=2 * error,
+        cause='the agent is no better than the random policy',
+        remedy='see the other findings; without any, train for longer',
+      )
+    )  # fmt: skip
+  checks += of_rows(rows)
+  checks += [
+    check_lib.Check(RUN, 'alarm', None, 'none', False, *_halves(alarm))
+    for alarm in advice.alarms(rows)
+  ]
+  return checks
+
+
+def _has(folder: pathlib.Path, node: str) -> bool:
+  return (folder / 'metrics' / f'{node}.jsonl').exists()
+
+
+def _halves(alarm: str) -> tuple[str, str]:
+  cause, _, remedy = alarm.partition('; ')
+  return cause, remedy
+
+
+def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
+  """Trends in the reports of a learner."""
+  if not rows:
+    return []
+  newest = rows[-max(1, len(rows) // 4) :]
+  recent = lambda name: _mean(
+    np.asarray([row[name] for row in newest if row.get(name) is not None])
+  )
+  broken = [name for name, value in rows[-1].items() if value is None and name.endswith('/loss')]
+  task, novelty = recent('actor_critic/task_advantage'), recent('actor_critic/novelty_advantage')
+  # The weight halves once rewards have been found; before, novelty should lead.
+  weights = [
+    row['actor_critic/novelty_weight'] for row in rows if row.get('actor_critic/novelty_weight')
+  ]
+  is_known = bool(weights) and weights[-1] < 0.75 * max(weights) and task > 1e-3
+  checks = [
+    check_lib.Check(
+      RUN, 'losses that are finite', None, 'all', not broken,
+      *((f'{", ".join(broken)} is not a number', 'lower learner.model_learning_rate') if broken else ('', '')),
+    ),
+    check_lib.judge(
+      POLICY, 'advantage of novelty over task',
+      novelty / task if is_known else None,
+      below=1.0,
+      cause='the policy follows novelty, though rewards are known',
+      remedy='lower agent.novelty_scale',
+    ),
+    check_lib.judge(
+      MODEL, 'KL of posterior and prior, nats', recent('world_model/kl'),
+      below=30.0,
+      cause='latents carry what the model cannot predict',
+      remedy='lower learner.model_learning_rate, or leave noise out of the observation',
+    ),
+  ]  # fmt: skip
+  for name, limit, cause, remedy in (
+    ('starved_fraction', 0.5, 'the learner waits for data', 'raise actor.num_actors or actor.num_envs'),
+    ('discarded_fraction', 0.5, 'most sequences are too old when they are sampled', 'publish more often (learner.publish_period)'),
+  ):  # fmt: skip
+    if name in rows[-1]:
+      checks.append(
+        check_lib.judge(
+          RUN, name.replace('_', ' '), recent(name), below=limit, cause=cause, remedy=remedy
+        )
+      )
+  return checks
+
+
+def _mean(values: np.ndarray) -> float:
+  return float(np.mean(values)) if len(values) else float('nan')

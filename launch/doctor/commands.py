@@ -1,0 +1,68 @@
+"""`hephaestus doctor`: which part of a run or an environment does not work."""
+
+import argparse
+import os
+import pathlib
+import warnings
+from typing import Any
+
+
+def add(commands: Any) -> None:
+  """Declares `doctor`."""
+  doctor = commands.add_parser(
+    'doctor',
+    allow_abbrev=False,
+    help='find out which part of a run or of an environment does not work',
+    description='Plays an environment at random, and with a run also its newest agent, and compares what '
+    'each part predicts with what comes. Each number that is not fine is shown with its likely cause '
+    'and the setting to try. Exit code 1 if there is one.',
+  )
+  doctor.add_argument(
+    'target', metavar='RUN|ENVIRONMENT', help='folder of a run, or a name as of --env'
+  )
+  doctor.add_argument(
+    '--steps', type=int, default=8_192, help='environment steps to play of each kind'
+  )
+  doctor.add_argument('--seed', type=int, default=0)
+  doctor.add_argument(
+    '--checkpoint',
+    metavar='best|STEP',
+    help='of a run, by evaluation or by update (default: the newest)',
+  )
+  doctor.add_argument('--json', action='store_true')
+  doctor.set_defaults(call=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+  os.environ.setdefault(
+    'JAX_PLATFORMS', 'cpu'
+  )  # JAX reads it at import; a run may use the accelerators
+  warnings.simplefilter('ignore')  # of the packages of environments
+  if arguments.steps < 2_048:
+    raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else chance decides')
+  if arguments.seed < 0:
+    raise ValueError(f'--seed {arguments.seed}: must be at least 0')
+  from hephaestus.launch.doctor import check, diagnosis
+  from hephaestus.launch.run import folder, metrics
+
+  if (pathlib.Path(arguments.target) / folder.CONFIG).exists():
+    checks = diagnosis.of_run(
+      pathlib.Path(arguments.target),
+      num_steps=arguments.steps,
+      seed=arguments.seed,
+      checkpoint=arguments.checkpoint,
+    )
+  elif arguments.checkpoint is not None:
+    raise ValueError(
+      f'--checkpoint {arguments.checkpoint}: {arguments.target} is no folder of a run'
+    )
+  else:
+    checks = diagnosis.of_environment(
+      arguments.target, num_steps=arguments.steps, seed=arguments.seed
+    )
+  found = check.findings(checks)
+  if arguments.json:
+    print(metrics.to_json([each._asdict() for each in checks]))
+  else:
+    check.show(arguments.target, checks)
+  return 1 if found else 0

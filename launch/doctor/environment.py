@@ -1,0 +1,214 @@
+"""Checks of an environment, from steps of the random policy; no world model is involved."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from hephaestus.actors import rollout
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import host, wrappers
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.doctor import check as check_lib
+from hephaestus.launch.doctor import play, probe
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import preflight
+
+PART = 'environment'
+FEW = 20  # steps with a reward, below which nothing can be said about them
+MOST_TARGETS = 64  # numbers whose changes are probed: those that vary most
+
+
+class Explained(NamedTuple):
+  """Shares of variance that a small network explains, on steps that it was not trained on.
+
+  Attributes:
+    change: of the numbers' changes, by the observation and the action.
+    change_late: the same by the action of the step before.
+    change_without: the same without an action.
+    reward: by the observations around it and the action; None where rewards are few.
+    reward_early: the same with the first observation of the episode.
+    reward_without: the same without an action.
+  """
+
+  change: float
+  change_late: float
+  change_without: float
+  reward: float | None
+  reward_early: float | None
+  reward_without: float | None
+
+
+def check(
+  environment: environment_lib.Environment,
+  config: launch_config.ExperimentConfig | None,
+  *,
+  num_steps: int,
+  seed: int,
+) -> tuple[list[check_lib.Check], play.Streams | None, Explained | None]:
+  """Plays an environment at random.
+
+  Args:
+    environment: without auto-reset.
+    config: of a run in it, whose preset's consequences are shown; None to leave them out.
+    num_steps: least number of steps of all environments together.
+    seed: of resets, steps and actions.
+
+  Returns:
+    The checks, and what they are made of; None each where the environment breaks its specs.
+  """
+  try:
+    if isinstance(environment, host.HostEnvironment):
+      warnings = host.check_values(environment, seed)
+    else:
+      warnings = wrappers.check_values(environment, jax.random.key(seed))
+  except ValueError as error:
+    fault = check_lib.Check(
+      PART, 'contract', None, 'kept', False, str(error), 'mend the environment or its specs'
+    )
+    return [fault], None, None
+  checks = [check_lib.Check(PART, 'contract', None, 'kept')]
+  checks += [
+    check_lib.Check(PART, 'contract', None, 'kept', False, warning, 'see docs/environments.md')
+    for warning in warnings
+  ]
+  sequences = play.play(
+    environment, rollout.random_agent(environment.action_spec), (),
+    num_steps=num_steps, length=65, seed=seed,
+  )  # fmt: skip
+  streams = play.streams(sequences, environment.action_spec)
+  explained = explain(streams)
+  checks += of_streams(streams, environment.max_steps) + of_probes(explained)
+  if config is not None:
+    checks += of_config(config, streams)
+  return checks, streams, explained
+
+
+def of_streams(streams: play.Streams, max_steps: int) -> list[check_lib.Check]:
+  """Rewards, ends and numbers that never vary, under the random policy."""
+  follows = ~streams.first
+  rewarded = follows & (streams.reward != 0)
+  ends = streams.last & (streams.discount == 0)
+  limited = streams.last & (streams.discount > 0)
+  early = np.sum(streams.lengths < max_steps) - np.sum(ends)
+  num_ends = max(1, int(np.sum(streams.last)))
+  flat = streams.observation.reshape(-1, streams.observation.shape[-1])
+  return [
+    check_lib.judge(
+      PART, 'rewarded steps of a thousand', 1000 * rewarded.sum() / max(1, follows.sum()),
+      above=1e-3,
+      cause='the random policy finds no reward at all',
+      remedy='keep agent.novelty_scale above 0, raise --steps, or pay for a part of the task',
+    ),
+    check_lib.note(PART, 'return of a random episode', _mean(streams.returns)),
+    check_lib.note(PART, 'length of a random episode', _mean(streams.lengths)),
+    check_lib.judge(
+      PART, 'early ends called a time limit',
+      max(0, min(early, limited.sum())) / num_ends,
+      below=0.0,
+      cause='episodes end early with a discount of 1, so that values go on beyond their end',
+      remedy='return a discount of 0 (gymnasium: terminated) where an episode really ends',
+    ),
+    check_lib.note(PART, 'numbers that never vary, share', np.mean(np.ptp(flat, axis=0) == 0)),
+    check_lib.note(PART, 'numbers of an observation', flat.shape[1]),
+  ]  # fmt: skip
+
+
+def explain(streams: play.Streams) -> Explained:
+  """Trains the probes."""
+  steps = np.argwhere(~streams.first[1:] & ~streams.first[:-1])  # two transitions lead to each
+  steps = steps[np.argsort(steps[:, 1], kind='stable')]  # other environments in the other half
+  at, env = steps[:, 0] + 1, steps[:, 1]
+  x, action = streams.observation, streams.action
+  before, after, taken, late = x[at - 1, env], x[at, env], action[at - 1, env], action[at - 2, env]
+  change = after - before
+  varied = np.argsort(-change.std(0))[:MOST_TARGETS]
+  share = lambda target, *inputs: probe.explained(np.concatenate(inputs, axis=-1), target)
+  by_action, by_late, by_none = (
+    share(change[:, varied], before, *other) for other in ((taken,), (late,), ())
+  )
+  reward = streams.reward[at, env][:, None]
+  if np.sum(reward != np.median(reward)) < FEW:
+    return Explained(by_action, by_late, by_none, None, None, None)
+  begin = _begins(streams.first)[at, env]
+  early = x[np.maximum(begin, 0), env]
+  return Explained(
+    by_action,
+    by_late,
+    by_none,
+    share(reward, before, after, taken),
+    share(reward, before, after, taken, early),
+    share(reward, before, after, early),
+  )
+
+
+def _begins(first: np.ndarray) -> np.ndarray:
+  """[T, N] the step at which the episode of each step began; -1 before the first."""
+  steps = np.where(first, np.arange(len(first))[:, None], -1)
+  return np.maximum.accumulate(steps, axis=0)
+
+
+def of_probes(explained: Explained) -> list[check_lib.Check]:
+  """Whether actions matter, at the right step, and whether the observation shows what is paid."""
+  gains = [explained.change - explained.change_without]
+  best = None
+  if explained.reward is not None:
+    assert explained.reward_early is not None and explained.reward_without is not None
+    best = max(explained.reward, explained.reward_early)
+    gains.append(best - explained.reward_without)
+  late = explained.change_late - explained.change
+  return [
+    check_lib.judge(
+      PART, 'variance explained by the action', max(gains),
+      above=0.005,
+      cause='actions change neither the next observation nor the reward'
+      + ('; those of the step before do' if late > 0.02 else ''),
+      remedy='check that step() uses the action that it is given',
+    ),
+    check_lib.judge(
+      PART, 'more by the action before it', late,
+      below=0.02,
+      cause='the environment acts one step late',
+      remedy='use the action in the step that it is given to, or show the pending one',
+    ),
+    check_lib.judge(
+      PART, 'variance of rewards explained', best,
+      above=0.05,
+      cause='the observation does not show what is paid',
+      remedy='add to it what the reward depends on',
+    ),
+    check_lib.note(
+      PART, 'more by the first observation',
+      None if best is None else max(0.0, best - (explained.reward or 0.0)),
+    ),
+  ]  # fmt: skip
+
+
+def of_config(
+  config: launch_config.ExperimentConfig, streams: play.Streams
+) -> list[check_lib.Check]:
+  """The consequences of a preset for this environment."""
+  checks = []
+  if not config.record.on_policy:
+    steps = config.batch_size * config.steps_per_sequence
+    per_update = steps / config.replay.replay_ratio
+    updates = config.max_environment_steps / per_update
+    checks += [
+      check_lib.note('preset', 'environment steps of an update', per_update),
+      check_lib.note('preset', 'updates in all', updates),
+      check_lib.note(
+        'preset', 'random episodes in a batch', steps / max(1, _mean(streams.lengths))
+      ),
+    ]
+  checks += [
+    check_lib.Check('preset', line, None)
+    for line in config.record.warnings(parts_lib.make_parts(config).trained)
+  ]
+  checks.append(
+    check_lib.note('preset', 'memory of replay, MB', preflight.replay_bytes(config) / 1e6)
+  )
+  return checks
+
+
+def _mean(values: np.ndarray) -> float:
+  return float(np.mean(values)) if len(values) else float('nan')

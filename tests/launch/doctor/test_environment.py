@@ -1,0 +1,61 @@
+"""Diagnoses of environments that are broken on purpose, and of one that is not."""
+
+import broken_catch as broken
+import numpy as np
+import pytest
+
+from hephaestus.actors.environments import catch
+from hephaestus.launch.doctor import check as check_lib
+from hephaestus.launch.doctor import environment as environment_checks
+
+SIZE = {'rows': 5, 'columns': 3}
+
+
+def diagnose(environment):
+  checks, *_ = environment_checks.check(environment, None, num_steps=4096, seed=0)
+  return {check.name: check.cause for check in check_lib.findings(checks)}
+
+
+def test_healthy_environment_has_no_finding():
+  assert diagnose(catch.Catch(**SIZE)) == {}
+
+
+@pytest.mark.parametrize(
+  ('kind', 'names', 'cause'),
+  [
+    (broken.Late, {'more by the action before it'}, 'one step late'),
+    (broken.Blind, {'variance of rewards explained'}, 'does not show what is paid'),
+    (broken.Endless, {'early ends called a time limit'}, 'discount of 1'),
+    (broken.Beyond, {'contract'}, 'the spec says 0 to 1, it is 7'),
+    (
+      broken.Deaf,
+      {'variance explained by the action'},
+      'neither the next observation nor the reward',
+    ),
+  ],
+)
+def test_broken_environment_is_diagnosed(kind, names, cause):
+  found = diagnose(kind(**SIZE))
+  assert names <= set(found), found
+  assert any(cause in words for words in found.values()), found
+
+
+def test_reward_that_depends_on_the_first_observation_is_found():
+  _, _, explained = environment_checks.check(broken.Forgetful(**SIZE), None, num_steps=4096, seed=0)
+  assert explained.reward_early > explained.reward + 0.2
+
+
+def test_environment_without_a_reward_is_found():
+  class Poor(catch.Catch):
+    def step(self, key, state, action):
+      state, timestep = super().step(key, state, action)
+      return state, timestep._replace(reward=0 * timestep.reward)
+
+  found = diagnose(Poor(**SIZE))
+  assert found['rewarded steps of a thousand'] == 'the random policy finds no reward at all'
+
+
+def test_findings_and_limits_are_words():
+  bad = check_lib.judge('part', 'number', 2.0, above=0.5, below=1.0, cause='why', remedy='what')
+  assert check_lib.text(bad) == 'part, number 2 (at least 0.5, at most 1 is fine): why; what'
+  assert check_lib.judge('part', 'number', np.nan, below=1.0, cause='', remedy='').is_fine

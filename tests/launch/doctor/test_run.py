@@ -1,0 +1,137 @@
+"""`hephaestus doctor` on runs: rules by their numbers, and the command on a real run."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+
+from hephaestus.launch import main
+from hephaestus.launch.doctor import agent as agent_checks
+from hephaestus.launch.doctor import check as check_lib
+from hephaestus.launch.doctor import environment as environment_checks
+from hephaestus.launch.report import history, panels
+from hephaestus.launch.run import fused
+
+pytestmark = pytest.mark.usefixtures('little_optimization')
+
+EXPLAINED = environment_checks.Explained(0.9, 0.5, 0.5, 0.9, 0.9, 0.2)
+HEALTHY = {
+  'actor_critic/task_advantage': 0.2,
+  'actor_critic/novelty_advantage': 0.02,
+  'actor_critic/novelty_weight': 0.1,
+  'world_model/reward_correlation': 0.98,
+  'world_model/kl': 0.5,
+  'world_model/loss': -30.0,
+}
+
+
+def predictions(**changed):
+  """Those of a healthy agent, of 400 steps of which a tenth pays, but for what is changed."""
+  reward = np.tile([1.0] + [0.0] * 9, 40)
+  steps = np.ones(400)
+  healthy = {
+    'reward': reward, 'expected': 0.95 * reward, 'surprise': 0.1 * steps, 'of_other': 4.0 * steps,
+    'novelty': 0.5 * steps, 'scrambled': 9.0 * steps, 'end': np.full(40, 0.01),
+    'lasts': 0.99 * steps, 'value': 0.9 * steps, 'return_': 0.8 * steps + 0.2 * reward,
+  }  # fmt: skip
+  return agent_checks.Predictions(**healthy | changed)
+
+
+def reports(**changed):
+  """Those of a run that has found rewards, of which the newest are changed."""
+  return [HEALTHY | {'actor_critic/novelty_weight': 0.2}] * 6 + [HEALTHY | changed] * 2
+
+
+def found(checks):
+  return {check.name: check for check in check_lib.findings(checks)}
+
+
+def test_healthy_predictions_and_reports_have_no_finding():
+  assert found(agent_checks.of_predictions(predictions(), EXPLAINED)) == {}
+  assert found(agent_checks.of_rows(reports())) == {}
+  # Novelty leads until rewards are found.
+  explores = HEALTHY | {'actor_critic/novelty_weight': 0.2, 'actor_critic/novelty_advantage': 0.5}
+  assert found(agent_checks.of_rows([explores] * 8)) == {}
+
+
+@pytest.mark.parametrize(
+  ('changed', 'name'),
+  [
+    ({'end': np.full(40, 0.9)}, 'P(continue) at ends'),
+    ({'lasts': np.full(400, 0.7)}, 'P(continue) elsewhere'),
+    ({'of_other': np.full(400, 0.1)}, 'nats lost by a wrong action'),
+    ({'scrambled': np.full(400, 0.4)}, 'novelty of scrambled over real steps'),
+    ({'value': np.full(400, 9.0)}, 'error of values, relative'),
+    ({'expected': np.tile([0.0, 1.0], 200)}, 'rewarded steps told apart (area)'),
+  ],
+)
+def test_each_part_that_has_not_learned_is_named(changed, name):
+  checks = found(agent_checks.of_predictions(predictions(**changed), EXPLAINED))
+  assert list(checks) == [name] and checks[name].cause and checks[name].remedy
+
+
+@pytest.mark.parametrize(
+  ('now', 'early', 'cause'),
+  [(0.9, 0.9, 'has not learned'), (0.0, 0.5, 'seen long before'), (0.0, 0.0, 'does not show')],
+)
+def test_cause_of_unpredicted_rewards_is_found_by_the_probes(now, early, cause):
+  explained = EXPLAINED._replace(reward=now, reward_early=early)
+  blind = predictions(expected=np.zeros(400))
+  checks = found(agent_checks.of_predictions(blind, explained))
+  assert cause in checks['rewarded steps told apart (area)'].cause
+
+
+@pytest.mark.parametrize(
+  ('changed', 'name'),
+  [
+    ({'actor_critic/novelty_advantage': 0.5}, 'advantage of novelty over task'),
+    ({'world_model/loss': None}, 'losses that are finite'),
+    ({'world_model/kl': 50.0}, 'KL of posterior and prior, nats'),
+    ({'starved_fraction': 0.9}, 'starved fraction'),
+  ],
+)
+def test_reports_of_a_run_that_goes_wrong_are_named(changed, name):
+  assert list(found(agent_checks.of_rows(reports(**changed)))) == [name]
+
+
+def call(*words):
+  return main.run(main.parse(['hephaestus', *map(str, words)]))
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(fused, '_prepare_process', lambda config: None)
+    folder = tmp_path_factory.mktemp('doctor') / 'run'
+    changes = [*tiny.RUN, 'actor.num_envs=8', 'learner.checkpoint_updates=20']
+    words = ['train', '--fused', '--preset', 'laptop', '--run', folder, '--steps', 300]
+    assert call(*words, '--set', *changes) == 0
+    yield folder
+
+
+def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(run, capsys):
+  code = call('doctor', run, '--steps', 2048, '--json')
+  checks = [check_lib.Check(**each) for each in json.loads(capsys.readouterr().out)]
+  parts = {check.part for check in checks}
+  assert parts == {
+    'run', 'environment', 'preset', 'world model', 'actor and critic', 'dreams', 'replay'
+  }  # fmt: skip
+  problems = check_lib.findings(checks)
+  assert code == 1 and problems  # 300 steps teach nothing
+  messages = panels.state(history.History(run))['messages']
+  assert any(problems[0].cause in message for message in messages)
+
+
+@pytest.mark.parametrize(
+  ('words', 'error'),
+  [
+    (['catch', '--steps', 7], '--steps 7: must be at least 2048'),
+    (['catch', '--seed', -1], '--seed -1: must be at least 0'),
+    (['catch', '--checkpoint', 'best'], 'catch is no folder of a run'),
+    (['nowhere'], "environment.name='nowhere'"),
+  ],
+)
+def test_bad_input_is_named(capsys, words, error):
+  assert call('doctor', *words) == 2
+  assert error in capsys.readouterr().err
