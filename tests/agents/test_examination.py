@@ -1,0 +1,53 @@
+"""Examination of a dreamer: which predictions are of which steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hephaestus.agents.dreamer import examination
+
+
+@pytest.fixture(scope='module')
+def dreamer(make_dreamer):
+  return make_dreamer('grid')
+
+
+@pytest.fixture(scope='module')
+def examine(dreamer, make_params):
+  """(sequence) -> Examination, jitted once."""
+  params = make_params(dreamer)
+  compiled = jax.jit(
+    lambda sequence: examination.examine(dreamer, params, jax.random.key(0), sequence)
+  )
+  return lambda sequence: jax.device_get(compiled(sequence))
+
+
+@pytest.fixture(scope='module')
+def sequence(dreamer, make_sequence):
+  return make_sequence(dreamer)
+
+
+def test_another_action_is_of_another_sequence_at_the_same_step(examine, sequence):
+  found = examine(sequence)
+  assert np.abs(found.surprise - found.surprise_of_other)[1:].max() > 1e-3
+  equal = sequence._replace(action=jnp.zeros_like(sequence.action))
+  found = examine(equal)
+  np.testing.assert_array_equal(found.surprise, found.surprise_of_other)
+
+
+def test_surprise_is_of_the_step_after_the_action(examine, sequence):
+  changed = sequence._replace(reward=sequence.reward.at[2].add(3.0))
+  difference = examine(sequence).surprise != examine(changed).surprise
+  assert difference[2].all() and not difference[[0, 1, 3, 4, 5]].any()
+
+
+def test_scrambled_observations_have_the_numbers_of_each_step(sequence):
+  scrambled = examination._scrambled(jax.random.key(1), sequence.observation)
+  differs = False
+  for old, new in zip(
+    jax.tree.leaves(sequence.observation), jax.tree.leaves(scrambled), strict=True
+  ):
+    np.testing.assert_array_equal(np.sort(old, axis=1), np.sort(new, axis=1))
+    differs |= (old != new).any()
+  assert differs
