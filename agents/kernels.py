@@ -5,8 +5,10 @@ number, and transposes arrays where a transposed product would do. Docstrings na
 `tests/agents/test_kernels.py` compares values and gradients with the plain forms.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -19,9 +21,29 @@ Step = Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
 _NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
 
 
+_PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar('platform', default=None)
+
+
+@contextlib.contextmanager
+def compiled_for(platform: str) -> Iterator[None]:
+  """Functions traced within are compiled for this platform; elsewhere for JAX's default backend.
+
+  A function that `jax.jit` has traced is not traced again, so each platform needs a function object
+  of its own.
+
+  Args:
+    platform: as of `jax.Device.platform`.
+  """
+  token = _PLATFORM.set(platform)
+  try:
+    yield
+  finally:
+    _PLATFORM.reset(token)
+
+
 def on_cpu() -> bool:
-  """Whether XLA compiles for a CPU."""
-  return jax.default_backend() == 'cpu'
+  """Whether XLA compiles what is being traced for a CPU: see `compiled_for`."""
+  return (_PLATFORM.get() or jax.default_backend()) == 'cpu'
 
 
 def total(x: jax.Array) -> jax.Array:

@@ -179,7 +179,7 @@ def _prepare(work: Work) -> _Program:
     step = jnp.int32(agent_config.warm_up_updates)
     return on_device(init_state._replace(step=step, intrinsic=intrinsic))
 
-  update = jax.pmap(made.update, axis_name=devices_lib.DEVICES, donate_argnums=0, devices=device)
+  update = devices_lib.mapped(made.update, device)
   return _Program(dreamer, init_state, batch, on_device(batch), update, at_boredom)
 
 

@@ -103,12 +103,7 @@ def compile_for(work: bench.Work, num_devices: int) -> Program:
   each: Any = functools.partial(
     jax.tree.map, lambda x: jax.ShapeDtypeStruct((num_devices, *x.shape), x.dtype)
   )
-  mapped = jax.pmap(
-    made.update,
-    axis_name=devices_lib.DEVICES,
-    donate_argnums=0,
-    devices=jax.local_devices()[:num_devices],
-  )
+  mapped = devices_lib.mapped(made.update, jax.local_devices()[:num_devices])
   return read_program(mapped.lower(each(state), each(sequence)).compile().as_text(), num_devices)
 
 

@@ -138,11 +138,9 @@ class Sampled(loop.Source):
     self._init_state = trained.update.init
     self._link = link
     self._devices = devices or jax.local_devices()
-    self._update = jax.pmap(
+    self._update = devices_lib.mapped(
       devices_lib.traced_once(trained.update.update),
-      axis_name=devices_lib.DEVICES,
-      donate_argnums=0,
-      devices=self._devices if num_processes == 1 else jax.devices(),
+      self._devices if num_processes == 1 else jax.devices(),
     )
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), trained.acting_params(params))

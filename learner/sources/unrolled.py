@@ -141,13 +141,7 @@ class Program:
     self.devices = devices
     self.replay = replay
     self.steps_per_unroll = environments.num_envs * environments.num_steps
-    self._mapped = jax.pmap(
-      self.unroll_and_update,
-      axis_name=DEVICES,
-      in_axes=(0, None),
-      donate_argnums=0,
-      devices=devices,
-    )
+    self._mapped = devices_lib.mapped(self.unroll_and_update, devices, in_axes=(0, None))
     self._call: Any = None
     self._shapes: FusedState | None = None
     self._gather = jax.jit(self._gathered)

@@ -29,19 +29,29 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize('backend', ['cpu', 'gpu'], ids=lambda name: f'as on {name}')
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'], ids=lambda name: f'as on {name}')
 @pytest.mark.parametrize('kernel', ARGUMENTS, ids=lambda kernel: kernel.__name__)
-def test_kernel_and_its_gradient_equal_the_plain_form(kernel, backend, monkeypatch):
-  monkeypatch.setattr(kernels, 'on_cpu', lambda: backend == 'cpu')
-  for arguments in ARGUMENTS[kernel]:
-    loss = lambda function, arguments=arguments: jax.value_and_grad(
-      lambda arguments: jnp.sum(jnp.sin(function(*arguments)))
-    )(arguments)
-    jax.tree.map(
-      lambda found, plain: np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4),
-      loss(kernel),
-      loss(kernels.PLAIN[kernel]),
-    )
+def test_kernel_and_its_gradient_equal_the_plain_form(kernel, platform):
+  with kernels.compiled_for(platform):
+    for arguments in ARGUMENTS[kernel]:
+      loss = lambda function, arguments=arguments: jax.value_and_grad(
+        lambda arguments: jnp.sum(jnp.sin(function(*arguments)))
+      )(arguments)
+      jax.tree.map(
+        lambda found, plain: np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4),
+        loss(kernel),
+        loss(kernels.PLAIN[kernel]),
+      )
+
+
+def test_barriers_are_for_the_platform_that_is_compiled_for():
+  programs = {}
+  for platform in ('cpu', 'tpu'):
+    with kernels.compiled_for(platform):
+      grad = jax.grad(lambda parts, kernel, bias: kernels.affine(parts, kernel, bias).sum(), (1, 2))
+      programs[platform] = str(jax.make_jaxpr(grad)((random(5, 70),), random(70, 6), random(6)))
+  assert 'optimization_barrier' in programs['cpu']
+  assert 'optimization_barrier' not in programs['tpu']
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
