@@ -1,10 +1,10 @@
-"""Bytes that an update exchanges between devices, and the predicted time of that on more chips.
+"""Collectives and precision of an update, read in the text of its compiled program.
 
-Nothing is run: the update is compiled for devices that this machine only simulates, and the bytes of
-its collectives are read from the compiled program. The time on many chips is predicted from them and
-from the rate of a link, never measured.
+Nothing is run: the update is compiled for devices that this machine only simulates.
+`launch/bench/tpu.py` compiles for TPUs, and reads those programs here, too.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -18,14 +18,20 @@ from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.learner import bench, dreamer_update
 from hephaestus.learner import devices as devices_lib
 
-# A chip of TPU v4, by Jouppi et al. (2023), "TPU v4: An Optically Reconfigurable Supercomputer":
-# six links of 50 GB/s each, and 275 TFLOP/s in bfloat16.
-_LINK_BYTES = 50e9
-_CHIP_FLOPS = 275e12
-_SLICES = (8, 16, 32, 64, 128, 256, 512)  # v4-N has N cores, two in a chip; a chip is one device
-
-_COLLECTIVE = re.compile(r' = (?P<shape>[^=]*?) (?P<kind>all-reduce|all-gather)\(')
+# Operands below this size, such as those of a head of few outputs, do not make a product large.
+_LARGE = 2**16
 _ARRAY = re.compile(r'(?P<dtype>[a-z]+)(?P<bits>\d*)\[(?P<dims>[\d,]*)\]')
+_DEFINITION = re.compile(r'(?P<name>[\w.-]+)(?: =|:) (?P<dtype>[a-z]+\d*)\[(?P<dims>[\d,]*)\]')
+_SHAPE = r' = (?P<shape>\((?:[^()]|\([^()]*\))*\)|\S+) '
+_COLLECTIVE = re.compile(
+  _SHAPE + r'(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)'
+  r'(?P<start>-start)?\('
+)
+_PRODUCT = re.compile(_SHAPE + r'(?:convolution|dot)\(%?(?P<left>[\w.-]+), %?(?P<right>[\w.-]+)\)')
+_LOGARITHM = re.compile(
+  r' = (?P<dtype>[a-z]+\d*)\[\S* (?:exponential|exponential-minus-one|log|log-plus-one)\('
+)
+_OUTPUTS = re.compile(r'entry_computation_layout=.*?->(?P<shapes>.*)')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,29 +41,32 @@ class Program:
   Attributes:
     reduced: bytes that each device contributes to all-reduces in one update.
     gathered: bytes that each device contributes to all-gathers; it receives those of all.
+    other_collectives: number of collectives of other kinds.
     instructions: of the compiled program.
+    products: number of large matrix products and convolutions by the dtypes of their operands, such
+      as 'bf16' or 'bf16*f32'.
+    logarithms: number of logarithms and exponentials, of which losses and distributions are made, by
+      dtype.
   """
 
   reduced: int
   gathered: int
+  other_collectives: int
   instructions: int
+  products: dict[str, int]
+  logarithms: dict[str, int]
 
 
 def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
   """Compiles the update for several numbers of devices, each with the whole batch of `work`.
-
-  The prediction sends all bytes around one ring over one link of each chip, after the update without
-  overlap, and runs the update at the peak rate of the chip: links and chips as in TPU v4. A real
-  update takes longer and loses a smaller share, but for the latency of the ring, which is left out.
 
   Args:
     work: the share of each device.
     num_devices: to compile for, of those that JAX has here.
 
   Returns:
-    Bytes of the gradients; for each number of devices the bytes each gives to all-reduces and to
-    all-gathers, and the instructions of the program; and for slices of TPU v4 the predicted time of
-    the exchange, and the predicted share of the rate that remains.
+    Bytes of the gradients; and for each number of devices the bytes each gives to all-reduces and to
+    all-gathers, and the instructions of the program.
 
   Raises:
     ValueError: no number of devices, or more than JAX has here.
@@ -67,34 +76,18 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
     raise ValueError(f'--devices {" ".join(map(str, num_devices))}: each must lie in 1 to {here}')
   figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
   name = f'scaling/{work.name}'
-  gradients, flops = _size(work)
+  _, state, _ = _shapes(work, 1)
+  gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
   figures = [figure(f'{name}/gradients', gradients, 'bytes')]
-  most = Program(reduced=gradients, gathered=0, instructions=0)
   for count in num_devices:
-    most = compile_for(work, count)
+    program = compile_for(work, count)
     what = f'{name}/{count}_devices'
     figures += [
-      figure(f'{what}/reduced', most.reduced, 'bytes'),
-      figure(f'{what}/gathered', most.gathered, 'bytes'),
-      figure(f'{what}/instructions', most.instructions, ''),
-    ]
-  for cores in _SLICES if max(num_devices) > 1 else ():
-    exchange = predicted_exchange(most, cores // 2)
-    share = 100 / (1 + exchange * _CHIP_FLOPS / flops)
-    figures += [
-      figure(f'{name}/v4-{cores}/predicted_exchange', 1e6 * exchange, 'us'),
-      figure(f'{name}/v4-{cores}/predicted_efficiency_at_peak', share, '%'),
+      figure(f'{what}/reduced', program.reduced, 'bytes'),
+      figure(f'{what}/gathered', program.gathered, 'bytes'),
+      figure(f'{what}/instructions', program.instructions, ''),
     ]
   return figures
-
-
-def predicted_exchange(program: Program, num_devices: int) -> float:
-  """Seconds that a ring of chips needs, each by one link in one direction.
-
-  Every chip sends 2 (n - 1) / n of the reduced bytes, and n - 1 times the gathered ones.
-  """
-  others = num_devices - 1
-  return others * (2 * program.reduced / num_devices + program.gathered) / _LINK_BYTES
 
 
 def compile_for(work: bench.Work, num_devices: int) -> Program:
@@ -117,28 +110,56 @@ def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.Update, 
   return made, state, jax.eval_shape(lambda: bench.random_batch(dreamer, work))
 
 
-def _size(work: bench.Work) -> tuple[int, float]:
-  """Bytes of the gradients, and operations of the matrix products of the longest update."""
-  made, state, sequence = _shapes(work, 1)
-  gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-  jaxpr = jax.make_jaxpr(made.update, axis_env=[(devices_lib.DEVICES, 1)])(state, sequence)
-  horizon = work.agent.horizon_max
-  trips = (horizon, math.ceil(horizon / work.agent.steps_per_chunk))
-  always, *by_row = bench.matmul_flops(jaxpr.jaxpr)
-  return gradients, always + sum(x * count for x, count in zip(by_row, trips, strict=True))
-
-
 def read_program(text: str, num_devices: int) -> Program:
-  """Counts collectives and instructions in the text of a compiled program."""
-  sizes = {'all-reduce': 0, 'all-gather': 0}
+  """Counts collectives, instructions, products and logarithms in the text of a compiled program."""
+  reduced = gathered = others = 0
   for found in _COLLECTIVE.finditer(text):
-    for array in _ARRAY.finditer(found['shape']):
-      bits = 8 if array['dtype'] == 'pred' else int(array['bits'])
-      sizes[found['kind']] += (
-        bits // 8 * math.prod(map(int, filter(None, array['dims'].split(','))))
-      )
+    num_bytes = sum(map(_num_bytes, _ARRAY.finditer(found['shape'])))
+    if found['kind'] == 'all-reduce':
+      reduced += num_bytes
+    elif found['kind'] == 'all-gather':
+      # The result is that of all devices; an asynchronous one is written after its operand.
+      gathered += num_bytes // (num_devices + bool(found['start']))
+    else:
+      others += 1
   return Program(
-    reduced=sizes['all-reduce'],
-    gathered=sizes['all-gather'] // num_devices,  # what it writes is that of all
+    reduced=reduced,
+    gathered=gathered,
+    other_collectives=others,
     instructions=text.count(' = '),
+    products=_products(text),
+    logarithms=dict(collections.Counter(found['dtype'] for found in _LOGARITHM.finditer(text))),
   )
+
+
+def _num_bytes(array: re.Match[str]) -> int:
+  bits = 8 if array['dtype'] == 'pred' else int(array['bits'])
+  return bits // 8 * _size(array['dims'])
+
+
+def _size(dims: str) -> int:
+  return math.prod(map(int, filter(None, dims.split(','))))
+
+
+def _products(text: str) -> dict[str, int]:
+  """Number of products of two large arrays, by the dtypes of both."""
+  arrays = {
+    found['name']: (found['dtype'], _size(found['dims'])) for found in _DEFINITION.finditer(text)
+  }
+  counts: collections.Counter[str] = collections.Counter()
+  for found in _PRODUCT.finditer(text):
+    dtypes, sizes = zip(arrays[found['left']], arrays[found['right']], strict=True)
+    if min(sizes) >= _LARGE:
+      counts['*'.join(sorted(set(dtypes)))] += 1
+  return dict(counts)
+
+
+def output_dtypes(text: str) -> list[str]:
+  """Dtypes of what a compiled program returns, in the order of its flattened tree."""
+  found = _OUTPUTS.search(text)
+  if found is None:
+    raise ValueError('the text of the program names no outputs')
+  # One array, or a tuple in parentheses; further attributes of the program follow.
+  shapes = re.match(r'\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\S+', found['shapes'])
+  assert shapes is not None
+  return [array['dtype'] + array['bits'] for array in _ARRAY.finditer(shapes[0])]

@@ -212,10 +212,23 @@ def _add_scaling(targets: Any) -> None:
   scaling = targets.add_parser(
     'scaling',
     allow_abbrev=False,
-    help='traffic of an update between simulated devices, with a prediction for TPU v4',
+    help='traffic of an update between simulated devices; its program and memory on TPUs',
   )
-  scaling.add_argument('--size', default='laptop', help='laptop, 1m or full (default: laptop)')
-  scaling.add_argument('--devices', type=int, nargs='+', default=[1, 2, 4, 8], metavar='D')
+  scaling.add_argument(
+    '--tpu', nargs='+', metavar='TOPOLOGY',
+    help='v4:2x2x1, v5e:2x2, v6e:4x4, ...: compile presets for these TPUs, by the extra `tpu`',
+  )  # fmt: skip
+  scaling.add_argument(
+    '--programs', nargs='+', choices=['dreamer', 'dreamer-fused', 'ppo'],
+    help='with --tpu (default: all)',
+  )  # fmt: skip
+  scaling.add_argument('--preset', help='with --tpu (default: tpu-v4-8)')
+  scaling.add_argument('--env', help='with --tpu (default: catch)')
+  scaling.add_argument('--set', nargs='+', action='extend', metavar='KEY=VALUE', help='with --tpu')
+  scaling.add_argument('--size', help='laptop, 1m or full (default: laptop)')
+  scaling.add_argument(
+    '--devices', type=int, nargs='+', metavar='D', help='simulated (default: 1 2 4 8)'
+  )
   scaling.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
   scaling.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
   scaling.add_argument('--batch', type=int, metavar='B', help='sequences per device')
@@ -246,6 +259,7 @@ LIMITS = {
   'replay': 'the bandwidth of one thread that copies memory, measured here',
   'learner': 'the rate of a plain matrix product on this device, measured here',
   'end-to-end': 'the update alone, and the unroll of the actors alone, measured after the run',
+  'scaling': 'the memory of a chip, which is one device',
 }
 """By target, what its figures are compared with."""
 CHANGES = ('ensemble', 'horizon', 'batch', 'length', 'dtype')  # flags that change a named size
@@ -262,7 +276,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     return _dreams(arguments)
   if arguments.target == 'scaling':  # JAX reads both when it initializes its devices
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    simulated = f'--xla_force_host_platform_device_count={max(arguments.devices)}'
+    simulated = f'--xla_force_host_platform_device_count={max(arguments.devices or [8])}'
     os.environ.setdefault('XLA_FLAGS', simulated)
   from hephaestus.launch.run import metrics, preflight
   from hephaestus.learner import bench as learner_bench
@@ -394,12 +408,25 @@ def _watching_figures(arguments: argparse.Namespace) -> Any:
 
 
 def _scaling_figures(arguments: argparse.Namespace) -> Any:
+  from hephaestus.launch.bench import tpu
   from hephaestus.learner import bench as learner_bench
   from hephaestus.learner import scaling
 
-  work = learner_bench.Work.of_size(arguments.size)
+  simulated, compiled = ('size', 'devices', *CHANGES), ('programs', 'preset', 'env', 'set')
+  for name in compiled if arguments.tpu is None else simulated:
+    if getattr(arguments, name) is not None:
+      raise ValueError(f'--{name}: goes {"only" if arguments.tpu is None else "not"} with --tpu')
+  if arguments.tpu is not None:
+    return tpu.tpu(
+      arguments.tpu,
+      arguments.programs or tpu.PROGRAMS,
+      arguments.preset or 'tpu-v4-8',
+      arguments.env or 'catch',
+      arguments.set or [],
+    )
+  work = learner_bench.Work.of_size(arguments.size or 'laptop')
   work = work.changed(**{name: getattr(arguments, name) for name in CHANGES})
-  return scaling.scaling(work, arguments.devices)
+  return scaling.scaling(work, arguments.devices or [1, 2, 4, 8])
 
 
 def _environment_figures(arguments: argparse.Namespace) -> Any:

@@ -267,15 +267,19 @@ class Program:
     each = jax.eval_shape(lambda: ReplayState(empty(), jnp.zeros((), jnp.int32)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), each)
 
-  def compile(self) -> int:
-    """Compiles what `iterate` runs; returns the bytes that it takes on each device."""
+  def lower(self) -> Any:
+    """Lowers what `iterate` runs, for the platform of the devices."""
     whole, count = self.shapes(), len(self.devices)
     train, key = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), (whole.train, whole.key)
     )
     envs = jax.eval_shape(self._shared, whole.worlds)
     state = FusedState(train, key, envs, self._replay_shapes())
-    self._call = self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    return self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32))
+
+  def compile(self) -> int:
+    """Compiles what `iterate` runs; returns the bytes that it takes on each device."""
+    self._call = self.lower().compile()
     used = self._call.memory_analysis()
     return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
 

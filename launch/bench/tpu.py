@@ -1,0 +1,209 @@
+"""Updates of presets compiled for TPUs that this machine does not have; nothing is run.
+
+libtpu, of the extra `tpu`, compiles for a topology on any Linux machine with an x86-64 CPU.
+"""
+
+import collections
+import functools
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import records
+from hephaestus.launch.run import fused
+from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import bench, scaling
+from hephaestus.learner import devices as devices_lib
+
+FUSED = 'dreamer-fused'
+PROGRAMS = (records.DREAMER, FUSED, 'ppo')
+"""The dreamer's update, that update with its environments and replay, and PPO's run."""
+
+# GiB of one JAX device, by Google's pages on each version of Cloud TPU: a chip. That of a v4 has
+# two cores, which JAX joins.
+_MEMORY = {'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32}
+_OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
+_TOPOLOGY = re.compile(r'(?P<version>v4|v5p):\d+x\d+x\d+|(?P<flat>v5e|v6e):\d+x\d+')
+_ENVIRONMENT = {
+  'JAX_PLATFORMS': 'cpu',  # of all that runs
+  'TPU_SKIP_MDS_QUERY': '1',  # no TPU VM is asked what it is
+  'TPU_ACCELERATOR_TYPE': 'v4-8',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # beside another process that compiles
+}
+
+
+def tpu(
+  names: Sequence[str], programs: Sequence[str], preset: str, environment: str, overrides: list[str]
+) -> list[bench.Figure]:
+  """Compiles programs of a preset for each topology.
+
+  Args:
+    names: of topologies, such as 'v4:2x2x1' or 'v5e:4x4'.
+    programs: of PROGRAMS.
+    preset: of each agent; its batch is divided over all devices of a topology.
+    environment: name.
+    overrides: of each config, as of `launch_config.override`.
+
+  Returns:
+    For each topology and program: the devices; seconds to lower and to compile; bytes of arguments,
+    outputs, temporaries and of all together on one device, beside its memory; bytes that a device
+    gives to all-reduces and all-gathers, and the number of other collectives; the number of large
+    products by the dtypes of their operands, of logarithms and exponentials by dtype, and of losses
+    among the outputs by dtype.
+
+  Raises:
+    ValueError: libtpu is missing, a topology does not exist, or a config does not suit it.
+  """
+  check(names)
+  configs = {name: _config(name, preset, environment, overrides) for name in programs}
+  # Before libtpu is loaded, which reads them.
+  os.environ.update(_ENVIRONMENT)
+  jax.config.update('jax_platforms', 'cpu')
+  devices = {name: _devices(name) for name in names}
+  return [
+    figure
+    for name in names
+    for program, config in configs.items()
+    for figure in _figures(f'tpu/{name}/{program}', config, devices[name], _gibibytes(name))
+  ]
+
+
+def check(names: Sequence[str]) -> None:
+  """Raises ValueError for a name that is none of a topology, or where libtpu is not installed."""
+  for name in names:
+    if not _TOPOLOGY.fullmatch(name):
+      raise ValueError(
+        f'--tpu {name}: give a version and its chips along each axis, such as v4:2x2x1, v5p:2x2x1, '
+        'v5e:2x2 or v6e:4x4'
+      )
+  if importlib.util.find_spec('libtpu') is None:
+    raise ValueError(
+      f'--tpu {names[0]}: needs libtpu, of the extra `tpu`; make train EXTRAS=tpu ARGS=--help, or '
+      "pip install 'hephaestus[tpu]'"
+    )
+
+
+def _config(
+  program: str, preset: str, environment: str, overrides: list[str]
+) -> launch_config.ExperimentConfig:
+  agent = records.DREAMER if program == FUSED else program
+  config = launch_config.of_preset(agent, preset, environment)
+  fusing = ['actor.num_actors=1', 'learner.fused=true'] if program == FUSED else []
+  return launch_config.override(config, [*fusing, *overrides])
+
+
+def _version(name: str) -> str:
+  return name.partition(':')[0]
+
+
+def _gibibytes(name: str) -> int:
+  return _MEMORY[_version(name)]
+
+
+def _devices(name: str) -> list[jax.Device]:
+  """The devices of a topology, which compile and do not run."""
+  try:
+    options: Any = _OPTIONS.get(_version(name), {})
+    return list(topologies.get_topology_desc(name, platform='tpu', **options).devices)
+  except jax.errors.JaxRuntimeError as error:
+    raise ValueError(f'--tpu {name}: {_first_line(error)}') from None
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).strip().split('\n')[0]
+
+
+def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> Any:
+  """Lowers the update of a run, for its shapes alone.
+
+  Raises:
+    ValueError: the batch does not divide over the devices, or a fused run has several hosts.
+  """
+  here = [device for device in devices if device.process_index == 0]
+  if config.fused:
+    if len(here) < len(devices):
+      raise ValueError(
+        f'a fused run is one process on one host, whose share of the slice is {len(here)} of '
+        f'{len(devices)} devices; give another of --programs'
+      )
+    return fused.build(config, *fused.make(config), devices).lower()
+  parts, count = parts_lib.make_parts(config), len(devices)
+  update = config.record.make_update(config, parts.trained, num_devices=count)
+  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
+  stack = lambda tree, *lead: jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), tree
+  )
+  # `pmap` takes the arrays of one host.
+  batch = stack(parts.sequence_schema, len(here), config.batch_size // count)
+  return devices_lib.mapped(update.update, devices).lower(stack(state, len(here)), batch)
+
+
+def _figures(
+  name: str, config: launch_config.ExperimentConfig, devices: list[jax.Device], gibibytes: int
+) -> list[bench.Figure]:
+  """Compiles one program, and reads its figures."""
+  began = time.perf_counter()
+  try:
+    lowered = _lower(config, devices)
+  except ValueError as error:
+    raise ValueError(f'{name}: {error}') from None
+  lower_seconds = time.perf_counter() - began
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    raise ValueError(f'{name}: XLA refuses the program: {_first_line(error)}') from None
+  compile_seconds = time.perf_counter() - began - lower_seconds
+  figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
+  text = compiled.as_text()
+  program = scaling.read_program(text, len(devices))
+  counts = {
+    **{f'products/{dtypes}': count for dtypes, count in program.products.items()},
+    **{f'logarithms/{dtype}': count for dtype, count in program.logarithms.items()},
+    **{f'losses/{dtype}': count for dtype, count in losses(text, lowered.out_tree).items()},
+  }
+  return [
+    figure(f'{name}/devices', len(devices), ''),
+    figure(f'{name}/lower', lower_seconds, 's'),
+    figure(f'{name}/compile', compile_seconds, 's'),
+    *_memory(name, compiled.memory_analysis(), gibibytes),
+    figure(f'{name}/reduced', program.reduced, 'bytes'),
+    figure(f'{name}/gathered', program.gathered, 'bytes'),
+    figure(f'{name}/other_collectives', program.other_collectives, ''),
+    *(figure(f'{name}/{what}', count, '') for what, count in sorted(counts.items())),
+  ]
+
+
+def _memory(name: str, memory: Any, gibibytes: int) -> list[bench.Figure]:
+  """Bytes on one device; outputs are those that take no place of an argument."""
+  parts = {
+    'arguments': memory.argument_size_in_bytes,
+    'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    'temporaries': memory.temp_size_in_bytes,
+    'code': memory.generated_code_size_in_bytes,
+  }
+  limit = gibibytes * 2**30
+  return [
+    bench.Figure(f'{name}/{part}', value, 'bytes', limit, value / limit, bench.machine())
+    for part, value in {**parts, 'memory': sum(parts.values())}.items()
+  ]
+
+
+def losses(text: str, outputs: Any) -> dict[str, int]:
+  """Number of losses among a program's outputs, by their dtype in the compiled program.
+
+  Args:
+    text: of the compiled program.
+    outputs: structure of the tree that it returns; the names of losses contain 'loss'.
+  """
+  dtypes = jax.tree.unflatten(outputs, scaling.output_dtypes(text))
+  named = jax.tree_util.tree_leaves_with_path(dtypes)
+  found = (dtype for path, dtype in named if 'loss' in jax.tree_util.keystr(path))
+  return dict(collections.Counter(found))

@@ -1,0 +1,89 @@
+"""`bench scaling --tpu`: refused input, what is read in a compiled program, and one real topology."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from hephaestus.launch import main
+from hephaestus.launch.bench import tpu
+
+FIND_SPEC = importlib.util.find_spec
+
+
+def run(*arguments):
+  return main.run(main.parse(['hephaestus', 'bench', 'scaling', *arguments]))
+
+
+@pytest.fixture
+def libtpu(monkeypatch):
+  """Says whether libtpu is installed."""
+
+  def install(installed):
+    find = lambda name: installed or None if name == 'libtpu' else FIND_SPEC(name)
+    monkeypatch.setattr(importlib.util, 'find_spec', find)
+
+  return install
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--tpu', 'v4:2x2'], '--tpu v4:2x2: give a version and its chips along each axis'),
+    (['--tpu', 'v9:2x2x1'], '--tpu v9:2x2x1: give a version'),
+    (['--tpu', 'v5e:2x2', '--size', 'full'], '--size: goes not with --tpu'),
+    (['--tpu', 'v5e:2x2', '--batch', '8'], '--batch: goes not with --tpu'),
+    (['--tpu', 'v5e:2x2', '--preset', 'tpu'], '--preset tpu: choose one of laptop'),
+    (['--preset', 'laptop'], '--preset: goes only with --tpu'),
+  ],
+)
+def test_bad_input_for_tpus_is_named(libtpu, capsys, arguments, words):
+  libtpu(True)
+  assert run(*arguments) == 2
+  message = capsys.readouterr().err
+  assert words in message and message.count('\n') == 1
+
+
+def test_missing_libtpu_is_refused_with_its_extra(libtpu, capsys):
+  libtpu(False)
+  assert run('--tpu', 'v4:2x2x1') == 2
+  message = capsys.readouterr().err
+  assert '--tpu v4:2x2x1: needs libtpu, of the extra `tpu`' in message
+  assert message.count('\n') == 1
+
+
+def test_losses_are_found_among_the_outputs_of_a_program():
+  outputs = ({'kernel': 0, 'loss_scale': 0}, {'world_model/loss': 0, 'value_loss': 0, 'horizon': 0})
+  text = (
+    'HloModule pmap_update, entry_computation_layout={(f32[8]{0:T(8,128)}, s32[])->'
+    '(f32[8,1]{1,0:T(8,128)(2,1)}, f32[1], /*index=2*/f32[1], bf16[1]{0}, f32[1])}, num_partitions=1\n'
+  )
+  order = jax.tree.structure(outputs)  # keys of a dict are sorted: horizon, value_loss, ...
+  assert tpu.losses(text, order) == {'f32': 2, 'bf16': 1}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
+@pytest.mark.timeout(600)
+def test_dreamer_compiles_for_four_chips_in_bfloat16_with_losses_in_float32():
+  command = ['bench', 'scaling', '--tpu', 'v4:2x2x1', '--programs', 'dreamer', 'ppo', '--json']
+  done = subprocess.run(
+    [sys.executable, '-m', 'hephaestus.launch.main', *command],
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  figures = {
+    figure['name'].removeprefix('tpu/v4:2x2x1/'): figure for figure in json.loads(done.stdout)
+  }
+  value = lambda name: figures[name]['value']
+  assert value('dreamer/devices') == 4
+  assert value('dreamer/products/bf16') > 100 and 'dreamer/products/f32' not in figures
+  assert value('dreamer/losses/f32') == 4 and 'dreamer/losses/bf16' not in figures
+  assert 'dreamer/logarithms/bf16' not in figures
+  assert value('dreamer/other_collectives') == 0
+  assert 0 < figures['dreamer/memory']['ratio'] < 0.5
+  assert value('ppo/losses/f32') == 2 and 0 < figures['ppo/memory']['ratio'] < 0.5
