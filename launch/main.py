@@ -1,6 +1,7 @@
 """The `hephaestus` command."""
 
 import argparse
+import logging
 import os
 import pathlib
 import sys
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
   """Runs a command, and returns its exit code; bad input is one line and 2."""
   sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  logging.getLogger('jax').setLevel(logging.WARNING)  # it logs missing accelerators
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
   try:

@@ -1,7 +1,6 @@
 """`hephaestus bench`: the throughput of each part beside its limit."""
 
 import argparse
-import logging
 import os
 import pathlib
 import re
@@ -283,7 +282,6 @@ def _bench(arguments: argparse.Namespace) -> int:
 
   if arguments.target in ('end-to-end', 'watching', 'replay'):
     preflight.check_distributed(f'bench {arguments.target}', ALONE)
-  logging.getLogger('jax').setLevel(logging.WARNING)  # it logs missing accelerators
   measure = {
     'learner': _learner_figures,
     'end-to-end': _end_to_end_figures,

@@ -297,7 +297,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
     check_lib.judge(
       POLICY, 'advantage of novelty over task',
       novelty / task if is_known else None,
-      below=1.0,
+      below=0.5,
       cause='the policy follows novelty, though rewards are known',
       remedy='lower agent.novelty_scale',
     ),
