@@ -148,9 +148,9 @@ def _products(text: str) -> dict[str, int]:
   }
   counts: collections.Counter[str] = collections.Counter()
   for found in _PRODUCT.finditer(text):
-    dtypes, sizes = zip(arrays[found['left']], arrays[found['right']], strict=True)
-    if min(sizes) >= _LARGE:
-      counts['*'.join(sorted(set(dtypes)))] += 1
+    (left, left_size), (right, right_size) = arrays[found['left']], arrays[found['right']]
+    if min(left_size, right_size) >= _LARGE:
+      counts['*'.join(sorted({left, right}))] += 1
   return dict(counts)
 
 
