@@ -174,7 +174,7 @@ def _of_rewards(
   remedy = 'train for longer, raise agent.reward_scale, or lower learner.model_learning_rate'
   if explained is not None and explained.reward is not None:
     assert explained.reward_early is not None
-    if explained.reward_early - explained.reward > 0.1:
+    if explained.reward_early > 0.05 + 2 * explained.reward:
       cause = 'the reward depends on what was seen long before, which the model has lost'
       remedy = (
         'use longer sequences (actor.sequence_length) and agent.memory_steps, or agent.memory_size'
