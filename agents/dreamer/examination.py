@@ -85,15 +85,16 @@ def _infer(
 def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
   """[T, B, ...] observations, each number of which is that of another sequence; masks as they are."""
 
-  def permute(path, x):
-    if observation_lib.ACTION_MASK in jax.tree_util.keystr(path):
-      return x
+  def permute(key, x):
     flat = x.reshape(*x.shape[:2], -1)
-    keys = jax.random.split(jax.random.fold_in(key, flat.shape[-1]), flat.shape[-1])
     one = lambda key, column: jax.random.permutation(key, column, axis=1)
-    return jax.vmap(one, in_axes=(0, 2), out_axes=2)(keys, flat).reshape(x.shape)
+    columns = jax.random.split(key, flat.shape[-1])
+    return jax.vmap(one, in_axes=(0, 2), out_axes=2)(columns, flat).reshape(x.shape)
 
-  return jax.tree_util.tree_map_with_path(permute, observation)
+  leaves, tree = jax.tree.flatten(observation_lib.without_mask(observation))
+  scrambled = jax.tree.unflatten(tree, map(permute, jax.random.split(key, len(leaves)), leaves))
+  mask = observation_lib.action_mask(observation)
+  return scrambled if mask is None else scrambled | {observation_lib.ACTION_MASK: mask}
 
 
 def _surprise(

@@ -76,11 +76,14 @@ def dreams(
   Raises:
     ValueError: not a run of the dreamer, or no such checkpoint.
   """
-  run = folder_lib.load_config(folder)
-  config, _ = dreamer_record.settings(run)
-  policy = policy_lib.load(folder, checkpoint)
-  environment = policy.environment
-  dreamer = run.record.make(config, environment.observation_spec, environment.action_spec)
+  dreamer_record.settings(folder_lib.load_config(folder))  # refuses other agents
+  return of_policy(policy_lib.load(folder, checkpoint), num_steps=num_steps, seed=seed)
+
+
+def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result:
+  """Likewise of a policy that is loaded, with all its parameters."""
+  config, environment = policy.config.agent, policy.environment
+  dreamer = policy.config.record.make(config, environment.observation_spec, environment.action_spec)
   length = min(MOST_STEPS, config.horizon_max)
   unroll = rollout.make_unroll(
     environment, policy.agent, num_envs=NUM_ENVS, sequence_length=2 * length + 1

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import dm_env
 import jax
 import numpy as np
 
@@ -55,14 +56,13 @@ def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predicti
     policy: of a run of the dreamer.
     num_steps: least number of steps.
     seed: of environments and actions.
-
   """
   config = policy.config
   dreamer = config.record.make(
     config.agent, policy.environment.observation_spec, policy.environment.action_spec
   )
-  sequences = play.play(
-    policy.environment, policy.agent, policy.params, num_steps=num_steps, length=65, seed=seed
+  played = play.play(
+    policy.environment, policy.agent, policy.params, num_steps=num_steps, seed=seed
   )
 
   @jax.jit
@@ -70,7 +70,7 @@ def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predicti
     return examination.examine(dreamer, params, key, experience.time_major(sequence))
 
   parts = []
-  for index, sequence in enumerate(sequences):
+  for index, (sequence, _) in enumerate(played):
     key = jax.random.fold_in(jax.random.key(seed + 1), index)
     found = jax.device_get(examine(policy.all_params, key, sequence))
     parts.append(_predictions(found, sequence, config.agent.gamma))
@@ -82,7 +82,8 @@ def _predictions(found: Any, sequence: experience.Sequence, gamma: float) -> Pre
   step_type, discount, reward = (
     np.asarray(x).T for x in (sequence.step_type, sequence.discount, sequence.reward)
   )
-  first, last = step_type == 0, step_type == 2
+  kinds = dm_env.StepType
+  first, last = step_type == int(kinds.FIRST), step_type == int(kinds.LAST)
   came = ~first
   came[0] = False
   known = ~last  # with a step after them
@@ -197,8 +198,7 @@ def _of_rewards(
 
 def _area(score: np.ndarray, positive: np.ndarray) -> float:
   """The area under the receiver operating characteristic, ties counted by half."""
-  values, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
-  del values
+  _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
   ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
   number = positive.sum()
   return float((ranks[positive].mean() - (number + 1) / 2) / (len(score) - number))

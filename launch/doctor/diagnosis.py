@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.agents import dreamer as dreamer_record
 from hephaestus.launch.agents import presets
 from hephaestus.launch.bench import dreams
 from hephaestus.launch.doctor import agent as agent_checks
@@ -50,7 +51,7 @@ def of_run(
     ValueError: it has no such checkpoint.
   """
   policy = policy_lib.load(folder, checkpoint)
-  config = folder_lib.load_config(folder)
+  config = policy.config
   checks, streams, explained = environment_checks.check(
     policy.environment, config, num_steps=num_steps, seed=seed
   )
@@ -59,16 +60,18 @@ def of_run(
     error = np.std(streams.returns) / math.sqrt(len(streams.returns))
     at_random = float(np.mean(streams.returns)), float(error)
   checks = [*agent_checks.of_metrics(folder, at_random), *checks]
-  if not config.record.on_policy:
+  if isinstance(config.record, dreamer_record.Dreamer):
     found = agent_checks.predict(policy, num_steps=num_steps, seed=seed)
     checks += agent_checks.of_predictions(found, explained)
-    result = dreams.dreams(folder, checkpoint=checkpoint, num_steps=num_steps, seed=seed)
-    checks += agent_checks.of_dreams(result)
+    checks += agent_checks.of_dreams(dreams.of_policy(policy, num_steps=num_steps, seed=seed))
+  if not config.record.on_policy:
     checks += replay_checks.check(folder, config)
   rows = {
     'learner_step': policy.learner_step,
     'findings': [check_lib.text(each) for each in check_lib.findings(checks)],
     'checks': [each._asdict() for each in checks],
   }
-  (folder / folder_lib.DIAGNOSIS).write_text(metrics.to_json(rows) + '\n')
+  written = folder / f'{folder_lib.DIAGNOSIS}.part'  # the page may read the other meanwhile
+  written.write_text(metrics.to_json(rows) + '\n')
+  written.replace(folder / folder_lib.DIAGNOSIS)
   return checks

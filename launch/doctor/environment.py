@@ -72,11 +72,9 @@ def check(
     check_lib.Check(PART, 'contract', None, 'kept', False, warning, 'see docs/environments.md')
     for warning in warnings
   ]
-  sequences = play.play(
-    environment, rollout.random_agent(environment.action_spec), (),
-    num_steps=num_steps, length=65, seed=seed,
-  )  # fmt: skip
-  streams = play.streams(sequences, environment.action_spec)
+  agent = rollout.random_agent(environment.action_spec)
+  played = play.play(environment, agent, (), num_steps=num_steps, seed=seed)
+  streams = play.streams(played, environment.action_spec)
   explained = explain(streams)
   checks += of_streams(streams, environment.max_steps) + of_probes(explained)
   if config is not None:
@@ -88,10 +86,7 @@ def of_streams(streams: play.Streams, max_steps: int) -> list[check_lib.Check]:
   """Rewards, ends and numbers that never vary, under the random policy."""
   follows = ~streams.first
   rewarded = follows & (streams.reward != 0)
-  ends = streams.last & (streams.discount == 0)
-  limited = streams.last & (streams.discount > 0)
-  early = np.sum(streams.lengths < max_steps) - np.sum(ends)
-  num_ends = max(1, int(np.sum(streams.last)))
+  early = (streams.lengths < max_steps) & (streams.ends > 0)
   flat = streams.observation.reshape(-1, streams.observation.shape[-1])
   return [
     check_lib.judge(
@@ -104,7 +99,7 @@ def of_streams(streams: play.Streams, max_steps: int) -> list[check_lib.Check]:
     check_lib.note(PART, 'length of a random episode', _mean(streams.lengths)),
     check_lib.judge(
       PART, 'early ends called a time limit',
-      max(0, min(early, limited.sum())) / num_ends,
+      _mean(early),
       below=0.0,
       cause='episodes end early with a discount of 1, so that values go on beyond their end',
       remedy='return a discount of 0 (gymnasium: terminated) where an episode really ends',
@@ -116,11 +111,13 @@ def of_streams(streams: play.Streams, max_steps: int) -> list[check_lib.Check]:
 
 def explain(streams: play.Streams) -> Explained:
   """Trains the probes."""
-  steps = np.argwhere(~streams.first[1:] & ~streams.first[:-1])  # two transitions lead to each
+  steps = np.argwhere(~streams.first[1:])
   steps = steps[np.argsort(steps[:, 1], kind='stable')]  # other environments in the other half
   at, env = steps[:, 0] + 1, steps[:, 1]
   x, action = streams.observation, streams.action
-  before, after, taken, late = x[at - 1, env], x[at, env], action[at - 1, env], action[at - 2, env]
+  before, after, taken = x[at - 1, env], x[at, env], action[at - 1, env]
+  # An episode's first action has none before it; the stream begins with one.
+  late = np.where(streams.first[at - 1, env][:, None], 0, action[at - 2, env])
   change = after - before
   varied = np.argsort(-change.std(0))[:MOST_TARGETS]
   share = lambda target, *inputs: probe.explained(np.concatenate(inputs, axis=-1), target)

@@ -14,7 +14,9 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 
-NUM_ENVS = 16
+NUM_ENVS, LENGTH = 16, 65
+Played = tuple[experience.Sequence, rollout.Episodes]
+"""A sequence [N, LENGTH, ...] and the episodes that ended in it, host arrays."""
 
 
 class Streams(NamedTuple):
@@ -26,9 +28,9 @@ class Streams(NamedTuple):
     reward: [T, N] float32, that arrived at the step.
     discount: [T, N] float32, likewise.
     first: [T, N] bool.
-    last: [T, N] bool.
-    lengths: of the episodes that began and ended here, in steps.
-    returns: of the same.
+    lengths: [E] of the episodes that ended, in steps.
+    returns: [E] float32 of the same, undiscounted.
+    ends: [E] float32, the discount with which each ended: 0 unless a time limit did.
   """
 
   observation: np.ndarray
@@ -36,9 +38,9 @@ class Streams(NamedTuple):
   reward: np.ndarray
   discount: np.ndarray
   first: np.ndarray
-  last: np.ndarray
   lengths: np.ndarray
   returns: np.ndarray
+  ends: np.ndarray
 
 
 def play(
@@ -47,54 +49,54 @@ def play(
   params: Any,
   *,
   num_steps: int,
-  length: int,
   seed: int,
-) -> list[experience.Sequence]:
-  """Sequences [N, length, ...] of an agent, host arrays; each begins with the last step of the one before.
+) -> list[Played]:
+  """Sequences [N, LENGTH, ...] of an agent; each begins with the last step of the one before.
 
   Args:
     environment: without auto-reset.
     agent: that acts.
     params: its acting parameters.
     num_steps: least number of steps of all environments together.
-    length: of a sequence.
     seed: of environments and actions.
   """
   num_envs = NUM_ENVS // 4 if isinstance(environment, host.HostEnvironment) else NUM_ENVS
-  unroll = rollout.make_unroll(environment, agent, num_envs=num_envs, sequence_length=length)
+  unroll = rollout.make_unroll(environment, agent, num_envs=num_envs, sequence_length=LENGTH)
   init_key, key = jax.random.split(jax.random.key(seed))
   state, zero, found = unroll.init(init_key), np.int32(0), []
-  for index in range(-(-num_steps // (num_envs * (length - 1)))):
+  for index in range(-(-num_steps // (num_envs * (LENGTH - 1)))):
     act_key = jax.random.fold_in(key, index)
-    state, sequence, _ = unroll.unroll(params, act_key, state, zero, zero)
-    found.append(jax.device_get(sequence))
+    state, *played = unroll.unroll(params, act_key, state, zero, zero)
+    found.append(tuple(jax.device_get(played)))
   return found
 
 
-def streams(sequences: Sequence[experience.Sequence], action_spec: Any) -> Streams:
+def streams(played: Sequence[Played], action_spec: Any) -> Streams:
   """Joins consecutive sequences of one set of environments."""
+  sequences = [sequence for sequence, _ in played]
   # The last step of a sequence is the first of the next, which has its action.
   join = lambda *parts: np.concatenate([part[:, :-1] for part in parts], axis=1).swapaxes(0, 1)
   joined = lambda read: jax.tree.map(join, *map(read, sequences))
   step_type = joined(lambda sequence: sequence.step_type)
-  first, last = step_type == int(dm_env.StepType.FIRST), step_type == int(dm_env.StepType.LAST)
+  first = step_type == int(dm_env.StepType.FIRST)
   leaves = jax.tree.leaves(
     observation_lib.without_mask(joined(lambda sequence: sequence.observation))
   )
   observation = np.concatenate(
     [np.asarray(leaf, np.float32).reshape(*first.shape, -1) for leaf in leaves], axis=-1
   )
-  reward = joined(lambda sequence: sequence.reward)
-  lengths, returns = _episodes(first, last, reward)
+  of_episodes = lambda read: np.concatenate(
+    [read(sequence, each)[each.ended] for sequence, each in played]
+  )
   return Streams(
     observation,
     _encoded(joined(lambda sequence: sequence.action), action_spec),
-    reward,
+    joined(lambda sequence: sequence.reward),
     joined(lambda sequence: sequence.discount),
     first,
-    last,
-    lengths,
-    returns,
+    of_episodes(lambda sequence, each: each.episode_length),
+    of_episodes(lambda sequence, each: each.episode_return),
+    of_episodes(lambda sequence, each: sequence.discount[:, 1:].T),
   )
 
 
@@ -106,20 +108,3 @@ def _encoded(action: np.ndarray, spec: Any) -> np.ndarray:
   return np.concatenate(
     [np.eye(size, dtype=np.float32)[choices[..., at]] for at, size in enumerate(sizes)], axis=-1
   )
-
-
-def _episodes(
-  first: np.ndarray, last: np.ndarray, reward: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Lengths and returns of the episodes that lie wholly within."""
-  lengths, returns = [], []
-  for env in range(first.shape[1]):
-    begin = None
-    for step in range(len(first)):
-      if first[step, env]:
-        begin = step
-      if last[step, env] and begin is not None:
-        lengths.append(step - begin)
-        returns.append(float(reward[begin + 1 : step + 1, env].sum()))
-        begin = None
-  return np.asarray(lengths), np.asarray(returns)

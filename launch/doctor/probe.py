@@ -31,9 +31,8 @@ def explained(inputs: np.ndarray, targets: np.ndarray) -> float:
   Returns:
     The best share over training, at least 0; 0 where nothing varies.
   """
-  half = (
-    len(targets) // (2 * BATCH) * BATCH
-  )  # sizes in large steps, so that programs are compiled once
+  # Sizes in large steps, so that programs are compiled once.
+  half = len(targets) // (2 * BATCH) * BATCH
   mean, scale = targets[:half].mean(0), targets[:half].std(0)
   varies = scale > 1e-6
   if not varies.any():

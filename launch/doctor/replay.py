@@ -42,7 +42,7 @@ def _of_ratio(
       report['replay_ratio'] / config.replay.replay_ratio,
       above=0.7, below=1.3,
       cause='the learner does not update as often as it should for what is collected',
-      remedy='resume the run with learner.keep and replay as they were',
+      remedy='see whether replay.replay_ratio was changed on a resume; else begin again',
     ),
     check_lib.judge(
       PART, 'sequences that are stored twice', report['duplicates'],

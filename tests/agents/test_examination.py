@@ -51,3 +51,11 @@ def test_scrambled_observations_have_the_numbers_of_each_step(sequence):
     np.testing.assert_array_equal(np.sort(old, axis=1), np.sort(new, axis=1))
     differs |= (old != new).any()
   assert differs
+
+
+def test_leaves_of_equal_width_are_scrambled_apart_and_masks_stay():
+  x = jnp.tile(jnp.arange(64.0)[None, :, None], (2, 1, 3))
+  mask = jnp.arange(64)[None, :, None] % 2 > 0
+  found = examination._scrambled(jax.random.key(0), {'a': x, 'b': x, 'action_mask': mask})
+  assert (found['a'] != found['b']).any() and (found['a'][..., 0] != found['a'][..., 1]).any()
+  np.testing.assert_array_equal(found['action_mask'], mask)
