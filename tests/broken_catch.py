@@ -32,6 +32,12 @@ class Late(catch.Catch):
     game, timestep = super().step(key, state.game, state.pending)
     return LateState(game, jnp.asarray(action, jnp.int32)), timestep
 
+  def scripted_action(self, state):
+    return super().scripted_action(state.game)
+
+  def render(self, state):
+    return super().render(state.game)
+
 
 class Deaf(catch.Catch):
   """The paddle stays, whatever the action."""

@@ -16,6 +16,8 @@ from hephaestus.launch.run import preflight
 
 PART = 'environment'
 FEW = 20  # steps with a reward, below which nothing can be said about them
+FEW_TO_LEARN = 200  # below which a probe that explains nothing says nothing
+MOST_LATE = 0.05  # share of a change's variance
 MOST_TARGETS = 64  # numbers whose changes are probed: those that vary most
 
 
@@ -23,17 +25,17 @@ class Explained(NamedTuple):
   """Shares of variance that a small network explains, on steps that it was not trained on.
 
   Attributes:
-    change: of the numbers' changes, by the observation and the action.
-    change_late: the same by the action of the step before.
-    change_without: the same without an action.
+    change: [D] of the numbers' changes, by the observation and the action.
+    change_late: [D], the same by the action of the step before.
+    change_without: [D], the same without an action.
     reward: by the observations around it and the action; None where rewards are few.
     reward_early: the same with the first observation of the episode.
     reward_without: the same without an action.
   """
 
-  change: float
-  change_late: float
-  change_without: float
+  change: np.ndarray
+  change_late: np.ndarray
+  change_without: np.ndarray
   reward: float | None
   reward_early: float | None
   reward_without: float | None
@@ -125,17 +127,19 @@ def explain(streams: play.Streams) -> Explained:
     share(change[:, varied], before, *other) for other in ((taken,), (late,), ())
   )
   reward = streams.reward[at, env][:, None]
-  if np.sum(reward != np.median(reward)) < FEW:
+  # Those that make the variance: a cost of each step is none of them.
+  if np.sum(np.abs(reward - reward.mean()) > reward.std()) < FEW_TO_LEARN:
     return Explained(by_action, by_late, by_none, None, None, None)
   begin = _begins(streams.first)[at, env]
   early = x[np.maximum(begin, 0), env]
+  of_reward = lambda *inputs: float(share(reward, before, after, *inputs)[0])
   return Explained(
     by_action,
     by_late,
     by_none,
-    share(reward, before, after, taken),
-    share(reward, before, after, taken, early),
-    share(reward, before, after, early),
+    of_reward(taken),
+    of_reward(taken, early),
+    of_reward(early),
   )
 
 
@@ -147,24 +151,25 @@ def _begins(first: np.ndarray) -> np.ndarray:
 
 def of_probes(explained: Explained) -> list[check_lib.Check]:
   """Whether actions matter, at the right step, and whether the observation shows what is paid."""
-  gains = [explained.change - explained.change_without]
+  # The number that shows it best counts: most do not depend on the action.
+  gains = [float(np.max(explained.change - explained.change_without))]
   best = None
   if explained.reward is not None:
     assert explained.reward_early is not None and explained.reward_without is not None
     best = max(explained.reward, explained.reward_early)
     gains.append(best - explained.reward_without)
-  late = explained.change_late - explained.change
+  late = float(np.max(explained.change_late - explained.change))
   return [
     check_lib.judge(
       PART, 'variance explained by the action', max(gains),
-      above=0.005,
+      above=0.02,
       cause='actions change neither the next observation nor the reward'
-      + ('; those of the step before do' if late > 0.02 else ''),
+      + ('; those of the step before do' if late > MOST_LATE else ''),
       remedy='check that step() uses the action that it is given',
     ),
     check_lib.judge(
       PART, 'more by the action before it', late,
-      below=0.02,
+      below=MOST_LATE,
       cause='the environment acts one step late',
       remedy='use the action in the step that it is given to, or show the pending one',
     ),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-MOST_INPUTS = 512  # beyond them, random projections are read
+MOST_INPUTS = 2048  # beyond them, random projections are read
 WIDTH = 128  # inputs are padded to a multiple of it
 HIDDEN, STEPS, CHECKS, BATCH = 64, 600, 12, 256
 
@@ -21,27 +21,24 @@ class _Probe(nn.Module):
     return nn.Dense(self.outputs)(x)
 
 
-def explained(inputs: np.ndarray, targets: np.ndarray) -> float:
-  """The share of the variance of targets that inputs explain, on the half that is not trained on.
+def explained(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+  """The share of the variance of each target that inputs explain, on the half that is not trained on.
 
   Args:
     inputs: [S, F] float32, of at least 512 steps.
     targets: [S, D] float32.
 
   Returns:
-    The best share over training, at least 0; 0 where nothing varies.
+    [D] float32, the best shares over training, at least 0; 0 of a target that does not vary.
   """
   # Sizes in large steps, so that programs are compiled once.
   half = len(targets) // (2 * BATCH) * BATCH
   mean, scale = targets[:half].mean(0), targets[:half].std(0)
-  varies = scale > 1e-6
-  if not varies.any():
-    return 0.0
-  targets = (targets[:, varies] - mean[varies]) / scale[varies]
+  targets = (targets - mean) / np.maximum(scale, 1e-6)
   inputs = _standardised(_projected(np.asarray(inputs, np.float32)), half)
   inputs = np.pad(inputs, ((0, 0), (0, -inputs.shape[1] % WIDTH)))
   other = slice(half, 2 * half)
-  return max(0.0, float(_fit(inputs[:half], targets[:half], inputs[other], targets[other])))
+  return np.asarray(_fit(inputs[:half], targets[:half], inputs[other], targets[other]))
 
 
 def _projected(inputs: np.ndarray) -> np.ndarray:
@@ -60,7 +57,7 @@ def _standardised(inputs: np.ndarray, half: int) -> np.ndarray:
 
 @jax.jit
 def _fit(inputs, targets, other_inputs, other_targets) -> jax.Array:
-  """The best share explained of the other targets."""
+  """The best shares explained of the other targets, [D]."""
   probe = _Probe(targets.shape[-1])
   init_key, key = jax.random.split(jax.random.key(0))
   params = probe.init(init_key, inputs[:1])
@@ -80,8 +77,9 @@ def _fit(inputs, targets, other_inputs, other_targets) -> jax.Array:
     carry, _ = jax.lax.scan(step, carry, keys)
     error = jnp.square(probe.apply(carry[0], other_inputs) - other_targets)
     variance = jnp.square(other_targets - other_targets.mean(0))
-    return carry, 1 - error.sum() / jnp.maximum(variance.sum(), 1e-6)
+    share = 1 - error.sum(0) / jnp.maximum(variance.sum(0), 1e-6)
+    return carry, jnp.where(variance.sum(0) > 1e-6, share, 0.0)
 
   keys = jax.random.split(key, STEPS).reshape(CHECKS, -1)
   _, shares = jax.lax.scan(part, (params, optimizer.init(params)), keys)
-  return jnp.max(shares)
+  return jnp.maximum(jnp.max(shares, axis=0), 0.0)

@@ -15,7 +15,9 @@ from hephaestus.launch.run import fused
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
-EXPLAINED = environment_checks.Explained(0.9, 0.5, 0.5, 0.9, 0.9, 0.2)
+EXPLAINED = environment_checks.Explained(
+  np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
+)
 HEALTHY = {
   'actor_critic/task_advantage': 0.2,
   'actor_critic/novelty_advantage': 0.02,
