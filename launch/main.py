@@ -3,10 +3,7 @@
 import argparse
 import logging
 import os
-import pathlib
 import sys
-import sysconfig
-import traceback
 import warnings
 from importlib import metadata
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 from absl import app
 from absl.flags import argparse_flags
 
+from hephaestus.launch import user_errors
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.doctor import commands as doctor_commands
@@ -73,46 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     print('stopped', file=sys.stderr)
     return 130  # 128 + SIGINT, as after a run
   except Exception as error:
-    place = _place_in_own_code(error)
-    if not (place or isinstance(error, (ValueError, ConnectionError))):
+    line = user_errors.line(error)
+    if line is None and not isinstance(error, (ValueError, ConnectionError)):
       raise  # an error of ours
-    print(f'hephaestus {arguments.command}: {_first_line(error)}{place}', file=sys.stderr)
+    print(f'hephaestus {arguments.command}: {line or user_errors.message(error)}', file=sys.stderr)
     return 2
-
-
-def _first_line(error: BaseException) -> str:
-  return str(error).strip().split('\n')[0] if not isinstance(error, ValueError) else str(error)
-
-
-def _place_in_own_code(error: BaseException) -> str:
-  """Names the type and the innermost frame of the user's own code; empty where an error has none.
-
-  An error that was raised from another one has the frames of both.
-  """
-  each: BaseException | None = error
-  places = []
-  while each is not None:
-    if isinstance(each, SyntaxError) and each.filename is not None:
-      frames = [(each.filename, each.lineno, '')]
-    else:
-      found = traceback.extract_tb(each.__traceback__)
-      frames = [(frame.filename, frame.lineno, f', in {frame.name}') for frame in found]
-    own = [frame for frame in frames if _is_own(frame[0])]
-    if own:
-      file, line, function = own[-1]
-      places.append(f' ({type(each).__name__} at {file}:{line}{function})')
-    each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-  return places[-1] if places else ''
-
-
-def _is_own(file: str) -> bool:
-  """Whether a file is the user's: neither ours, nor Python's, nor of an installed package."""
-  path = pathlib.Path(file)
-  package = pathlib.Path(__file__).parents[1]
-  rooms = [package / room for room in ('actors', 'agents', 'launch', 'learner', 'replay')]
-  foreign = [*rooms, *map(pathlib.Path, sysconfig.get_paths().values())]
-  is_installed = {'site-packages', 'dist-packages'} & set(path.parts)
-  return path.is_absolute() and not is_installed and not any(map(path.is_relative_to, foreign))
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from hephaestus.launch import user_errors
+
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 # glibc reads these variables when a program starts; a fork sets them by mallopt.
@@ -185,8 +187,11 @@ def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid
   sys.argv = request['command'][1:]
   try:
     runpy.run_path(sys.argv[0], run_name='__main__')
-  except Exception:
+  except Exception as error:
     traceback.print_exc()
+    line = user_errors.line(error)
+    if line is not None:  # the last line of the log, which the launcher shows
+      print(user_errors.PREFIX + ' '.join(line.split('\n')), file=sys.stderr)
     raise SystemExit(1) from None
   raise SystemExit(0)
 

@@ -15,6 +15,7 @@ import psutil
 
 from hephaestus.actors.environments import host
 from hephaestus.launch import config as launch_config
+from hephaestus.launch import user_errors
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fork_server, metrics, preflight, supervisor, variables
 from hephaestus.launch.run import parts as parts_lib
@@ -123,6 +124,10 @@ class _Nodes:
       shard for shard, name in enumerate(self.replay) if share is None or name in share.nodes
     ]
 
+  def log(self, name: str) -> pathlib.Path:
+    """The log of a node."""
+    return self.folder / 'logs' / f'{name}.log'
+
   def ends(self, commands: Iterable[str]) -> list[str]:
     """The nodes that all finish at the end of the run."""
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
@@ -230,7 +235,7 @@ def _processes(
       name,
       command,
       variables.of_node(name, config),
-      nodes.folder / 'logs' / f'{name}.log',
+      nodes.log(name),
       external_exit_codes=external_exit_codes if name in nodes.learners else frozenset(),
     )
     for name, command in commands.items()
@@ -274,9 +279,10 @@ class _Watcher:
     """Records an event, shows a restart, and remembers a learner that failed."""
     self._events.write(event._asdict())
     if event.kind == 'restarting':
+      reason = user_errors.logged(self._nodes.log(event.name))
       self.progress.say(
-        f'{event.name} exited with code {event.exit_code}; restart {event.restarts} '
-        f'in {event.delay_seconds:.1f} s'
+        f'{event.name} exited with code {event.exit_code}{"" if reason is None else f": {reason}"}; '
+        f'restart {event.restarts} in {event.delay_seconds:.1f} s'
       )
     failed = event.kind in ('exited', 'killed') and event.exit_code
     if failed and event.name in self._nodes.learners:
@@ -308,14 +314,16 @@ def _report(
   nodes: _Nodes, outcome: supervisor.Outcome, failed_late: Sequence[str], *, evaluated: bool
 ) -> int:
   """Prints how the run ended; its exit code."""
-  logs = nodes.folder / 'logs'
   if outcome.failed is not None:
+    log = nodes.log(outcome.failed)
+    reason = user_errors.logged(log)
     print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')
-    print('\n'.join(f'  {line}' for line in outcome.last_lines))
-    print(f'the whole log: {logs / (outcome.failed + ".log")}')
+    for line in outcome.last_lines if reason is None else [reason]:
+      print(f'  {line}')
+    print(f'the whole log: {log}')
     return 1
   if failed_late:
-    print(f'the learner did not write its last checkpoint; see {logs / (failed_late[0] + ".log")}')
+    print(f'the learner did not write its last checkpoint; see {nodes.log(failed_late[0])}')
     return 1
   if outcome.interrupted:
     resume = '' if nodes.share else f'; resume with: hephaestus train --run {nodes.folder}'

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from hephaestus.launch import config, flags, main
+from hephaestus.launch import config, flags, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.learner import checkpoint
@@ -207,7 +207,7 @@ def test_error_of_ours_keeps_its_traceback(folder, monkeypatch):
     raise KeyError('ours')
 
   monkeypatch.setattr(flags, 'make_config', fail)
-  monkeypatch.setattr(main, '_is_own', lambda file: False)  # `fail` is in this file
+  monkeypatch.setattr(user_errors, '_is_own', lambda file: False)  # `fail` is in this file
   with pytest.raises(KeyError, match='ours'):
     run('train', '--run', folder)
 

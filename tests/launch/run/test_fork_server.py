@@ -11,6 +11,8 @@ import polling
 import psutil
 import pytest
 
+from hephaestus.launch import user_errors
+
 ROOT = pathlib.Path(__file__).parents[3]
 DEADLINE_SECONDS = 30.0
 
@@ -107,6 +109,15 @@ def test_forked_program_keeps_its_exit_code_and_is_restarted(launch, script, cod
   lines = ended(launch(script))
   assert sum(line.startswith('started') for line in lines) == 2
   assert lines[-1].startswith(f'outcome 1 {code} ') and 'last words' in lines[-1]
+
+
+def test_error_of_own_code_ends_the_log_with_its_place(launch, tmp_path):
+  ended(launch('def step():\n  raise KeyError("lamp 7")\n\nstep()\n'))
+  place = f'(KeyError at {tmp_path / "script.py"}:2, in step)'
+  assert user_errors.logged(tmp_path / 'log') == f"'lamp 7' {place}"
+  with (tmp_path / 'log').open('a') as log:
+    log.write('--- 2026-11-25 10:00:00 actor-0: start 3\nKilled\n')
+  assert user_errors.logged(tmp_path / 'log') is None  # that was another start
 
 
 def test_forked_program_runs_its_exit_handlers(launch, tmp_path):

@@ -10,9 +10,9 @@ import time
 import polling
 import pytest
 
-from hephaestus.launch import config
+from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import local, metrics, preflight, variables
+from hephaestus.launch.run import local, metrics, preflight, supervisor, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.replay import columns, loopback
@@ -149,6 +149,23 @@ def test_summary_leaves_out_a_score_that_there_is_not(run):
   write('evaluator', row)
   assert progress_lib.summary(folder) == (
     'done: environment_step=8 learner_step=2 episode_return=0.500'
+  )
+
+
+@pytest.mark.parametrize('is_own', [True, False])
+def test_node_that_fails_again_and_again_shows_the_error_of_own_code_alone(run, capsys, is_own):
+  made, folder, _ = run
+  (folder / 'logs').mkdir()
+  log = folder / 'logs' / 'actor-0.log'
+  log.write_text(
+    f'Traceback\n{user_errors.PREFIX if is_own else ""}lamp 7 (KeyError at own.py:3)\n'
+  )
+  outcome = supervisor.Outcome(1, 0, 'actor-0', 1, ['Traceback', 'lamp 7'], {})
+  assert local._report(local._Nodes(made, folder, None), outcome, [], evaluated=True) == 1
+  shown = capsys.readouterr().out.splitlines()
+  assert shown[-1] == f'the whole log: {log}'
+  assert shown[1:-1] == (
+    ['  lamp 7 (KeyError at own.py:3)'] if is_own else ['  Traceback', '  lamp 7']
   )
 
 

@@ -1,0 +1,60 @@
+"""Errors in the user's own code: one line with the message, the type, the file and the line."""
+
+import pathlib
+import sysconfig
+import traceback
+
+PREFIX = 'error in your code: '
+"""Begin of the line at the end of the log of a node that such an error ended."""
+
+
+def line(error: BaseException) -> str | None:
+  """Message, type and innermost frame of the user's own code; None where an error has none.
+
+  An error that was raised from another one has the frames of both.
+  """
+  place = None
+  each: BaseException | None = error
+  while each is not None:
+    if isinstance(each, SyntaxError) and each.filename is not None:
+      frames = [(each.filename, each.lineno, '')]
+    else:
+      found = traceback.extract_tb(each.__traceback__)
+      frames = [(frame.filename, frame.lineno, f', in {frame.name}') for frame in found]
+    own = [frame for frame in frames if _is_own(frame[0])]
+    if own:
+      file, number, function = own[-1]
+      place = f'{type(each).__name__} at {file}:{number}{function}'
+    each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+  return None if place is None else f'{message(error)} ({place})'
+
+
+def message(error: BaseException) -> str:
+  """The message of a ValueError, else its first line: other libraries write whole pages."""
+  return str(error) if isinstance(error, ValueError) else str(error).strip().split('\n')[0]
+
+
+def logged(log: pathlib.Path) -> str | None:
+  """The error that ended a node, by the end of its log; None if anything else did."""
+  try:
+    with open(log, 'rb') as file:
+      file.seek(max(0, log.stat().st_size - 4096))
+      lines = file.read().decode(errors='replace').splitlines()
+  except OSError:
+    return None
+  for text in reversed(lines):
+    if text.startswith(PREFIX):
+      return text.removeprefix(PREFIX)
+    if text.startswith('--- '):  # the supervisor's header of the last start
+      break
+  return None
+
+
+def _is_own(file: str) -> bool:
+  """Whether a file is the user's: neither ours, nor Python's, nor of an installed package."""
+  path = pathlib.Path(file)
+  package = pathlib.Path(__file__).parents[1]
+  rooms = [package / room for room in ('actors', 'agents', 'launch', 'learner', 'replay')]
+  foreign = [*rooms, *map(pathlib.Path, sysconfig.get_paths().values())]
+  is_installed = {'site-packages', 'dist-packages'} & set(path.parts)
+  return path.is_absolute() and not is_installed and not any(map(path.is_relative_to, foreign))
