@@ -122,6 +122,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
     constructor = _constructor(name)
     check_options(name, constructor, chosen)
     environment = constructor(**chosen)
+    _check_library(name, environment)
   try:
     if isinstance(environment, host.HostEnvironment):
       host.check(environment)
@@ -130,6 +131,18 @@ def make(name: str, /, **chosen: Any) -> Environment:
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return environment
+
+
+def _check_library(name: str, environment: Any) -> None:
+  """Refuses an environment of another library's class, which has a family of its own."""
+  libraries = {base.__module__.partition('.')[0] for base in type(environment).__mro__}
+  remedies = {
+    'gymnasium': 'register it by gymnasium.register and give gymnasium/'
+    f'{name.partition(":")[0]}:ID, where ID is the name that was registered',
+    'dm_env': f'give dm_env/{name}',
+  }
+  for library in libraries & remedies.keys():
+    raise ValueError(f'environment.name={name!r}: is of {library}; {remedies[library]}')
 
 
 def family(name: str) -> types.ModuleType:

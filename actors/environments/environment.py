@@ -350,7 +350,9 @@ def check(environment: Environment) -> None:
       specs; the message names the field.
   """
   if not isinstance(environment, Environment):
-    raise ValueError(f'{environment!r} is not an actors.environments.environment.Environment')
+    raise ValueError(
+      f'is a {type(environment).__name__}, and no actors.environments.environment.Environment'
+    )
   if not isinstance(environment.max_steps, int) or environment.max_steps < 1:
     raise ValueError(f'max_steps={environment.max_steps!r}: a whole number of at least 1 is needed')
   action_spec = environment.action_spec

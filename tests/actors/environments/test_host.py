@@ -579,6 +579,19 @@ def test_unsupported_spec_is_rejected(monkeypatch, options, words):
     assert word in str(error.value)
 
 
+def test_class_of_another_library_is_refused_with_the_name_of_its_family(monkeypatch):
+  mine = types.ModuleType('mine')
+  mine.Cart = pytest.importorskip('gymnasium.envs.classic_control.cartpole').CartPoleEnv
+  mine.Corridor = Corridor
+  monkeypatch.setitem(sys.modules, 'mine', mine)
+  for name, remedy in (
+    ('mine:Cart', 'gymnasium/mine:ID'),
+    ('mine:Corridor', 'dm_env/mine:Corridor'),
+  ):
+    with pytest.raises(ValueError, match=remedy):
+      environments.make(name)
+
+
 @pytest.mark.parametrize(
   'name, options, words',
   [
