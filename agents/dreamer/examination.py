@@ -49,13 +49,10 @@ def examine(
     key: of latents and of what is scrambled.
     sequence: [T, B, ...].
   """
-  model, policy, world = dreamer.model, dreamer.actor_critic, params['world_model']
+  model, world = dreamer.model, params['world_model']
   infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
   posterior, novelty = _infer(dreamer, params, infer_key, sequence)
   scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
-  history = policy.context.replayed(posterior.features, novelty, posterior.first.at[0].set(True))
-  context = policy.context.pool(params['actor_critic'], history, posterior.features)
-  value = policy.values(params['actor_critic'], posterior.features, context)
   others = jnp.roll(sequence.action, 1, axis=1)
   surprise, of_other = (
     _surprise(dreamer, params, imagine_key, sequence._replace(action=action), posterior)
@@ -64,12 +61,72 @@ def examine(
   return Examination(
     reward=model.reward(world, posterior.features).mean(),
     discount=model.discount(world, posterior.features),
-    value=value[actor_critic.TASK].mean(),
+    value=_value(dreamer, params, posterior, novelty),
     novelty=novelty,
     scrambled=_infer(dreamer, params, infer_key, scrambled)[1],
     surprise=surprise,
     surprise_of_other=of_other,
   )
+
+
+class Restart(NamedTuple):
+  """Values of [T, B] stored steps, float32 each.
+
+  Attributes:
+    stored: from the state that was stored with the sequence, of the parameters of that time.
+    inferred: from the state that today's parameters infer along the sequence before it.
+    again: the same with other random numbers.
+  """
+
+  stored: jax.Array
+  inferred: jax.Array
+  again: jax.Array
+
+
+def restart(
+  dreamer: dreamer_agent.Dreamer,
+  params: Tree,
+  key: chex.PRNGKey,
+  before: experience.Sequence,
+  after: experience.Sequence,
+) -> Restart:
+  """Values of stored sequences by the states that were stored with them, and by fresh ones.
+
+  As the state discrepancy of Kapturowski et al. (2019), "Recurrent experience replay in distributed
+  reinforcement learning", in units of values.
+
+  Args:
+    dreamer: the agent.
+    params: of all parts.
+    key: of latents.
+    before: [T, B, ...].
+    after: the next [T, B, ...] of the same streams, which begin with the last steps of `before`.
+  """
+  joined = before._replace(
+    **{
+      name: jax.tree.map(
+        lambda x, y: jnp.concatenate([x[:-1], y]), getattr(before, name), getattr(after, name)
+      )
+      for name in ('observation', 'action', 'reward', 'discount', 'step_type', 'extras')
+    }
+  )
+  tail = len(before.reward) - 1
+  values = [
+    _value(dreamer, params, *_infer(dreamer, params, each, sequence))
+    for each, sequence in zip(jax.random.split(key, 3), (after, joined, joined), strict=True)
+  ]
+  return Restart(values[0], values[1][tail:], values[2][tail:])
+
+
+def _value(
+  dreamer: dreamer_agent.Dreamer, params: Tree, posterior: rssm.Posterior, novelty: jax.Array
+) -> jax.Array:
+  """[T, B] values of the task."""
+  policy = dreamer.actor_critic
+  history = policy.context.replayed(posterior.features, novelty, posterior.first.at[0].set(True))
+  context = policy.context.pool(params['actor_critic'], history, posterior.features)
+  value = policy.values(params['actor_critic'], posterior.features, context)
+  return value[actor_critic.TASK].mean()
 
 
 def _infer(

@@ -10,6 +10,7 @@ import numpy as np
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import examination
+from hephaestus.launch import config as launch_config
 from hephaestus.launch.bench import dreams
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
@@ -233,12 +234,15 @@ def of_dreams(result: dreams.Result) -> list[check_lib.Check]:
 
 
 def of_metrics(
-  folder: pathlib.Path, random_return: tuple[float, float] | None
+  folder: pathlib.Path,
+  config: launch_config.ExperimentConfig,
+  random_return: tuple[float, float] | None,
 ) -> list[check_lib.Check]:
   """Judges the reports of a run.
 
   Args:
     folder: of the run.
+    config: of the run.
     random_return: mean return of the random policy and its standard error; None where unknown.
   """
   rows = metrics.read(folder / 'metrics' / 'learner.jsonl') if _has(folder, 'learner') else []
@@ -258,19 +262,36 @@ def of_metrics(
       )
     )  # fmt: skip
   checks += of_rows(rows)
+  score = evaluations[-1].get('normalised_score') if evaluations else None
   checks += [
-    check_lib.Check(RUN, 'alarm', None, 'none', False, *_halves(alarm))
-    for alarm in advice.alarms(rows)
+    check_lib.Check(RUN, 'warning', None, 'none', False, *_halves(warning))
+    for warning in _warnings(config, rows, score)
   ]
   return checks
+
+
+def _warnings(
+  config: launch_config.ExperimentConfig, rows: Sequence[Mapping[str, Any]], score: float | None
+) -> list[str]:
+  """Advice of the agent's record; none on PPO where the score is good by now."""
+  found: list[str] = []
+  giver = config.record.make_advice(config, found.append)
+  is_good = score is not None and score >= advice.Advice.GOOD_SCORE
+  if giver is None or (config.record.on_policy and is_good):
+    return []
+  giver.score = score
+  # On policy, the first updates may have ended all exploration; a replay forgets.
+  for row in rows if config.record.on_policy else rows[-advice.WINDOW :]:
+    giver.look({'episode_return': None, 'episode_length': None} | dict(row))
+  return found
 
 
 def _has(folder: pathlib.Path, node: str) -> bool:
   return (folder / 'metrics' / f'{node}.jsonl').exists()
 
 
-def _halves(alarm: str) -> tuple[str, str]:
-  cause, _, remedy = alarm.partition('; ')
+def _halves(warning: str) -> tuple[str, str]:
+  cause, _, remedy = warning.partition('; ')
   return cause, remedy
 
 
@@ -278,22 +299,37 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
   """Trends in the reports of a learner."""
   if not rows:
     return []
-  newest = rows[-max(1, len(rows) // 4) :]
-  recent = lambda name: _mean(
-    np.asarray([row[name] for row in newest if row.get(name) is not None])
-  )
-  broken = [name for name, value in rows[-1].items() if value is None and name.endswith('/loss')]
-  task, novelty = recent('actor_critic/task_advantage'), recent('actor_critic/novelty_advantage')
+  broken = [name for name, value in rows[-1].items() if value is None and name.endswith('loss')]
+  checks = [
+    check_lib.Check(
+      RUN, 'losses that are finite', None, 'all', not broken,
+      *((f'{", ".join(broken)} is not a number', 'lower the learning rates (learner)') if broken else ('', '')),
+    ),
+  ]  # fmt: skip
+  if 'world_model/loss' in rows[-1]:
+    checks += _of_dreamer(rows)
+  for name, limit, cause, remedy in (
+    ('starved_fraction', 0.5, 'the learner waits for data', 'raise actor.num_actors or actor.num_envs'),
+    ('discarded_fraction', 0.5, 'most sequences are too old when they are sampled', 'publish more often (learner.publish_period)'),
+  ):  # fmt: skip
+    if name in rows[-1]:
+      checks.append(
+        check_lib.judge(
+          RUN, name.replace('_', ' '), _recent(rows, name), below=limit, cause=cause, remedy=remedy
+        )
+      )
+  return checks
+
+
+def _of_dreamer(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
+  task = _recent(rows, 'actor_critic/task_advantage')
+  novelty = _recent(rows, 'actor_critic/novelty_advantage')
   # The weight halves once rewards have been found; before, novelty should lead.
   weights = [
     row['actor_critic/novelty_weight'] for row in rows if row.get('actor_critic/novelty_weight')
   ]
   is_known = bool(weights) and weights[-1] < 0.75 * max(weights) and task > 1e-3
-  checks = [
-    check_lib.Check(
-      RUN, 'losses that are finite', None, 'all', not broken,
-      *((f'{", ".join(broken)} is not a number', 'lower learner.model_learning_rate') if broken else ('', '')),
-    ),
+  return [
     check_lib.judge(
       POLICY, 'advantage of novelty over task',
       novelty / task if is_known else None,
@@ -302,23 +338,18 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
       remedy='lower agent.novelty_scale',
     ),
     check_lib.judge(
-      MODEL, 'KL of posterior and prior, nats', recent('world_model/kl'),
+      MODEL, 'KL of posterior and prior, nats', _recent(rows, 'world_model/kl'),
       below=30.0,
       cause='latents carry what the model cannot predict',
       remedy='lower learner.model_learning_rate, or leave noise out of the observation',
     ),
   ]  # fmt: skip
-  for name, limit, cause, remedy in (
-    ('starved_fraction', 0.5, 'the learner waits for data', 'raise actor.num_actors or actor.num_envs'),
-    ('discarded_fraction', 0.5, 'most sequences are too old when they are sampled', 'publish more often (learner.publish_period)'),
-  ):  # fmt: skip
-    if name in rows[-1]:
-      checks.append(
-        check_lib.judge(
-          RUN, name.replace('_', ' '), recent(name), below=limit, cause=cause, remedy=remedy
-        )
-      )
-  return checks
+
+
+def _recent(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+  """Mean of a metric over the newest quarter of the reports."""
+  newest = rows[-max(1, len(rows) // 4) :]
+  return _mean(np.asarray([row[name] for row in newest if row.get(name) is not None]))
 
 
 def _mean(values: np.ndarray) -> float:

@@ -59,11 +59,12 @@ def of_run(
   if streams is not None and len(streams.returns) > 1:
     error = np.std(streams.returns) / math.sqrt(len(streams.returns))
     at_random = float(np.mean(streams.returns)), float(error)
-  checks = [*agent_checks.of_metrics(folder, at_random), *checks]
+  checks = [*agent_checks.of_metrics(folder, config, at_random), *checks]
   if isinstance(config.record, dreamer_record.Dreamer):
     found = agent_checks.predict(policy, num_steps=num_steps, seed=seed)
     checks += agent_checks.of_predictions(found, explained)
     checks += agent_checks.of_dreams(dreams.of_policy(policy, num_steps=num_steps, seed=seed))
+    checks += replay_checks.of_states(policy, folder, seed=seed)
   if not config.record.on_policy:
     checks += replay_checks.check(folder, config)
   rows = {

@@ -3,12 +3,20 @@
 import pathlib
 from typing import Any
 
+import jax
+import numpy as np
+
+from hephaestus.agents import experience
+from hephaestus.agents.dreamer import examination
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.inspect import device_replay
+from hephaestus.launch.interface import policy as policy_lib
+from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import preflight
 
 PART = 'replay'
+PAIRS = 64  # of consecutive sequences whose states are compared
 
 
 def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[check_lib.Check]:
@@ -31,6 +39,50 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
     for text in found.violations
   ]
   return faults + _of_strata(found.summary['strata'], 'age_updates')
+
+
+def of_states(
+  policy: policy_lib.Policy, folder: pathlib.Path, *, seed: int
+) -> list[check_lib.Check]:
+  """Whether the states that are stored with sequences still fit; of fused runs alone.
+
+  Args:
+    policy: of a run of the dreamer.
+    folder: of the run.
+    seed: of latents and of the sequences that are read.
+  """
+  config = policy.config
+  if not (config.fused and config.agent.stored_state):
+    return []
+  stored = device_replay.sequences(str(folder), parts_lib.make_parts(config).sequence_schema)
+  num_envs = config.actor.num_envs
+  pairs = len(stored.version) - num_envs
+  if pairs < 1:
+    return []
+  first = np.random.default_rng(seed).choice(pairs, min(PAIRS, pairs), replace=False)
+  dreamer = config.record.make(config.agent, policy.observation_spec, policy.action_spec)
+  take = lambda index: experience.time_major(jax.tree.map(lambda x: x[index], stored))
+
+  @jax.jit
+  def restart(params: Any, before: experience.Sequence, after: experience.Sequence) -> Any:
+    return examination.restart(dreamer, params, jax.random.key(seed), before, after)
+
+  found = jax.device_get(restart(policy.all_params, take(first), take(first + num_envs)))
+  return [_of_restart(found)]
+
+
+def _of_restart(found: examination.Restart) -> check_lib.Check:
+  """The error of values from stored states, beyond what random latents alone change."""
+  spread = float(np.std(found.inferred))
+  error = np.mean(np.abs(found.stored - found.inferred))
+  chance = np.mean(np.abs(found.again - found.inferred))
+  return check_lib.judge(
+    PART, 'error of values by stale states, relative',
+    max(0.0, error - chance) / spread if spread > 1e-3 else None,
+    below=0.5,
+    cause='states stored with sequences are of older parameters and no longer fit',
+    remedy='use longer sequences (actor.sequence_length), or agent.stored_state=false',
+  )  # fmt: skip
 
 
 def _of_ratio(

@@ -44,11 +44,11 @@ def read(target: str) -> dict[str, Any]:
   """
   folder = pathlib.Path(target)
   config = folder_lib.load_config(folder, to_inspect=True)
-  saver = checkpoint.Checkpointer(folder / 'checkpoints', read_only=True)
-  restored = saver.restore(_like(), any_length=('replay.buffer.storage',))
-  saver.close()
-  if restored is None:
-    raise ValueError(f'{target}: nothing has been saved yet; wait for the first checkpoint')
+  version: Any = jax.ShapeDtypeStruct((), np.int32)
+  identity: Any = jax.ShapeDtypeStruct((), np.uint32)
+  fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())
+  schema = experience.Sequence(**fields | {'version': version, 'identity': identity})
+  restored = _restore(target, schema)
   stored = restored.state.replay.buffer
   inserted, num_steps = int(stored.inserted), config.steps_per_sequence
   slots = len(stored.storage.version)
@@ -122,13 +122,35 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   return named | ({'alarm': '; '.join(report['alarms'])} if report['alarms'] else {})
 
 
-def _like() -> Any:
-  """Shapes of those arrays of a checkpoint that a report needs."""
+def sequences(target: str, schema: experience.Sequence) -> experience.Sequence:
+  """All sequences of the newest checkpoint, [S, ...] host arrays, the oldest first.
+
+  The sequences of one unroll, one for each environment, lie together and in the same order.
+
+  Args:
+    target: the folder of a fused run with replay.
+    schema: of one sequence.
+
+  Raises:
+    ValueError: nothing has been saved yet.
+  """
+  stored = _restore(target, schema).state.replay.buffer
+  slots = len(stored.storage.version)
+  order = buffer_lib.newest(int(stored.inserted), slots, slots)
+  return jax.tree.map(lambda x: x[order], stored.storage)
+
+
+def _restore(target: str, schema: experience.Sequence) -> checkpoint.Restored:
+  """Those arrays of the replay in the newest checkpoint that a schema of one sequence names."""
   number: Any = jax.ShapeDtypeStruct((), np.int32)
-  version: Any = jax.ShapeDtypeStruct((0,), np.int32)
-  identity: Any = jax.ShapeDtypeStruct((0,), np.uint32)
-  fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())
-  fields |= {'version': version, 'identity': identity}
-  buffer = buffer_lib.Buffer(experience.Sequence(**fields), number)
+  storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct((0, *x.shape), x.dtype), schema)
   empty: Any = ()
-  return unrolled.FusedState(empty, empty, empty, unrolled.ReplayState(buffer, number))
+  replay = unrolled.ReplayState(buffer_lib.Buffer(storage, number), number)
+  saver = checkpoint.Checkpointer(pathlib.Path(target) / 'checkpoints', read_only=True)
+  restored = saver.restore(
+    unrolled.FusedState(empty, empty, empty, replay), any_length=('replay.buffer.storage',)
+  )
+  saver.close()
+  if restored is None:
+    raise ValueError(f'{target}: nothing has been saved yet; wait for the first checkpoint')
+  return restored

@@ -1,5 +1,6 @@
 """Examination of a dreamer: which predictions are of which steps."""
 
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +41,27 @@ def test_surprise_is_of_the_step_after_the_action(examine, sequence):
   changed = sequence._replace(reward=sequence.reward.at[2].add(3.0))
   difference = examine(sequence).surprise != examine(changed).surprise
   assert difference[2].all() and not difference[[0, 1, 3, 4, 5]].any()
+
+
+def test_values_from_a_stored_state_are_beside_those_of_the_steps_before(
+  dreamer, make_params, sequence
+):
+  params = make_params(dreamer)
+  restart = jax.jit(
+    lambda after: examination.restart(dreamer, params, jax.random.key(0), sequence, after)
+  )
+  begins = jnp.arange(sequence.reward.shape[1]) % 2 == 0
+  kinds = jnp.where(begins, int(dm_env.StepType.FIRST), int(dm_env.StepType.MID))
+  after = sequence._replace(step_type=jnp.full_like(sequence.step_type, 1).at[0].set(kinds))
+  found = restart(after)
+  # An episode that begins has no state of before.
+  np.testing.assert_array_equal(found.stored[0, begins], found.inferred[0, begins])
+  assert (found.stored[0, ~begins] != found.inferred[0, ~begins]).all()
+  seen = jax.tree.map(lambda x: x.at[2].set(x[2] + 1), after.observation)
+  changed = restart(after._replace(observation=seen))
+  for name in ('stored', 'inferred', 'again'):
+    same = getattr(found, name) == getattr(changed, name)
+    assert same[:2].all() and not same[2].any(), name
 
 
 def test_scrambled_observations_have_the_numbers_of_each_step(sequence):

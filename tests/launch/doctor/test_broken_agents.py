@@ -20,10 +20,11 @@ def train(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fused, '_prepare_process', lambda config: None)
 
-    def train(environment, steps, *changes):
+    def train(environment, steps, *changes, agent='dreamer'):
       folder = tmp_path_factory.mktemp('broken') / 'run'
       words = ['hephaestus', 'train', '--fused', '--preset', 'laptop', '--run', str(folder)]
-      words += ['--env', environment, '--steps', str(steps), '--set', 'tensorboard=false', *changes]
+      words += ['--env', environment, '--steps', str(steps)]
+      words += ['--agent', agent, '--set', 'tensorboard=false', *changes]
       assert main.run(main.parse(words)) == 0
       return folder
 
@@ -64,3 +65,14 @@ def test_memory_task_without_memory(train):
   folder = train('broken_catch:Forgetful', 5_000, *changes)
   causes = found(diagnosis.of_run(folder, num_steps=8_192, seed=0))
   assert 'seen long before' in causes['rewarded steps told apart (area)']
+
+
+@pytest.mark.parametrize('rate', [0.001, 0.1])
+def test_learning_rate_too_high(train, rate):
+  folder = train('catch', 400_000, f'learner.learning_rate={rate}', agent='ppo')
+  checks = check_lib.findings(diagnosis.of_run(folder, num_steps=8_192, seed=0))
+  remedies = [check.remedy for check in checks if 'policy moves too far' in check.cause]
+  if rate == 0.001:
+    assert not checks
+  else:
+    assert any('lower learner.learning_rate' in remedy for remedy in remedies)
