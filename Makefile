@@ -3,6 +3,7 @@
 #   make train [ARGS='--env catch']    trains; see `hephaestus train --help`
 #   make test [PYTEST_ARGS='-k dream'] runs the tests, then those of the core
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
+#   make docs [ARGS=serve]             builds the site of docs/ into build/site, or serves it
 #   make lint                          checks style, formatting, terms and types
 #   make clean                         removes what make put here; runs stay
 #
@@ -20,7 +21,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help train test test-core lint clean
+.PHONY: help train test test-core docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -55,6 +56,10 @@ CORE_TESTS := $(addprefix tests/,agents/test_agent.py actors/environments/test_c
 
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(CORE_TESTS)
+
+docs: ARGS = build --strict
+docs: $(VENV)/.synced-docs
+	cd docs/site && NO_MKDOCS_2_WARNING=true $(CURDIR)/$(VENV)/bin/mkdocs $(ARGS)
 
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check
