@@ -1,5 +1,7 @@
 """The site of docs/: it builds without a warning, and a broken page would be one."""
 
+import importlib.util
+import itertools
 import os
 import pathlib
 import shutil
@@ -7,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+
+from hephaestus.actors import environments
 
 pytest.importorskip('mkdocs', reason='of the extra docs, which has packages for Python 3.10')
 
@@ -47,7 +51,7 @@ def test_site_has_every_page_and_image_of_docs(site):
   assert [page for page in names if not (site / page).with_suffix('.html').is_file()] == []
   for path in (ROOT / 'docs' / 'images').rglob('*.*'):
     assert (site / path.relative_to(ROOT / 'docs')).is_file()
-  assert not (site / 'site').exists()
+  assert [path.name for path in (site / 'site').iterdir()] == ['style.css']
 
 
 def test_reference_shows_the_python_interface(site):
@@ -77,3 +81,20 @@ def test_broken_link_anchor_and_unlisted_page_are_warnings(tmp_path):
   assert exit_code == 1
   for part in ('- unlisted.md', "'missing.md'", "'#missing'", "'../gone.md'", 'hephaestus.Missing'):
     assert part in printed
+
+
+def test_gallery_has_a_small_picture_of_each_environment():
+  page = (ROOT / 'docs' / 'gallery.md').read_text()
+  pictures = {path.stem: path.stat().st_size for path in (ROOT / 'docs/images/gallery').iterdir()}
+  assert set(environments.ENVIRONMENTS) <= set(pictures)
+  assert all(f'(images/gallery/{name}.gif)' in page for name in pictures)
+  assert max(pictures.values()) <= 150_000 and sum(pictures.values()) <= 2_000_000
+
+
+def test_gallery_renders_an_environment_without_script():
+  spec = importlib.util.spec_from_file_location('gallery', ROOT / 'docs' / 'site' / 'gallery.py')
+  gallery = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(gallery)
+  shown = list(itertools.islice(gallery.frames('noisy_corridor'), 4))
+  assert {frame.shape for frame in shown} == {(32, 320, 3)}
+  assert any((frame != shown[0]).any() for frame in shown)
