@@ -200,11 +200,6 @@ FREE = (
   'learner.stuck_seconds',
   'actor.num_actors', 'actor.log_period',
 )  # fmt: skip
-# Keys of all agents by their names in folders of older versions.
-RENAMED = {
-  'actor.num_worlds': 'actor.num_envs',
-  'evaluator.film_period': 'evaluator.video_period',
-}
 
 
 def override(
@@ -308,14 +303,6 @@ AGENT, WANDB = 'agent_name', 'wandb'
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
   first_line = str(error).split('\n')[0]
   if isinstance(error, omegaconf_errors.ConfigKeyError):
-    old = config.record.old_keys
-    renamed = RENAMED | dict(old.renamed)
-    if key in renamed:
-      return f'{key}={value}: was renamed to {renamed[key]}'
-    if key in old.removed:
-      return f'{key}={value}: is always {old.removed[key]} now'
-    if key in old.networks:
-      return f'{key}={value}: was removed with the network that it belonged to; leave it out'
     known = sorted(flatten(_plain(OmegaConf.structured(config))))
     near = difflib.get_close_matches(key, known, n=3) or [
       name for name in known if name.rsplit('.', 1)[-1] == key.rsplit('.', 1)[-1]
@@ -372,17 +359,9 @@ def save(config: ExperimentConfig, path: pathlib.Path) -> None:
   temporary.replace(path)
 
 
-def load(path: pathlib.Path, *, to_inspect: bool = False) -> ExperimentConfig:
-  """Reads config.yaml.
-
-  Args:
-    path: of the file.
-    to_inspect: also accepts a run whose network is of an older version; its checkpoints do not fit.
-
-  Raises:
-    ValueError: it is not one.
-  """
-  return _load(path, str(path), to_inspect=to_inspect)
+def load(path: pathlib.Path) -> ExperimentConfig:
+  """Reads config.yaml; ValueError where it is none of this version."""
+  return _load(path, str(path))
 
 
 def from_yaml(text: str, name: str) -> ExperimentConfig:
@@ -390,53 +369,12 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
   return _load(io.StringIO(text), name)
 
 
-def _load(
-  file: pathlib.Path | io.StringIO, name: str, *, to_inspect: bool = False
-) -> ExperimentConfig:
+def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    content = _plain(OmegaConf.load(file))
-    old_keys = records.find_record(content.get(AGENT, records.DREAMER)).old_keys
-    upgraded, outdated = upgrade(content, old_keys)
-    config = _from_tree(upgraded)
+    return _from_tree(_plain(OmegaConf.load(file)))
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
-  if outdated and not to_inspect:
-    raise ValueError(
-      f'{name}: was made by an older version whose network differs ({outdated[0]}), so it can '
-      'neither be resumed nor evaluated; it can still be inspected, with `hephaestus report` and '
-      '`hephaestus inspect --sample N`'
-    )
-  return config
-
-
-def upgrade(content: dict[str, Any], old_keys: records.OldKeys) -> tuple[dict[str, Any], list[str]]:
-  """The content of a config.yaml under the keys of this version, and its keys of older networks."""
-  upgraded = {
-    section: dict(values) if isinstance(values, dict) else values
-    for section, values in content.items()
-  }
-  is_there = lambda section, name: (
-    isinstance(upgraded.get(section), dict) and name in upgraded[section]
-  )
-  for old, new in (RENAMED | dict(old_keys.renamed)).items():
-    section, name = old.split('.')
-    if is_there(section, name):
-      upgraded[section][new.split('.')[1]] = upgraded[section].pop(name)
-  for old, only in old_keys.removed.items():
-    section, name = old.split('.')
-    value = upgraded[section].pop(name) if is_there(section, name) else only
-    if value != only:
-      raise ValueError(f'{old}={value!r}: is always {only!r} in this version')
-  if isinstance(upgraded.get(WANDB), bool):
-    upgraded[WANDB] = {'enabled': upgraded[WANDB]}
-  outdated = []
-  for old, fitting in old_keys.networks.items():
-    section, name = old.split('.')
-    if is_there(section, name):
-      value = upgraded[section].pop(name)
-      outdated += [] if value in fitting else [f'{old}={value}']
-  return upgraded, outdated
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

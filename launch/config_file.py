@@ -14,7 +14,6 @@ import yaml
 from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch import records
 
 PRESET = 'preset'
 
@@ -36,7 +35,7 @@ class ConfigFile(NamedTuple):
 
 
 def read(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
-  """Reads a configuration file, which may be config.yaml of a run, also of an older version.
+  """Reads a configuration file, which may be config.yaml of a run.
 
   Args:
     path: of the file; None for an empty one.
@@ -61,11 +60,7 @@ def read(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
     if not isinstance(name, str | None):
       raise ValueError(f'--config {path}: {key}={name}: must be a name')
   agent = agent or names[launch_config.AGENT]
-  record = records.find_record(agent or records.DREAMER)
-  upgraded, outdated = launch_config.upgrade(content, record.old_keys)
-  if outdated:
-    raise ValueError(f'--config {path}: {outdated[0]} is of an older network; leave it out')
-  values = dict(launch_config.leaves(upgraded))
+  values = dict(launch_config.leaves(content))
   env = values.pop('environment.name', None)
   return ConfigFile(names[PRESET], agent, env, values)
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from hephaestus.learner import config as learner_config
 
@@ -17,21 +17,7 @@ AGENTS = {
   'plain': 'hephaestus.launch.agents.dreamer:Plain',
   'ppo': 'hephaestus.launch.agents.masked_ppo:MaskedPPO',
 }
-DREAMER = 'dreamer'  # the agent where config.yaml does not say, as of older versions
-
-
-class OldKeys(NamedTuple):
-  """Keys that stand in config.yaml of older versions alone, by path.
-
-  Attributes:
-    renamed: the name of today.
-    removed: the only value that may stand there; the key became a constant.
-    networks: values that fit the network of today; a run with another one can only be inspected.
-  """
-
-  renamed: Mapping[str, str] = {}
-  removed: Mapping[str, Any] = {}
-  networks: Mapping[str, Sequence[Any]] = {}
+DREAMER = 'dreamer'  # the agent where config.yaml does not say
 
 
 class AgentRecord(abc.ABC):
@@ -50,7 +36,6 @@ class AgentRecord(abc.ABC):
       `ppo_update.Update`.
     free_keys: paths that may change when a run resumes, beside `FREE`.
     indifferent_keys: paths on which a learning curve does not depend, beside those of all agents.
-    old_keys: of older versions.
     shown: label -> metric of the learner, for the progress line.
   """
 
@@ -60,7 +45,6 @@ class AgentRecord(abc.ABC):
   can_fuse: ClassVar[bool] = False
   free_keys: ClassVar[Sequence[str]] = ()
   indifferent_keys: ClassVar[Sequence[str]] = ()
-  old_keys: ClassVar[OldKeys] = OldKeys()
   shown: ClassVar[Mapping[str, str]] = {}
 
   @property

@@ -132,25 +132,6 @@ class Columns:
       for name, shape, dtype in zip(self.names, self.shapes, self.wire_dtypes, strict=True)
     }
 
-  def places(self, signature: Mapping[str, tf.TensorSpec]) -> list[int] | None:
-    """Places of the columns among those of a table that may store others, too.
-
-    Args:
-      signature: of the table.
-
-    Returns:
-      None if a column is missing or differs.
-    """
-    stored = {name.split('_', 1)[1]: place for place, name in enumerate(sorted(signature))}
-    specs = [signature[name] for name in sorted(signature)]
-    found = []
-    for path, ours in zip(self.paths, self.signature().values(), strict=True):
-      place = stored.get(path)
-      if place is None or specs[place].shape != ours.shape or specs[place].dtype != ours.dtype:
-        return None
-      found.append(place)
-    return found
-
   def check_signature(self, table: str, signature: Mapping[str, tf.TensorSpec] | None) -> None:
     """Checks that a table stores this schema.
 

@@ -29,23 +29,6 @@ class Dreamer(records.AgentRecord):
   presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
   can_fuse = True
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed
-  old_keys = records.OldKeys(
-    renamed={
-      'agent.dream_rows': 'agent.starts_per_sequence',
-      'agent.memory_rows': 'agent.memory_steps',
-      'agent.rows_per_chunk': 'agent.steps_per_chunk',
-    },
-    removed={
-      'agent.competence_fast': 0.1,
-      'agent.competence_slow': 0.005,
-      'agent.return_rate': 0.01,
-      'agent.slow_critic_rate': 0.02,
-      'agent.slow_critic_scale': 1.0,
-      'learner.model_max_gradient': 100.0,
-      'learner.policy_max_gradient': 10.0,
-    },
-    networks={'agent.levels': ()},
-  )
 
   def make(self, config: Any, observation_spec: Any, action_spec: Any) -> dreamer_agent.Dreamer:
     return dreamer_agent.make_dreamer(config, observation_spec, action_spec)

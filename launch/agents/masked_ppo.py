@@ -24,7 +24,6 @@ class MaskedPPO(records.AgentRecord):
   }
   can_fuse = True
   free_keys = ('actor.num_envs',)  # without state in its checkpoints
-  old_keys = records.OldKeys(networks={'agent.cell_size': (masked_ppo.CELL_SIZE,)})
   shown: ClassVar = {
     'entropy': 'ppo/entropy',
     'KL': 'ppo/approx_kl',

@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
     _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_watching,
-    _add_scaling, _add_compare,
+    _add_scaling,
   ):  # fmt: skip
     add_one(targets)
   bench.set_defaults(call=_bench)
@@ -31,7 +31,6 @@ def _add_env(targets: Any) -> None:
   )
   bench_env.add_argument(
     '--num-envs',
-    '--worlds',  # the name of older versions
     type=int,
     nargs='+',
     default=[256, 2048],
@@ -236,22 +235,6 @@ def _add_scaling(targets: Any) -> None:
   scaling.add_argument('--json', action='store_true')
 
 
-def _add_compare(targets: Any) -> None:
-  compare = targets.add_parser(
-    'compare',
-    allow_abbrev=False,
-    help='compare two --json files of one target; exit code 1 if a figure is worse',
-  )
-  compare.add_argument('old', type=pathlib.Path, metavar='OLD.json')
-  compare.add_argument('new', type=pathlib.Path, metavar='NEW.json')
-  compare.add_argument(
-    '--threshold',
-    type=float,
-    default=0.1,
-    help='share of the old value by which a figure may be worse (default: 0.1)',
-  )
-
-
 ALONE = 'bench learner, env, learning, dreams and scaling need none of it'
 LIMITS = {
   'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
@@ -265,10 +248,6 @@ CHANGES = ('ensemble', 'horizon', 'batch', 'length', 'dtype')  # flags that chan
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-  if arguments.target == 'compare':
-    from hephaestus.launch.bench import comparison
-
-    return comparison.show(arguments.old, arguments.new, arguments.threshold)
   if arguments.target == 'learning':
     return _learning(arguments)
   if arguments.target == 'dreams':

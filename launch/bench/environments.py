@@ -77,7 +77,7 @@ def environments(
         arguments = [(makers[name], share, n, seed) for seed, share in enumerate(shares)]
         compile_seconds = max(_together(processes, _prepare, arguments))
         rate = sum(_together(processes, _step_rate, [(seconds,)] * count))
-        label = f'env/{name}/{n}_worlds'
+        label = f'env/{name}/{n}_envs'
         figures += [
           figure(label, rate, 'steps/s', limit, rate / limit),
           figure(f'{label}/processes', count, '', None, None),

@@ -23,7 +23,7 @@ def is_kept_by(target: str) -> bool:
   path = pathlib.Path(target) / folder_lib.CONFIG
   if not path.exists():
     return False
-  config = launch_config.load(path, to_inspect=True)
+  config = launch_config.load(path)
   return config.fused and not config.record.on_policy
 
 
@@ -43,7 +43,7 @@ def read(target: str) -> dict[str, Any]:
     ValueError: nothing has been saved yet.
   """
   folder = pathlib.Path(target)
-  config = folder_lib.load_config(folder, to_inspect=True)
+  config = folder_lib.load_config(folder)
   version: Any = jax.ShapeDtypeStruct((), np.int32)
   identity: Any = jax.ShapeDtypeStruct((), np.uint32)
   fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())

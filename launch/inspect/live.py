@@ -82,7 +82,7 @@ def find(target: str) -> Target:
   if folder.is_dir():
     if not (folder / folder_lib.CONFIG).exists():
       raise ValueError(f'{target}: is not the folder of a run, it has no {folder_lib.CONFIG}')
-    config = launch_config.load(folder / folder_lib.CONFIG, to_inspect=True)
+    config = launch_config.load(folder / folder_lib.CONFIG)
     if config.fused:
       raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
     _check_packages(target)
@@ -276,9 +276,7 @@ class Inspection:
     for file in self._actors.values():
       places = file.column('environment_step')
       rows = np.flatnonzero(np.isfinite(places))
-      # In folders of older versions, a restart of replay restored an older step.
-      kept = places[rows] <= np.minimum.accumulate(places[rows][::-1])[::-1]
-      rows = rows[kept & (places[rows] > start)]
+      rows = rows[places[rows] > start]
       written = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
       known = np.isfinite(written).all(axis=0)
       found.append(np.stack(written, axis=1)[known])

@@ -154,7 +154,6 @@ class _Reading:
     self.saved = copy.saved
     self.items = copy.items
     self._schema = columns_lib.Columns(schema)
-    self._fields = columns_lib.Columns(schema._replace(initial_state=()))
     self.strata = [name for name in copy.items if name != tables.PARAMS]
     self.violations = list(copy.broken)
     self.samples: list[Sample] = []
@@ -164,19 +163,17 @@ class _Reading:
     for name in self.strata:
       self.digests[name], self.kept[name] = [], []
       is_sound = self._check_signature(name)
-      readable, places = self._readable(name, is_sound=is_sound)
       count = len(copy.items[name])
       wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
       for index, (item, arrays) in enumerate(copy.read(name)):
         if stop.is_set():
           raise InterruptedError
         self.digests[name].append(contents_lib.digest(arrays))
-        columns = arrays if places is None else [arrays[place] for place in places]
-        mismatch = readable.mismatch(columns)
+        mismatch = self._schema.mismatch(arrays)
         if mismatch:  # reported once if the table's signature differs
           self.violations += [_place(name, item.key) + mismatch] if is_sound else []
           continue
-        sequence = jax.tree.map(lambda x: x[0], readable.unflatten(columns))
+        sequence = jax.tree.map(lambda x: x[0], self._schema.unflatten(arrays))
         if item.chunks not in checked:
           checked.add(item.chunks)
           self.violations += [
@@ -189,16 +186,6 @@ class _Reading:
       _place(fault.table, fault.key) + fault.text
       for fault in contents_lib.faults(copy, self.digests, restarts)
     ]
-
-  def _readable(self, name: str, *, is_sound: bool) -> tuple[columns_lib.Columns, list[int] | None]:
-    """The columns to read from a table, and their places; None: all of it, in order.
-
-    A run of an older version may store initial states of another network. All else is read.
-    """
-    if is_sound:
-      return self._schema, None
-    places = self._fields.places(self._copy.signatures[name])
-    return (self._schema, None) if places is None else (self._fields, places)
 
   def _check_signature(self, name: str) -> bool:
     try:

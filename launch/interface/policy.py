@@ -235,11 +235,11 @@ def load(
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
-  """The config of a run, or of an exported or shipped policy, also of an older version's network."""
+  """The config of a run, or of an exported or shipped policy."""
   folder = exported_lib.find(path)
   if (folder / exported_lib.POLICY).exists():
     return exported_lib.read(folder).config
-  return folder_lib.load_config(folder, to_inspect=True)
+  return folder_lib.load_config(folder)
 
 
 def _of_run(

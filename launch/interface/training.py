@@ -59,7 +59,7 @@ class Run:
     from hephaestus.launch.run import folder as folder_lib
 
     self.folder = pathlib.Path(folder)
-    folder_lib.load_config(self.folder, to_inspect=True)
+    folder_lib.load_config(self.folder)
 
   def __fspath__(self) -> str:
     return str(self.folder)

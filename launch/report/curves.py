@@ -245,7 +245,7 @@ def read(folder: pathlib.Path) -> Run:
   path = folder / folder_lib.CONFIG
   if not path.exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {folder_lib.CONFIG}')
-  config = launch_config.load(path, to_inspect=True)
+  config = launch_config.load(path)
   rows: dict[str, list[list[dict[str, Any]]]] = {}
   for node in history.NODES:
     pattern = 'actor-*.jsonl' if node == 'actor' else f'{node}.jsonl'

@@ -194,7 +194,7 @@ class History:
     if not path.exists():
       raise ValueError(f'{folder}: is not the folder of a run, it has no {folder_lib.CONFIG}')
     self.folder = folder
-    self.config: launch_config.ExperimentConfig = launch_config.load(path, to_inspect=True)
+    self.config: launch_config.ExperimentConfig = launch_config.load(path)
     self.is_gone = False
     self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
     self._nodes: dict[str, File] = {}

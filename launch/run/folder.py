@@ -103,18 +103,12 @@ def has_finished(folder: pathlib.Path) -> bool:
   return last is not None and last['final']
 
 
-def load_config(
-  folder: pathlib.Path, *, to_inspect: bool = False
-) -> launch_config.ExperimentConfig:
+def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
   """Reads the config of a run.
-
-  Args:
-    folder: of the run.
-    to_inspect: see `launch_config.load`.
 
   Raises:
     ValueError: it is not the folder of a run, or its config is broken.
   """
   if not (folder / CONFIG).exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
-  return launch_config.load(folder / CONFIG, to_inspect=to_inspect)
+  return launch_config.load(folder / CONFIG)

@@ -102,10 +102,6 @@ def test_other_environment_leaves_out_the_options_of_the_file(make):
   assert make(text, '--env', 'grid_world').environment == {'name': 'grid_world'}
 
 
-def test_file_under_old_names_is_read(make):
-  assert make('preset: laptop\nactor: {num_worlds: 8}\n').actor.num_envs == 8
-
-
 def test_resumed_run_takes_what_a_file_does_not_say_from_its_folder(make, tmp_path):
   known = config.override(presets.laptop('catch'), ['environment.rows=7', 'seed=5'])
   folder_lib.open_run(tmp_path / 'run', known)
@@ -130,7 +126,7 @@ def test_run_of_the_baseline_resumes_by_its_own_command(tmp_path):
     ('agent: 3', r'agent=3: is a section; give its values, such as agent.deterministic_size'),
     ('environment: catch', r'environment=catch: is a section; .* environment.name'),
     ('agent: {gama: 0.9}', r'agent.gama=0.9: unknown key; did you mean agent.gamma'),
-    ('agent: {levels: 9}', r'--config .*my.yaml: agent.levels=9 is of an older network'),
+    ('agent: {levels: 9}', r'agent.levels=9: unknown key'),
     ('preset: lap', r'--preset lap: choose one of laptop'),
     ('preset: [laptop]', r"preset=\['laptop'\]: must be a name"),
     ('learner: {batch_size: many}', r'learner.batch_size=many: '),

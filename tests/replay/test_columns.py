@@ -63,11 +63,3 @@ def test_pickled_schema_has_the_same_columns():
   schema = {'x': jax.ShapeDtypeStruct((2,), np.float32)}
   pickled = pickle.loads(pickle.dumps(schema))
   assert columns.Columns(pickled).wire_dtypes == columns.Columns(schema).wire_dtypes
-
-
-def test_columns_are_found_among_others_of_a_table():
-  array = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
-  table = columns.Columns({'a': array(2), 'b': array(3), 'c': array()}).signature()
-  assert columns.Columns({'a': array(2), 'c': array()}).places(table) == [0, 2]
-  assert columns.Columns({'b': array(4)}).places(table) is None
-  assert columns.Columns({'d': array(2)}).places(table) is None

@@ -59,7 +59,7 @@ def test_replay_is_measured_by_its_size(capsys):
 def test_env_figures_have_limit_and_ratio(capsys, monkeypatch):
   monkeypatch.setattr(learner_bench, 'num_cores', lambda: 2)
   arguments = ('env', '--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
-  assert run(*arguments, '--worlds', 1, 4, '--json') == 0
+  assert run(*arguments, '--num-envs', 1, 4, '--json') == 0
   figures = json.loads(capsys.readouterr().out)
   for figure in figures:
     assert list(figure) == ['name', 'value', 'unit', 'limit', 'ratio', 'machine']
@@ -67,17 +67,17 @@ def test_env_figures_have_limit_and_ratio(capsys, monkeypatch):
     assert figure['machine'] == figures[0]['machine'] != ''
   by_name = {figure['name']: figure for figure in figures}
   assert list(by_name) == [
-    'env/catch/1_worlds',
-    'env/catch/1_worlds/processes',
-    'env/catch/1_worlds/compile',
-    'env/catch/4_worlds',
-    'env/catch/4_worlds/processes',
-    'env/catch/4_worlds/compile',
+    'env/catch/1_envs',
+    'env/catch/1_envs/processes',
+    'env/catch/1_envs/compile',
+    'env/catch/4_envs',
+    'env/catch/4_envs/processes',
+    'env/catch/4_envs/compile',
     'copy',
   ]
-  assert by_name['env/catch/1_worlds/processes']['value'] == 1
-  assert by_name['env/catch/4_worlds/processes']['value'] == 2
-  steps = by_name['env/catch/4_worlds']
+  assert by_name['env/catch/1_envs/processes']['value'] == 1
+  assert by_name['env/catch/4_envs/processes']['value'] == 2
+  steps = by_name['env/catch/4_envs']
   assert steps['unit'] == 'steps/s'
   (size,) = environments.make('catch', rows=5).observation_spec.shape
   assert steps['limit'] == pytest.approx(by_name['copy']['value'] / size)
@@ -86,16 +86,16 @@ def test_env_figures_have_limit_and_ratio(capsys, monkeypatch):
 
 
 def test_each_figure_is_printed_as_a_line(capsys):
-  assert run('env', '--env', 'catch', 'noisy_corridor', '--worlds', 1, '--seconds', 1e-3) == 0
+  assert run('env', '--env', 'catch', 'noisy_corridor', '--num-envs', 1, '--seconds', 1e-3) == 0
   machine, *lines = capsys.readouterr().out.splitlines()
   assert machine.startswith('on ')
   assert [line.split()[0] for line in lines] == [
-    'env/catch/1_worlds',
-    'env/catch/1_worlds/processes',
-    'env/catch/1_worlds/compile',
-    'env/noisy_corridor/1_worlds',
-    'env/noisy_corridor/1_worlds/processes',
-    'env/noisy_corridor/1_worlds/compile',
+    'env/catch/1_envs',
+    'env/catch/1_envs/processes',
+    'env/catch/1_envs/compile',
+    'env/noisy_corridor/1_envs',
+    'env/noisy_corridor/1_envs/processes',
+    'env/noisy_corridor/1_envs/compile',
     'copy',
     'limit:',  # what it is
   ]
@@ -214,7 +214,7 @@ def test_bad_input_for_scaling_is_named(capsys):
   assert '--size 2m: choose one of laptop' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--worlds', 'many']])
+@pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--num-envs', 'many']])
 def test_unknown_arguments_end_with_code_two(arguments, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)

@@ -186,7 +186,6 @@ def held(run, made):
   }  # fmt: skip
   run.write(
     'actor-0',
-    (60, row(newest + 5 * steps, 77.0, 9)),  # lost when replay restored its checkpoint
     (30, row(60 * steps, -1.0, 30)),  # too old for the frontier, of 512
     (5, row(newest, 1.0, 10)),
     (1, {**row(newest, 1.0, 0), **quantiles('episode_return', *[None] * 5)}),
