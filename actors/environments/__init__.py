@@ -228,7 +228,8 @@ def check_options(name: str, constructor: Callable[..., Any], options: dict[str,
   lacking = sorted(getattr(constructor, '__abstractmethods__', ()))
   if lacking:
     raise ValueError(
-      f'environment.name={name!r}: the class lacks {", ".join(lacking)}; see docs/environments.md'
+      f'environment.name={name!r}: the class lacks {", ".join(lacking)}: attributes of the class or '
+      'properties, since those that __init__ sets come too late; see docs/environments.md'
     )
   parameters = inspect.signature(constructor).parameters
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -355,7 +355,10 @@ def _faults(
   in_range = (discount >= 0.0) & (discount <= 1.0)
   result['timestep.discount: is not always within [0, 1]'] = ~in_range, nothing
   too_long = (length >= environment.max_steps) & ~timestep.last()
-  text = f'max_steps={environment.max_steps}: an episode is longer, it has not ended at step VALUE'
+  text = (
+    f'max_steps={environment.max_steps}: an episode is longer, and nothing truncates it, as '
+    'wrappers.TimeLimit would; it has not ended at step VALUE'
+  )
   result[text] = too_long, length.astype(jnp.float32)
   return result
 

@@ -181,7 +181,7 @@ def test_error_of_own_environment_names_its_place(tmp_path, folder, capsys, monk
   ('name', 'words'),
   [
     ('Wrong', "'Wrong' object has no attribute 'deck' (AttributeError at FILE:10, in step)"),
-    ('Abstract', "environment.name='own_classes:Abstract': the class lacks max_steps; see docs/"),
+    ('Abstract', "environment.name='own_classes:Abstract': the class lacks max_steps: attributes"),
   ],
 )
 def test_mistake_in_own_environment_is_one_line(tmp_path, folder, capsys, monkeypatch, name, words):

@@ -312,7 +312,7 @@ class Faulty(Still):
       "observation['place']: the spec says 0 to 1, it is 7 when the environment is",
     ),
     ({'is_legal': False}, "observation['action_mask']: no action is legal at 75% of steps"),
-    ({'last': 6}, 'max_steps=5: an episode is longer, it has not ended at step 5 when'),
+    ({'last': 6}, 'wrappers.TimeLimit would; it has not ended at step 5 when'),
   ],
 )
 def test_broken_environment_is_refused_by_random_play(wrong, words):
