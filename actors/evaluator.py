@@ -1,31 +1,19 @@
 """The Evaluator node: scores full episodes between the random and the scripted policy."""
 
 import dataclasses
-import functools
-import itertools
 import pathlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
 
-from hephaestus.actors import actor, rollout, videos
-from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import host, wrappers
-from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import observation as observation_lib
+from hephaestus.actors import actor, episodes, videos
 from hephaestus.replay import parameters
 
-# Time steps of one unroll: few enough for memory, and to stop soon after all episodes have ended.
-UNROLL_LENGTH = 257
-HOST_UNROLL_LENGTH = 65  # of an environment that is stepped on the host, where a step is slow
-MOST_STEPS = 32_768  # after which an episode counts as it stands; Atari's have at most 27,000
 VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
-DREAM_LENGTH = 65  # time steps of an episode that the model predicts
-CONTEXT = 5  # observed before the model predicts, as in Hafner et al. (2019); at most a quarter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,266 +59,6 @@ class Schedule:
       self._next_step = (environment_step // self._period_steps + 1) * self._period_steps
 
 
-class Evaluation(NamedTuple):
-  """Means over episodes.
-
-  Attributes:
-    episode_return: undiscounted.
-    episode_length: steps.
-    normalised_score: 0 for the random, 1 for the scripted policy; None without a scripted policy.
-  """
-
-  episode_return: float
-  episode_length: float
-  normalised_score: float | None
-
-
-class PlayedStep(NamedTuple):
-  """One time step of an episode, and the policy there.
-
-  Attributes:
-    step: 0 at FIRST.
-    observation: tree of host arrays.
-    frame: [H, W, 3] uint8; None if the environment renders none.
-    action: the action before this time step, [] int32 or [A] float32; None at FIRST.
-    probability: of that action under the policy; None at FIRST, for continuous actions, and for an
-      agent that does not report it.
-    reward: of that action.
-    episode_return: undiscounted, so far.
-    last: whether the episode ends here.
-    policy: probabilities of the legal choices by name, the likeliest first; None at LAST, and for
-      an agent that does not report them.
-    recalled: value and count of choices in episodic memory, by name; None as of `policy`, and for
-      an agent without a memory.
-  """
-
-  step: int
-  observation: Any
-  frame: np.ndarray | None
-  action: np.ndarray | None
-  probability: float | None
-  reward: float
-  episode_return: float
-  last: bool
-  policy: dict[str, float] | None = None
-  recalled: dict[str, tuple[float, float]] | None = None
-
-
-class Recording(NamedTuple):
-  """The time steps of one episode.
-
-  Attributes:
-    frames: T of [H, W, 3] uint8; None if the environment renders none.
-    observation: [T, ...] host arrays.
-    action: [T - 1, ...], the action chosen at each but the last.
-  """
-
-  frames: list[np.ndarray] | None
-  observation: Any
-  action: np.ndarray
-
-
-class Play:
-  """Plays whole episodes of one environment with one agent.
-
-  Args:
-    environment: the environment, without auto-reset.
-    agent: the agent; each method takes its parameters.
-    num_envs: parallel environments of `evaluate`.
-    greedy: act greedily; else sample actions.
-  """
-
-  def __init__(
-    self,
-    environment: environment_lib.Environment,
-    agent: agent_lib.Agent,
-    num_envs: int,
-    *,
-    greedy: bool = True,
-  ):
-    self._greedy = greedy
-    self._environment = environment
-    self._agent = agent
-    self._num_envs = num_envs
-    # An episode of n steps has n + 1 time steps, the first of which is that of the reset.
-    most = HOST_UNROLL_LENGTH if isinstance(environment, host.HostEnvironment) else UNROLL_LENGTH
-    length = min(environment.max_steps + 1, most)
-    self._num_unrolls = -(-min(environment.max_steps, MOST_STEPS) // (length - 1))
-    self._unroll = rollout.make_unroll(
-      environment, agent, num_envs=num_envs, sequence_length=length, greedy=greedy
-    )
-
-  @functools.cached_property
-  def reference(self) -> wrappers.ReferenceReturns | None:
-    """Returns of the random and of the scripted policy; None without a scripted policy."""
-    return wrappers.reference_returns(self._environment)
-
-  def evaluate(
-    self,
-    params: Any,
-    key: jax.Array,
-    num_episodes: int,
-    should_stop: Callable[[], bool] = lambda: False,
-  ) -> Evaluation | None:
-    """Averages at least `num_episodes` episodes.
-
-    After a reset, only the first episode of each environment counts, which does not favour short
-    episodes. One longer than `MOST_STEPS` counts as it stands then, with a warning.
-
-    Args:
-      params: acting parameters of the agent.
-      key: of the episodes.
-      num_episodes: rounded up to a multiple of the parallel environments.
-      should_stop: called after each unroll.
-
-    Returns:
-      None if it was stopped.
-    """
-    returns: list[np.ndarray] = []
-    lengths: list[np.ndarray] = []
-    zero = np.int32(0)
-    for round_key in jax.random.split(key, -(-num_episodes // self._num_envs)):
-      init_key, unrolls_key = jax.random.split(round_key)
-      state = self._unroll.init(init_key)
-      index = np.arange(self._num_envs)
-      is_over = np.zeros(self._num_envs, bool)
-      for number in range(self._num_unrolls):
-        unroll_key = jax.random.fold_in(unrolls_key, number)
-        state, _, episodes = self._unroll.unroll(params, unroll_key, state, zero, zero)
-        episodes = jax.device_get(episodes)
-        if should_stop():
-          return None
-        ends = episodes.ended.any(axis=0) & ~is_over
-        end = episodes.ended.argmax(axis=0)[ends]
-        returns.append(episodes.episode_return[end, index[ends]])
-        lengths.append(episodes.episode_length[end, index[ends]])
-        is_over |= ends
-        if is_over.all():
-          break
-      if not is_over.all():
-        returns.append(np.asarray(state.episode_return)[~is_over])
-        lengths.append(np.asarray(state.episode_length)[~is_over])
-        logging.log_first_n(
-          logging.WARNING,
-          '%d of %d episodes had not ended after %s steps and count as they stood; give the '
-          'environment a time limit (max_steps)',
-          1, (~is_over).sum(), self._num_envs, f'{lengths[-1].max():,}',
-        )  # fmt: skip
-    episode_return, episode_length = (float(np.concatenate(x).mean()) for x in (returns, lengths))
-    score = None
-    if self.reference is not None:
-      scored = episode_length if self._environment.is_scored_by_length else episode_return
-      score = float(wrappers.normalised_score(scored, self.reference))
-    return Evaluation(episode_return, episode_length, score)
-
-  @functools.cached_property
-  def _single_unroll(self) -> rollout.Unroll:
-    agent = self._agent
-    if agent.explain is not None:
-      agent = agent._replace(act=agent.explain)
-    return rollout.make_unroll(
-      self._environment, agent, num_envs=1, sequence_length=2, greedy=self._greedy
-    )
-
-  @functools.cached_property
-  def _choices(self) -> list[str]:
-    """Names of the choices; if the environment has none, their numbers in each part."""
-    counts = environment_lib.num_choices(self._environment.action_spec)
-    part = lambda index: '' if len(counts) == 1 else f'{index}: '
-    numbers = [f'{part(i)}{choice}' for i, count in enumerate(counts) for choice in range(count)]
-    return list(self._environment.action_names) or numbers
-
-  def steps(self, params: Any, key: jax.Array) -> Iterator[PlayedStep]:
-    """Yields the time steps of one episode, each played when it is asked for."""
-    show = wrappers.AutoReset(self._environment).render
-    discrete = bool(environment_lib.num_choices(self._environment.action_spec))
-    key, init_key = jax.random.split(key)
-    state = self._single_unroll.init(init_key)
-    action = probability = None
-    zero = np.int32(0)
-    for step in itertools.count():
-      first = lambda tree: jax.tree.map(lambda x: x[0], jax.device_get(tree))
-      timestep = first(state.timestep)
-      played = PlayedStep(
-        step=step,
-        observation=timestep.observation,
-        frame=show(first(state.env_state)),
-        action=action,
-        probability=probability,
-        reward=float(timestep.reward),
-        episode_return=float(state.episode_return[0]),
-        last=bool(timestep.last()),
-      )
-      if played.last:
-        yield played
-        return
-      step_key = jax.random.fold_in(key, step)
-      state, sequence, _ = self._single_unroll.unroll(params, step_key, state, zero, zero)
-      action, extras = jax.tree.map(lambda x: x[0], first((sequence.action, sequence.extras)))
-      probability = float(np.exp(extras['log_prob'])) if discrete and 'log_prob' in extras else None
-      yield played._replace(policy=self._policy(extras), recalled=self._recalled(extras))
-
-  def _policy(self, extras: dict[str, np.ndarray]) -> dict[str, float] | None:
-    if 'log_probs' not in extras:
-      return None
-    probabilities = zip(self._choices, np.exp(extras['log_probs']).tolist(), strict=True)
-    legal = [(name, each) for name, each in probabilities if each > 0]
-    return dict(sorted(legal, key=lambda pair: -pair[1]))
-
-  def _recalled(self, extras: dict[str, np.ndarray]) -> dict[str, tuple[float, float]] | None:
-    if 'recalled_value' not in extras:
-      return None
-    pairs = zip(
-      extras['recalled_value'].tolist(), extras['recalled_evidence'].tolist(), strict=True
-    )
-    return dict(zip(self._choices, pairs, strict=True))
-
-  def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
-    """Plays one episode, or its first `most_steps` time steps; at most `MOST_STEPS`."""
-    steps = list(itertools.islice(self.steps(params, key), most_steps or MOST_STEPS))
-    actions = [played.action for played in steps[1:] if played.action is not None]
-    spec = self._environment.action_spec
-    frames = [played.frame for played in steps if played.frame is not None]
-    return Recording(
-      frames=frames or None,
-      observation=jax.tree.map(
-        lambda *steps: np.stack(steps), *[played.observation for played in steps]
-      ),
-      action=np.stack(actions) if actions else np.zeros((0, *spec.shape), spec.dtype),
-    )
-
-  @functools.cached_property
-  def _foresee(self) -> Callable[..., agent_lib.Foresight] | None:
-    return None if self._agent.foresee is None else jax.jit(self._agent.foresee)
-
-  def dream(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
-    """Frames of the beginning of an episode beside the world model's open-loop prediction.
-
-    Args:
-      params: all parameters of the agent, not only those for acting.
-      key: of the episode and of the prediction.
-
-    Returns:
-      See `videos.beside`; None for an agent without a world model.
-    """
-    if self._foresee is None:
-      return None
-    play_key, dream_key = jax.random.split(key)
-    length = min(DREAM_LENGTH, self._environment.max_steps + 1)  # one shape for all episodes
-    recording = self.record(self._agent.acting_params(params), play_key, length)
-    num_steps = len(recording.action) + 1
-    context = min(CONTEXT, -(-num_steps // 4))
-
-    def pad(x: np.ndarray) -> np.ndarray:
-      return np.concatenate([x, np.zeros((length - len(x), *x.shape[1:]), x.dtype)])
-
-    observation, action = jax.tree.map(pad, (recording.observation, recording.action))
-    foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
-    padded = (observation_lib.without_mask(observation), *jax.device_get(foresight))
-    observation, predicted, salience = jax.tree.map(lambda x: np.asarray(x)[:num_steps], padded)
-    return videos.beside(self._environment.draw, observation, predicted, salience, context)
-
-
 class Camera:
   """Writes videos periodically: an episode, and one beside the world model's prediction of it.
 
@@ -344,7 +72,7 @@ class Camera:
 
   def __init__(
     self,
-    play: Play,
+    play: episodes.Play,
     videos: pathlib.Path,
     period: float,
     newest: Callable[[], tuple[int, Any] | None] = lambda: None,
@@ -381,7 +109,7 @@ class Camera:
 
 
 def score(
-  play: Play,
+  play: episodes.Play,
   snapshot: parameters.Snapshot,
   *,
   final: bool,
@@ -390,7 +118,7 @@ def score(
   camera: Camera,
   seed: int,
   should_stop: Callable[[], bool] = lambda: False,
-) -> Evaluation | None:
+) -> episodes.Evaluation | None:
   """Scores one snapshot, logs the score, and records a video when one is due.
 
   Args:
@@ -443,7 +171,7 @@ class Evaluator:
   def __init__(
     self,
     *,
-    play: Play,
+    play: episodes.Play,
     source: parameters.Source,
     logger: actor.Logger,
     should_stop: Callable[[], bool],

@@ -153,6 +153,9 @@ class _Acting:
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs
-      if recall is not None:
+      episodic = model.networks.memory
+      if recall is not None and episodic is not None:
         extras |= {'recalled_value': recall.value, 'recalled_evidence': recall.evidence}
+        nearest = episodic.nearest(params[memory_lib.NAME], recall)
+        extras |= {f'nearest_{name.strip("_")}': x for name, x in nearest._asdict().items()}
     return PolicyState(recurrent, memory), experience.Decision(action, extras)

@@ -40,6 +40,8 @@ LEAST_WEIGHT = 0.1
 """Least weight in a read that renews an entry."""
 LEAST_EVIDENCE = 0.5
 """Least n_a at which memory, not the critic, says what return is no surprise."""
+NEAREST = 3
+"""Entries that are shown to people."""
 NAME = 'memory'
 """The name of the ring among the parameters."""
 ACTED = ('key', 'action', 'return_', 'written')
@@ -62,6 +64,22 @@ class Recall(NamedTuple):
   similarity: jax.Array
   action: jax.Array
   weight: jax.Array
+
+
+class Nearest(NamedTuple):
+  """The most similar entries to some steps, the nearest first.
+
+  Attributes:
+    weight: [..., N] float32; 0 of one that is not there.
+    similarity: [..., N] float32.
+    action: [..., N, A] float32, encoded.
+    return_: [..., N] float32.
+  """
+
+  weight: jax.Array
+  similarity: jax.Array
+  action: jax.Array
+  return_: jax.Array
 
 
 class Offer(NamedTuple):
@@ -177,6 +195,12 @@ class Memory:
       action=actions / jnp.maximum(evidence, 1e-8),
       weight=weight,
     )
+
+  def nearest(self, ring: Tree, recall: Recall) -> Nearest:
+    """The NEAREST entries with the largest weights."""
+    weight, index = jax.lax.top_k(recall.weight, min(NEAREST, self.size))
+    similarity = 1 + jnp.log(jnp.maximum(weight, 1e-30)) / SHARPNESS
+    return Nearest(weight, similarity, ring['action'][index], ring['return_'][index])
 
   def recalled(self, recall: Recall) -> jax.Array:
     """[..., R] float32, inputs of networks: [symlog q, n, similarity] and any mean action."""

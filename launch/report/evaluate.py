@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from hephaestus.actors import evaluator, rollout, videos
+from hephaestus.actors import episodes as episodes_lib
+from hephaestus.actors import rollout, videos
 from hephaestus.launch.interface import policy as policy_lib
 
 
@@ -43,7 +44,7 @@ def evaluate(
     config, step, environment = policy.config, policy.learner_step, policy.environment
     agent, params = policy.agent, policy.params
   greedy = config.evaluator.greedy if greedy is None else greedy
-  play = evaluator.Play(environment, agent, min(episodes, 64), greedy=greedy)
+  play = episodes_lib.Play(environment, agent, min(episodes, 64), greedy=greedy)
   play_key, video_key = jax.random.split(jax.random.key(seed))
   result = play.evaluate(params, play_key, episodes)
   assert result is not None  # nothing stops it

@@ -17,7 +17,8 @@ import rich.segment
 import rich.style
 import rich.table
 
-from hephaestus.actors import evaluator, videos
+from hephaestus.actors import episodes as episodes_lib
+from hephaestus.actors import videos
 from hephaestus.launch.interface import policy as policy_lib
 
 NUMBERS = 30  # columns of a terminal that are reserved for the numbers beside the picture
@@ -64,7 +65,7 @@ def watch(
   actions = 'greedy' if greedy else 'sampled'
   title = f'{policy.config.environment["name"]}, update {policy.learner_step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-  play = evaluator.Play(policy.environment, policy.agent, 1, greedy=greedy)
+  play = episodes_lib.Play(policy.environment, policy.agent, 1, greedy=greedy)
   say(f'{policy.path}: {title}')
   if dream:
     _write(_dream(play, policy, seed), output, frames_per_second, say)
@@ -84,7 +85,7 @@ def watch(
     _write(frames, output, frames_per_second, say)
 
 
-def _dream(play: evaluator.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:
+def _dream(play: episodes_lib.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:
   """Frames of the beginning of an episode beside the model's dream of it."""
   dreamt = play.dream(policy.all_params, jax.random.key(seed))
   assert dreamt is not None  # `watch` has refused an agent without a model
@@ -92,8 +93,8 @@ def _dream(play: evaluator.Play, policy: policy_lib.Policy, seed: int) -> list[n
 
 
 def _steps(
-  play: evaluator.Play, params: Any, key: jax.Array, episodes: int, endings: list[str]
-) -> Iterator[evaluator.PlayedStep]:
+  play: episodes_lib.Play, params: Any, key: jax.Array, episodes: int, endings: list[str]
+) -> Iterator[episodes_lib.PlayedStep]:
   """Yields the steps of some episodes; adds a line to `endings` at the end of each."""
   for episode_key in jax.random.split(key, episodes):
     for played in play.steps(params, episode_key):
@@ -105,7 +106,7 @@ def _steps(
 
 
 def _frame(
-  policy: policy_lib.Policy, played: evaluator.PlayedStep, output: pathlib.Path
+  policy: policy_lib.Policy, played: episodes_lib.PlayedStep, output: pathlib.Path
 ) -> np.ndarray:
   """The rendered step, beside the policy's probabilities where the agent explains them."""
   if played.frame is None:
@@ -118,7 +119,7 @@ def _frame(
 
 def _show(
   console: rich.console.Console,
-  steps: Iterable[evaluator.PlayedStep],
+  steps: Iterable[episodes_lib.PlayedStep],
   title: str,
   episodes: int,
   frames_per_second: float,
@@ -133,7 +134,7 @@ def _show(
       time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
 
 
-def _line(played: evaluator.PlayedStep) -> str:
+def _line(played: episodes_lib.PlayedStep) -> str:
   """A step as a line of text."""
   return '  '.join(f'{name} {value}' for name, value in _numbers(played).items()) + _next(played)
 
@@ -149,7 +150,7 @@ def _write(
   say(f'{output}: {len(frames)} frames')
 
 
-def _numbers(played: evaluator.PlayedStep) -> dict[str, str]:
+def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:
   numbers = {'step': str(played.step), 'action': '-'}
   if played.action is not None:
     numbers['action'] = np.array2string(np.asarray(played.action), precision=2)
@@ -161,7 +162,7 @@ def _numbers(played: evaluator.PlayedStep) -> dict[str, str]:
   }
 
 
-def _next(played: evaluator.PlayedStep) -> str:
+def _next(played: episodes_lib.PlayedStep) -> str:
   """The most probable actions of the policy at this step, for the end of a line."""
   if not played.policy:
     return ''
@@ -169,10 +170,20 @@ def _next(played: evaluator.PlayedStep) -> str:
   recalled = _recalled(played)
   memory = ', '.join(f'{name} {value}' for name, value in recalled.items())
   text = '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
-  return text + (f'  remembered: {memory}' if memory else '')
+  text += f'  remembered: {memory}' if memory else ''
+  nearest = ', '.join(_nearest(played))
+  return text + (f'  nearest: {nearest}' if nearest else '')
 
 
-def _recalled(played: evaluator.PlayedStep) -> dict[str, str]:
+def _nearest(played: episodes_lib.PlayedStep) -> list[str]:
+  """The most similar entries of the agent's memory: action, return and similarity."""
+  return [
+    f'{entry.action} {entry.return_:.2f} at {entry.similarity:.2f}'
+    for entry in played.nearest or []
+  ]
+
+
+def _recalled(played: episodes_lib.PlayedStep) -> dict[str, str]:
   """Value and count of each choice that is in the agent's memory, the most remembered first."""
   known = (played.recalled or {}).items()
   most = sorted(known, key=lambda pair: -pair[1][1])[:LIKELIEST]
@@ -189,7 +200,7 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
   return view
 
 
-def _memories(played: evaluator.PlayedStep) -> rich.table.Table:
+def _memories(played: episodes_lib.PlayedStep) -> rich.table.Table:
   """Choices in the agent's memory, each with a bar of its count, its value and its count."""
   view = rich.table.Table.grid(padding=(0, 1))
   view.add_column(max_width=NUMBERS - BAR - 14, no_wrap=True)
@@ -201,7 +212,7 @@ def _memories(played: evaluator.PlayedStep) -> rich.table.Table:
 
 
 def _beside_numbers(
-  console: rich.console.Console, played: evaluator.PlayedStep, heading: str
+  console: rich.console.Console, played: episodes_lib.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
   """The frame, as large as the terminal permits, and the numbers to its right."""
   numbers = rich.table.Table.grid(padding=(0, 2))
@@ -210,6 +221,9 @@ def _beside_numbers(
   beside = rich.console.Group(heading, '', numbers, '', _bars(played.policy or {}))
   if played.recalled is not None:
     beside.renderables.extend(['', 'remembered: value x count', _memories(played)])
+    beside.renderables.extend(
+      ['', 'nearest: return at similarity', *map(rich.markup.escape, _nearest(played))]
+    )
   if played.frame is None:
     return beside
   width, height = console.size

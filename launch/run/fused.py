@@ -14,7 +14,7 @@ import jax
 import psutil
 from absl import logging
 
-from hephaestus.actors import evaluator, rollout
+from hephaestus.actors import episodes, evaluator, rollout
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
@@ -307,7 +307,7 @@ class _Scores:
     self._folder = folder
     self._terminal = terminal
     options, agent = config.evaluator, prepared.trained.agent
-    self._play = evaluator.Play(
+    self._play = episodes.Play(
       prepared.environment, agent, options.num_episodes, greedy=options.greedy
     )
     like = prepared.program.shapes()._replace(worlds=None, replay=())

@@ -20,7 +20,7 @@ import launchpad as lp
 from launchpad import address as lp_address
 from launchpad import context as lp_context
 
-from hephaestus.actors import actor, evaluator
+from hephaestus.actors import actor, episodes, evaluator
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics, watchdog
@@ -331,7 +331,7 @@ def build_evaluator(
 ) -> evaluator.Evaluator:
   """The evaluator node."""
   parts = parts_lib.make_parts(config)
-  play = evaluator.Play(
+  play = episodes.Play(
     parts.environment,
     parts.agent,
     config.evaluator.num_episodes,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from hephaestus.actors import environments, evaluator, rollout
+from hephaestus.actors import environments, episodes, evaluator, rollout
 from hephaestus.actors.environments import catch, wrappers
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -80,11 +80,13 @@ def test_last_step_keeps_its_reward_and_first_follows(parts):
 
 def test_episodes_match_rewards_and_step_types(parts):
   environment, _, unroll, params = parts
-  for sequence, episodes in play(unroll, params, 4):
+  for sequence, ended_episodes in play(unroll, params, 4):
     ended = sequence.step_type[:, 1:].T == LAST
-    np.testing.assert_array_equal(episodes.ended, ended)
-    np.testing.assert_array_equal(episodes.episode_return[ended], sequence.reward[:, 1:].T[ended])
-    assert (episodes.episode_length[ended] == environment.max_steps).all()
+    np.testing.assert_array_equal(ended_episodes.ended, ended)
+    np.testing.assert_array_equal(
+      ended_episodes.episode_return[ended], sequence.reward[:, 1:].T[ended]
+    )
+    assert (ended_episodes.episode_length[ended] == environment.max_steps).all()
 
 
 def test_stored_state_is_the_one_before_the_first_step(parts):
@@ -166,9 +168,9 @@ def test_greedy_unroll_reaches_the_end_of_every_episode():
 
 
 def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts, monkeypatch):
-  monkeypatch.setattr(evaluator, 'UNROLL_LENGTH', 2)
+  monkeypatch.setattr(episodes, 'UNROLL_LENGTH', 2)
   environment, agent, _, params = parts
-  result = evaluator.Play(environment, agent, 4).evaluate(params, jax.random.key(0), 8)
+  result = episodes.Play(environment, agent, 4).evaluate(params, jax.random.key(0), 8)
   assert result.episode_length == environment.max_steps
   wins = (8 * result.episode_return + 8) / 2  # of eight episodes, each won or lost by 1
   assert wins == round(wins) and 0 <= wins <= 8
@@ -188,18 +190,18 @@ class Endless(catch.Catch):
 
 
 def test_endless_episodes_count_as_they_stand_after_a_limit(parts, monkeypatch):
-  monkeypatch.setattr(evaluator, 'UNROLL_LENGTH', 5)
-  monkeypatch.setattr(evaluator, 'MOST_STEPS', 6)
+  monkeypatch.setattr(episodes, 'UNROLL_LENGTH', 5)
+  monkeypatch.setattr(episodes, 'MOST_STEPS', 6)
   monkeypatch.setattr(wrappers, '_MOST_STEPS', 6)
   _, agent, _, params = parts
-  play = evaluator.Play(Endless(**tiny.CATCH), agent, 2)
-  assert play.evaluate(params, jax.random.key(0), 4) == evaluator.Evaluation(8.0, 8.0, None)
+  play = episodes.Play(Endless(**tiny.CATCH), agent, 2)
+  assert play.evaluate(params, jax.random.key(0), 4) == episodes.Evaluation(8.0, 8.0, None)
   assert len(play.record(params, jax.random.key(0)).frames) == 6
 
 
 def test_evaluation_of_endless_episodes_stops_at_a_signal(parts):
   _, agent, _, params = parts
-  play = evaluator.Play(Endless(**tiny.CATCH), agent, 2)
+  play = episodes.Play(Endless(**tiny.CATCH), agent, 2)
   asked = iter([False, True])
   assert play.evaluate(params, jax.random.key(0), 2, lambda: next(asked)) is None
   assert next(asked, 'asked twice') == 'asked twice'

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from hephaestus.actors import evaluator, videos
+from hephaestus.actors import episodes, evaluator, videos
 from hephaestus.actors.environments import catch, grid_world, noisy_corridor, oasis, rooms
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -91,7 +91,7 @@ def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
   agent = dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec).agent
   params = jax.jit(agent.init_params)(jax.random.key(0))
   acting = agent.acting_params(params)
-  play = evaluator.Play(env, agent, 2)
+  play = episodes.Play(env, agent, 2)
   camera = evaluator.Camera(play, tmp_path, period=3600, newest=lambda: (6, params))
   camera.video(7, acting, jax.random.key(0), final=False)
   assert not list(tmp_path.iterdir())

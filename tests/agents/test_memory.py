@@ -92,6 +92,21 @@ def test_recall_weighs_returns_of_each_action_by_similarity():
   np.testing.assert_allclose(MEMORY.recalled(recall)[0, [0, 2]], expected, rtol=1e-3)
 
 
+def test_nearest_entries_are_in_order_with_what_was_done_and_returned():
+  seen = observations(5)
+  ring = filled(seen, [0, 1, 2, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0])
+  recall = MEMORY.read(ring, MEMORY.key(seen[2]))
+  found = MEMORY.nearest(ring, recall)
+  assert found.weight.shape == (3,) and found.return_[0] == 2.0 and found.action[0, 2] == 1
+  np.testing.assert_allclose(found.similarity[0], 1.0, atol=1e-5)
+  every = np.sort(np.asarray(MEMORY.key(seen) @ MEMORY.key(seen[2])))[::-1]
+  near = found.weight > 1e-20
+  np.testing.assert_allclose(found.similarity[near], every[:3][near], atol=0.02)
+  assert not MEMORY.nearest(
+    MEMORY.init(), MEMORY.read(MEMORY.init(), MEMORY.key(seen[2]))
+  ).weight.any()
+
+
 def test_continuous_actions_are_recalled_as_their_mean():
   memory = make_memory(action_spec=specs.BoundedArray((2,), np.float32, -1, 1))
   key = memory.key(observations(1))

@@ -92,6 +92,12 @@ def test_zeroing_the_memory_changes_trained_rewards_and_policy(dreamer, one_devi
   assert changed[1:].max() > 1e-3  # of the step after a recall
   assert extras['recalled_evidence'].max() > 0.9
   assert not empty['recalled_value'].any()
+  weight, similarity = extras['nearest_weight'], extras['nearest_similarity']
+  assert (np.diff(weight, axis=-1) <= 0).all() and weight[:, 0].max() > 0.9
+  np.testing.assert_allclose(
+    np.exp(50 * (similarity - 1))[weight > 1e-6], weight[weight > 1e-6], rtol=1e-3
+  )
+  assert not empty['nearest_weight'].any()
 
 
 def test_imagination_carries_what_the_start_recalled(dreamer, one_device):

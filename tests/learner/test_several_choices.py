@@ -9,7 +9,7 @@ import pytest
 import tiny
 from dm_env import specs
 
-from hephaestus.actors import evaluator, rollout
+from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment
 from hephaestus.agents import masked_ppo
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -111,7 +111,7 @@ def test_explained_policy_lists_every_choice():
   world = Dials()
   config = masked_ppo.PPOConfig(hidden_size=8)
   agent = masked_ppo.make_ppo(config, world.observation_spec, world.action_spec).agent
-  play = evaluator.Play(world, agent, 1, greedy=False)
+  play = episodes.Play(world, agent, 1, greedy=False)
   params = jax.jit(agent.init_params)(jax.random.key(0))
   moments = list(play.steps(params, jax.random.key(1)))
   names = np.array(['0: 0', '0: 1', '0: 2', '1: 0', '1: 1'])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from hephaestus.actors import environments, evaluator, rollout
+from hephaestus.actors import environments, episodes, rollout
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
@@ -317,16 +317,16 @@ def test_compiling_a_host_environment_is_rejected(environment):
 
 
 def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch):
-  monkeypatch.setattr(evaluator, 'HOST_UNROLL_LENGTH', 3)
-  best = evaluator.Play(environment, make_agent(), 4).evaluate(PARAMS, jax.random.key(0), 8)
+  monkeypatch.setattr(episodes, 'HOST_UNROLL_LENGTH', 3)
+  best = episodes.Play(environment, make_agent(), 4).evaluate(PARAMS, jax.random.key(0), 8)
   # One step to the right each time: 2, 3, 4.
-  assert best == evaluator.Evaluation(9.0, 3.0, None)
-  staying = evaluator.Play(environment, make_agent(), 4).evaluate(-PARAMS, jax.random.key(0), 4)
+  assert best == episodes.Evaluation(9.0, 3.0, None)
+  staying = episodes.Play(environment, make_agent(), 4).evaluate(-PARAMS, jax.random.key(0), 4)
   assert staying.episode_length == MAX_STEPS
 
 
 def test_video_has_a_frame_for_every_step(environment, family):
-  frames = evaluator.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0)).frames
+  frames = episodes.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0)).frames
   places = frames and [frame[0, 0, 0] for frame in frames]
   assert places == ([1, 2, 3, 4] if family == 'gymnasium' else None)
 

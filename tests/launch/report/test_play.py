@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rich.console
 
-from hephaestus.actors import evaluator
+from hephaestus.actors import episodes
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.interface import policy
@@ -87,16 +87,20 @@ def test_terminal_shows_picture_and_numbers(folder):
 
 
 def test_memory_is_shown_by_choice_where_it_has_evidence():
-  played = evaluator.PlayedStep(
+  played = episodes.PlayedStep(
     step=0, observation=None, frame=None, action=None, probability=None, reward=0.0,
     episode_return=0.0, last=False, policy={'left': 0.6, 'right': 0.4},
     recalled={'left': (0.5, 0.75), 'stay': (3.0, 1.0), 'right': (2.0, 0.0)},
+    nearest=[episodes.Remembered(0.98, 'stay', 3.0), episodes.Remembered(0.95, 'left', 0.5)],
   )  # fmt: skip
-  assert play._line(played).endswith('remembered: stay 3.00 x 1.00, left 0.50 x 0.75')
+  line = (
+    'remembered: stay 3.00 x 1.00, left 0.50 x 0.75  nearest: stay 3.00 at 0.98, left 0.50 at 0.95'
+  )
+  assert play._line(played).endswith(line)
   console = rich.console.Console(file=io.StringIO(), width=80, height=30)
   console.print(play._beside_numbers(console, played, 'title'))
   shown = console.file.getvalue()
-  assert 'stay ██████████ 3.00 x 1.00' in shown
+  assert 'stay ██████████ 3.00 x 1.00' in shown and 'left 0.50 at 0.95' in shown
   assert 'right' not in shown.split('remembered')[1]
   console.print(play._beside_numbers(console, played._replace(recalled=None), 'title'))
   assert console.file.getvalue().count('remembered') == 1
@@ -144,12 +148,12 @@ def test_dream_of_model_free_agent_is_refused(folder, tmp_path, capsys):
 def test_ctrl_c_keeps_video_of_played_steps(folder, tmp_path, monkeypatch, capsys):
   def interrupted(self, params, key):
     for step in range(2):
-      yield evaluator.PlayedStep(
+      yield episodes.PlayedStep(
         step, np.zeros(1), np.zeros((8, 8, 3), np.uint8), None, None, 0.0, 0.0, False
       )
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(evaluator.Play, 'steps', interrupted)
+  monkeypatch.setattr(episodes.Play, 'steps', interrupted)
   assert run(folder) == 0
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
   assert run(folder, '--output', tmp_path / 'video.gif') == 0
