@@ -64,6 +64,7 @@ class PlayedStep(NamedTuple):
     reward: of that action.
     episode_return: undiscounted, so far.
     last: whether the episode ends here.
+    vitals: by name, as observed; None of an environment that names none.
     policy: probabilities of the legal choices by name, the likeliest first; None at LAST, and for
       an agent that does not report them.
     recalled: value and count of choices in episodic memory, by name; None as of `policy`, and for
@@ -79,6 +80,7 @@ class PlayedStep(NamedTuple):
   reward: float
   episode_return: float
   last: bool
+  vitals: dict[str, float] | None = None
   policy: dict[str, float] | None = None
   recalled: dict[str, tuple[float, float]] | None = None
   nearest: list[Remembered] | None = None
@@ -228,6 +230,7 @@ class Play:
         reward=float(timestep.reward),
         episode_return=float(state.episode_return[0]),
         last=bool(timestep.last()),
+        vitals=self._vitals(timestep.observation),
       )
       if played.last:
         yield played
@@ -241,6 +244,15 @@ class Play:
         recalled=self._recalled(extras),
         nearest=self._nearest(extras),
       )
+
+  def _vitals(self, observation: Any) -> dict[str, float] | None:
+    leaves = map(jax.tree.leaves, (self._environment.observation_spec, observation))
+    found = {
+      vital.name: float(leaf[vital.position])
+      for spec, leaf in zip(*leaves, strict=True)
+      for vital in getattr(spec, 'vitals', ())
+    }
+    return found or None
 
   def _policy(self, extras: dict[str, np.ndarray]) -> dict[str, float] | None:
     if 'log_probs' not in extras:

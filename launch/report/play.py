@@ -156,10 +156,8 @@ def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:
     numbers['action'] = np.array2string(np.asarray(played.action), precision=2)
   if played.probability is not None:
     numbers['probability'] = f'{played.probability:.2f}'
-  return numbers | {
-    'reward': f'{played.reward:.2f}',
-    'return': f'{played.episode_return:.2f}',
-  }
+  numbers |= {'reward': f'{played.reward:.2f}', 'return': f'{played.episode_return:.2f}'}
+  return numbers | {name: f'{value:.2f}' for name, value in (played.vitals or {}).items()}
 
 
 def _next(played: episodes_lib.PlayedStep) -> str:
@@ -200,6 +198,16 @@ def _bars(policy: dict[str, float]) -> rich.table.Table:
   return view
 
 
+def _vitals(vitals: dict[str, float]) -> rich.table.Table:
+  """Vitals, each with a bar of its value in [0, 1]."""
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
+  view.add_column(min_width=BAR)
+  for name, value in vitals.items():
+    view.add_row(rich.markup.escape(name), '█' * round(min(1.0, value) * BAR))
+  return view
+
+
 def _memories(played: episodes_lib.PlayedStep) -> rich.table.Table:
   """Choices in the agent's memory, each with a bar of its count, its value and its count."""
   view = rich.table.Table.grid(padding=(0, 1))
@@ -219,6 +227,8 @@ def _beside_numbers(
   for name, value in _numbers(played).items():
     numbers.add_row(name, value)
   beside = rich.console.Group(heading, '', numbers, '', _bars(played.policy or {}))
+  if played.vitals:
+    beside.renderables.extend(['', 'vitals', _vitals(played.vitals)])
   if played.recalled is not None:
     beside.renderables.extend(['', 'remembered: value x count', _memories(played)])
     beside.renderables.extend(
