@@ -30,7 +30,11 @@ help:
 # Without ARGS: catch, long enough to be solved.
 ARGS ?= --steps 8000
 
-train: $(EXTRAS:%=$(VENV)/.synced-%) $(VENV)/.synced-base
+# JAX's packages for the accelerator of this machine; ACCELERATOR= leaves them out.
+DEVICES ?= /dev
+ACCELERATOR ?= $(if $(wildcard $(DEVICES)/accel0),tpu,$(if $(wildcard $(DEVICES)/nvidiactl),cuda))
+
+train: $(patsubst %,$(VENV)/.synced-%,$(EXTRAS) $(ACCELERATOR)) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)
 
 # One more than there are cores, because many tests wait for processes; at most 4.

@@ -1,8 +1,6 @@
 """Presets: sizes and budgets for each machine, the same for every environment."""
 
 import dataclasses
-import pathlib
-import subprocess
 from collections.abc import Callable
 
 import psutil
@@ -11,6 +9,7 @@ from hephaestus.actors import actor, evaluator
 from hephaestus.agents import masked_ppo
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.agents import machine
 from hephaestus.learner import config as learner_config
 from hephaestus.replay import tables
 
@@ -104,21 +103,6 @@ def plain(preset: Preset) -> Preset:
   return make
 
 
-# Prints the MiB of each, one a line.
-GPU_MEMORY = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits')
-
-
-def gpu_gibibytes() -> float | None:
-  """Memory of the smallest GPU, from the driver, so that JAX need not start; None if unknown."""
-  try:
-    output = subprocess.run(
-      GPU_MEMORY, capture_output=True, text=True, timeout=10.0, check=True
-    ).stdout
-    return min(float(line) for line in output.split('\n') if line.strip()) / 1024
-  except (OSError, subprocess.SubprocessError, ValueError):
-    return None
-
-
 def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
   """The usual number of environments, halved for each halving of the memory that they need.
 
@@ -160,7 +144,7 @@ def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
 
   2,048 environments of `hackmatrix` need about 5 GiB by `Program.memory`; others may need more.
   """
-  return _ppo_at_large(environment, _envs_for(gpu_gibibytes(), usual=2048, needed=12.0))
+  return _ppo_at_large(environment, _envs_for(machine.gpu_gibibytes(), usual=2048, needed=12.0))
 
 
 def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentConfig:
@@ -183,6 +167,4 @@ def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
 
 def default_preset() -> str:
   """The preset of this machine, found without starting the accelerator."""
-  if pathlib.Path('/dev/accel0').exists():
-    return 'tpu-v4-8'
-  return 'gpu' if pathlib.Path('/dev/nvidiactl').exists() else 'laptop'
+  return machine.find().preset

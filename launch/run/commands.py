@@ -101,11 +101,16 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
   Raises:
     ValueError: naming the flag or key that is invalid.
   """
+  from hephaestus.launch.agents import machine
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import fused, preflight
   from hephaestus.launch.run import origin as origin_lib
   from hephaestus.learner import profile as profile_lib
 
+  here = machine.find()
+  machine.check(config, here)
+  if here.lack and not config.accelerator:
+    print(f'{here.lack}. Training on the CPU', flush=True)
   if not config.fused:
     preflight.check_distributed(*flags.several_processes(arguments, config))
   with contextlib.nullcontext() if config.fused else fork_server() as forks:

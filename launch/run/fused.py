@@ -164,6 +164,32 @@ def check_memory(
   return text
 
 
+def check_compiled(
+  config: launch_config.ExperimentConfig, needed: int, available: int | None, num_devices: int
+) -> None:
+  """Refuses a program that does not fit into memory, as it was compiled.
+
+  Args:
+    config: of the run.
+    needed: bytes of the program on each device.
+    available: bytes of each device; None where unknown.
+    num_devices: that share the batch.
+
+  Raises:
+    ValueError: naming a size that fits.
+  """
+  if available is None or needed <= available:
+    return
+  key, size = 'learner.batch_size', config.batch_size
+  if config.record.on_policy:
+    key, size = 'actor.num_envs', config.actor.num_envs
+  share = max(1, int(size / num_devices * available / needed))  # too few: parameters do not shrink
+  raise ValueError(
+    f'{key}={size}: the compiled program needs {needed / 2**30:.1f} GiB on each device, which has '
+    f'{available / 2**30:.1f} GiB; {num_devices * 2 ** (share.bit_length() - 1)} would fit'
+  )
+
+
 def _available_bytes(devices: list[jax.Device]) -> int | None:
   """Bytes of memory of each device; simulated CPU devices share the machine's."""
   if devices[0].platform == 'cpu':
@@ -391,10 +417,15 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
   if prepared.warning is not None:
     terminal.warn(prepared.warning)
   devices, num_bytes = program.devices, program.compile()
+  available = _available_bytes(devices)
+  check_compiled(config, num_bytes, available, len(devices))
+  # On a CPU it is what other programs leave.
+  is_known = available is not None and devices[0].platform != 'cpu'
+  of_device = f' of {available / 2**30:,.1f} GiB' if is_known else ''
   terminal.say(
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
     f'{config.record.describe_update(config, program.update)}; '
-    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB compiled'
+    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB{of_device} compiled'
   )
 
 

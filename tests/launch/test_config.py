@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from hephaestus.launch import config, records
-from hephaestus.launch.agents import dreamer, presets
+from hephaestus.launch.agents import dreamer, machine, presets
 from hephaestus.replay import tables
 
 MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
@@ -241,7 +241,7 @@ def test_invalid_config_file_is_refused(tmp_path):
   ],
 )
 def test_ppo_gpu_chooses_num_envs_by_gpu_memory(monkeypatch, output, num_envs):
-  monkeypatch.setattr(presets, 'GPU_MEMORY', ('printf', output))
+  monkeypatch.setattr(machine, 'GPU_MEMORY', ('printf', output))
   made = presets.ppo_gpu('catch')
   assert made.actor.num_envs == num_envs
   assert made.replay.strata[0].max_size == num_envs // 2
@@ -249,8 +249,8 @@ def test_ppo_gpu_chooses_num_envs_by_gpu_memory(monkeypatch, output, num_envs):
 
 @pytest.mark.parametrize('command', ['no-such-command', 'false'])
 def test_ppo_gpu_without_driver_has_default_num_envs(monkeypatch, command):
-  monkeypatch.setattr(presets, 'GPU_MEMORY', (command,))
-  assert presets.gpu_gibibytes() is None
+  monkeypatch.setattr(machine, 'GPU_MEMORY', (command,))
+  assert machine.gpu_gibibytes() is None
   assert presets.ppo_gpu('catch').actor.num_envs == 2048
 
 

@@ -82,7 +82,7 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert train('--steps', 900, '--profile', '6:8') == 0
   out = capsys.readouterr().out
   assert 'learner_step=8' in out.splitlines()[-1]
-  assert 'learner, updates 6 to 8: ' in out and 'pmap_unroll_and_update' in out
+  assert 'learner, updates 6 to 8: ' in out
   assert (folder / 'profile' / '6-8' / 'learner' / 'perfetto.json.gz').exists()
   steps = [row['learner_step'] for row in rows(folder, 'learner')]
   assert steps == [2, 4, 5, 6, 8]
@@ -312,6 +312,27 @@ def test_too_many_environments_are_refused_with_a_number_that_fits():
     check(16, 4)
   with pytest.raises(ValueError, match=r'; 2 would fit'):
     check(16, 1e-3)
+
+
+@pytest.mark.parametrize(
+  ('agent', 'gib', 'devices', 'words'),
+  [
+    ('dreamer', 8, 1, None),
+    ('dreamer', 20, 1, r'learner\.batch_size=256: .* 20.0 GiB .* 8.0 GiB; 64 would fit'),
+    ('ppo', 9, 4, r'actor\.num_envs=4096: .*; 2048 would fit'),
+  ],
+)
+def test_compiled_program_beyond_the_memory_is_refused_with_a_size_that_fits(
+  agent, gib, devices, words
+):
+  made = config.of_preset(agent, 'tpu-v4-8', 'catch')
+  check = lambda: fused.check_compiled(made, gib * 2**30, 8 * 2**30, devices)
+  if words is None:
+    check()
+  else:
+    with pytest.raises(ValueError, match=words):
+      check()
+  fused.check_compiled(made, gib * 2**30, None, devices)
 
 
 def test_evaluating_before_the_first_checkpoint_is_refused(tmp_path, capsys):
