@@ -419,9 +419,9 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
   devices, num_bytes = program.devices, program.compile()
   available = _available_bytes(devices)
   check_compiled(config, num_bytes, available, len(devices))
-  # On a CPU it is what other programs leave.
-  is_known = available is not None and devices[0].platform != 'cpu'
-  of_device = f' of {available / 2**30:,.1f} GiB' if is_known else ''
+  of_device = ''
+  if available is not None and devices[0].platform != 'cpu':  # there it is what others leave
+    of_device = f' of {available / 2**30:,.1f} GiB'
   terminal.say(
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
     f'{config.record.describe_update(config, program.update)}; '
