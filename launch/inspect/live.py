@@ -80,9 +80,7 @@ def find(target: str) -> Target:
   """
   folder = pathlib.Path(target)
   if folder.is_dir():
-    if not (folder / folder_lib.CONFIG).exists():
-      raise ValueError(f'{target}: is not the folder of a run, it has no {folder_lib.CONFIG}')
-    config = launch_config.load(folder / folder_lib.CONFIG)
+    config = folder_lib.load_config(folder)
     if config.fused:
       raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
     _check_packages(target)

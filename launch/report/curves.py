@@ -12,8 +12,6 @@ from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.report import history
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
 
 Numbers = TypeVar('Numbers')
 
@@ -40,26 +38,6 @@ FEWEST_SEEDS = 3  # of a confidence interval; fewer have a range
 TABLE_POINTS = 10
 
 
-class Run(NamedTuple):
-  """Config and metrics of a run.
-
-  Attributes:
-    folder: of the run.
-    config: of the run.
-    rows: by kind of node, a list for each of its files with the rows in their written order.
-    launches: unix seconds at which the run was started or resumed, by its events.
-  """
-
-  folder: pathlib.Path
-  config: launch_config.ExperimentConfig
-  rows: dict[str, list[list[dict[str, Any]]]]
-  launches: list[float]
-
-  @property
-  def environment(self) -> str:
-    return self.config.environment['name']
-
-
 class Curve(NamedTuple):
   """Runs that differ in their seed alone.
 
@@ -70,7 +48,7 @@ class Curve(NamedTuple):
   """
 
   label: str
-  runs: list[Run]
+  runs: list[history.History]
   series: list[history.Series]
 
   @property
@@ -176,7 +154,7 @@ def make(
   """
   check_packages()
   runs, left_out = _read_all(folders, labelled)
-  by_environment: dict[str, list[tuple[str | None, Run]]] = {}
+  by_environment: dict[str, list[tuple[str | None, history.History]]] = {}
   for label, run in runs:
     by_environment.setdefault(run.environment, []).append((label, run))
   figures = []
@@ -195,7 +173,7 @@ def make(
 
 def _read_all(
   folders: Sequence[pathlib.Path], labelled: Sequence[tuple[str, Sequence[pathlib.Path]]]
-) -> tuple[list[tuple[str | None, Run]], list[str]]:
+) -> tuple[list[tuple[str | None, history.History]], list[str]]:
   """Reads each folder once, labelled ones first, since they may be among the others, too.
 
   Returns:
@@ -208,7 +186,7 @@ def _read_all(
   for name in names:
     if names.count(name) > 1:
       raise ValueError(f'--label {name}: is given twice; name all its runs in one')
-  runs: list[tuple[str | None, Run]] = []
+  runs: list[tuple[str | None, history.History]] = []
   left_out: list[str] = []
   taken: set[pathlib.Path] = set()
   for label, members in (*labelled, (None, folders)):
@@ -217,7 +195,9 @@ def _read_all(
         continue
       taken.add(folder.resolve())
       try:
-        runs.append((label, read(folder)))
+        runs.append((label, run := history.read(folder)))
+        if run.broken:
+          left_out.append(f'{folder}: {run.broken} damaged lines of its metrics')
       except ValueError as error:
         left_out.append(str(error))
   return runs, left_out
@@ -236,83 +216,8 @@ def check_packages() -> None:
     ) from None
 
 
-def read(folder: pathlib.Path) -> Run:
-  """Reads a run's folder.
-
-  Raises:
-    ValueError: it is not that of a run, has no metrics yet, or a file is damaged.
-  """
-  path = folder / folder_lib.CONFIG
-  if not path.exists():
-    raise ValueError(f'{folder}: is not the folder of a run, it has no {folder_lib.CONFIG}')
-  config = launch_config.load(path)
-  rows: dict[str, list[list[dict[str, Any]]]] = {}
-  for node in history.NODES:
-    pattern = 'actor-*.jsonl' if node == 'actor' else f'{node}.jsonl'
-    files = [_read_rows(path) for path in sorted((folder / 'metrics').glob(pattern))]
-    rows[node] = [file for file in files if file]
-  if not any(rows.values()):
-    raise ValueError(f'{folder}: has no metrics yet; wait until its nodes have written some')
-  launches = [
-    event['time']
-    for event in _read_rows(folder / 'metrics' / 'events.jsonl')
-    if event.get('kind') == 'started'
-    and event.get('name') in history.FIRST_LEARNER
-    and not event.get('restarts')
-  ]
-  return Run(folder, config, rows, launches)
-
-
-def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-  try:
-    return metrics.read(path)
-  except (ValueError, OSError) as error:
-    raise ValueError(f'{path}: cannot be read ({error})') from None
-
-
-def _minutes(run: Run, times: np.ndarray) -> np.ndarray:
-  """`history.minutes` of a run that was read."""
-  written = [row['time'] for files in run.rows.values() for rows in files for row in rows]
-  return history.minutes(np.sort(np.array(written)), run.launches, times)
-
-
-def series(run: Run, node: str, metric: str, x: str) -> history.Series | None:
-  """A metric of a run along an axis; None if there are no numbers.
-
-  Where a resumed run has repeated steps, the later rows count. Several actors are averaged, each by
-  its last value; metrics of episodes are weighted by the number of episodes.
-
-  Args:
-    run: as of `read`.
-    node: whose rows, one of history.NODES.
-    metric: a key of them.
-    x: one of history.X_AXES; an actor's learner step is that of its parameters.
-  """
-  parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-  key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
-  for rows in run.rows[node]:
-    rows = [row for row in rows if _is_number(row.get(metric))]
-    if x == 'minutes':
-      places = _minutes(run, np.array([row['time'] for row in rows], np.float64))
-    else:
-      rows = [row for row in rows if row.get(key) is not None]
-      places = np.array([row[key] for row in rows], np.float64)
-    if not rows:
-      continue
-    values = np.array([row[metric] for row in rows], np.float64)
-    weigh = node == 'actor' and metric.startswith('episode_')
-    weights = np.array([row.get('episodes', 1) if weigh else 1 for row in rows], np.float64)
-    kept = history.holds(places)
-    parts.append((places[kept], values[kept], weights[kept]))
-  return history.joined(parts) if parts else None
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _make_figure(
-  members: Sequence[tuple[str | None, Run]],
+  members: Sequence[tuple[str | None, history.History]],
   metric: str | None,
   node: str | None,
   x: str,
@@ -321,7 +226,7 @@ def _make_figure(
   """Curves of one environment; adds the runs without the metric to `left_out`."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
-  found = [(label, run, series(run, node, metric, x)) for label, run in members]
+  found = [(label, run, run.series(node, metric, x)) for label, run in members]
   left_out += [
     f'{run.folder}: has no {metric} of the {node} by {history.X_AXES[x]}'
     for _, run, numbers in found
@@ -351,11 +256,13 @@ def _make_figure(
   return Figure(runs[0].environment, metric, node, x, curves, colours, notes)
 
 
-def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[str, str]:
+def _choose(
+  runs: Sequence[history.History], metric: str | None, node: str | None
+) -> tuple[str, str]:
   """Node and metric to show: among the candidates, the first that most runs have."""
   names = ('normalised_score', 'episode_return') if metric is None else (metric,)
   nodes = (node,) if node else history.NODES[:1] if metric is None else history.NODES
-  known = [_known(run) for run in runs]
+  known = [{each: run.keys(each) for each in history.NODES} for run in runs]
   counts = {
     (each, name): sum(name in metrics_of[each] for metrics_of in known)
     for name in names
@@ -374,16 +281,7 @@ def _choose(runs: Sequence[Run], metric: str | None, node: str | None) -> tuple[
   )
 
 
-def _known(run: Run) -> dict[str, set[str]]:
-  """Metrics with at least one number, by node."""
-  return {
-    node: {key for rows in files for row in rows for key, value in row.items() if _is_number(value)}
-    - {'time'}
-    for node, files in run.rows.items()
-  }
-
-
-def _is_indifferent(key: str, run: Run) -> bool:
+def _is_indifferent(key: str, run: history.History) -> bool:
   """Whether a run's curve does not depend on the config key at this path."""
   names = [*INDIFFERENT, *run.config.record.indifferent_keys]
   if run.config.fused:
@@ -392,7 +290,7 @@ def _is_indifferent(key: str, run: Run) -> bool:
   return any(key == name or key.startswith(f'{name}.') for name in names)
 
 
-def _values(run: Run) -> dict[str, Any]:
+def _values(run: history.History) -> dict[str, Any]:
   """Config values that a run's curve depends on, by path."""
   values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
   return {key: value for key, value in values.items() if not _is_indifferent(key, run)}
@@ -403,7 +301,7 @@ def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
   return len({tuple(str(each.get(key)) for key in keys) for each in values})
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def _differing(runs: Sequence[history.History]) -> list[str]:
   """Paths of the config keys that differ between runs and change their curves."""
   values = [_values(run) for run in runs]
   known = dict.fromkeys(key for each in values for key in each)
@@ -414,8 +312,8 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 
 
 def grouped(
-  found: Sequence[tuple[str | None, Run, Numbers]],
-) -> list[tuple[str, list[tuple[Run, Numbers]]]]:
+  found: Sequence[tuple[str | None, history.History, Numbers]],
+) -> list[tuple[str, list[tuple[history.History, Numbers]]]]:
   """Groups runs that are seeds of one curve; returns each group with its label, in order.
 
   Args:
@@ -424,7 +322,7 @@ def grouped(
   Raises:
     ValueError: two curves have the same label.
   """
-  groups: dict[Any, list[tuple[Run, Numbers]]] = collections.defaultdict(list)
+  groups: dict[Any, list[tuple[history.History, Numbers]]] = collections.defaultdict(list)
   for label, run, numbers in found:
     key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
     groups[key].append((run, numbers))
@@ -438,7 +336,7 @@ def grouped(
   return [(labels[key], group) for key, group in groups.items()]
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[history.History]) -> list[str]:
   """A label for each run that tells it apart: the agent, and a few `key=value`."""
   labels = []
   for run in runs:
@@ -455,7 +353,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
   return labels
 
 
-def _of_agent(runs: Sequence[Run], name: str) -> list[Run]:
+def _of_agent(runs: Sequence[history.History], name: str) -> list[history.History]:
   return [run for run in runs if run.config.agent_name == name]
 
 
@@ -605,13 +503,7 @@ def _table(figure: Figure, *, picture: bool) -> str:
   headings = ['curve', 'seeds', *map(_round_place, positions), 'last', 'median', 'minutes']
   lines += ['| ' + ' | '.join(headings) + ' |', '|' + '---|' * len(headings)]
   for curve, along, x, (iqm, median) in zip(figure.curves, over_x, last, finals, strict=True):
-    seconds = [
-      max(row['time'] for files in run.rows.values() for rows in files for row in rows)
-      for run in curve.runs
-    ]
-    minutes = [
-      float(_minutes(run, np.array([end]))[0]) for run, end in zip(curve.runs, seconds, strict=True)
-    ]
+    minutes = [run.running_minutes for run in curve.runs]
     cells = [
       curve.label.replace('|', '\\|'),
       str(len(curve.runs)),

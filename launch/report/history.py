@@ -1,9 +1,10 @@
 """Metrics of runs as their files grow: each row is read once, kept in columns, and thinned for plots."""
 
+import math
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,11 +191,8 @@ class History:
     Raises:
       ValueError: it is not the folder of a run.
     """
-    path = folder / folder_lib.CONFIG
-    if not path.exists():
-      raise ValueError(f'{folder}: is not the folder of a run, it has no {folder_lib.CONFIG}')
     self.folder = folder
-    self.config: launch_config.ExperimentConfig = launch_config.load(path)
+    self.config: launch_config.ExperimentConfig = folder_lib.load_config(folder)
     self.is_gone = False
     self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
     self._nodes: dict[str, File] = {}
@@ -202,7 +200,7 @@ class History:
     self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
     self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any]]] = {}
 
-  def read(self, deadline: float) -> None:
+  def read(self, deadline: float = math.inf) -> None:
     """Reads new rows.
 
     Args:
@@ -216,6 +214,11 @@ class History:
       while file.read():
         if time.monotonic() >= deadline:
           return
+
+  @property
+  def environment(self) -> str:
+    """Name of the environment."""
+    return self.config.environment['name']
 
   @property
   def unread(self) -> int:
@@ -261,6 +264,16 @@ class History:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 
+  def keys(self, node: str) -> set[str]:
+    """Metrics of the nodes of a kind that have at least one number."""
+    return {key for name in self.names(node) for key in self._nodes[name].keys} - {'time', 'final'}
+
+  @property
+  def running_minutes(self) -> float:
+    """Minutes from the first metrics to the newest, without the time between launches."""
+    written = self._written()
+    return float(minutes(written, self.launches, written[-1:])[0])
+
   def metrics(self) -> list[tuple[str, str]]:
     """(kind of node, key) of each metric that is drawn as a curve."""
     found = {
@@ -272,17 +285,26 @@ class History:
     }
     return list(found)
 
-  def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
+  def series(self, node: str, metric: str, x: str) -> Series | None:
     """A metric along an axis; None if there are no numbers.
 
-    Where a resumed run has repeated steps, the later rows count. Several actors are averaged, as in
-    `curves.series`.
+    Where a resumed run has repeated steps, the later rows count. Several actors are averaged, each by
+    its last value; metrics of episodes are weighted by the number of episodes.
 
     Args:
       node: one of NODES.
       metric: a key of its rows.
-      x: one of X_AXES.
+      x: one of X_AXES; an actor's learner step is that of its parameters.
     """
+    parts = []
+    for name in self.names(node):
+      places, values, weights, _ = self._valid(name, node, metric, x)
+      if len(places):
+        parts.append((places, values, np.ones(len(places)) if weights is None else weights))
+    return joined(parts) if parts else None
+
+  def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
+    """As `series`, at no more than POINTS positions."""
     names = self.names(node)
     version = tuple((name, self._nodes[name].version) for name in names)
     if x == 'minutes':
@@ -296,24 +318,31 @@ class History:
 
   def _thin(self, name: str, node: str, metric: str, x: str) -> tuple[Thinned, np.ndarray] | None:
     """A metric of one file, with the weight of each position."""
-    places, kept = self._axis(name, node, x)
-    values = self._nodes[name].column(metric)[kept]
-    finite: Any = np.isfinite(values)
-    if not finite.any():
+    places, values, weights, valid = self._valid(name, node, metric, x)
+    if not len(places):
       return None
-    if finite.all():
-      finite = slice(None)  # avoids a copy
-    places, values = places[finite], values[finite]
-    weights = None
-    if node == 'actor' and metric.startswith('episode_'):
-      weights = np.nan_to_num(self._nodes[name].column('episodes')[kept][finite], nan=1.0)
     thinned, total = thin(places, values, weights)
     if metric.endswith(MEDIAN):
-      low, high = (self._quantile(name, metric, end)[kept][finite] for end in (LOW, HIGH))
+      low, high = (valid(self._quantile(name, metric, end)) for end in (LOW, HIGH))
       thinned = thinned._replace(
         low=thin(places, low, weights)[0].mean, high=thin(places, high, weights)[0].mean
       )
     return thinned, total
+
+  def _valid(
+    self, name: str, node: str, metric: str, x: str
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Callable[[np.ndarray], np.ndarray]]:
+    """Positions, values and weights of a metric of one file, and what picks their rows of a column."""
+    places, kept = self._axis(name, node, x)
+    values = self._nodes[name].column(metric)[kept]
+    finite: Any = np.isfinite(values)
+    if finite.all():
+      finite = slice(None)  # avoids a copy
+    pick = lambda column: column[kept][finite]
+    weights = None
+    if node == 'actor' and metric.startswith('episode_'):
+      weights = np.nan_to_num(pick(self._nodes[name].column('episodes')), nan=1.0)
+    return places[finite], values[finite], weights, pick
 
   def _quantile(self, name: str, median: str, end: str) -> np.ndarray:
     """[N] another quantile of the same distribution; the median where a row has none."""
@@ -345,6 +374,21 @@ class History:
         kept = slice(None)
       known = self._places[name, x] = version, (places[kept], kept)
     return known[1]
+
+
+def read(folder: pathlib.Path) -> History:
+  """Reads all metrics of a run.
+
+  Raises:
+    ValueError: it is not the folder of a run, or has no metrics yet.
+  """
+  run = History(folder)
+  run.read()
+  if not any(run.names(node) for node in NODES):
+    if run.broken:
+      raise ValueError(f'{folder}: all {run.broken} lines of its metrics are damaged')
+    raise ValueError(f'{folder}: has no metrics yet; wait until its nodes have written some')
+  return run
 
 
 def thin(

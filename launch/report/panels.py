@@ -134,7 +134,7 @@ def groups(
     histories: of the runs.
     labels: the user's label of each run, or None; None for no labels at all.
   """
-  runs = [curves.Run(each.folder, each.config, {}, []) for each in histories]
+  runs = list(histories)
   given = labels or [None] * len(runs)
   found_groups = []
   for environment in dict.fromkeys(run.environment for run in runs):
@@ -187,7 +187,7 @@ def curve(members: Sequence[history.History], key: str, x: str) -> Curve | None:
     return None
   if len(known) == 1:
     return Curve(*known[0][1], seeds=[])
-  runs = [curves.Run(each.folder, each.config, {}, []) for each, _ in known]
+  runs = [each for each, _ in known]
   seeds = [history.Series(thin.x, thin.mean) for _, thin in known]
   together = curves.Curve('', runs, seeds)
   start, end = together.range

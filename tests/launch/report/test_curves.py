@@ -11,7 +11,7 @@ import pytest
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
-from hephaestus.launch.report import curves
+from hephaestus.launch.report import curves, history
 from hephaestus.launch.report import page as report_page
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
@@ -167,7 +167,7 @@ def test_intervals_cover_the_truth_and_are_deterministic():
 
 def test_repeated_steps_of_resumed_run_count_once(tmp_path):
   folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 0.4), (200, 0.9), (150, 0.5), (250, 0.6)])
-  numbers = curves.series(curves.read(folder), 'evaluator', 'normalised_score', 'environment_step')
+  numbers = history.read(folder).series('evaluator', 'normalised_score', 'environment_step')
   assert numbers.x.tolist() == [0, 100, 150, 250]
   assert numbers.value.tolist() == [0.0, 0.4, 0.5, 0.6]
 
@@ -179,7 +179,7 @@ def test_minutes_exclude_pauses_between_launches(tmp_path):
   write_rows(folder, 'evaluator', rows)
   started = {'kind': 'started', 'name': 'learner'}
   write_rows(folder, 'events', [{'time': 990.0, **started}, {'time': 1030.0 + HOUR, **started}])
-  numbers = curves.series(curves.read(folder), 'evaluator', 'normalised_score', 'minutes')
+  numbers = history.read(folder).series('evaluator', 'normalised_score', 'minutes')
   np.testing.assert_allclose(numbers.x, [0, 1, 3])  # the second row repeats the step of the third
   assert numbers.value.tolist() == [0.0, 0.5, 0.5]
 
@@ -192,11 +192,11 @@ def test_actors_are_averaged_by_number_of_episodes(tmp_path):
   }  # fmt: skip
   write_rows(folder, 'actor-0', [row(10, 1.0, 30), row(None, 9.0, 30), row(30, None, 0)])
   write_rows(folder, 'actor-1', [row(20, 2.0, 10), row(40, 3.0, 10)])
-  known = curves.read(folder)
-  numbers = curves.series(known, 'actor', 'episode_return', 'environment_step')
+  known = history.read(folder)
+  numbers = known.series('actor', 'episode_return', 'environment_step')
   assert numbers.x.tolist() == [10, 20, 40]
   assert numbers.value.tolist() == [1.0, 1.25, 1.5]
-  numbers = curves.series(known, 'actor', 'throttled_fraction', 'environment_step')
+  numbers = known.series('actor', 'throttled_fraction', 'environment_step')
   assert numbers.value.tolist() == [1.0, 1.5, 2.0]  # not weighted by episodes
 
 
@@ -251,6 +251,16 @@ def test_truncated_last_line_is_not_read(tmp_path):
   assert curves.make([folder]).markdown == before
 
 
+def test_damaged_line_is_left_out_and_said(tmp_path, capsys):
+  folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)])
+  before = curves.make([folder])
+  with open(folder / 'metrics' / 'evaluator.jsonl', 'ab') as file:
+    file.write(b'nothing\n')
+  made = curves.make([folder])
+  assert made.tables == before.tables and before.left_out == []
+  assert made.left_out == [f'{folder}: 1 damaged lines of its metrics']
+
+
 def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
   good = write_run(tmp_path / 'good', [(0, 0.0), (100, 1.0)])
   young = tmp_path / 'young'
@@ -268,7 +278,7 @@ def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
     (
       'gone: is not the folder of a run, it has no config.yaml',
       'young: has no metrics yet',
-      'evaluator.jsonl: cannot be read',
+      'damaged: all 1 lines of its metrics are damaged',
       'unscored: has no normalised_score of the evaluator by environment steps',
     ),
     strict=True,

@@ -8,7 +8,7 @@ import pytest
 
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
-from hephaestus.launch.report import curves, history
+from hephaestus.launch.report import history
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
 
@@ -33,14 +33,6 @@ def rows(start, end, **more):
 def read(run):
   run.read(time.monotonic() + 60)
   return run
-
-
-def test_metrics_of_an_older_network_are_read(folder):
-  path = folder / 'config.yaml'
-  path.write_text(path.read_text().replace('agent:\n', 'agent:\n  levels: 0\n'))
-  write(folder, 'learner', rows(0, 3))
-  assert read(history.History(folder)).last('learner', 'loss') == 20
-  assert curves.read(folder).config == presets.laptop('catch')
 
 
 def test_new_rows_are_read_once(folder):
@@ -109,7 +101,7 @@ def test_thinned_curve_equals_curve_of_report(folder, x):
       for step in (0, 1, 2, 3, 4, 2, 3, 4, 5)
     ])  # fmt: skip
   write(folder, 'events', [{'kind': 'started', 'name': 'learner', 'pid': 1, 'restarts': 0}])
-  expected = curves.series(curves.read(folder), 'actor', 'episode_return', x)
+  expected = history.read(folder).series('actor', 'episode_return', x)
   thin = read(history.History(folder)).thinned('actor', 'episode_return', x)
   np.testing.assert_allclose(thin.x, expected.x)
   np.testing.assert_allclose(thin.mean, expected.value)
