@@ -77,7 +77,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
-  from hephaestus.launch.inspect import device_replay, live
+  from hephaestus.launch.inspect import device_replay, live, prometheus, terminal
   from hephaestus.launch.run import metrics
 
   if device_replay.is_kept_by(arguments.target):
@@ -93,10 +93,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
   live.find(arguments.target)  # refuses before anything imports Reverb
   if watching:
-    live.watch(arguments.target, arguments.watch, as_json=arguments.json)
+    terminal.watch(arguments.target, arguments.watch, as_json=arguments.json)
     return 0
   if serving:
-    with live.make_exporter(arguments.target, arguments.prometheus) as exporter:
+    with prometheus.make_exporter(arguments.target, arguments.prometheus) as exporter:
       print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C to stop', flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         exporter.serve_forever()
@@ -108,7 +108,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
       print('stopped', file=sys.stderr)
       return 130
   report = live.inspect(arguments.target)
-  print(metrics.to_json(report)) if arguments.json else live.show(report)
+  print(metrics.to_json(report)) if arguments.json else terminal.show(report)
   return 0
 
 

@@ -18,7 +18,7 @@ import rich.table
 from hephaestus.actors import videos
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
-from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import live, terminal
 from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import columns as columns_lib
@@ -326,11 +326,11 @@ def _distribution_table(row: dict[str, Any]) -> rich.table.Table:
   """The distributions of a stratum."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   view.add_column('')
-  for heading in live.HEADINGS.values():
+  for heading in terminal.HEADINGS.values():
     view.add_column(heading, justify='right')
   episodes = {'episode_return': f'episode return, {row["episodes"]:,} episodes'}
-  for key, label in (live.DISTRIBUTIONS | episodes).items():
-    view.add_row(label, *live.distribution_cells(key, row[key]).values())
+  for key, label in (terminal.DISTRIBUTIONS | episodes).items():
+    view.add_row(label, *terminal.distribution_cells(key, row[key]).values())
   return view
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hephaestus.launch.inspect import device_replay, live
+from hephaestus.launch.inspect import device_replay, live, terminal
 from hephaestus.launch.report import history, panels
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
@@ -198,13 +198,13 @@ class _Reports:
       return {'error': str(error)}
     return {
       'report': metrics.plain(found),
-      'cells': live.cells(found),
-      'numbers': live.numbers(found),
-      'distributions': live.distributions(found),
-      'moving': metrics.plain(live.moving(found)),
+      'cells': terminal.cells(found),
+      'numbers': terminal.numbers(found),
+      'distributions': terminal.distributions(found),
+      'moving': metrics.plain(terminal.moving(found)),
       'times': [
         {'name': f'table {name}', 'shares': shares}
-        for name, shares in live.worker_times(found).items()
+        for name, shares in terminal.worker_times(found).items()
       ],
     }
 

@@ -18,7 +18,7 @@ import rich.console
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
-from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import live, prometheus, terminal
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.replay import checkpoint, inspector, tables, writer
 
@@ -132,7 +132,7 @@ def test_report_has_units_and_fits_terminal(nodes, width):
   nodes.insert(1500)
   report = live.inspect(str(nodes.folder), seconds=0.01)
   screen = io.StringIO()
-  live.show(report, rich.console.Console(file=screen, width=width))
+  terminal.show(report, rich.console.Console(file=screen, width=width))
   shown = screen.getvalue()
   assert '1,500' in shown and '50,000' in shown and '1.5 MB' in shown
   assert 'inserts/s' in shown and '% of the last minute: the learner' in ' '.join(shown.split())
@@ -162,10 +162,10 @@ def test_report_sums_shards_and_names_lost_shard(run, made):
   assert report['tables']['episodic']['size'] == 6
   assert report['environment_step'] == 16 * made.steps_per_sequence  # does not go back
   screen = io.StringIO()
-  live.show(report, rich.console.Console(file=screen, width=120))
+  terminal.show(report, rich.console.Console(file=screen, width=120))
   assert f'1 of 2 answer; no answer: {other.address}' in screen.getvalue()
   assert 'shard 1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
-  assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in live.exposition(report)
+  assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in prometheus.exposition(report)
 
 
 def quantiles(key, *values):
@@ -208,8 +208,8 @@ def test_strata_statistics_need_no_sample(held, made):
   assert episodic['episodes'] == 40
   assert episodic['episode_return'] == quantiles_of(-1, -1, -1, 1, 1)
   assert all(row['sampled'] == 0 for row in before['tables'].values())
-  assert live.numbers(before)['overlap'].startswith('85 % of episodic, 100 % of frontier')
-  text = live.exposition(before)
+  assert terminal.numbers(before)['overlap'].startswith('85 % of episodic, 100 % of frontier')
+  text = prometheus.exposition(before)
   assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
   assert 'hephaestus_stratum_shared{stratum="frontier"} 1.0' in text
 
@@ -219,8 +219,8 @@ def test_strata_distributions_fit_terminal(held, width):
   report = live.inspect(str(held.folder), seconds=0.01)
   screen = io.StringIO()
   console = rich.console.Console(file=screen, width=width, height=50)
-  live.show(report, console)
-  console.print(live.frame(str(held.folder), [report], 2.0, width))
+  terminal.show(report, console)
+  console.print(terminal.frame(str(held.folder), [report], 2.0, width))
   shown = screen.getvalue()
   assert shown.count('age, steps') == 4 and shown.count('episode return') == 4
   assert '…' not in shown and max(map(len, shown.splitlines())) <= width
@@ -231,9 +231,9 @@ def test_report_omits_unknown_distributions(nodes):
   report = live.inspect(str(nodes.folder), seconds=0.01)
   row = report['strata']['frontier']
   assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
-  assert {line['distribution of'] for line in live.distributions(report)} == {'age, steps'}
+  assert {line['distribution of'] for line in terminal.distributions(report)} == {'age, steps'}
   alone = live.inspect(nodes.address, seconds=0.01)
-  assert alone['strata']['frontier']['age_steps'] is None and live.distributions(alone) == []
+  assert alone['strata']['frontier']['age_steps'] is None and terminal.distributions(alone) == []
   assert alone['strata']['frontier']['shared'] == 1.0
 
 
@@ -255,7 +255,7 @@ def test_run_without_metrics_is_reported(run):
   report = live.inspect(str(run.folder), seconds=0.01)
   assert report['environment_step'] == 0 and report['parameter_version'] is None
   assert report['staleness'] == {} and report['learner_starved_fraction'] is None
-  live.show(report, rich.console.Console(file=io.StringIO()))
+  terminal.show(report, rich.console.Console(file=io.StringIO()))
 
 
 def test_report_skips_truncated_last_line(nodes):
@@ -324,7 +324,7 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   assert 'the run is not running; shown is its checkpoint of' in ' '.join(shown.split())
   assert '900, 652 of them lost by replay' in shown
   assert alarm in ' '.join(shown.split())
-  assert live.exposition(report) == 'hephaestus_up 0\n'
+  assert prometheus.exposition(report) == 'hephaestus_up 0\n'
 
 
 def test_stopped_run_without_checkpoint_of_replay_shows_its_metrics(stopped):
@@ -332,7 +332,7 @@ def test_stopped_run_without_checkpoint_of_replay_shows_its_metrics(stopped):
   shutil.rmtree(folder / 'replay')
   report = live.Inspection(str(folder), timeout_seconds=1.0).report()
   assert (report['tables'], report['environment_step'], report['saved']) == ({}, 900, None)
-  assert 'has no checkpoint here' in live.numbers(report)['state']
+  assert 'has no checkpoint here' in terminal.numbers(report)['state']
 
 
 def test_watch_names_bad_input(tmp_path, capsys):
@@ -343,8 +343,8 @@ def test_watch_names_bad_input(tmp_path, capsys):
 
 
 def interrupted_after(monkeypatch, count, between=lambda index: None):
-  """Interrupts `live.watch` after some reports."""
-  reports = live._reports
+  """Interrupts `terminal.watch` after some reports."""
+  reports = terminal._reports
 
   def some(target, period):
     for index, report in enumerate(itertools.islice(reports(target, period), count)):
@@ -352,7 +352,7 @@ def interrupted_after(monkeypatch, count, between=lambda index: None):
       yield report
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(live, '_reports', some)
+  monkeypatch.setattr(terminal, '_reports', some)
 
 
 def test_live_view_ends_at_ctrl_c(nodes, monkeypatch):
@@ -360,7 +360,7 @@ def test_live_view_ends_at_ctrl_c(nodes, monkeypatch):
   for width in (80, 160):
     screen = io.StringIO()
     console = rich.console.Console(file=screen, force_terminal=True, width=width, height=24)
-    live.watch(str(nodes.folder), 0.01, console=console)
+    terminal.watch(str(nodes.folder), 0.01, console=console)
     shown = screen.getvalue()
     assert 'Ctrl-C to stop' in shown and 'throttled' in shown and '█' in shown
     assert shown.splitlines()[-1].endswith('stopped')
@@ -428,13 +428,13 @@ def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
 
 
 def test_curve_fills_a_block_at_its_top():
-  assert live.curve([0.0, 0.5, 1.0, None, 2.0], 1.0) == '▁▅█ █'
-  assert live.curve([0.0], 0.0) == '▁'
+  assert terminal.curve([0.0, 0.5, 1.0, None, 2.0], 1.0) == '▁▅█ █'
+  assert terminal.curve([0.0], 0.0) == '▁'
 
 
 @pytest.fixture
 def exporter(nodes):
-  made = live.make_exporter(str(nodes.folder), 0)
+  made = prometheus.make_exporter(str(nodes.folder), 0)
   thread = threading.Thread(target=made.serve_forever)
   thread.start()
   yield made

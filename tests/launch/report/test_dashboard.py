@@ -25,6 +25,7 @@ from rliable import metrics as aggregates
 
 from hephaestus.launch import config, main
 from hephaestus.launch.inspect import live as inspection
+from hephaestus.launch.inspect import terminal
 from hephaestus.launch.report import dashboard, evaluate, history
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
@@ -181,7 +182,7 @@ def test_replay_answer_equals_inspect(folder, serve):
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert answer['report']['tables'][name][key] == row[key], (name, key)
   assert (
-    answer['distributions'] == inspection.distributions(expected)
+    answer['distributions'] == terminal.distributions(expected)
     and len(answer['distributions']) == 2
   )
   assert answer['cells'][0]['size'] == '6' and answer['numbers']['staleness'].endswith(

@@ -1,0 +1,83 @@
+"""A live report for Prometheus."""
+
+import http.server
+from typing import Any
+
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.inspect import live, terminal
+from hephaestus.replay import inspector
+
+
+def make_exporter(target: str, port: int) -> http.server.HTTPServer:
+  """A web server for Prometheus, on the loopback interface; each GET of /metrics makes a report.
+
+  Args:
+    target: as of `live.Inspection`.
+    port: to listen at; 0 for a free one.
+
+  Raises:
+    ValueError: the target is not valid, or the port is in use.
+  """
+  inspection = live.Inspection(target)
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+      # Against DNS rebinding: another site's name may resolve to this address.
+      host = self.headers.get('Host', '').rsplit(':', 1)[0]
+      if host not in ('127.0.0.1', 'localhost'):
+        self.send_error(403, 'only 127.0.0.1 and localhost are served')
+        return
+      if self.path != '/metrics':
+        self.send_error(404, 'only /metrics is served')
+        return
+      try:
+        text = exposition(inspection.report())
+      except (ConnectionError, ValueError):
+        text = 'hephaestus_up 0\n'
+      self.send_response(200)
+      self.send_header('Content-Type', 'text/plain; version=0.0.4; charset=utf-8')
+      self.end_headers()
+      self.wfile.write(text.encode())
+
+    def log_message(self, *unused: Any) -> None:
+      pass
+
+  try:
+    return http.server.HTTPServer(('127.0.0.1', port), Handler)
+  except (OSError, OverflowError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise ValueError(f'--prometheus {port}: cannot be used ({reason}); give another') from None
+
+
+def exposition(report: dict[str, Any]) -> str:
+  """A report in Prometheus' text format: a line for each number, with tables and states as labels."""
+  if not report['running']:
+    return 'hephaestus_up 0\n'
+  lines = ['hephaestus_up 1']
+  nested = ('tables', 'time', 'shards', 'strata', 'running', 'saved')
+  rest = {key: value for key, value in report.items() if key not in nested}
+  for key, value in launch_config.flatten(rest).items():
+    lines += _sample(key.replace('.', '_'), '', value)
+  for shard in report['shards']:
+    lines += _sample('shard_up', f'{{address="{shard["address"]}"}}', int(shard['alive']))
+  for table, row in report['tables'].items():
+    for key, value in row.items():
+      if key == 'worker_time':
+        for state, share in value.items():
+          lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
+      else:
+        lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
+  for stratum, row in report['strata'].items():
+    for key, value in row.items():
+      if key in terminal.DISTRIBUTIONS:
+        for name, each in (value or {}).items():
+          labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
+          lines += _sample(f'stratum_{key}', labels, each)
+      else:
+        lines += _sample(f'stratum_{key}', f'{{stratum="{stratum}"}}', value)
+  return '\n'.join(sorted(lines)) + '\n'
+
+
+def _sample(name: str, labels: str, value: Any) -> list[str]:
+  """A line for a number; nothing for other values."""
+  return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []

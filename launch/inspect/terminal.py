@@ -1,0 +1,419 @@
+"""A live report in words: lines, tables and curves of a terminal, and cells of the page."""
+
+import collections
+import datetime
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import rich.console
+import rich.live
+import rich.markup
+import rich.table
+import rich.text
+
+from hephaestus.launch.inspect import live
+from hephaestus.launch.run import metrics
+from hephaestus.replay import tables
+
+WIDE = 130  # columns of a terminal from which curves are to the right of the numbers
+LABEL = 18  # columns of the name of a number
+# Distributions over the sequences of a stratum, by the key of the report.
+DISTRIBUTIONS = {
+  'version': 'acting version',
+  'age_updates': 'age, updates',
+  'age_steps': 'age, steps',
+  'episode_return': 'episode return',
+}
+HEADINGS = {
+  'lowest': 'lowest',
+  'low': '5 %',
+  'median': 'median',
+  'high': '95 %',
+  'highest': 'highest',
+}
+_BLOCKS = '▁▂▃▄▅▆▇█'
+_ACTIVITIES = {
+  'sleeping': 'idle',
+  'waiting_for_sampling': 'inserts blocked',
+  'waiting_for_inserts': 'sampling blocked',
+  'sampling': 'sampling',
+  'inserting': 'inserting',
+  'running': 'other',
+}
+
+
+def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
+  """Prints a report as tables."""
+  console = console or rich.console.Console()
+  if report['tables']:
+    console.print(_table(report, console.width))
+  console.print(_grid(numbers(report)))
+  if distributions(report):
+    console.print()
+    console.print(_distribution_table(report))
+
+
+def watch(
+  target: str,
+  period: float,
+  *,
+  as_json: bool = False,
+  console: rich.console.Console | None = None,
+) -> None:
+  """Shows a run until Ctrl-C: a live view in a terminal, a line for each report elsewhere.
+
+  If the server is lost, this reports it and retries; a supervised run restarts its server.
+
+  Args:
+    target: as of `Inspection`.
+    period: seconds between two reports.
+    as_json: prints each report as a line of JSON instead. Without a server the line is {'time',
+      'address', 'error'}.
+    console: to show it on.
+
+  Raises:
+    ValueError: the target is not valid, or no longer.
+  """
+  console = console or rich.console.Console()
+  reports: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+  try:
+    if console.is_terminal and not as_json:
+      with rich.live.Live(console=console, auto_refresh=False, screen=True) as view:
+        for report in _reports(target, period):
+          reports.append(report)
+          view.update(frame(target, reports, period, console.width), refresh=True)
+    else:
+      for report in _reports(target, period):
+        line = json.dumps(metrics.plain(report)) if as_json else _line(report)
+        print(line, file=console.file, flush=True)
+  except BrokenPipeError:  # the reader of the lines has exited
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except KeyboardInterrupt:
+    if not as_json:
+      console.print('stopped')
+
+
+def _reports(target: str, period: float) -> Iterator[dict[str, Any]]:
+  """Yields a report for each period, for ever. The first has no rates; the second follows soon."""
+  inspection = live.Inspection(target)
+  wait = min(1.0, period)
+  while True:
+    begin = time.monotonic()
+    try:
+      report = inspection.report()
+    except ConnectionError as error:
+      report = {'time': time.time(), 'address': inspection.address, 'error': str(error)}
+    yield report
+    time.sleep(max(0.0, begin + wait - time.monotonic()))
+    wait = period
+
+
+def cells(report: dict[str, Any]) -> list[dict[str, str]]:
+  """Cells of the tables of a report, or of one of its shards: a row for each table, by heading."""
+  return [
+    {
+      'table': name,
+      'size': f'{row["size"]:,}',
+      'capacity': f'{row["max_size"]:,}',
+      'full': live.share(row['fill']),
+      'inserted': f'{row["inserted"]:,}',
+      'inserts/s': _rate(row['inserts_per_second']),
+      'sampled': f'{row["sampled"]:,}',
+      'samples/s': _rate(row['samples_per_second']),
+      'unique': live.share(row['unique_share']),
+      'memory': _size(row['bytes']),
+    }
+    for name, row in sorted(report['tables'].items())
+  ]
+
+
+def _table(report: dict[str, Any], width: int) -> rich.text.Text:
+  """A line for each table, with counts on a wide terminal; shards summed, then one by one."""
+  totals = width >= 100
+  headings = ['table', 'size', 'capacity', 'full']
+  headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
+  headings += ['unique', 'memory']
+  blocks = [[[row[heading] for heading in headings] for row in cells(report)]]
+  for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
+    if report['running'] and not shard['alive']:
+      blocks.append([[f'shard {number}: no answer', *[''] * (len(headings) - 1)]])
+      continue
+    named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard)]
+    blocks.append([[row[heading] for heading in headings] for row in named])
+  return _aligned(headings, blocks, left=1)
+
+
+def _aligned(
+  headings: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]], left: int
+) -> rich.text.Text:
+  """Blocks of rows below headings, each under a line.
+
+  `rich.table` takes ten times as long, on the cores that the run needs.
+
+  Args:
+    headings: of the columns.
+    blocks: rows of cells.
+    left: number of columns, from the first, that are aligned left.
+  """
+  rows = [headings, *itertools.chain(*blocks)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  drawn = [
+    '  '.join(
+      cell.ljust(width) if at < left else cell.rjust(width)
+      for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    for row in rows
+  ]
+  heading, *lines = drawn
+  text = rich.text.Text.assemble((heading, 'bold'), no_wrap=True)
+  for block in blocks:
+    shown, lines = lines[: len(block)], lines[len(block) :]
+    text.append('\n'.join(['', '─' * len(heading), *shown]))
+  return text
+
+
+def distributions(report: dict[str, Any]) -> list[dict[str, str]]:
+  """Cells of the distributions of the strata, a row for each one that is known."""
+  return [
+    {'stratum': name, 'distribution of': label, **distribution_cells(key, row[key])}
+    for name, row in sorted(report['strata'].items())
+    for key, label in DISTRIBUTIONS.items()
+    if row[key] is not None
+  ]
+
+
+def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
+  """Cells of a distribution, by HEADINGS.
+
+  Args:
+    key: of DISTRIBUTIONS.
+    values: by `inspector.QUANTILES`; None if unknown.
+  """
+  number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
+  return {
+    heading: '-' if values is None else number(values[name]) for name, heading in HEADINGS.items()
+  }
+
+
+def _distribution_table(report: dict[str, Any]) -> rich.text.Text:
+  """The distributions of the strata, for a terminal."""
+  rows = distributions(report)
+  if not rows:
+    return rich.text.Text()
+  lines, before = [], ''
+  for row in rows:
+    stratum, *rest = row.values()
+    lines.append(['' if stratum == before else stratum, *rest])
+    before = stratum
+  return _aligned(list(rows[0]), [lines], left=2)
+
+
+def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+  """Share of time by activity of the worker thread of each stratum's table."""
+  return {
+    name: {_ACTIVITIES[state]: share for state, share in row['worker_time'].items()}
+    for name, row in sorted(report['tables'].items())
+    if name != tables.PARAMS
+  }
+
+
+def numbers(report: dict[str, Any]) -> dict[str, str]:
+  """Numbers outside of the tables, by name and with units."""
+  ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
+  named = {} if report['running'] else {'state': _stopped(report)}
+  named |= {
+    'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
+    + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
+    + ' configured'
+  }
+  if len(report['shards']) > 1 and report['running']:
+    lost = [shard['address'] for shard in report['shards'] if not shard['alive']]
+    alive = f'{len(report["shards"]) - len(lost)} of {len(report["shards"])} answer'
+    named['shards'] = f'{alive}; no answer: {", ".join(lost)}' if lost else alive
+  if limiter is not None:
+    named['limiter'] = _limiter(limiter)
+  if report['bottleneck'] is not None:
+    named['bottleneck'] = report['bottleneck']
+  if report['environment_step'] is not None:
+    of_them = f', {report["lost_steps"]:,} of them lost by replay' if report['lost_steps'] else ''
+    named['environment steps'] = f'{report["environment_step"]:,}{of_them}'
+  if report['parameter_version'] is not None:
+    named['parameters'] = f'version {report["parameter_version"]:,}'
+  elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone
+    published = report['tables'][tables.PARAMS]['inserted']
+    named['parameters'] = (
+      f'published {published:,} times; the version is unknown, since sampling it would change the '
+      "table's counters: give the run's folder"
+    )
+  if report['staleness']:
+    newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
+    span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
+    named['staleness'] = f'actors use parameters {span} updates old'
+  shared = {name: row['shared'] for name, row in sorted(report['strata'].items()) if row['shared']}
+  if shared:
+    parts = ', '.join(f'{live.share(share)} of {name}' for name, share in shared.items())
+    named['overlap'] = f'{parts} is in the other strata, too'
+  episodes = {name: row['episodes'] for name, row in sorted(report['strata'].items())}
+  if any(episodes.values()):
+    counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
+    named['episodes'] = f'{counts} ended'
+  if report['alarms']:
+    named['alarm'] = '; '.join(report['alarms'])
+  if not report['running']:
+    return named
+  named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (
+    f'the server {_size(memory["server"])}'
+    if memory['server'] is not None
+    else 'the server is not on this machine'
+  )
+  for name, shares in worker_times(report).items():
+    named[f'time of {name}'] = _worked(shares)
+  return named
+
+
+def _stopped(report: dict[str, Any]) -> str:
+  """The age of what is shown of a run that is not running."""
+  if report['saved'] is None:
+    return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
+  moment = datetime.datetime.fromtimestamp(report['saved'])
+  return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
+
+
+def _limiter(limiter: dict[str, Any]) -> str:
+  missing = f'{limiter["missing"]:,}'
+  words = {
+    'open': 'blocks neither inserts nor sampling',
+    'warming up': f'blocks sampling until {missing} more sequences are inserted',
+    'inserts wait': f'blocks inserts until {missing} more sequences are sampled',
+    'samples wait': f'blocks sampling until {missing} more sequences are inserted',
+  }
+  return f'{limiter["table"]}: {words[limiter["state"]]}'
+
+
+def _worked(shares: dict[str, float]) -> str:
+  """Shares of a worker thread's time, the largest first."""
+  parts = sorted(shares.items(), key=lambda part: -part[1])
+  return ', '.join(f'{activity} {live.share(share)}' for activity, share in parts if share >= 0.005)
+
+
+def _grid(named: dict[str, str]) -> rich.table.Table:
+  view = rich.table.Table.grid(padding=(0, 1))
+  view.add_column(min_width=LABEL, no_wrap=True)
+  view.add_column()
+  for name, value in named.items():
+    view.add_row(name, value)
+  return view
+
+
+def frame(
+  target: str, reports: Sequence[dict[str, Any]], period: float, width: int
+) -> rich.console.RenderableType:
+  """The live view: the newest report with numbers, and curves of the last reports."""
+  newest = reports[-1]
+  moment = datetime.datetime.fromtimestamp(newest['time'])
+  heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
+  parts: list[Any] = [rich.markup.escape(heading)]
+  if 'error' in newest:
+    parts.append(rich.markup.escape(f'{newest["error"]}; retrying'))
+  answered = next((report for report in reversed(reports) if 'error' not in report), None)
+  if answered is None:
+    return rich.console.Group(*parts)
+  parts.append(_table(answered, width))
+  named = _grid(numbers(answered))
+  if width < WIDE:
+    # A low terminal cuts off the end.
+    return rich.console.Group(
+      *parts, named, '', _curves(reports, width - LABEL - 12), '', _distribution_table(answered)
+    )
+  half = width // 2 - 2
+  beside = rich.table.Table.grid(padding=(0, 2), expand=True)
+  beside.add_column(width=half)
+  beside.add_column(width=half)
+  right = rich.console.Group(_curves(reports, half - LABEL - 12), '', _distribution_table(answered))
+  beside.add_row(named, right)
+  return rich.console.Group(*parts, beside)
+
+
+def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
+  """A curve of blocks for each number of `moving`, the newest at the right."""
+  columns = [moving(report) for report in list(reports)[-width:]]
+  lines = []
+  for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
+    values = [column.get(name) for column in columns]
+    is_share = name in ('throttled', 'starved')
+    top = 1.0 if is_share else max((value for value in values if value is not None), default=0.0)
+    newest = live.share(values[-1]) if is_share else _rate(values[-1])
+    lines.append(f'{name:{LABEL}} {curve(values, top):{width}} {newest:>9}')
+  return rich.text.Text('\n'.join(lines), no_wrap=True)
+
+
+def moving(report: dict[str, Any]) -> dict[str, float | None]:
+  """The numbers of a report that are drawn as curves; none while a server is lost or restarts."""
+  if 'error' in report or report['limiter'] is None or report['seconds'] is None:
+    return {}
+  throttled, starved = live.waiting(report)
+  strata = [row for name, row in report['tables'].items() if name != tables.PARAMS]
+  limited = report['tables'][report['limiter']['table']]
+  return {
+    'inserts/s': limited['inserts_per_second'],
+    'samples/s': sum(row['samples_per_second'] for row in strata),
+    'replay ratio': report['replay_ratio']['recent'],
+    'throttled': throttled,
+    'starved': starved,
+  }
+
+
+def curve(values: Iterable[float | None], top: float) -> str:
+  """A block character for each value, higher for larger ones; a space for None.
+
+  Args:
+    values: at least 0.
+    top: value of a full block.
+  """
+  last = len(_BLOCKS) - 1
+  height = lambda value: min(last, int(value / top * (last + 1))) if top > 0 else 0
+  return ''.join(' ' if value is None else _BLOCKS[height(value)] for value in values)
+
+
+def _line(report: dict[str, Any]) -> str:
+  """A report on one line."""
+  clock = f'{datetime.datetime.fromtimestamp(report["time"]):%H:%M:%S}'
+  if 'error' in report:
+    return f'{clock}  {report["error"]}; retrying'
+  strata = [name for name in sorted(report['tables']) if name != tables.PARAMS]
+  sizes = [
+    f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
+    for name in strata
+  ]
+  rates = moving(report)
+  return '  '.join(
+    [
+      clock if report['running'] else f'{clock}  not running',
+      *sizes,
+      f'{_rate(rates.get("inserts/s"))} inserts/s',
+      f'{_rate(rates.get("samples/s"))} samples/s',
+      f'ratio {report["replay_ratio"]["achieved"]:.2f}',
+      f'throttled {live.share(rates.get("throttled"))}',
+      f'starved {live.share(rates.get("starved"))}',
+    ]
+  )
+
+
+def _rate(value: float | None) -> str:
+  return '-' if value is None else f'{value:,.1f}'
+
+
+def _size(count: float | None) -> str:
+  """Bytes in a decimal unit."""
+  if count is None:
+    return '-'
+  for unit in ('B', 'kB', 'MB'):
+    if count < 1000:
+      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
+    count /= 1000
+  return f'{count:.1f} GB'
