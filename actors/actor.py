@@ -74,7 +74,7 @@ class Replay(NamedTuple):
       answer.
   """
 
-  source: parameters.Source
+  source: parameters.Subscription
   writer: writer_lib.Writer
   environment_step: Callable[[], int | None]
 
@@ -178,7 +178,7 @@ class Actor:
 
 
 def wait_for_parameters(
-  source: parameters.Source, should_stop: Callable[[], bool]
+  source: parameters.Subscription, should_stop: Callable[[], bool]
 ) -> parameters.Snapshot | None:
   """Waits for the first snapshot; None if the node was asked to stop before."""
   logging.info('Waiting for parameters.')

@@ -172,7 +172,7 @@ class Evaluator:
     self,
     *,
     play: episodes.Play,
-    source: parameters.Source,
+    source: parameters.Subscription,
     logger: actor.Logger,
     should_stop: Callable[[], bool],
     config: EvaluatorConfig,

@@ -35,7 +35,7 @@ class Done(NamedTuple):
   compiled: bool = False
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
   """Training between two reports.
 
   Attributes:
@@ -145,7 +145,7 @@ class Source(abc.ABC):
     """Does up to `most` updates, at least one, once `ready`."""
 
   @abc.abstractmethod
-  def report(self, span: Span, totals: Mapping[str, float]) -> dict[str, Any]:
+  def report(self, span: Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Metrics of a span.
 
     Args:
@@ -436,7 +436,7 @@ class Loop:
     """
     environment_step = self._source.environment_step
     totals = _totals(self._pending)
-    span = Span(
+    span = Interval(
       step=self.step,
       updates=self.step - self._span_step,
       environment_steps=environment_step - self._span_environment_step,
@@ -456,7 +456,7 @@ class Loop:
       self._checkpointer.save(self.step, self._source.gather(self.state))
 
 
-def means(totals: Mapping[str, float], span: Span) -> dict[str, float]:
+def means(totals: Mapping[str, float], span: Interval) -> dict[str, float]:
   """Metrics of an average update of a span."""
   return {name: total / span.updates for name, total in totals.items()}
 

@@ -35,7 +35,7 @@ _OUTPUTS = re.compile(r'entry_computation_layout=.*?->(?P<shapes>.*)')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
+class Compiled:
   """An update compiled for several devices.
 
   Attributes:
@@ -90,7 +90,7 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
   return figures
 
 
-def compile_for(work: bench.Work, num_devices: int) -> Program:
+def compile_for(work: bench.Work, num_devices: int) -> Compiled:
   """The update of `num_devices` devices, each with the batch of `work`."""
   made, state, sequence = _shapes(work, num_devices)
   each: Any = functools.partial(
@@ -110,7 +110,7 @@ def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.Update, 
   return made, state, jax.eval_shape(lambda: bench.random_batch(dreamer, work))
 
 
-def read_program(text: str, num_devices: int) -> Program:
+def read_program(text: str, num_devices: int) -> Compiled:
   """Counts collectives, instructions, products and logarithms in the text of a compiled program."""
   reduced = gathered = others = 0
   for found in _COLLECTIVE.finditer(text):
@@ -122,7 +122,7 @@ def read_program(text: str, num_devices: int) -> Program:
       gathered += num_bytes // (num_devices + bool(found['start']))
     else:
       others += 1
-  return Program(
+  return Compiled(
     reduced=reduced,
     gathered=gathered,
     other_collectives=others,

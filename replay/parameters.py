@@ -1,4 +1,4 @@
-"""Acting parameters in the table `params`: a Publisher for the learner, a Source for actors."""
+"""Acting parameters in the table `params`: a Publisher for the learner, a Subscription for actors."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Publisher:
       writer.close()
 
 
-class Source:
+class Subscription:
   """Polls for new snapshots, and checks and fetches them. Not for several threads at once.
 
   It polls one shard. If that does not answer, holds no snapshot or has no new one for some seconds,

@@ -288,7 +288,7 @@ def _learning(arguments: argparse.Namespace) -> int:
 
   tasks = suite.chosen(arguments.environments)
   asked = [
-    runs_lib.Run(task, agent, seed)
+    runs_lib.SuiteRun(task, agent, seed)
     for seed in dict.fromkeys(arguments.seeds)
     for task in tasks
     for agent in dict.fromkeys(arguments.agents)

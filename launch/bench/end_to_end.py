@@ -56,7 +56,7 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   return _figures(config, seconds, cores, rows[0], rows[1:])
 
 
-class Run:
+class Started:
   """A running run of the dreamer.
 
   Attributes:
@@ -84,7 +84,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
+def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
   """Starts a run in a new folder, waits for the end of its warm-up, and stops it at the exit.
 
   The folder is not deleted.
@@ -102,7 +102,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(folder)]
   with (folder / _OUTPUT).open('w') as file:
     launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-  run = Run(folder, launcher)
+  run = Started(folder, launcher)
   try:
     deadline = time.monotonic() + _PATIENCE
     warm_up = agent_config.warm_up_updates
@@ -128,7 +128,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Run]:
       launcher.wait()
 
 
-def _observe(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
+def _observe(run: Started, seconds: float) -> tuple[float, float, dict[str, float]]:
   """Begin and end of the measurement, and the mean number of cores that each node used."""
   used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
   began, clock = time.time(), time.monotonic()
@@ -142,7 +142,7 @@ def _observe(run: Run, seconds: float) -> tuple[float, float, dict[str, float]]:
   return began, ended, cores
 
 
-def _have_reported(run: Run, began: float) -> bool:
+def _have_reported(run: Started, began: float) -> bool:
   """Whether the learner and each actor have written two rows since then."""
   return all(len(metrics.since(path, began)) >= 2 for path in run.files())
 

@@ -323,7 +323,7 @@ def _parameter_latencies(
   schema = jax.ShapeDtypeStruct((), np.float32)  # of sequences; none are written
   with _servers(processes, _config(2, 1), schema, batch_size=2) as (addresses, _):
     publisher = parameters.Publisher(addresses, shapes, timeout_seconds=_PATIENCE)
-    source = parameters.Source(addresses, shapes)
+    source = parameters.Subscription(addresses, shapes)
     end = time.perf_counter() + seconds
     version = 0
     while version <= _LEAST_ROUNDS or time.perf_counter() < end:

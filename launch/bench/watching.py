@@ -113,7 +113,7 @@ def _check(pairs: int, seconds: float, period: float) -> None:
 
 
 def _alternate(
-  run: end_to_end.Run, watchers: 'Sequence[_Process | Page]', pairs: int, seconds: float
+  run: end_to_end.Started, watchers: 'Sequence[_Process | Page]', pairs: int, seconds: float
 ) -> tuple[list[Window], dict[str, float]]:
   """Watches a run in every other window of time.
 
@@ -195,7 +195,7 @@ def _attach(
   return [page, shows, looks]
 
 
-def _rest(run: end_to_end.Run, watchers: 'Sequence[_Process | Page]', seconds: float) -> None:
+def _rest(run: end_to_end.Started, watchers: 'Sequence[_Process | Page]', seconds: float) -> None:
   """Waits; raises ValueError if the run or a watcher has ended."""
   deadline = time.monotonic() + seconds
   while (left := deadline - time.monotonic()) > 0:

@@ -212,7 +212,7 @@ def _node(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', *remarks, sep='\n', flush=True)
     if memory:
       print(memory, flush=True)
-    place = node.Place(hosts, host, launch_id, attached=attached, stays=arguments.stay)
+    place = node.HostPlace(hosts, host, launch_id, attached=attached, stays=arguments.stay)
     return node.run(place, config, folder, forks, profile=span)
 
 

@@ -73,7 +73,7 @@ def prepare_profile(
   return span
 
 
-class Place(NamedTuple):
+class HostPlace(NamedTuple):
   """The place of this host in a launch.
 
   Attributes:
@@ -98,7 +98,7 @@ class Place(NamedTuple):
 
 
 def run(
-  place: Place,
+  place: HostPlace,
   config: launch_config.ExperimentConfig,
   folder: pathlib.Path,
   forks: fork_server.ForkServer,

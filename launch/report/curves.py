@@ -83,7 +83,7 @@ class Estimate(NamedTuple):
   high: np.ndarray
 
 
-class Figure(NamedTuple):
+class Comparison(NamedTuple):
   """Content of the picture and of the table of one environment.
 
   Attributes:
@@ -119,7 +119,7 @@ class Report(NamedTuple):
 
   markdown: str
   left_out: list[str]
-  figures: list[Figure]
+  figures: list[Comparison]
   tables: list[str]
   runs: list[tuple[pathlib.Path, str | None]]
 
@@ -222,7 +222,7 @@ def _make_figure(
   node: str | None,
   x: str,
   left_out: list[str],
-) -> Figure:
+) -> Comparison:
   """Curves of one environment; adds the runs without the metric to `left_out`."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
@@ -253,7 +253,7 @@ def _make_figure(
     _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
     for curve in curves
   ]
-  return Figure(runs[0].environment, metric, node, x, curves, colours, notes)
+  return Comparison(runs[0].environment, metric, node, x, curves, colours, notes)
 
 
 def _choose(
@@ -463,7 +463,7 @@ def grid(curve: Curve) -> np.ndarray:
   return changes if len(changes) <= CURVE_POINTS else np.linspace(start, end, CURVE_POINTS)
 
 
-def _positions(figure: Figure) -> np.ndarray:
+def _positions(figure: Comparison) -> np.ndarray:
   """About ten round positions on the axis, from 0 on."""
   end = max(curve.range[1] for curve in figure.curves)
   if end <= 0:
@@ -477,7 +477,7 @@ def _positions(figure: Figure) -> np.ndarray:
   return step * np.arange(math.floor(end / step) + 1)
 
 
-def _table(figure: Figure, *, picture: bool) -> str:
+def _table(figure: Comparison, *, picture: bool) -> str:
   """The table of an environment in Markdown, with its notes."""
   positions = _positions(figure)
   over_x = [estimate(curve.at(positions), 'iqm') for curve in figure.curves]

@@ -239,7 +239,7 @@ def _of_run(run: history.History) -> dict[str, Any]:
   }
 
 
-def _to_json(curve: panels.Curve) -> dict[str, Any]:
+def _to_json(curve: panels.GroupCurve) -> dict[str, Any]:
   """A curve as JSON values."""
   numbers = {name: rounded(getattr(curve, name)) for name in ('x', 'mean', 'low', 'high')}
   return numbers | {

@@ -192,7 +192,7 @@ def _section(title: str, content: str, more: str = '') -> str:
 def _sections(
   name: str,
   heading: str,
-  table: tuple[curves.Figure, str] | None,
+  table: tuple[curves.Comparison, str] | None,
   groups: Sequence[panels.Group],
   histories: Sequence[history.History],
   pictures: '_Pictures',
@@ -249,7 +249,7 @@ def _sections(
   return made
 
 
-def _main_picture(figure: curves.Figure, pictures: '_Pictures') -> str:
+def _main_picture(figure: curves.Comparison, pictures: '_Pictures') -> str:
   """The large picture of curves with confidence intervals."""
   lines = []
   for colour, curve in zip(figure.colours, figure.curves, strict=True):

@@ -107,7 +107,7 @@ class Chart(NamedTuple):
   title: str
 
 
-class Curve(NamedTuple):
+class GroupCurve(NamedTuple):
   """A metric of a group along an axis.
 
   Attributes:
@@ -172,7 +172,7 @@ def _chart(key: str) -> Chart:
   return Chart(key, section, TITLES.get(key) or last.replace('_', ' '))
 
 
-def curve(members: Sequence[history.History], key: str, x: str) -> Curve | None:
+def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | None:
   """The curve of a group of runs; None if no run has the metric.
 
   Args:
@@ -186,7 +186,7 @@ def curve(members: Sequence[history.History], key: str, x: str) -> Curve | None:
   if not known:
     return None
   if len(known) == 1:
-    return Curve(*known[0][1], seeds=[])
+    return GroupCurve(*known[0][1], seeds=[])
   runs = [each for each, _ in known]
   seeds = [history.Series(thin.x, thin.mean) for _, thin in known]
   together = curves.Curve('', runs, seeds)
@@ -194,7 +194,7 @@ def curve(members: Sequence[history.History], key: str, x: str) -> Curve | None:
   places = curves.grid(together) if start <= end else np.zeros(0)
   values = together.at(places)
   mean = curves.interquartile_mean(values)
-  return Curve(places, mean, values.min(axis=0), values.max(axis=0), seeds)
+  return GroupCurve(places, mean, values.min(axis=0), values.max(axis=0), seeds)
 
 
 def gone(folder: pathlib.Path) -> str:

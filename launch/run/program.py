@@ -79,10 +79,10 @@ def collected_steps(
 
 def _params_source(
   parts: parts_lib.Parts, run: pathlib.Path, replay: Sequence['reverb.Client'], name: str
-) -> parameters.Source:
+) -> parameters.Subscription:
   """The parameters for a node, whose steps continue from those of its metrics."""
   row = metrics.last(run / 'metrics' / f'{name}.jsonl') or {}
-  return parameters.Source(
+  return parameters.Subscription(
     _addresses(replay),
     parts.params_schema,
     name=name,
@@ -209,7 +209,7 @@ def _make_source(
   link = sampled.Link(
     _make_reader(config, parts, address, place), publisher, launch_id, should_stop
   )
-  return replayed.Replayed(
+  return replayed.FromReplay(
     trained,
     link,
     _experience(config, run, shards_here, replay, is_first),
@@ -363,7 +363,9 @@ class Ending:
     launch_id: of this launch.
   """
 
-  def __init__(self, source: parameters.Source, should_stop: Callable[[], bool], launch_id: int):
+  def __init__(
+    self, source: parameters.Subscription, should_stop: Callable[[], bool], launch_id: int
+  ):
     self._source = source
     self._should_stop = should_stop
     self._launch_id = launch_id
@@ -382,7 +384,7 @@ def build_ending(
 ) -> Ending:
   """The node that ends with the run, on a host with replay alone."""
   schema = parts_lib.make_parts(config).params_schema
-  source = parameters.Source(_addresses(replay), schema, name=parts_lib.ENDING)
+  source = parameters.Subscription(_addresses(replay), schema, name=parts_lib.ENDING)
   return Ending(source, _stop_signal(config), launch_id)
 
 

@@ -27,7 +27,7 @@ BY_FLAG = {
 }  # fmt: skip
 
 
-class Run(NamedTuple):
+class SweepRun(NamedTuple):
   """One run of a sweep.
 
   Attributes:
@@ -41,7 +41,7 @@ class Run(NamedTuple):
   config: launch_config.ExperimentConfig
 
 
-def plan(arguments: argparse.Namespace) -> list[Run]:
+def plan(arguments: argparse.Namespace) -> list[SweepRun]:
   """The runs of the flags, in the order in which they are started: all settings of the first seed first.
 
   Args:
@@ -61,7 +61,7 @@ def plan(arguments: argparse.Namespace) -> list[Run]:
   found = []
   for (seed, (setting, _)), config in zip(chosen, configs, strict=True):
     name = re.sub(r'[^\w.,=+-]+', '-', ','.join(filter(None, [setting, f'seed={seed}'])))
-    found.append(Run(parent / name, setting, _reported(config, parent.name, name)))
+    found.append(SweepRun(parent / name, setting, _reported(config, parent.name, name)))
   names = [run.folder.name for run in found]
   for name in names:
     if names.count(name) > 1:
@@ -118,7 +118,7 @@ def _split(text: str, listed: str) -> list[str]:
   return [listed[each.start_mark.index - 1 : each.end_mark.index - 1] for each in node.value]
 
 
-def is_done(run: Run) -> bool:
+def is_done(run: SweepRun) -> bool:
   """Whether a run has reached the end that its config asks for."""
   if not (run.folder / folder_lib.CONFIG).exists() or not folder_lib.has_finished(run.folder):
     return False
@@ -127,7 +127,7 @@ def is_done(run: Run) -> bool:
   return limits(known) == limits(run.config)
 
 
-def shares(runs: Sequence[Run], asked: int | None) -> list[list[int]]:
+def shares(runs: Sequence[SweepRun], asked: int | None) -> list[list[int]]:
   """Cores for each of the runs that are trained at a time.
 
   A run of one process takes a core, and one with actors takes one for each of them and two more. Runs
@@ -159,7 +159,7 @@ class Training(jobs.Job):
     run: the run.
   """
 
-  def __init__(self, run: Run):
+  def __init__(self, run: SweepRun):
     self.run, self.name = run, run.folder.name
     self.log = run.folder / 'logs' / 'train.log'
 
@@ -185,7 +185,7 @@ class Training(jobs.Job):
     return f'{self.name}: {shown}, {steps:,}/{self.run.config.max_environment_steps:,} steps{time}'
 
 
-def table(runs: Sequence[Run]) -> tuple[str, list[str]]:
+def table(runs: Sequence[SweepRun]) -> tuple[str, list[str]]:
   """A table with a curve of each setting in Markdown, as of `report`, and remarks.
 
   Raises:

@@ -63,7 +63,7 @@ class OnPolicy(sampled.Sampled):
       self._stale_filter.report()  # the first batch may have waited long before this process began
     return state, done
 
-  def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
+  def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Metrics of an average update, throughput and staleness."""
     return {
       **self._waiting_report(span),

@@ -34,7 +34,7 @@ class Experience(NamedTuple):
   staleness: staleness_lib.Staleness | None = None
 
 
-class Replayed(sampled.Sampled):
+class FromReplay(sampled.Sampled):
   """Prefetches batches from replay, and publishes in the background.
 
   Args:
@@ -72,7 +72,7 @@ class Replayed(sampled.Sampled):
         self._collected = collected
     return self._collected.taken
 
-  def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
+  def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Metrics of an average update, throughput, replay ratio and the ages of what was sampled.
 
     The ratio is of all steps that were taken, also of those that replay has lost since.

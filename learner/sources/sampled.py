@@ -208,7 +208,7 @@ class Sampled(loop.Source):
   def save_experience(self) -> None:
     """Has replay write its checkpoint, where it should have one."""
 
-  def _waiting_report(self, span: loop.Span) -> dict[str, float]:
+  def _waiting_report(self, span: loop.Interval) -> dict[str, float]:
     """The share of a span that was spent waiting for batches, and sequences that did not fit."""
     report = {
       'starved_fraction': min(1.0, self._starved / span.seconds),

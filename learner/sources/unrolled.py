@@ -465,7 +465,7 @@ class Unrolled(loop.Source):
       self._versions = stored._replace(storage=stored.storage.version)
     return state, loop.Done(count, metrics)
 
-  def report(self, span: loop.Span, totals: Mapping[str, float]) -> dict[str, Any]:
+  def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Throughput, replay ratio and ages, episodes that ended and their means; means over updates."""
     episodes = totals['episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
@@ -479,7 +479,7 @@ class Unrolled(loop.Source):
       **loop.means(rest, span),
     }
 
-  def _replay_report(self, span: loop.Span) -> dict[str, float]:
+  def _replay_report(self, span: loop.Interval) -> dict[str, float]:
     replay = self._program.replay
     if replay is None:
       return {}

@@ -99,7 +99,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     update = mean_update(compile_for_ever if ending == 'compile' else lambda: None)
     make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
   should_stop = lambda: compiling.is_set() or (ending == 'stop' and is_done())
-  source = replayed.Replayed(
+  source = replayed.FromReplay(
     sampled.Trained(update, lambda params: params),
     sampled.Link(
       Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),

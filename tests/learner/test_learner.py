@@ -100,7 +100,7 @@ class Run:
       self.address, REPLAY.strata, self.parts.schema, batch_size=BATCH, max_in_flight=1, prefetch=1
     )
     publisher = parameters.Publisher(self.address, self.parts.params_schema)
-    source = replayed.Replayed(
+    source = replayed.FromReplay(
       sampled.Trained(self.parts.update, self.parts.dreamer.agent.acting_params),
       sampled.Link(read, publisher, launch_id=1, should_stop=should_stop),
       replayed.Experience(
@@ -136,7 +136,7 @@ class Run:
     node = actor.Actor(
       unroll=self.parts.unroll,
       replay=actor.Replay(
-        source=parameters.Source(self.address, self.parts.params_schema),
+        source=parameters.Subscription(self.address, self.parts.params_schema),
         writer=writer.Writer(self.address, REPLAY.strata, self.parts.schema),
         environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
       ),
@@ -236,7 +236,7 @@ def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts)
   node = run.make_learner(lambda: False, max_environment_steps=400)
   node.run()
   end_actor(by_itself=True)
-  snapshot = parameters.Source(run.address, run.parts.params_schema).newest()
+  snapshot = parameters.Subscription(run.address, run.parts.params_schema).newest()
   assert snapshot.ended_launch == 1
   assert snapshot.version == node.step
   assert snapshot.environment_step >= 400

@@ -92,7 +92,7 @@ class Run:
     return node
 
   def newest(self):
-    return parameters.Source(self.address, self.params_schema).newest()
+    return parameters.Subscription(self.address, self.params_schema).newest()
 
 
 def test_old_sequences_are_discarded_and_the_count_survives_restarts(tmp_path):

@@ -43,7 +43,7 @@ def test_writer_reader_and_source_survive_a_server_restart(start):
   entry = writer.Writer(address, CONFIG.strata, schema, timeout_seconds=1.0)
   source = reader.Reader(address, CONFIG.strata, schema, batch_size=8, timeout_seconds=1.0)
   publisher = parameters.Publisher(address, schema, timeout_seconds=1.0)
-  params = parameters.Source(address, schema)
+  params = parameters.Subscription(address, schema)
   stop, reading = threading.Event(), threading.Event()
   reading.set()
   batches, identity = [], [0]

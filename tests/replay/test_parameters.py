@@ -46,7 +46,7 @@ def address(serve, unlimited):
 
 def test_snapshot_is_returned_once(address):
   publisher = parameters.Publisher(address, SCHEMA)
-  source = parameters.Source(address, SCHEMA)
+  source = parameters.Subscription(address, SCHEMA)
   assert source.newest() is None
   for version in (3, 5):
     assert publisher.publish(make_snapshot(version))
@@ -62,12 +62,12 @@ def test_only_the_last_snapshot_is_kept(address):
   publisher = parameters.Publisher(address, SCHEMA)
   for version in range(1, 6):
     publisher.publish(make_snapshot(version))
-  assert fetch(parameters.Source(address, SCHEMA)).version == 5
+  assert fetch(parameters.Subscription(address, SCHEMA)).version == 5
 
 
 def test_environment_step_never_decreases(address):
   publisher = parameters.Publisher(address, SCHEMA)
-  source = parameters.Source(address, SCHEMA, least_step=60)
+  source = parameters.Subscription(address, SCHEMA, least_step=60)
   assert source.environment_step == 60
   steps = []
   for version in (8, 3, 9):  # the second is what a restored server holds
@@ -78,7 +78,7 @@ def test_environment_step_never_decreases(address):
 
 def test_final_and_older_snapshots_count_as_new(address):
   publisher = parameters.Publisher(address, SCHEMA)
-  source = parameters.Source(address, SCHEMA)
+  source = parameters.Subscription(address, SCHEMA)
   publisher.publish(make_snapshot(5))
   assert fetch(source).ended_launch == 0
   publisher.publish(make_snapshot(5, ended_launch=7))
@@ -90,7 +90,7 @@ def test_final_and_older_snapshots_count_as_new(address):
 
 
 def test_invalid_parameters_are_ignored_and_logged(address, caplog):
-  source = parameters.Source(address, SCHEMA)
+  source = parameters.Subscription(address, SCHEMA)
   other = {**SCHEMA, 'scale': jax.ShapeDtypeStruct((1,), np.float32)}
   snapshot = make_snapshot(1)
   snapshot = snapshot._replace(params={**snapshot.params, 'scale': np.ones(1, np.float32)})
@@ -164,7 +164,7 @@ def test_fetched_columns_are_valid_or_have_a_fault(data):
 
 def test_unreachable_server_takes_bounded_time():
   publisher = parameters.Publisher('localhost:1', SCHEMA, timeout_seconds=1.0)
-  source = parameters.Source('localhost:1', SCHEMA)
+  source = parameters.Subscription('localhost:1', SCHEMA)
   start = time.monotonic()
   assert not publisher.publish(make_snapshot(1))
   assert source.newest(timeout_seconds=1.0) is None

@@ -125,9 +125,9 @@ def test_parameters_are_published_to_all_shards_and_read_from_any(addresses, ser
   publisher = parameters.Publisher(['localhost:1', *addresses], SCHEMA, timeout_seconds=1.0)
   assert publisher.publish(snapshot(3))
   for address in addresses:
-    assert version_of(parameters.Source(address, SCHEMA).newest()) == 3
+    assert version_of(parameters.Subscription(address, SCHEMA).newest()) == 3
 
-  source = parameters.Source(['localhost:1', *addresses], SCHEMA)
+  source = parameters.Subscription(['localhost:1', *addresses], SCHEMA)
   assert [version_of(source.newest(1.0)) for _ in range(3)] == [None, 3, None]
   # The older version of a restored shard is not returned; final parameters are, from any shard.
   stale = parameters.Publisher(addresses[1], SCHEMA)

@@ -26,7 +26,7 @@ MEASURING = (
 )  # fmt: skip
 
 
-class Run(NamedTuple):
+class SuiteRun(NamedTuple):
   """One run of the suite.
 
   Attributes:
@@ -63,11 +63,11 @@ class Settings(NamedTuple):
   max_minutes: float | None = None
   fused: bool = True
 
-  def folder(self, run: Run) -> pathlib.Path:
+  def folder(self, run: SuiteRun) -> pathlib.Path:
     """The folder of a run."""
     return self.out / 'runs' / self.label / f'{run.task.name}-{run.agent}-{run.seed}'
 
-  def log(self, run: Run) -> pathlib.Path:
+  def log(self, run: SuiteRun) -> pathlib.Path:
     """The output of a run's commands."""
     folder = self.folder(run)
     return folder.with_name(f'{folder.name}.log')
@@ -82,7 +82,7 @@ class Settings(NamedTuple):
     }
 
 
-def train_command(run: Run, settings: Settings) -> list[str]:
+def train_command(run: SuiteRun, settings: Settings) -> list[str]:
   """The command that starts a run, or resumes it where its folder exists."""
   limit = [] if settings.max_minutes is None else [f'max_minutes={settings.max_minutes:g}']
   options = [f'environment.{key}={value}' for key, value in run.task.options.items()]
@@ -96,7 +96,7 @@ def train_command(run: Run, settings: Settings) -> list[str]:
   ]  # fmt: skip
 
 
-def evaluate_command(run: Run, settings: Settings) -> list[str]:
+def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
   """The command that scores the last checkpoint of a run."""
   return [
     'evaluate', str(settings.folder(run)), '--actions', *EVALUATIONS,
@@ -114,7 +114,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
   return row['environment'], row['agent'], row['seed'], row['label']
 
 
-def missing(runs: Sequence[Run], settings: Settings) -> list[Run]:
+def missing(runs: Sequence[SuiteRun], settings: Settings) -> list[SuiteRun]:
   """The runs without a row.
 
   A row of another step budget does not count, because the suite has changed since.
@@ -137,7 +137,7 @@ def missing(runs: Sequence[Run], settings: Settings) -> list[Run]:
 class _Job(jobs.Job):
   """A run that is trained, then evaluated; its row is appended."""
 
-  def __init__(self, run: Run, settings: Settings, rows: metrics.JsonLines):
+  def __init__(self, run: SuiteRun, settings: Settings, rows: metrics.JsonLines):
     self.run, self.name, self.log = run, run.name, settings.log(run)
     self._settings, self._rows = settings, rows
     self._folder = settings.folder(run)
@@ -221,7 +221,7 @@ def commit() -> str | None:
 
 
 def run_all(
-  runs: Sequence[Run], settings: Settings, cores: Sequence[int], say: Callable[[str], None]
+  runs: Sequence[SuiteRun], settings: Settings, cores: Sequence[int], say: Callable[[str], None]
 ) -> int:
   """Does runs, as many at a time as there are cores, and appends a row for each.
 

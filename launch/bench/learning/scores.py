@@ -15,7 +15,7 @@ Points = list[float | None]
 NOTHING_LEARNED = 0.1  # share of the scale of scores, below which a gain is noise
 
 
-class Span(NamedTuple):
+class Ended(NamedTuple):
   """Episodes that ended between two reports of one node.
 
   Attributes:
@@ -47,7 +47,7 @@ class Summary(NamedTuple):
   retention: float | None
 
 
-def read(folder: pathlib.Path) -> tuple[list[Span], int]:
+def read(folder: pathlib.Path) -> tuple[list[Ended], int]:
   """Episodes while acting, from a run's metrics, and the environment steps so far.
 
   These are the rows of the actors, or of the learner of a fused run, which acts itself. Steps that a
@@ -56,7 +56,7 @@ def read(folder: pathlib.Path) -> tuple[list[Span], int]:
   files = sorted((folder / 'metrics').glob('actor-*.jsonl')) or [
     folder / 'metrics' / 'learner.jsonl'
   ]
-  spans: list[Span] = []
+  spans: list[Ended] = []
   last = 0
   for path in files:
     rows = [row for row in metrics.read(path) if row.get('environment_step') is not None]
@@ -67,12 +67,12 @@ def read(folder: pathlib.Path) -> tuple[list[Span], int]:
     steps = [0, *(row['environment_step'] for row in kept)]
     for row, (begin, end) in zip(kept, itertools.pairwise(steps), strict=True):
       if row['episodes']:
-        spans.append(Span(min(begin, end - 1), end, row['episodes'], row['episode_return']))
+        spans.append(Ended(min(begin, end - 1), end, row['episodes'], row['episode_return']))
     last = max(last, steps[-1])
   return spans, last
 
 
-def curve(spans: Sequence[Span], steps: int, last_step: int) -> Points:
+def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
   """Mean episode return in each tenth of the steps.
 
   The episodes of a span are taken as evenly spread over it, so a span that crosses from one tenth

@@ -49,13 +49,13 @@ def start(arguments):
 
 
 def test_a_span_counts_in_each_tenth_by_its_share():
-  spans = [scores.Span(0, 10, 5, 1.0), scores.Span(10, 25, 6, 0.0), scores.Span(25, 30, 2, 3.0)]
+  spans = [scores.Ended(0, 10, 5, 1.0), scores.Ended(10, 25, 6, 0.0), scores.Ended(25, 30, 2, 3.0)]
   # From 20 to 30: 6 * 5 / 15 = 2 episodes of 0, and 2 of 3.
   assert scores.curve(spans, 100, 30)[:3] == pytest.approx([1.0, 0.0, 1.5])
 
 
 def test_tenths_without_episodes_have_the_mean_before_and_tenths_after_the_end_none():
-  spans = [scores.Span(20, 30, 1, 2.0), scores.Span(50, 60, 1, 4.0)]
+  spans = [scores.Ended(20, 30, 1, 2.0), scores.Ended(50, 60, 1, 4.0)]
   found = scores.curve(spans, 100, 75)
   assert found == [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, None, None]
   assert scores.curve([], 100, 75) == [None] * 10
@@ -63,7 +63,7 @@ def test_tenths_without_episodes_have_the_mean_before_and_tenths_after_the_end_n
 
 
 def test_steps_beyond_the_budget_are_left_out():
-  found = scores.curve([scores.Span(0, 50, 5, 0.0), scores.Span(50, 200, 15, 1.0)], 100, 200)
+  found = scores.curve([scores.Ended(0, 50, 5, 0.0), scores.Ended(50, 200, 15, 1.0)], 100, 200)
   assert found == [0.0] * 5 + [1.0] * 5
 
 
@@ -173,7 +173,7 @@ def write_rows(out, *rows):
 
 
 def test_runs_with_a_row_of_the_same_budget_and_label_are_skipped(tmp_path):
-  asked = [runs.Run(CATCH, agent, seed) for agent in ('dreamer', 'ppo') for seed in (0, 1)]
+  asked = [runs.SuiteRun(CATCH, agent, seed) for agent in ('dreamer', 'ppo') for seed in (0, 1)]
   settings = runs.Settings(tmp_path)
   assert runs.missing(asked, settings) == asked
   write_rows(
@@ -328,7 +328,7 @@ def test_interrupt_stops_the_runs_and_tells_how_to_continue(tmp_path):
 
 def test_fused_runs_are_of_agents_that_can_be_fused(tmp_path, monkeypatch):
   settings = runs.Settings(tmp_path)
-  command = lambda agent: runs.train_command(runs.Run(CATCH, agent, 0), settings)
+  command = lambda agent: runs.train_command(runs.SuiteRun(CATCH, agent, 0), settings)
   assert '--fused' in command('dreamer')
   monkeypatch.setattr(records.find_record('dreamer').__class__, 'can_fuse', False)
   assert '--fused' not in command('dreamer')
