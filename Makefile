@@ -32,7 +32,7 @@ ARGS ?= --steps 8000
 
 # JAX's packages for the accelerator of this machine; ACCELERATOR= leaves them out.
 DEVICES ?= /dev
-ACCELERATOR ?= $(if $(wildcard $(DEVICES)/accel0),tpu,$(if $(wildcard $(DEVICES)/nvidiactl),cuda))
+ACCELERATOR ?= $(if $(wildcard $(DEVICES)/accel[0-9]*),tpu,$(if $(wildcard $(DEVICES)/nvidiactl),cuda))
 
 train: $(patsubst %,$(VENV)/.synced-%,$(EXTRAS) $(ACCELERATOR)) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)

@@ -89,7 +89,9 @@ class Advice:
     self.score: float | None = None
 
   def look(self, row: Mapping[str, Any]) -> None:
-    """Judges one more report."""
+    """Judges one more report; none in which a number is not finite, which ends the run."""
+    if any(row[f'ppo/{name}'] is None for name in ('approx_kl', 'clip_fraction', 'entropy')):
+      return
     if row['episode_return'] is not None:  # else no episode ended
       self._rows.append(row)
     rate = f'learner.learning_rate (now {row["ppo/learning_rate"]:.2g})'

@@ -47,7 +47,7 @@ class Figure(NamedTuple):
   """A measurement.
 
   Attributes:
-    name: such as 'env/catch/256_worlds'.
+    name: such as 'env/catch/256_envs'.
     value: the median over rounds.
     unit: of value and limit.
     limit: the most that this machine could do; None where nothing sets one.

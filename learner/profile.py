@@ -13,8 +13,6 @@ from absl import logging
 MOST_UPDATES = 100  # of a span: one update of the laptop preset is some 20,000 events
 MOST_UNROLLS = 32  # that an actor traces
 PROFILED = 'profiled'  # an event that spans the trace
-WAITS = ('wait for replay', 'write to replay')
-"""Events in a trace during which learner and actors wait for replay."""
 _DONE, _PERFETTO = 'done.json', 'perfetto.json.gz'
 
 

@@ -12,14 +12,13 @@ import pytest
 
 from hephaestus.actors import environments
 
-pytest.importorskip('mkdocs', reason='of the extra docs, which has packages for Python 3.10')
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = pathlib.Path('docs', 'site', 'mkdocs.yml')
 
 
 def build(root, site):
   """Runs `mkdocs build` as `make docs` does; its exit code and what it printed."""
+  pytest.importorskip('mkdocs', reason='of the extra docs, which has packages for Python 3.10')
   command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(site)]
   built = subprocess.run(
     command,

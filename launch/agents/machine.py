@@ -20,8 +20,8 @@ class Machine(NamedTuple):
   """Accelerator of a machine, as its drivers show it.
 
   Attributes:
-    accelerator: 'gpu' or 'tpu'; None: its CPU alone.
-    is_usable: whether JAX has what drives it.
+    accelerator: 'gpu' or 'tpu'; None: its CPU, or what is not known here.
+    is_usable: whether JAX has a package that drives an accelerator.
   """
 
   accelerator: str | None
@@ -53,10 +53,9 @@ def find(root: pathlib.Path = pathlib.Path('/')) -> Machine:
   devices = root / 'dev'
   if any(devices.glob('accel[0-9]*')) or _tpu_chips():
     return Machine('tpu', importlib.util.find_spec('libtpu') is not None)
-  if (devices / 'nvidiactl').exists():
-    # CUDA's plugin registers itself there, as those of other makers do.
-    return Machine('gpu', any(metadata.entry_points(group='jax_plugins')))
-  return Machine(None, is_usable=False)
+  # CUDA's plugin registers itself there, as those of other makers do, whose devices look otherwise.
+  has_plugin = any(metadata.entry_points(group='jax_plugins'))
+  return Machine('gpu' if (devices / 'nvidiactl').exists() else None, has_plugin)
 
 
 def _tpu_chips() -> int:
@@ -84,7 +83,8 @@ def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
     return
   lack = machine.lack or 'this machine has no accelerator that is known'
   raise ValueError(
-    f'accelerator=true: {lack}; or train on the CPU, by --preset laptop or --set accelerator=false'
+    f'accelerator=true: {lack}; or train on the CPU, by --set accelerator=false, a new run by --preset '
+    'laptop. With JAX_PLATFORMS in the environment nothing is looked for'
   )
 
 

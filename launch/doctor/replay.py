@@ -52,16 +52,17 @@ def of_states(
     seed: of latents and of the sequences that are read.
   """
   config = policy.config
-  if not (config.fused and config.agent.stored_state):
+  # With a context of several steps, the steps before a sequence are known in one case alone.
+  if not (config.fused and config.agent.stored_state and config.agent.window == 1):
     return []
-  stored = device_replay.sequences(str(folder), parts_lib.make_parts(config).sequence_schema)
+  stored, order = device_replay.sequences(str(folder), parts_lib.make_parts(config).sequence_schema)
   num_envs = config.actor.num_envs
-  pairs = len(stored.version) - num_envs
+  pairs = len(order) - num_envs
   if pairs < 1:
     return []
   first = np.random.default_rng(seed).choice(pairs, min(PAIRS, pairs), replace=False)
   dreamer = config.record.make(config.agent, policy.observation_spec, policy.action_spec)
-  take = lambda index: experience.time_major(jax.tree.map(lambda x: x[index], stored))
+  take = lambda index: experience.time_major(jax.tree.map(lambda x: x[order[index]], stored))
 
   @jax.jit
   def restart(params: Any, before: experience.Sequence, after: experience.Sequence) -> Any:

@@ -127,6 +127,9 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
     print(metrics.to_json(report | {'violations': found.violations}))
   if arguments.sample is not None and not arguments.json:
     stored.show(arguments.target, found)
+  if arguments.sample and not found.samples and not arguments.check:
+    for violation in found.violations:  # why none could be read
+      print(violation, file=sys.stderr)
   if arguments.gif is not None:
     videos = stored.write_videos(found, arguments.gif)
     if not arguments.json:

@@ -122,8 +122,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   return named | ({'alarm': '; '.join(report['alarms'])} if report['alarms'] else {})
 
 
-def sequences(target: str, schema: experience.Sequence) -> experience.Sequence:
-  """All sequences of the newest checkpoint, [S, ...] host arrays, the oldest first.
+def sequences(target: str, schema: experience.Sequence) -> tuple[experience.Sequence, np.ndarray]:
+  """All sequences of the newest checkpoint, [S, ...] host arrays, and their order, the oldest first.
 
   The sequences of one unroll, one for each environment, lie together and in the same order.
 
@@ -136,8 +136,7 @@ def sequences(target: str, schema: experience.Sequence) -> experience.Sequence:
   """
   stored = _restore(target, schema).state.replay.buffer
   slots = len(stored.storage.version)
-  order = buffer_lib.newest(int(stored.inserted), slots, slots)
-  return jax.tree.map(lambda x: x[order], stored.storage)
+  return stored.storage, buffer_lib.newest(int(stored.inserted), slots, slots)
 
 
 def _restore(target: str, schema: experience.Sequence) -> checkpoint.Restored:

@@ -70,7 +70,7 @@ def watch(
   If the server is lost, this reports it and retries; a supervised run restarts its server.
 
   Args:
-    target: as of `Inspection`.
+    target: as of `live.Inspection`.
     period: seconds between two reports.
     as_json: prints each report as a line of JSON instead. Without a server the line is {'time',
       'address', 'error'}.

@@ -226,7 +226,7 @@ def _report(arguments: argparse.Namespace) -> int:
     pictures=arguments.out is not None,
     all_panels=all_panels,
   )
-  remarks = [f'left out: {reason}' for reason in made.left_out]
+  remarks = [*(f'left out: {reason}' for reason in made.left_out), *made.remarks]
   if arguments.out is not None:
     remarks += page.write(made, arguments.out, x=arguments.x, all_panels=all_panels)
   print(made.markdown, end='')

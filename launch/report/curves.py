@@ -115,6 +115,7 @@ class Report(NamedTuple):
     figures: content of the tables, one for each environment.
     tables: Markdown of each environment.
     runs: folder, and the user's label or None, of each run that could be read.
+    remarks: on these runs, a line for each.
   """
 
   markdown: str
@@ -122,6 +123,7 @@ class Report(NamedTuple):
   figures: list[Comparison]
   tables: list[str]
   runs: list[tuple[pathlib.Path, str | None]]
+  remarks: list[str]
 
 
 def make(
@@ -168,7 +170,13 @@ def make(
   notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
   tables = [_table(figure, picture=pictures) for figure in figures]
   markdown = '\n\n'.join(tables + ([notes] if notes else [])) + '\n'
-  return Report(markdown, left_out, figures, tables, [(run.folder, label) for label, run in runs])
+  remarks = [
+    f'{run.folder}: {run.broken} damaged {"line" if run.broken == 1 else "lines"} skipped'
+    for _, run in runs
+    if run.broken
+  ]
+  folders_read = [(run.folder, label) for label, run in runs]
+  return Report(markdown, left_out, figures, tables, folders_read, remarks)
 
 
 def _read_all(
@@ -195,9 +203,7 @@ def _read_all(
         continue
       taken.add(folder.resolve())
       try:
-        runs.append((label, run := history.read(folder)))
-        if run.broken:
-          left_out.append(f'{folder}: {run.broken} damaged lines of its metrics')
+        runs.append((label, history.read(folder)))
       except ValueError as error:
         left_out.append(str(error))
   return runs, left_out

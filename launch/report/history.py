@@ -198,7 +198,7 @@ class History:
     self._nodes: dict[str, File] = {}
     self._times: tuple[Any, np.ndarray] | None = None
     self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
-    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any]]] = {}
+    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any, Any]]] = {}
 
   def read(self, deadline: float = math.inf) -> None:
     """Reads new rows.
@@ -333,16 +333,16 @@ class History:
     self, name: str, node: str, metric: str, x: str
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Callable[[np.ndarray], np.ndarray]]:
     """Positions, values and weights of a metric of one file, and what picks their rows of a column."""
-    places, kept = self._axis(name, node, x)
-    values = self._nodes[name].column(metric)[kept]
-    finite: Any = np.isfinite(values)
-    if finite.all():
-      finite = slice(None)  # avoids a copy
-    pick = lambda column: column[kept][finite]
+    places, rows, valid = self._axis(name, node, x)
+    finite = np.isfinite(self._nodes[name].column(metric)[rows])
+    if not finite.all():  # a row without the metric repeats no step of it
+      known = np.flatnonzero(finite)
+      valid = known[holds(places[known])]
+    pick = lambda column: column[rows][valid]
     weights = None
     if node == 'actor' and metric.startswith('episode_'):
       weights = np.nan_to_num(pick(self._nodes[name].column('episodes')), nan=1.0)
-    return places[finite], values[finite], weights, pick
+    return places[valid], pick(self._nodes[name].column(metric)), weights, pick
 
   def _quantile(self, name: str, median: str, end: str) -> np.ndarray:
     """[N] another quantile of the same distribution; the median where a row has none."""
@@ -357,8 +357,11 @@ class History:
       self._times = self.version, np.sort(times, kind='stable')  # fast on almost sorted input
     return self._times[1]
 
-  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any]:
-    """Positions and indices of the valid rows of a file; a slice if all rows are valid."""
+  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any, Any]:
+    """Positions of the rows of a file that have one, their indices, and which of them are valid.
+
+    Indices are a slice where they are of all rows, which avoids a copy.
+    """
     file = self._nodes[name]
     version = self.version if x == 'minutes' else file.version
     known = self._places.get((name, x))
@@ -368,11 +371,13 @@ class History:
         places = minutes(self._written(), self.launches, file.column('time'))
       else:
         places = file.column(key)
-      rows = np.flatnonzero(np.isfinite(places))
-      kept = rows[holds(places[rows])] if len(rows) else rows
-      if len(kept) == len(places):
-        kept = slice(None)
-      known = self._places[name, x] = version, (places[kept], kept)
+      rows: Any = np.flatnonzero(np.isfinite(places))
+      if len(rows) == len(places):
+        rows = slice(None)
+      valid: Any = np.flatnonzero(holds(places[rows]))
+      if len(valid) == len(places[rows]):
+        valid = slice(None)
+      known = self._places[name, x] = version, (places[rows], rows, valid)
     return known[1]
 
 
@@ -380,10 +385,13 @@ def read(folder: pathlib.Path) -> History:
   """Reads all metrics of a run.
 
   Raises:
-    ValueError: it is not the folder of a run, or has no metrics yet.
+    ValueError: it is not the folder of a run, has no metrics yet, or a file cannot be read.
   """
   run = History(folder)
-  run.read()
+  try:
+    run.read()
+  except OSError as error:
+    raise ValueError(f'{error.filename}: cannot be read ({error.strerror})') from None
   if not any(run.names(node) for node in NODES):
     if run.broken:
       raise ValueError(f'{folder}: all {run.broken} lines of its metrics are damaged')
@@ -446,6 +454,8 @@ def holds(places: np.ndarray) -> np.ndarray:
   Args:
     places: [N] positions of the rows on an axis, in their written order.
   """
+  if not len(places):
+    return np.zeros(0, bool)
   return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
 
 

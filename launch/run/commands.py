@@ -108,7 +108,8 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
   from hephaestus.learner import profile as profile_lib
 
   here = machine.find()
-  machine.check(config, here)
+  if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
+    machine.check(config, here)
   if here.lack and not config.accelerator:
     print(f'{here.lack}. Training on the CPU', flush=True)
   if not config.fused:

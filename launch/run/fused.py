@@ -152,7 +152,7 @@ def check_memory(
   needed = memory.state + memory.batch + memory.replay
   if available is None or needed < 0.9 * available:
     return None
-  # All but the parameters grows with the environments, so this errs towards too few.
+  # Parameters do not shrink with the environments; the tenth that is left free covers small ones.
   share = max(1, int(num_envs / num_devices * 0.9 * available / needed))
   fits = num_devices * 2 ** (share.bit_length() - 1)
   text = (
@@ -165,28 +165,39 @@ def check_memory(
 
 
 def check_compiled(
-  config: launch_config.ExperimentConfig, needed: int, available: int | None, num_devices: int
+  config: launch_config.ExperimentConfig,
+  memory: unrolled.Memory,
+  needed: int,
+  available: int,
+  num_devices: int,
 ) -> None:
-  """Refuses a program that does not fit into memory, as it was compiled.
+  """Refuses a program that an accelerator has no memory for.
 
   Args:
     config: of the run.
-    needed: bytes of the program on each device.
-    available: bytes of each device; None where unknown.
+    memory: as it was estimated; its state and its replay do not shrink with the batch.
+    needed: bytes of the program on each device, as it was compiled.
+    available: bytes of each device.
     num_devices: that share the batch.
 
   Raises:
     ValueError: naming a size that fits.
   """
-  if available is None or needed <= available:
+  if needed <= available:
     return
-  key, size = 'learner.batch_size', config.batch_size
-  if config.record.on_policy:
-    key, size = 'actor.num_envs', config.actor.num_envs
-  share = max(1, int(size / num_devices * available / needed))  # too few: parameters do not shrink
+  key, size, fixed = 'learner.batch_size', config.batch_size, memory.state + memory.replay
+  if config.record.on_policy:  # its state has the environments
+    key, size, fixed = 'actor.num_envs', config.actor.num_envs, 0
+  share = max(0.0, available - fixed) / max(1, needed - fixed)
+  fits = int(size / num_devices * share)
+  remedy = (
+    f'{num_devices * 2 ** (fits.bit_length() - 1)} would fit'
+    if fits
+    else 'use a smaller replay (replay.strata) or network'
+  )
   raise ValueError(
-    f'{key}={size}: the compiled program needs {needed / 2**30:.1f} GiB on each device, which has '
-    f'{available / 2**30:.1f} GiB; {num_devices * 2 ** (share.bit_length() - 1)} would fit'
+    f'{key}={size}: the compiled program needs {needed / 2**30:.1f} GiB on each device, of which '
+    f'JAX may use {available / 2**30:.1f} GiB; {remedy}'
   )
 
 
@@ -418,9 +429,9 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
     terminal.warn(prepared.warning)
   devices, num_bytes = program.devices, program.compile()
   available = _available_bytes(devices)
-  check_compiled(config, num_bytes, available, len(devices))
   of_device = ''
   if available is not None and devices[0].platform != 'cpu':  # there it is what others leave
+    check_compiled(config, memory, num_bytes, available, len(devices))
     of_device = f' of {available / 2**30:,.1f} GiB'
   terminal.say(
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '

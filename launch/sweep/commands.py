@@ -77,8 +77,10 @@ def _check_first(config: Any) -> None:
   """Refuses a run as `train` would, before any folder is made; each of them is checked again."""
   import jax
 
+  from hephaestus.launch.agents import machine
   from hephaestus.launch.run import fused, preflight
 
+  machine.check(config, machine.find())
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the runs
   if not config.fused:
     preflight.check_distributed('--no-fused', 'train in one process with --fused')

@@ -39,6 +39,7 @@ def fake(monkeypatch, tmp_path):
     (('accel0',), {'libtpu': True}, 'tpu-v4-8', None),
     (('accel3',), {}, 'laptop', 'make train EXTRAS=tpu'),
     ((), {'chips': 4, 'libtpu': True}, 'tpu-v4-8', None),
+    ((), {'plugins': ['rocm']}, 'laptop', None),
     (('nvidiactl',), {'chips': 4, 'libtpu': True}, 'tpu-v4-8', None),
   ],
 )
@@ -61,7 +62,8 @@ def test_full_model_is_refused_on_a_cpu_with_the_remedies(fake, monkeypatch):
   found = fake('nvidiactl')
   large, small = presets.gpu('catch'), presets.laptop('catch')
   with pytest.raises(
-    ValueError, match=r'accelerator=true: .* NVIDIA GPU, .*`cuda`.*--preset laptop'
+    ValueError,
+    match=r'accelerator=true: .* NVIDIA GPU, .*`cuda`.*accelerator=false.*--preset laptop',
   ):
     machine.check(large, found)
   with pytest.raises(ValueError, match='has no accelerator that is known; or train on the CPU'):
@@ -69,6 +71,7 @@ def test_full_model_is_refused_on_a_cpu_with_the_remedies(fake, monkeypatch):
   machine.check(small, found)
   machine.check(config.override(large, ['accelerator=false']), found)
   machine.check(large, machine.Machine('gpu', is_usable=True))
+  machine.check(large, machine.Machine(None, is_usable=True))  # an accelerator of another maker
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   machine.check(large, found)
 

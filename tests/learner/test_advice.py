@@ -22,6 +22,12 @@ def advise(rows, score=None):
   return warnings
 
 
+def test_row_that_is_not_finite_is_left_to_the_learner():
+  """The learner writes it, with null for each such number, and ends."""
+  broken = make_row(**{'ppo/approx_kl': None, 'ppo/clip_fraction': None, 'ppo/entropy': None})
+  assert advise([make_row(), broken]) == []
+
+
 @pytest.mark.parametrize(
   ('changes', 'words'),
   [

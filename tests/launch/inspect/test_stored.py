@@ -300,6 +300,8 @@ def test_sequences_of_another_network_are_named_by_their_column(run, sequences, 
   assert inspect(run.folder, '--check') == 1  # for each table, its initial states
   found = capsys.readouterr().out.splitlines()
   assert len(found) == 2 and all('initial_state' in line for line in found)
+  assert inspect(run.folder, '--sample', 2) == 0
+  assert capsys.readouterr().err.splitlines() == found
 
 
 def test_samples_are_rendered_as_gifs(run, sequences, tmp_path, capsys):

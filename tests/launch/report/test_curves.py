@@ -257,8 +257,8 @@ def test_damaged_line_is_left_out_and_said(tmp_path, capsys):
   with open(folder / 'metrics' / 'evaluator.jsonl', 'ab') as file:
     file.write(b'nothing\n')
   made = curves.make([folder])
-  assert made.tables == before.tables and before.left_out == []
-  assert made.left_out == [f'{folder}: 1 damaged lines of its metrics']
+  assert made.tables == before.tables and made.left_out == before.remarks == []
+  assert made.remarks == [f'{folder}: 1 damaged line skipped']
 
 
 def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):

@@ -107,6 +107,21 @@ def test_thinned_curve_equals_curve_of_report(folder, x):
   np.testing.assert_allclose(thin.mean, expected.value)
 
 
+def test_row_without_the_metric_repeats_no_step_of_it(folder):
+  """An actor reports twice under the same parameters, the second time without an episode."""
+  places, values = (10, 10, 20, 20, 15, 30), (0.5, None, 0.7, 0.8, 0.6, None)
+  write(folder, 'actor-0', [
+    {'parameter_version': place, 'environment_step': at, 'episodes': 1, 'episode_return': value}
+    for at, (place, value) in enumerate(zip(places, values, strict=True))
+  ])  # fmt: skip
+  for found in (
+    history.read(folder).series('actor', 'episode_return', 'learner_step'),
+    read(history.History(folder)).thinned('actor', 'episode_return', 'learner_step'),
+  ):
+    assert found.x.tolist() == [10, 15] and found[1].tolist() == [0.5, 0.6]
+  assert history.read(folder).series('actor', 'other', 'learner_step') is None
+
+
 def test_last_value_is_none_once_metric_is_missing(folder):
   write(folder, 'learner', rows(0, 3))
   run = read(history.History(folder))

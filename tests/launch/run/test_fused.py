@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -315,24 +316,30 @@ def test_too_many_environments_are_refused_with_a_number_that_fits():
 
 
 @pytest.mark.parametrize(
-  ('agent', 'gib', 'devices', 'words'),
+  ('agent', 'key', 'fixed', 'devices'),
   [
-    ('dreamer', 8, 1, None),
-    ('dreamer', 20, 1, r'learner\.batch_size=256: .* 20.0 GiB .* 8.0 GiB; 64 would fit'),
-    ('ppo', 9, 4, r'actor\.num_envs=4096: .*; 2048 would fit'),
+    ('dreamer', 'learner.batch_size=256', 0, 1),
+    ('dreamer', 'learner.batch_size=256', 6, 1),
+    ('dreamer', 'learner.batch_size=256', 9, 1),
+    ('ppo', 'actor.num_envs=4096', 0, 4),
   ],
 )
 def test_compiled_program_beyond_the_memory_is_refused_with_a_size_that_fits(
-  agent, gib, devices, words
+  agent, key, fixed, devices
 ):
   made = config.of_preset(agent, 'tpu-v4-8', 'catch')
-  check = lambda: fused.check_compiled(made, gib * 2**30, 8 * 2**30, devices)
-  if words is None:
-    check()
+  gib = 2**30
+  needed, available = (fixed + 12) * gib, 8 * gib
+  memory = unrolled.Memory(state=fixed * gib, batch=12 * gib)
+  fused.check_compiled(made, memory, available, available, devices)
+  with pytest.raises(ValueError, match=re.escape(f'{key}: the compiled program needs')) as refused:
+    fused.check_compiled(made, memory, needed, available, devices)
+  fits = re.search(r'; (\d+) would fit', str(refused.value))
+  if fixed > 8:
+    assert fits is None and 'smaller replay' in str(refused.value)
   else:
-    with pytest.raises(ValueError, match=words):
-      check()
-  fused.check_compiled(made, gib * 2**30, None, devices)
+    share = int(fits[1]) / int(key.partition('=')[2])
+    assert 0 < share < 1 and (fixed + 12 * share) * gib <= available
 
 
 def test_evaluating_before_the_first_checkpoint_is_refused(tmp_path, capsys):
