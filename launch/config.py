@@ -326,7 +326,8 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
     'evaluator': evaluator.EvaluatorConfig,
     WANDB: WandbConfig,
   }
-  values.setdefault(WANDB, {})
+  if isinstance(values.get(WANDB, False), bool):  # by one word, as with --set wandb=true
+    values[WANDB] = {'enabled': values.get(WANDB, False)}
   for section, kind in sections.items():
     values[section] = kind(**values[section])
   replay = dict(values['replay'])

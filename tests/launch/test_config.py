@@ -294,6 +294,15 @@ def test_wandb_is_switched_on_and_named(laptop, assignments, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == changed
 
 
+@pytest.mark.parametrize('enabled', [False, True])
+def test_config_may_say_by_one_word_whether_it_reports_to_wandb(tmp_path, enabled):
+  lines = config.to_yaml(presets.laptop('catch')).splitlines()
+  start = lines.index('wandb:')
+  kept = [*lines[:start], f'wandb: {str(enabled).lower()}']
+  (tmp_path / 'config.yaml').write_text('\n'.join(kept))
+  assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=enabled)
+
+
 def test_empty_name_for_wandb_is_refused(laptop):
   with pytest.raises(ValueError, match=r'wandb.project=: must not be empty'):
     config.override(laptop, ["wandb.project=''"])
