@@ -53,6 +53,7 @@ def examine(
   infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
   posterior, novelty = _infer(dreamer, params, infer_key, sequence)
   scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
+  # Both of a comparison have the same noise, and so the same key.
   others = jnp.roll(sequence.action, 1, axis=1)
   surprise, of_other = (
     _surprise(dreamer, params, imagine_key, sequence._replace(action=action), posterior)

@@ -20,6 +20,13 @@ from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
+# Distributions over the sequences of a stratum, by the key of the report.
+DISTRIBUTIONS = {
+  'version': 'acting version',
+  'age_updates': 'age, updates',
+  'age_steps': 'age, steps',
+  'episode_return': 'episode return',
+}
 
 
 class Target(NamedTuple):

@@ -4,7 +4,7 @@ import http.server
 from typing import Any
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.inspect import live, terminal
+from hephaestus.launch.inspect import live
 from hephaestus.replay import inspector
 
 
@@ -69,7 +69,7 @@ def exposition(report: dict[str, Any]) -> str:
         lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
   for stratum, row in report['strata'].items():
     for key, value in row.items():
-      if key in terminal.DISTRIBUTIONS:
+      if key in live.DISTRIBUTIONS:
         for name, each in (value or {}).items():
           labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
           lines += _sample(f'stratum_{key}', labels, each)

@@ -329,7 +329,7 @@ def _distribution_table(row: dict[str, Any]) -> rich.table.Table:
   for heading in terminal.HEADINGS.values():
     view.add_column(heading, justify='right')
   episodes = {'episode_return': f'episode return, {row["episodes"]:,} episodes'}
-  for key, label in (terminal.DISTRIBUTIONS | episodes).items():
+  for key, label in (live.DISTRIBUTIONS | episodes).items():
     view.add_row(label, *terminal.distribution_cells(key, row[key]).values())
   return view
 

@@ -22,13 +22,6 @@ from hephaestus.replay import tables
 
 WIDE = 130  # columns of a terminal from which curves are to the right of the numbers
 LABEL = 18  # columns of the name of a number
-# Distributions over the sequences of a stratum, by the key of the report.
-DISTRIBUTIONS = {
-  'version': 'acting version',
-  'age_updates': 'age, updates',
-  'age_steps': 'age, steps',
-  'episode_return': 'episode return',
-}
 HEADINGS = {
   'lowest': 'lowest',
   'low': '5 %',
@@ -182,7 +175,7 @@ def distributions(report: dict[str, Any]) -> list[dict[str, str]]:
   return [
     {'stratum': name, 'distribution of': label, **distribution_cells(key, row[key])}
     for name, row in sorted(report['strata'].items())
-    for key, label in DISTRIBUTIONS.items()
+    for key, label in live.DISTRIBUTIONS.items()
     if row[key] is not None
   ]
 
@@ -191,7 +184,7 @@ def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, s
   """Cells of a distribution, by HEADINGS.
 
   Args:
-    key: of DISTRIBUTIONS.
+    key: of live.DISTRIBUTIONS.
     values: by `inspector.QUANTILES`; None if unknown.
   """
   number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'

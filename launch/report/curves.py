@@ -114,7 +114,7 @@ class Report(NamedTuple):
     left_out: reasons why runs are not in it, a line for each.
     figures: content of the tables, one for each environment.
     tables: Markdown of each environment.
-    runs: folder, and the user's label or None, of each run that could be read.
+    runs: each run that could be read, and the user's label of it or None.
     remarks: on these runs, a line for each.
   """
 
@@ -122,7 +122,7 @@ class Report(NamedTuple):
   left_out: list[str]
   figures: list[Comparison]
   tables: list[str]
-  runs: list[tuple[pathlib.Path, str | None]]
+  runs: list[tuple[history.History, str | None]]
   remarks: list[str]
 
 
@@ -175,8 +175,7 @@ def make(
     for _, run in runs
     if run.broken
   ]
-  folders_read = [(run.folder, label) for label, run in runs]
-  return Report(markdown, left_out, figures, tables, folders_read, remarks)
+  return Report(markdown, left_out, figures, tables, [(run, label) for label, run in runs], remarks)
 
 
 def _read_all(

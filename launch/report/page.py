@@ -94,7 +94,7 @@ def write(
     (out / 'report.md').write_text(made.markdown)
     pictures = _Pictures(out)
     videos = _Videos()
-    histories = [_read(folder) for folder, _ in made.runs] if all_panels else []
+    histories = [run for run, _ in made.runs] if all_panels else []
     body = _body(made, histories, pictures, videos, x)
     (out / 'report.html').write_text(_page(made, body))
   except OSError as error:
@@ -105,12 +105,6 @@ def write(
     f'{videos.count} videos',
     *videos.left_out,
   ]
-
-
-def _read(folder: pathlib.Path) -> history.History:
-  run = history.History(folder)
-  run.read(float('inf'))
-  return run
 
 
 def _page(made: curves.Report, body: str) -> str:

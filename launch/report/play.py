@@ -188,34 +188,13 @@ def _recalled(played: episodes_lib.PlayedStep) -> dict[str, str]:
   return {name: f'{value:.2f} x {count:.2f}' for name, (value, count) in most if count >= 0.01}
 
 
-def _bars(policy: dict[str, float]) -> rich.table.Table:
-  """The most probable actions, each with a bar in proportion to its probability."""
+def _bars(rows: Iterable[tuple[str, float, str]], width: int) -> rich.table.Table:
+  """Names, each with a bar in proportion to a number in [0, 1], and a text of at most `width`."""
   view = rich.table.Table.grid(padding=(0, 1))
-  view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
+  view.add_column(max_width=NUMBERS - BAR - width, no_wrap=True)
   view.add_column(min_width=BAR)
-  for name, chance in videos.likeliest(policy, LIKELIEST):
-    view.add_row(rich.markup.escape(name), '█' * round(chance * BAR), f'{chance:.2f}')
-  return view
-
-
-def _vitals(vitals: dict[str, float]) -> rich.table.Table:
-  """Vitals, each with a bar of its value in [0, 1]."""
-  view = rich.table.Table.grid(padding=(0, 1))
-  view.add_column(max_width=NUMBERS - BAR - 8, no_wrap=True)
-  view.add_column(min_width=BAR)
-  for name, value in vitals.items():
-    view.add_row(rich.markup.escape(name), '█' * round(min(1.0, value) * BAR))
-  return view
-
-
-def _memories(played: episodes_lib.PlayedStep) -> rich.table.Table:
-  """Choices in the agent's memory, each with a bar of its count, its value and its count."""
-  view = rich.table.Table.grid(padding=(0, 1))
-  view.add_column(max_width=NUMBERS - BAR - 14, no_wrap=True)
-  view.add_column(min_width=BAR)
-  for name, value in _recalled(played).items():
-    count = (played.recalled or {})[name][1]
-    view.add_row(rich.markup.escape(name), '█' * round(count * BAR), value)
+  for name, share, text in rows:
+    view.add_row(rich.markup.escape(name), '█' * round(min(1.0, share) * BAR), text)
   return view
 
 
@@ -226,11 +205,15 @@ def _beside_numbers(
   numbers = rich.table.Table.grid(padding=(0, 2))
   for name, value in _numbers(played).items():
     numbers.add_row(name, value)
-  beside = rich.console.Group(heading, '', numbers, '', _bars(played.policy or {}))
+  likeliest = videos.likeliest(played.policy or {}, LIKELIEST)
+  chances = [(name, chance, f'{chance:.2f}') for name, chance in likeliest]
+  beside = rich.console.Group(heading, '', numbers, '', _bars(chances, 8))
   if played.vitals:
-    beside.renderables.extend(['', 'vitals', _vitals(played.vitals)])
+    vitals = [(name, value, '') for name, value in played.vitals.items()]
+    beside.renderables.extend(['', 'vitals', _bars(vitals, 8)])
   if played.recalled is not None:
-    beside.renderables.extend(['', 'remembered: value x count', _memories(played)])
+    known = [(name, played.recalled[name][1], text) for name, text in _recalled(played).items()]
+    beside.renderables.extend(['', 'remembered: value x count', _bars(known, 14)])
     beside.renderables.extend(
       ['', 'nearest: return at similarity', *map(rich.markup.escape, _nearest(played))]
     )
