@@ -26,18 +26,28 @@ class Catch(environment.Environment):
 
   Actions are left, stay, right. The observation is the board, bool, flattened row by row, True at the
   ball and at the paddle. On the default board the paddle can reach every column in time.
+
+  Attributes:
+    rows: of the board; an episode takes one step less.
+    columns: of the board.
+    cell_pixels: sides of a cell in an image, [rows * cell_pixels, columns * cell_pixels, 3] uint8,
+      white on black, that is observed in place of the board; 0: the board.
   """
 
   rows: int = 10
   columns: int = 5
+  cell_pixels: int = 0
 
   def __post_init__(self):
-    for field in ('rows', 'columns'):
-      if getattr(self, field) < 2:
-        raise ValueError(f'environment.{field}={getattr(self, field)}: at least 2 are needed')
+    for field, least in {'rows': 2, 'columns': 2, 'cell_pixels': 0}.items():
+      if getattr(self, field) < least:
+        raise ValueError(f'environment.{field}={getattr(self, field)}: at least {least} are needed')
 
   @property
   def observation_spec(self) -> specs.BoundedArray:
+    if self.cell_pixels:
+      shape = (self.rows * self.cell_pixels, self.columns * self.cell_pixels, 3)
+      return specs.BoundedArray(shape, np.uint8, 0, 255, 'image')
     return specs.BoundedArray((self.rows * self.columns,), bool, False, True, 'board')
 
   @property
@@ -81,7 +91,9 @@ class Catch(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws the board in white on black, with 16 pixels a cell."""
+    """Draws the board in white on black, with 16 pixels a cell; an image as it is."""
+    if self.cell_pixels:
+      return np.clip(np.rint(np.asarray(observation)), 0, 255).astype(np.uint8)
     board = np.asarray(observation).reshape(self.rows, self.columns)
     pixels = np.kron(board, np.full((16, 16), 255)).astype(np.uint8)
     return np.stack([pixels] * 3, axis=-1)
@@ -89,4 +101,8 @@ class Catch(environment.Environment):
   def _observe(self, state: State) -> jax.Array:
     board = jnp.zeros((self.rows, self.columns), bool)
     board = board.at[state.ball_row, state.ball_column].set(True)
-    return board.at[self.rows - 1, state.paddle_column].set(True).reshape(-1)
+    board = board.at[self.rows - 1, state.paddle_column].set(True)
+    if not self.cell_pixels:
+      return board.reshape(-1)
+    cell = jnp.full((self.cell_pixels, self.cell_pixels), 255, jnp.uint8)
+    return jnp.repeat(jnp.kron(board.astype(jnp.uint8), cell)[..., None], 3, axis=-1)

@@ -67,3 +67,14 @@ def test_frame_shows_the_board():
   frame = catch.Catch().render(state_of(0, 1, 3))
   assert frame.shape == (160, 80, 3)
   assert np.argwhere(frame[8::16, 8::16, 0]).tolist() == [[0, 1], [9, 3]]
+
+
+def test_image_shows_each_cell_as_a_square_of_pixels():
+  env = catch.Catch(rows=4, columns=3, cell_pixels=2)
+  _, timestep = step(env, state_of(0, 2, 1), LEFT)
+  expected = np.zeros((8, 6, 3), np.uint8)
+  expected[2:4, 4:6] = 255  # the ball
+  expected[6:8, 0:2] = 255  # the paddle
+  np.testing.assert_array_equal(timestep.observation, expected)
+  assert timestep.observation.dtype == np.uint8
+  np.testing.assert_array_equal(env.draw(timestep.observation), expected)
