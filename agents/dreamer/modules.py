@@ -108,10 +108,14 @@ class Networks:
     return self.actions.size + self.embedding_size
 
   @property
+  def inferred_size(self) -> int:
+    """Width of z where the recurrence and heads read it: there are images; else 0."""
+    return self.latent_size if self.codec.image_specs else 0
+
+  @property
   def memory_size(self) -> int:
     """Width of the part of the features that the model remembers, infers or recalls."""
-    inferred = self.latent_size if self.codec.image_specs else 0
-    return self.config.deterministic_size + inferred + self.recalled_size
+    return self.config.deterministic_size + self.inferred_size + self.recalled_size
 
   @property
   def feature_size(self) -> int:
@@ -179,7 +183,8 @@ class Networks:
   def _initial_cell(self, recurrence_key: chex.PRNGKey, posterior_key: chex.PRNGKey) -> Tree:
     """Parameters of the recurrence and of the posterior.
 
-    recurrence: kernel [Z + A + H + E, 3 H] on [z, a, h, e(x)], and a layer norm [3 H]
+    recurrence: kernel [Z' + A + H + E, 3 H] on [z', a, h, e(x)], and a layer norm [3 H]; z' is z where
+      there are images
     posterior: kernel [H + encoded, hidden] on [h, encoded observation], and a layer norm; then
       output [hidden, outputs] and bias [outputs]
     """
@@ -188,7 +193,7 @@ class Networks:
     kernel = nn.initializers.lecun_normal()
     norm = lambda size: {'scale': jnp.ones(size), 'bias': jnp.zeros(size)}
     hidden_key, output_key = jax.random.split(posterior_key)
-    inputs = self.latent_size + self.actions.size + state + self.embedding_size
+    inputs = self.inferred_size + self.actions.size + state + self.embedding_size
     output = nn.initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal')
     return {
       'recurrence': {

@@ -7,18 +7,16 @@
     decoder          x_t ~ p(x | h_t, z_t, a_{t-1}, e_{t-1}, x_{t-1})
 
 Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
-one. All members read the same state and predict in one latent space, so their disagreement is
-comparable; Sekar et al. (2020), "Planning to explore via self-supervised world models", likewise
-put the ensemble in heads of one recurrence.
+one. All members read one state and predict in one latent space, so their disagreement is comparable;
+as in Sekar et al. (2020), "Planning to explore via self-supervised world models".
 
-The state also holds x_t, the numbers of the observation: observed along real sequences, in
-imagination sampled from the decoder, where most may stay as they were at the previous step: see
-`numbers.Numbers`. So latents need not carry what every observation repeats, and actor, critic, reward
-and continue head read observations as a model-free agent does.
+The state also holds x_t, the numbers of the observation: observed along real sequences, in imagination
+sampled from the decoder, where most may stay as they were: see `numbers.Numbers`. So latents need not
+carry what every observation repeats, and heads read observations as a model-free agent does.
 
-CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Then heads
-read z_t, too. Without images x_t is the whole observation, so z_t would only add noise: a sample that
-tells nothing hides the trace of an observation of long ago.
+CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
+sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
+slow units of h add up: it hides the trace of an observation of long ago.
 """
 
 import dataclasses
@@ -121,10 +119,10 @@ class Noise(NamedTuple):
 
 
 class Matrices(NamedTuple):
-  """Matrices of one step, float32; see `kernels.scan`.
+  """Matrices of one step, float32; see `kernels.scan`. Z' is Z where there are images, else 0.
 
   Attributes:
-    recurrence: [Z + A + H, 3 H], of the sequence model, centred since a layer norm follows.
+    recurrence: [Z' + A + H, 3 H], of the sequence model, centred since a layer norm follows.
     hidden: [H, hidden], of the posterior's hidden layer.
     belief: [hidden, outputs], of the posterior.
   """
@@ -182,9 +180,8 @@ class RSSM:
   ) -> jax.Array:
     """h_t, [B, H], from the step before and `embedded` of `Observed`."""
     latent, action = recurrent
-    joined = kernels.concatenate(
-      [latent.stochastic, action.astype(self.dtype), latent.deterministic]
-    )
+    inputs = [*self._inferred(latent), action.astype(self.dtype), latent.deterministic]
+    joined = kernels.concatenate(inputs)
     gates = joined @ matrices.recurrence + embedded
     gates = kernels.normalise(gates, **params['recurrence']['norm'], centred=True)
     state = joined[..., -latent.deterministic.shape[-1] :]
@@ -282,13 +279,12 @@ class RSSM:
       previous: [..., C], inputs of the transition that led to the step.
       before: [..., R], recalled at the step before; None where only actor and critic read features.
     """
-    inferred = [latent.stochastic] if self.networks.codec.image_specs else []
     now, then = [], []
     if latent.recalled is not None:
       now = [latent.recalled.astype(self.dtype)]
       then = [jnp.zeros_like(now[0]) if before is None else before.astype(self.dtype)]
-    numbers = self._read(params, latent.numbers)
-    parts = [latent.deterministic, *inferred, *now, numbers, previous, *then]
+    memory = [latent.deterministic, *self._inferred(latent), *now]
+    parts = [*memory, self._read(params, latent.numbers), previous, *then]
     return jnp.concatenate(parts, axis=-1)
 
   # Steps.
@@ -445,17 +441,21 @@ class RSSM:
     return previous[..., self.networks.actions.size :] @ kernel.astype(self.dtype)
 
   def _recurrence_kernels(self, params: Tree) -> list[jax.Array]:
-    """Centred kernels of the sequence model, for [z, a, h] and for e."""
+    """Centred kernels of the sequence model, for its other inputs and for e."""
     kernel = kernels.centre(params['recurrence']['kernel'])
     return jnp.split(kernel, [len(kernel) - self.networks.embedding_size])
+
+  def _inferred(self, latent: Latent) -> list[jax.Array]:
+    """z, [..., Z], where there are images; else nothing."""
+    return [latent.stochastic] if self.networks.inferred_size else []
 
   def _cast(self, matrices: Matrices) -> Matrices:
     return Matrices(*(matrix.astype(self.dtype) for matrix in matrices))
 
   def _belief(self, outputs: jax.Array) -> Any:
     """The distribution of a stochastic state, from a network's [..., outputs]."""
-    config = self.networks.config
-    return self.networks.latent_type.from_outputs(outputs, config.classes, config.unimix)
+    latent, config = self.networks.latent_type, self.networks.config
+    return latent.from_outputs(outputs, config.classes, config.unimix)
 
   def _member_outputs(self, name: str, params: Tree, inputs: jax.Array) -> jax.Array:
     """[..., F] to the outputs of the members' networks of a name, [K, ..., outputs]."""

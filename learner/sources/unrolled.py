@@ -291,7 +291,7 @@ class Program:
   def _init(self, key: jax.Array) -> FusedState:
     train_key, unroll_key, envs_key = jax.random.split(key, 3)
     envs = jax.vmap(self.environments.init)(jax.random.split(envs_key, len(self.devices)))
-    envs = jax.tree.map(_joined, envs)
+    envs = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), envs)
     state = FusedState(self.update.init(train_key), jax.random.key_data(unroll_key), envs)
     if self.replay is None:
       return state
@@ -319,7 +319,7 @@ class Program:
     )
 
   def _gathered(self, state: FusedState) -> FusedState:
-    join = lambda x: jnp.copy(_joined(x))
+    join = lambda x: jnp.copy(jax.lax.collapse(x, 0, 2))
     first = lambda x: jnp.copy(x[0])
     return FusedState(
       jax.tree.map(first, state.train), first(state.key), jax.tree.map(join, state.worlds)
@@ -377,11 +377,6 @@ class Program:
 def _schema(sequence: Any) -> Any:
   """Shapes of one of [n, ...] sequences."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
-
-
-def _joined(x: jax.Array) -> jax.Array:
-  """[D, N, ...] to [D * N, ...]; without a -1, which an array without elements does not have."""
-  return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def _part(tree: Tree, index: int) -> Any:
