@@ -139,7 +139,7 @@ class _Learner:
     )
 
     novelty = intrinsic.novelty_of(config.novelty, posterior.priors.moments())
-    felt = self._felt(posterior, novelty, sequence.discount)
+    felt = self._felt(state, posterior, novelty, sequence.discount)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, motivation = intrinsic.update(
@@ -155,6 +155,7 @@ class _Learner:
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
       **_intrinsic_metrics(posterior, novelty, motivation),
       **self._survival_metrics(posterior, felt, model_metrics),
+      **({} if felt.empowerment is None else {'intrinsic/empowerment': felt.empowerment.mean()}),
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
       **{f'memory/{name}': value for name, value in memory_metrics.items()},
@@ -318,7 +319,7 @@ class _Learner:
     """The next scales, targets [H, B'] of imagined steps, and metrics of their advantages."""
     config, dreamt = self.dreamer.config, imagined.dream
     survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
-    felt = intrinsic.Felt(dreamt.novelty, survival)
+    felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
     rewards = self._rewards(dreamt.reward, felt, imagined.motivation)
     weight = dream.weights(dreamt)
     weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
@@ -401,13 +402,16 @@ class _Learner:
     _, *names = self.dreamer.actor_critic.heads
     return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, motivation)}
 
-  def _felt(self, posterior: Any, novelty: jax.Array, discount: jax.Array) -> intrinsic.Felt:
+  def _felt(
+    self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
+  ) -> intrinsic.Felt:
     """Replayed steps; no transition leads to a FIRST step, which has no reward of survival."""
     model = self.dreamer.model
     survival = model.survival(model.read_vitals(posterior.latent.numbers), discount)
     if survival is not None:
       survival = jnp.where(posterior.first, 0.0, survival)
-    return intrinsic.Felt(novelty, survival)
+    empowered = model.empowered(state.params['world_model'], posterior.features)
+    return intrinsic.Felt(novelty, survival, empowered)
 
   def _survival_metrics(
     self, posterior: Any, felt: intrinsic.Felt, model_metrics: Metrics

@@ -126,7 +126,7 @@ def update_scales(
     novelty_scale = largest range of the returns of novelty so far
     evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
     weight        = config.novelty_scale max(0.5, 1 - evidence), of novelty
-    scale         = max(range of its returns, SURVIVAL_FLOOR) of survival
+    scale         = max(range of its returns, INTRINSIC_FLOOR) of other intrinsic rewards
 
   Returns that are all alike mean that nothing was found yet, or that the task is solved. So the
   weight follows how far they have ever differed. It follows their standard deviation, since
@@ -157,7 +157,7 @@ def update_scales(
     largest = jnp.maximum(largest, jnp.maximum(range_of[NOVELTY], dreamer_config.NOVELTY_FLOOR))
   scale = {TASK: jnp.maximum(range_of[TASK], floor), NOVELTY: largest}
   for name in range_of.keys() - scale.keys():
-    scale[name] = jnp.maximum(range_of[name], dreamer_config.SURVIVAL_FLOOR)
+    scale[name] = jnp.maximum(range_of[name], dreamer_config.INTRINSIC_FLOOR)
   weight = {name: entry.weight(config, evidence) for name, entry in intrinsic.INTRINSIC.items()}
   return Scales(ranges, largest, deviation, evidence), Divisors(scale, {TASK: 1.0} | weight)
 

@@ -52,10 +52,11 @@ def make_dreamer(
   """Builds the agent for one environment's specs.
 
   Raises:
-    ValueError: survival without vitals, or with vitals that the environment pays for.
+    ValueError: survival without vitals, or with vitals that the environment pays for; empowerment
+      with other actions than one discrete one, or without numbers.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
-  _ = model.vitals  # raises ValueError for survival without vitals
+  _ = model.vitals, model.empowerment  # raise ValueError where there can be none
   sizes = model.networks
   policy = actor_critic.ActorCritic(
     config,

@@ -13,7 +13,7 @@ SLOW_CRITIC_RATE = 0.1  # of its average; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the average spread of returns: Hafner et al. (2023)
 RELATIVE_FLOOR = 0.1  # least scale that divides the task's advantages, as a share of its returns
 NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
-SURVIVAL_FLOOR = 0.1  # the same of survival; all vitals at 0 cost at most 1.44 with three of them
+INTRINSIC_FLOOR = 0.1  # the same of other intrinsic rewards; vitals of 0 cost at most 1.44
 LEAST_NOVELTY = 0.5  # share of novelty's weight that stays when the task pays
 EVIDENCE_DECAY = 0.9997  # by an update, of the evidence that the task pays: to a half in 2,300
 # Rates of the two averages of novelty whose difference is competence.
@@ -71,6 +71,7 @@ class DreamerConfig:
   novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
   novelty_scale: float = 0.2  # weight of novelty until a reward is found, then half of it; 0: none
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
+  empowerment_scale: float = 0.0  # weight of empowerment's; 0: none, see docs/cognition.md
   boredom_threshold: float = 0.01  # competence below which boredom rises
   boredom_rise: float = 0.1  # by an update, of the boredom that shortens rollouts
   boredom_fall: float = 0.2  # by an update with more competence
@@ -113,7 +114,8 @@ class DreamerConfig:
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
-    check(self.survival_scale >= 0, 'survival_scale', 'must be at least 0')
+    for name in ('survival_scale', 'empowerment_scale'):
+      check(getattr(self, name) >= 0, name, 'must be at least 0')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')

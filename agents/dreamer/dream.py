@@ -50,6 +50,7 @@ class Dream(NamedTuple):
     slow_values: [H + 1, B'] float32 of each head of the slow critic.
     horizon: [] int32.
     vitals: [H + 1, B', V] float32, decoded; None without survival.
+    empowerment: [H + 1, B'] float32, the reward that arrives at the step; None without it.
   """
 
   start: Start
@@ -63,6 +64,7 @@ class Dream(NamedTuple):
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
   vitals: jax.Array | None = None
+  empowerment: jax.Array | None = None
 
 
 def rollout(
@@ -146,9 +148,8 @@ class _Imagination:
       'discount': arrived(0.0),
       **jax.tree.map(arrived, self._values(features, context)),
     }
-    vitals = self.model.read_vitals(start.latent.numbers)
-    if vitals is not None:
-      outputs['vitals'] = jnp.zeros((num_steps + 1, *vitals.shape)).at[0].set(vitals)
+    for name, x in self._optional(start.latent, features).items():
+      outputs[name] = jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -175,10 +176,8 @@ class _Imagination:
       'reward': self.model.reward(self.model_params, next_features).mean(),
       'discount': self.model.discount(self.model_params, next_features),
       **self._values(next_features, context),
+      **self._optional(latent, next_features),
     }
-    vitals = self.model.read_vitals(latent.numbers)
-    if vitals is not None:
-      arrived['vitals'] = vitals
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
     outputs = {
@@ -187,6 +186,14 @@ class _Imagination:
     }
     mask = self.model.action_mask(self.model_params, next_features)
     return latent, next_features, memory, context, mask, outputs
+
+  def _optional(self, latent: rssm.Latent, features: jax.Array) -> dict[str, jax.Array]:
+    """Fields of `Dream` that intrinsic rewards read, of one step [B', ...]; without them, none."""
+    read = {
+      'vitals': self.model.read_vitals(latent.numbers),
+      'empowerment': self.model.empowered(self.model_params, features),
+    }
+    return {name: x for name, x in read.items() if x is not None}
 
   def _values(self, features: jax.Array, context: jax.Array) -> Tree:
     """Values [B'] by the critic and by the slow critic, of each head by its name."""

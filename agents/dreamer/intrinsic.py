@@ -1,4 +1,4 @@
-"""Intrinsic motivation: novelty and survival, competence on two timescales, boredom and the horizon.
+"""Intrinsic motivation: its rewards, competence on two timescales, boredom and the horizon.
 
 All arithmetic is float32: in bfloat16, rounding would dominate variances and slow averages.
 """
@@ -16,7 +16,7 @@ Moments = tuple[tuple[jax.Array, jax.Array], ...]
 """Predictions in groups: means and variances of each, [K, ..., F] float32."""
 
 
-NOVELTY, SURVIVAL = 'novelty', 'survival'
+NOVELTY, SURVIVAL, EMPOWERMENT = 'novelty', 'survival', 'empowerment'
 """Intrinsic rewards, and heads of the critic, by name."""
 
 
@@ -237,10 +237,12 @@ class Felt(NamedTuple):
   Attributes:
     novelty: [T, ...] float32.
     survival: [T, ...] float32; None without it.
+    empowerment: [T, ...] float32, a share of the largest; None without it.
   """
 
   novelty: jax.Array
-  survival: jax.Array | None
+  survival: jax.Array | None = None
+  empowerment: jax.Array | None = None
 
 
 class Intrinsic(NamedTuple):
@@ -280,6 +282,12 @@ INTRINSIC = {
     is_on=lambda config: config.survival_scale > 0,
     reward=lambda felt, motivation: felt.survival,
     weight=lambda config, evidence: config.survival_scale,
+  ),
+  # Nor is that of empowerment less its mean: where an action decides nothing, ending costs nothing.
+  EMPOWERMENT: Intrinsic(
+    is_on=lambda config: config.empowerment_scale > 0,
+    reward=lambda felt, motivation: felt.empowerment,
+    weight=lambda config, evidence: config.empowerment_scale,
   ),
 }
 """All intrinsic rewards, in the order of the critic's heads."""

@@ -22,6 +22,9 @@ Tree = Any
 STATISTICS = 'statistics'
 """Name of the running statistics of numbers among the parameters; not trained."""
 
+INVERSE, EMPOWERMENT = 'inverse', 'empowerment'
+"""Names of the networks of empowerment; see `empowerment.Empowerment`."""
+
 MEMBERS = ('prior', 'change')
 """Networks of which each member of the ensemble has its own."""
 
@@ -149,6 +152,9 @@ class Networks:
       modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
     if self.has_mask:
       modules['mask'] = head(self.actions.size, 1.0)
+    if config.empowerment_scale:
+      modules[INVERSE] = head(self.actions.size, 1.0)
+      modules[EMPOWERMENT] = head(1, 0.0)
     return modules
 
   def _inputs(self, name: str) -> Any:
@@ -164,6 +170,8 @@ class Networks:
       'change': (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
+      INVERSE: ((zeros(state),), (numbers, numbers)),
+      EMPOWERMENT: ((zeros(self.memory_size - self.recalled_size),), (numbers,)),
     }
     return inputs.get(name, ((zeros(self.memory_size + self.previous_size),), (numbers,)))
 

@@ -262,7 +262,7 @@ class RSSM:
     """e, [..., E], of [..., F] numbers."""
     if not self.networks.embedding_size:
       return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
-    return self.networks.apply(params, 'encoder', self._read(params, numbers))
+    return self.networks.apply(params, 'encoder', self.read(params, numbers))
 
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
@@ -284,7 +284,7 @@ class RSSM:
       now = [latent.recalled.astype(self.dtype)]
       then = [jnp.zeros_like(now[0]) if before is None else before.astype(self.dtype)]
     memory = [latent.deterministic, *self._inferred(latent), *now]
-    parts = [*memory, self._read(params, latent.numbers), previous, *then]
+    parts = [*memory, self.read(params, latent.numbers), previous, *then]
     return jnp.concatenate(parts, axis=-1)
 
   # Steps.
@@ -486,7 +486,7 @@ class RSSM:
     predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
     return numbers.sample(predicted, before, statistics, noise)
 
-  def _read(self, params: Tree, numbers: jax.Array) -> jax.Array:
+  def read(self, params: Tree, numbers: jax.Array) -> jax.Array:
     """[..., F] numbers to the inputs of a network, in the compute dtype."""
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)

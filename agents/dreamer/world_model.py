@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
 from dm_env import specs
@@ -13,12 +14,14 @@ from dm_env import specs
 from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import empowerment as empowerment_lib
 from hephaestus.agents.dreamer import intrinsic, modules
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
 
 Tree = Any
+LAST = int(dm_env.StepType.LAST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,19 @@ class WorldModel:
     if self.vitals is None or vitals is None:
       return None
     return intrinsic.survival(vitals, discount, self.vitals.set_points)
+
+  @functools.cached_property
+  def empowerment(self) -> empowerment_lib.Empowerment | None:
+    """None without empowerment.
+
+    Raises:
+      ValueError: empowerment with other actions than one discrete one, or without numbers.
+    """
+    return empowerment_lib.Empowerment(self.rssm) if self.config.empowerment_scale else None
+
+  def empowered(self, params: Tree, features: jax.Array) -> Any:
+    """[..., features] to the reward of empowerment, [...] float32; None without it."""
+    return self.empowerment.reward(params, features) if self.empowerment else None
 
   def init(self, key: chex.PRNGKey) -> Tree:
     """Parameters, float32; those of 'prior' have a leading axis K."""
@@ -190,7 +206,8 @@ class WorldModel:
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
     loss = jnp.mean(reconstruction + scaled_reward + continues + mask + kl + change)
-    loss += value_loss(features)
+    empowerment, inverse = self._empowerment_loss(params, keys, posterior, sequence)
+    loss += value_loss(features) + empowerment
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
@@ -201,7 +218,7 @@ class WorldModel:
       'kl': dynamics_kl.mean(),
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
-      **errors,
+      **(errors | inverse),
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
@@ -251,6 +268,22 @@ class WorldModel:
       return jnp.zeros(sequence.reward.shape)
     logits = self._head(params, 'mask', features).astype(jnp.float32)
     return jnp.sum(jax.nn.softplus(logits) - legal.astype(jnp.float32) * logits, axis=-1)
+
+  def _empowerment_loss(
+    self,
+    params: Tree,
+    keys: jax.Array,
+    posterior: rssm_lib.Posterior,
+    sequence: experience.Sequence,
+  ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
+    """Loss [] of empowerment, and metrics; 0 and none without it."""
+    if self.empowerment is None:
+      return 0.0, {}
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, len(sequence.reward)))(keys)
+    legal = observation_lib.action_mask(sequence.observation)
+    if legal is None:
+      legal = jnp.ones((*sequence.reward.shape, self.networks.actions.size), bool)
+    return self.empowerment.loss(params, keys, posterior, sequence.step_type == LAST, legal)
 
   def _change_loss(
     self,

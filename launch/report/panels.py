@@ -22,7 +22,10 @@ LEARNING, REPLAY = 'Learning', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; the first section that matches has the chart.
 SECTIONS = {
   LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
-  'Cognition': ('learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/memory/'),
+  'Cognition': (
+    'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
+    'learner/memory/',
+  ),
   'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),
   'World model': ('learner/world_model/',),
   'Dreams': ('learner/dream/',),
@@ -47,6 +50,7 @@ TITLES = {
   'learner/intrinsic/novelty_slow': 'novelty, slow average',
   'learner/intrinsic/competence': 'competence',
   'learner/intrinsic/survival': 'reward of survival, replayed steps',
+  'learner/intrinsic/empowerment': 'empowerment, share of the largest',
   'learner/intrinsic/vital_error': 'mean error of decoded vitals',
   'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
   'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',

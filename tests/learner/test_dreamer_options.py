@@ -1,4 +1,4 @@
-"""Updates of agents with options that are not the default: salience, a Gaussian latent, survival."""
+"""Updates of agents with options that are not the default: salience, a Gaussian latent, cognition."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
 
 @pytest.fixture(scope='module')
 def survivor():
-  return make_dreamer(survival_scale=0.5)
+  return make_dreamer(survival_scale=0.5, empowerment_scale=0.5)
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +67,7 @@ def surviving(survivor):
   return Trainer(dreamer_update.make_update(survivor, RATES))
 
 
-def test_eight_devices_with_survival_take_the_step_of_one(survivor, surviving):
+def test_eight_devices_with_survival_and_empowerment_take_the_step_of_one(survivor, surviving):
   eight = Trainer(dreamer_update.make_update(survivor, RATES), 8)
   assert_same_step(surviving, eight, make_batch(survivor))
 
@@ -87,6 +87,14 @@ def test_metrics_of_survival_are_those_of_the_batch(survivor, surviving):
   assert metrics['intrinsic/vital_heat'] == pytest.approx(vitals[..., 1].mean(), rel=1e-5)
   assert 0.05 < metrics['intrinsic/vital_error'] < 0.6  # of a model that has learned nothing
   assert metrics['actor_critic/survival_advantage'] > 0
+
+
+def test_empowerment_is_paid_as_a_share_and_scaled(survivor, surviving):
+  """Its head has had one update by random inputs, so the share is small."""
+  metrics = surviving.begin().step(make_batch(survivor))
+  assert 0 < abs(metrics['intrinsic/empowerment']) < 0.2
+  assert metrics['actor_critic/empowerment_advantage'] > 0
+  assert 0.5 * np.log(3) < metrics['world_model/inverse'] < 2 * np.log(3)
 
 
 def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):

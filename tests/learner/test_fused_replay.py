@@ -26,7 +26,11 @@ OPTIONS = (
 CONFIG = config.override(presets.laptop('catch'), [*OPTIONS])
 SURVIVAL = config.override(
   presets.laptop('oasis'),
-  [*(each for each in OPTIONS if not each.startswith('environment.')), 'agent.survival_scale=1'],
+  [
+    *(each for each in OPTIONS if not each.startswith('environment.')),
+    'agent.survival_scale=1',
+    'agent.empowerment_scale=1',
+  ],
 )
 MEMORY = config.override(CONFIG, ['agent.memory_size=64'])
 
@@ -196,7 +200,7 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
 @pytest.mark.parametrize(
   ('base', 'metrics'),
   [
-    (SURVIVAL, {'intrinsic/survival', 'intrinsic/vital_error', 'intrinsic/vital_water'}),
+    (SURVIVAL, {'intrinsic/survival', 'intrinsic/vital_water', 'intrinsic/empowerment'}),
     (MEMORY, {'memory/written', 'memory/evidence'}),
   ],
   ids=['survival', 'memory'],

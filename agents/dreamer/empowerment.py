@@ -1,0 +1,125 @@
+"""Empowerment: how much of the next observation the next action decides.
+
+    E(s) = I(A; X' | s) = ln n - H(A | s, X')  >=  ln n + mean ln q(a | s, x'),    a ~ uniform
+
+over the n legal actions, x' being the numbers of the observation that one imagined step predicts. A
+classifier q learns to tell the action from them, and a head e(s) learns the mean of the bound, so that
+no action needs to be tried where empowerment is read. Mohamed and Rezende (2015), "Variational
+information maximisation for intrinsically motivated reinforcement learning"; the bound is that of
+Barber and Agakov (2003).
+
+The classifier reads neither h' nor z': h' is a function of the action, so all actions would seem to
+matter. An action whose effect is observed only later does not count.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from hephaestus.agents import distributions
+from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import rssm as rssm_lib
+
+Tree = Any
+SHARE = 4
+"""One of so many replayed steps begins an imagined one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Empowerment:
+  """Empowerment in one environment; every method is a pure function of `params`.
+
+  Attributes:
+    rssm: the world model, which imagines.
+  """
+
+  rssm: rssm_lib.RSSM
+
+  def __post_init__(self):
+    networks = self.rssm.networks
+    given = f'agent.empowerment_scale={networks.config.empowerment_scale:g}'
+    if not isinstance(networks.action_spec, specs.DiscreteArray) or networks.actions.size < 2:
+      raise ValueError(
+        f'{given}: empowerment is of one discrete action with at least two choices, and here it is '
+        f'{networks.action_spec}; set agent.empowerment_scale=0'
+      )
+    if not networks.numbers.size:
+      raise ValueError(
+        f'{given}: empowerment is over the numbers of an observation, and here are only images, which '
+        'dreams do not decode; set agent.empowerment_scale=0'
+      )
+
+  def nats(self, params: Tree, features: jax.Array) -> jax.Array:
+    """[..., features] of steps to their empowerment, [...] float32 nats, by the head."""
+    networks = self.rssm.networks
+    ends = [networks.memory_size, networks.memory_size + networks.numbers.input_size]
+    memory, numbers, _ = jnp.split(features, ends, axis=-1)
+    memory = memory[..., : networks.memory_size - networks.recalled_size]
+    nats = networks.apply(params, modules.EMPOWERMENT, (memory,), (numbers,))
+    return nats[..., 0].astype(jnp.float32)
+
+  def reward(self, params: Tree, features: jax.Array) -> jax.Array:
+    """[..., features] of steps to the reward that arrives there: their share of the most, ln A."""
+    return self.nats(params, features) / np.log(self.rssm.networks.actions.size)
+
+  def loss(
+    self,
+    params: Tree,
+    keys: jax.Array,
+    posterior: rssm_lib.Posterior,
+    last: jax.Array,
+    legal: jax.Array,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Losses of the classifier and of the head; neither has a gradient into the world model.
+
+    Args:
+      params: of the world model.
+      keys: [B] one for each sequence.
+      posterior: of [T, B] real steps.
+      last: [T, B] bool, steps that end an episode, after which no action follows.
+      legal: [T, B, A] bool.
+
+    Returns:
+      The loss [], a mean over imagined steps, and metrics.
+    """
+    num_steps, batch = last.shape
+    count = max(1, num_steps // SHARE)
+    keys = jax.vmap(lambda key: jax.random.split(key, 1 + count), out_axes=1)(keys)
+    choose = lambda key: jax.random.permutation(key, num_steps)[:count]
+    step = jax.vmap(choose, out_axes=1)(keys[0])  # [count, B]
+    pick = lambda x: x[step, jnp.arange(batch)].reshape(count * batch, *x.shape[2:])
+    latent, features = jax.tree.map(
+      pick, jax.lax.stop_gradient((posterior.latent, posterior.features))
+    )
+    legal, weight = pick(legal), 1.0 - pick(last).astype(jnp.float32)
+    log_prob = self._log_prob(params, keys[1:].reshape(-1), latent, legal)
+    num_legal = jnp.maximum(jnp.sum(legal, axis=-1), 1).astype(jnp.float32)
+    bound = jax.lax.stop_gradient(jnp.log(num_legal) + log_prob)
+    error = jnp.square(self.nats(params, features) - bound)
+    return jnp.mean(weight * (error - log_prob)), {'inverse': -jnp.mean(weight * log_prob)}
+
+  def _log_prob(
+    self, params: Tree, keys: jax.Array, latent: rssm_lib.Latent, legal: jax.Array
+  ) -> jax.Array:
+    """ln q of a uniform legal action at each of N latents, after one imagined step, [N] float32."""
+    networks, frozen = self.rssm.networks, jax.lax.stop_gradient(params)
+    action_key, member_key, noise_key = jax.vmap(lambda key: jax.random.split(key, 3), out_axes=1)(
+      keys
+    )
+    uniform = distributions.MaskedCategorical.from_logits(jnp.zeros(legal.shape), legal)
+    action = uniform.sample(jax.vmap(networks.actions.noise)(action_key))
+    choose = lambda key: jax.random.randint(key, (), 0, networks.config.ensemble_size)
+    imagined, _, _ = self.rssm.imagine(
+      frozen,
+      self.rssm.matrices(frozen),
+      rssm_lib.Recurrent(latent, networks.actions.encode(action)),
+      jax.vmap(choose)(member_key),
+      jax.vmap(self.rssm.imagined_noise)(noise_key),
+    )
+    numbers = tuple(self.rssm.read(frozen, x) for x in (latent.numbers, imagined.numbers))
+    outputs = networks.apply(params, modules.INVERSE, (latent.deterministic,), numbers)
+    return distributions.MaskedCategorical.from_logits(outputs, legal).log_prob(action)
