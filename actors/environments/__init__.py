@@ -18,6 +18,7 @@ ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
+  'ice': 'hephaestus.actors.environments.ice:Ice',
   'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
   'oasis': 'hephaestus.actors.environments.oasis:Oasis',
   'rooms': 'hephaestus.actors.environments.rooms:Rooms',

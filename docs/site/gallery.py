@@ -20,7 +20,10 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / 'images' / 'gallery'
 FRAMES = 80
 FRAMES_PER_SECOND = 6.0
 SIDE = 360  # pixels of the longer side of a frame, at most
-OPTIONS = {'rooms': {'num_rooms': 6}}  # so that rooms are entered again
+OPTIONS = {
+  'ice': {'max_steps': 20},  # so that several layouts are shown
+  'rooms': {'num_rooms': 6},  # so that rooms are entered again
+}
 
 
 def frames(name: str, seed: int = 0) -> Iterator[np.ndarray]:

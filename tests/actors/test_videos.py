@@ -7,7 +7,14 @@ import pytest
 import tiny
 
 from hephaestus.actors import episodes, evaluator, videos
-from hephaestus.actors.environments import catch, grid_world, noisy_corridor, oasis, rooms
+from hephaestus.actors.environments import (
+  catch,
+  grid_world,
+  ice,
+  noisy_corridor,
+  oasis,
+  rooms,
+)
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
@@ -55,6 +62,7 @@ def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
   [
     catch.Catch(),
     grid_world.GridWorld(),
+    ice.Ice(),
     noisy_corridor.NoisyCorridor(),
     oasis.Oasis(),
     rooms.Rooms(),

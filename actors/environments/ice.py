@@ -1,0 +1,249 @@
+"""Ice: half of the ground is slippery, and two pits hold the agent; to test empowerment."""
+
+import dataclasses
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dm_env import specs
+
+from hephaestus.actors.environments import environment
+
+SIZE = 9  # cells a side; a coordinate is a multiple of 1/8, which agents read and predict by level
+ICE_LINES = 4  # rows or columns of ice, from one side to the middle one, which is firm
+AGENT, ICE_PIT, FIRM_PIT = range(3)  # order of `State.places`
+UP, DOWN, LEFT, RIGHT, STAY = range(5)  # the first four are also the sides where the ice may be
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]], np.int32)
+CELLS = np.moveaxis(np.indices((SIZE, SIZE)), 0, -1)  # [9, 9, 2]
+NUM_COORDINATES, NUM_SIDES = 6, 4
+
+IN_PIT, BESIDE_PIT = 1000.0, 0.5  # cost of a cell to the scripted policy, in lines of ice
+
+CELL_PIXELS = 16
+LINE = (214, 222, 228)
+GROUND = {False: (247, 240, 222), True: (178, 221, 240)}  # firm, ice
+PIT, DISC = (60, 60, 66), (213, 94, 0)
+
+
+class State(flax.struct.PyTreeNode):
+  """One environment.
+
+  Attributes:
+    places: [3, 2] int32, row and column of the agent, the pit on ice and the pit on firm ground.
+    side: [] int32, UP, DOWN, LEFT or RIGHT, where the ice is.
+    step_count: [] int32, steps since the reset.
+  """
+
+  places: jax.Array
+  side: jax.Array
+  step_count: jax.Array
+
+
+def around(observation: jax.Array) -> jax.Array:
+  """Offsets of the pits, and the ground at hand: a view of places, see `environment.ViewSpec`.
+
+  Args:
+    observation: [10] float32.
+
+  Returns:
+    [2 * 2 * 17 + 5] float32: for each pit, and for rows and columns, a one-hot offset from the
+    agent; then for each action whether it aims at ice.
+  """
+  places, sides = _split(observation)
+  levels = jnp.arange(1 - SIZE, SIZE, dtype=jnp.float32)
+  offset = (places[1:] - places[AGENT])[..., None]
+  offsets = jax.nn.relu(1 - jnp.abs(offset - levels)).reshape(-1)
+  cells = jnp.clip(places[AGENT] + jnp.asarray(MOVES), 0, SIZE - 1)
+  return jnp.concatenate([offsets, jnp.minimum(_lines_to_firm(cells, sides), 1.0)])
+
+
+def is_in_pit(observation: jax.Array) -> jax.Array:
+  """Whether the agent is in a pit: [...] bool, from [..., 10] observations."""
+  places = jnp.rint(_split(observation)[0])
+  return (places[..., 1:, :] == places[..., :1, :]).all(-1).any(-1)
+
+
+def is_firm(observation: jax.Array) -> jax.Array:
+  """Whether the agent is on firm ground and in no pit: [...] bool, from [..., 10] observations."""
+  places, sides = _split(observation)
+  on_ice = _lines_to_firm(jnp.rint(places[..., AGENT, :]), sides) > 0
+  return ~on_ice & ~is_in_pit(observation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ice(environment.Environment):
+  """A square of 9 by 9 cells, of which four lines at one side are ice; all rewards are 0.
+
+  Actions are up, down, left, right and stay. On firm ground they do as they say. In a cell of ice the
+  action is replaced, with probability `slip`, by one of the five, each equally likely. In a pit no
+  action has an effect, to the end of the episode. An episode is truncated after `max_steps`.
+
+  In each episode the side of the ice is random. One pit is on ice and one on firm ground, so that
+  no corner is closed off. The agent begins in any other cell, in 35 of 79 episodes on ice.
+
+  On firm ground the agent decides which state is next, on ice hardly, and in a pit not at all:
+  `empowerment` is the exact measure of that. `is_firm` and `is_in_pit` judge observations.
+
+  The observation is [10] float32: row and column of agent, pit on ice and pit on firm ground,
+  divided by 8; and the side of the ice (up, down, left, right), one-hot. The view is `around`.
+
+  Attributes:
+    slip: probability that an action in a cell of ice is replaced.
+    max_steps: of an episode.
+  """
+
+  slip: float = 0.9
+  max_steps: int = 100
+
+  def __post_init__(self):
+    if not 0 <= self.slip <= 1:
+      raise ValueError(f'environment.slip={self.slip}: a probability from 0 to 1 is needed')
+    if self.max_steps < 1:
+      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+
+  @property
+  def observation_spec(self) -> environment.ViewSpec:
+    shape = (NUM_COORDINATES + NUM_SIDES,)
+    return environment.ViewSpec(shape, np.float32, 0.0, 1.0, around, 'places_and_side')
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(5, np.int32, 'up_down_left_right_stay')
+
+  @property
+  def action_names(self) -> tuple[str, ...]:
+    return ('up', 'down', 'left', 'right', 'stay')
+
+  def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
+    side, ice, firm, start = jax.random.bits(key, (4,), jnp.uint32)
+    # Cells are numbered line by line, from the side of the ice.
+    num_ice = ICE_LINES * SIZE
+    ice_pit, firm_pit = ice % num_ice, num_ice + firm % (SIZE**2 - num_ice)
+    agent = start % (SIZE**2 - 2)
+    agent += agent >= ice_pit
+    agent += agent >= firm_pit
+    line, along = jnp.divmod(jnp.stack([agent, ice_pit, firm_pit]).astype(jnp.int32), SIZE)
+    side = (side % NUM_SIDES).astype(jnp.int32)
+    line = jnp.where((side == DOWN) | (side == RIGHT), SIZE - 1 - line, line)
+    is_row = side <= DOWN
+    places = jnp.stack([jnp.where(is_row, line, along), jnp.where(is_row, along, line)], axis=-1)
+    state = State(places, side, jnp.zeros((), jnp.int32))
+    return state, environment.restart(self._observe(state))
+
+  def step(
+    self, key: chex.PRNGKey, state: State, action: jax.Array
+  ) -> tuple[State, environment.TimeStep]:
+    slip_bits, move_bits = jax.random.bits(key, (2,), jnp.uint32)
+    agent = state.places[AGENT]
+    on_ice = _lines_to_firm(agent, _one_hot(state.side)) > 0
+    slips = on_ice & ((slip_bits >> 8) * 2.0**-24 < self.slip)
+    move = jnp.where(slips, (move_bits % len(MOVES)).astype(jnp.int32), action)
+    moved = jnp.clip(agent + jnp.asarray(MOVES)[move], 0, SIZE - 1)
+    is_stuck = (state.places[1:] == agent).all(-1).any()
+    state = State(
+      places=state.places.at[AGENT].set(jnp.where(is_stuck, agent, moved)),
+      side=state.side,
+      step_count=state.step_count + 1,
+    )
+    timestep = jax.lax.cond(
+      state.step_count >= self.max_steps,
+      environment.truncation,
+      environment.transition,
+      0.0,
+      self._observe(state),
+    )
+    return state, timestep
+
+  def transition_probabilities(self, state: State) -> jax.Array:
+    """Distribution of the agent's next cell, of each cell and action.
+
+    Args:
+      state: with pits and ice; the agent's own cell and the step are not read.
+
+    Returns:
+      [81, 5, 81] float32, cells in row-major order.
+    """
+    cells = CELLS.reshape(-1, 2)
+    targets = np.clip(cells[:, None] + MOVES, 0, SIZE - 1) @ [SIZE, 1]
+    chosen = np.eye(SIZE**2, dtype=np.float32)[targets]
+    slippery = (1 - self.slip) * chosen + self.slip * chosen.mean(axis=1, keepdims=True)
+    on_ice = _lines_to_firm(jnp.asarray(cells), _one_hot(state.side)) > 0
+    is_pit = (cells[:, None] == state.places[1:]).all(-1).any(-1)
+    moved = jnp.where(on_ice[:, None, None], slippery, chosen)
+    held = np.eye(SIZE**2, dtype=np.float32)[:, None]
+    return jnp.where(is_pit[:, None, None], held, moved)
+
+  def empowerment(self, state: State) -> jax.Array:
+    """One-step empowerment of uniform actions in each cell, in nats.
+
+      I(A; S' | s) = H[ Mean_A P(S' | s, a) ] − Mean_A H[ P(S' | s, a) ]
+
+    The mutual information of action and next state (Klyubin et al., 2005, "Empowerment"), at uniform
+    actions in place of those that maximise it.
+
+    Args:
+      state: see `transition_probabilities`.
+
+    Returns:
+      [9, 9] float32: ln 5 = 1.609 in an open cell of firm ground, 0 in a pit.
+    """
+    probabilities = self.transition_probabilities(state)
+    entropy = lambda p: jax.scipy.special.entr(p).sum(-1)
+    gained = entropy(probabilities.mean(axis=1)) - entropy(probabilities).mean(axis=1)
+    return gained.reshape(SIZE, SIZE)
+
+  def scripted_action(self, state: State) -> jax.Array:
+    """Walks to firm ground by the nearest cells that are no pit and rather not beside one, and stays."""
+    agent, *pits = state.places
+    cells = jnp.clip(agent + jnp.asarray(MOVES), 0, SIZE - 1)
+    lines = _lines_to_firm(cells, _one_hot(state.side))
+    distance = jnp.abs(cells[:, None] - jnp.stack(pits)).sum(-1).min(-1)
+    risk = jnp.where(distance == 0, IN_PIT, jnp.where(distance == 1, BESIDE_PIT, 0.0))
+    return jnp.where(lines[STAY] == 0, STAY, jnp.argmin(lines + risk)).astype(jnp.int32)
+
+  def render(self, state: State) -> np.ndarray:
+    return self.draw(self._observe(state))
+
+  def draw(self, observation: environment.Observation) -> np.ndarray:
+    """Draws firm ground and ice, the pits as dark squares, and the agent as a disc."""
+    places, sides = np.split(np.asarray(observation, np.float32), [NUM_COORDINATES])
+    places = np.rint(places.reshape(-1, 2) * (SIZE - 1)).astype(int).clip(0, SIZE - 1)
+    side = np.eye(NUM_SIDES, dtype=np.float32)[sides.argmax()]
+    on_ice = np.asarray(_lines_to_firm(jnp.asarray(CELLS), side)) > 0
+    pixels = np.empty((SIZE, CELL_PIXELS, SIZE, CELL_PIXELS, 3), np.uint8)
+    pixels[...] = np.where(on_ice[..., None], GROUND[True], GROUND[False])[:, None, :, None]
+    pixels[:, 0] = pixels[:, :, :, 0] = LINE
+    for row, column in places[1:]:
+      pixels[row, 2:-1, column, 2:-1] = PIT
+    disc = np.hypot(*(np.indices((CELL_PIXELS, CELL_PIXELS)) - CELL_PIXELS / 2)) <= CELL_PIXELS / 3
+    row, column = places[AGENT]
+    pixels[row, :, column][disc] = DISC
+    return pixels.reshape(SIZE * CELL_PIXELS, SIZE * CELL_PIXELS, 3)
+
+  def _observe(self, state: State) -> jax.Array:
+    places = state.places.reshape(-1).astype(jnp.float32) / (SIZE - 1)
+    return jnp.concatenate([places, _one_hot(state.side)])
+
+
+def _split(observation: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Places [..., 3, 2] in cells, and sides [..., 4], of observations [..., 10]."""
+  places = observation[..., :NUM_COORDINATES] * (SIZE - 1)
+  return places.reshape(*places.shape[:-1], -1, 2), observation[..., NUM_COORDINATES:]
+
+
+def _one_hot(side: jax.Array) -> jax.Array:
+  return (jnp.arange(NUM_SIDES) == side).astype(jnp.float32)
+
+
+def _lines_to_firm(cells: jax.Array, sides: jax.Array) -> jax.Array:
+  """Distance to firm ground, [...] float32: 0 on it, at most 4 on ice.
+
+  Args:
+    cells: [..., 2] rows and columns.
+    sides: [..., 4] where the ice is, one-hot.
+  """
+  row, column = cells[..., 0], cells[..., 1]
+  from_side = jnp.stack([row, SIZE - 1 - row, column, SIZE - 1 - column], axis=-1)
+  return jnp.sum(jax.nn.relu(ICE_LINES - from_side) * sides, axis=-1)
