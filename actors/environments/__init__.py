@@ -16,6 +16,7 @@ from hephaestus.actors.environments.environment import Environment
 # A new environment gets its name by a line here; its module is imported when it is made.
 ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
+  'errands': 'hephaestus.actors.environments.errands:Errands',
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
   'ice': 'hephaestus.actors.environments.ice:Ice',

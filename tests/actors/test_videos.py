@@ -9,6 +9,7 @@ import tiny
 from hephaestus.actors import episodes, evaluator, videos
 from hephaestus.actors.environments import (
   catch,
+  errands,
   grid_world,
   ice,
   noisy_corridor,
@@ -61,6 +62,7 @@ def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
   'env',
   [
     catch.Catch(),
+    errands.Errands(),
     grid_world.GridWorld(),
     ice.Ice(),
     noisy_corridor.NoisyCorridor(),

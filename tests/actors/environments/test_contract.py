@@ -41,6 +41,7 @@ BOTH = (TERMINATED, TRUNCATED)
 ENVIRONMENTS = [
   Case('example:make', {'max_steps': 10}, BOTH),  # from docs/environments.md
   Case('catch'),
+  Case('errands', {'max_steps': 30}, (TRUNCATED,)),
   Case('grid_world', {'size': 4, 'num_resources': 3, 'max_steps': 45}, (TRUNCATED,)),
   Case('hackmatrix', {'max_steps': 18}, BOTH),
   Case('ice', {'max_steps': 40}, (TRUNCATED,)),

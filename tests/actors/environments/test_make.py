@@ -48,7 +48,7 @@ def test_import_path_makes_a_users_environment(my_module):
   'name, options, words',
   [
     ('grid_word', {}, ["environment.name='grid_word'", 'did you mean grid_world?', 'catch']),
-    ('zzz', {}, ["environment.name='zzz'", 'catch, grid_world']),
+    ('zzz', {}, ["environment.name='zzz'", 'catch, errands, grid_world']),
     ('no_such_module:World', {}, ['no_such_module', 'PYTHONPATH']),
     ('my_module:Mime', {}, ["environment.name='my_module:Mime'", 'did you mean Mine?']),
     ('my_module:Demanding', {}, ['environment.difficulty', 'needs a value']),

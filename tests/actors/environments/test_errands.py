@@ -1,0 +1,141 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hephaestus.actors import environments
+from hephaestus.actors.environments import errands, wrappers
+
+ENV = errands.Errands()
+IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
+WANTED = (3, 1, 2, 0, 1, 0, 3, 2)
+
+
+def state_of(countdown=IN_ORDER, step_count=0):
+  countdown, wanted = jnp.array(countdown, jnp.int32), jnp.array(WANTED, jnp.int32)
+  return errands.State(countdown, wanted, jnp.int32(step_count))
+
+
+@functools.partial(jax.jit, static_argnames='num_keys')
+def outcomes(state, action, num_keys=256):
+  keys = jax.random.split(jax.random.key(0), num_keys)
+  return jax.vmap(ENV.step, (0, None, None))(keys, state, action)
+
+
+@pytest.mark.parametrize('countdown, button', [(IN_ORDER, 3), ((8, 7, 6, 5, 0, 3, 2, 1), 1)])
+def test_button_of_the_errand_that_is_due_pays(countdown, button):
+  for action in range(4):
+    _, timesteps = outcomes(state_of(countdown), action)
+    assert set(timesteps.reward.tolist()) == {1.0 if action == button else -1.0}
+
+
+@pytest.mark.parametrize(
+  'countdown, others, restarted',
+  [
+    (IN_ORDER, (0, 1, 2, 3, 4, 5, 6), {7, 8}),
+    ((0, 1, 2, 4, 5, 6, 7, 8), (0, 1, 3, 4, 5, 6, 7), {2, 8}),  # 2 would be missing
+    ((0, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7), {0}),  # no other is due next
+  ],
+)
+def test_countdowns_fall_by_one_and_the_errand_due_gets_a_free_one(countdown, others, restarted):
+  states, _ = outcomes(state_of(countdown), 0)
+  assert {tuple(rest) for rest in states.countdown[:, 1:].tolist()} == {others}
+  restarts = states.countdown[:, 0].tolist()
+  assert set(restarts) == restarted
+  for value in restarted:
+    assert restarts.count(value) / len(restarts) == pytest.approx(1 / len(restarted), abs=0.1)
+
+
+@pytest.mark.parametrize('action', [3, 0])  # right or wrong
+def test_only_the_errand_that_was_due_gets_a_random_button(action):
+  states, _ = outcomes(state_of(), action, num_keys=1024)
+  assert {tuple(rest) for rest in states.wanted[:, 1:].tolist()} == {WANTED[1:]}
+  shares = np.bincount(states.wanted[:, 0], minlength=4) / 1024
+  np.testing.assert_allclose(shares, 0.25, atol=0.05)
+  both = jnp.stack([states.wanted[:, 0], states.countdown[:, 0]], axis=-1)
+  assert len(set(map(tuple, both.tolist()))) == 4 * 2  # each button with each countdown
+
+
+def test_episodes_begin_in_any_order_with_any_button():
+  states, _ = jax.vmap(ENV.reset)(jax.random.split(jax.random.key(0), 4096))
+  np.testing.assert_array_equal(np.sort(states.countdown), np.tile(np.arange(8), (4096, 1)))
+  assert len({tuple(order) for order in states.countdown.tolist()}) > 3500  # of 8! = 40,320
+  for values in (states.countdown.T, states.wanted.T):
+    for errand in np.asarray(values):
+      shares = np.bincount(errand) / 4096
+      np.testing.assert_allclose(shares, 1 / len(shares), atol=0.04)
+
+
+@pytest.fixture(scope='module')
+def episodes():
+  """[64, 50, 8] countdowns of random play, the reset's included."""
+
+  def play(key):
+    reset_key, *keys = jax.random.split(key, 50)
+    state, _ = ENV.reset(reset_key)
+    advance = lambda state, key: (ENV.step(key, state, jnp.int32(0))[0],) * 2
+    _, states = jax.lax.scan(advance, state, jnp.stack(keys))
+    return jnp.concatenate([state.countdown[None], states.countdown])
+
+  return np.asarray(jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(1), 64)))
+
+
+def test_exactly_one_errand_is_due_at_each_step(episodes):
+  np.testing.assert_array_equal((episodes == 0).sum(-1), 1)
+  assert (np.diff(np.sort(episodes), axis=-1) > 0).all()
+  assert episodes.max() == 8
+
+
+def test_countdown_says_when_an_errand_is_due(episodes):
+  for step in range(50 - 8):
+    due = step + episodes[:, step]  # [64, 8]
+    then = np.take_along_axis(episodes, due[:, None], axis=1)
+    assert (then == 0).all()
+
+
+def test_order_is_no_rotation(episodes):
+  due = episodes.argmin(-1)
+  again = (due[:, 8:] == due[:, :-8]).mean()  # always 1 in a rotation
+  assert 0.15 < again < 0.4
+
+
+def test_time_limit_truncates():
+  _, timesteps = outcomes(state_of(step_count=48), 0, 1)
+  assert not timesteps.last().any()
+  _, timesteps = outcomes(state_of(step_count=49), 0, 1)
+  assert timesteps.last().all() and timesteps.discount == 1 and timesteps.reward == -1
+
+
+def test_observation_has_a_leaf_for_each_errand():
+  _, timesteps = outcomes(state_of((0, 1, 2, 4, 5, 6, 7, 8)), 0, 1)
+  observation = timesteps.observation
+  assert sorted(observation) == [f'errand_{index}' for index in range(8)]
+  assert observation['errand_1'].tolist() == [[0, 0, 1, 0, 0]]
+  assert observation['errand_7'].tolist() == [[7 / 8, 0, 0, 1, 0]]
+
+
+def test_score_is_between_random_and_always_right():
+  reference = wrappers.reference_returns(ENV, num_episodes=512)
+  assert reference.scripted == 50
+  assert reference.random == pytest.approx(-25, abs=1.5)
+
+
+def test_frame_shows_the_button_at_the_countdown():
+  frame = ENV.render(state_of((0, 1, 2, 4, 5, 6, 7, 8)))
+  assert frame.shape == (128, 144, 3) and frame.dtype == np.uint8
+  centre = lambda errand, column: tuple(frame[16 * errand + 8, 16 * column + 8])
+  for errand, column in enumerate((0, 1, 2, 4, 5, 6, 7, 8)):
+    assert centre(errand, column) == errands.COLOURS[WANTED[errand]]
+  assert centre(1, 0) == errands.DUE and centre(0, 1) == errands.EMPTY
+
+
+def test_a_prediction_beyond_the_bounds_is_drawn():
+  predicted = {name: np.full(5, 1.2, np.float32) for name in errands.NAMES}
+  assert ENV.draw(predicted).shape == (128, 144, 3)
+
+
+def test_invalid_options_are_rejected():
+  with pytest.raises(ValueError, match=r'environment\.max_steps=0: at least 1 is needed'):
+    environments.make('errands', max_steps=0)
