@@ -11,7 +11,7 @@ LEAST_CHANGE = 1e-4  # of a vital's mean over a batch; batches differ by more wh
 VITAL = 'intrinsic/vital_'  # metrics of vitals, and of the model's error of them
 
 
-def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Parts of cognition that do nothing, by the newest reports of a learner; none by less than WINDOW.
 
   These are a memory that is never read, and a vital that stays the same.
@@ -40,7 +40,7 @@ def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 class CognitionAdvice:
-  """Says each of `alarms` once.
+  """Says each of `warnings` once.
 
   Args:
     say: takes a warning.
@@ -58,7 +58,7 @@ class CognitionAdvice:
   def look(self, row: Mapping[str, Any]) -> None:
     """Judges one more report."""
     self._rows.append(row)
-    for text in alarms(self._rows):
+    for text in warnings(self._rows):
       kind = text.partition(' stays at ')[0]
       if kind not in self._said:
         self._said.add(kind)

@@ -212,7 +212,7 @@ def update(
   traced = program.update.trace(at_boredom(0.0), sequence)
   compiled = traced.lower().compile()
   compile_seconds = time.perf_counter() - began
-  always, *by_row = matmul_flops(traced.jaxpr.jaxpr)
+  always, *by_loop = matmul_flops(traced.jaxpr.jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   name = f'learner/{work.name}'
@@ -228,7 +228,7 @@ def update(
     horizon = float(metrics['dream/horizon'][0])
     duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
     trips = (horizon, math.ceil(horizon / agent_config.steps_per_chunk))
-    flops = always + sum(each * count for each, count in zip(by_row, trips, strict=True))
+    flops = always + sum(each * count for each, count in zip(by_loop, trips, strict=True))
     what = f'{name}/boredom_{each:g}'
     figures += [
       *_speeds(work, what, horizon, duration),
@@ -258,7 +258,7 @@ def _speeds(work: Work, name: str, horizon: float, duration: float) -> list[Figu
     work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
   )
   return [
-    figure(f'{name}/horizon', horizon, 'rows'),
+    figure(f'{name}/horizon', horizon, 'steps'),
     figure(name, duration, 's'),
     figure(f'{name}/updates', 1 / duration, 'updates/s'),
     figure(f'{name}/replayed', batch * (work.sequence_length - 1) / duration, 'steps/s'),
@@ -295,15 +295,15 @@ def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]
   params = state.params
   (_, (posterior, *_)), _ = world_model(params['world_model'])
   begin = start(posterior)
-  rows = jnp.int32(horizon)
+  num_steps = jnp.int32(horizon)
   return {
     'world_model': median_duration(lambda _: world_model(params['world_model']), None, seconds),
-    'dream': median_duration(lambda _: dreamt(params, begin, rows), None, seconds),
+    'dream': median_duration(lambda _: dreamt(params, begin, num_steps), None, seconds),
   }
 
 
 def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
-  """[B, T, ...] rows as an environment might give them, in episodes of about _EPISODE_STEPS."""
+  """[B, T, ...] steps as an environment might give them, in episodes of about _EPISODE_STEPS."""
   rng = np.random.default_rng(0)
   batch = work.learner.batch_per_device(1)
   lead = (batch, work.sequence_length)

@@ -35,7 +35,7 @@ def read(target: str) -> dict[str, Any]:
 
   Returns:
     {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored, 'duplicates': stored
-     twice, 'alarms': as of `live.Inspection.report`,
+     twice, 'warnings': as of `live.Inspection.report`,
      'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {QUANTILE: updates}}}}, where ages
     are before the checkpoint, by `inspector.QUANTILES`; None without a sequence.
 
@@ -71,7 +71,7 @@ def read(target: str) -> dict[str, Any]:
     'sequences': slots,
     'duplicates': len(stored.storage.identity) - len(np.unique(stored.storage.identity)),
     'strata': strata,
-    'alarms': live.alarms(folder),
+    'warnings': live.warnings(folder),
   }
 
 
@@ -89,8 +89,8 @@ def show(target: str, report: dict[str, Any], console: rich.console.Console | No
     f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '
     f'replay ratio {report["replay_ratio"]:.2f}, {report["sequences"]:,} sequences in the checkpoint'
   )
-  for alarm in report['alarms']:
-    console.print(f'alarm: {alarm}')
+  for warning in report['warnings']:
+    console.print(f'warning: {warning}')
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, str]]:
@@ -119,7 +119,7 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
     'environment steps': f'{report["environment_step"]:,}',
     'sequences': f'{report["sequences"]:,} in the checkpoint',
   }
-  return named | ({'alarm': '; '.join(report['alarms'])} if report['alarms'] else {})
+  return named | ({'warning': '; '.join(report['warnings'])} if report['warnings'] else {})
 
 
 def sequences(target: str, schema: experience.Sequence) -> tuple[experience.Sequence, np.ndarray]:

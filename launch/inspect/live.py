@@ -135,7 +135,7 @@ class Inspection:
           newest metrics if those are older.
         'staleness': {'newest_updates', 'oldest_updates'}, age of the actors' parameters.
         'bottleneck': in words.
-        'alarms': in words, parts of the agent that do nothing; see `advice.alarms`.
+        'warnings': in words, parts of the agent that do nothing; see `advice.warnings`.
         'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
           'episode_return', 'shared'}}, as of `stored.Stored` but for the live tables. Distributions
           are by `inspector.QUANTILES`, and None where they are unknown.
@@ -158,7 +158,7 @@ class Inspection:
       'learner_starved_fraction': None,
       'actors_throttled_fraction': None,
       'staleness': {},
-      'alarms': [],
+      'warnings': [],
     }
     if folder is not None and config is not None:
       report |= _of_nodes(folder, config, report['shards'])
@@ -338,13 +338,13 @@ def _of_nodes(
     'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
     'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
     'staleness': staleness,
-    'alarms': alarms(folder),
+    'warnings': warnings(folder),
   }
 
 
-def alarms(folder: pathlib.Path) -> list[str]:
+def warnings(folder: pathlib.Path) -> list[str]:
   """Parts of a run's agent that do nothing, in words, by the newest metrics of its learner."""
-  return advice.alarms(metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW))
+  return advice.warnings(metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW))
 
 
 def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:

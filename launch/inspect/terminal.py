@@ -255,8 +255,8 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   if any(episodes.values()):
     counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
     named['episodes'] = f'{counts} ended'
-  if report['alarms']:
-    named['alarm'] = '; '.join(report['alarms'])
+  if report['warnings']:
+    named['warning'] = '; '.join(report['warnings'])
   if not report['running']:
     return named
   named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (

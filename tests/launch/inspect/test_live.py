@@ -317,13 +317,13 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   assert (report['environment_step'], report['lost_steps']) == (900, 652)
   assert report['replay_ratio'] == {'configured': made.replay.replay_ratio, 'achieved': 0.0, 'recent': None}  # fmt: skip
   assert report['bottleneck'] is None
-  (alarm,) = report['alarms']
-  assert alarm.startswith('vital food stays at 0.5: nothing changes it')
+  (warning,) = report['warnings']
+  assert warning.startswith('vital food stays at 0.5: nothing changes it')
   assert inspect(folder) == 0
   shown = capsys.readouterr().out
   assert 'the run is not running; shown is its checkpoint of' in ' '.join(shown.split())
   assert '900, 652 of them lost by replay' in shown
-  assert alarm in ' '.join(shown.split())
+  assert warning in ' '.join(shown.split())
   assert prometheus.exposition(report) == 'hephaestus_up 0\n'
 
 

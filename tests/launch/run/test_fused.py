@@ -271,13 +271,15 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert answer['report']['learner_step'] == 104 and answer['cells'][0]['size'] == '60'
   assert answer['numbers']['environment steps'] == '300'
   assert (
-    not answer['report']['alarms'] and 'alarm' not in answer['numbers'] and 'alarm' not in shown
+    not answer['report']['warnings']
+    and 'warning' not in answer['numbers']
+    and 'warning' not in shown
   )
   unread = {'time': 2e9, 'learner_step': 104, 'memory/filled': 0.5, 'memory/evidence': 0.0}
   with open(folder / 'metrics' / 'learner.jsonl', 'a') as file:
     file.write(f'{json.dumps(unread)}\n' * 16)
   assert run('inspect', folder) == 0
-  assert 'alarm: memory is never read' in ' '.join(capsys.readouterr().out.split())
+  assert 'warning: memory is never read' in ' '.join(capsys.readouterr().out.split())
   assert run('inspect', folder, '--check') == 2
   assert 'leave out all options but --json' in capsys.readouterr().err
   assert train('--no-fused') == 2
