@@ -70,6 +70,7 @@ class PlayedStep(NamedTuple):
     recalled: value and count of choices in episodic memory, by name; None as of `policy`, and for
       an agent without a memory.
     nearest: the most similar entries of that memory, the nearest first; None likewise.
+    empowerment: of the agent here, nats; None likewise.
   """
 
   step: int
@@ -84,6 +85,7 @@ class PlayedStep(NamedTuple):
   policy: dict[str, float] | None = None
   recalled: dict[str, tuple[float, float]] | None = None
   nearest: list[Remembered] | None = None
+  empowerment: float | None = None
 
 
 class Recording(NamedTuple):
@@ -243,6 +245,7 @@ class Play:
         policy=self._policy(extras),
         recalled=self._recalled(extras),
         nearest=self._nearest(extras),
+        empowerment=float(extras['empowerment']) if 'empowerment' in extras else None,
       )
 
   def _vitals(self, observation: Any) -> dict[str, float] | None:

@@ -37,7 +37,8 @@ class Agent(NamedTuple):
     explain: as `act`, with `log_probs` in `extras`: [N, A] float32, log-probabilities of all
       choices, those of an action's parts one after another; with an episodic memory also
       `recalled_value` and `recalled_evidence`, [N, A] float32, and `nearest_` with the fields of
-      `memory.Nearest`. None for continuous actions, or for an agent that does not offer it.
+      `memory.Nearest`, and with empowerment `empowerment`, [N] float32 nats. None for continuous
+      actions, or for an agent that does not offer it.
     foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
       Foresight of one episode that begins at step 0, of which the model observes `context` steps;
       None for an agent without a model.

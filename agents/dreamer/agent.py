@@ -103,6 +103,7 @@ class _Acting:
         'recurrence',
         'posterior',
         *modules.MEMBERS,
+        modules.EMPOWERMENT,
         modules.STATISTICS,
       ),
       'actor_critic': (*self.policy.context.modules(), 'actor'),
@@ -154,6 +155,8 @@ class _Acting:
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs
+      if model.empowerment:
+        extras['empowerment'] = model.empowerment.nats(params['world_model'], features)
       episodic = model.networks.memory
       if recall is not None and episodic is not None:
         extras |= {'recalled_value': recall.value, 'recalled_evidence': recall.evidence}

@@ -191,6 +191,18 @@ def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, make_para
   assert make_dreamer('continuous').agent.explain is None
 
 
+def test_explain_gives_the_empowerment_of_the_step(make_dreamer, arrive):
+  """By parameters that acting needs for nothing else; the action stays the same."""
+  dreamer = make_dreamer('masked', empowerment_scale=1.0)
+  params = dreamer.agent.init_params(jax.random.key(0))
+  params['world_model']['empowerment']['rest']['Dense_0']['bias'] += 1.25  # its kernel is 0
+  acting, state = dreamer.agent.acting_params(params), dreamer.agent.initial_policy_state(3)
+  _, explained = dreamer.agent.explain(
+    acting, jax.random.key(0), state, arrive(dreamer), greedy=False
+  )
+  np.testing.assert_allclose(explained.extras['empowerment'], np.full(3, 1.25), rtol=1e-6)
+
+
 def test_parallel_environments_are_independent(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('plain')
   acting = dreamer.agent.acting_params(make_params(dreamer))
