@@ -33,6 +33,7 @@ SURVIVAL = config.override(
   ],
 )
 MEMORY = config.override(CONFIG, ['agent.memory_size=64'])
+IMAGES = config.override(CONFIG, ['environment.cell_pixels=3', 'agent.image_channels=4'])
 
 
 def make_program(num_devices=1, *, base=CONFIG, compiled=True, learns=True, **changes):
@@ -93,6 +94,18 @@ def test_replay_is_not_copied_between_updates():
   storage = larger.memory().replay - program.memory().replay
   assert storage > 1e5
   assert larger.num_bytes - program.num_bytes == pytest.approx(storage, rel=0.02)
+
+
+def test_observation_of_images_alone_is_stored_and_resumed():
+  """Its state has no numbers, [N, 0], of which no axis follows from the others."""
+  program = make_program(base=IMAGES, learns=False)
+  state, _ = program.iterate(begin(program), 3)
+  whole = program.gather(state)
+  assert whole.replay.buffer.storage.observation.shape[1:] == (6, 12, 9, 3)
+  assert whole.replay.buffer.storage.initial_state.latent.numbers.shape[1:] == (0,)
+  again, _ = program.iterate(program.place(whole), 1)
+  state, _ = program.iterate(state, 1)
+  assert_equal(program.gather(state), program.gather(again))
 
 
 def test_strata_share_one_ring(program):
