@@ -161,7 +161,6 @@ SIZES = {
     horizon_min=8,
     starts_per_sequence=8,
     entropy_scale=0.001,
-    return_floor=0.3,
     warm_up_updates=100,
     compute_dtype='float32',
   ),
