@@ -147,7 +147,14 @@ class ExperimentConfig:
 
   def _check_queue(self):
     stratum, batch_size = self.replay.limiting_stratum, self.batch_size
-    ahead = stale_filter.sequences_in_flight(self.replay.max_in_flight, batch_size)
+    count = self.learner.num_processes
+    if batch_size % count:
+      near = next(less for less in range(count, 0, -1) if batch_size % less == 0)
+      raise ValueError(
+        f'learner.num_processes={count}: the {batch_size} sequences of an update (actor.num_envs times '
+        f'actor.num_actors) do not divide over so many; use {near}, or other numbers of those'
+      )
+    ahead = count * stale_filter.sequences_in_flight(self.replay.max_in_flight, batch_size // count)
     most = batch_size * self.learner.max_staleness - ahead - 1
     if (
       stale_filter.updates_behind(stratum.max_size, ahead, batch_size) > self.learner.max_staleness

@@ -18,7 +18,7 @@ class LoopConfig:
   checkpoint_period: float = 60.0  # seconds, of learner and replay alike
   checkpoint_updates: int | None = None  # also saves whenever so many are done
   keep: int = 3  # newest checkpoints that stay, beside the best by evaluation
-  num_processes: int = 1  # of the learner, each on a host of its own
+  num_processes: int = 1  # of the learner, each on a host of its own; 1 in a fused run
   stuck_seconds: float = 300.0  # after which a node that hangs, or an update, ends; 0: never
 
   def __post_init__(self):
@@ -77,7 +77,8 @@ class OffPolicyConfig(LoopConfig):
 class OnPolicyConfig(LoopConfig):
   """The learner of an agent that reads each sequence once, from a queue.
 
-  Each update learns from as many sequences as all actors collect in one unroll.
+  Each update learns from as many sequences as all actors collect in one unroll; each process reads
+  an equal part of them.
 
   Raises:
     ValueError: a number that cannot work, named with its field.
@@ -90,13 +91,6 @@ class OnPolicyConfig(LoopConfig):
   def publish_period(self) -> int:
     """Updates between two publications: actors need the newest policy."""
     return 1
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.num_processes > 1:
-      raise ValueError(
-        f'learner.num_processes={self.num_processes}: an on-policy agent learns in one process; use 1'
-      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -354,8 +354,13 @@ class Loop:
 
   def _ends_together(self, *, now: bool) -> bool:
     """Whether all processes of the group end before their next update, as one of them wishes to."""
+
+    def wishes() -> bool:
+      self._source.on_idle(self._status())  # others may wait for a batch
+      return self._wishes_to_end()
+
     return self._group is not None and self._group.ends(
-      now=now or self._wishes_to_end(), wishes=self._wishes_to_end
+      now=now or self._wishes_to_end(), wishes=wishes
     )
 
   def _update(self) -> None:

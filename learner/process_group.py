@@ -84,7 +84,7 @@ class ProcessGroup:
       raise
     signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
     self._client: Any = _global_state().client
-    self._rounds = 0
+    self._rounds = self._sums = 0
     if stuck_seconds:
       threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
     logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
@@ -93,6 +93,11 @@ class ProcessGroup:
   def is_first(self) -> bool:
     """Whether this process publishes, saves and reports."""
     return self._place.rank == 0
+
+  @property
+  def size(self) -> int:
+    """The number of processes."""
+    return self._place.size
 
   def broadcast(self, tree: Tree) -> Tree:
     """The tree of the first process, bitwise, in all of them.
@@ -162,6 +167,23 @@ class ProcessGroup:
 
     self._meet('update', listen)
     return bool(self._client.key_value_dir_get(round_))
+
+  def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
+    """The sum over all processes, each of which calls it; returns once all have called it.
+
+    Args:
+      count: of this process.
+      meanwhile: called while this process waits.
+    """
+    # While one still reads its sum, others may have begun the next one, but not the one after it.
+    round_, self._sums = f'sum/{self._sums % 2}/', self._sums + 1
+    self._client.key_value_set(f'{round_}{self._place.rank}', str(count), allow_overwrite=True)
+    self.meet(meanwhile)
+    return sum(int(value) for _, value in self._client.key_value_dir_get(round_))
+
+  def meet(self, meanwhile: Callable[[], object]) -> None:
+    """Returns once all processes have called it; calls `meanwhile` while this one waits."""
+    self._meet('meeting', meanwhile)
 
   def _end_if_asked(self) -> None:
     if self._should_stop():

@@ -305,13 +305,10 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
       f'all; add --set actor.num_actors={hosts.num_actors}, or change the hosts'
     )
   if config.learner.num_processes != len(hosts.learners):
-    count = len(hosts.learners)
-    remedy = f'add --set learner.num_processes={count}, or change the hosts'
-    if config.record.on_policy:
-      remedy = 'an on-policy agent learns in one process; give learner: true to one host'
     raise ValueError(
       f'learner.num_processes={config.learner.num_processes}: the learner is on '
-      f'{_enumerate(hosts.learners)}; {remedy}'
+      f'{_enumerate(hosts.learners)}; add --set learner.num_processes={len(hosts.learners)}, or change '
+      'the hosts'
     )
   num_shards = len(hosts.keepers)
   if config.replay.num_shards != num_shards:

@@ -157,7 +157,7 @@ def build_learner(
       place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
   is_first = group is None or group.is_first
-  source = _make_source(config, run, launch_id, shards_here, place, should_stop, is_first, replay)
+  source = _make_source(config, run, launch_id, shards_here, place, should_stop, group, replay)
   return loop.Loop(
     source,
     config.learner,
@@ -187,12 +187,13 @@ def _make_source(
   shards_here: Sequence[int],
   place: process_group_lib.Place | None,
   should_stop: Callable[[], bool],
-  is_first: bool,
+  group: process_group_lib.ProcessGroup | None,
   replay: Sequence['reverb.Client'],
 ) -> loop.Source:
   """Batches from a queue or from replay, as the agent needs; only the first process publishes."""
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
+  is_first = group is None or group.is_first
   trained = sampled.Trained(
     config.record.make_update(config, parts.trained, num_devices=jax.device_count()),
     parts.agent.acting_params,
@@ -204,7 +205,7 @@ def _make_source(
       _make_reader(config, parts, address, place, stale_filter), publisher, launch_id, should_stop
     )
     return on_policy.OnPolicy(
-      trained, link, stale_filter, steps_per_sequence=config.steps_per_sequence
+      trained, link, stale_filter, steps_per_sequence=config.steps_per_sequence, group=group
     )
   link = sampled.Link(
     _make_reader(config, parts, address, place), publisher, launch_id, should_stop
@@ -231,15 +232,16 @@ def _make_reader(
   """
   if place is not None and len(address) >= place.size:
     address = address[place.rank :: place.size]
+  batch_size = config.batch_size // config.learner.num_processes
   reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
   if stale_filter is not None:
-    ahead = stale_filter_lib.sequences_in_flight(config.replay.max_in_flight, config.batch_size)
+    ahead = stale_filter_lib.sequences_in_flight(config.replay.max_in_flight, batch_size)
     reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': stale_filter.keep}
   return reader.Reader(
     address,
     config.replay.strata,
     parts.sequence_schema,
-    batch_size=config.batch_size // config.learner.num_processes,
+    batch_size=batch_size,
     timeout_seconds=config.replay.timeout_seconds,
     **reading,
   )

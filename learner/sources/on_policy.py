@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from hephaestus.learner import loop
+from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner.sources import sampled
 from hephaestus.learner.sources import stale_filter as stale_filter_lib
 
@@ -16,12 +17,16 @@ Tree = Any
 class OnPolicy(sampled.Sampled):
   """Samples a batch once the update before it is published, so that none waits here and gets old.
 
+  Several processes read from one queue. Each keeps its part of a batch, and none reads before the
+  first has published.
+
   Args:
     trained: the agent.
     link: to the other nodes.
     stale_filter: decides for the reader which sequences are kept.
     steps_per_sequence: transitions that a sequence counts for, T - 1.
     devices: local devices; None for all.
+    group: of the processes that learn as one; None where this one is alone.
   """
 
   def __init__(
@@ -32,9 +37,14 @@ class OnPolicy(sampled.Sampled):
     *,
     steps_per_sequence: int,
     devices: list[jax.Device] | None = None,
+    group: process_group_lib.ProcessGroup | None = None,
   ):
-    super().__init__(trained, link, devices=devices)
+    super().__init__(
+      trained, link, devices=devices, num_processes=1 if group is None else group.size
+    )
+    self._group = group
     self._stale_filter = stale_filter
+    self._sequences = 0  # read in the whole run by all processes, until the last update
     self._steps_per_sequence = steps_per_sequence
 
   def init(self, key: jax.Array) -> stale_filter_lib.State:
@@ -44,20 +54,23 @@ class OnPolicy(sampled.Sampled):
     return stale_filter_lib.saved_shapes(super().shapes())
 
   def place(self, whole: stale_filter_lib.State, step: int) -> Tree:
-    self._stale_filter.learner_step, self._stale_filter.sequences = step, int(whole.sequences)
+    self._sequences = int(whole.sequences)
+    is_first = self._group is None or self._group.is_first  # and also counts what was read before
+    self._stale_filter.learner_step = step
+    self._stale_filter.sequences = self._sequences if is_first else 0
     return super().place(whole.train, step)
 
   def gather(self, state: Tree) -> stale_filter_lib.State:
-    return stale_filter_lib.State(
-      super().gather(state), np.asarray(self._stale_filter.sequences, np.int64)
-    )
+    return stale_filter_lib.State(super().gather(state), np.asarray(self._sequences, np.int64))
 
   @property
   def environment_step(self) -> int:
-    """As read from the queue."""
-    return self._stale_filter.sequences * self._steps_per_sequence
+    """As read from the queue until the last update, so that a run ends with a whole batch."""
+    return self._sequences * self._steps_per_sequence
 
   def update(self, state: Tree, step: int, most: int) -> tuple[Tree, loop.Done]:
+    read = self._stale_filter.sequences
+    self._sequences = read if self._group is None else self._group.sum(read, self._link.should_stop)
     state, done = super().update(state, step, most)
     if done.compiled:
       self._stale_filter.report()  # the first batch may have waited long before this process began
@@ -76,6 +89,8 @@ class OnPolicy(sampled.Sampled):
     """Publishes before there is room in the queue, for whose sequences other nodes may wait."""
     self._stale_filter.learner_step = status.step
     self._publish(self._snapshot(status))
+    if self._group is not None:
+      self._group.meet(self._link.should_stop)
 
   def _make_batches(self) -> sampled.Batches:
     return sampled.OnDemand(self._link.reader, self._place_batch)

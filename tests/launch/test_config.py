@@ -60,10 +60,33 @@ def test_plain_agent_differs_only_in_compared_keys(preset):
   assert learner == config.of_preset('dreamer', preset, 'catch').learner
 
 
-def test_ppo_learns_in_one_process():
+@pytest.mark.parametrize(
+  ('changes', 'words'),
+  [
+    (['learner.fused=true'], r'learner.num_processes=3: a fused run is one process; use 1, or add'),
+    (
+      [],
+      r'learner.num_processes=3: the 64 sequences of an update .* do not divide over so many; use 2',
+    ),
+    (
+      ['learner.num_processes=32', 'learner.num_minibatches=64'],
+      r'learner.num_minibatches=64: does not divide 2 environments of 8 steps on each device; 16 would',
+    ),
+    (
+      ['learner.num_processes=8', 'learner.max_staleness=1', 'replay.strata[0].max_size=60'],
+      r'on_policy.max_size=60: sampled sequences .* use at most 55',  # each holds one ahead
+    ),
+  ],
+)
+def test_sizes_that_do_not_fit_the_processes_of_ppo_are_refused(changes, words):
   ppo = config.of_preset('ppo', 'laptop', 'catch')
-  with pytest.raises(ValueError, match=r'learner.num_processes=2: an on-policy agent'):
-    config.override(ppo, ['learner.num_processes=2'])
+  sizes = [
+    'actor.num_envs=64', 'actor.sequence_length=9', 'learner.num_processes=3', 'learner.fused=false',
+    'replay.strata[0].max_size=32',
+  ]  # fmt: skip
+  assert config.override(ppo, [*sizes, 'learner.num_processes=4']).learner.num_processes == 4
+  with pytest.raises(ValueError, match=words):
+    config.override(ppo, [*sizes, *changes])
 
 
 def test_override_sets_values_by_path(laptop):

@@ -70,6 +70,14 @@ def folder(tmp_path):
       ['--fused', '--set', 'learner.num_processes=2'],
       'learner.num_processes=2: a fused run is one process; use 1, or add --no-fused',
     ),
+    (
+      ['--agent', 'ppo', '--set', 'learner.num_processes=2'],
+      'learner.num_processes=2: a fused run is one process; use 1, or add --no-fused',
+    ),
+    (
+      ['--agent', 'ppo', '--no-fused', '--preset', 'laptop', '--set', 'learner.num_processes=3'],
+      'sequences of an update (actor.num_envs times actor.num_actors) do not divide over so many; use 2',
+    ),
     (['--fused', '--expose'], '--expose: a fused run listens at no port'),
     (['--fused', '--reset-moments'], '--reset-moments: is for fused runs of an on-policy agent'),
     (

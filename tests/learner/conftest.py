@@ -10,9 +10,9 @@ import pytest
 
 
 class Processes:
-  """`process.py`, two times, each with four devices."""
+  """`process.py`, two times, each with some devices."""
 
-  def __init__(self, folder, kind, num_updates, ending):
+  def __init__(self, folder, kind, num_updates, ending, devices=4):
     import portpicker  # of the extra `distributed`; others of this folder need no process
 
     self.folder = folder
@@ -22,7 +22,7 @@ class Processes:
     program = pathlib.Path(__file__).with_name('process.py')
     environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=4',
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
       'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
       'TF_CPP_MIN_LOG_LEVEL': '3',
       'PYTHONPATH': str(program.parents[2]),
@@ -61,8 +61,8 @@ def processes(tmp_path):
   """Starts the two processes on one folder, and ends them with the test."""
   started = []
 
-  def start(kind, num_updates, ending):
-    started.append(Processes(tmp_path, kind, num_updates, ending))
+  def start(*arguments, **options):
+    started.append(Processes(tmp_path, *arguments, **options))
     return started[-1]
 
   yield start

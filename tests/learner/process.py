@@ -20,9 +20,10 @@ import numpy as np
 
 from hephaestus.learner import checkpoint, devices, dreamer_update, loop, process_group
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import collected, replayed, sampled
+from hephaestus.learner.sources import collected, on_policy, replayed, sampled, stale_filter
 
 BATCH = 8
+OLD = -100  # version of a sequence that PPO does not learn from
 
 gc.set_threshold(100_000, 20, 20)  # as in conftest.py
 
@@ -52,8 +53,7 @@ class Batches:
   """A reader of the same batches in every run; a process gets its part of each."""
 
   def __init__(self, make, rank, size, count):
-    self._make, self._count = make, count
-    self._part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    self._make, self._rank, self._size, self._count = make, rank, size, count
     self._read = 0
 
   def get(self, timeout_seconds):
@@ -61,7 +61,28 @@ class Batches:
       time.sleep(timeout_seconds)
       return None
     self._read += 1
-    return jax.tree.map(lambda x: x[self._part], self._make(self._read - 1))
+    return jax.tree.map(self._part, self._make(self._read - 1))
+
+  def _part(self, x):
+    return np.split(x, self._size)[self._rank]
+
+
+class Queue(Batches):
+  """The same of PPO: process r also reads r old sequences with each batch, but those of no batch."""
+
+  def __init__(self, folder, keep, *arguments):
+    super().__init__(*arguments)
+    self._folder, self._keep = folder, keep
+    self.rejected = 0
+
+  def get(self, timeout_seconds):
+    if self._read and not (self._folder / f'published-{self._read}').exists():
+      raise AssertionError(f'batch {self._read} is read before its parameters are published')
+    batch = super().get(timeout_seconds)
+    if batch is not None:
+      for version in [OLD] * self._rank + list(batch.version):
+        self._keep(batch._replace(version=np.asarray([version])))
+    return batch
 
 
 class Nobody:
@@ -69,6 +90,72 @@ class Nobody:
 
   def publish(self, snapshot):
     return True
+
+
+class Slow:
+  """Takes parameters after a while; adds the environment step to a file of each version."""
+
+  def __init__(self, folder):
+    self._folder = folder
+
+  def publish(self, snapshot):
+    time.sleep(0.3)
+    with (self._folder / f'published-{snapshot.version}').open('a') as file:
+      file.write(f'{snapshot.environment_step}\n')
+    return True
+
+
+def make_on_policy(folder, place, group, num_updates):
+  """PPO on a queue; at its end the first process has a batch, and publishes again meanwhile."""
+  import small_ppo
+
+  sampled.REPUBLISH_PERIOD = 0.5
+
+  ppo = small_ppo.make_ppo()
+  kept = stale_filter.StaleFilter(max_staleness=50)
+  make_batch = lambda seed: small_ppo.make_batch(ppo, seed)
+  return on_policy.OnPolicy(
+    sampled.Trained(small_ppo.make_update(ppo, jax.device_count()), ppo.agent.acting_params),
+    sampled.Link(
+      Queue(folder, kept.keep, make_batch, place.rank, place.size, num_updates + (place.rank == 0)),
+      Slow(folder) if place.rank == 0 else None,
+      launch_id=1,
+      should_stop=lambda: False,
+    ),
+    kept,
+    steps_per_sequence=small_ppo.NUM_STEPS,
+    group=group,
+  )
+
+
+def make_replayed(place, kind, num_updates, should_stop, compiles):
+  """The dreamer, or a trivial update, on replay; ends at a number of updates, or None."""
+  if kind == 'dreamer':
+    import small_dreamer
+
+    dreamer = small_dreamer.make_dreamer()
+    update = dreamer_update.make_update(dreamer, small_dreamer.RATES)
+    make_batch = lambda seed: small_dreamer.make_batch(dreamer, seed)
+  else:
+    update = mean_update(compiles)
+    make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
+  return replayed.FromReplay(
+    sampled.Trained(update, lambda params: params),
+    sampled.Link(
+      Batches(make_batch, place.rank, place.size, num_updates),
+      Nobody() if place.rank == 0 else None,
+      launch_id=1,
+      should_stop=should_stop,
+    ),
+    replayed.Experience(
+      save=lambda: print('replay is saved', flush=True),
+      collected=lambda: collected.Steps(taken=0, lost=0),
+      steps_per_batch=BATCH,
+      warm_up_steps=0,
+    ),
+    publish_period=25,
+    num_processes=place.size,
+  )
 
 
 def main(folder, coordinator, rank, size, kind, num_updates, ending):
@@ -88,38 +175,20 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     group.begin_update = lambda step: (
       signal.raise_signal(signal.SIGSTOP) if is_done() else begin(step)
     )
-  if kind == 'dreamer':
-    sys.path.append(str(pathlib.Path(__file__).parents[1]))  # helpers of the tests
-    import small_dreamer
-
-    dreamer = small_dreamer.make_dreamer()
-    update = dreamer_update.make_update(dreamer, small_dreamer.RATES)
-    make_batch = lambda seed: small_dreamer.make_batch(dreamer, seed)
-  else:
-    update = mean_update(compile_for_ever if ending == 'compile' else lambda: None)
-    make_batch = lambda seed: np.arange(BATCH, dtype=np.float32) + seed
+  sys.path.append(str(pathlib.Path(__file__).parents[1]))  # helpers of the tests
   should_stop = lambda: compiling.is_set() or (ending == 'stop' and is_done())
-  source = replayed.FromReplay(
-    sampled.Trained(update, lambda params: params),
-    sampled.Link(
-      Batches(make_batch, rank, size, num_updates if ending == 'starve' else None),
-      Nobody() if rank == 0 else None,
-      launch_id=1,
-      should_stop=should_stop,
-    ),
-    replayed.Experience(
-      save=lambda: print('replay is saved', flush=True),
-      collected=lambda: collected.Steps(taken=0, lost=0),
-      steps_per_batch=BATCH,
-      warm_up_steps=0,
-    ),
-    publish_period=25,
-    num_processes=size,
-  )
+  most = num_updates if ending == 'starve' else None
+  if kind == 'ppo':
+    source = make_on_policy(folder, place, group, num_updates)
+    config = learner_config.PPOLearnerConfig(checkpoint_updates=1, fused=False)
+  else:
+    compiles = compile_for_ever if ending == 'compile' else lambda: None
+    source = make_replayed(place, kind, most, should_stop, compiles)
+    config = learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1)
   node = loop.Loop(
     source,
-    learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1),
-    loop.Budget(max_environment_steps=1),
+    config,
+    loop.Budget(max_environment_steps=10**9),
     loop.Hooks(should_stop=should_stop, make_logger=lambda step: mock.Mock()),
     checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
     seed=rank,  # overridden by the first process's state

@@ -1,5 +1,7 @@
 """PPO's update: every part learns, devices agree, minibatches follow the environments."""
 
+import functools
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 from small_ppo import BATCH, NUM_STEPS, make_batch, make_ppo, make_update
 
 from hephaestus.agents import returns
+from hephaestus.learner import checkpoint, devices, ppo_update
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import devices, ppo_update
+from hephaestus.learner.sources import stale_filter
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
@@ -58,6 +61,33 @@ def test_eight_devices_take_the_step_of_one(memory):
     np.testing.assert_allclose(b, a, rtol=1e-2, atol=1e-5)
   for device in range(1, 8):
     jax.tree.map(np.testing.assert_array_equal, eight, trainers[1].arrays(device))
+
+
+# Two numbers have one sum in any order; of eight, gloo adds in another order than one process.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(('each', 'tolerance'), [(1, 0.0), (4, 1e-6)])
+def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes, each, tolerance):
+  both = processes('ppo', 3, 'starve', devices=each)
+  alone = make_trainer(ppo, 2 * each)
+  for seed in range(3):
+    alone.step(make_batch(ppo, seed))
+  both.wait_for(lambda: 3 in both.saved(), 'three updates')
+  saved = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
+  expected = alone.arrays()
+  found, _ = saved.restore(stale_filter.saved_shapes(expected))
+  same = functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance)
+  jax.tree.map(same, found.train, expected)
+  # One of them also reads an old sequence with each batch. All are counted before the next batch is
+  # read, and before parameters are published, for which `process.py` makes the other one wait.
+  published = [both.folder / f'published-{version}' for version in range(4)]
+  read = [update * (BATCH + 1) for update in range(4)]
+  steps = [int(path.read_text().split()[0]) for path in published]
+  assert steps == [NUM_STEPS * count for count in read]
+  assert found.sequences == read[-1]
+  # The first process has a batch, and the other one waits for actors, which may have no parameters.
+  both.wait_for(lambda: len(published[-1].read_text().split()) > 1, 'the same parameters again')
+  both.running[1].kill()
+  assert both.end(0, seconds=30) != 0
 
 
 def test_updates_are_traced_once(ppo, one_device):

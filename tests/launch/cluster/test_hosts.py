@@ -143,14 +143,8 @@ def test_node_refuses_config_that_does_not_fit_hosts(write, tmp_path, capsys, ar
   assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize(
-  ('agent', 'remedy'),
-  [
-    ('dreamer', 'add --set learner.num_processes=4, or'),
-    ('ppo', 'an on-policy agent learns in one process; give'),
-  ],
-)
-def test_learner_needs_one_process_per_host(write, tmp_path, capsys, agent, remedy):
+@pytest.mark.parametrize('agent', ['dreamer', 'ppo'])
+def test_learner_needs_one_process_per_host(write, tmp_path, capsys, agent):
   path = write(SLICE)
   arguments = ['--preset', 'tpu-v4-8', '--agent', agent, '--run', tmp_path / 'run']
   arguments += ['--set', 'actor.num_actors=64']
@@ -158,7 +152,7 @@ def test_learner_needs_one_process_per_host(write, tmp_path, capsys, agent, reme
     assert run(*command, *arguments) == 2
     message = capsys.readouterr().err
     assert 'learner.num_processes=1: the learner is on tpu-0, tpu-1, tpu-2 and tpu-3' in message
-    assert remedy in message
+    assert 'add --set learner.num_processes=4, or change the hosts' in message
   assert not (tmp_path / 'run').exists()
 
 
@@ -181,9 +175,10 @@ def test_second_learner_with_address_is_refused(write):
     hosts.parse(text, 'hosts.yaml')
 
 
-def test_dry_run_prints_commands_of_slice_and_cpu_hosts(write, capsys):
+@pytest.mark.parametrize('agent', ['dreamer', 'ppo'])
+def test_dry_run_prints_commands_of_slice_and_cpu_hosts(write, capsys, agent):
   sizes = ['--set', 'actor.num_actors=64', 'learner.num_processes=4']
-  arguments = ['--preset', 'tpu-v4-8', *sizes, '--run', 'runs/big']
+  arguments = ['--preset', 'tpu-v4-8', '--agent', agent, *sizes, '--run', 'runs/big']
   assert run('launch', write(SLICE), '--dry-run', *arguments) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[-1].startswith('# nothing was started')
