@@ -37,8 +37,9 @@ class Processes:
         )
 
   def wait_for(self, predicate, what):
-    """Polls until `predicate` holds; fails with the processes' own words when it does not."""
-    polling.until(predicate, lambda: f'{what}: {self.words(0, 1)}')
+    """Polls while both run until `predicate` holds; else fails with the processes' own words."""
+    alive = lambda: all(process.poll() is None for process in self.running)
+    polling.until(predicate, lambda: f'{what}: {self.words(0, 1)}', alive=alive)
 
   def end(self, rank, seconds=polling.PATIENCE):
     """The exit code of a process that ends in time."""
