@@ -1,4 +1,4 @@
-"""PPO with actors of its own, in real runs: it resumes after a kill, and gives up a node that fails."""
+"""PPO with actors of its own, in real runs: it resumes after a kill, and learns in two processes."""
 
 import time
 
@@ -62,3 +62,18 @@ def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   final = run.rows('evaluator')[-1]
   assert final['final'] and f'learner_step={final["learner_step"]}' in run.words()
   assert {row['kind'] for row in run.rows('events')} >= {'restarting', 'finished'}
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_of_ppo_end_with_the_first_batch_that_reaches_the_steps(folder):
+  options = ('learner.num_processes=2', 'max_environment_steps=3000', 'learner.max_staleness=1000')
+  run = runs.Launch(folder, *PPO, *options, agent='ppo')
+  assert run.end() == 0, run.words()
+  # Each process read four sequences of eight steps for each update, and none was too old.
+  assert 'done: environment_step=3008 learner_step=47 ' in run.words()
+  for rank in (0, 1):
+    log = (folder / 'logs' / f'learner-{rank}.log').read_text()
+    assert f'Process {rank} of 2 has joined' in log
+    assert 'at update 47.' in log
+  assert not (folder / 'metrics' / 'learner-1.jsonl').exists()
+  assert runs.living(folder) == []
