@@ -34,7 +34,7 @@ class Recipe(NamedTuple):
 AGENTS = {
   'catch': Recipe(8_000, {}),
   'gymnax/CartPole-v1': Recipe(15_000, {}),
-  'grid_world': Recipe(12_000, {'environment.size': 8, 'environment.num_resources': 8}),
+  'grid_world': Recipe(25_000, {'environment.size': 8, 'environment.num_resources': 8}),
 }
 # Evaluations and checkpoints are of steps, so that the best one does not depend on a clock.
 OVERRIDES = {
