@@ -15,8 +15,8 @@ sampled from the decoder, where most may stay as they were: see `numbers.Numbers
 carry what every observation repeats, and heads read observations as a model-free agent does.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
-sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
-slow units of h add up: it hides the trace of an observation of long ago.
+sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise: a
+sample that tells nothing hides the trace of an observation of long ago.
 """
 
 import dataclasses

@@ -185,7 +185,7 @@ def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence
 def test_sequence_model_reads_latents_only_where_there_are_images(
   make_dreamer, make_params, make_sequence, infer
 ):
-  """Noise that tells nothing would hide the trace of an observation of long ago."""
+  """Without them z tells nothing that the numbers do not."""
 
   def later_states_change(name):
     dreamer = make_dreamer(name)
