@@ -67,16 +67,47 @@ class Batches:
     return np.split(x, self._size)[self._rank]
 
 
+class Turns:
+  """Files by which the first process publishes only once the other one waits for it, or reads."""
+
+  def __init__(self, folder):
+    self._folder = folder
+    self._updates = 0
+
+  def follow(self, source):
+    """Counts the updates of a source."""
+    on_update = source.on_update
+
+    def count(status):
+      self._updates = status.step
+      on_update(status)
+
+    source.on_update = count
+    return source
+
+  def published(self, version):
+    return self._folder / f'published-{version}'
+
+  def reached(self, version):
+    return self._folder / f'reached-{version}'
+
+  def wait(self):
+    """Says that this process has done its newest update; it asks whether to stop while it waits."""
+    self.reached(self._updates).touch()
+    return False
+
+
 class Queue(Batches):
   """The same of PPO: process r also reads r old sequences with each batch, but those of no batch."""
 
-  def __init__(self, folder, keep, *arguments):
+  def __init__(self, turns, keep, *arguments):
     super().__init__(*arguments)
-    self._folder, self._keep = folder, keep
+    self._turns, self._keep = turns, keep
     self.rejected = 0
 
   def get(self, timeout_seconds):
-    if self._read and not (self._folder / f'published-{self._read}').exists():
+    if self._read and not self._turns.published(self._read).exists():
+      self._turns.wait()
       raise AssertionError(f'batch {self._read} is read before its parameters are published')
     batch = super().get(timeout_seconds)
     if batch is not None:
@@ -93,14 +124,17 @@ class Nobody:
 
 
 class Slow:
-  """Takes parameters after a while; adds the environment step to a file of each version."""
+  """Takes parameters of an update once the other process waits; adds their step to a file."""
 
-  def __init__(self, folder):
-    self._folder = folder
+  def __init__(self, turns):
+    self._turns = turns
 
   def publish(self, snapshot):
-    time.sleep(0.3)
-    with (self._folder / f'published-{snapshot.version}').open('a') as file:
+    import polling
+
+    if snapshot.version:
+      polling.until(self._turns.reached(snapshot.version).exists, 'the other process')
+    with self._turns.published(snapshot.version).open('a') as file:
       file.write(f'{snapshot.environment_step}\n')
     return True
 
@@ -109,23 +143,26 @@ def make_on_policy(folder, place, group, num_updates):
   """PPO on a queue; at its end the first process has a batch, and publishes again meanwhile."""
   import small_ppo
 
+  is_first = place.rank == 0
+  turns = Turns(folder)
   sampled.REPUBLISH_PERIOD = 0.5
 
   ppo = small_ppo.make_ppo()
   kept = stale_filter.StaleFilter(max_staleness=50)
   make_batch = lambda seed: small_ppo.make_batch(ppo, seed)
-  return on_policy.OnPolicy(
+  source = on_policy.OnPolicy(
     sampled.Trained(small_ppo.make_update(ppo, jax.device_count()), ppo.agent.acting_params),
     sampled.Link(
-      Queue(folder, kept.keep, make_batch, place.rank, place.size, num_updates + (place.rank == 0)),
-      Slow(folder) if place.rank == 0 else None,
+      Queue(turns, kept.keep, make_batch, place.rank, place.size, num_updates + is_first),
+      Slow(turns) if is_first else None,
       launch_id=1,
-      should_stop=lambda: False,
+      should_stop=(lambda: False) if is_first else turns.wait,
     ),
     kept,
     steps_per_sequence=small_ppo.NUM_STEPS,
     group=group,
   )
+  return turns.follow(source)
 
 
 def make_replayed(place, kind, num_updates, should_stop, compiles):
