@@ -56,9 +56,7 @@ class Empowerment:
   def nats(self, params: Tree, features: jax.Array) -> jax.Array:
     """[..., features] of steps to their empowerment, [...] float32 nats, by the head."""
     networks = self.rssm.networks
-    ends = [networks.memory_size, networks.memory_size + networks.numbers.input_size]
-    memory, numbers, _ = jnp.split(features, ends, axis=-1)
-    memory = memory[..., : networks.memory_size - networks.recalled_size]
+    memory, numbers, _ = networks.split(features)
     nats = networks.apply(params, modules.EMPOWERMENT, (memory,), (numbers,))
     return nats[..., 0].astype(jnp.float32)
 

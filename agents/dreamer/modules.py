@@ -130,6 +130,16 @@ class Networks:
     """Width of the part of the features that led to the step, which actor and critic do not read."""
     return self.previous_size + self.recalled_size
 
+  def split(self, features: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[..., F] features to the inputs of the model's heads, without what the step itself recalls.
+
+    Returns:
+      The memory (remembered or inferred), the inputs of the numbers, and the transition to the step.
+    """
+    ends = [self.memory_size, self.memory_size + self.numbers.input_size]
+    memory, numbers, transition = jnp.split(features, ends, axis=-1)
+    return memory[..., : self.memory_size - self.recalled_size], numbers, transition
+
   @functools.cached_property
   def modules(self) -> dict[str, nn.Module]:
     """Networks by name; those of 'recurrence' and 'posterior' are written out in `rssm`."""

@@ -133,10 +133,7 @@ class WorldModel:
 
   def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
     """[..., F] features to the [..., outputs] of a head, which reads what the step before recalled."""
-    sizes = self.networks
-    ends = [sizes.memory_size, sizes.memory_size + sizes.numbers.input_size]
-    memory, numbers, transition = jnp.split(features, ends, axis=-1)
-    memory = memory[..., : sizes.memory_size - sizes.recalled_size]
+    memory, numbers, transition = self.networks.split(features)
     return self.networks.apply(params, name, (memory, transition), (numbers,))
 
   def decode(
