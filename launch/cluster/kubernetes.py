@@ -512,7 +512,7 @@ class _Run:
     if given is not None:
       return given
     large = self._accelerators is not None
-    # docs/hosts.md has measurements of `node` itself. Replay keeps two checkpoints, and a third while
+    # docs/kubernetes.md has measurements of `node` itself. Replay keeps two checkpoints, and a third while
     # it is written.
     usual = {
       (REPLAY, 'cpu'): '1',
