@@ -23,6 +23,7 @@ ENVIRONMENTS = {
   'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
   'oasis': 'hephaestus.actors.environments.oasis:Oasis',
   'rooms': 'hephaestus.actors.environments.rooms:Rooms',
+  'sprites': 'hephaestus.actors.environments.sprites:Sprites',
 }
 
 LISTING = '`hephaestus environments` lists them'

@@ -15,6 +15,7 @@ from hephaestus.actors.environments import (
   noisy_corridor,
   oasis,
   rooms,
+  sprites,
 )
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -68,6 +69,7 @@ def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
     noisy_corridor.NoisyCorridor(),
     oasis.Oasis(),
     rooms.Rooms(),
+    sprites.Sprites(),
   ],
 )
 def test_fully_observed_environments_draw_the_rendered_frame(env):

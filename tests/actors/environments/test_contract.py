@@ -48,6 +48,7 @@ ENVIRONMENTS = [
   Case('noisy_corridor', {'max_steps': 18}, (TRUNCATED,)),
   Case('oasis', {'max_steps': 25}, BOTH),
   Case('rooms', {'fresh_after': 10}),
+  Case('sprites', {'max_steps': 12}, BOTH),
   Case('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),
   Case('gymnax/Breakout-MinAtar', {'max_steps': 14}, BOTH, 'gymnax'),
   Case('gymnax/DeepSea-bsuite', {'size': 5}, (TERMINATED,), 'gymnax'),
