@@ -2,6 +2,7 @@
 
 | leaf                      | encoded                    | likelihood                            |
 | image of bytes, [0, 255]  | CNN, pixels in [-0.5, 0.5] | Gaussian of variance 1/2              |
+| the same as flat numbers  | MLP, symlog of x / 255     | Bernoulli                             |
 | image bounded to [0, 1]   | CNN, unscaled              | Bernoulli                             |
 | other image               | CNN, symlog                | Gaussian of variance 1/2, of symlog   |
 | numbers bounded to [0, 1] | MLP, and by level          | Bernoulli, or categorical over levels |
@@ -12,12 +13,12 @@
 In a world model numbers may also stay as they were: see `dreamer.numbers`. Beside them, agents read
 the views of a leaf.
 An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE, other than at most MAX_CELLS
-numbers in [0, 1], such as planes of bits; without CNNs it is flat numbers.
+bytes or numbers in [0, 1], such as planes of bits; without CNNs it is flat numbers.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,9 +37,10 @@ ACTION_MASK = 'action_mask'
 SMALLEST_IMAGE = 8
 """Least height and width of an image, which one stage of a CNN halves to 4; others are flat."""
 
-MAX_CELLS = 1024
-"""Most numbers of a leaf [H, W, C] in [0, 1] that are flat: a world model carries them exactly. 400
-of them take 5.4 updates/s on one core; a CNN in their place takes 1.3."""
+MAX_CELLS = 2048
+"""Most bytes, or numbers in [0, 1], of a leaf [H, W, C] that are flat: a world model carries them
+exactly. 400 of them take 5.4 updates/s on one core; a CNN in their place takes 1.3. With 1,728 bytes the
+model predicts catch so well that it is solved, which a CNN's is not; docs/log/2026-11-images.md."""
 
 DISCRETE_LEVELS = 9
 """Levels of a number in [0, 1]; they keep multiples of 1/8 apart."""
@@ -75,7 +77,12 @@ def is_image(spec: specs.Array) -> bool:
   """Whether a leaf is [H, W, C] and large enough for a CNN: see SMALLEST_IMAGE and MAX_CELLS."""
   if len(spec.shape) != 3 or min(spec.shape[:2]) < SMALLEST_IMAGE or not spec.shape[2]:
     return False
-  return math.prod(spec.shape) > MAX_CELLS or not is_bounded(spec, 0, 1)
+  return math.prod(spec.shape) > MAX_CELLS or not (is_bounded(spec, 0, 1) or is_picture(spec))
+
+
+def is_picture(spec: specs.Array) -> bool:
+  """Whether a leaf is [H, W, C] bytes of at least SMALLEST_IMAGE, whatever reads them."""
+  return len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE and is_bounded(spec, 0, 255)
 
 
 def image_specs(spec: Any) -> list[specs.Array]:
@@ -127,7 +134,8 @@ def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
       return image if is_bounded(leaf, 0, 1) else networks.symexp(image)
     size = math.prod(leaf.shape)
     part, flat = flat[..., :size], flat[..., size:]
-    return part.reshape(*part.shape[:-1], *leaf.shape)
+    part = part.reshape(*part.shape[:-1], *leaf.shape)
+    return 255 * part if is_picture(leaf) else part
 
   return jax.tree.map(take, without_mask(spec))
 
@@ -245,18 +253,18 @@ def join(observation: Any, spec: Any) -> jax.Array:
       beyond a spec's last axis are left out: see `without_images` and `without_boards`.
 
   Returns:
-    [..., F] bool if all leaves are, else float32.
+    [..., F] bool if all leaves are, else float32; bytes of images are divided by 255.
   """
-  leaves = jax.tree.leaves(without_mask(observation))
-  shapes = [leaf.shape for leaf in jax.tree.leaves(without_mask(spec))]
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
   dtype = bool if all(leaf.dtype == bool for leaf in leaves) else jnp.float32
-  flat = [
-    (leaf[..., : shape[-1]] if shape else leaf)
-    .reshape(*leaf.shape[: leaf.ndim - len(shape)], -1)
-    .astype(dtype)
-    for leaf, shape in zip(leaves, shapes, strict=True)
-  ]
-  return jnp.concatenate(flat, axis=-1)
+
+  def flat(leaf, spec):
+    shape = spec.shape
+    part = leaf[..., : shape[-1]] if shape else leaf
+    part = part.reshape(*leaf.shape[: leaf.ndim - len(shape)], -1).astype(dtype)
+    return part / 255 if is_picture(spec) else part
+
+  return jnp.concatenate(list(map(flat, leaves, leaf_specs)), axis=-1)
 
 
 def flatten(observation: Any, spec: Any) -> jax.Array:
@@ -266,8 +274,14 @@ def flatten(observation: Any, spec: Any) -> jax.Array:
 
 def unit_range(spec: Any) -> np.ndarray:
   """[F] bool, numbers of a flat observation that their spec bounds to [0, 1]."""
+  return which(spec, lambda leaf: is_bounded(leaf, 0, 1))
+
+
+def which(spec: Any, holds: Callable[[specs.Array], bool]) -> np.ndarray:
+  """[F] bool, numbers of a flat observation whose leaf has a property."""
   leaves = jax.tree.leaves(without_mask(spec))
-  return np.concatenate([np.full(math.prod(leaf.shape), is_bounded(leaf, 0, 1)) for leaf in leaves])
+  flags = [np.full(math.prod(leaf.shape), holds(leaf)) for leaf in leaves]
+  return np.concatenate(flags or [np.zeros(0, bool)])
 
 
 def by_level(number: jax.Array, num_levels: int) -> jax.Array:

@@ -71,10 +71,10 @@ class Networks:
     """One line for each threshold of `observation` beyond which this environment lies."""
     flat = observation_lib.MAX_CELLS
     return self.numbers.warnings() + [
-      f'an image of {math.prod(spec.shape):,} numbers in [0, 1], more than {flat:,}: read by a CNN, and '
-      'no part of the state'
+      f'an image of {math.prod(spec.shape):,} numbers, more than {flat:,}: read by a CNN, and no part of '
+      'the state'
       for spec in self.codec.image_specs
-      if observation_lib.is_bounded(spec, 0, 1)
+      if observation_lib.is_bounded(spec, 0, 1) or observation_lib.is_picture(spec)
     ]
 
   @property

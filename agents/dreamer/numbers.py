@@ -88,8 +88,8 @@ class Numbers:
     p(x_t) = g delta(x_t-1) + (1 - g) D,    g, D = decoder(features)
 
   so that static parts of an observation need no features. D is Bernoulli for binary numbers (bool,
-  or in [0, 1] where there are many), categorical over levels for other numbers in [0, 1]. A real
-  number, of any other bounds, is predicted as its change: x_t-1 + sigma D.
+  in [0, 1] where there are many, or bytes of an image), categorical over levels for other numbers in
+  [0, 1]. A real number, of any other bounds, is predicted as its change: x_t-1 + sigma D.
 
   Real numbers are read as symlog and standardised by running statistics, since their scales are
   unknown. Their loss is relative to the running mean squared error, so that each of them counts
@@ -104,12 +104,12 @@ class Numbers:
   @functools.cached_property
   def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Indices of binary, discrete and real numbers."""
-    leaves = jax.tree.leaves(observation_lib.without_mask(self.spec))
-    is_bool = np.concatenate(
-      [np.full(math.prod(leaf.shape), leaf.dtype == bool) for leaf in leaves] or [np.zeros(0, bool)]
+    # Bytes of images are binary: most of the images that are flat have few values.
+    binary = observation_lib.which(
+      self.spec, lambda leaf: leaf.dtype == bool or observation_lib.is_picture(leaf)
     )
-    unit = observation_lib.unit_range(self.spec) | is_bool
-    discrete = unit & ~is_bool
+    unit = observation_lib.unit_range(self.spec) | binary
+    discrete = unit & ~binary
     if discrete.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
       discrete &= False
     return np.flatnonzero(unit & ~discrete), np.flatnonzero(discrete), np.flatnonzero(~unit)

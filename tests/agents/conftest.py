@@ -35,8 +35,8 @@ ENVIRONMENTS = {
   # Pixels of odd sizes, planes of bits, and numbers beside them.
   'pictures': (
     {
-      'pixels': specs.BoundedArray((9, 11, 3), np.uint8, 0, 255),
-      'planes': specs.BoundedArray((8, 8, 17), bool, False, True),  # enough for an image
+      'pixels': specs.BoundedArray((9, 11, 21), np.uint8, 0, 255),
+      'planes': specs.BoundedArray((8, 8, 33), bool, False, True),  # enough for an image
       'purse': specs.Array((2,), np.float32),
     },
     specs.DiscreteArray(3),
@@ -58,14 +58,16 @@ ENVIRONMENTS = {
   'masked_frames': (
     {
       'board': specs.BoundedArray((2, 2), np.float32, 0, 1),
-      'frame': specs.BoundedArray((8, 8, 1), np.uint8, 0, 255),
+      'frame': specs.BoundedArray((8, 8, 33), np.uint8, 0, 255),
       'purse': specs.Array((), np.int32),
       'action_mask': specs.BoundedArray((4,), bool, False, True),
     },
     specs.DiscreteArray(4),
   ),
   # An image alone, without numbers.
-  'frames': (specs.BoundedArray((9, 8, 3), np.uint8, 0, 255), specs.DiscreteArray(3)),
+  'frames': (specs.BoundedArray((9, 8, 29), np.uint8, 0, 255), specs.DiscreteArray(3)),
+  # An image that is small enough to be numbers.
+  'small_frames': (specs.BoundedArray((9, 8, 3), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }
 
 # Three streams, [T, B]. The first terminates at step 3, the second is truncated at step 2, and the

@@ -39,10 +39,10 @@ ENVIRONMENTS = {
   # Two numbers, and six cells of two.
   'board': (environment.BoardSpec((14,), np.float32, (2, 3, 2)), specs.DiscreteArray(3)),
   'picture': (
-    {'picture': specs.Array((8, 9, 2), np.uint8), 'purse': specs.Array((), np.int32)},
+    {'picture': specs.Array((8, 9, 29), np.uint8), 'purse': specs.Array((), np.int32)},
     specs.DiscreteArray(3),
   ),
-  'only a picture': (specs.BoundedArray((9, 8, 15), np.float32, 0, 1), specs.DiscreteArray(3)),
+  'only a picture': (specs.BoundedArray((9, 8, 29), np.float32, 0, 1), specs.DiscreteArray(3)),
 }
 VARIANTS = {
   'plain': dict(env='plain', levels=3),

@@ -105,6 +105,17 @@ def test_to_flat_inverts_read(axes):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), again, observation)
 
 
+def test_bytes_of_an_image_are_binary_numbers():
+  spec = specs.Array((8, 9, 3), np.uint8)
+  numbers = numbers_lib.Numbers(spec)
+  assert (numbers.size, numbers.num_reals, numbers.num_outputs) == (216, 0, 2 * 216)
+  image = np.random.default_rng(0).integers(0, 256, (2, *spec.shape)).astype(np.uint8)
+  read = numbers.read(jnp.asarray(image))
+  np.testing.assert_allclose(read, image.reshape(2, -1) / 255, rtol=1e-6)
+  again = observation_lib.to_observation(numbers.to_flat(read), [], spec)
+  np.testing.assert_allclose(again, image, atol=1e-3)
+
+
 def test_inputs_hold_standardised_reals_and_both_by_levels():
   inputs = NUMBERS.inputs(jnp.array(NUMBERS_READ), STATISTICS)
   np.testing.assert_allclose(inputs[:5], NUMBERS_READ[:5])

@@ -61,9 +61,10 @@ def test_action_mask_is_found_and_left_out():
 PICTURES = {
   'action_mask': specs.BoundedArray((3,), bool, False, True),
   'cells': specs.BoundedArray((8, 8, 2), bool, False, True),  # few numbers in [0, 1]: flat
-  'grey': specs.BoundedArray((32, 33, 1), np.float32, 0, 1),
+  'grey': specs.BoundedArray((32, 65, 1), np.float32, 0, 1),
   'heights': specs.Array((8, 8, 1), np.float32),
-  'pixels': specs.Array((9, 8, 3), np.uint8),
+  'icon': specs.Array((8, 9, 3), np.uint8),  # few bytes: flat
+  'pixels': specs.Array((9, 8, 29), np.uint8),
   'stamp': specs.BoundedArray((7, 8, 3), np.uint8, 0, 255),  # too small: flat
   'table': specs.Array((8, 8), np.float32),
 }
@@ -74,6 +75,7 @@ def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
     'cells': True,
     'grey': 0.25,
     'heights': -3.0,
+    'icon': 102,
     'pixels': 51,
     'stamp': 3,
     'table': 7,
@@ -84,13 +86,18 @@ def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
     for name, value in values.items()
   }
   grey, heights, pixels = observation_lib.images(observation, PICTURES)
-  np.testing.assert_allclose(grey, np.full((2, 32, 33, 1), 0.25))
+  np.testing.assert_allclose(grey, np.full((2, 32, 65, 1), 0.25))
   np.testing.assert_allclose(heights, np.full((2, 8, 8, 1), -np.log(4)), rtol=1e-6)
-  np.testing.assert_allclose(pixels, np.full((2, 9, 8, 3), 0.2 - 0.5), rtol=1e-6)
+  np.testing.assert_allclose(pixels, np.full((2, 9, 8, 29), 0.2 - 0.5), rtol=1e-6)
   spec = observation_lib.without_images(PICTURES)
   flat = observation_lib.flatten(observation, spec)
   expected = np.concatenate(
-    [np.full(8 * 8 * 2, np.log(2)), np.full(7 * 8 * 3, np.log(4)), np.full(64, np.log(8))]
+    [
+      np.full(8 * 8 * 2, np.log(2)),
+      np.full(8 * 9 * 3, np.log(1.4)),
+      np.full(7 * 8 * 3, np.log(4)),
+      np.full(64, np.log(8)),
+    ]
   )
   np.testing.assert_allclose(flat, np.broadcast_to(expected, (2, expected.size)), rtol=1e-6)
   assert observation_lib.unit_range(spec).shape == expected.shape

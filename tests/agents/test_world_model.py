@@ -572,8 +572,16 @@ def test_environment_of_images_alone_has_no_numbers_to_carry(
 def test_images_are_flat_without_channels(make_dreamer):
   model = make_dreamer('pictures', image_channels=0).model
   params = jax.eval_shape(model.init, jax.random.key(0))
-  assert params['encoder']['Dense_0']['kernel'].shape == (9 * 11 * 3 + 8 * 8 * 17 + 2 + 1, 16)
+  inputs = 9 * 11 * 21 + 8 * 8 * 33 + 2 * (1 + 33) + 1  # the purse by levels, too
+  assert params['encoder']['Dense_0']['kernel'].shape == (inputs, 16)
   assert sorted(params['decoder']) == ['Dense_0', 'Dense_1', 'LayerNorm_0']
+
+
+def test_small_image_is_part_of_the_state(make_dreamer):
+  model = make_dreamer('small_frames').model
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  assert model.networks.numbers.size == 9 * 8 * 3
+  assert 'decoder' in params and not {'image_encoder', 'image_decoder'} & set(params)
 
 
 def test_units_have_geometric_time_constants():

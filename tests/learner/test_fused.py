@@ -303,7 +303,9 @@ class Puzzle(environment.Environment):
 class Picture(Puzzle):
   """Puzzle with its number as an image of one colour."""
 
-  observation_spec = specs.BoundedArray((8, 9, 1), np.uint8, 0, 255)
+  observation_spec = specs.BoundedArray(
+    (8, 9, 1), np.float32, 0, 2
+  )  # no bytes: those of so few are no image
 
   def reset(self, key):
     return self._shown(*super().reset(key))
@@ -313,7 +315,7 @@ class Picture(Puzzle):
 
   def _shown(self, state, timestep):
     shape = self.observation_spec.shape
-    colour = jnp.where(timestep.observation > 0, 255, 0).astype(jnp.uint8)
+    colour = jnp.where(timestep.observation > 0, 2.0, 0.0)
     return state, timestep._replace(observation=jnp.broadcast_to(colour, shape))
 
 

@@ -33,7 +33,7 @@ SURVIVAL = config.override(
   ],
 )
 MEMORY = config.override(CONFIG, ['agent.memory_size=64'])
-IMAGES = config.override(CONFIG, ['environment.cell_pixels=3', 'agent.image_channels=4'])
+IMAGES = config.override(CONFIG, ['environment.cell_pixels=9', 'agent.image_channels=4'])
 
 
 def make_program(num_devices=1, *, base=CONFIG, compiled=True, learns=True, **changes):
@@ -101,7 +101,7 @@ def test_observation_of_images_alone_is_stored_and_resumed():
   program = make_program(base=IMAGES, learns=False)
   state, _ = program.iterate(begin(program), 3)
   whole = program.gather(state)
-  assert whole.replay.buffer.storage.observation.shape[1:] == (6, 12, 9, 3)
+  assert whole.replay.buffer.storage.observation.shape[1:] == (6, 36, 27, 3)
   assert whole.replay.buffer.storage.initial_state.latent.numbers.shape[1:] == (0,)
   again, _ = program.iterate(program.place(whole), 1)
   state, _ = program.iterate(state, 1)

@@ -55,6 +55,10 @@ def _gymnax(name: str, environment: str, steps: int, **fields: Any) -> Task:
 
 SUITE = (
   Task(name='catch', environment='catch', steps=8_000, target=0.95, target_step=4_000),
+  Task(
+    name='pixel_catch', environment='catch', options={'rows': 8, 'columns': 8, 'cell_pixels': 3},
+    steps=8_000, target=0.9,
+  ),
   _gymnax('cartpole', 'CartPole-v1', 15_000, target=450.0),
   _gymnax('acrobot', 'Acrobot-v1', 30_000, target=-120.0),
   _gymnax('mountain_car', 'MountainCar-v0', 30_000, target=-130.0),

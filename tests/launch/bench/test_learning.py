@@ -225,7 +225,7 @@ def test_pictures_leave_out_tenths_that_were_not_reached(tmp_path):
 @pytest.mark.parametrize(
   ('arguments', 'expected'),
   [
-    (['--environments', 'catch', 'pong'], '--environments pong: choose from catch, cartpole, '),
+    (['--environments', 'catch', 'pong'], '--environments pong: choose from catch, pixel_catch, '),
     (['--preset', 'lap'], '--preset lap: choose one of laptop'),
     (['--set', 'environment.size=3'], '--set environment.size=3: is decided by the suite'),
     (['--set', 'agent.gama=3'], 'agent.gama=3: unknown key; did you mean agent.gamma'),
