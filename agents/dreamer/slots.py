@@ -1,0 +1,186 @@
+"""Slots: an image as a set of vectors that compete for its parts, one of them for each object."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hephaestus.agents import networks
+
+
+class Attention(nn.Module):
+  """Slot attention: slots compete for tokens, round by round.
+
+    a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens
+    s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
+
+  Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1.
+
+  Attributes:
+    num_rounds: of attention, at each image.
+    hidden_size: of the MLP.
+  """
+
+  num_rounds: int
+  hidden_size: int
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Tokens [..., T, D] and slots [..., S, D] to slots, and attention of the last round [..., S, T]."""
+    size = slots.shape[-1]
+    dense = lambda name: networks.Dense(size, use_bias=False, name=name)
+    tokens = networks.LayerNorm(name='read')(tokens)
+    keys, values = dense('key')(tokens), dense('value')(tokens)
+    query, norm, cell = dense('query'), networks.LayerNorm(name='ask'), nn.GRUCell(size, name='cell')
+    refine = networks.MLP(self.hidden_size, 1, size, activation='relu', layer_norm=False, name='mlp')
+    before = networks.LayerNorm(name='refine')
+    shares = jnp.zeros(())
+    for _ in range(self.num_rounds):
+      logits = jnp.einsum('...sd,...td->...st', query(norm(slots)), keys) * size**-0.5
+      shares = jax.nn.softmax(logits, axis=-2)
+      weights = (shares + 1e-8) / jnp.sum(shares + 1e-8, axis=-1, keepdims=True)
+      slots, _ = cell(slots, jnp.einsum('...st,...td->...sd', weights, values))
+      slots = slots + refine(before(slots))
+    return slots, shares
+
+
+class Tokens(nn.Module):
+  """A CNN that keeps the places: an image [..., H, W, C] to tokens [..., H W, D]."""
+
+  size: int
+  num_layers: int = 2
+
+  @nn.compact
+  def __call__(self, image: jax.Array) -> jax.Array:
+    *axes, height, width, depth = image.shape
+    x = image.reshape(-1, height, width, depth)
+    for _ in range(self.num_layers):
+      x = nn.relu(nn.Conv(self.size, (5, 5))(x))
+    x = x + networks.Dense(self.size)(places(height, width))
+    x = networks.LayerNorm()(x.reshape(*axes, height * width, self.size))
+    return networks.MLP(self.size, 1, self.size, activation='relu', layer_norm=False)(x)
+
+
+class Painter(nn.Module):
+  """Paints each slot by itself: slots [..., S, D] to colours and a mask, [..., S, H, W, C + 1].
+
+  One small MLP of slot and place, at all places: Watters et al. (2019), "Spatial broadcast decoder".
+  """
+
+  shape: tuple[int, int, int]
+  hidden_size: int
+
+  @nn.compact
+  def __call__(self, slots: jax.Array) -> jax.Array:
+    height, width, depth = self.shape
+    at = networks.Dense(self.hidden_size, name='place')(places(height, width))
+    x = networks.Dense(self.hidden_size, use_bias=False, name='slot')(slots)
+    x = nn.relu(x[..., None, None, :] + at)
+    x = nn.relu(networks.Dense(self.hidden_size, name='hidden')(x))
+    return networks.Dense(depth + 1, name='paint')(x)
+
+
+def places(height: int, width: int) -> np.ndarray:
+  """[H, W, P] float32, sines and cosines of each place."""
+  row, column = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing='ij')
+  waves = [f(np.pi * k * x) for x in (row, column) for k in (1, 2, 4, 8) for f in (np.sin, np.cos)]
+  return np.stack([row, column, *waves], axis=-1).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+  """Slots of an image, carried over time.
+
+  Attributes:
+    shape: (H, W, C) of the image.
+    num_slots: S.
+    size: D.
+    hidden_size: of all layers.
+    num_rounds: of attention, at each step.
+  """
+
+  shape: tuple[int, int, int]
+  num_slots: int = 8
+  size: int = 32
+  hidden_size: int = 64
+  num_rounds: int = 2
+
+  @property
+  def _modules(self) -> dict[str, nn.Module]:
+    return {
+      'tokens': Tokens(self.size),
+      'attention': Attention(self.num_rounds, self.hidden_size),
+      'painter': Painter(self.shape, self.hidden_size),
+    }
+
+  def init(self, key: jax.Array) -> Any:
+    """Parameters, float32; `start` is where slots begin, [S, D]."""
+    keys = dict(zip((*self._modules, 'start'), jax.random.split(key, 4), strict=True))
+    slots, image = jnp.zeros((1, self.num_slots, self.size)), jnp.zeros((1, *self.shape))
+    tokens = jnp.zeros((1, self.shape[0] * self.shape[1], self.size))
+    inputs = {'tokens': (image,), 'attention': (tokens, slots), 'painter': (slots,)}
+    params = {
+      name: module.init(keys[name], *inputs[name])['params']
+      for name, module in self._modules.items()
+    }
+    return params | {'start': jax.random.normal(keys['start'], (self.num_slots, self.size))}
+
+  def observe(self, params: Any, images: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Slots of sequences of images.
+
+    Args:
+      params: of `init`.
+      images: [T, B, H, W, C] float32 in [-0.5, 0.5].
+      first: [T, B] bool, where an episode begins and slots are those of the start.
+
+    Returns:
+      [T, B, S, D] slots, and [T, B, S, H W] their shares of each token.
+    """
+    tokens = networks.apply(self._modules['tokens'], params['tokens'], images)
+    start = jnp.broadcast_to(params['start'], (*images.shape[1:2], self.num_slots, self.size))
+
+    def step(slots, inputs):
+      tokens, first = inputs
+      slots = jnp.where(first[:, None, None], start, slots)
+      outputs: Any = networks.apply(self._modules['attention'], params['attention'], tokens, slots)
+      return outputs[0], outputs
+
+    _, (slots, shares) = jax.lax.scan(step, start, (tokens, first))
+    return slots, shares
+
+  def paint(self, params: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[..., S, D] slots to an image [..., H, W, C] and masks [..., S, H, W], which sum to 1 over slots."""
+    painted = networks.apply(self._modules['painter'], params['painter'], slots)
+    masks = jax.nn.softmax(painted[..., -1], axis=-3)
+    return jnp.sum(masks[..., None] * painted[..., :-1], axis=-4), masks
+
+  def loss(self, params: Any, images: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Squared error of the painted images, summed over pixels, and masks [T, B, S, H, W]."""
+    slots, _ = self.observe(params, images, first)
+    painted, masks = self.paint(params, slots)
+    return jnp.mean(jnp.sum(jnp.square(painted - images), axis=(-3, -2, -1))), masks
+
+
+def foreground_ari(truth: jax.Array, parts: jax.Array, num_parts: int) -> jax.Array:
+  """Adjusted Rand index of two partitions of the foreground (Hubert and Arabie, 1985).
+
+  Args:
+    truth: [..., P] int32, of each pixel; 0 is the background, which does not count.
+    parts: [..., P] int32, the predicted part of each pixel.
+    num_parts: more than any of `truth` and `parts`.
+
+  Returns:
+    [...] float32, 1 for equal partitions, about 0 for random ones.
+  """
+  one_hot = lambda x: jax.nn.one_hot(x, num_parts)
+  table = jnp.einsum('...pi,...pj->...ij', one_hot(truth) * (truth > 0)[..., None], one_hot(parts))
+  pairs = lambda n: n * (n - 1) / 2
+  both = jnp.sum(pairs(table), axis=(-2, -1))
+  true, predicted = (jnp.sum(pairs(jnp.sum(table, axis=axis)), axis=-1) for axis in (-1, -2))
+  total = jnp.maximum(pairs(jnp.sum(table, axis=(-2, -1))), 1.0)
+  expected = true * predicted / total
+  most = (true + predicted) / 2
+  return jnp.where(most == expected, 1.0, (both - expected) / jnp.where(most == expected, 1.0, most - expected))
