@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
     _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_watching,
-    _add_scaling,
+    _add_scaling, _add_accelerator,
   ):  # fmt: skip
     add_one(targets)
   bench.set_defaults(call=_bench)
@@ -235,6 +235,22 @@ def _add_scaling(targets: Any) -> None:
   scaling.add_argument('--json', action='store_true')
 
 
+def _add_accelerator(targets: Any) -> None:
+  accelerator = targets.add_parser(
+    'accelerator',
+    allow_abbrev=False,
+    help='all that a GPU or TPU shall show, unattended, in one file',
+    description='Measures section by section, and writes the file after each. The same command again '
+    'continues with the sections that are missing or failed.',
+  )
+  accelerator.add_argument(
+    '--out', type=pathlib.Path, help='the file (default: runs/accelerator.json, or -rehearsal.json)'
+  )
+  accelerator.add_argument('--minutes', type=float, default=38.0, help='for all (default: 38)')
+  accelerator.add_argument('--sections', nargs='+', metavar='NAME', help='(default: all)')
+  accelerator.add_argument('--rehearse', action='store_true', help='smallest sizes, on the CPU')
+
+
 ALONE = 'bench learner, env, learning, dreams and scaling need none of it'
 LIMITS = {
   'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
@@ -252,6 +268,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     return _learning(arguments)
   if arguments.target == 'dreams':
     return _dreams(arguments)
+  if arguments.target == 'accelerator':
+    from hephaestus.launch.bench import accelerator
+
+    return accelerator.accelerator(
+      arguments.out, arguments.minutes, arguments.sections, rehearse=arguments.rehearse
+    )
   if arguments.target == 'scaling':  # JAX reads both when it initializes its devices
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices or [8])}'

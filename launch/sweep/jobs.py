@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import signal
@@ -27,11 +28,13 @@ class Command(NamedTuple):
     label: names its work, such as 'training'.
     words: after `hephaestus`.
     output: file of its stdout; None for the log of its job.
+    max_seconds: after which it is killed; None for no limit.
   """
 
   label: str
   words: Sequence[str]
   output: pathlib.Path | None = None
+  max_seconds: float | None = None
 
 
 class Ended(NamedTuple):
@@ -154,6 +157,7 @@ class _Child:
 
   def __init__(self, command: Command, cores: Collection[int], log: pathlib.Path):
     self.label, self._cores = command.label, cores
+    self._max_seconds = math.inf if command.max_seconds is None else command.max_seconds
     self._begin = time.monotonic()
     with open(log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
       self._popen = subprocess.Popen(
@@ -169,6 +173,8 @@ class _Child:
     """How it has ended; None while it runs. Not called again afterwards."""
     pid, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
     if not pid:
+      if self.wall_seconds > self._max_seconds:
+        self.send(signal.SIGKILL)
       return None
     self._popen.returncode = os.waitstatus_to_exitcode(status)
     cpu_seconds = usage.ru_utime + usage.ru_stime

@@ -1,0 +1,292 @@
+"""Measurements of an accelerator, unattended, section by section, in one file of JSON.
+
+Each section is a command of this project in a process of its own: an accelerator belongs to one
+process at a time, and a section that runs out of memory does not end the others.
+"""
+
+import datetime
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hephaestus.launch.agents import machine
+from hephaestus.launch.bench.learning import runs, scores
+from hephaestus.launch.run import metrics
+from hephaestus.launch.sweep import jobs
+
+_TRAINING = 60.0  # seconds at least of a run
+_RESERVE = 180.0  # seconds of a run beside its training: imports, compilation, last evaluation
+_BATCHES, _HORIZONS = (64, 128, 512, 1024), (8, 15, 32)  # beside 256 and 64, of `full`
+_FUSED = (
+  'evaluator.period=1000000', 'evaluator.final_episodes=64', 'evaluator.greedy=false',
+  'learner.log_period=5', 'tensorboard=false',
+)  # fmt: skip
+_TINY = (
+  'agent.deterministic_size=16', 'agent.hidden_size=16', 'agent.horizon_max=8', 'agent.ensemble_size=1',
+  'learner.batch_size=4', 'actor.num_envs=4', 'actor.sequence_length=8', 'evaluator.final_episodes=2',
+  'learner.log_period=1',
+)  # fmt: skip
+_PLATFORM = 'import jax; print(jax.devices()[0].platform)'
+# Dense operations per second in bfloat16 by the makers' data sheets, by the begin of a device's name.
+_PEAKS = {
+  'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L4,': 121e12,
+  'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5,': 459e12, 'TPU v6 lite': 918e12,
+}  # fmt: skip
+
+
+class Section(NamedTuple):
+  """A part of the file.
+
+  Attributes:
+    name: in the file.
+    words: of its command, after `hephaestus`.
+    seconds: that the command may take; of a run, that it trains.
+    run: folder of the run that the command trains; None: it prints figures as JSON.
+  """
+
+  name: str
+  words: Sequence[str]
+  seconds: float
+  run: pathlib.Path | None = None
+
+
+def platform() -> str:
+  """The platform of JAX's devices, found by a process that ends and leaves them to others.
+
+  Raises:
+    ValueError: it is the CPU, or JAX does not start.
+  """
+  done = subprocess.run([sys.executable, '-c', _PLATFORM], capture_output=True, text=True)
+  found = 'cpu' if done.returncode else done.stdout.split()[-1]
+  if found != 'cpu':
+    return found
+  broken = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+  why = machine.find().lack or ' '.join(broken) or 'JAX finds no accelerator here'
+  raise ValueError(f'{why}; --rehearse measures the smallest sizes on the CPU')
+
+
+def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> list[Section]:
+  """All sections, the most important ones first; the last one trains for as long as time is left.
+
+  Args:
+    preset: of the runs.
+    folder: of the runs.
+    rehearse: whether all have the smallest sizes.
+  """
+  tiny: tuple[str, ...] = ()
+  batches: tuple[int, ...] = _BATCHES
+  horizons: tuple[int, ...] = _HORIZONS
+  size, seconds = ['--size', 'full'], '5'
+  limit, long_limit, training, longest = 150.0, 300.0, 240.0, math.inf
+  if rehearse:
+    tiny, batches, horizons = _TINY, (2,), (2,)
+    size = ['--size', 'laptop', '--ensemble', '1', '--length', '4']
+    # A CPU that others use as well may take minutes to compile.
+    seconds, limit, long_limit, training, longest = '0.1', 600.0, 600.0, 5.0, 5.0
+  learner = ['bench', 'learner', '--json', '--seconds', seconds]
+  of_size = [*learner, *size, '--boredom', '0']
+  fused = ['train', '--fused', '--preset', preset]
+  catch, craftax = ['--env', 'catch'], ['--env', 'craftax/Craftax-Classic-Symbolic-v1']
+  update = [*learner, '--preset', preset, *catch, '--boredom', '0']
+  return [
+    Section('learner', [*of_size, '1', '--phases'], long_limit),
+    Section('update', [*update, *(['--set', *tiny[:5]] if tiny else [])], limit),
+    Section('fused', [*fused, *catch, '--set', *_FUSED, *tiny], training, folder / 'fused'),
+    *(Section(f'batch/{size}', [*of_size, '--batch', str(size)], limit) for size in batches),
+    *(
+      Section(f'horizon/{steps}', [*of_size, '--horizon', str(steps)], limit) for steps in horizons
+    ),
+    Section(
+      'craftax',
+      [*fused, *craftax, '--steps', '1000000', '--set', *_FUSED, *tiny],
+      longest,
+      folder / 'craftax',
+    ),
+  ]
+
+
+class Report:
+  """The file, which is written again after each section."""
+
+  def __init__(self, path: pathlib.Path, *, rehearsal: bool):
+    """Reads the file where it exists.
+
+    Raises:
+      ValueError: it is none of ours, or of a rehearsal where this is none, or the other way round.
+    """
+    self._path = path
+    try:
+      self._content: dict[str, Any] = {'rehearsal': rehearsal}
+      if path.exists():
+        self._content = json.loads(path.read_text())
+      known = self._content.setdefault('sections', {})
+      self.done = {name for name, section in known.items() if 'error' not in section}
+    except (ValueError, AttributeError, TypeError):
+      raise ValueError(f'--out {path}: is not a file of this command; give another') from None
+    if self._content.get('rehearsal') is not rehearsal:
+      raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
+
+  def write(self, name: str, section: dict[str, Any]) -> None:
+    """Adds a section, or replaces it."""
+    self._content['sections'][name] = {
+      'at': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
+      'commit': runs.commit(),
+      'jax': importlib.metadata.version('jax'),
+      **section,
+    }
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    new = self._path.with_name(f'{self._path.name}.new')
+    new.write_text(metrics.to_json(self._content) + '\n')
+    new.replace(self._path)
+
+
+class _Job(jobs.Job):
+  """A section that is measured and written."""
+
+  def __init__(self, section: Section, report: Report, deadline: float, logs: pathlib.Path):
+    self.name, self._section, self._report, self._deadline = section.name, section, report, deadline
+    self.log = logs / f'{section.name.replace("/", "-")}.log'
+    self._output = self.log.with_suffix('.json')
+
+  def begin(self) -> jobs.Command:
+    words, run, most = self._section.words, self._section.run, self._section.seconds
+    left = self._deadline - time.monotonic()
+    training = min(left - _RESERVE, most)
+    if left <= 0 or (run is not None and training < min(_TRAINING, most)):
+      raise self._failed('no time left; the same command again continues')
+    if run is None:
+      return jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
+    words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
+    return jobs.Command(self.name, words, max_seconds=min(left, training + 2 * _RESERVE))
+
+  def after(self, ended: jobs.Ended) -> None:
+    if ended.code == -9:
+      raise self._failed(f'killed after {ended.wall_seconds:.0f} s')
+    if ended.code:
+      raise self._failed(str(self.failure(ended)))
+    run = self._section.run
+    try:
+      measured = _figures(self._output) if run is None else _run(run)
+    except (LookupError, ValueError) as error:
+      raise self._failed(f'wrote no results: {error!r}') from None
+    self._report.write(self.name, {'seconds': ended.wall_seconds, **measured})
+
+  def _failed(self, why: str) -> jobs.Failed:
+    self._report.write(self.name, {'error': why})
+    return jobs.Failed(why)
+
+  def line(self, seconds: float) -> str:
+    left = max(0.0, self._deadline - time.monotonic())
+    return f'{self.name}: {f"{seconds:.0f} s" if seconds else "written"}, {left / 60:.0f} min left'
+
+
+def _figures(output: pathlib.Path) -> dict[str, Any]:
+  """Figures that a command has printed, and the model FLOP utilisation of a device with a data sheet."""
+  figures = json.loads(output.read_text().splitlines()[-1])
+  kind = figures[0]['machine']
+  peak = next((peak for begin, peak in _PEAKS.items() if kind.startswith(begin)), None)
+  found: dict[str, Any] = {'figures': figures}
+  if peak is not None:
+    products = [each for each in figures if each['name'].endswith('/matmul')]
+    found['flop_utilisation'] = {each['name']: each['value'] / peak for each in products}
+  return found
+
+
+def _run(folder: pathlib.Path) -> dict[str, Any]:
+  """Rates of a run after its first half, its curve of returns, and its last evaluation."""
+  rows = metrics.read(folder / 'metrics' / 'learner.jsonl')
+  pairs = list(itertools.pairwise(rows))[len(rows) // 2 :]
+  span = lambda pair: pair[1]['time'] - pair[0]['time']
+  # A run that was resumed was not measured in between.
+  longest = 10 * statistics.median(map(span, pairs)) if pairs else 0.0
+  pairs = [pair for pair in pairs if span(pair) <= longest]
+  rates = {
+    f'{key}s_per_second': sum(after[key] - before[key] for before, after in pairs)
+    / sum(map(span, pairs))
+    for key in ('learner_step', 'environment_step')
+    if pairs
+  }
+  spans, steps = scores.read(folder)
+  evaluation = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
+  return {
+    'environment_steps': steps,
+    'updates': rows[-1]['learner_step'] if rows else 0,
+    **rates,
+    'returns_by_tenth': scores.curve(spans, steps, steps),
+    'episode_return': evaluation.get('episode_return'),
+  }
+
+
+def accelerator(
+  out: pathlib.Path | None, minutes: float, names: Sequence[str] | None, *, rehearse: bool
+) -> int:
+  """Measures the sections that a file lacks.
+
+  Args:
+    out: the file; logs and runs are in a folder of its name. None: one in runs/.
+    minutes: for all sections.
+    names: of sections; None for all.
+    rehearse: whether the smallest sizes are measured, on the CPU.
+
+  Returns:
+    The exit code, as of `measure`.
+
+  Raises:
+    ValueError: there is no accelerator, a section does not exist, or the file is another's.
+  """
+  if not 0 < minutes < math.inf:
+    raise ValueError(f'--minutes {minutes:g}: must be positive')
+  out = out or pathlib.Path('runs', f'accelerator{"-rehearsal" * rehearse}.json')
+  report = Report(out, rehearsal=rehearse)
+  preset = 'laptop'
+  if rehearse:
+    os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+  else:
+    preset = machine.PRESETS.get(platform(), 'gpu')
+  known = {each.name: each for each in sections(preset, out.with_suffix(''), rehearse=rehearse)}
+  for name in names or ():
+    if name not in known:
+      raise ValueError(f'--sections {name}: choose from {", ".join(known)}')
+  chosen = [known[name] for name in names or known]
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  code = measure(chosen, report, minutes, out.with_suffix(''), say)
+  say(f'{out}: results; {out.with_suffix("")}: logs and runs')
+  return code
+
+
+def measure(
+  chosen: Sequence[Section],
+  report: Report,
+  minutes: float,
+  logs: pathlib.Path,
+  say: Callable[[str], None],
+) -> int:
+  """Measures the sections that the file lacks, one after the other, on all cores.
+
+  A section that fails is written with its error, and is missing when the same is called again.
+
+  Args:
+    chosen: sections.
+    report: that they are written to.
+    minutes: for all of them.
+    logs: folder of the output of each.
+    say: takes lines of progress.
+
+  Returns:
+    The exit code: 0, 1 where a section failed, or that of an interrupt.
+  """
+  logs.mkdir(parents=True, exist_ok=True)
+  deadline = time.monotonic() + 60 * minutes
+  missing = [section for section in chosen if section.name not in report.done]
+  say(f'{len(missing)} sections of {len(chosen)} to do, in at most {minutes:g} minutes')
+  made = [_Job(section, report, deadline, logs) for section in missing]
+  return jobs.run_all(made, [jobs.available_cores()], say).code
