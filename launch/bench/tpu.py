@@ -6,8 +6,10 @@ libtpu, of the extra `tpu`, compiles for a topology on any Linux machine with an
 import collections
 import functools
 import importlib.util
+import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +62,8 @@ def tpu(
     among the outputs by dtype.
 
   Raises:
-    ValueError: libtpu is missing, a topology does not exist, or a config does not suit it.
+    ValueError: libtpu is missing, a topology does not exist, or no config suits its topology or fits
+      into its memory; where some do, the others are named on stderr.
   """
   check(names)
   configs = {name: _config(name, preset, environment, overrides) for name in programs}
@@ -68,12 +71,17 @@ def tpu(
   os.environ.update(_ENVIRONMENT)
   jax.config.update('jax_platforms', 'cpu')
   devices = {name: _devices(name) for name in names}
-  return [
-    figure
-    for name in names
-    for program, config in configs.items()
-    for figure in _figures(f'tpu/{name}/{program}', config, devices[name], _gibibytes(name))
-  ]
+  figures, refusals = [], []
+  for name, (program, config) in itertools.product(names, configs.items()):
+    try:
+      figures += _figures(f'tpu/{name}/{program}', config, devices[name], _gibibytes(name))
+    except ValueError as error:
+      refusals.append(str(error))
+  if refusals and not figures:
+    raise ValueError('; '.join(refusals))
+  for refusal in refusals:
+    print(f'left out: {refusal}', file=sys.stderr)
+  return figures
 
 
 def check(names: Sequence[str]) -> None:
@@ -132,7 +140,7 @@ def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) ->
     if len(here) < len(devices):
       raise ValueError(
         f'a fused run is one process on one host, whose share of the slice is {len(here)} of '
-        f'{len(devices)} devices; give another of --programs'
+        f'{len(devices)} devices; give --set learner.fused=false, or another of --programs'
       )
     return fused.build(config, *fused.make(config), devices).lower()
   parts, count = parts_lib.make_parts(config), len(devices)

@@ -67,6 +67,18 @@ def test_losses_are_found_among_the_outputs_of_a_program():
 
 @pytest.mark.slow
 @pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
+def test_all_programs_that_a_topology_refuses_are_named_in_one_line():
+  command = ['bench', 'scaling', '--tpu', 'v4:2x2x4', '--programs', 'dreamer-fused', 'ppo']
+  done = subprocess.run(
+    [sys.executable, '-m', 'hephaestus.launch.main', *command], stderr=subprocess.PIPE, text=True
+  )
+  assert done.returncode == 2
+  assert done.stderr.count('one host, whose share of the slice is 4 of 16 devices') == 2
+  assert 'tpu/v4:2x2x4/dreamer-fused: ' in done.stderr and done.stderr.count('\n') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
 @pytest.mark.timeout(600)
 def test_dreamer_compiles_for_four_chips_in_bfloat16_with_losses_in_float32():
   command = ['bench', 'scaling', '--tpu', 'v4:2x2x1', '--programs', 'dreamer', 'ppo', '--json']
