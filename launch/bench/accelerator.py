@@ -25,6 +25,7 @@ from hephaestus.launch.sweep import jobs
 
 _TRAINING = 60.0  # seconds at least of a run
 _RESERVE = 180.0  # seconds of a run beside its training: imports, compilation, last evaluation
+_PATIENCE = 600.0  # seconds of the same, after which a run is killed
 _BATCHES, _HORIZONS = (64, 128, 512, 1024), (8, 15, 32)  # beside 256 and 64, of `full`
 _FUSED = (
   'evaluator.period=1000000', 'evaluator.final_episodes=64', 'evaluator.greedy=false',
@@ -166,7 +167,7 @@ class _Job(jobs.Job):
     if run is None:
       return jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
     words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
-    return jobs.Command(self.name, words, max_seconds=min(left, training + 2 * _RESERVE))
+    return jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
 
   def after(self, ended: jobs.Ended) -> None:
     if ended.code == -9:
