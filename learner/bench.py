@@ -283,7 +283,7 @@ def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]
     novelty = jnp.zeros(last.shape)
     return dream.starts(
       dreamer.actor_critic, posterior, last, novelty, keys[1],
-      num_steps=agent_config.starts_per_sequence,
+      num_steps=agent_config.starts_per_sequence, params=state.params['actor_critic'],
     )[0]  # fmt: skip
 
   @jax.jit

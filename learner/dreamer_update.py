@@ -147,6 +147,7 @@ class _Learner:
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
     imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon, motivation)
+    workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
 
@@ -159,6 +160,7 @@ class _Learner:
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
       **{f'memory/{name}': value for name, value in memory_metrics.items()},
+      **{f'workspace/{name}': value for name, value in workspace_metrics.items()},
     }
     state = state._replace(
       key=jax.random.key_data(key), intrinsic=intrinsic_state, step=state.step + 1
@@ -197,7 +199,9 @@ class _Learner:
     policy, config = self.dreamer.actor_critic, self.dreamer.config
     stop = jax.lax.stop_gradient
     begins = jnp.zeros(sequence.reward.shape, bool)
-    history = policy.context.replayed(stop(features), jnp.zeros_like(sequence.reward), begins)
+    history = policy.critic_context.replayed(
+      stop(features), jnp.zeros_like(sequence.reward), begins
+    )
     last = sequence.step_type == LAST
     rewards = {ac.TASK: sequence.reward}
     replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
@@ -211,7 +215,13 @@ class _Learner:
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
     start, history = dream.starts(
-      policy, posterior, last, felt.novelty, keys, num_steps=config.starts_per_sequence
+      policy,
+      posterior,
+      last,
+      felt.novelty,
+      keys,
+      num_steps=config.starts_per_sequence,
+      params=state.params['actor_critic'],
     )
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
@@ -285,7 +295,7 @@ class _Learner:
     if memory is None:
       return state, {}
     params = state.params['actor_critic']
-    context = policy.context.pool(params, replayed.history, replayed.features)
+    context = policy.critic_context.pool(params, replayed.history, replayed.features)
     value = policy.values(params, replayed.features, context)[ac.TASK].mean()
     return_ = returns.lambda_returns(
       sequence.reward,
@@ -312,6 +322,14 @@ class _Learner:
     ring = memory.write(state.params[memory_lib.NAME], everyone, renewed, state.step)
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
+
+  def _workspace_metrics(self, state: TrainState, replayed: ac.Replayed) -> Metrics:
+    """Metrics of the gates of replayed steps; none without a workspace."""
+    workspace = self.dreamer.actor_critic.workspace
+    if workspace is None:
+      return {}
+    gates = workspace.gates(state.params['actor_critic'], replayed.history, replayed.features)
+    return workspace.metrics(devices_lib.over_devices(gates.mean(axis=(0, 1))))
 
   def _targets(
     self, scales: ac.Scales, imagined: _Imagined

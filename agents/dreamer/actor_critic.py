@@ -2,7 +2,8 @@
 
     actor([f_t, context_t])      critic([f_t, context_t])
 
-A context module gives the context: see `context`. The critic has a head for the task and one for
+A context module gives the context: see `context`. With a workspace the actor reads the context alone,
+and the critic the features alone. The critic has a head for the task and one for
 novelty, so that the advantage of novelty can be scaled beside the task's, whatever the sizes of
 both; as in Burda et al. (2018), "Exploration by random network distillation", section 2.3.
 """
@@ -20,6 +21,7 @@ from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
 from hephaestus.agents.dreamer import intrinsic
+from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
 TASK, NOVELTY = 'task', intrinsic.NOVELTY
@@ -174,6 +176,7 @@ class ActorCritic:
     state_size: how many of them actor and critic read; those after its memory are inputs of the
       observed numbers.
     action_size: A, of the world model's encoded action.
+    workspace: the context module, if any.
   """
 
   config: dreamer_config.DreamerConfig
@@ -182,6 +185,7 @@ class ActorCritic:
   memory_size: int
   state_size: int
   action_size: int
+  workspace: workspace_lib.Workspace | None = None
 
   @property
   def discrete(self) -> bool:
@@ -190,7 +194,20 @@ class ActorCritic:
   @property
   def context(self) -> context_lib.Context:
     """The context module."""
-    return context_lib.make_context(self.config, self.feature_size)
+    return self.workspace or context_lib.make_context(self.config, self.feature_size)
+
+  @property
+  def critic_context(self) -> context_lib.Context:
+    """The context module of what the critic reads, which is everything where there is a workspace."""
+    return context_lib.NoContext() if self.workspace else self.context
+
+  def noticed(
+    self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
+  ) -> Any:
+    """Inputs of context modules beside the features of steps: the novelty, or `workspace.Noticed`."""
+    if self.workspace is None:
+      return novelty
+    return self.workspace.noticed(params, features, numbers, priors.change)
 
   @property
   def _actions(self) -> distributions.Actions:
@@ -219,23 +236,29 @@ class ActorCritic:
     keys = dict(zip((*modules, *own), jax.random.split(key, len(modules) + len(own)), strict=True))
     features = jnp.zeros((1, self.feature_size))
     params = {
-      name: module.init(keys[name], jnp.zeros((1, self.feature_size + beside)))['params']
-      for name, (module, beside) in modules.items()
+      name: module.init(keys[name], jnp.zeros((1, size)))['params']
+      for name, (module, size) in modules.items()
     }
-    inputs = self._towers(features, jnp.zeros((1, context.size)))
+    inputs = lambda name: self._towers(name, features, jnp.zeros((1, context.size)))
     return params | {
-      name: module.init(keys[name], *inputs)['params'] for name, module in own.items()
+      name: module.init(keys[name], *inputs(name))['params'] for name, module in own.items()
     }
 
   def _towers(
-    self, features: jax.Array, context: jax.Array
+    self, name: str, features: jax.Array, context: jax.Array
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """The model's memory with the context, and the inputs of the observed numbers."""
+    if self.workspace and name == 'actor':
+      return (), (context,)
+    if self.workspace:
+      context = context[..., :0]
     memory = features[..., : self.memory_size]
     return (memory, context), (features[..., self.memory_size : self.state_size],)
 
   def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
-    return networks.apply(self._modules()[name], params[name], *self._towers(features, context))
+    return networks.apply(
+      self._modules()[name], params[name], *self._towers(name, features, context)
+    )
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
     """The distribution over actions at [..., F] features with [..., C] context."""
@@ -315,7 +338,7 @@ class ActorCritic:
       The loss [], a mean over all steps but the last.
     """
     config, features, last = self.config, replayed.features, replayed.last
-    context = self.context.pool(params, replayed.history, features)
+    context = self.critic_context.pool(params, replayed.history, features)
     loss: Any = 0.0
     values, slow_values = (
       self.values(of, features, context) for of in (params, {'critic': slow_critic})

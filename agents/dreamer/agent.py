@@ -14,6 +14,7 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
 
@@ -53,7 +54,7 @@ def make_dreamer(
 
   Raises:
     ValueError: survival without vitals, or with vitals that the environment pays for; empowerment
-      with other actions than one discrete one, or without numbers.
+      with other actions than one discrete one, or without numbers; a workspace without candidates.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   _ = model.vitals, model.empowerment  # raise ValueError where there can be none
@@ -65,6 +66,7 @@ def make_dreamer(
     sizes.memory_size,
     sizes.feature_size - sizes.transition_size,
     sizes.actions.size,
+    workspace_lib.make_workspace(sizes),
   )
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
@@ -142,8 +144,9 @@ class _Acting:
     features = model.rssm.features(params['world_model'], latent, previous)
     priors = model.rssm.prior(params['world_model'], latent.deterministic, previous, first)
     novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
+    noticed = policy.noticed(params['actor_critic'], features, novelty, latent.numbers, priors)
     memory, context = policy.context.advance(
-      params['actor_critic'], state.memory, features, novelty, first
+      params['actor_critic'], state.memory, features, noticed, first
     )
     mask = observation_lib.action_mask(timestep.observation)
     distribution = policy.policy(params['actor_critic'], features, context, mask)

@@ -80,6 +80,11 @@ class DreamerConfig:
   memory_size: int = 0  # entries that acting and learning recall; 0: no memory
   memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
 
+  # Workspace.
+  workspace_size: int = 0  # candidates that the actor reads at most; 0: no workspace, it reads all
+  workspace_cost: float = 0.0  # score that a candidate needs to be read
+  workspace_score: str = 'learned'  # or 'source', 'random' and 'fixed' as baselines
+
   compute_dtype: str = 'bfloat16'  # of the networks: 'float32' or 'bfloat16'
 
   def __post_init__(self):
@@ -111,6 +116,17 @@ class DreamerConfig:
       f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
     )
     check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
+    check(self.workspace_size >= 0, 'workspace_size', 'must be 0 for no workspace, or at least 1')
+    check(
+      self.window == 1 or not self.workspace_size,
+      'workspace_size',
+      'no workspace beside salience; set agent.window=1',
+    )
+    check(
+      self.workspace_score in ('learned', 'source', 'random', 'fixed'),
+      'workspace_score',
+      "choose 'learned'; 'source', 'random' and 'fixed' are baselines",
+    )
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')

@@ -1,6 +1,7 @@
 """Context modules: summaries of earlier steps, which actor and critic read beside the features.
 
-`NoContext` is empty, without memory or parameters. `Salience` pools the features of the last W
+`NoContext` is empty, without memory or parameters. `workspace.Workspace` is in place of the features
+for the actor. `Salience` pools the features of the last W
 steps of the episode by learned weights:
 
     score_i = MLP([f_i, log(1 + novelty_i)])      w = softmax(score)      context = sum_i w_i f_i
@@ -31,13 +32,13 @@ class Context(Protocol):
   def size(self) -> int: ...
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
-    """Networks by name, with the number of inputs beside the features."""
+    """Networks by name, with the number of their inputs."""
 
   def initial(self, batch: int) -> Tree:
     """The memory before any step."""
 
   def advance(
-    self, params: Tree, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+    self, params: Tree, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array
   ) -> tuple[Tree, jax.Array]:
     """One step: the next memory, and the context [B, C] of the step.
 
@@ -45,25 +46,23 @@ class Context(Protocol):
       params: by name.
       memory: of the steps before.
       features: [B, F].
-      novelty: [B] float32.
+      novelty: [B] float32; of a workspace, `workspace.Noticed`.
       begins: [B] bool, steps without a previous step of their episode.
     """
 
-  def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
+  def replayed(self, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
     """The history of [T, B, ...] replayed steps; step 0 counts as the begin of an episode."""
 
   def memory_at(self, history: Tree, step: jax.Array, stream: jax.Array) -> Tree:
     """Memories of S steps, before step [S] of stream [S] of a history of replayed steps."""
 
-  def imagined(
-    self, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
-  ) -> Tree:
+  def imagined(self, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
     """The history of a start and the steps imagined after it.
 
     Args:
       memory: of the steps before the start.
       features: [H, B, F].
-      novelty: [H, B] float32.
+      novelty: [H, B] float32, or as in `advance`.
       begins: [B] bool, of the starts.
     """
 
@@ -150,7 +149,8 @@ class Salience:
     return self.feature_size
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
-    return {'salience': (networks.MLP(self.hidden_size, 1, 1, 0.1, dtype=self.dtype), 1)}
+    module = networks.MLP(self.hidden_size, 1, 1, 0.1, dtype=self.dtype)
+    return {'salience': (module, self.feature_size + 1)}
 
   def initial(self, batch: int) -> Window:
     """Steps of episode -1, which no step reads, since an actor's first step is FIRST."""

@@ -24,6 +24,7 @@ class Start(NamedTuple):
     memory: [B', ...] of the context module, before the step.
     weight: [B'] float32, 0 at LAST, after which no step follows.
     keys: [B'] one for each dream, so that dreams do not depend on the batch.
+    noticed: [B', ...], see `ActorCritic.noticed`; None where it is the novelty.
   """
 
   latent: rssm.Latent
@@ -33,6 +34,7 @@ class Start(NamedTuple):
   memory: Tree
   weight: jax.Array
   keys: jax.Array
+  noticed: Tree = None
 
 
 class Dream(NamedTuple):
@@ -51,6 +53,7 @@ class Dream(NamedTuple):
     horizon: [] int32.
     vitals: [H + 1, B', V] float32, decoded; None without survival.
     empowerment: [H + 1, B'] float32, the reward that arrives at the step; None without it.
+    noticed: [H + 1, B', ...], as of the start.
   """
 
   start: Start
@@ -65,6 +68,7 @@ class Dream(NamedTuple):
   horizon: jax.Array
   vitals: jax.Array | None = None
   empowerment: jax.Array | None = None
+  noticed: Tree = None
 
 
 def rollout(
@@ -134,7 +138,7 @@ class _Imagination:
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
     features = start.features
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, start.memory, features, start.novelty, start.begins
+      self.policy_params, start.memory, features, _or(start.noticed, start.novelty), start.begins
     )
     mask = self.model.action_mask(self.model_params, features)
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
@@ -148,8 +152,9 @@ class _Imagination:
       'discount': arrived(0.0),
       **jax.tree.map(arrived, self._values(features, context)),
     }
-    for name, x in self._optional(start.latent, features).items():
-      outputs[name] = jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
+    first = lambda x: jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
+    for name, x in self._optional(start.latent, features, start.noticed).items():
+      outputs[name] = jax.tree.map(first, x)
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -168,15 +173,18 @@ class _Imagination:
     )
     next_features = model.features(self.model_params, latent, previous, before.recalled)
     novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    noticed = self.actor_critic.noticed(
+      self.policy_params, next_features, novelty, latent.numbers, priors
+    )
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, memory, next_features, novelty, jnp.zeros(len(novelty), bool)
+      self.policy_params, memory, next_features, noticed, jnp.zeros(len(novelty), bool)
     )
     arrived = {
       'novelty': novelty,
       'reward': self.model.reward(self.model_params, next_features).mean(),
       'discount': self.model.discount(self.model_params, next_features),
       **self._values(next_features, context),
-      **self._optional(latent, next_features),
+      **self._optional(latent, next_features, noticed),
     }
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
@@ -187,9 +195,12 @@ class _Imagination:
     mask = self.model.action_mask(self.model_params, next_features)
     return latent, next_features, memory, context, mask, outputs
 
-  def _optional(self, latent: rssm.Latent, features: jax.Array) -> dict[str, jax.Array]:
-    """Fields of `Dream` that intrinsic rewards read, of one step [B', ...]; without them, none."""
+  def _optional(
+    self, latent: rssm.Latent, features: jax.Array, noticed: Tree
+  ) -> dict[str, jax.Array]:
+    """Fields of `Dream` that not every agent has, of one step [B', ...]."""
     read = {
+      'noticed': noticed if self.actor_critic.workspace else None,
       'vitals': self.model.read_vitals(latent.numbers),
       'empowerment': self.model.empowered(self.model_params, features),
     }
@@ -242,10 +253,14 @@ def weights(dream: Dream) -> jax.Array:
 
 def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
   """The context module's history of a dream's starts and imagined steps."""
-  novelty = dream.novelty[: len(dream.choice)]
+  noticed = jax.tree.map(lambda x: x[: len(dream.choice)], _or(dream.noticed, dream.novelty))
   return actor_critic.context.imagined(
-    dream.start.memory, dream.features, novelty, dream.start.begins
+    dream.start.memory, dream.features, noticed, dream.start.begins
   )
+
+
+def _or(noticed: Tree, novelty: jax.Array) -> Tree:
+  return novelty if noticed is None else noticed
 
 
 def steps(
@@ -269,6 +284,7 @@ def starts(
   keys: jax.Array,
   *,
   num_steps: int | None,
+  params: Tree = None,
 ) -> tuple[Start, Tree]:
   """Picks steps of real sequences at which imagination begins.
 
@@ -279,6 +295,7 @@ def starts(
     novelty: [T, B] float32.
     keys: [B] one for each sequence.
     num_steps: of each sequence, sampled without replacement; None for all.
+    params: of the actor-critic; only a workspace reads them.
 
   Returns:
     B' = B x num_steps starts, and the context module's history of the sequences.
@@ -295,7 +312,10 @@ def starts(
 
   context = actor_critic.context
   begins = posterior.first.at[0].set(True)
-  replayed = context.replayed(posterior.features, novelty, begins)
+  noticed = actor_critic.noticed(
+    params, posterior.features, novelty, posterior.latent.numbers, posterior.priors
+  )
+  replayed = context.replayed(posterior.features, noticed, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   pick = lambda x: merge(x[step, stream])
   dream_keys = jax.vmap(jax.random.fold_in)(
@@ -309,5 +329,6 @@ def starts(
     memory=context.memory_at(replayed, merge(step), merge(stream)),
     weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
+    noticed=jax.tree.map(pick, noticed) if actor_critic.workspace else None,
   )
   return start, replayed

@@ -124,8 +124,9 @@ def _value(
 ) -> jax.Array:
   """[T, B] values of the task."""
   policy = dreamer.actor_critic
-  history = policy.context.replayed(posterior.features, novelty, posterior.first.at[0].set(True))
-  context = policy.context.pool(params['actor_critic'], history, posterior.features)
+  module, begins = policy.critic_context, posterior.first.at[0].set(True)
+  history = module.replayed(posterior.features, novelty, begins)
+  context = module.pool(params['actor_critic'], history, posterior.features)
   value = policy.values(params['actor_critic'], posterior.features, context)
   return value[actor_critic.TASK].mean()
 

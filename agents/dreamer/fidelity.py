@@ -97,7 +97,7 @@ def measure(
   last = sequence.step_type == LAST
   start, _ = dream.starts(
     dreamer.actor_critic, posterior, last, novelty, jax.random.split(start_key, batch),
-    num_steps=None,
+    num_steps=None, params=params['actor_critic'],
   )  # fmt: skip
   # States with K steps after them, of which none is the end of an episode.
   begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]

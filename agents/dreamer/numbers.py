@@ -132,6 +132,21 @@ class Numbers:
     levels += observation_lib.REAL_LEVELS * real if self._reads_real else 0
     return self.size + levels + observation_lib.view_size(self.spec)
 
+  @functools.cached_property
+  def leaves(self) -> np.ndarray:
+    """[input_size] int, the leaf of the observation to which each of the `inputs` belongs."""
+    specs = jax.tree.leaves(observation_lib.without_mask(self.spec))
+    leaf_of = np.repeat(np.arange(len(specs)), [math.prod(leaf.shape) for leaf in specs])
+    binary, discrete, real = (leaf_of[kind] for kind in self._kinds)
+    parts = [binary, discrete]
+    if self._reads_discrete:
+      parts.append(np.repeat(discrete, observation_lib.DISCRETE_LEVELS))
+    parts.append(real)
+    if self._reads_real:
+      parts.append(np.repeat(real, observation_lib.REAL_LEVELS))
+    shown = [observation_lib.view_size(leaf) for leaf in specs]
+    return np.concatenate([*parts, np.repeat(np.arange(len(specs)), shown)])
+
   @property
   def num_changes(self) -> int:
     """C, of `change`; 0 without numbers."""
@@ -328,8 +343,26 @@ class Numbers:
     """
     inputs = lambda x: self._without_views(x.astype(jnp.float32), statistics)
     difference = inputs(numbers) - inputs(before)
-    random = np.random.default_rng(0).normal(size=(difference.shape[-1], self.num_changes))
-    return difference @ random.astype(np.float32)
+    return difference @ self._directions
+
+  @functools.cached_property
+  def _directions(self) -> np.ndarray:
+    """[I, C] float32, the directions of changes in inputs other than views."""
+    shape = self.input_size - observation_lib.view_size(self.spec), self.num_changes
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+  def changes_of_inputs(self, change: Change) -> tuple[jax.Array, jax.Array]:
+    """Estimates of the changes of inputs other than views, from those along random directions.
+
+    Args:
+      change: predicted, [..., C].
+
+    Returns:
+      Means and variances, [..., I] float32, in root mean squares of the directions.
+    """
+    back = self._directions.T / self.num_changes  # the directions are nearly orthogonal
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    return product(change.mean, back), product(change.variance, np.square(back))
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
     """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""

@@ -24,7 +24,7 @@ SECTIONS = {
   LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
   'Cognition': (
     'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
-    'learner/memory/',
+    'learner/memory/', 'learner/workspace/',
   ),
   'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),
   'World model': ('learner/world_model/',),
@@ -60,6 +60,8 @@ TITLES = {
   'learner/memory/evidence': 'memory, evidence of all actions at a replayed step',
   'learner/memory/similarity': 'memory, similarity of the nearest entry',
   'learner/memory/age': 'memory, age of an entry, updates',
+  'learner/workspace/open': 'workspace, candidates open at a step',
+  'learner/workspace/entropy': 'workspace, entropy of the shares, nats',
   'learner/replayed_steps_per_second': 'replayed steps per second',
   'learner/replay_ratio': 'replay ratio',
   'learner/replay/frontier/age/median': 'age of sampled sequences, frontier, updates',
