@@ -16,6 +16,7 @@ NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
 INTRINSIC_FLOOR = 0.1  # the same of other intrinsic rewards; vitals of 0 cost at most 1.44
 LEAST_NOVELTY = 0.5  # share of novelty's weight that stays when the task pays
 EVIDENCE_DECAY = 0.9997  # by an update, of the evidence that the task pays: to a half in 2,300
+SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
 # Rates of the two averages of novelty whose difference is competence.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
 
@@ -83,7 +84,7 @@ class DreamerConfig:
   # Workspace.
   workspace_size: int = 0  # candidates that the actor reads at most; 0: no workspace, it reads all
   workspace_cost: float = 0.0  # score that a candidate needs to be read
-  workspace_score: str = 'learned'  # or 'source', 'random' and 'fixed' as baselines
+  workspace_score: str = 'learned'  # or a baseline: 'source', 'random' or 'fixed'
 
   compute_dtype: str = 'bfloat16'  # of the networks: 'float32' or 'bfloat16'
 
@@ -116,21 +117,13 @@ class DreamerConfig:
       f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
     )
     check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
-    check(self.workspace_size >= 0, 'workspace_size', 'must be 0 for no workspace, or at least 1')
-    check(
-      self.window == 1 or not self.workspace_size,
-      'workspace_size',
-      'no workspace beside salience; set agent.window=1',
-    )
-    check(
-      self.workspace_score in ('learned', 'source', 'random', 'fixed'),
-      'workspace_score',
-      "choose 'learned'; 'source', 'random' and 'fixed' are baselines",
-    )
+    salient = self.workspace_size and self.window > 1
+    check(not salient, 'workspace_size', 'is not for salience; set agent.window=1')
+    check(self.workspace_score in SCORES, 'workspace_score', f'choose one of {list(SCORES)}')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
-    for name in ('survival_scale', 'empowerment_scale'):
+    for name in ('survival_scale', 'empowerment_scale', 'workspace_size'):
       check(getattr(self, name) >= 0, name, 'must be at least 0')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
