@@ -21,6 +21,8 @@ from hephaestus.agents.dreamer import config as dreamer_config
     ('memory_size', -1),
     ('memory_size', 2**25),
     ('memory_ttl', 0),
+    ('workspace_size', -1),
+    ('workspace_score', 'self'),
     ('num_bins', 40),
     ('num_bins', 1),
     ('bootstrap_share', 0.0),
@@ -37,6 +39,11 @@ def test_invalid_value_is_refused_with_its_field(name, value):
   refused = 'horizon_max' if name == 'horizon_min' else name
   with pytest.raises(ValueError, match=rf'agent\.{refused}='):
     dreamer_config.DreamerConfig(**{name: value})
+
+
+def test_workspace_beside_salience_is_refused():
+  with pytest.raises(ValueError, match=r'agent\.workspace_size=1: .* set agent\.window=1'):
+    dreamer_config.DreamerConfig(workspace_size=1, window=2)
 
 
 def test_config_is_frozen():

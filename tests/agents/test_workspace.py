@@ -141,7 +141,7 @@ def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
   policy, module, params = made.actor_critic, made.actor_critic.workspace, make_params(made)
   features, *_ = features_of(made, params, 0, 1, BATCH)
   bonus = np.zeros((1, BATCH, N + 1))
-  bonus[..., 2] = 100.0
+  bonus[..., 2] = 6.0  # enough to stay open, and not so much that a soft gate would close the others
   history = history_of(module, bonus)
 
   @jax.jit
@@ -158,6 +158,18 @@ def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
       np.testing.assert_array_equal(changed, before, err_msg=str(candidate))
   belief = made.model.networks.config.deterministic_size
   np.testing.assert_array_equal(log_probs(features.at[..., :belief].add(0.5)), before)
+
+
+def test_contents_stay_in_their_places(dreamer, params):
+  module = dreamer.actor_critic.workspace
+  features, *_ = features_of(dreamer, params, 0, 1, BATCH)
+  for candidate in (1, 6):
+    history = history_of(module, 100.0 * np.eye(N)[[[candidate] * BATCH]])
+    pooled = np.asarray(module.pool(params['actor_critic'], history, features))[0]
+    contents, gates = np.split(pooled, [len(module._owner)], axis=-1)
+    np.testing.assert_array_equal(gates, np.eye(N)[[candidate] * BATCH])
+    expected = np.where(module._owner == candidate, module._contents(features)[0], 0)
+    np.testing.assert_array_equal(contents, expected)
 
 
 def test_critic_reads_what_is_closed(dreamer, params):

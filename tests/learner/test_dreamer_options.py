@@ -97,6 +97,36 @@ def test_empowerment_is_paid_as_a_share_and_scaled(survivor, surviving):
   assert 0.5 * np.log(3) < metrics['world_model/inverse'] < 2 * np.log(3)
 
 
+@pytest.fixture(scope='module')
+def attentive():
+  return make_dreamer(workspace_size=1, memory_size=64)
+
+
+@pytest.fixture(scope='module')
+def attending(attentive):
+  return Trainer(dreamer_update.make_update(attentive, RATES))
+
+
+def test_eight_devices_with_a_workspace_take_the_step_of_one(attentive, attending):
+  eight = Trainer(dreamer_update.make_update(attentive, RATES), 8)
+  assert_same_step(attending, eight, make_batch(attentive))
+
+
+def test_update_trains_the_gates_and_reports_them(attentive, attending):
+  """The actor's last layer begins with small weights, not with zeros."""
+  before = attending.begin().arrays().params['actor_critic']
+  metrics = attending.step(make_batch(attentive))
+  after = attending.arrays().params['actor_critic']
+  assert set(before) == {'query', 'key', 'actor', 'critic'}
+  for name in before:
+    same = jax.tree.map(np.array_equal, before[name], after[name])
+    assert not all(jax.tree.leaves(same)), name
+  shares = [metrics[f'workspace/share_{name}'] for name in ('bounded', 'real', 'recall')]
+  assert sum(shares) == pytest.approx(metrics['workspace/open'], rel=1e-5)
+  assert 0 < metrics['workspace/open'] <= 1
+  assert 0 <= metrics['workspace/entropy'] <= np.log(3)
+
+
 def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
   batch = make_batch(survivor)
   model, policy = survivor.model, survivor.actor_critic
