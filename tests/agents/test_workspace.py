@@ -141,7 +141,9 @@ def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
   policy, module, params = made.actor_critic, made.actor_critic.workspace, make_params(made)
   features, *_ = features_of(made, params, 0, 1, BATCH)
   bonus = np.zeros((1, BATCH, N + 1))
-  bonus[..., 2] = 6.0  # enough to stay open, and not so much that a soft gate would close the others
+  bonus[..., 2] = (
+    6.0  # enough to stay open, and not so much that a soft gate would close the others
+  )
   history = history_of(module, bonus)
 
   @jax.jit
