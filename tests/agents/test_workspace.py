@@ -133,7 +133,7 @@ def test_each_leaf_owns_the_inputs_that_change_with_it(name, make_dreamer, make_
     leaf += 1
 
 
-# What the actor reads.
+# Inputs of the actor.
 
 
 def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
@@ -240,7 +240,7 @@ def test_gate_moves_with_the_errand_that_is_due(learned):
   gates, countdown, _ = learned
   is_due = countdown == 0
   found = [gates[is_due[:, i], i].mean() for i in range(N)]
-  assert np.mean(found) > 0.5, found  # by chance 1/8
+  assert np.mean(found) > 0.5, found  # of a random gate 1/8
   share = gates.mean(axis=0)
   entropy = -np.sum(share * np.log(np.maximum(share, 1e-8)))
   assert entropy > 0.8 * np.log(N)
@@ -393,7 +393,7 @@ def test_imagination_opens_and_counts(make_params):
   assert np.abs(np.diff(dreamt.noticed.novelty[: horizon + 1], axis=0)).max() > 0
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
