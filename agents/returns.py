@@ -105,15 +105,15 @@ def no_average() -> Average:
 
 
 def update_average(average: Average, x: jax.Array, *, rate: float) -> tuple[Average, jax.Array]:
-  """Adds a number to an average; also gives it without its bias.
+  """Adds a number to an exponential moving average.
 
   Args:
     average: before.
     x: [] float32; NaN changes nothing.
-    rate: of the average.
+    rate: weight of the number.
 
   Returns:
-    The new average, and [] float32, 0 for an average of nothing.
+    The new average, and its value without the bias of the first numbers, [] float32; 0 before any.
   """
   counts = ~jnp.isnan(x)
   value = average.value + jnp.where(counts, rate * (x - average.value), 0.0)

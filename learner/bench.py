@@ -114,10 +114,17 @@ class Work:
     length: int | None = None,
     dtype: str | None = None,
   ) -> 'Work':
-    """A copy with other members, longest imagination horizon, batch, T or dtype, where not None.
+    """A copy in which the arguments that are not None replace the agent's settings.
+
+    Args:
+      ensemble: members.
+      horizon: steps of the longest imagined rollout.
+      batch: sequences.
+      length: T, steps of a sequence.
+      dtype: of the networks.
 
     Raises:
-      ValueError: an impossible value, by its name.
+      ValueError: a value is out of range; the message names it.
     """
     agent: dict[str, Any] = {}
     if ensemble is not None:

@@ -100,11 +100,11 @@ class Source(abc.ABC):
   def restore(
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[Tree, int] | None:
-    """The whole state and the learner step of the newest checkpoint; None where there is none.
+    """The whole state of the newest checkpoint and its learner step; None where there is none.
 
     Args:
       checkpointer: of the run.
-      key: of a state at its beginning, from which parts may be taken that the checkpoint lacks.
+      key: of `init`, which gives the parts that the checkpoint lacks.
     """
     del key
     return checkpointer.restore(self.shapes())

@@ -37,13 +37,13 @@ class State(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Errands(environment.Environment):
-  """At each step one errand of eight is due: its button of four pays 1, any other costs 1.
+  """At each step one errand of eight is due: its button, one of four, pays 1, any other -1.
 
-  Each errand has a countdown, which falls by 1 a step, and a button. An errand that was due gets a
-  random button and a new countdown. Countdowns are eight different ones of the nine from 0 to 8, so
-  there are two that it can get, 8 and the one that is missing; each is as likely, unless no other
-  errand is due at the next step: then it is due again. So exactly one errand is due at each step, in
-  an order that is no rotation, and each errand is known from an observation of it until it is due.
+  Each errand has a button and a countdown, which falls by 1 a step. An errand that was due gets a random
+  button and a new countdown: 8, or the one value from 0 to 7 that no other errand has, with equal
+  probability. Where that value is 0 it is always taken, so the errand is due again at once. So exactly
+  one errand is due at each step, the order is not periodic, and an errand that was observed once is
+  known until it is due.
 
   An episode is truncated after `max_steps`. The observation is a dict of 'errand_0' to 'errand_7', each
   [5] float32: the countdown divided by 8, and the button, one-hot.

@@ -267,8 +267,8 @@ def check_values(
     environment: without auto-reset.
     key: of resets, steps and actions.
     num_envs: parallel environments, in one compiled program.
-    num_steps: of each environment, with auto-reset; first a 16th and a quarter of them are played.
-    patience_seconds: no more steps are played after a part that took longer.
+    num_steps: of each environment, with auto-reset; runs of a 16th and of a quarter of them come first.
+    patience_seconds: no longer run follows one that took more.
 
   Returns:
     Warnings; see `environment.remarks`.

@@ -37,24 +37,26 @@ class Tally(NamedTuple):
 
 
 class Fidelity(NamedTuple):
-  """Dreams of up to K steps beside reality; index k is k + 1 steps after the state where it begins.
+  """Imagined rollouts beside the environment.
 
-  The first two begin at the same states and follow the same policy, in the model and in the
-  environment. The others imagine the actions that were taken: what is predicted of the very step.
+  Each field is a sum with its count. Index k is for k + 1 steps after the start. `imagined` and `real`
+  follow the policy from the same states, in the model and in the environment. `wrong` to `missed` are
+  open-loop predictions, with the actions that were taken. `end` and `paid` are read from the posterior
+  of the step itself, without imagination.
 
   Attributes:
     imagined: [K] sums of imagined rewards, each weighted by the probability that the episode lasts.
     real: [K] sums of rewards, until the episode terminates; where a time limit ends it, neither this
       nor `imagined` is counted beyond.
-    wrong: [K] whether any binary or discrete number of the observation is another.
+    wrong: [K] whether any binary or discrete number of the observation is predicted wrongly.
     error: [K] mean absolute error of real numbers, in standard deviations.
-    continues: [K] predicted probability to continue at real terminations.
-    lasts: [K] the same where the episode continues.
-    reward: [K] the share of real rewards that is predicted, each counted by its size.
-    missed: [K] predicted where none is paid, its size.
-    end: [] the probability to continue at real terminations, from the observation.
-    paid: [] the share of real rewards that is predicted from the observation of their step.
-    value: [] of the states.
+    continues: [K] predicted discount at real terminations; 0 is right.
+    lasts: [K] predicted discount at other steps; 1 is right.
+    reward: [K] predicted rewards, each with the sign of the real one, over the absolute real rewards.
+    missed: [K] absolute predicted reward where the real one is 0.
+    end: [] as `continues`, from the posterior.
+    paid: [] as `reward`, from the posterior.
+    value: [] the critic's, of the starts.
   """
 
   imagined: Tally

@@ -326,18 +326,18 @@ class RSSM:
     member: jax.Array,
     noise: Noise,
   ) -> tuple[Latent, jax.Array, Prior]:
-    """One imagined step.
+    """One imagined step of B' rollouts.
 
     Args:
       params: of the world model.
       matrices: of these parameters.
       recurrent: [B', ...] of the previous step.
-      member: [B'] int32, the member whose prior each dream follows.
+      member: [B'] int32, the member of the ensemble whose prior each rollout samples.
       noise: [B', ...] of `imagined_noise`.
 
     Returns:
-      The latent [B', ...], the inputs of the transition to it [B', C], and all members' predictions
-      of it, [K, B', ...].
+      The latent [B', ...]; the action and the embedded observation before it, [B', C]; and the priors
+      of all K members, [K, B', ...].
     """
     before = recurrent.latent.numbers
     action = recurrent.action.astype(self.dtype)

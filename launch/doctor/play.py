@@ -23,14 +23,15 @@ class Streams(NamedTuple):
   """T steps of N environments, host arrays.
 
   Attributes:
-    observation: [T, N, F] float32, all numbers without a mask.
+    observation: [T, N, F] float32, all numbers, without the action mask.
     action: [T, N, A] float32, one-hot where it is a choice.
     reward: [T, N] float32, that arrived at the step.
     discount: [T, N] float32, likewise.
     first: [T, N] bool.
     lengths: [E] of the episodes that ended, in steps.
     returns: [E] float32 of the same, undiscounted.
-    ends: [E] float32, the discount with which each ended: 0 unless a time limit did.
+    ends: [E] float32, the discount of the last step of each: 0 where it terminated, 1 where a time
+      limit truncated it.
   """
 
   observation: np.ndarray
