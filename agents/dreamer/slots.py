@@ -34,8 +34,14 @@ class Attention(nn.Module):
     dense = lambda name: networks.Dense(size, use_bias=False, name=name)
     tokens = networks.LayerNorm(name='read')(tokens)
     keys, values = dense('key')(tokens), dense('value')(tokens)
-    query, norm, cell = dense('query'), networks.LayerNorm(name='ask'), nn.GRUCell(size, name='cell')
-    refine = networks.MLP(self.hidden_size, 1, size, activation='relu', layer_norm=False, name='mlp')
+    query, norm, cell = (
+      dense('query'),
+      networks.LayerNorm(name='ask'),
+      nn.GRUCell(size, name='cell'),
+    )
+    refine = networks.MLP(
+      self.hidden_size, 1, size, activation='relu', layer_norm=False, name='mlp'
+    )
     before = networks.LayerNorm(name='refine')
     shares = jnp.zeros(())
     for _ in range(self.num_rounds):
@@ -57,8 +63,10 @@ class Tokens(nn.Module):
   def __call__(self, image: jax.Array) -> jax.Array:
     *axes, height, width, depth = image.shape
     x = image.reshape(-1, height, width, depth)
-    for _ in range(self.num_layers):
-      x = nn.relu(nn.Conv(self.size, (5, 5))(x))
+    x = nn.relu(nn.Conv(self.size, (4, 4), strides=(2, 2))(x))
+    height, width = height // 2, width // 2
+    for _ in range(self.num_layers - 1):
+      x = nn.relu(nn.Conv(self.size, (3, 3))(x))
     x = x + networks.Dense(self.size)(places(height, width))
     x = networks.LayerNorm()(x.reshape(*axes, height * width, self.size))
     return networks.MLP(self.size, 1, self.size, activation='relu', layer_norm=False)(x)
@@ -83,11 +91,11 @@ class Painter(nn.Module):
     return networks.Dense(depth + 1, name='paint')(x)
 
 
-def places(height: int, width: int) -> np.ndarray:
+def places(height: int, width: int) -> jax.Array:
   """[H, W, P] float32, sines and cosines of each place."""
   row, column = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing='ij')
   waves = [f(np.pi * k * x) for x in (row, column) for k in (1, 2, 4, 8) for f in (np.sin, np.cos)]
-  return np.stack([row, column, *waves], axis=-1).astype(np.float32)
+  return jnp.asarray(np.stack([row, column, *waves], axis=-1), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +128,7 @@ class Slots:
     """Parameters, float32; `start` is where slots begin, [S, D]."""
     keys = dict(zip((*self._modules, 'start'), jax.random.split(key, 4), strict=True))
     slots, image = jnp.zeros((1, self.num_slots, self.size)), jnp.zeros((1, *self.shape))
-    tokens = jnp.zeros((1, self.shape[0] * self.shape[1], self.size))
+    tokens = jnp.zeros((1, 64, self.size))
     inputs = {'tokens': (image,), 'attention': (tokens, slots), 'painter': (slots,)}
     params = {
       name: module.init(keys[name], *inputs[name])['params']
@@ -128,7 +136,9 @@ class Slots:
     }
     return params | {'start': jax.random.normal(keys['start'], (self.num_slots, self.size))}
 
-  def observe(self, params: Any, images: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def observe(
+    self, params: Any, images: jax.Array, first: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
     """Slots of sequences of images.
 
     Args:
@@ -183,4 +193,6 @@ def foreground_ari(truth: jax.Array, parts: jax.Array, num_parts: int) -> jax.Ar
   total = jnp.maximum(pairs(jnp.sum(table, axis=(-2, -1))), 1.0)
   expected = true * predicted / total
   most = (true + predicted) / 2
-  return jnp.where(most == expected, 1.0, (both - expected) / jnp.where(most == expected, 1.0, most - expected))
+  return jnp.where(
+    most == expected, 1.0, (both - expected) / jnp.where(most == expected, 1.0, most - expected)
+  )
