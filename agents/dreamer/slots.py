@@ -1,4 +1,7 @@
-"""Slots: an image as a set of vectors that compete for its parts, one of them for each object."""
+"""Slots: an image as a set of vectors that compete for its parts, one of them for each object.
+
+The world model does not read them yet: docs/cognition.md has what they show by themselves.
+"""
 
 import dataclasses
 from typing import Any
@@ -17,7 +20,9 @@ class Attention(nn.Module):
     a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens
     s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
 
-  Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1.
+  Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1. Gradients pass
+  the last round alone, as at a fixed point of the rounds: Jia et al. (2023), "Improving object-centric
+  learning with query optimization". Through all rounds the slots of sprites hardly part.
 
   Attributes:
     num_rounds: of attention, at each image.
@@ -30,7 +35,7 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Tokens [..., T, D] and slots [..., S, D] to slots, and attention of the last round [..., S, T]."""
-    size = slots.shape[-1]
+    size, start = slots.shape[-1], slots
     dense = lambda name: networks.Dense(size, use_bias=False, name=name)
     tokens = networks.LayerNorm(name='read')(tokens)
     keys, values = dense('key')(tokens), dense('value')(tokens)
@@ -44,7 +49,9 @@ class Attention(nn.Module):
     )
     before = networks.LayerNorm(name='refine')
     shares = jnp.zeros(())
-    for _ in range(self.num_rounds):
+    for left in reversed(range(self.num_rounds)):
+      if not left:  # where slots start is still learned
+        slots = jax.lax.stop_gradient(slots) + start - jax.lax.stop_gradient(start)
       logits = jnp.einsum('...sd,...td->...st', query(norm(slots)), keys) * size**-0.5
       shares = jax.nn.softmax(logits, axis=-2)
       weights = (shares + 1e-8) / jnp.sum(shares + 1e-8, axis=-1, keepdims=True)
@@ -54,7 +61,7 @@ class Attention(nn.Module):
 
 
 class Tokens(nn.Module):
-  """A CNN that keeps the places: an image [..., H, W, C] to tokens [..., H W, D]."""
+  """A CNN of stride 2 that keeps the places: an image [..., H, W, C] to tokens [..., H W / 4, D]."""
 
   size: int
   num_layers: int = 2
@@ -103,7 +110,7 @@ class Slots:
   """Slots of an image, carried over time.
 
   Attributes:
-    shape: (H, W, C) of the image.
+    shape: (H, W, C) of the image; H and W are even.
     num_slots: S.
     size: D.
     hidden_size: of all layers.
@@ -113,8 +120,8 @@ class Slots:
   shape: tuple[int, int, int]
   num_slots: int = 8
   size: int = 32
-  hidden_size: int = 64
-  num_rounds: int = 2
+  hidden_size: int = 32
+  num_rounds: int = 3
 
   @property
   def _modules(self) -> dict[str, nn.Module]:
@@ -128,7 +135,7 @@ class Slots:
     """Parameters, float32; `start` is where slots begin, [S, D]."""
     keys = dict(zip((*self._modules, 'start'), jax.random.split(key, 4), strict=True))
     slots, image = jnp.zeros((1, self.num_slots, self.size)), jnp.zeros((1, *self.shape))
-    tokens = jnp.zeros((1, 64, self.size))
+    tokens = jnp.zeros((1, self.shape[0] // 2 * (self.shape[1] // 2), self.size))
     inputs = {'tokens': (image,), 'attention': (tokens, slots), 'painter': (slots,)}
     params = {
       name: module.init(keys[name], *inputs[name])['params']

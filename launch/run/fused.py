@@ -276,7 +276,7 @@ def train(
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
     )
-    scores = _Scores(prepared, folder, terminal, stop.is_set)
+    scores = _Scores(prepared, folder, terminal, source, stop.is_set)
     loop = loop_lib.Loop(
       source,
       config.learner,
@@ -315,9 +315,18 @@ class _Terminal:
   def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
     self._progress = progress_lib.Progress(config, folder, starting='compiling, some ten seconds')
     self._progress.tick()
+    self._calls = 0
     self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     self.say, self.tick, self.end = self._progress.say, self._progress.tick, self._progress.end
     self.close = self._events.close
+
+  def expect(self, seconds_left: float | None) -> None:
+    """Says once how long a run will take, by its second call: the first one fills the replay, too."""
+    if seconds_left is None or self._calls > 1:
+      return
+    self._calls += 1
+    if self._calls > 1 and seconds_left > 60:
+      self.say(f'about {seconds_left / 60:,.0f} minutes for the updates that are left')
 
   def started(self) -> None:
     """Notes that training begins."""
@@ -337,9 +346,10 @@ class _Scores:
     prepared: Prepared,
     folder: pathlib.Path,
     terminal: _Terminal,
+    source: unrolled.Unrolled,
     should_stop: Callable[[], bool],
   ):
-    self._should_stop = should_stop
+    self._source, self._should_stop = source, should_stop
     self._config = config = prepared.config
     self._folder = folder
     self._terminal = terminal
@@ -373,6 +383,7 @@ class _Scores:
 
   def between(self, status: loop_lib.Status) -> None:
     """Shows progress; evaluates where it is due, but nothing untrained, or the run has finished."""
+    self._terminal.expect(self._source.seconds_left)
     self._terminal.tick()
     is_due = status.step > 0 and self._schedule.is_due(status.environment_step)
     if not (is_due or status.finished):

@@ -391,12 +391,16 @@ class Unrolled(loop.Source):
     program: compiled.
     max_environment_steps: the last update is the first that reaches it.
     resume: how the run may differ from its checkpoint; None: as by default.
+
+  Attributes:
+    seconds_left: of the updates that are left, as long as those of the last call; None before one.
   """
 
+  seconds_left: float | None = None
+
   def __init__(self, program: Program, *, max_environment_steps: int, resume: Resume | None = None):
-    self._program = program
+    self._program, self._resume = program, resume or Resume()
     self._max_environment_steps = max_environment_steps
-    self._resume = resume or Resume()
     self._environment_step = 0
     self._versions: Any = ()  # of the replay's sequences, until the next update
     self._seconds_per_update = SECONDS_PER_CALL
@@ -456,13 +460,12 @@ class Unrolled(loop.Source):
     began = time.monotonic()
     left = self._program.updates_left(self._environment_step, step, self._max_environment_steps)
     count = max(1, min(most, left, int(SECONDS_PER_CALL / self._seconds_per_update)))
-    state, metrics = self._program.iterate(state, count)
-    jax.block_until_ready(metrics)
+    state, metrics = jax.block_until_ready(self._program.iterate(state, count))
     self._seconds_per_update = (time.monotonic() - began) / count
+    self.seconds_left = (left - count) * self._seconds_per_update
     self._environment_step = self._program.environment_step(state)
     if self._program.replay is not None:
-      stored = state.replay.buffer
-      self._versions = stored._replace(storage=stored.storage.version)
+      self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
