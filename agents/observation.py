@@ -39,8 +39,8 @@ SMALLEST_IMAGE = 8
 
 MAX_CELLS = 2048
 """Most bytes, or numbers in [0, 1], of a leaf [H, W, C] that are flat: a world model carries them
-exactly. 400 of them take 5.4 updates/s on one core; a CNN in their place takes 1.3. With 1,728 bytes the
-model predicts catch so well that it is solved, which a CNN's is not; docs/log/2026-11-images.md."""
+exactly. 400 of them take 5.4 updates/s on one core; a CNN in their place takes 1.3. With 1,728 bytes catch
+is solved at 2.2 updates/s: docs/log/2026-11-images.md."""
 
 DISCRETE_LEVELS = 9
 """Levels of a number in [0, 1]; they keep multiples of 1/8 apart."""
@@ -82,7 +82,8 @@ def is_image(spec: specs.Array) -> bool:
 
 def is_picture(spec: specs.Array) -> bool:
   """Whether a leaf is [H, W, C] bytes of at least SMALLEST_IMAGE, whatever reads them."""
-  return len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE and is_bounded(spec, 0, 255)
+  is_large = len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE
+  return is_large and spec.dtype == np.uint8 and is_bounded(spec, 0, 255)
 
 
 def image_specs(spec: Any) -> list[specs.Array]:
@@ -116,7 +117,7 @@ def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
   """The inverse of `join` and `images`: an observation from its numbers and images.
 
   Args:
-    flat: [..., F] float32, in the observation's units, without symlog.
+    flat: [..., F] float32, as of `join`.
     images: [..., H, W, C] float32 each, from `images`; if empty, `flat` holds the images too.
     spec: of the observation.
 

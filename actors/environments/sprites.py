@@ -188,7 +188,10 @@ def _neighbours(cell: jax.Array) -> jax.Array:
 
 
 def _parts(state: State) -> jax.Array:
-  """[2 + N, 16, 16] bool, the pixels of the sign, the agent and each object; none overlap."""
+  """[2 + N, 16, 16] bool, the pixels of the sign, the agent and each object.
+
+  None overlap but for the agent and an object that it touches; the agent is in front.
+  """
   dot, whole = np.zeros((2, CELL, CELL), bool)
   dot[1:-1, 1:-1] = whole[:] = True
   bitmaps = jnp.concatenate([np.stack([whole, dot]), _bitmaps(state.pairs, state.offsets)])
@@ -213,10 +216,11 @@ def _observe(state: State) -> jax.Array:
   # Colours of one number each: XLA's CPU is slow on axes of 3.
   colours = jnp.asarray(_packed(COLOURS))[state.pairs // len(SHAPES)]
   sign, agent = _packed(np.array([SIGN, AGENT]))
-  parts = _parts(state)
-  image = jnp.zeros((WIDTH, WIDTH), jnp.uint32)
-  for part, colour in zip(parts, [sign, agent, *colours], strict=True):
+  ground, front, *objects = _parts(state)
+  image = jnp.where(ground, sign, jnp.zeros((WIDTH, WIDTH), jnp.uint32))
+  for part, colour in zip(objects, colours, strict=True):
     image = jnp.where(part, colour, image)
+  image = jnp.where(front, agent, image)
   shown = _bitmaps(state.pairs[:1], jnp.zeros((1, 2), jnp.int32))[0]
   shown = jnp.pad(shown, (0, WIDTH - CELL))
   image = jnp.where(shown, colours[0], image)

@@ -182,20 +182,19 @@ class Numbers:
     return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
 
   def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
-    """Means over a batch that `updated` follows.
+    """Means over a batch, and for `between` the largest, that `updated` follows.
 
     Args:
       numbers: [T, B, F] float32, observed.
       error: [T, B, R] float32, of `loss`.
     """
     bits, _, reals = self._split(numbers)
-    means = {
-      'mean': reals,
-      'square': jnp.square(reals),
-      'error': jnp.minimum(error, 1.0),
-      'between': 4 * bits * (1 - bits),
-    }
-    return {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items() if x.shape[-1]}
+    means = {'mean': reals, 'square': jnp.square(reals), 'error': jnp.minimum(error, 1.0)}
+    moments = {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items() if x.shape[-1]}
+    if not bits.shape[-1]:
+      return moments
+    # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
+    return moments | {'between': jnp.max(4 * bits * (1 - bits), axis=(0, 1))}
 
   def updated(
     self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]

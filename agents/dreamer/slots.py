@@ -51,7 +51,7 @@ class Attention(nn.Module):
     shares = jnp.zeros(())
     for left in reversed(range(self.num_rounds)):
       if not left:  # where slots start is still learned
-        slots = jax.lax.stop_gradient(slots) + start - jax.lax.stop_gradient(start)
+        slots = jax.lax.stop_gradient(slots) + (start - jax.lax.stop_gradient(start))
       logits = jnp.einsum('...sd,...td->...st', query(norm(slots)), keys) * size**-0.5
       shares = jax.nn.softmax(logits, axis=-2)
       weights = (shares + 1e-8) / jnp.sum(shares + 1e-8, axis=-1, keepdims=True)

@@ -246,6 +246,8 @@ def accelerator(
   """
   if not 0 < minutes < math.inf:
     raise ValueError(f'--minutes {minutes:g}: must be positive')
+  if out is not None and out.suffix != '.json':  # the folder of logs has its name without
+    raise ValueError(f'--out {out}: must end with .json')
   out = out or pathlib.Path('runs', f'accelerator{"-rehearsal" * rehearse}.json')
   report = Report(out, rehearsal=rehearse)
   preset = 'laptop'

@@ -251,7 +251,7 @@ def _add_accelerator(targets: Any) -> None:
   accelerator.add_argument('--rehearse', action='store_true', help='smallest sizes, on the CPU')
 
 
-ALONE = 'bench learner, env, learning, dreams and scaling need none of it'
+ALONE = 'bench learner, env, learning, dreams, scaling and accelerator need none of it'
 LIMITS = {
   'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
   'replay': 'the bandwidth of one thread that copies memory, measured here',

@@ -315,17 +315,17 @@ class _Terminal:
   def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
     self._progress = progress_lib.Progress(config, folder, starting='compiling, some ten seconds')
     self._progress.tick()
-    self._calls = 0
+    self._is_expected = config.max_minutes is not None
     self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     self.say, self.tick, self.end = self._progress.say, self._progress.tick, self._progress.end
     self.close = self._events.close
 
   def expect(self, seconds_left: float | None) -> None:
-    """Says once how long a run will take, by its second call: the first one fills the replay, too."""
-    if seconds_left is None or self._calls > 1:
+    """Says once how long the rest of a run without a time limit will take, if more than a minute."""
+    if self._is_expected or seconds_left is None:
       return
-    self._calls += 1
-    if self._calls > 1 and seconds_left > 60:
+    self._is_expected = True
+    if seconds_left > 60:
       self.say(f'about {seconds_left / 60:,.0f} minutes for the updates that are left')
 
   def started(self) -> None:
@@ -383,7 +383,8 @@ class _Scores:
 
   def between(self, status: loop_lib.Status) -> None:
     """Shows progress; evaluates where it is due, but nothing untrained, or the run has finished."""
-    self._terminal.expect(self._source.seconds_left)
+    if status.step > getattr(self._config.agent, 'warm_up_updates', 0):
+      self._terminal.expect(self._source.seconds_left)
     self._terminal.tick()
     is_due = status.step > 0 and self._schedule.is_due(status.environment_step)
     if not (is_due or status.finished):

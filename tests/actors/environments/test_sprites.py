@@ -99,6 +99,13 @@ def test_segments_say_what_each_pixel_shows():
     np.testing.assert_array_equal(pixels, colours[where])
 
 
+def test_agent_is_in_front_of_the_object_that_it_touches():
+  state, timestep = step(state_of((5, 6, 9, 4)), RIGHT)
+  front = np.asarray(sprites.segments(state)) == 2
+  assert front[5:7, 9:11].all() and front.sum() == 4
+  assert (np.asarray(timestep.observation)[front] == 255).all()
+
+
 def test_script_touches_the_wanted_object_and_goes_around_the_others():
   #  sign   .   .  .
   #  agent  x  want .      x: another object
