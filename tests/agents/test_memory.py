@@ -69,7 +69,7 @@ def test_zeros_count_as_much_as_ones_in_a_key():
 
 
 @pytest.mark.parametrize(
-  'spec', [specs.BoundedArray((9, 12, 3), np.uint8, 0, 255), specs.Array((16, 8, 2), np.float32)]
+  'spec', [specs.BoundedArray((9, 12, 20), np.uint8, 0, 255), specs.Array((16, 8, 2), np.float32)]
 )
 def test_images_are_pooled_to_eight_by_eight(spec):
   memory = make_memory({'image': spec})

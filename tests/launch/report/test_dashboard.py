@@ -521,9 +521,9 @@ def test_replay_panel_agrees_with_inspect(live):
       assert before['tables'][name][key] <= row[key] <= after['tables'][name][key], (name, key)
   for key in ('environment_step', 'parameter_version'):
     assert before[key] <= shown[key] <= after[key]
-  cells = inspection.cells(shown)
+  cells = terminal.cells(shown)
   assert rows == [list(cells[0]), *(list(row.values()) for row in cells)]
-  assert words == list(inspection.numbers(shown).values())
+  assert words == list(terminal.numbers(shown).values())
 
 
 @pytest.mark.timeout(600)

@@ -70,7 +70,7 @@ def test_dreamer_trains_in_one_process_by_default(tmp_path):
     (
       ['bench', 'replay'],
       'bench: bench replay',
-      'bench learner, env, learning, dreams and scaling',
+      'bench learner, env, learning, dreams, scaling and accelerator',
     ),
     (['bench', 'learning', '--distributed'], 'bench: --distributed', 'leave it out'),
   ],
