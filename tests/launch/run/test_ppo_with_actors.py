@@ -44,7 +44,7 @@ def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   log = folder / 'logs' / 'learner.log'
   run.wait_for(lambda: runs.resumed_at(log), 'another learner')
   resumed = time.time()  # rows beyond its checkpoint are dropped before it writes one
-  run.wait_for(lambda: run.rows('learner') and run.rows('learner')[-1]['time'] > resumed, 'a row')
+  run.wait_for(lambda: any(row['time'] > resumed for row in run.rows('learner')), 'a row')
   rows = run.rows('learner')
   report = live.inspect(str(folder))
   rows += run.rows('learner')  # it continues to write
