@@ -203,10 +203,11 @@ def _parts(state: State) -> jax.Array:
 
 def _bitmaps(pairs: jax.Array, offsets: jax.Array) -> jax.Array:
   """[N, 4, 4] bool, the pixels of objects in their cells."""
-  room = CELL - SHAPES.shape[1] + 1  # offsets along an axis
+  side = SHAPES.shape[1]
+  room = CELL - side + 1  # offsets along an axis
   table = np.zeros((len(SHAPES), room, room, CELL, CELL), bool)
   for row, column in itertools.product(range(room), repeat=2):
-    table[:, row, column, row : row + 3, column : column + 3] = SHAPES
+    table[:, row, column, row : row + side, column : column + side] = SHAPES
   row, column = offsets.T
   return jnp.asarray(table)[pairs % len(SHAPES), row, column]
 

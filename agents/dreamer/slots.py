@@ -154,7 +154,7 @@ class Slots:
       first: [T, B] bool, where an episode begins and slots are those of the start.
 
     Returns:
-      [T, B, S, D] slots, and [T, B, S, H W] their shares of each token.
+      [T, B, S, D] slots, and [T, B, S, H W / 4] their shares of each token.
     """
     tokens = networks.apply(self._modules['tokens'], params['tokens'], images)
     start = jnp.broadcast_to(params['start'], (*images.shape[1:2], self.num_slots, self.size))
@@ -179,27 +179,3 @@ class Slots:
     slots, _ = self.observe(params, images, first)
     painted, masks = self.paint(params, slots)
     return jnp.mean(jnp.sum(jnp.square(painted - images), axis=(-3, -2, -1))), masks
-
-
-def foreground_ari(truth: jax.Array, parts: jax.Array, num_parts: int) -> jax.Array:
-  """Adjusted Rand index of two partitions of the foreground (Hubert and Arabie, 1985).
-
-  Args:
-    truth: [..., P] int32, of each pixel; 0 is the background, which does not count.
-    parts: [..., P] int32, the predicted part of each pixel.
-    num_parts: more than any of `truth` and `parts`.
-
-  Returns:
-    [...] float32, 1 for equal partitions, about 0 for random ones.
-  """
-  one_hot = lambda x: jax.nn.one_hot(x, num_parts)
-  table = jnp.einsum('...pi,...pj->...ij', one_hot(truth) * (truth > 0)[..., None], one_hot(parts))
-  pairs = lambda n: n * (n - 1) / 2
-  both = jnp.sum(pairs(table), axis=(-2, -1))
-  true, predicted = (jnp.sum(pairs(jnp.sum(table, axis=axis)), axis=-1) for axis in (-1, -2))
-  total = jnp.maximum(pairs(jnp.sum(table, axis=(-2, -1))), 1.0)
-  expected = true * predicted / total
-  most = (true + predicted) / 2
-  return jnp.where(
-    most == expected, 1.0, (both - expected) / jnp.where(most == expected, 1.0, most - expected)
-  )

@@ -5,8 +5,8 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
+import polling
 import pytest
 
 from hephaestus.launch import main
@@ -119,9 +119,7 @@ def test_interrupt_ends_the_section_and_keeps_the_file(tmp_path):
     [sys.executable, '-m', 'hephaestus.launch.main', *command], stderr=subprocess.PIPE, text=True
   )
   log = out.with_suffix('') / 'update.log'
-  deadline = time.monotonic() + 60
-  while not log.exists() and time.monotonic() < deadline:
-    time.sleep(0.05)
+  polling.until(log.exists, 'the log of a section', alive=lambda: process.poll() is None)
   process.send_signal(signal.SIGINT)
   _, errors = process.communicate(timeout=60)
   assert process.returncode == 130, errors
