@@ -71,6 +71,7 @@ class PlayedStep(NamedTuple):
       an agent without a memory.
     nearest: the most similar entries of that memory, the nearest first; None likewise.
     empowerment: of the agent here, nats; None likewise.
+    opened: names of the candidates of the workspace that the actor read; None likewise.
   """
 
   step: int
@@ -86,6 +87,7 @@ class PlayedStep(NamedTuple):
   recalled: dict[str, tuple[float, float]] | None = None
   nearest: list[Remembered] | None = None
   empowerment: float | None = None
+  opened: list[str] | None = None
 
 
 class Recording(NamedTuple):
@@ -246,6 +248,9 @@ class Play:
         recalled=self._recalled(extras),
         nearest=self._nearest(extras),
         empowerment=float(extras['empowerment']) if 'empowerment' in extras else None,
+        opened=[name for name, gate in extras['open'].items() if gate]
+        if 'open' in extras
+        else None,
       )
 
   def _vitals(self, observation: Any) -> dict[str, float] | None:

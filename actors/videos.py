@@ -3,7 +3,7 @@
 import functools
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import imageio.v2 as imageio
@@ -120,12 +120,15 @@ def likeliest(policy: dict[str, float], most: int) -> list[tuple[str, float]]:
   return [*shown, (f'{len(rest)} others', sum(probability for _, probability in rest))]
 
 
-def with_policy(frame: np.ndarray, policy: dict[str, float]) -> np.ndarray:
+def with_policy(
+  frame: np.ndarray, policy: dict[str, float], opened: Sequence[str] = ()
+) -> np.ndarray:
   """Draws a frame with a panel of the policy's probabilities on its right.
 
   Args:
     frame: [H, W, 3] uint8; a small one is enlarged.
     policy: probabilities by name, the likeliest first; see `likeliest`.
+    opened: names of what the policy reads, at the bottom of the panel; the last ones where it is full.
 
   Returns:
     [H, W, 3] uint8, of a size that depends on the frame alone.
@@ -135,13 +138,17 @@ def with_policy(frame: np.ndarray, policy: dict[str, float]) -> np.ndarray:
   panel = Image.new('RGB', (PANEL, height), BACKGROUND)
   draw, font = ImageDraw.Draw(panel), ImageFont.load_default(11)
   left = MARGIN + NAME
-  entries = likeliest(policy, max(1, (height - 2 * MARGIN) // LINE))
+  lines = max(1, (height - 2 * MARGIN) // LINE)
+  opened = list(opened)[-(lines - 1) :] if lines > 1 else []
+  entries = likeliest(policy, lines - len(opened))
   for top, (name, probability) in zip(range(MARGIN, height, LINE), entries, strict=False):
     while font.getlength(name) > NAME - MARGIN // 2:
       name = name[:-1]
     draw.text((MARGIN, top), name, INK, font)
     draw.rectangle((left, top + 2, left + round(probability * BAR), top + LINE - 4), OBSERVED)
     draw.text((left + BAR + MARGIN // 2, top), f'{probability:.2f}', INK, font)
+  for line, name in enumerate(reversed(opened), 1):
+    draw.text((MARGIN, height - MARGIN - line * LINE), f'open: {name}', PREDICTED, font)
   return np.concatenate([frame, np.asarray(panel)], axis=1)
 
 

@@ -289,8 +289,8 @@ def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]
     last = sequence.step_type == dreamer_update.LAST
     novelty = jnp.zeros(last.shape)
     return dream.starts(
-      dreamer.actor_critic, posterior, last, novelty, keys[1],
-      num_steps=agent_config.starts_per_sequence, params=state.params['actor_critic'],
+      dreamer.actor_critic, state.params['actor_critic'], posterior, last, novelty, keys[1],
+      num_steps=agent_config.starts_per_sequence,
     )[0]  # fmt: skip
 
   @jax.jit

@@ -216,12 +216,12 @@ class _Learner:
     last = sequence.step_type == LAST
     start, history = dream.starts(
       policy,
+      state.params['actor_critic'],
       posterior,
       last,
       felt.novelty,
       keys,
       num_steps=config.starts_per_sequence,
-      params=state.params['actor_critic'],
     )
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon

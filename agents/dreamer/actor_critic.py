@@ -201,13 +201,13 @@ class ActorCritic:
     """The context module of what the critic reads, which is everything where there is a workspace."""
     return context_lib.NoContext() if self.workspace else self.context
 
-  def noticed(
+  def context_inputs(
     self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
   ) -> Any:
-    """Inputs of context modules beside the features of steps: the novelty, or `workspace.Noticed`."""
+    """Inputs of context modules beside the features of steps: the novelty, or `workspace.Terms`."""
     if self.workspace is None:
       return novelty
-    return self.workspace.noticed(params, features, numbers, priors.change)
+    return self.workspace.terms(params, features, numbers, priors.change)
 
   @property
   def _actions(self) -> distributions.Actions:

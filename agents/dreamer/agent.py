@@ -144,9 +144,11 @@ class _Acting:
     features = model.rssm.features(params['world_model'], latent, previous)
     priors = model.rssm.prior(params['world_model'], latent.deterministic, previous, first)
     novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
-    noticed = policy.noticed(params['actor_critic'], features, novelty, latent.numbers, priors)
+    inputs = policy.context_inputs(
+      params['actor_critic'], features, novelty, latent.numbers, priors
+    )
     memory, context = policy.context.advance(
-      params['actor_critic'], state.memory, features, noticed, first
+      params['actor_critic'], state.memory, features, inputs, first
     )
     mask = observation_lib.action_mask(timestep.observation)
     distribution = policy.policy(params['actor_critic'], features, context, mask)
@@ -160,6 +162,8 @@ class _Acting:
       extras['log_probs'] = distribution.log_probs
       if model.empowerment:
         extras['empowerment'] = model.empowerment.nats(params['world_model'], features)
+      if policy.workspace:
+        extras['open'] = policy.workspace.opened(context)
       episodic = model.networks.memory
       if recall is not None and episodic is not None:
         extras |= {'recalled_value': recall.value, 'recalled_evidence': recall.evidence}

@@ -46,7 +46,7 @@ class Context(Protocol):
       params: by name.
       memory: of the steps before.
       features: [B, F].
-      novelty: [B] float32; of a workspace, `workspace.Noticed`.
+      novelty: [B] float32; of a workspace, `workspace.Terms`.
       begins: [B] bool, steps without a previous step of their episode.
     """
 

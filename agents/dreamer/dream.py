@@ -22,9 +22,9 @@ class Start(NamedTuple):
     novelty: [B'] float32.
     begins: [B'] bool, steps without a previous step of their episode.
     memory: [B', ...] of the context module, before the step.
+    context_inputs: [B', ...], see `ActorCritic.context_inputs`.
     weight: [B'] float32, 0 at LAST, after which no step follows.
     keys: [B'] one for each dream, so that dreams do not depend on the batch.
-    noticed: [B', ...], see `ActorCritic.noticed`; None where it is the novelty.
   """
 
   latent: rssm.Latent
@@ -32,9 +32,9 @@ class Start(NamedTuple):
   novelty: jax.Array
   begins: jax.Array
   memory: Tree
+  context_inputs: Tree
   weight: jax.Array
   keys: jax.Array
-  noticed: Tree = None
 
 
 class Dream(NamedTuple):
@@ -51,9 +51,9 @@ class Dream(NamedTuple):
     values: [H + 1, B'] float32 of each head of the critic, by its name.
     slow_values: [H + 1, B'] float32 of each head of the slow critic.
     horizon: [] int32.
+    context_inputs: [H + 1, B', ...], as of the start.
     vitals: [H + 1, B', V] float32, decoded; None without survival.
     empowerment: [H + 1, B'] float32, the reward that arrives at the step; None without it.
-    noticed: [H + 1, B', ...], as of the start.
   """
 
   start: Start
@@ -66,9 +66,9 @@ class Dream(NamedTuple):
   values: dict[str, jax.Array]
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
+  context_inputs: Tree
   vitals: jax.Array | None = None
   empowerment: jax.Array | None = None
-  noticed: Tree = None
 
 
 def rollout(
@@ -138,7 +138,7 @@ class _Imagination:
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
     features = start.features
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, start.memory, features, _or(start.noticed, start.novelty), start.begins
+      self.policy_params, start.memory, features, start.context_inputs, start.begins
     )
     mask = self.model.action_mask(self.model_params, features)
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
@@ -153,7 +153,8 @@ class _Imagination:
       **jax.tree.map(arrived, self._values(features, context)),
     }
     first = lambda x: jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
-    for name, x in self._optional(start.latent, features, start.noticed).items():
+    every = {'context_inputs': start.context_inputs} | self._optional(start.latent, features)
+    for name, x in every.items():
       outputs[name] = jax.tree.map(first, x)
     return start.latent, features, memory, context, mask, outputs
 
@@ -173,18 +174,19 @@ class _Imagination:
     )
     next_features = model.features(self.model_params, latent, previous, before.recalled)
     novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
-    noticed = self.actor_critic.noticed(
+    inputs = self.actor_critic.context_inputs(
       self.policy_params, next_features, novelty, latent.numbers, priors
     )
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, memory, next_features, noticed, jnp.zeros(len(novelty), bool)
+      self.policy_params, memory, next_features, inputs, jnp.zeros(len(novelty), bool)
     )
     arrived = {
       'novelty': novelty,
       'reward': self.model.reward(self.model_params, next_features).mean(),
       'discount': self.model.discount(self.model_params, next_features),
       **self._values(next_features, context),
-      **self._optional(latent, next_features, noticed),
+      'context_inputs': inputs,
+      **self._optional(latent, next_features),
     }
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
@@ -195,12 +197,9 @@ class _Imagination:
     mask = self.model.action_mask(self.model_params, next_features)
     return latent, next_features, memory, context, mask, outputs
 
-  def _optional(
-    self, latent: rssm.Latent, features: jax.Array, noticed: Tree
-  ) -> dict[str, jax.Array]:
+  def _optional(self, latent: rssm.Latent, features: jax.Array) -> dict[str, jax.Array]:
     """Fields of `Dream` that not every agent has, of one step [B', ...]."""
     read = {
-      'noticed': noticed if self.actor_critic.workspace else None,
       'vitals': self.model.read_vitals(latent.numbers),
       'empowerment': self.model.empowered(self.model_params, features),
     }
@@ -253,14 +252,10 @@ def weights(dream: Dream) -> jax.Array:
 
 def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
   """The context module's history of a dream's starts and imagined steps."""
-  noticed = jax.tree.map(lambda x: x[: len(dream.choice)], _or(dream.noticed, dream.novelty))
+  inputs = jax.tree.map(lambda x: x[: len(dream.choice)], dream.context_inputs)
   return actor_critic.context.imagined(
-    dream.start.memory, dream.features, noticed, dream.start.begins
+    dream.start.memory, dream.features, inputs, dream.start.begins
   )
-
-
-def _or(noticed: Tree, novelty: jax.Array) -> Tree:
-  return novelty if noticed is None else noticed
 
 
 def steps(
@@ -278,24 +273,24 @@ def steps(
 
 def starts(
   actor_critic: ac.ActorCritic,
+  params: Tree,
   posterior: rssm.Posterior,
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
   *,
   num_steps: int | None,
-  params: Tree = None,
 ) -> tuple[Start, Tree]:
   """Picks steps of real sequences at which imagination begins.
 
   Args:
     actor_critic: with the context module.
+    params: of the actor-critic.
     posterior: of [T, B] steps.
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32.
     keys: [B] one for each sequence.
     num_steps: of each sequence, sampled without replacement; None for all.
-    params: of the actor-critic; only a workspace reads them.
 
   Returns:
     B' = B x num_steps starts, and the context module's history of the sequences.
@@ -312,10 +307,10 @@ def starts(
 
   context = actor_critic.context
   begins = posterior.first.at[0].set(True)
-  noticed = actor_critic.noticed(
+  inputs = actor_critic.context_inputs(
     params, posterior.features, novelty, posterior.latent.numbers, posterior.priors
   )
-  replayed = context.replayed(posterior.features, noticed, begins)
+  replayed = context.replayed(posterior.features, inputs, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   pick = lambda x: merge(x[step, stream])
   dream_keys = jax.vmap(jax.random.fold_in)(
@@ -327,8 +322,8 @@ def starts(
     novelty=pick(novelty),
     begins=pick(begins),
     memory=context.memory_at(replayed, merge(step), merge(stream)),
+    context_inputs=jax.tree.map(pick, inputs),
     weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
-    noticed=jax.tree.map(pick, noticed) if actor_critic.workspace else None,
   )
   return start, replayed

@@ -98,8 +98,8 @@ def measure(
   novelty = intrinsic.novelty_of(dreamer.config.novelty, posterior.priors.moments())
   last = sequence.step_type == LAST
   start, _ = dream.starts(
-    dreamer.actor_critic, posterior, last, novelty, jax.random.split(start_key, batch),
-    num_steps=None, params=params['actor_critic'],
+    dreamer.actor_critic, params['actor_critic'], posterior, last, novelty,
+    jax.random.split(start_key, batch), num_steps=None,
   )  # fmt: skip
   # States with K steps after them, of which none is the end of an episode.
   begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]

@@ -68,7 +68,7 @@ def foresee(
   recalled, _ = model.recall(params, jax.tree.map(lambda x: x[:, None], observation))
   features = model.rssm.features(model_params, latent._replace(recalled=recalled), previous)
   context_module = actor_critic.context
-  noticed = actor_critic.noticed(policy_params, features, novelty, latent.numbers, priors)
-  history = context_module.replayed(features, noticed, is_first[:, None])
+  beside = actor_critic.context_inputs(policy_params, features, novelty, latent.numbers, priors)
+  history = context_module.replayed(features, beside, is_first[:, None])
   weights = context_module.weights(policy_params, history, num_steps)
   return agent_lib.Foresight(predicted, weights[:, 0])

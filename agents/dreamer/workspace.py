@@ -37,7 +37,7 @@ RECALL = 'recall'
 """The candidate that the episodic memory gives; it has no novelty."""
 
 
-class Noticed(NamedTuple):
+class Terms(NamedTuple):
   """Terms of the scores at some steps that do not depend on the steps before.
 
   Attributes:
@@ -51,7 +51,7 @@ class Noticed(NamedTuple):
   lack: jax.Array
 
 
-class Attention(NamedTuple):
+class Past(NamedTuple):
   """The past of an episode, as far as scores depend on it; the memory of the module.
 
   Attributes:
@@ -65,7 +65,7 @@ class Attention(NamedTuple):
   steps: jax.Array
 
 
-class Attended(NamedTuple):
+class History(NamedTuple):
   """A history of R steps.
 
   Attributes:
@@ -73,7 +73,7 @@ class Attended(NamedTuple):
     bonus: [R, B, N] float32, the scores without the learned term.
   """
 
-  before: Attention
+  before: Past
   bonus: jax.Array
 
 
@@ -144,9 +144,9 @@ class Workspace:
 
   # Scores and gates.
 
-  def noticed(
+  def terms(
     self, params: Tree, features: jax.Array, numbers: jax.Array, change: numbers_lib.Change
-  ) -> Noticed:
+  ) -> Terms:
     """Terms of the scores at some steps.
 
     Args:
@@ -162,7 +162,7 @@ class Workspace:
     share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
     novelty = jnp.matmul(gain, share, precision=jax.lax.Precision.HIGHEST)
-    return Noticed(self._learned(params, features), novelty, self._lack(numbers))
+    return Terms(self._learned(params, features), novelty, self._lack(numbers))
 
   def _lack(self, numbers: jax.Array) -> jax.Array:
     """[..., F'] numbers to D, [..., N] float32: 0 of a candidate without vitals."""
@@ -187,7 +187,10 @@ class Workspace:
     contents = jnp.where(there, contents[..., places], 0.0)
     identity = jnp.broadcast_to(np.eye(len(self.names), dtype=np.float32), (*shape, shape[-1]))
     belief = features[..., : self.networks.config.deterministic_size].astype(jnp.float32)
-    read = lambda name, *inputs: networks.apply(self.modules()[name][0], params[name], *inputs)
+    # Bounded, so that what is learned does not soon outweigh the other terms at every step.
+    read = lambda name, *inputs: jnp.tanh(
+      networks.apply(self.modules()[name][0], params[name], *inputs)
+    )
     product = jnp.sum(
       read('query', belief)[..., None, :] * read('key', contents, identity), axis=-1
     )
@@ -199,9 +202,9 @@ class Workspace:
     begin = sizes.memory_size - sizes.recalled_size
     return features[..., begin : sizes.memory_size + sizes.numbers.input_size]
 
-  def _bonus(self, before: Attention, noticed: Noticed) -> jax.Array:
+  def _bonus(self, before: Past, terms: Terms) -> jax.Array:
     """Scores without the learned term, [..., N] float32."""
-    config, shape = self.networks.config, noticed.novelty.shape
+    config, shape = self.networks.config, terms.novelty.shape
     if config.workspace_score == 'random':
       draw = lambda step: jax.random.uniform(
         jax.random.fold_in(jax.random.key(0), step), shape[-1:]
@@ -212,8 +215,8 @@ class Workspace:
       order = 1.0 - jnp.arange(shape[-1]) / shape[-1]
       return config.workspace_cost + jnp.broadcast_to(order, shape)
     visits = jnp.sqrt(jnp.log(before.steps)[..., None] / before.opened)
-    change = noticed.novelty - before.novelty
-    bonus = NOVELTY * noticed.novelty + CHANGE * change + VISITS * visits + VITALS * noticed.lack
+    change = terms.novelty - before.novelty
+    bonus = NOVELTY * terms.novelty + CHANGE * change + VISITS * visits + VITALS * terms.lack
     return jax.lax.stop_gradient(bonus)
 
   def gate(self, scores: jax.Array) -> jax.Array:
@@ -234,59 +237,60 @@ class Workspace:
     gate = gate.astype(features.dtype)
     return jnp.concatenate([gate[..., self._owner] * self._contents(features), gate], axis=-1)
 
+  def opened(self, context: jax.Array) -> dict[str, jax.Array]:
+    """[..., C] contexts to the gate of each candidate, [...] by its name."""
+    gates = context[..., len(self._owner) :]
+    return {name: gates[..., i] for i, name in enumerate(self.names)}
+
   # As a context module.
 
-  def initial(self, batch: int) -> Attention:
+  def initial(self, batch: int) -> Past:
     candidates = (batch, len(self.names))
-    return Attention(jnp.zeros(candidates), jnp.ones(candidates), jnp.ones(batch))
+    return Past(jnp.zeros(candidates), jnp.ones(candidates), jnp.ones(batch))
 
-  def _step(
-    self, memory: Attention, noticed: Noticed, begins: jax.Array
-  ) -> tuple[Attention, Attended, jax.Array]:
+  def _step(self, memory: Past, terms: Terms, begins: jax.Array) -> tuple[Past, History, jax.Array]:
     """One step [B, ...]: the next memory, its history without an axis of steps, and its gates."""
-    initial = self.initial(len(begins))._replace(novelty=noticed.novelty)
+    initial = self.initial(len(begins))._replace(novelty=terms.novelty)
     clear = lambda new, old: jnp.where(begins.reshape(-1, *[1] * (old.ndim - 1)), new, old)
     memory = jax.tree.map(clear, initial, memory)
-    bonus = self._bonus(memory, noticed)
-    gate = jax.lax.stop_gradient(self.gate(noticed.learned + bonus))
-    after = Attention(noticed.novelty, memory.opened + gate, memory.steps + 1)
-    return after, Attended(memory, bonus), gate
+    bonus = self._bonus(memory, terms)
+    gate = jax.lax.stop_gradient(self.gate(terms.learned + bonus))
+    after = Past(terms.novelty, memory.opened + gate, memory.steps + 1)
+    return after, History(memory, bonus), gate
 
   def advance(
-    self, params: Tree, memory: Attention, features: jax.Array, noticed: Noticed, begins: jax.Array
-  ) -> tuple[Attention, jax.Array]:
-    memory, _, gate = self._step(memory, noticed, begins)
+    self, params: Tree, memory: Past, features: jax.Array, terms: Terms, begins: jax.Array
+  ) -> tuple[Past, jax.Array]:
+    memory, _, gate = self._step(memory, terms, begins)
     return memory, self._read(features, gate)
 
-  def replayed(self, features: jax.Array, noticed: Noticed, begins: jax.Array) -> Attended:
-    return self._follow(self.initial(begins.shape[1]), noticed, begins.at[0].set(True))
+  def replayed(self, features: jax.Array, terms: Terms, begins: jax.Array) -> History:
+    return self._follow(self.initial(begins.shape[1]), terms, begins.at[0].set(True))
 
-  def memory_at(self, history: Attended, step: jax.Array, stream: jax.Array) -> Attention:
-    memory: Attention = jax.tree.map(lambda x: x[step, stream], history.before)
+  def memory_at(self, history: History, step: jax.Array, stream: jax.Array) -> Past:
+    memory: Past = jax.tree.map(lambda x: x[step, stream], history.before)
     return memory
 
-  def imagined(
-    self, memory: Attention, features: jax.Array, noticed: Noticed, begins: jax.Array
-  ) -> Attended:
-    all_begins = jnp.zeros(noticed.novelty.shape[:2], bool).at[0].set(begins)
-    return self._follow(memory, noticed, all_begins)
+  def imagined(self, memory: Past, features: jax.Array, terms: Terms, begins: jax.Array) -> History:
+    all_begins = jnp.zeros(terms.novelty.shape[:2], bool).at[0].set(begins)
+    return self._follow(memory, terms, all_begins)
 
-  def _follow(self, memory: Attention, noticed: Noticed, begins: jax.Array) -> Attended:
+  def _follow(self, memory: Past, terms: Terms, begins: jax.Array) -> History:
     step = lambda memory, inputs: self._step(memory, *inputs)[:2]
-    _, history = jax.lax.scan(step, memory, (noticed, begins))
+    _, history = jax.lax.scan(step, memory, (terms, begins))
     return history
 
-  def cut(self, history: Attended, first: jax.Array | int, count: int) -> Attended:
+  def cut(self, history: History, first: jax.Array | int, count: int) -> History:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), history)
 
-  def pool(self, params: Tree, history: Attended, features: jax.Array) -> jax.Array:
+  def pool(self, params: Tree, history: History, features: jax.Array) -> jax.Array:
     return self._read(features, self.gates(params, history, features))
 
-  def gates(self, params: Tree, history: Attended, features: jax.Array) -> jax.Array:
+  def gates(self, params: Tree, history: History, features: jax.Array) -> jax.Array:
     """[R, B, N] float32, the gates of the steps of a history, with features [R, B, F]."""
     return self.gate(self._learned(params, features) + history.bonus)
 
-  def weights(self, params: Tree, history: Attended, num_steps: int) -> jax.Array:
+  def weights(self, params: Tree, history: History, num_steps: int) -> jax.Array:
     """No step but the last counts."""
     return jnp.ones((num_steps, 1, 1), jnp.float32)
 

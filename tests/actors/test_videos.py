@@ -128,6 +128,12 @@ def test_bar_length_is_proportional_to_probability():
   lengths = [length for length in bars.tolist() if length]
   assert lengths[0] > 2.5 * lengths[-1] and len(set(lengths)) == 2
   assert not (empty[:, 336:] != videos.BACKGROUND).any()
+  opened = videos.with_policy(frame, {'b': 0.25}, ['errand_0', 'errand_7'])
+  named = np.flatnonzero((opened == videos.PREDICTED).all(-1).any(1))
+  assert (
+    opened.shape == shown.shape
+    and 240 - videos.MARGIN - 2 * videos.LINE <= named[0] < named[-1] < 240
+  )
   # A long name ends before its bar.
   bar = 336 + videos.MARGIN + videos.NAME
   assert (shown[:, bar - 2 : bar] == videos.BACKGROUND).all()

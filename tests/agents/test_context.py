@@ -143,7 +143,7 @@ def test_start_remembers_the_steps_before_it(policy, numbered_posterior, count):
   keys = jax.random.split(jax.random.key(6), 3)
   last = jnp.zeros(number.shape, bool)
   starts = jax.jit(functools.partial(dream.starts, policy, num_steps=count))
-  start, _ = starts(posterior, last, number / 2, keys)
+  start, _ = starts({}, posterior, last, number / 2, keys)
   for i in range(3 * (count or 6)):
     stream, step = divmod(int(start.latent.deterministic[i, 0]), 100)
     step -= 1
@@ -217,7 +217,7 @@ def imagined(dreamer, policy, all_params, make_sequence, infer):
   @jax.jit
   def imagine(params):
     last = sequence.step_type == 2
-    start, _ = dream.starts(policy, posterior, last, novelty, keys, num_steps=None)
+    start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
     critic = params['actor_critic']['critic']
     return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(HORIZON))
 

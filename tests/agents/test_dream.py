@@ -24,7 +24,8 @@ def starts(dreamer, *arguments, num_steps=None):
   """`dream.starts`, jitted once for each agent and number."""
   key, policy = (id(dreamer), num_steps), dreamer.actor_critic
   if key not in compiled:
-    compiled[key] = jax.jit(lambda *others: dream.starts(policy, *others, num_steps=num_steps)[0])
+    picked = lambda *others: dream.starts(policy, {}, *others, num_steps=num_steps)[0]
+    compiled[key] = jax.jit(picked)
   return compiled[key](*arguments)
 
 
@@ -337,7 +338,7 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
     posterior = dreamer.model.rssm.infer(params['world_model'], KEYS, sequence)
     novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
-    start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
+    start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critic = params['actor_critic']['critic']
     return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(2))
 
@@ -422,7 +423,7 @@ def test_without_novelty_a_dream_has_values_of_the_task_alone(
 
   def imagine(params):
     novelty = jnp.zeros(last.shape)
-    start, _ = dream.starts(policy, posterior, last, novelty, DREAM_KEYS, num_steps=1)
+    start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critic = params['actor_critic']['critic']
     return dream.rollout(model, policy, params, critic, start, jnp.int32(2))
 
@@ -436,11 +437,12 @@ def test_without_novelty_a_dream_has_values_of_the_task_alone(
 
 def made_dream(horizon, *, discount=1.0, weight=(1.0, 1.0)):
   """Two dreams, all steps alike."""
-  start = dream.Start((), (), (), (), (), jnp.array(weight), ())
+  start = dream.Start((), (), (), (), (), (), jnp.array(weight), ())
   return dream.Dream(
     start=start, features=(), novelty=(), mask=(),
     choice=jnp.zeros((HORIZON_MAX, 2), jnp.int32),
     reward=(), discount=fill(discount), values={}, slow_values={}, horizon=jnp.int32(horizon),
+    context_inputs=(),
   )  # fmt: skip
 
 

@@ -10,11 +10,21 @@ import pytest
 import tiny
 from dm_env import specs
 
+from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment, errands
+from hephaestus.agents import experience
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import context, dream, intrinsic, rssm, workspace
+from hephaestus.agents.dreamer import (
+  context,
+  dream,
+  examination,
+  fidelity,
+  intrinsic,
+  rssm,
+  workspace,
+)
 
 N = errands.NUM_ERRANDS
 BATCH = 64
@@ -68,8 +78,8 @@ def features_of(made, params, seed, *axes):
 
 def history_of(module, bonus):
   shape = bonus.shape[:-1]
-  before = workspace.Attention(jnp.zeros(bonus.shape), jnp.ones(bonus.shape), jnp.ones(shape))
-  return workspace.Attended(before, jnp.asarray(bonus, jnp.float32))
+  before = workspace.Past(jnp.zeros(bonus.shape), jnp.ones(bonus.shape), jnp.ones(shape))
+  return workspace.History(before, jnp.asarray(bonus, jnp.float32))
 
 
 def with_candidate(module, features, candidate, noise):
@@ -249,39 +259,39 @@ def test_gate_moves_with_the_errand_that_is_due(learned):
 # Scores.
 
 
-def noticed_of(rng, *axes):
+def terms_of(rng, *axes):
   draw = lambda scale: jnp.asarray(scale * rng.uniform(size=(*axes, N)), jnp.float32)
-  return workspace.Noticed(draw(1.0), draw(1.0), draw(1.0))
+  return workspace.Terms(draw(1.0), draw(1.0), draw(1.0))
 
 
 @pytest.mark.parametrize('term', ['learned', 'novelty', 'lack', 'change', 'visits'])
 def test_permuting_a_term_over_candidates_changes_choices(dreamer, term):
   module = dreamer.actor_critic.workspace
   rng = np.random.default_rng(0)
-  noticed = noticed_of(rng, BATCH)
+  terms = terms_of(rng, BATCH)
   opened = jnp.asarray(rng.integers(1, 9, (BATCH, N)), jnp.float32)
-  memory = workspace.Attention(noticed_of(rng, BATCH).novelty, opened, opened.sum(axis=-1))
-  gates = lambda noticed, memory: module._step(memory, noticed, jnp.zeros(BATCH, bool))[2]
+  memory = workspace.Past(terms_of(rng, BATCH).novelty, opened, opened.sum(axis=-1))
+  gates = lambda terms, memory: module._step(memory, terms, jnp.zeros(BATCH, bool))[2]
   roll = lambda x: jnp.roll(x, 3, axis=-1)
-  other, before = noticed, memory
+  other, before = terms, memory
   if term == 'change':
     before = memory._replace(novelty=roll(memory.novelty))
   elif term == 'visits':
     before = memory._replace(opened=roll(memory.opened))
   else:
-    other = noticed._replace(**{term: roll(getattr(noticed, term))})
-  moved = (gates(noticed, memory) != gates(other, before)).any(axis=-1)
+    other = terms._replace(**{term: roll(getattr(terms, term))})
+  moved = (gates(terms, memory) != gates(other, before)).any(axis=-1)
   assert moved.mean() > 0.1
 
 
 def test_scores_are_those_of_the_formula(dreamer):
   module = dreamer.actor_critic.workspace
   row = lambda *x: jnp.array([x], jnp.float32)
-  memory = workspace.Attention(row(0.5, 0.0), row(4, 1), jnp.array([9.0]))
-  noticed = workspace.Noticed(row(7, 7), row(1.0, 0.2), row(0.0, 2.0))
+  memory = workspace.Past(row(0.5, 0.0), row(4, 1), jnp.array([9.0]))
+  terms = workspace.Terms(row(7, 7), row(1.0, 0.2), row(0.0, 2.0))
   visits = np.sqrt(np.log(9) / np.array([4, 1]))
   expected = [1.0 + 0.6 * 0.5 + 0.4 * visits[0], 0.2 + 0.6 * 0.2 + 0.4 * visits[1] + 1.5 * 2.0]
-  np.testing.assert_allclose(module._bonus(memory, noticed)[0], expected, rtol=1e-5)
+  np.testing.assert_allclose(module._bonus(memory, terms)[0], expected, rtol=1e-5)
 
 
 def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
@@ -294,7 +304,7 @@ def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
   mean = jnp.asarray(difference @ numbers._directions)
   change = rssm.numbers_lib.Change(mean, jnp.full(mean.shape, 0.05))
   state = jnp.zeros((2, numbers.size))
-  novelty = module.noticed(params['actor_critic'], features, state, change).novelty
+  novelty = module.terms(params['actor_critic'], features, state, change).novelty
   assert np.argmax(novelty, axis=-1).tolist() == [3, 6]
 
 
@@ -317,13 +327,62 @@ def test_baselines_have_no_network(kind):
   module = made.actor_critic.workspace
   assert module.modules() == {}
   steps = jnp.arange(1.0, 41.0)
-  memory = workspace.Attention(jnp.zeros((40, N)), jnp.ones((40, N)), steps)
-  noticed = workspace.Noticed(*jnp.zeros((3, 40, N)))
-  gates = np.asarray(module._step(memory, noticed, jnp.zeros(40, bool))[2])
+  memory = workspace.Past(jnp.zeros((40, N)), jnp.ones((40, N)), steps)
+  terms = workspace.Terms(*jnp.zeros((3, 40, N)))
+  gates = np.asarray(module._step(memory, terms, jnp.zeros(40, bool))[2])
   if kind == 'random':
     assert (gates.sum(axis=1) == 1).all() and (gates.sum(axis=0) > 0).all()
   elif kind == 'fixed':
     np.testing.assert_array_equal(gates[:, 0], 1)
+  else:  # the most novel one, and the one that was open least
+    novel = terms._replace(novelty=jnp.eye(N)[np.arange(40) % N])
+    gates = np.asarray(module._step(memory, novel, jnp.zeros(40, bool))[2])
+    np.testing.assert_array_equal(gates.argmax(axis=1), np.arange(40) % N)
+    visited = memory._replace(opened=1 + 9 * (1 - novel.novelty), steps=steps + 1)
+    gates = np.asarray(module._step(visited, terms, jnp.zeros(40, bool))[2])
+    np.testing.assert_array_equal(gates.argmax(axis=1), np.arange(40) % N)
+
+
+# Read by others.
+
+
+@pytest.mark.parametrize(
+  'changes, expected',
+  [
+    ({'workspace_score': 'fixed'}, ['errand_0']),
+    ({'workspace_score': 'fixed', 'workspace_size': 2}, ['errand_0', 'errand_1']),
+    ({'workspace_cost': 1e6}, []),
+  ],
+)
+def test_played_steps_name_what_is_open(changes, expected):
+  made = make(memory_size=0, **changes)
+  params = made.agent.acting_params(made.agent.init_params(jax.random.key(0)))
+  play = episodes.Play(errands.Errands(max_steps=3), made.agent, 1)
+  assert [played.opened for played in play.steps(params, jax.random.key(1))] == [expected] * 3 + [
+    None
+  ]
+
+
+def test_workspace_is_examined_and_dreams_beside_its_environment(dreamer):
+  """As any agent: by the doctor, by `watch --dream` and by `bench dreams`."""
+  params = jax.jit(dreamer.agent.init_params)(jax.random.key(0))
+  unroll = rollout.make_unroll(
+    errands.Errands(max_steps=5), dreamer.agent, num_envs=3, sequence_length=8
+  )
+  state, zero = unroll.init(jax.random.key(1)), np.int32(0)
+  _, sequence, _ = unroll.unroll(params, jax.random.key(2), state, zero, zero)
+  sequence = experience.time_major(sequence)
+  examined = jax.jit(functools.partial(examination.examine, dreamer))(
+    params, jax.random.key(3), sequence
+  )
+  assert all(x.shape == (8, 3) and np.isfinite(x).all() for x in examined)
+  measured = jax.jit(functools.partial(fidelity.measure, dreamer), static_argnums=3)(
+    params, jax.random.key(4), sequence, 3
+  )
+  assert np.isfinite(jax.tree.leaves(measured.imagined)).all()
+  episode = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
+  foreseen = jax.jit(dreamer.agent.foresee)(params, jax.random.key(5), *episode, 2)
+  assert foreseen.observation['errand_7'].shape == (8, 5)
 
 
 # Along steps.
@@ -334,23 +393,21 @@ def test_steps_one_by_one_are_those_of_a_history(dreamer, params):
   policy, module = dreamer.actor_critic, dreamer.actor_critic.workspace
   rng = np.random.default_rng(1)
   features, *_ = features_of(dreamer, params, 3, 6, 4)
-  noticed = noticed_of(rng, 6, 4)._replace(
-    learned=module._learned(params['actor_critic'], features)
-  )
+  terms = terms_of(rng, 6, 4)._replace(learned=module._learned(params['actor_critic'], features))
   begins = jnp.zeros((6, 4), bool).at[0].set(True).at[3, 1].set(True)
-  history = module.replayed(features, noticed, begins)
+  history = module.replayed(features, terms, begins)
   pooled = module.pool(params['actor_critic'], history, features)
   memory = module.initial(4)
   for t in range(6):
     at = lambda tree, t=t: jax.tree.map(lambda x: x[t], tree)
     known = module.memory_at(history, jnp.full(4, t), jnp.arange(4))
     tail = module.imagined(
-      known, features[t:], jax.tree.map(lambda x, t=t: x[t:], noticed), begins[t]
+      known, features[t:], jax.tree.map(lambda x, t=t: x[t:], terms), begins[t]
     )
     if not begins[t + 1 :].any():
       np.testing.assert_array_equal(tail.bonus, history.bonus[t:])
     memory, found = module.advance(
-      params['actor_critic'], memory, features[t], at(noticed), begins[t]
+      params['actor_critic'], memory, features[t], at(terms), begins[t]
     )
     np.testing.assert_array_equal(found, pooled[t])
   assert memory.steps.tolist() == [7, 4, 7, 7]
@@ -376,8 +433,8 @@ def test_imagination_opens_and_counts(make_params):
   posterior = rssm.Posterior(latent, features, previous, None, priors, first)
   novelty = intrinsic.novelty_of('information_gain', priors.moments())
   start, _ = dream.starts(
-    policy, posterior, first, novelty, jax.random.split(jax.random.key(1), 3),
-    num_steps=None, params=params['actor_critic'],
+    policy, params['actor_critic'], posterior, first, novelty,
+    jax.random.split(jax.random.key(1), 3), num_steps=None,
   )  # fmt: skip
   slow = params['actor_critic']['critic']
   dreamt = jax.jit(functools.partial(dream.rollout, model, policy))(
@@ -390,7 +447,7 @@ def test_imagination_opens_and_counts(make_params):
   np.testing.assert_array_equal(history.before.steps[:, 3], [2, 3, 4, 5])  # a start at step 1
   opened = np.cumsum(gates, axis=0)
   np.testing.assert_array_equal(history.before.opened[1:, :3], 1 + opened[:-1, :3])
-  assert np.abs(np.diff(dreamt.noticed.novelty[: horizon + 1], axis=0)).max() > 0
+  assert np.abs(np.diff(dreamt.context_inputs.novelty[: horizon + 1], axis=0)).max() > 0
 
 
 # Refusals.

@@ -67,11 +67,6 @@ def surviving(survivor):
   return Trainer(dreamer_update.make_update(survivor, RATES))
 
 
-def test_eight_devices_with_survival_and_empowerment_take_the_step_of_one(survivor, surviving):
-  eight = Trainer(dreamer_update.make_update(survivor, RATES), 8)
-  assert_same_step(surviving, eight, make_batch(survivor))
-
-
 def test_metrics_of_survival_are_those_of_the_batch(survivor, surviving):
   """Steps at which an episode begins have no reward; at a death the lack of everything counts."""
   batch = make_batch(survivor)
@@ -99,7 +94,8 @@ def test_empowerment_is_paid_as_a_share_and_scaled(survivor, surviving):
 
 @pytest.fixture(scope='module')
 def attentive():
-  return make_dreamer(workspace_size=1, memory_size=64)
+  """With all of cognition."""
+  return make_dreamer(workspace_size=1, memory_size=64, survival_scale=0.5, empowerment_scale=0.5)
 
 
 @pytest.fixture(scope='module')
@@ -107,7 +103,7 @@ def attending(attentive):
   return Trainer(dreamer_update.make_update(attentive, RATES))
 
 
-def test_eight_devices_with_a_workspace_take_the_step_of_one(attentive, attending):
+def test_eight_devices_with_all_of_cognition_take_the_step_of_one(attentive, attending):
   eight = Trainer(dreamer_update.make_update(attentive, RATES), 8)
   assert_same_step(attending, eight, make_batch(attentive))
 
@@ -140,7 +136,7 @@ def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
     posterior = model.rssm.infer(params['world_model'], keys, sequence)
     novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == dreamer_update.LAST
-    start, _ = dream.starts(policy, posterior, last, novelty, keys, num_steps=None)
+    start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
     dreamt = dream.rollout(model, policy, params, slow, start, jnp.int32(4))
     return dreamt.vitals, dreamt.choice
 

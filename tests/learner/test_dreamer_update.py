@@ -208,11 +208,12 @@ def targets_of(dreamer, rewards, values, *, novelty_mean=0.0, **of_dream):
   as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
   rewards, values = as_arrays(rewards), as_arrays(values)
   num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
-  start = dream.Start(None, None, None, None, None, weight=jnp.ones(batch), keys=None)
+  start = dream.Start(*[None] * 6, weight=jnp.ones(batch), keys=None)
   dreamt = dream.Dream(
     start=start, features=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
     choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
+    context_inputs=None,
   )._replace(**of_dream)  # fmt: skip
   motivation = intrinsic.Motivation(*[jnp.float32(0.0)] * 6)._replace(
     novelty_mean=jnp.float32(novelty_mean), novelty_scale=jnp.float32(1.0)

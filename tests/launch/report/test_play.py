@@ -86,16 +86,17 @@ def test_terminal_shows_picture_and_numbers(folder):
   assert f'in {STEPS} steps' in shown.splitlines()[-1]
 
 
-def test_memory_vitals_and_empowerment_are_shown_where_there_are_any():
+def test_parts_of_cognition_are_shown_where_there_are_any():
   played = episodes.PlayedStep(
     step=0, observation=None, frame=None, action=None, probability=None, reward=0.0,
     episode_return=0.0, last=False, policy={'left': 0.6, 'right': 0.4},
     recalled={'left': (0.5, 0.75), 'stay': (3.0, 1.0), 'right': (2.0, 0.0)},
-    vitals={'food': 0.5, 'water': 1.0}, empowerment=1.25,
+    vitals={'food': 0.5, 'water': 1.0}, empowerment=1.25, opened=['eye', 'recall'],
     nearest=[episodes.Remembered(0.98, 'stay', 3.0), episodes.Remembered(0.95, 'left', 0.5)],
   )  # fmt: skip
   line = (
-    'remembered: stay 3.00 x 1.00, left 0.50 x 0.75  nearest: stay 3.00 at 0.98, left 0.50 at 0.95'
+    'remembered: stay 3.00 x 1.00, left 0.50 x 0.75  open: eye, recall  '
+    'nearest: stay 3.00 at 0.98, left 0.50 at 0.95'
   )
   assert play._line(played).endswith(line) and (
     'empowerment 1.25  food 0.50  water 1.00' in play._line(played)
@@ -104,7 +105,8 @@ def test_memory_vitals_and_empowerment_are_shown_where_there_are_any():
   console.print(play._beside_numbers(console, played, 'title'))
   shown = console.file.getvalue()
   assert 'stay ██████████ 3.00 x 1.00' in shown and 'left 0.50 at 0.95' in shown
-  assert shown.count('█') >= 10 + 5 + 10 and 'vitals' in shown
+  assert shown.count('█') >= 10 + 5 + 10 and 'vitals' in shown and 'open: eye, recall' in shown
+  assert 'open: nothing' in play._line(played._replace(opened=[]))
   assert 'right' not in shown.split('remembered')[1]
   console.print(play._beside_numbers(console, played._replace(recalled=None), 'title'))
   assert console.file.getvalue().count('remembered') == 1
