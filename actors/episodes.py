@@ -71,7 +71,7 @@ class PlayedStep(NamedTuple):
       an agent without a memory.
     nearest: the most similar entries of that memory, the nearest first; None likewise.
     empowerment: of the agent here, nats; None likewise.
-    opened: names of the candidates of the workspace that the actor read; None likewise.
+    gates: whether the actor read each candidate of the workspace, by name; None likewise.
   """
 
   step: int
@@ -87,7 +87,7 @@ class PlayedStep(NamedTuple):
   recalled: dict[str, tuple[float, float]] | None = None
   nearest: list[Remembered] | None = None
   empowerment: float | None = None
-  opened: list[str] | None = None
+  gates: dict[str, bool] | None = None
 
 
 class Recording(NamedTuple):
@@ -248,9 +248,7 @@ class Play:
         recalled=self._recalled(extras),
         nearest=self._nearest(extras),
         empowerment=float(extras['empowerment']) if 'empowerment' in extras else None,
-        opened=[name for name, gate in extras['open'].items() if gate]
-        if 'open' in extras
-        else None,
+        gates=self._gates(extras),
       )
 
   def _vitals(self, observation: Any) -> dict[str, float] | None:
@@ -268,6 +266,11 @@ class Play:
     probabilities = zip(self._choices, np.exp(extras['log_probs']).tolist(), strict=True)
     legal = [(name, each) for name, each in probabilities if each > 0]
     return dict(sorted(legal, key=lambda pair: -pair[1]))
+
+  def _gates(self, extras: dict[str, Any]) -> dict[str, bool] | None:
+    if 'open' not in extras:
+      return None
+    return {name: bool(gate) for name, gate in extras['open'].items()}
 
   def _recalled(self, extras: dict[str, np.ndarray]) -> dict[str, tuple[float, float]] | None:
     if 'recalled_value' not in extras:

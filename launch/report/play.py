@@ -114,7 +114,7 @@ def _frame(
     raise ValueError(f'--output {output}: {name} has no renderer; leave it out to see the numbers')
   if policy.agent.explain is None:
     return played.frame
-  return videos.with_policy(played.frame, played.policy or {}, played.opened or [])
+  return videos.with_policy(played.frame, played.policy or {}, _opened(played))
 
 
 def _show(
@@ -171,14 +171,18 @@ def _next(played: episodes_lib.PlayedStep) -> str:
   memory = ', '.join(f'{name} {value}' for name, value in recalled.items())
   text = '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
   text += f'  remembered: {memory}' if memory else ''
-  text += '' if played.opened is None else f'  open: {_opened(played)}'
+  text += '' if played.gates is None else f'  open: {_names(_opened(played))}'
   nearest = ', '.join(_nearest(played))
   return text + (f'  nearest: {nearest}' if nearest else '')
 
 
-def _opened(played: episodes_lib.PlayedStep) -> str:
+def _opened(played: episodes_lib.PlayedStep) -> list[str]:
   """Names of the candidates that the actor read."""
-  return ', '.join(played.opened or []) or 'nothing'
+  return [name for name, is_open in (played.gates or {}).items() if is_open]
+
+
+def _names(opened: Sequence[str]) -> str:
+  return ', '.join(opened) or 'nothing'
 
 
 def _nearest(played: episodes_lib.PlayedStep) -> list[str]:
@@ -219,8 +223,8 @@ def _beside_numbers(
   if played.vitals:
     vitals = [(name, value, '') for name, value in played.vitals.items()]
     beside.renderables.extend(['', 'vitals', _bars(vitals, 8)])
-  if played.opened is not None:
-    beside.renderables.extend(['', rich.markup.escape(f'open: {_opened(played)}')])
+  if played.gates is not None:
+    beside.renderables.extend(['', rich.markup.escape(f'open: {_names(_opened(played))}')])
   if played.recalled is not None:
     known = [(name, played.recalled[name][1], text) for name, text in _recalled(played).items()]
     beside.renderables.extend(['', 'remembered: value x count', _bars(known, 14)])

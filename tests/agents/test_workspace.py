@@ -358,9 +358,8 @@ def test_played_steps_name_what_is_open(changes, expected):
   made = make(memory_size=0, **changes)
   params = made.agent.acting_params(made.agent.init_params(jax.random.key(0)))
   play = episodes.Play(errands.Errands(max_steps=3), made.agent, 1)
-  assert [played.opened for played in play.steps(params, jax.random.key(1))] == [expected] * 3 + [
-    None
-  ]
+  *acted, last = [played.gates for played in play.steps(params, jax.random.key(1))]
+  assert acted == [{name: name in expected for name in errands.NAMES}] * 3 and last is None
 
 
 def test_workspace_is_examined_and_dreams_beside_its_environment(dreamer):

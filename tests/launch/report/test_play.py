@@ -91,7 +91,7 @@ def test_parts_of_cognition_are_shown_where_there_are_any():
     step=0, observation=None, frame=None, action=None, probability=None, reward=0.0,
     episode_return=0.0, last=False, policy={'left': 0.6, 'right': 0.4},
     recalled={'left': (0.5, 0.75), 'stay': (3.0, 1.0), 'right': (2.0, 0.0)},
-    vitals={'food': 0.5, 'water': 1.0}, empowerment=1.25, opened=['eye', 'recall'],
+    vitals={'food': 0.5, 'water': 1.0}, empowerment=1.25, gates={'eye': True, 'ear': False, 'recall': True},
     nearest=[episodes.Remembered(0.98, 'stay', 3.0), episodes.Remembered(0.95, 'left', 0.5)],
   )  # fmt: skip
   line = (
@@ -106,7 +106,7 @@ def test_parts_of_cognition_are_shown_where_there_are_any():
   shown = console.file.getvalue()
   assert 'stay ██████████ 3.00 x 1.00' in shown and 'left 0.50 at 0.95' in shown
   assert shown.count('█') >= 10 + 5 + 10 and 'vitals' in shown and 'open: eye, recall' in shown
-  assert 'open: nothing' in play._line(played._replace(opened=[]))
+  assert 'open: nothing' in play._line(played._replace(gates={'eye': False}))
   assert 'right' not in shown.split('remembered')[1]
   console.print(play._beside_numbers(console, played._replace(recalled=None), 'title'))
   assert console.file.getvalue().count('remembered') == 1
