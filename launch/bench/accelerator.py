@@ -40,7 +40,7 @@ _PLATFORM = 'import jax; print(jax.devices()[0].platform)'
 # Dense operations per second in bfloat16 by the makers' data sheets, by the begin of a device's name.
 _PEAKS = {
   'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L4,': 121e12,
-  'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5,': 459e12, 'TPU v6 lite': 918e12,
+  'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5,': 459e12, 'TPU v5p': 459e12, 'TPU v6 lite': 918e12,
 }  # fmt: skip
 
 
@@ -136,6 +136,9 @@ class Report:
     if self._content.get('rehearsal') is not rehearsal:
       raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
 
+  def holds(self, name: str) -> bool:
+    return name in self._content['sections']
+
   def write(self, name: str, section: dict[str, Any]) -> None:
     """Adds a section, or replaces it."""
     self._content['sections'][name] = {
@@ -163,7 +166,9 @@ class _Job(jobs.Job):
     left = self._deadline - time.monotonic()
     training = min(left - _RESERVE, most)
     if left <= 0 or (run is not None and training < min(_TRAINING, most)):
-      raise self._failed('no time left; the same command again continues')
+      why = 'no time left; the same command again continues'
+      # The error of an earlier call says more.
+      raise jobs.Failed(why) if self._report.holds(self.name) else self._failed(why)
     if run is None:
       return jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
     words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]

@@ -64,13 +64,16 @@ def test_same_call_continues_with_sections_that_failed_or_are_missing(measured):
 
 
 def test_nothing_begins_once_no_time_is_left(tmp_path):
+  """And the error of an earlier call stays."""
   out = tmp_path / 'results.json'
+  out.write_text('{"rehearsal": false, "sections": {"learner": {"error": "was killed"}}}')
   sections = accelerator.sections('laptop', tmp_path)
   code = accelerator.measure(
     sections, accelerator.Report(out, rehearsal=False), 1e-9, tmp_path, lambda line: None
   )
   found = json.loads(out.read_text())['sections']
   assert code == 1 and list(found) == [section.name for section in sections]
+  assert found.pop('learner') == {'error': 'was killed'}
   assert all(each['error'].startswith('no time left') for each in found.values())
 
 
