@@ -181,6 +181,7 @@ def _say(line: str) -> None:
 
 def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
+  from hephaestus.launch.agents import machine
   from hephaestus.launch.run import preflight
 
   preflight.check_distributed('several hosts', ONE_PROCESS)
@@ -204,6 +205,8 @@ def _node(arguments: argparse.Namespace) -> int:
     host = hosts.find(arguments.host)
     if arguments.stay:
       node.check_stays(hosts, host)
+    if host.learner:
+      machine.check(config, machine.find())
     remarks = preflight.check_environment(config)
     memory = preflight.check_memory(config, shards=1) if host.replay else ''
     folder = arguments.run or folder_lib.new(config)

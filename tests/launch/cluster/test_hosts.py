@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hephaestus.launch import config, main
-from hephaestus.launch.agents import presets
+from hephaestus.launch.agents import machine, presets
 from hephaestus.launch.cluster import handshake, hosts, node, remote
 from hephaestus.launch.run import metrics
 
@@ -140,6 +140,16 @@ def test_node_refuses_config_that_does_not_fit_hosts(write, tmp_path, capsys, ar
   message = capsys.readouterr().err
   assert words in message
   assert message.count('\n') == 1
+  assert not (tmp_path / 'run').exists()
+
+
+def test_host_that_learns_needs_the_accelerator(write, tmp_path, capsys, monkeypatch):
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+  monkeypatch.setattr(machine, 'find', lambda: machine.Machine('gpu', is_usable=False))
+  config = ['--preset', 'gpu', '--run', tmp_path / 'run']
+  assert run('node', write(TWO), '--host', 'trainer', *config) == 2
+  message = capsys.readouterr().err
+  assert 'accelerator=true: this machine has an NVIDIA GPU' in message and message.count('\n') == 1
   assert not (tmp_path / 'run').exists()
 
 
