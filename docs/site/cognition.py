@@ -1,7 +1,8 @@
 """Makes pictures of docs/cognition.md from runs.
 
   python docs/site/cognition.py empowerment RUN     of `ice`, trained with empowerment
-  python docs/site/cognition.py gates RUN           of any environment, trained with a workspace
+  python docs/site/cognition.py gates RUN           of any environment, trained with a workspace; a dot
+                                                    is the errand that is due
 
 Each is a PNG in docs/images.
 """
@@ -21,7 +22,7 @@ from matplotlib import pyplot as plt
 
 from hephaestus.actors import episodes
 from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import ice
+from hephaestus.actors.environments import errands, ice
 from hephaestus.launch.interface import policy as policy_lib
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / 'images'
@@ -72,13 +73,19 @@ def draw_gates(policy: policy_lib.Policy) -> plt.Figure:
   """Which candidates were open at the first steps of an episode."""
   play = episodes.Play(policy.environment, policy.agent, 1)
   played = itertools.islice(play.steps(policy.params, jax.random.key(0)), 50)
-  gates = [step.gates for step in played if step.gates is not None]
+  acted = [step for step in played if step.gates is not None]
+  gates = [step.gates or {} for step in acted]
   names = list(gates[0])
   grid = np.array([[step[name] for step in gates] for name in names], np.float32)
   figure, axis = plt.subplots(figsize=(7.2, 0.3 * len(names) + 0.9), layout='constrained')
   axis.imshow(grid, cmap='Greys', aspect='auto', vmin=0, vmax=1.4, interpolation='nearest')
   axis.set_yticks(range(len(names)), names)
   axis.set_xlabel('step of an episode')
+  if isinstance(policy.environment, errands.Errands):
+    due = np.array([[step.observation[name][0] == 0 for step in acted] for name in names])
+    axis.scatter(*np.argwhere(due.T).T, marker='.', color='tab:red', label='due')
+    axis.legend(loc='upper right', framealpha=1)
+    print(f'share of steps at which the errand that is due is open: {grid[due].mean():.2f}')
   print('open shares', dict(zip(names, grid.mean(axis=1).round(2).tolist(), strict=True)))
   return figure
 
