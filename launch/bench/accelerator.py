@@ -137,6 +137,7 @@ class Report:
       raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
 
   def holds(self, name: str) -> bool:
+    """Whether a section of this name was written, with figures or with an error."""
     return name in self._content['sections']
 
   def write(self, name: str, section: dict[str, Any]) -> None:
