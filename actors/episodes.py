@@ -146,10 +146,11 @@ class Play:
     num_episodes: int,
     should_stop: Callable[[], bool] = lambda: False,
   ) -> Evaluation | None:
-    """Averages at least `num_episodes` episodes.
+    """Mean return, length and score of at least `num_episodes` episodes.
 
     After a reset, only the first episode of each environment counts, which does not favour short
-    episodes. One longer than `MOST_STEPS` counts as it stands then, with a warning.
+    episodes. One that has not ended after `MOST_STEPS` steps counts with its return and length so far,
+    with a warning.
 
     Args:
       params: acting parameters of the agent.

@@ -116,7 +116,7 @@ class MultiCategorical(NamedTuple):
     return jnp.stack([part.mode() for part in self.parts], axis=-1)
 
   def log_prob(self, action: jax.Array) -> jax.Array:
-    """[...] float32, of [..., M]."""
+    """[...] float32, nats, of actions [..., M]: a sum over the M parts."""
     log_probs = [part.log_prob(action[..., i]) for i, part in enumerate(self.parts)]
     return jnp.sum(jnp.stack(log_probs), axis=0)
 

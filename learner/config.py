@@ -95,7 +95,7 @@ class OnPolicyConfig(LoopConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig(OffPolicyConfig):
-  """Rates of the dreamer's learner; the defaults are those of a v4-8."""
+  """Optimizers of the dreamer's learner; the defaults are those of the preset `tpu-v4-8`."""
 
   model_learning_rate: float = 3e-4  # of the world model
   policy_learning_rate: float = 1e-4  # of the actor

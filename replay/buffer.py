@@ -80,10 +80,10 @@ def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
   """A batch of uniform samples with replacement.
 
   Args:
-    buffer: of at least one sequence.
-    key: of the samples.
-    sizes: [B] int32, at most C; sample j is one of the newest `sizes[j]` sequences, or of all of them
-      while there are fewer.
+    buffer: holds at least one sequence.
+    key: for the samples.
+    sizes: [B] int32, at most the capacity C; sample j is one of the newest `sizes[j]` sequences, or
+      of all of them while there are fewer.
 
   Returns:
     [B, ...] sequences.

@@ -58,11 +58,11 @@ def answers(address: str, *, timeout_seconds: float) -> bool:
 
 
 class Connection:
-  """A client, and whether its server answers.
+  """A Reverb client that tracks whether its server answers.
 
   Attributes:
     address: HOST:PORT of the server.
-    client: of the server.
+    client: the `reverb.Client`.
   """
 
   def __init__(

@@ -243,7 +243,7 @@ def digest(columns: list[np.ndarray]) -> bytes:
   """Hash of a sequence's content, 16 bytes; equal for equal sequences.
 
   Args:
-    columns: of the sequence, [1, ...] each.
+    columns: the arrays of one sequence, [1, ...] each: a batch of one.
   """
   hashed = hashlib.blake2b(digest_size=16)
   for column in columns:

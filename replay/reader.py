@@ -135,11 +135,11 @@ class Reader:
     """Waits for the next batch.
 
     Args:
-      timeout_seconds: to wait at most.
+      timeout_seconds: longest wait.
 
     Returns:
-      Tree of numpy arrays [B, ...], which the caller may keep; None without a batch in time. The
-      strata are interleaved, so that each of D equal contiguous slices holds the mixture too.
+      Tree of numpy arrays [B, ...], which the reader does not use again; None if no batch is ready in
+      time. Strata are interleaved, so each of D equal contiguous slices (one a device) has their shares.
 
     Raises:
       ValueError: a server stores another schema, or lacks a stratum.

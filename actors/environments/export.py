@@ -100,7 +100,7 @@ class Gymnax:
   reset_env = reset
 
   def action_space(self, params: GymnaxParams | None = None) -> Any:
-    """A space of gymnax, which must be installed."""
+    """The actions as a gymnax `Discrete` or `Box`; gymnax must be installed."""
     from gymnax.environments import spaces
 
     del params
@@ -111,7 +111,7 @@ class Gymnax:
     return spaces.Box(spec.minimum, spec.maximum, spec.shape, spec.dtype)
 
   def observation_space(self, params: GymnaxParams | None = None) -> Any:
-    """A space of gymnax, which must be installed."""
+    """The observations as a gymnax `Box`, or a `Dict` of them; gymnax must be installed."""
     from gymnax.environments import spaces
 
     del params

@@ -175,7 +175,16 @@ class Slots:
     return jnp.sum(masks[..., None] * painted[..., :-1], axis=-4), masks
 
   def loss(self, params: Any, images: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Squared error of the painted images, summed over pixels, and masks [T, B, S, H, W]."""
+    """Squared error of the painted images.
+
+    Args:
+      params: of `init`.
+      images: [T, B, H, W, C] float32 in [-0.5, 0.5].
+      first: [T, B] bool, where an episode begins.
+
+    Returns:
+      [] float32, the sum over H, W and C, a mean over T and B; and the masks [T, B, S, H, W].
+    """
     slots, _ = self.observe(params, images, first)
     painted, masks = self.paint(params, slots)
     return jnp.mean(jnp.sum(jnp.square(painted - images), axis=(-3, -2, -1))), masks

@@ -45,13 +45,13 @@ _PEAKS = {
 
 
 class Section(NamedTuple):
-  """A part of the file.
+  """One measurement of `bench accelerator`.
 
   Attributes:
-    name: in the file.
-    words: of its command, after `hephaestus`.
-    seconds: that the command may take; of a run, that it trains.
-    run: folder of the run that the command trains; None: it prints figures as JSON.
+    name: its key in the output file.
+    words: arguments of its command, after `hephaestus`.
+    seconds: time limit of the command; for a training run, its training time.
+    run: folder of the training run; None for a command that prints figures as JSON.
   """
 
   name: str

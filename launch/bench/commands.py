@@ -11,7 +11,7 @@ from hephaestus.launch import flags, records
 
 
 def add(commands: Any) -> None:
-  """Declares `bench` and its targets."""
+  """Adds the command `bench` and its sub-commands to the parser."""
   bench = commands.add_parser(
     'bench', allow_abbrev=False, help='measure the throughput of a part beside its limit'
   )

@@ -38,7 +38,7 @@ class RunSpec(NamedTuple):
 
 
 def receive(descriptor: int) -> RunSpec:
-  """Reads the specification of the run; ValueError when none arrives, or another line."""
+  """Reads a RunSpec line from a file; ValueError if none arrives in time, or the line is no RunSpec."""
   line = b''
   deadline = time.monotonic() + _SPEC_SECONDS
   while not line.endswith(b'\n'):

@@ -142,7 +142,7 @@ class _Connection:
 
   @property
   def health(self) -> str:
-    """The state in one or two words."""
+    """State of the host: starting, up, stopping, lost (to be restarted), or exit and its code."""
     if self.exit_code is not None:
       return f'exit {self.exit_code}' if self.restart_at is None else 'lost'
     return 'stopping' if self.told_to_stop else 'starting' if self._up_at is None else 'up'

@@ -150,7 +150,7 @@ def _begins(first: np.ndarray) -> np.ndarray:
 
 
 def of_probes(explained: Explained) -> list[check_lib.Check]:
-  """Whether actions matter, at the right step, and whether the observation shows what is paid."""
+  """Checks that actions have an effect, at their own step, and that observations predict rewards."""
   # The number that shows it best counts: most do not depend on the action.
   gains = [float(np.max(explained.change - explained.change_without))]
   best = None

@@ -41,7 +41,7 @@ _ACTIVITIES = {
 
 
 def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
-  """Prints a report as tables."""
+  """Prints a live report of `inspect` as tables, by default to stdout."""
   console = console or rich.console.Console()
   if report['tables']:
     console.print(_table(report, console.width))

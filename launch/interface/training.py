@@ -26,11 +26,11 @@ INTERRUPTED = 130  # exit code of a run that Ctrl-C has stopped
 
 
 class Options(TypedDict, total=False):
-  """Options of `hephaestus train` that are seldom needed; each as the flag of its name.
+  """Less common options of `hephaestus train`; all but `origin` have the names of its flags.
 
   Attributes:
     preset: 'laptop', 'gpu' or 'tpu-v4-8'; by default by the accelerator that is found.
-    fused: whether the run is one program of one process; by default where that is possible.
+    fused: whether the run is one program of one process; by default wherever that is possible.
     origin: RUN[@best|@STEP], whose agent the run begins with; the flag is `--from`.
     expose: let other machines reach replay's port.
     reset_moments: reset Adam where a PPO run resumes with another number of environments.

@@ -74,14 +74,13 @@ def write(
   x: str = 'environment_step',
   all_panels: bool = True,
 ) -> list[str]:
-  """Writes report.md, a picture of each curve, and report.html, which contains everything.
+  """Writes report.md, a PNG of each curve, and a self-contained report.html.
 
   Args:
     made: the report, with pictures in its tables.
-    out: the folder, which is created.
-    x: the axis, one of history.X_AXES.
-    all_panels: whether to show all panels of the web page of `dashboard`; else the curves of the
-      report alone.
+    out: folder, created if it does not exist.
+    x: the horizontal axis, one of history.X_AXES.
+    all_panels: whether report.html shows all panels of the dashboard, or the report's curves alone.
 
   Returns:
     A line for each file that was written, and for each video that was left out.

@@ -291,7 +291,7 @@ class _Watcher:
       self.failed_late.clear()
 
   def on_tick(self) -> None:
-    """Refreshes the progress line, warns, and keeps replay's checkpoints without a learner."""
+    """Updates progress and warnings; a host without the learner also keeps replay's newest checkpoints."""
     self.progress.tick()
     if self._warnings is not None:
       self._warnings.tick()

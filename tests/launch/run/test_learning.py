@@ -49,3 +49,24 @@ def test_dreamer_learns_environment(tmp_path, environment, options, seed, least)
   assert result.returncode == 0, result.stderr
   score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
   assert float(score[1]) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_full_model_learns_catch(tmp_path):
+  """All sizes of the networks of preset `gpu`; batch and rollouts are small enough for a CPU."""
+  settings = (
+    'accelerator=false', 'agent.compute_dtype=float32', 'actor.num_actors=1', 'actor.num_envs=16',
+    'actor.sequence_length=11', 'learner.batch_size=16', 'replay.replay_ratio=20', 'replay.warm_up=32',
+    'replay.strata[0].max_size=128', 'replay.strata[1].max_size=4096', 'agent.starts_per_sequence=4',
+    'agent.horizon_max=8', 'agent.warm_up_updates=50', 'learner.rate_warm_up=50',
+    'learner.policy_learning_rate=0.0003',
+  )  # fmt: skip
+  result = subprocess.run(
+    [HEPHAESTUS, 'train', '--fused', '--preset', 'gpu', '--env', 'catch', '--steps', '4500',
+     '--run', tmp_path / 'run', '--set', *settings],
+    capture_output=True, text=True, timeout=2300,
+  )  # fmt: skip
+  assert result.returncode == 0, result.stderr
+  score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
+  assert float(score[1]) >= 0.9
