@@ -22,10 +22,10 @@ class ActorConfig:
     ValueError: a number is out of range; the message names its field.
   """
 
-  num_actors: int = 1  # processes
+  num_actors: int = 1  # actor processes
   num_envs: int = 16  # parallel environments of each actor
-  sequence_length: int = 32  # time steps T; a sequence takes T - 1 steps of its environment
-  log_period: float = 5.0  # seconds
+  sequence_length: int = 32  # T time steps of a stored sequence, which take T - 1 environment steps
+  log_period: float = 5.0  # seconds between two lines of metrics
 
   def __post_init__(self):
     for name, least in (('num_actors', 1), ('num_envs', 1), ('sequence_length', 2)):
@@ -44,19 +44,24 @@ class Profiler(Protocol):
   """A profiler that traces some unrolls."""
 
   def reach(self, step: int) -> None:
-    """Begins or ends the trace, by the version of the parameters; called before each unroll."""
+    """Begins or ends the trace, if it is time; called before each unroll.
+
+    Args:
+      step: version (learner step) of the acting parameters.
+    """
 
   def close(self, step: int) -> None:
-    """Ends the trace."""
+    """Ends the trace if it has begun; `step` as for `reach`."""
 
 
 class Identity(NamedTuple):
-  """The place of an actor in its run.
+  """Which actor of which run this is.
 
   Attributes:
     actor_id: number of this actor, stored with its sequences.
-    seed: of the run.
-    launch_id: of this launch; final parameters of an older launch do not end this actor.
+    seed: seed of the run, for the actor's PRNG key.
+    launch_id: ID of this launch of the run; each launch of a resumed run has another. The actor ends at
+      the final parameters of this launch, not at those of an older one.
   """
 
   actor_id: int
@@ -65,13 +70,13 @@ class Identity(NamedTuple):
 
 
 class Replay(NamedTuple):
-  """The calls of an actor to replay.
+  """An actor's connections to replay.
 
   Attributes:
     source: fetches acting parameters.
     writer: inserts sequences.
-    environment_step: returns the steps collected so far by all actors; None while replay does not
-      answer.
+    environment_step: returns the number of environment steps that all actors have collected; None
+      while replay does not answer.
   """
 
   source: parameters.Subscription
@@ -80,28 +85,28 @@ class Replay(NamedTuple):
 
 
 class Logger(Protocol):
-  """Takes metrics."""
+  """A writer of metrics."""
 
   def write(self, data: Mapping[str, Any]) -> None:
-    """Writes a row: numbers, strings and trees of them, by name."""
+    """Writes one record of metrics: name -> number, string, or a tree of them."""
 
   def close(self) -> None:
-    """Ends the rows."""
+    """Frees its resources; no other call follows."""
 
 
 class Actor:
   """Steps N environments with the newest parameters, and writes the sequences to replay.
 
-  It stores nothing: after a crash, the restarted actor begins new episodes.
+  It has no checkpoint: after a crash, the restarted actor begins new episodes.
 
   Args:
-    unroll: of the environments and the agent.
-    replay: its calls to replay.
-    identity: its place in the run.
-    config: numbers of the node.
-    logger: of this node's metrics.
-    should_stop: whether the node was asked to stop.
-    profiler: traces some unrolls; None for none.
+    unroll: functions that reset and unroll the environments, see `rollout.make_unroll`.
+    replay: its connections to replay.
+    identity: which actor of which run it is.
+    config: numbers of actors and environments, and lengths.
+    logger: writer of this node's metrics, which it closes.
+    should_stop: returns whether the node was asked to stop.
+    profiler: traces some unrolls; None for no trace.
   """
 
   def __init__(
@@ -125,7 +130,7 @@ class Actor:
     self._newest: parameters.Snapshot | None = None
 
   def run(self) -> None:
-    """Acts until the learner has ended, or the node is asked to stop."""
+    """Acts until the learner has published its final parameters, or the node is asked to stop."""
     snapshot = self._newest = wait_for_parameters(self._replay.source, self._should_stop)
     if snapshot is None:
       return
@@ -180,7 +185,12 @@ class Actor:
 def wait_for_parameters(
   source: parameters.Subscription, should_stop: Callable[[], bool]
 ) -> parameters.Snapshot | None:
-  """Waits for the first snapshot; None if the node was asked to stop before."""
+  """Waits for the first published acting parameters; None if the node is asked to stop before.
+
+  Args:
+    source: fetches acting parameters.
+    should_stop: returns whether the node was asked to stop.
+  """
   logging.info('Waiting for parameters.')
   while not should_stop():
     snapshot = source.newest(timeout_seconds=1.0)
@@ -194,10 +204,10 @@ class _Window:
   """Measurements between two reports.
 
   Attributes:
-    start: monotonic seconds.
+    start: time of its beginning, monotonic seconds.
     unrolled: seconds in unrolls.
     throttled: seconds in which the rate limiter blocked inserts.
-    inserted: seconds of inserts without those.
+    inserted: seconds of inserts, without those throttled.
   """
 
   def __init__(self):
@@ -215,7 +225,7 @@ class _Window:
     self._lengths.append(np.asarray(episodes.episode_length)[ended])
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
-    """Metrics of the window: means, rates, and shares of its time."""
+    """Metrics of the window: means and quantiles over its episodes, rates, and shares of its time."""
     elapsed = time.monotonic() - self.start
     returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
     fraction = lambda seconds: min(1.0, seconds / elapsed)

@@ -1,4 +1,4 @@
-"""Plays whole episodes: scores them, steps through one, and records it beside the model's prediction."""
+"""Plays whole episodes: averages their scores, yields the steps of one, records one with a prediction."""
 
 import functools
 import itertools
@@ -17,19 +17,20 @@ from hephaestus.agents import observation as observation_lib
 
 # Time steps of one unroll: few enough for memory, and to stop soon after all episodes have ended.
 UNROLL_LENGTH = 257
-HOST_UNROLL_LENGTH = 65  # of an environment that is stepped on the host, where a step is slow
-MOST_STEPS = 32_768  # after which an episode counts as it stands; Atari's have at most 27,000
-DREAM_LENGTH = 65  # time steps of an episode that the model predicts
-CONTEXT = 5  # observed before the model predicts, as in Hafner et al. (2019); at most a quarter
+HOST_UNROLL_LENGTH = 65  # for an environment that is stepped on the host, where a step is slow
+MOST_STEPS = 32_768  # of an episode, which then counts unfinished; Atari's have at most 27,000
+DREAM_LENGTH = 65  # time steps of an episode that the model reconstructs or predicts
+CONTEXT = 5  # steps observed before the prediction, as in Hafner et al. (2019); at most a quarter
 
 
 class Evaluation(NamedTuple):
-  """Means over episodes.
+  """Means over the episodes of an evaluation.
 
   Attributes:
-    episode_return: undiscounted.
-    episode_length: steps.
-    normalised_score: 0 for the random, 1 for the scripted policy; None without a scripted policy.
+    episode_return: mean undiscounted return.
+    episode_length: mean number of steps.
+    normalised_score: 0 for the random, 1 for the scripted policy, see `wrappers.normalised_score`; None
+      without reference returns of these two policies.
   """
 
   episode_return: float
@@ -38,12 +39,12 @@ class Evaluation(NamedTuple):
 
 
 class Remembered(NamedTuple):
-  """One entry of an episodic memory.
+  """An entry of the agent's episodic memory that is similar to the current observation.
 
   Attributes:
-    similarity: of its observation, at most 1.
-    action: name of the choice, or numbers, that was taken there.
-    return_: that followed.
+    similarity: cosine similarity of the entry's observation and the current one, at most 1.
+    action: action that was taken there: name of the choice, or numbers.
+    return_: return that followed.
   """
 
   similarity: float
@@ -52,26 +53,26 @@ class Remembered(NamedTuple):
 
 
 class PlayedStep(NamedTuple):
-  """One time step of an episode, and the policy there.
+  """One time step of an episode, and the policy's choice at it.
+
+  The last five fields are None at LAST, and for an agent that does not report them.
 
   Attributes:
-    step: 0 at FIRST.
+    step: number of the time step, 0 at FIRST.
     observation: tree of host arrays.
-    frame: [H, W, 3] uint8; None if the environment renders none.
-    action: the action before this time step, [] int32 or [A] float32; None at FIRST.
-    probability: of that action under the policy; None at FIRST, for continuous actions, and for an
-      agent that does not report it.
-    reward: of that action.
-    episode_return: undiscounted, so far.
-    last: whether the episode ends here.
-    vitals: by name, as observed; None of an environment that names none.
-    policy: probabilities of the legal choices by name, the likeliest first; None at LAST, and for
-      an agent that does not report them.
-    recalled: value and count of choices in episodic memory, by name; None as of `policy`, and for
-      an agent without a memory.
-    nearest: the most similar entries of that memory, the nearest first; None likewise.
-    empowerment: of the agent here, nats; None likewise.
-    gates: whether the actor read each candidate of the workspace, by name; None likewise.
+    frame: rendered state, [H, W, 3] uint8; None if the environment renders none.
+    action: previous action, [] or [M] int32, or [A] float32; None at FIRST.
+    probability: probability of the previous action under the policy; None at FIRST, for continuous
+      actions, and for an agent that does not report it.
+    reward: reward of the previous action; 0 at FIRST.
+    episode_return: undiscounted return so far.
+    last: whether the episode ends at this time step.
+    vitals: observed vitals by name, see `environment.VitalsSpec`; None if the environment has none.
+    policy: probabilities of the legal choices at this time step by name, the likeliest first.
+    recalled: choice -> value and evidence (0 to 1) in episodic memory; see `memory.Recall`.
+    nearest: most similar entries of episodic memory, the nearest first.
+    empowerment: empowerment of the agent at this time step, nats.
+    gates: candidate of the agent's workspace -> whether its gate is open, so that the actor reads it.
   """
 
   step: int
@@ -94,9 +95,9 @@ class Recording(NamedTuple):
   """The time steps of one episode.
 
   Attributes:
-    frames: T of [H, W, 3] uint8; None if the environment renders none.
-    observation: [T, ...] host arrays.
-    action: [T - 1, ...], the action chosen at each but the last.
+    frames: T rendered states, [H, W, 3] uint8 each; None if the environment renders none.
+    observation: [T, ...] tree of host arrays.
+    action: [T - 1, ...], the action chosen at each time step but the last.
   """
 
   frames: list[np.ndarray] | None
@@ -110,8 +111,8 @@ class Play:
   Args:
     environment: the environment, without auto-reset.
     agent: the agent; each method takes its parameters.
-    num_envs: parallel environments of `evaluate`.
-    greedy: act greedily; else sample actions.
+    num_envs: number of parallel environments of `evaluate`.
+    greedy: take greedy actions; else sample actions.
   """
 
   def __init__(
@@ -136,7 +137,7 @@ class Play:
 
   @functools.cached_property
   def reference(self) -> wrappers.ReferenceReturns | None:
-    """Returns of the random and of the scripted policy; None without a scripted policy."""
+    """Mean returns of the random and the scripted policy, see `wrappers.reference_returns`; may be None."""
     return wrappers.reference_returns(self._environment)
 
   def evaluate(
@@ -154,12 +155,12 @@ class Play:
 
     Args:
       params: acting parameters of the agent.
-      key: of the episodes.
-      num_episodes: rounded up to a multiple of the parallel environments.
-      should_stop: called after each unroll.
+      key: PRNG key of the episodes.
+      num_episodes: rounded up to a multiple of the number of parallel environments.
+      should_stop: called after each unroll; True ends the evaluation.
 
     Returns:
-      None if it was stopped.
+      The means; None if `should_stop` ended the evaluation.
     """
     returns: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
@@ -209,14 +210,19 @@ class Play:
 
   @functools.cached_property
   def _choices(self) -> list[str]:
-    """Names of the choices; if the environment has none, their numbers in each part."""
+    """Names of the choices; if the environment gives none, their numbers, with that of their part."""
     counts = environment_lib.num_choices(self._environment.action_spec)
     part = lambda index: '' if len(counts) == 1 else f'{index}: '
     numbers = [f'{part(i)}{choice}' for i, count in enumerate(counts) for choice in range(count)]
     return list(self._environment.action_names) or numbers
 
   def steps(self, params: Any, key: jax.Array) -> Iterator[PlayedStep]:
-    """Yields the time steps of one episode, each played when it is asked for."""
+    """Yields the time steps of one episode, FIRST to LAST; each is played when the caller asks for it.
+
+    Args:
+      params: acting parameters of the agent.
+      key: PRNG key of the episode.
+    """
     show = wrappers.AutoReset(self._environment).render
     discrete = bool(environment_lib.num_choices(self._environment.action_spec))
     key, init_key = jax.random.split(key)
@@ -302,7 +308,13 @@ class Play:
     ]
 
   def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
-    """Plays one episode, or its first `most_steps` time steps; at most `MOST_STEPS`."""
+    """Plays and records one episode, or its first `most_steps` time steps.
+
+    Args:
+      params: acting parameters of the agent.
+      key: PRNG key of the episode.
+      most_steps: most time steps to record; None for `MOST_STEPS`.
+    """
     steps = list(itertools.islice(self.steps(params, key), most_steps or MOST_STEPS))
     actions = [played.action for played in steps[1:] if played.action is not None]
     spec = self._environment.action_spec
@@ -320,14 +332,14 @@ class Play:
     return None if self._agent.foresee is None else jax.jit(self._agent.foresee)
 
   def dream(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
-    """Frames of the beginning of an episode beside the world model's open-loop prediction.
+    """Plays the beginning of an episode, and shows it beside the world model's open-loop prediction.
 
     Args:
       params: all parameters of the agent, not only those for acting.
-      key: of the episode and of the prediction.
+      key: PRNG key of the episode and of the prediction.
 
     Returns:
-      See `videos.beside`; None for an agent without a world model.
+      At most `DREAM_LENGTH` frames, see `videos.beside`; None for an agent without a world model.
     """
     if self._foresee is None:
       return None

@@ -1,4 +1,4 @@
-"""The Evaluator node: scores full episodes between the random and the scripted policy."""
+"""The Evaluator node: plays full episodes with published parameters, and logs returns and scores."""
 
 import dataclasses
 import pathlib
@@ -25,10 +25,10 @@ class EvaluatorConfig:
   """
 
   period: float = 20.0  # seconds between the starts of two evaluations
-  period_steps: int | None = None  # environment steps between them, in place of seconds
-  num_episodes: int = 64  # of an evaluation
-  final_episodes: int = 256  # of the final parameters
-  greedy: bool = True  # greedy actions; False samples them, as PPO's policy is trained to
+  period_steps: int | None = None  # environment steps between two evaluations; replaces `period`
+  num_episodes: int = 64  # episodes of an evaluation
+  final_episodes: int = 256  # episodes of the evaluation of the final parameters
+  greedy: bool = True  # greedy actions; False: sampled ones, for which PPO's policy is trained
   video_period: float = 300.0  # seconds between two videos; the last is made at the end
 
   def __post_init__(self):
@@ -47,13 +47,13 @@ class Schedule:
     self._next_time, self._next_step = 0.0, 0
 
   def is_due(self, environment_step: int) -> bool:
-    """Whether an evaluation is due for parameters of this environment step."""
+    """Whether an evaluation of parameters that were published at this environment step is due."""
     if self._period_steps is not None:
       return environment_step >= self._next_step
     return time.monotonic() >= self._next_time
 
   def begin(self, environment_step: int) -> None:
-    """Notes that an evaluation begins."""
+    """Notes that an evaluation begins, of parameters published at this environment step."""
     self._next_time = time.monotonic() + self._period
     if self._period_steps is not None:
       self._next_step = (environment_step // self._period_steps + 1) * self._period_steps
@@ -63,11 +63,12 @@ class Camera:
   """Writes videos periodically: an episode, and one beside the world model's prediction of it.
 
   Args:
-    play: the environment and the agent.
-    videos: folder for VERSION.gif and VERSION-dream.gif.
-    period: seconds between two versions.
-    newest: returns the learner step and all parameters of the newest checkpoint, which predict the
-      episode; None without a checkpoint.
+    play: plays episodes of the environment with the agent.
+    videos: folder for VERSION.gif, by the version of the acting parameters, and STEP-dream.gif, by the
+      learner step of the checkpoint.
+    period: seconds between two recordings.
+    newest: returns the learner step and all parameters of the newest checkpoint, for the prediction;
+      None without a checkpoint, and then no prediction is recorded.
   """
 
   def __init__(
@@ -84,9 +85,15 @@ class Camera:
     self._last_time = time.monotonic()
 
   def video(self, version: int, params: Any, key: jax.Array, *, final: bool) -> None:
-    """Writes the videos of one version if the period has passed or it is `final`.
+    """Writes videos if the period has passed since the last ones, or if `final`.
 
-    A full disk is logged, not raised.
+    If a file cannot be written, such as on a full disk, a warning is logged.
+
+    Args:
+      version: learner step of the acting parameters.
+      params: acting parameters.
+      key: PRNG key of the episodes and the prediction.
+      final: write them regardless of the period.
     """
     if not final and time.monotonic() - self._last_time < self._period:
       return
@@ -119,20 +126,20 @@ def score(
   seed: int,
   should_stop: Callable[[], bool] = lambda: False,
 ) -> episodes.Evaluation | None:
-  """Scores one snapshot, logs the score, and records a video when one is due.
+  """Evaluates one snapshot, logs the result, and records videos when they are due.
 
   Args:
-    play: the environment and the agent.
-    snapshot: acting parameters.
-    final: play `final_episodes`, and record a video at once.
+    play: plays episodes of the environment with the agent.
+    snapshot: acting parameters and their version.
+    final: play `config.final_episodes` episodes, not `num_episodes`, and record videos at once.
     config: numbers of episodes.
-    logger: of the score.
-    camera: records the video.
-    seed: of the run.
-    should_stop: called after each unroll.
+    logger: writer of the result.
+    camera: records the videos.
+    seed: seed of the run; the PRNG key follows from it and the version.
+    should_stop: called after each unroll; True ends the evaluation.
 
   Returns:
-    None if it was stopped.
+    Means over the episodes; None if `should_stop` ended the evaluation.
   """
   key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
   play_key, video_key = jax.random.split(key)
@@ -158,14 +165,14 @@ class Evaluator:
   """Scores the newest parameters periodically, and the final ones once.
 
   Args:
-    play: the environment and the agent.
-    source: of acting parameters.
-    logger: of this node's metrics.
-    should_stop: whether the node was asked to stop.
+    play: plays episodes of the environment with the agent.
+    source: fetches acting parameters.
+    logger: writer of this node's metrics, which it closes.
+    should_stop: returns whether the node was asked to stop.
     config: period and numbers of episodes.
     camera: records the videos.
-    seed: of the run.
-    launch_id: of this launch; final parameters of an older launch do not end this node.
+    seed: seed of the run.
+    launch_id: ID of this launch; final parameters of an older launch do not end this node.
   """
 
   def __init__(

@@ -1,7 +1,7 @@
 """Unroll: T time steps of N environments and their policy, in one compiled program.
 
-Environments that are no JAX program give the same sequences: there only the policy is compiled, and
-threads step the environments.
+For environments that are not written in JAX, only the policy is compiled, and threads step the
+environments; the sequences have the same layout.
 """
 
 import os
@@ -26,14 +26,14 @@ Tree = Any
 
 
 class UnrollState(NamedTuple):
-  """N environments, and the policy that acts in them.
+  """State of N environments and of the policy in each, between two unrolls.
 
   Attributes:
-    env_state: [N, ...].
-    timestep: [N, ...], arrived and not yet acted upon.
-    policy_state: of N policies, before this time step.
-    episode_return: [N] float32, undiscounted, so far.
-    episode_length: [N] int32, steps so far.
+    env_state: [N, ...] states of the environments with auto-reset.
+    timestep: [N, ...] newest time steps, for which no action is chosen yet.
+    policy_state: policy state of the N environments, before `timestep` is read.
+    episode_return: [N] float32, undiscounted return of the episode so far.
+    episode_length: [N] int32, steps of the episode so far.
   """
 
   env_state: Tree
@@ -44,12 +44,12 @@ class UnrollState(NamedTuple):
 
 
 class Episodes(NamedTuple):
-  """The episodes that end at each time step.
+  """Ends of episodes in an unroll, with their returns and lengths, at the time steps 1 to T - 1.
 
   Attributes:
-    ended: [T - 1, N] bool.
-    episode_return: [T - 1, N] float32, read where `ended`.
-    episode_length: [T - 1, N] int32, steps, read where `ended`.
+    ended: [T - 1, N] bool, whether the time step is LAST.
+    episode_return: [T - 1, N] float32, undiscounted return so far; of the whole episode where `ended`.
+    episode_length: [T - 1, N] int32, steps so far; of the whole episode where `ended`.
   """
 
   ended: jax.Array
@@ -61,10 +61,10 @@ class Unroll(NamedTuple):
   """Functions that reset and unroll N environments.
 
   Attributes:
-    init: key -> UnrollState, N fresh environments.
+    init: key -> UnrollState of N environments after a reset.
     unroll: (acting params, key, UnrollState, version, actor_id) -> (UnrollState,
-      Sequence [N, T, ...], Episodes). The state it is given is donated.
-    shapes: acting params, or their shapes -> shapes and dtypes of that Sequence.
+      Sequence [N, T, ...], Episodes). The state passed in is donated: do not use it again.
+    shapes: acting params, or their shapes -> that Sequence, of jax.ShapeDtypeStruct.
   """
 
   init: Callable[[chex.PRNGKey], UnrollState]
@@ -86,11 +86,14 @@ def make_unroll(
   of the next sequence, so no transition is lost at the seam.
 
   Args:
-    environment: one environment, without auto-reset.
-    agent: whose `act` is compiled, together with the step of an environment in JAX.
-    num_envs: N.
+    environment: one environment, without auto-reset, which the unroll adds.
+    agent: the agent; its `act` is compiled, together with the step of an environment in JAX.
+    num_envs: N, number of parallel environments.
     sequence_length: T, at least 2.
-    greedy: act greedily; else sample actions.
+    greedy: take greedy actions; else sample actions.
+
+  Returns:
+    Functions; none has been compiled or called yet.
   """
   if isinstance(environment, host.HostEnvironment):
     on_host = _HostUnroll(environment, agent, num_envs, sequence_length, greedy)
@@ -102,7 +105,7 @@ def make_unroll(
 def _sequence(
   timestep: environment_lib.TimeStep, decision: experience.Decision, **per_sequence: Any
 ) -> experience.Sequence:
-  """Sequences of [N, T, ...] time steps and decisions, with the fields [N, ...] of each sequence."""
+  """N sequences: [N, T, ...] time steps and decisions, and fields [N, ...] without a time axis."""
   return experience.Sequence(
     observation=timestep.observation,
     action=decision.action,
@@ -240,7 +243,7 @@ class _HostUnroll:
     self._act = jax.jit(act)
 
   def init(self, key: chex.PRNGKey) -> UnrollState:
-    """Raises ValueError where the caller compiles it."""
+    """Resets all instances; raises ValueError while tracing, because it cannot be compiled."""
     if isinstance(key, jax.core.Tracer):
       raise ValueError(host.REFUSAL)
     if not self._instances:
@@ -264,7 +267,7 @@ class _HostUnroll:
   def unroll(
     self, params: Tree, key: chex.PRNGKey, state: UnrollState, version: Any, actor_id: Any
   ) -> tuple[UnrollState, experience.Sequence, Episodes]:
-    """Raises ValueError for a state that is not the newest."""
+    """As `Unroll.unroll`; raises ValueError for a state that is not the newest."""
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')
     num_envs, sequence_length = self._num_envs, self._sequence_length
@@ -381,12 +384,15 @@ def sequence_schema(unroll: Unroll, params: Tree) -> experience.Sequence:
   Args:
     unroll: the unroll that makes the sequences.
     params: acting parameters, or their shapes.
+
+  Returns:
+    A Sequence of jax.ShapeDtypeStruct, [T, ...] or without a time axis.
   """
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(params))
 
 
 def random_agent(action_spec: specs.BoundedArray) -> agent_lib.Agent:
-  """The random policy, uniform over the legal actions, without parameters or a state."""
+  """An agent that is the random policy, see `wrappers.random_action`; its parameters are ()."""
 
   def act(params, key, policy_state, timestep, *, greedy=False):
     del params, greedy

@@ -1,4 +1,4 @@
-"""Videos: files of frames, frames of observations, and predictions beside observations."""
+"""Videos: writes frames to files, and draws observations, policies, and a world model's predictions."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ Draw = Callable[[Tree], np.ndarray | None]
 
 SIDE = 160  # pixels of the smaller side of an enlarged frame, at least
 MARGIN = 8
-BARS = 32  # pixels of height
+BARS = 32  # height in pixels of the chart of attention weights
 PANEL, LINE, NAME, BAR = 200, 14, 84, 64  # pixels: of the panel beside a frame, and of its parts
 BACKGROUND = (24, 24, 27)
 INK = (228, 228, 231)
@@ -25,12 +25,12 @@ POSITIVE, NEGATIVE = np.array((240, 228, 66)), np.array((86, 180, 233))
 
 
 def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float = 8.0) -> None:
-  """Writes frames as .gif or .mp4, by the suffix of the path.
+  """Writes frames as a .gif or .mp4 file, by the suffix of the path.
 
   Args:
     frames: [H, W, 3] uint8 each, of one size.
-    path: of the file; its folder is made.
-    frames_per_second: of the video.
+    path: path of the file; its folder is created.
+    frames_per_second: frame rate.
 
   Raises:
     ValueError: the path has another suffix.
@@ -48,15 +48,17 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
 def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
   """Chooses how to draw the observations of an episode.
 
-  The first of: the environment's own drawing; the first leaf that is an image, [H, W, 1 or 3] of at
-  least 8 x 8; all numbers as cells, where 0 is dark, positive yellow and negative blue.
+  The first of these that is possible: the environment's own drawing; the first leaf that is an image,
+  [H, W, 1 or 3] of at least 8 x 8; all numbers as cells, where 0 is dark, positive yellow and negative
+  blue.
 
   Args:
-    draw: of the environment; see `Environment.draw`.
+    draw: the environment's `Environment.draw`.
     observation: [T, ...] host arrays of all time steps, which set the scale of colours.
 
   Returns:
-    A function from one observation, [...], to its frame [H, W, 3] uint8, of a constant size.
+    A function from one observation, [...], to its frame, [H, W, 3] uint8, of a constant size; small
+    frames are enlarged.
   """
   if draw(jax.tree.map(lambda x: x[0], observation)) is not None:
 
@@ -104,14 +106,14 @@ def _enlarge(frame: np.ndarray) -> np.ndarray:
 
 
 def likeliest(policy: dict[str, float], most: int) -> list[tuple[str, float]]:
-  """The likeliest choices of a policy; the last entry sums up the others if there are more.
+  """The likeliest choices of a policy; if there are too many, the last entry sums up the others.
 
   Args:
     policy: probabilities by name, the likeliest first.
-    most: number of entries, at least 1.
+    most: largest number of entries, at least 1.
 
   Returns:
-    Pairs of a name and its probability.
+    Pairs of a name, or such as '3 others', and its probability.
   """
   pairs = list(policy.items())
   if len(pairs) <= most:
@@ -123,12 +125,13 @@ def likeliest(policy: dict[str, float], most: int) -> list[tuple[str, float]]:
 def with_policy(
   frame: np.ndarray, policy: dict[str, float], opened: Sequence[str] = ()
 ) -> np.ndarray:
-  """Draws a frame with a panel of the policy's probabilities on its right.
+  """Adds a panel with the policy's probabilities at the right of a frame.
 
   Args:
     frame: [H, W, 3] uint8; a small one is enlarged.
     policy: probabilities by name, the likeliest first; see `likeliest`.
-    opened: names of what the policy reads, at the bottom of the panel; the last ones where it is full.
+    opened: names of the workspace's candidates whose gates are open, for the bottom of the panel; if
+      there is no room for all, the last ones are shown.
 
   Returns:
     [H, W, 3] uint8, of a size that depends on the frame alone.
@@ -155,21 +158,21 @@ def with_policy(
 def beside(
   draw: Draw, observation: Tree, predicted: Tree, salience: np.ndarray, context: int
 ) -> list[np.ndarray]:
-  """Frames with the observation on the left and the world model's prediction on the right.
+  """Draws each observation on the left and the world model's prediction of it on the right.
 
   The line above the prediction is green while the model is given the observations, and purple in the
   open-loop prediction. The bars below are the attention weights over a window of W steps, the newest
   on the right; there are none for W = 1.
 
   Args:
-    draw: of the environment; see `Environment.draw`.
-    observation: [T, ...] host arrays, without a mask.
+    draw: the environment's `Environment.draw`.
+    observation: [T, ...] host arrays, without 'action_mask'.
     predicted: [T, ...] host arrays, likewise.
-    salience: [T, W] attention weights.
-    context: number of observations given to the model.
+    salience: [T, W] attention weights, see `agent.Foresight`.
+    context: number of observations given to the model, from the first.
 
   Returns:
-    T frames, [H, W, 3] uint8.
+    T frames, [H, W, 3] uint8 each.
   """
   show = drawing(draw, observation)
   frames = []

@@ -13,10 +13,10 @@ class Foresight(NamedTuple):
   """An episode as a model decodes it: first reconstructed, then imagined.
 
   Attributes:
-    observation: [T, ...] float32 leaves, without a mask. Reconstructions of the first steps; then
-      observations predicted from the actions alone.
-    salience: [T, W] float32, weights of the last W steps, oldest first, in the context of the
-      action at step t; 0 for steps before the episode.
+    observation: tree of [T, ...] float32 arrays, without the action mask. Reconstructions of the
+      first steps; then observations predicted from the actions alone.
+    salience: [T, W] float32, attention weights of the last W steps, oldest first, in the context that
+      the actor reads at step t; 0 for steps before the episode.
   """
 
   observation: Tree
@@ -24,21 +24,23 @@ class Foresight(NamedTuple):
 
 
 class Agent(NamedTuple):
-  """An agent, as callers outside of `agents` use it.
+  """An agent as a record of pure functions, the interface for actors and evaluators.
 
   Attributes:
-    init_params: key -> params, float32.
+    init_params: PRNG key -> initial params, a tree of float32 arrays.
     acting_params: params -> the part of them that `act` reads; actors fetch only this part.
-    initial_policy_state: number of environments N -> policy state, the memory of N fresh policies.
+    initial_policy_state: number of environments N -> policy state: the recurrent state of the policy
+      in N environments before any step.
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
-    act: (acting params, key, policy state, timestep, *, greedy) -> (policy state, Decision), for
-      N environments at once. A FIRST step clears the policy state. `greedy` takes the most
-      likely action.
-    explain: as `act`, with `log_probs` in `extras`: [N, A] float32, log-probabilities of all
-      choices, those of an action's parts one after another; with an episodic memory also
-      `recalled_value` and `recalled_evidence`, [N, A] float32, and `nearest_` with the fields of
-      `memory.Nearest`, and with empowerment `empowerment`, [N] float32 nats. None for continuous
-      actions, or for an agent that does not offer it.
+    act: (acting params, key, policy state, time step [N, ...], *, greedy) -> (policy state,
+      Decision), one step in N environments. A FIRST step clears the policy state. `greedy` takes the
+      most likely action instead of a sampled one.
+    explain: as `act`, with more `extras`: `log_probs`, [N, A] float32, log-probabilities of all
+      choices, concatenated over the parts of an action; with an episodic memory `recalled_value` and
+      `recalled_evidence`, [N, A] float32, and `nearest_action` and so on for each field of
+      `memory.Nearest`; with empowerment `empowerment`, [N] float32 nats; with a workspace `open`,
+      [N] float32 gates of its candidates, by name. None for continuous actions, or for an agent
+      that does not offer it.
     foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
       Foresight of one episode that begins at step 0, of which the model observes `context` steps;
       None for an agent without a model.

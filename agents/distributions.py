@@ -21,8 +21,8 @@ class MaskedCategorical(NamedTuple):
   """A categorical distribution over the legal actions, mixed with a uniform one.
 
   Attributes:
-    log_probs: [..., A] float32, normalised; about ILLEGAL where illegal.
-    mask: [..., A] bool, True is legal.
+    log_probs: [..., A] float32, normalised log-probabilities; ILLEGAL where illegal.
+    mask: [..., A] bool, True is legal; all True where no action is legal.
   """
 
   log_probs: jax.Array
@@ -35,9 +35,10 @@ class MaskedCategorical(NamedTuple):
     """Normalises `logits` over the legal actions.
 
     Args:
-      logits: [..., A]; infinities and NaN are replaced by the largest, the smallest and 0.
-      mask: [..., A] bool. Without any legal action the distribution is uniform over all actions and
-        does not depend on the logits, so that illegal actions have no gradient.
+      logits: [..., A], clipped to [-1e8, 1e8]; NaN counts as 0.
+      mask: [..., A] bool, the legal actions; None if all are. Without any legal action the
+        distribution is uniform over all actions and does not depend on the logits, so that illegal
+        actions have no gradient.
       unimix: share of the probability spread evenly over the legal actions.
     """
     logits = jnp.nan_to_num(logits.astype(jnp.float32), posinf=1e8, neginf=-1e8).clip(-1e8, 1e8)
@@ -52,35 +53,35 @@ class MaskedCategorical(NamedTuple):
     return cls(jnp.where(mask, log_probs, ILLEGAL), mask)
 
   def sample(self, gumbel: jax.Array) -> jax.Array:
-    """[...] int32, by the Gumbel-max trick; `gumbel` is standard Gumbel noise [..., A]."""
+    """Samples actions, [...] int32, by the Gumbel-max trick from standard Gumbel noise [..., A]."""
     return jnp.argmax(jnp.where(self.mask, self.log_probs + gumbel, -jnp.inf), axis=-1)
 
   def mode(self) -> jax.Array:
-    """[...] int32."""
+    """The most likely actions, [...] int32."""
     return jnp.argmax(self.log_probs, axis=-1)
 
   def log_prob(self, action: jax.Array) -> jax.Array:
-    """[...] float32."""
+    """Log-probabilities, [...] float32 nats, of actions [...] int32."""
     return jnp.take_along_axis(self.log_probs, action[..., None], axis=-1)[..., 0]
 
   def entropy(self) -> jax.Array:
-    """[...] float32, nats."""
+    """Entropy, [...] float32, nats."""
     log_probs = jnp.where(self.mask, self.log_probs, 0.0)
     return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
 
 
 class MultiCategorical(NamedTuple):
-  """Several independent categoricals; masks and noise of all parts are concatenated.
+  """An action of M independent choices; masks and noise of all choices ("parts") are concatenated.
 
   Attributes:
-    parts: M distributions.
+    parts: the M distributions; their numbers of choices sum to A.
   """
 
   parts: tuple[MaskedCategorical, ...]
 
   @property
   def log_probs(self) -> jax.Array:
-    """[..., A] float32, of all parts, concatenated."""
+    """Log-probabilities of the choices of all parts, concatenated, [..., A] float32."""
     return jnp.concatenate([part.log_probs for part in self.parts], axis=-1)
 
   @classmethod
@@ -95,7 +96,7 @@ class MultiCategorical(NamedTuple):
 
     Args:
       logits: [..., A]; see `MaskedCategorical.from_logits`.
-      num_choices: of each part.
+      num_choices: number of choices of each part.
       mask: [..., A] bool; a part without any legal choice is uniform.
       unimix: share of each part's probability spread evenly over its legal choices.
     """
@@ -105,23 +106,23 @@ class MultiCategorical(NamedTuple):
     return cls(tuple(MaskedCategorical.from_logits(*part, unimix) for part in parts))
 
   def sample(self, gumbel: jax.Array) -> jax.Array:
-    """[..., M] int32, by the Gumbel-max trick; `gumbel` is standard Gumbel noise [..., A]."""
+    """Samples actions, [..., M] int32, by the Gumbel-max trick from standard Gumbel noise [..., A]."""
     cuts = np.cumsum([part.mask.shape[-1] for part in self.parts])[:-1]
     noises = jnp.split(gumbel, cuts, axis=-1)
     samples = [part.sample(noise) for part, noise in zip(self.parts, noises, strict=True)]
     return jnp.stack(samples, axis=-1)
 
   def mode(self) -> jax.Array:
-    """[..., M] int32."""
+    """The most likely choice of each part, [..., M] int32."""
     return jnp.stack([part.mode() for part in self.parts], axis=-1)
 
   def log_prob(self, action: jax.Array) -> jax.Array:
-    """[...] float32, nats, of actions [..., M]: a sum over the M parts."""
+    """Log-probabilities, [...] float32 nats, of actions [..., M] int32: a sum over the M parts."""
     log_probs = [part.log_prob(action[..., i]) for i, part in enumerate(self.parts)]
     return jnp.sum(jnp.stack(log_probs), axis=0)
 
   def entropy(self) -> jax.Array:
-    """[...] float32, nats."""
+    """Entropy, [...] float32, nats: a sum over the M parts."""
     return jnp.sum(jnp.stack([part.entropy() for part in self.parts]), axis=0)
 
 
@@ -129,10 +130,10 @@ class TanhNormal(NamedTuple):
   """A normal variable squashed by tanh, rescaled to the bounds of the action.
 
   Attributes:
-    mean: [..., A] float32, before tanh.
-    scale: [..., A] float32, positive, before tanh.
-    low: [A] float32.
-    high: [A] float32.
+    mean: [..., A] float32, mean before tanh.
+    scale: [..., A] float32, standard deviation before tanh, positive.
+    low: [A] float32, lower bounds of the action.
+    high: [A] float32, upper bounds of the action.
   """
 
   mean: jax.Array
@@ -142,7 +143,7 @@ class TanhNormal(NamedTuple):
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
-    """From a network's [..., 2 A] outputs; the scale lies in (0.1, 1.1)."""
+    """The distribution from a network's [..., 2 A] outputs; the scale lies in (0.1, 1.1)."""
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     # Softly bounded: beyond +-5 tanh is flat, and the mean would have no gradient.
     return cls(
@@ -153,16 +154,16 @@ class TanhNormal(NamedTuple):
     return self.low + (jnp.tanh(raw) + 1) / 2 * (self.high - self.low)
 
   def sample(self, normal: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An action [..., A] and its value before tanh [..., A], from standard noise [..., A]."""
+    """Samples an action from standard normal noise; also its value before tanh; all [..., A]."""
     raw = self.mean + self.scale * normal
     return self._scaled(raw), raw
 
   def mode(self) -> jax.Array:
-    """[..., A], the median, which tanh preserves."""
+    """The greedy action, [..., A]: the median, which tanh preserves."""
     return self._scaled(self.mean)
 
   def log_prob(self, raw: jax.Array) -> jax.Array:
-    """[...] float32, density of the action whose value before tanh is `raw` [..., A].
+    """Log-density, [...] float32 nats, of the action whose value before tanh is `raw` [..., A].
 
     log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)): no arctanh of a clipped action.
     """
@@ -172,7 +173,7 @@ class TanhNormal(NamedTuple):
     return jnp.sum(normal - squash - jnp.log((self.high - self.low) / 2), axis=-1)
 
   def entropy(self) -> jax.Array:
-    """[...] float32, the entropy at the mode's slope: normal entropy plus log of tanh's derivative.
+    """Approximate entropy, [...] float32 nats: that of the normal plus the log slope at its mean.
 
     Exact for a small scale; an upper estimate otherwise (log tanh' is concave), whose gradient
     keeps the scale from collapsing and the mean away from the bounds.
@@ -183,25 +184,25 @@ class TanhNormal(NamedTuple):
 
 
 class Actions:
-  """Actions of one spec, and distributions over them.
+  """The actions that one action spec describes, and distributions over them.
 
   A `DiscreteArray` is one choice, [] int32. A `BoundedArray` of integers is several choices at
-  once, [M] int32, each from 0 to its maximum. One of floats is a vector between its bounds, [A]
-  float32.
+  once, [M] int32, each from 0 to its maximum. A `BoundedArray` of floats is a continuous action, a
+  vector between its bounds, [A] float32.
 
   Attributes:
-    spec: of the actions.
-    num_choices: of each part of a discrete action; empty for a continuous one.
-    size: A, the number of choices of all parts, or the length of a vector.
+    spec: the action spec.
+    num_choices: number of choices of each part of a discrete action; empty for a continuous one.
+    size: A, the number of choices summed over the parts, or the length of a continuous action.
     num_outputs: number of network outputs that parametrise a distribution.
   """
 
   def __init__(self, spec: specs.BoundedArray):
-    """Reads a spec.
+    """Reads an action spec.
 
     Raises:
-      ValueError: more than one axis, a scalar that is not discrete, or choices that do not begin
-        with 0.
+      ValueError: the spec has more than one axis, is a scalar but no `DiscreteArray`, or has choices
+        that do not begin with 0.
     """
     self.spec = spec
     is_one = isinstance(spec, specs.DiscreteArray)
@@ -221,12 +222,15 @@ class Actions:
     return bool(self.num_choices)
 
   def policy(self, outputs: jax.Array, mask: jax.Array | None, unimix: float = 0.0) -> Any:
-    """The distribution of actions, from a network's [..., num_outputs] outputs.
+    """The policy, a distribution of actions, from the outputs of a network.
 
     Args:
-      outputs: of the network.
+      outputs: [..., num_outputs], logits of all choices, or means and scales.
       mask: [..., A] bool, the legal choices of all parts; None if all are. Unread if continuous.
-      unimix: see `MaskedCategorical.from_logits`.
+      unimix: see `MaskedCategorical.from_logits`. Unread if continuous.
+
+    Returns:
+      A MaskedCategorical, MultiCategorical or TanhNormal, by the spec.
     """
     if isinstance(self.spec, specs.DiscreteArray):
       return MaskedCategorical.from_logits(outputs, mask, unimix)
@@ -235,11 +239,11 @@ class Actions:
     return TanhNormal.from_outputs(outputs, self.spec.minimum, self.spec.maximum)
 
   def noise(self, key: chex.PRNGKey, *axes: int) -> jax.Array:
-    """Standard noise for actions, [*axes, A]."""
+    """Standard Gumbel (discrete) or normal noise to sample actions with, [*axes, A] float32."""
     return (jax.random.gumbel if self.discrete else jax.random.normal)(key, (*axes, self.size))
 
   def encode(self, action: jax.Array) -> jax.Array:
-    """[..., action] to [..., A] float32: one-hot, part by part, or from the bounds to [-1, 1]."""
+    """Encodes actions for a network, [..., A] float32: one-hot vectors, or bounds scaled to [-1, 1]."""
     if self.discrete:
       parts = action.reshape(*action.shape[: action.ndim - len(self.spec.shape)], -1)
       one_hots = [jax.nn.one_hot(parts[..., i], n) for i, n in enumerate(self.num_choices)]
@@ -251,11 +255,13 @@ class Actions:
 
 
 class Gaussian(NamedTuple):
-  """A diagonal normal latent.
+  """A distribution of a latent state: a Gaussian with a diagonal covariance.
+
+  It has the same methods as `Categorical`; arguments that concern only the other are ignored.
 
   Attributes:
-    mean: [..., Z] float32.
-    variance: [..., Z] float32, positive.
+    mean: [..., Z] float32, mean of each latent variable.
+    variance: [..., Z] float32, their variances, positive.
   """
 
   mean: jax.Array
@@ -263,19 +269,19 @@ class Gaussian(NamedTuple):
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
-    """Number of network outputs for `size` latents."""
+    """Number of network outputs that parametrise `size` latent variables."""
     del classes
     return 2 * size
 
   @staticmethod
   def size(size: int, classes: int) -> int:
-    """Width of a sample."""
+    """Width of a sample of `size` latent variables."""
     del classes
     return size
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, classes: int, unimix: float) -> 'Gaussian':
-    """From a network's [..., 2 Z] outputs; the standard deviation lies above 0.1."""
+    """The distribution from a network's [..., 2 Z] outputs; standard deviations lie above 0.1."""
     del classes, unimix
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     # The shift makes an untrained standard deviation about 1.
@@ -283,34 +289,36 @@ class Gaussian(NamedTuple):
 
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
-    """Standard noise for one sample, [Z]."""
+    """Standard normal noise for one sample, [Z] float32."""
     del classes
     return jax.random.normal(key, (size,))
 
   def sample(self, noise: jax.Array) -> jax.Array:
-    """[..., Z], reparameterised."""
+    """A reparameterised sample, [..., Z] float32, from `noise` [..., Z]."""
     return self.mean + jnp.sqrt(self.variance) * noise
 
   def mode(self) -> jax.Array:
-    """[..., Z]."""
+    """The mean, [..., Z] float32."""
     return self.mean
 
   def moments(self) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of each coordinate, [..., F]; disagreement is computed from them."""
+    """Mean and variance of each coordinate, [..., Z]; ensemble disagreement is computed from them."""
     return self.mean, self.variance
 
   def kl(self, other: 'Gaussian') -> jax.Array:
-    """[...] KL(self || other), nats."""
+    """KL(self || other), [...] float32, nats."""
     ratio = self.variance / other.variance
     distance = jnp.square(self.mean - other.mean) / other.variance
     return 0.5 * jnp.sum(ratio + distance - 1 - jnp.log(ratio), axis=-1)
 
 
 class Categorical(NamedTuple):
-  """Z independent categoricals of C classes; a sample concatenates their one-hot vectors.
+  """A distribution of a latent state: Z independent categorical variables of C classes each.
+
+  A sample concatenates their one-hot vectors.
 
   Attributes:
-    log_probs: [..., Z, C] float32, normalised.
+    log_probs: [..., Z, C] float32, normalised log-probabilities.
     known_probs: [..., Z, C] float32, their exponentials, or None to compute them when read.
   """
 
@@ -319,17 +327,17 @@ class Categorical(NamedTuple):
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
-    """Number of network outputs for `size` latents."""
+    """Number of network outputs that parametrise `size` latent variables of `classes` each."""
     return size * classes
 
   @staticmethod
   def size(size: int, classes: int) -> int:
-    """Width of a sample."""
+    """Width of a sample of `size` latent variables of `classes` each."""
     return size * classes
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, classes: int, unimix: float) -> 'Categorical':
-    """From a network's [..., Z C] outputs, `unimix` of the probability spread evenly."""
+    """The distribution from a network's [..., Z C] logits; `unimix` is the share of a uniform one."""
     logits = outputs.astype(jnp.float32).reshape(*outputs.shape[:-1], -1, classes)
     probs = (1 - unimix) * jax.nn.softmax(logits, axis=-1) + unimix / classes
     # Without unimix a softmax may underflow.
@@ -337,7 +345,7 @@ class Categorical(NamedTuple):
 
   @property
   def probs(self) -> jax.Array:
-    """[..., Z, C] float32."""
+    """Probabilities, [..., Z, C] float32."""
     return jnp.exp(self.log_probs) if self.known_probs is None else self.known_probs
 
   @staticmethod
@@ -347,9 +355,10 @@ class Categorical(NamedTuple):
     return jax.random.uniform(key, (size,))
 
   def sample(self, noise: jax.Array) -> jax.Array:
-    """[..., Z C] one-hot, with the straight-through gradient of the probabilities.
+    """A sample, [..., Z C] float32 one-hot, with the straight-through gradient of the probabilities.
 
-    By the inverse of the cumulative distribution; a remainder from rounding is the last class's.
+    By the inverse of the cumulative distribution, from `noise` [..., Z] in [0, 1); a remainder from
+    rounding goes to the last class.
     """
     classes = self.log_probs.shape[-1]
     ends = jnp.cumsum(self.probs, axis=-1)[..., :-1]
@@ -358,7 +367,7 @@ class Categorical(NamedTuple):
     return one_hot.reshape(*one_hot.shape[:-2], -1)
 
   def mode(self) -> jax.Array:
-    """[..., Z C] one-hot."""
+    """The most likely classes, [..., Z C] float32 one-hot."""
     one_hot = jax.nn.one_hot(jnp.argmax(self.log_probs, axis=-1), self.log_probs.shape[-1])
     return one_hot.reshape(*one_hot.shape[:-2], -1)
 
@@ -368,12 +377,13 @@ class Categorical(NamedTuple):
     return probs, probs * (1 - probs)
 
   def kl(self, other: 'Categorical') -> jax.Array:
-    """[...] KL(self || other), nats."""
+    """KL(self || other), [...] float32, nats."""
     ratio = self.log_probs - other.log_probs
     return jnp.sum(self.probs * ratio, axis=(-2, -1))
 
 
 LATENTS = {'gaussian': Gaussian, 'categorical': Categorical}
+"""Distributions of the world model's latent state, by the name of `DreamerConfig.latent`."""
 
 
 class TwoHot(NamedTuple):
@@ -382,8 +392,8 @@ class TwoHot(NamedTuple):
   Hafner et al. (2023), "Mastering diverse domains through world models", equations 10 to 12.
 
   Attributes:
-    logits: [..., bins] float32.
-    bins: [bins] float32, odd in number and antisymmetric around zero.
+    logits: [..., bins] float32, one for each bin.
+    bins: [bins] float32, values of the bins, odd in number and antisymmetric around zero.
   """
 
   logits: jax.Array
@@ -391,12 +401,12 @@ class TwoHot(NamedTuple):
 
   @classmethod
   def from_logits(cls, logits: jax.Array, limit: float) -> 'TwoHot':
-    """From a network's [..., bins] logits; the bins reach from -symexp(limit) to symexp(limit)."""
+    """The distribution from [..., bins] logits, with bins from -symexp(limit) to symexp(limit)."""
     positions = jnp.linspace(-limit, limit, logits.shape[-1], dtype=jnp.float32)
     return cls(logits.astype(jnp.float32), networks.symexp(positions))
 
   def mean(self) -> jax.Array:
-    """[...] float32; sums differences of opposite bins, so equal probabilities give exactly 0."""
+    """Mean, [...] float32; sums differences of opposite bins, so equal probabilities give exactly 0."""
     middle = self.bins.shape[0] // 2
     highest = jax.lax.stop_gradient(kernels.largest(self.logits))
     logits = self.logits - highest[..., None]
@@ -405,7 +415,7 @@ class TwoHot(NamedTuple):
     return (above - below[..., ::-1]) @ self.bins[middle + 1 :] / total
 
   def log_prob(self, target: jax.Array) -> jax.Array:
-    """[...] float32, log-likelihood of `target` shared between its two neighbouring bins."""
+    """Log-likelihood, [...] float32 nats, of `target` [...] as two-hot over its neighbouring bins."""
     target = jnp.clip(target, self.bins[0], self.bins[-1])
     upper = jnp.clip(jnp.searchsorted(self.bins, target, side='right'), 1, self.bins.shape[0] - 1)
     low, high = self.bins[upper - 1], self.bins[upper]
@@ -415,7 +425,7 @@ class TwoHot(NamedTuple):
 
 @jax.custom_vjp
 def _shared_log_prob(logits: jax.Array, upper: jax.Array, share: jax.Array) -> jax.Array:
-  """[...], the log-probabilities of bin `upper` and of the bin below, weighted by `share`.
+  """Log-probabilities of bin `upper` and of the bin below, weighted by `share`: [...] float32.
 
   The gradient by logits is written out, as one pass over the bins: target less probabilities.
 

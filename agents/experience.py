@@ -1,4 +1,4 @@
-"""The unit of experience, a Sequence, and the output of a policy, a Decision."""
+"""`Sequence`, the unit of experience, and `Decision`, the output of a policy at one step."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any
-"""Any nest of arrays."""
+"""Any pytree of arrays."""
 
 
 class Decision(NamedTuple):
-  """An agent's output at one step.
+  """An agent's output at one step of N environments.
 
   Attributes:
-    action: [N] or [N, M] int32, or [N, A] float32.
-    extras: [N, ...] by name, data on the choice for learning, such as the behaviour's `log_prob`.
+    action: [N] int32 for one discrete choice, [N, M] int32 for M choices at once, or [N, A] float32
+      for a continuous action.
+    extras: arrays [N, ...] by name that learning needs beside the action, such as `log_prob`, its
+      log-likelihood under the policy that acted.
   """
 
   action: jax.Array
@@ -33,17 +35,18 @@ class Sequence(NamedTuple):
   Leading axes: [T] as stored, [B, T] as sampled, [T, B] inside a loss (see `time_major`).
 
   Attributes:
-    observation: [T, ...] tree of arrays.
-    action: [T] or [T, M] int32, or [T, A] float32.
+    observation: tree of [T, ...] arrays.
+    action: [T] or [T, M] int32, or [T, A] float32; see `Decision`.
     reward: [T] float32, earned by the action of the step before; 0 at FIRST.
     discount: [T] float32; at LAST, 0 means terminated and 1 truncated; 1 elsewhere.
     step_type: [T] int32, of `dm_env.StepType`.
-    extras: [T, ...] by name, see `Decision`.
-    initial_state: the agent's recurrent state before the first step; no time axis.
+    extras: arrays [T, ...] by name, see `Decision`.
+    initial_state: the agent's recurrent state before the first step, see `Agent.stored_state`; no
+      time axis.
     identity: [] uint32, random ID, stable across replays; seeds random choices made once for each
       sequence.
     version: [] int32, the learner step of the parameters that acted.
-    actor_id: [] int32.
+    actor_id: [] int32, number of the actor that made the sequence.
   """
 
   observation: Tree
@@ -59,7 +62,7 @@ class Sequence(NamedTuple):
 
 
 def time_major(sequence: Sequence) -> Sequence:
-  """[B, T, ...] to [T, B, ...]; fields without a time axis stay [B, ...]."""
+  """Swaps batch and time, [B, T, ...] to [T, B, ...]; fields without a time axis stay [B, ...]."""
   swap = lambda tree: jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
   return sequence._replace(
     observation=swap(sequence.observation),
@@ -72,17 +75,18 @@ def time_major(sequence: Sequence) -> Sequence:
 
 
 def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
-  """Finds violations of the rules that every Sequence keeps.
+  """Finds violations of the rules that every valid Sequence keeps.
 
   Every number is finite. An episode begins with FIRST, whose reward is 0 and whose discount is 1.
   It ends with LAST, and only the step after LAST is FIRST. The discount lies in [0, 1], and is not
   0 before LAST (outside environments may have discounts other than 1 there).
 
   Args:
-    sequence: one, [T, ...] host arrays.
+    sequence: one sequence, [T, ...] NumPy arrays.
 
   Returns:
-    (step, message) of each violation; the step is None for a field without a time axis.
+    (step, message) of each violation, empty if the sequence is valid; the step is None for a field
+    without a time axis.
   """
   found: list[tuple[int | None, str]] = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(sequence):
@@ -117,11 +121,14 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
 
 
 def episode_returns(stream: Iterable[Sequence]) -> list[float]:
-  """Undiscounted returns of the episodes that lie wholly within some sequences of one environment.
+  """Undiscounted returns of the episodes that lie wholly within consecutive sequences.
 
   Args:
-    stream: [T, ...] each; each begins with the last step of the one before. Only `reward` and
-      `step_type` are read.
+    stream: sequences [T, ...] of one environment, in order; each begins with the last step of the
+      one before. Only `reward` and `step_type` are read.
+
+  Returns:
+    One return for each episode of which both FIRST and LAST are in the stream, in order.
   """
   parts = [(sequence.step_type, sequence.reward) for sequence in stream]
   if not parts:

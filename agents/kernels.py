@@ -1,4 +1,4 @@
-"""Speed tricks for XLA's CPU backend, each equal to its plain form in PLAIN.
+"""Faster forms of common operations on XLA's CPU backend, each equal to its plain form in PLAIN.
 
 Each is a plain formula on accelerators. On a CPU, XLA reduces the last axis of an array number by
 number, and transposes arrays where a transposed product would do. Docstrings name measured gains.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any
-Step = Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
+Step = Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]]  # see `scan`
 _NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
 
 
@@ -26,13 +26,13 @@ _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar('platform
 
 @contextlib.contextmanager
 def compiled_for(platform: str) -> Iterator[None]:
-  """Functions traced within are compiled for this platform; elsewhere for JAX's default backend.
+  """Context in which functions are traced for `platform`; elsewhere for JAX's default backend.
 
   A function that `jax.jit` has traced is not traced again, so each platform needs a function object
   of its own.
 
   Args:
-    platform: as of `jax.Device.platform`.
+    platform: a platform as `jax.Device.platform` names it, such as 'cpu'.
   """
   token = _PLATFORM.set(platform)
   try:
@@ -42,17 +42,17 @@ def compiled_for(platform: str) -> Iterator[None]:
 
 
 def on_cpu() -> bool:
-  """Whether XLA compiles what is being traced for a CPU: see `compiled_for`."""
+  """Whether the function that is being traced will run on a CPU; see `compiled_for`."""
   return (_PLATFORM.get() or jax.default_backend()) == 'cpu'
 
 
 def total(x: jax.Array) -> jax.Array:
-  """[..., F] to [...], the sum; on a CPU by a product with a vector, in a quarter of the time."""
+  """Sum over the last axis, [..., F] to [...]; on a CPU a product with ones, in a quarter of the time."""
   return x @ jnp.ones((x.shape[-1],), x.dtype) if on_cpu() else jnp.sum(x, axis=-1)
 
 
 def largest(x: jax.Array) -> jax.Array:
-  """[..., F] to [...], the maximum; on a CPU of adjacent pieces first, in a fifth of the time."""
+  """Maximum over the last axis, [..., F] to [...]; on a CPU piece by piece, in a fifth of the time."""
   size, width = x.shape[-1], 32
   if on_cpu() and size > width:  # the last piece reaches back into the one before it
     begins = [*range(0, size - width, width), size - width]
@@ -66,7 +66,7 @@ def _mean(x: jax.Array) -> jax.Array:
 
 
 def centre(kernel: jax.Array) -> jax.Array:
-  """[..., I, O], a kernel whose products have mean 0 over O: see `normalise`.
+  """Centres a kernel [..., I, O], so that x @ kernel has mean 0 over O; input of `normalise`.
 
   The mean of a product over O is the product with the mean column, which is subtracted here once.
   """
@@ -74,7 +74,7 @@ def centre(kernel: jax.Array) -> jax.Array:
 
 
 def transposed(matrix: jax.Array) -> jax.Array:
-  """[F, O] to [O, F], for products of small batches.
+  """Transposes a matrix, [F, O] to [O, F], for products with small batches.
 
   On a CPU the transposed matrix is written to memory once, since the product of a batch of 16 with
   a strided matrix takes three times as long. The barrier keeps XLA from fusing the transposition.
@@ -83,10 +83,10 @@ def transposed(matrix: jax.Array) -> jax.Array:
 
 
 def concatenate(parts: list[jax.Array]) -> jax.Array:
-  """[..., I_i] each to [..., sum of I_i].
+  """Concatenates arrays along their last axis, [..., I_i] each to [..., sum of I_i].
 
-  On a CPU XLA does not write over a part the result of what reads a slice of the joined array. In
-  place it would compute number by number: the gates of a GRU took five times as long.
+  On a CPU, the barrier keeps XLA from computing in place, over one of the parts, what reads a slice of
+  the result. It does so number by number: the gates of a GRU took five times as long.
   """
   joined = jnp.concatenate(parts, axis=-1)
   return jax.lax.optimization_barrier(joined) if on_cpu() else joined
@@ -94,15 +94,15 @@ def concatenate(parts: list[jax.Array]) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = False) -> jax.Array:
-  """[..., F] to mean 0 and variance 1 over the last axis, then scaled and shifted; float32.
+  """Layer norm: [..., F] to mean 0 and variance 1 over F, then scaled and shifted; [..., F] float32.
 
   Ba et al. (2016), "Layer normalization", as flax computes it. The gradient is written out, so that
   means over the last axis are products: see `total`.
 
   Args:
-    x: [..., F].
-    scale: [F] float32.
-    bias: [F] float32.
+    x: [..., F], the input.
+    scale: [F] float32, factor of each normalised feature.
+    bias: [F] float32, added after it.
     centred: whether the mean is 0 already, as after a kernel from `centre`. It is then subtracted
       neither from x nor from the gradient, whose mean the gradient of `centre` subtracts.
   """
@@ -142,7 +142,7 @@ def sigmoid(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def silu(x: jax.Array) -> jax.Array:
-  """[..., F], x sigmoid(x).
+  """SiLU activation, x sigmoid(x), [..., F] in the dtype of x.
 
   XLA's CPU would compute it in place, number by number. A different shape forces a separate buffer,
   which takes a quarter of the time.
@@ -264,7 +264,7 @@ _product.defvjp(
 def scan(
   step: Step, unroll: int, dtype: Any, matrices: Tree, params: Tree, carry: Tree, inputs: Tree
 ) -> tuple[Tree, Tree]:
-  """`jax.lax.scan` of a step that multiplies by matrices, which get their gradients after the loop.
+  """`jax.lax.scan` whose matrices get their gradients in one product after the backward loop.
 
   Differentiating a plain scan adds up a gradient of each matrix at every step, each a product over
   one small batch. Here the backward loop only keeps the gradients of the products' outputs. One
@@ -272,17 +272,20 @@ def scan(
   matrix.
 
   Args:
-    step: (matrices, params, carry, inputs) -> (carry, output), of no other traced values. It
-      computes x @ matrix, with x [B, F], once for each matrix.
-    unroll: steps unrolled in the loop.
-    dtype: that matrices are multiplied in; their gradients are float32.
-    matrices: [F, O] float32 each.
+    step: (matrices, params, carry, inputs) -> (carry, output), which closes over no traced values.
+      It computes x @ matrix, with x [B, F], exactly once for each matrix.
+    unroll: number of steps unrolled in the loop.
+    dtype: dtype in which matrices are multiplied; their gradients are float32.
+    matrices: tree of [F, O] float32 arrays.
     params: other parameters of the step, whose gradients are added up step by step.
-    carry: into the first step.
-    inputs: [T, ...] each.
+    carry: carry into the first step, a tree of [B, ...] arrays.
+    inputs: tree of [T, ...] arrays.
 
   Returns:
-    The last carry, and the outputs, [T, ...] each.
+    The last carry, and the outputs of all steps, a tree of [T, ...] arrays.
+
+  Raises:
+    ValueError: under differentiation, a step that multiplies by one matrix twice.
   """
   return _plain_scan(step, unroll, dtype, matrices, params, carry, inputs)
 
@@ -349,4 +352,4 @@ PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {
   affine: _plain_affine,
   scan: _plain_scan,
 }
-"""Plain form of each kernel, with the same arguments."""
+"""Plain form of each kernel, which takes the same arguments; the tests compare the two."""

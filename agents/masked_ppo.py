@@ -22,13 +22,13 @@ from hephaestus.agents import observation as observation_lib
 
 Tree = Any
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
-MOST_IMPORTANCE = 2.0
+MOST_IMPORTANCE = 2.0  # largest importance weight w of an action, see `Network.steps`
 CELL_SIZE = 8  # width of the layer shared by the cells of a board
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig:
-  """Sizes and constants of the agent.
+  """Sizes and constants of the PPO agent.
 
   Raises:
     ValueError: an invalid value, named with its field.
@@ -37,20 +37,20 @@ class PPOConfig:
   # Network.
   hidden_size: int = 256  # units of each hidden layer
   num_layers: int = 2  # hidden layers
-  activation: str = 'silu'  # of the hidden layers
-  layer_norm: bool = True  # whether hidden layers are normalised
-  levels: int = 0  # that numbers in [0, 1] are also encoded by; 0: none
+  activation: str = 'silu'  # of the hidden layers, a key of `networks.ACTIVATIONS`
+  layer_norm: bool = True  # whether hidden layers have a layer norm
+  levels: int = 0  # over which numbers in [0, 1] are also two-hot encoded; 0: none
   symlog: bool = True  # whether numbers are encoded by their symlog
-  image_channels: int = 0  # of a CNN's last stage; 0: images are flat, as all other numbers
+  image_channels: int = 0  # channels of a CNN's last stage; 0: images are read as flat numbers
   recurrent_size: int = 0  # width of the GRU; 0: no memory
   shared: bool = True  # whether actor and critic share encoder and GRU
-  compute_dtype: str = 'float32'  # of the networks: 'float32' or 'bfloat16'
+  compute_dtype: str = 'float32'  # dtype of the networks: 'float32' or 'bfloat16'
 
   # Loss.
   gamma: float = 0.99  # discount factor of rewards
-  lambda_: float = 0.95  # of generalised advantage estimation
-  clip: float = 0.2  # of the ratio of likelihoods, to either side of 1
-  value_clip: float | None = None  # largest move of a value from the old one; None: no limit
+  lambda_: float = 0.95  # lambda of generalised advantage estimation
+  clip: float = 0.2  # clip range of the likelihood ratio, to either side of 1
+  value_clip: float | None = None  # clip range of the change of a value; None: no clipping
   value_scale: float = 0.5  # weight of the critic's loss
   entropy_scale: float = 0.01  # weight of the policy's entropy: more explores more
 
@@ -89,18 +89,20 @@ class PPOConfig:
 
 
 class Steps(NamedTuple):
-  """Inputs of the loss, [R, ...] in any order; with a memory [T, B, ...], whole streams.
+  """Inputs of the loss: steps [R, ...] in any order; with a GRU, streams of steps [T, B, ...].
 
   Attributes:
     inputs: observations, as `Network.flatten` gives them.
     mask: [..., A] bool, the legal actions; None in an environment without a mask.
     first: [...] bool, steps that begin an episode.
     choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
-    log_prob: [...] float32, of the choice under the policy that rho compares with.
-    value: [...] float32, of the critic before the update.
-    return_: [...] float32, target of the value.
-    advantage: [...] float32.
-    weight: [...] float32, 0 at LAST, whose action is unread; else 1, or its share of the loss.
+    log_prob: [...] float32, log-likelihood of the choice under the old policy, the denominator of
+      the ratio rho: the policy that acted, or for delayed actions the proximal one.
+    value: [...] float32, the critic's value before the update.
+    return_: [...] float32, lambda-return, the target of the value.
+    advantage: [...] float32, GAE; normalised by the learner before the loss.
+    weight: [...] float32, weight of the step in the loss: 0 at LAST, whose action is unread, else
+      equal for all steps.
     importance: [...] float32, likelihood of the choice under the proximal policy, divided by its
       likelihood under the policy that acted; None where the two are the same.
   """
@@ -123,8 +125,11 @@ class Network:
 
   Attributes:
     config: sizes and constants.
-    observation_spec: tree of specs.
+    observation_spec: tree of `dm_env.specs.Array`.
     action_spec: see `distributions.Actions`.
+
+  Raises:
+    ValueError: `distributions.Actions` does not support the action spec.
   """
 
   config: PPOConfig
@@ -177,7 +182,7 @@ class Network:
     return modules
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32, orthogonal."""
+    """Initial parameters, a tree of float32 arrays with orthogonal kernels."""
     config, modules = self.config, self._modules()
     keys = jax.random.split(key, len(modules))
     zeros = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape)), self.observation_spec)
@@ -196,18 +201,23 @@ class Network:
     }
 
   def initial_memory(self, num_envs: int) -> dict[str, jax.Array]:
-    """[N, H] float32 for each torso with a memory; empty without a memory."""
+    """Zero GRU states, [N, recurrent_size] float32 by torso: 'shared', or 'actor' and 'critic'.
+
+    The dict is empty where `recurrent_size` is 0.
+    """
     if not self.config.recurrent_size:
       return {}
     zeros = jnp.zeros((num_envs, self.config.recurrent_size), jnp.float32)
     return {name: zeros for name in dict.fromkeys(self._readers)}
 
   def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:
-    """[..., observation] to [..., F] float32, the mask left out; also its view, if any.
+    """Flattens observations in few bytes; a batch is flattened once, before its first epoch.
 
-    An observation of bits stays bool, and images for a CNN follow in their own dtypes, to save
-    memory; `_read` converts both to numbers. Without images, boards that are read cell by cell
-    follow, [..., cells, features] float32 each. A batch is flattened once, before its first epoch.
+    Args:
+      observation: tree of [..., *shape] arrays; the action mask in it is left out.
+
+    Returns:
+      See `observation.Codec.compact`; where leaves have views, one array [..., F + V] float32.
     """
     if not self._has_view:
       return self.codec.compact(observation)
@@ -248,16 +258,17 @@ class Network:
     first: jax.Array,
     memory: dict[str, jax.Array],
   ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
-    """The actor's outputs and the value at some steps.
+    """Runs actor and critic on some steps.
 
     Args:
-      params: of this network.
-      inputs: [..., observation] as `flatten` gives them; [T, B, ...] with a memory.
-      first: [...] bool, steps before which the memory is cleared.
-      memory: of B streams, before the first step.
+      params: parameters of this network.
+      inputs: observations as `flatten` gives them, [..., F] and so on; [T, B, ...] with a GRU.
+      first: [...] bool, FIRST steps, before which the GRU state is cleared.
+      memory: GRU states of B streams before the first step, see `initial_memory`.
 
     Returns:
-      The memory after the last step, [..., outputs] of the actor and [...] values, float32.
+      The GRU states after the last step; the actor's outputs, [..., outputs] float32, for `policy`;
+      and the values, [...] float32.
     """
     inputs = self._read(inputs)
     modules, features, after = self._modules(), {}, {}
@@ -294,28 +305,28 @@ class Network:
     return jax.lax.scan(step, memory, (gates, first))
 
   def policy(self, outputs: jax.Array, mask: jax.Array | None):
-    """The distribution over actions, from the actor's [..., outputs]."""
+    """The distribution over actions, from the actor's [..., outputs] and a mask [..., A], if any."""
     return self.actions.policy(outputs, mask)
 
   def steps(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Steps:
-    """All steps of a batch of sequences with their targets; the last only lends its value.
+    """Makes the inputs of the loss from a batch of sequences, with advantages and value targets.
 
-    Actions of older parameters are clipped around a proximal policy, that of `params`, and weighted
-    by their importance:
+    With `delayed`, the ratio is clipped around a proximal policy, that of `params`, and actions are
+    weighted by their importance:
 
       actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
 
     Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around the policy
-    that acted, an update could move only as far as the updates in between have left. The importance
-    of an action is at most MOST_IMPORTANCE.
+    that acted, the updates since then would use up part of the clip range. The importance of an
+    action is at most MOST_IMPORTANCE.
 
     Args:
-      params: of this network, the same that acted unless `delayed`.
+      params: parameters of this network, the same that acted unless `delayed`.
       sequence: [T, B, ...], its `extras` from `act`.
       delayed: whether the parameters that acted may be some updates old.
 
     Returns:
-      Steps [T - 1, B, ...].
+      Steps [T - 1, B, ...]; the last step of a sequence only lends its value.
     """
     inputs, first = self.flatten(sequence.observation), sequence.step_type == FIRST
     last = sequence.step_type == LAST
@@ -358,22 +369,23 @@ class Network:
   def loss(
     self, params: Tree, steps: Steps, memory: dict[str, jax.Array]
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The clipped surrogate, the value's squared error, and a bonus for entropy.
+    """The PPO loss: clipped surrogate, squared error of the value, and entropy bonus.
 
       actor    - min( rho A, clip(rho, 1 - c, 1 + c) A ),     rho = pi(a | o) / pi_old(a | o),
-               weighted by their importance where `steps` are delayed
+               times `steps.importance` where it is given
       critic   1/2 (v - G)^2; with `value_clip` the larger of it and of the error of the clipped v
       KL       (rho - 1) - log rho, an unbiased estimate of KL(pi_old || pi) that is never negative
 
     Schulman et al. (2017), equations 7 and 9; Schulman (2020), "Approximating KL divergence".
 
     Args:
-      params: of this network.
-      steps: with normalised advantages and weights of sum 1.
-      memory: before the first step, [B, H] each; empty without.
+      params: parameters of this network.
+      steps: steps with normalised advantages, and with weights of sum 1.
+      memory: GRU states before the first step, see `initial_memory`.
 
     Returns:
-      The loss [] and metrics, all of them weighted sums over steps.
+      The loss [], and metrics [] by name: 'actor_loss', 'critic_loss', 'entropy' (nats), 'approx_kl'
+      (nats) and 'clip_fraction'. All are weighted sums over steps.
     """
     config = self.config
     _, outputs, value = self.apply(params, steps.inputs, steps.first, memory)
@@ -410,7 +422,7 @@ class PPO(NamedTuple):
   Attributes:
     config: sizes and constants.
     network: policy, value and their loss.
-    agent: the same, as actors and evaluators need it.
+    agent: the functions that actors and evaluators need, made from `network`.
   """
 
   config: PPOConfig
@@ -419,7 +431,11 @@ class PPO(NamedTuple):
 
 
 def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO:
-  """Builds the agent for one environment's specs."""
+  """Builds the agent for one environment's specs.
+
+  Raises:
+    ValueError: `distributions.Actions` does not support the action spec.
+  """
   network = Network(config, observation_spec, action_spec)
 
   def act(

@@ -27,10 +27,10 @@ ACTIVATIONS: dict[str, Any] = {'silu': kernels.silu, 'relu': nn.relu, 'tanh': nn
 
 
 class LayerNorm(nn.Module):
-  """A layer norm with the parameters of flax's; see `kernels.normalise`.
+  """`flax.linen.LayerNorm` with the same parameters, but computed by `kernels.normalise`.
 
   Attributes:
-    dtype: of the output; the computation is in float32.
+    dtype: dtype of the output; the computation is in float32.
   """
 
   dtype: Any = jnp.float32
@@ -43,12 +43,14 @@ class LayerNorm(nn.Module):
 
 
 class Dense(nn.Module):
-  """A dense layer with the parameters of flax's; see `kernels.affine`.
+  """`flax.linen.Dense` with the same parameters, but computed by `kernels.affine`.
+
+  Takes one input [..., F], or several parts of it that count as concatenated along F.
 
   Attributes:
-    features: O, of the output.
+    features: O, width of the output.
     use_bias: whether the layer has a bias.
-    dtype: of the computation; parameters are float32.
+    dtype: dtype of the computation and the output; parameters are float32.
     kernel_init: initialiser of the kernel.
   """
 
@@ -70,20 +72,20 @@ class Dense(nn.Module):
 class MLP(nn.Module):
   """Dense layers, each followed by a layer norm and an activation, and a linear output.
 
-  Takes any leading axes, [..., F], and several parts as if joined along F: see `kernels.affine`.
-  Matrices are multiplied in `dtype`; parameters are float32.
+  Takes one input [..., F], or several parts of it that count as concatenated along F, and returns
+  [..., outputs]. Matrices are multiplied in `dtype`; parameters are float32.
 
   Attributes:
     hidden_size: width of the hidden layers.
     num_layers: number of hidden layers.
     output_size: width of the output, or None to stop at the last hidden layer.
     output_scale: initial scale of the output's kernel; 0 starts it at zero.
-    dtype: of the computation.
-    activation: a key of ACTIVATIONS.
-    layer_norm: whether hidden layers have a layer norm, else a bias.
-    hidden_init: initialiser of the hidden kernels; None for flax's, LeCun's.
-    raw: whether the input is raw numbers. A constant 1 is then appended, without which the first
-      layer norm would map x and 2 x to the same features.
+    dtype: dtype of the computation and the output.
+    activation: activation of the hidden layers, a key of ACTIVATIONS.
+    layer_norm: whether hidden layers have a layer norm; without it they have a bias.
+    hidden_init: initialiser of the hidden kernels; None for flax's default, LeCun normal.
+    raw: whether the input is numbers of an observation rather than features. A constant 1 is then
+      appended, without which the first layer norm would map x and 2 x to the same features.
   """
 
   hidden_size: int
@@ -135,13 +137,13 @@ def _halvings(height: int, width: int) -> list[tuple[int, int]]:
 
 
 class BoardEncoder(nn.Module):
-  """An MLP that reads boards through a dense layer shared by all cells.
+  """An MLP that reads boards (grids of cells) through a dense layer shared by all cells.
 
-  The features of a cell keep its position, so the MLP still distinguishes cells; it only reads
-  fewer numbers of each. Takes any leading axes.
+  The outputs of the cells are concatenated in order, so the MLP still distinguishes cells; it only
+  reads fewer numbers of each. Takes any leading axes.
 
   Attributes:
-    mlp: an MLP for the numbers and the features of the cells.
+    mlp: an MLP that reads the outputs of the shared layer and the numbers beside the boards.
     cell_size: width of the shared layer.
   """
 
@@ -150,7 +152,7 @@ class BoardEncoder(nn.Module):
 
   @nn.compact
   def __call__(self, flat: jax.Array, *boards: jax.Array) -> jax.Array:
-    """[..., F] numbers, F possibly 0, and [..., cells, features] boards."""
+    """Encodes [..., F] numbers, F possibly 0, and [..., cells, features] boards: the MLP's output."""
     activate = ACTIVATIONS[self.mlp.activation]
     cells = []
     for board in boards:
@@ -161,16 +163,16 @@ class BoardEncoder(nn.Module):
 
 
 class TwoTowers(nn.Module):
-  """An MLP over features and raw numbers, each with a first layer and a layer norm of its own.
+  """An MLP over features and numbers of an observation, each with its own first layer and layer norm.
 
   In a joint first layer the input of the larger norm would drown the other.
 
   Attributes:
-    hidden_size: width of the hidden layers; together, the first two are twice as wide.
-    num_layers: number of hidden layers, at least 1.
+    hidden_size: width of the hidden layers; each of the two first layers has this width.
+    num_layers: number of hidden layers, at least 1, the two first layers counting as one.
     output_size: width of the output.
-    output_scale: initial scale of the output's kernel.
-    dtype: of the computation.
+    output_scale: initial scale of the output's kernel; 0 starts it at zero.
+    dtype: dtype of the computation and the output.
   """
 
   hidden_size: int
@@ -181,7 +183,7 @@ class TwoTowers(nn.Module):
 
   @nn.compact
   def __call__(self, features: tuple[jax.Array, ...], numbers: tuple[jax.Array, ...]) -> jax.Array:
-    """Parts [..., F] of both inputs to [..., outputs]; an input of width 0 has no tower."""
+    """Both inputs, each in parts [..., F], to [..., outputs]; an input of width 0 has no first layer."""
     towers = [
       MLP(self.hidden_size, 1, dtype=self.dtype, raw=raw, name=name)(*parts)
       for name, parts, raw in (('features', features, False), ('numbers', numbers, True))
@@ -201,12 +203,12 @@ class TwoTowers(nn.Module):
 class Encoder(nn.Module):
   """An MLP for the numbers of an observation, and a CNN for each of its images.
 
-  A stage of a CNN is a convolution of stride 2 and twice the channels, a layer norm and a silu; a
+  A stage of a CNN is a convolution of stride 2 that doubles the channels, a layer norm and a silu; a
   dense layer of the MLP's width follows the last. Takes any leading axes.
 
   Attributes:
     mlp: an MLP for the numbers, without an output layer.
-    channels: of the last stage, whatever the number of stages.
+    channels: channels of the last stage, whatever the number of stages.
   """
 
   mlp: Any
@@ -214,9 +216,10 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, flat: jax.Array, *images: jax.Array) -> jax.Array:
-    """[..., F] numbers, F possibly 0, and [..., H, W, C] images to [..., features].
+    """Encodes [..., F] numbers, F possibly 0, and [..., H, W, C] images as [..., features].
 
-    Features of the MLP and of each image, each of the MLP's width, are concatenated.
+    The features are the outputs of the MLP (if F > 0) and of each CNN, all of the MLP's hidden size,
+    concatenated.
     """
     dtype = self.mlp.dtype
     features = [self.mlp(flat)] if flat.shape[-1] else []
@@ -235,11 +238,11 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
   """An MLP for the numbers, and a transposed CNN for each image.
 
-  Each number of an image has its own bias, as in an MLP, which learns constant parts of images.
+  Each output of an image has its own bias, as in an MLP, which learns the constant parts of images.
 
   Attributes:
     mlp: an MLP for the numbers; its output may be of size 0.
-    channels: of the input of the first stage; see `Encoder`.
+    channels: channels of the first stage's input; each stage but the last halves them.
     shapes: (H, W, C) of each image.
   """
 
@@ -249,7 +252,7 @@ class Decoder(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """[..., F] to [..., D]: the numbers, then those of each image row by row."""
+    """Decodes [..., F] features: [..., D], the numbers, then each image, flattened row by row."""
     dtype = self.mlp.dtype
     decoded = [self.mlp(x)] if self.mlp.output_size else []
     for *size, depth in self.shapes:
@@ -270,19 +273,27 @@ class Decoder(nn.Module):
 
 
 def apply(module: nn.Module, params: Any, *inputs: Any) -> jax.Array:
-  """Applies a module without state."""
+  """The output of a flax module of which all variables are parameters; `params` is their tree."""
   outputs: Any = module.apply({'params': params}, *inputs)
   return outputs
 
 
 def gru(gates: jax.Array, state: jax.Array, memory_steps: int) -> jax.Array:
-  """A step of a GRU: [..., 3 H] normalised gates and the [..., H] state to the next, in their dtype.
+  """One step of a GRU, from the pre-activations of its gates.
 
     candidate = tanh(sigmoid(reset) candidate)      h <- h + sigmoid(update - b) (candidate - h)
 
   Units forget at different rates: with gates of 0 the time constants form a geometric sequence from
   2 steps to `memory_steps`, by the constants b. Initial gradients then reach observations of long
   ago. Tallec and Ollivier (2018), "Can recurrent neural networks warp time?".
+
+  Args:
+    gates: [..., 3 H], reset, candidate and update before their activations, after a layer norm.
+    state: [..., H], h, in the dtype of the gates.
+    memory_steps: longest time constant, in steps; at least 2.
+
+  Returns:
+    [..., H], the next state, in the same dtype.
   """
   reset, candidate, update = jnp.split(gates, 3, axis=-1)
   candidate = jnp.tanh(kernels.sigmoid(reset) * candidate)

@@ -1,4 +1,4 @@
-"""Observations: from a spec, how each leaf is encoded, decoded, and its likelihood.
+"""Observations: the encoding, decoding and likelihood of each leaf (array), chosen by its spec.
 
 | leaf                      | encoded                    | likelihood                            |
 | image of bytes, [0, 255]  | CNN, pixels in [-0.5, 0.5] | Gaussian of variance 1/2              |
@@ -10,10 +10,11 @@
 | board (PPO)               | dense layer per cell, MLP  |                                       |
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
-In a world model numbers may also stay as they were: see `dreamer.numbers`. Beside them, agents read
-the views of a leaf.
-An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE, other than at most MAX_CELLS
-bytes or numbers in [0, 1], such as planes of bits; without CNNs it is flat numbers.
+"By level" is two-hot over evenly spaced levels. A world model also predicts whether a number stays as
+it was: see `dreamer.numbers`. Agents read the views of a leaf beside its numbers: see `views`.
+An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE. Exceptions are leaves of at most
+MAX_CELLS bytes or numbers in [0, 1], such as planes of bits; these, and all images where there are no
+CNNs, are flat numbers.
 """
 
 import dataclasses
@@ -35,18 +36,18 @@ ACTION_MASK = 'action_mask'
 # docs/log/2026-11-one-agent.md. A run prints which of them its environment exceeds.
 
 SMALLEST_IMAGE = 8
-"""Least height and width of an image, which one stage of a CNN halves to 4; others are flat."""
+"""Least height and width of an image for a CNN, which halves them to about 4; others are flat."""
 
 MAX_CELLS = 2048
-"""Most bytes, or numbers in [0, 1], of a leaf [H, W, C] that are flat: a world model carries them
+"""Most bytes, or numbers in [0, 1], of a leaf [H, W, C] that are flat numbers: a world model carries them
 exactly. 400 of them take 5.4 updates/s on one core; a CNN in their place takes 1.3. With 1,728 bytes catch
 is solved at 2.2 updates/s: docs/log/2026-11-images.md."""
 
 DISCRETE_LEVELS = 9
-"""Levels of a number in [0, 1]; they keep multiples of 1/8 apart."""
+"""Number of levels over which numbers in [0, 1] are two-hot encoded: the multiples of 1/8."""
 
 MAX_DISCRETE_PREDICTED = 113
-"""Most numbers in [0, 1] that are predicted by level, with 1,024 outputs; more are predicted as binary.
+"""Most numbers in [0, 1] that are predicted by level, about 1,024 outputs; more are predicted as binary.
 As binary, positions in a grid world were wrong in 17 to 24 % of imagined steps, by level in 8 to 17."""
 
 MAX_DISCRETE_READ = 28
@@ -54,8 +55,9 @@ MAX_DISCRETE_READ = 28
 world took 1.5 times as long, and 1.2 times where they are predicted by level but not read so."""
 
 REAL_LEVELS, REAL_RANGE = 33, 4.0
-"""Real numbers are also read by so many levels, between so many standard deviations from the mean.
-Without levels, CartPole's model predicted that episodes continue at their ends (0.92 to 0.98)."""
+"""Real numbers are also read by level: number of levels, and how many standard deviations they reach to
+either side of the mean. Without levels, CartPole's model predicted that episodes continue at their ends
+(0.92 to 0.98)."""
 
 MAX_REAL_READ = 7
 """Most real numbers that are also read by level, as 256 inputs. Not measured beyond that."""
@@ -69,36 +71,36 @@ def without_mask(observation: Any) -> Any:
 
 
 def action_mask(observation: Any) -> jax.Array | None:
-  """[..., A] bool, the legal actions; None in an environment without a mask."""
+  """The action mask of an observation, [..., A] bool, True is legal; None without one."""
   return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 
 def is_image(spec: specs.Array) -> bool:
-  """Whether a leaf is [H, W, C] and large enough for a CNN: see SMALLEST_IMAGE and MAX_CELLS."""
+  """Whether a leaf is an image for a CNN, not flat numbers: see SMALLEST_IMAGE and MAX_CELLS."""
   if len(spec.shape) != 3 or min(spec.shape[:2]) < SMALLEST_IMAGE or not spec.shape[2]:
     return False
   return math.prod(spec.shape) > MAX_CELLS or not (is_bounded(spec, 0, 1) or is_picture(spec))
 
 
 def is_picture(spec: specs.Array) -> bool:
-  """Whether a leaf is [H, W, C] bytes of at least SMALLEST_IMAGE, whatever reads them."""
+  """Whether a leaf is an image of bytes, at least SMALLEST_IMAGE, for a CNN or as flat numbers."""
   is_large = len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE
   return is_large and spec.dtype == np.uint8 and is_bounded(spec, 0, 255)
 
 
 def image_specs(spec: Any) -> list[specs.Array]:
-  """Specs of the images of an observation, in the order of its leaves."""
+  """Specs of the images (see `is_image`) of an observation, in the order of its leaves."""
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
 
 
 def pick_images(observation: Any, spec: Any) -> list[jax.Array]:
-  """The images of an observation, [..., H, W, C] in their own dtypes."""
+  """The images (see `is_image`) of an observation, [..., H, W, C] each in its own dtype."""
   leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
   return [x for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
 
 
 def images(observation: Any, spec: Any) -> list[jax.Array]:
-  """The images of an observation, encoded for a CNN, [..., H, W, C] float32.
+  """The images of an observation, encoded for a CNN, [..., H, W, C] float32 each.
 
   Pixels bounded to [0, 255] are scaled to [-0.5, 0.5], numbers bounded to [0, 1] are unscaled, and
   others are symlog, as in a flat observation.
@@ -117,12 +119,12 @@ def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
   """The inverse of `join` and `images`: an observation from its numbers and images.
 
   Args:
-    flat: [..., F] float32, as of `join`.
-    images: [..., H, W, C] float32 each, from `images`; if empty, `flat` holds the images too.
-    spec: of the observation.
+    flat: [..., F] float32, as from `join`.
+    images: [..., H, W, C] float32 each, as from `images`; if empty, `flat` holds the images too.
+    spec: tree of specs of the observation.
 
   Returns:
-    A tree like an observation without its mask, [..., *shape] float32 each.
+    The observation without its mask, a tree of [..., *shape] float32 arrays.
   """
   rest = iter(images)
 
@@ -142,7 +144,7 @@ def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
 
 
 def without_images(spec: Any) -> Any:
-  """A spec whose images have no channels, so that a flat observation leaves images out."""
+  """The spec with images of 0 channels, so that `join` with it leaves images out."""
 
   def bare(leaf: specs.Array) -> specs.Array:
     return specs.Array((*leaf.shape[:2], 0), leaf.dtype, leaf.name) if is_image(leaf) else leaf
@@ -151,15 +153,15 @@ def without_images(spec: Any) -> Any:
 
 
 def board_specs(spec: Any) -> list[Any]:
-  """Specs of the leaves that have a `board_shape`: rows, columns, features of a cell.
+  """Specs of the boards: leaves that have a `board_shape` of (rows, columns, features of a cell).
 
-  Such a leaf is a vector that ends with the cells of a board, row by row.
+  Such a leaf is a vector that ends with the features of all cells, row by row.
   """
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if hasattr(leaf, 'board_shape')]
 
 
 def boards(observation: Any, spec: Any) -> list[jax.Array]:
-  """The boards of an observation, [..., rows times columns, features] float32, unscaled."""
+  """The boards of an observation, [..., rows times columns, features] float32 each, unscaled."""
 
   def read(leaf, spec):
     *_, features = spec.board_shape
@@ -172,11 +174,13 @@ def boards(observation: Any, spec: Any) -> list[jax.Array]:
 
 
 def views(observation: Any, spec: Any) -> jax.Array:
-  """The views of an observation: of each leaf whose spec has a `view`, a function of the leaf.
+  """The views of an observation, features that an environment computes from its leaves.
+
+  A leaf has a view if its spec has a function `view`, which is applied to the leaf.
 
   Args:
     observation: tree of [..., *shape] arrays.
-    spec: the same tree of specs.
+    spec: tree of their specs.
 
   Returns:
     [..., V] float32; V is 0 without a view.
@@ -191,17 +195,17 @@ def views(observation: Any, spec: Any) -> jax.Array:
 
 
 def view_size(spec: Any) -> int:
-  """V, the width of `views`."""
+  """V, the width of `views`; 0 without a view."""
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), without_mask(spec))
   return jax.eval_shape(lambda: views(zeros, spec)).shape[-1]
 
 
 class Vitals(NamedTuple):
-  """Numbers of an observation that an agent needs to keep up.
+  """Vitals: numbers of an observation, such as water, that the agent needs to keep up to survive.
 
   Attributes:
-    names: V of them.
-    indices: [V] int, in a flat observation.
+    names: names of the V vitals.
+    indices: [V] int, their positions in a flat observation, see `join`.
     set_points: [V] float32, values at which nothing is lacking.
     are_paid: whether the environment's reward depends on them already.
   """
@@ -213,7 +217,7 @@ class Vitals(NamedTuple):
 
 
 def vitals(spec: Any) -> Vitals | None:
-  """The vitals of an observation: of each leaf whose spec has `vitals`; None without any."""
+  """The vitals of all leaves whose specs name some in `vitals`; None where no leaf does."""
   names, indices, set_points, are_paid, begin = [], [], [], False, 0
   for leaf in jax.tree.leaves(without_mask(spec)):
     for vital in getattr(leaf, 'vitals', ()):
@@ -228,7 +232,7 @@ def vitals(spec: Any) -> Vitals | None:
 
 
 def without_boards(spec: Any) -> Any:
-  """A spec of the numbers before the boards, so that a flat observation leaves boards out."""
+  """The spec with the numbers before each board only, so that `join` with it leaves boards out."""
 
   def bare(leaf: Any) -> specs.Array:
     if not hasattr(leaf, 'board_shape'):
@@ -239,7 +243,7 @@ def without_boards(spec: Any) -> Any:
 
 
 def is_bounded(spec: specs.Array, low: float, high: float) -> bool:
-  """Whether these are the bounds of all numbers of a leaf, by its spec or dtype."""
+  """Whether each number of a leaf has exactly these bounds; bytes without bounds have [0, 255]."""
   if not isinstance(spec, specs.BoundedArray):
     return spec.dtype == np.uint8 and (low, high) == (0, 255)
   return bool(np.all(spec.minimum == low) and np.all(spec.maximum == high))
@@ -250,11 +254,12 @@ def join(observation: Any, spec: Any) -> jax.Array:
 
   Args:
     observation: tree of [..., *shape] arrays.
-    spec: the same tree of specs, whose shapes separate leading axes from the leaf's axes. Numbers
-      beyond a spec's last axis are left out: see `without_images` and `without_boards`.
+    spec: tree of their specs, whose shapes separate leading axes from a leaf's axes. Where a spec's
+      last axis is shorter, the rest is left out: see `without_images` and `without_boards`.
 
   Returns:
-    [..., F] bool if all leaves are, else float32; bytes of images are divided by 255.
+    The flat observation, [..., F] bool if all leaves are bool, else float32; bytes of images are
+    divided by 255.
   """
   leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
   dtype = bool if all(leaf.dtype == bool for leaf in leaves) else jnp.float32
@@ -269,24 +274,24 @@ def join(observation: Any, spec: Any) -> jax.Array:
 
 
 def flatten(observation: Any, spec: Any) -> jax.Array:
-  """`join`, then symlog: [..., F] float32, input of a network."""
+  """The flat observation (see `join`) in symlog, [..., F] float32, input of a network."""
   return networks.symlog(join(observation, spec))
 
 
 def unit_range(spec: Any) -> np.ndarray:
-  """[F] bool, numbers of a flat observation that their spec bounds to [0, 1]."""
+  """[F] bool, which numbers of a flat observation have the bounds [0, 1] by their spec."""
   return which(spec, lambda leaf: is_bounded(leaf, 0, 1))
 
 
 def which(spec: Any, holds: Callable[[specs.Array], bool]) -> np.ndarray:
-  """[F] bool, numbers of a flat observation whose leaf has a property."""
+  """[F] bool, which numbers of a flat observation belong to a leaf whose spec satisfies `holds`."""
   leaves = jax.tree.leaves(without_mask(spec))
   flags = [np.full(math.prod(leaf.shape), holds(leaf)) for leaf in leaves]
   return np.concatenate(flags or [np.zeros(0, bool)])
 
 
 def by_level(number: jax.Array, num_levels: int) -> jax.Array:
-  """[...] numbers in [0, 1] to [..., L], two-hot over evenly spaced levels."""
+  """Encodes [...] numbers in [0, 1] as two-hot over L evenly spaced levels, [..., L] float32."""
   levels = jnp.linspace(0.0, 1.0, num_levels)
   distance = jnp.abs(number[..., None] - levels)
   return jax.nn.relu(1.0 - distance * (num_levels - 1))
@@ -295,18 +300,18 @@ def by_level(number: jax.Array, num_levels: int) -> jax.Array:
 def with_levels(
   flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
 ) -> jax.Array:
-  """Appends the numbers in [0, 1] by levels to a flat observation.
+  """Appends to a flat observation its numbers in [0, 1], encoded by level.
 
   Levels help a network to distinguish few discrete values, such as coordinates of a small grid.
 
   Args:
-    flat: [..., F] float32, from `flatten`.
-    spec: of the observation.
-    num_levels: L, at least 2; or 0 for none.
-    is_symlog: whether `flat` is symlog.
+    flat: [..., F] float32, from `flatten`, or from `join` if not `is_symlog`.
+    spec: tree of specs of the observation.
+    num_levels: L, at least 2; or 0 to append nothing.
+    is_symlog: whether `flat` is in symlog.
 
   Returns:
-    [..., F + L times the numbers in [0, 1]] float32.
+    [..., F + L S] float32, S being how many numbers have the bounds [0, 1].
   """
   if not num_levels:
     return flat
@@ -321,10 +326,11 @@ class Codec:
 
   Attributes:
     spec: tree of `dm_env.specs.Array`.
-    levels: L, of numbers in [0, 1], which are also encoded by levels; 0: they are not.
+    levels: L, number of levels over which numbers in [0, 1] are also two-hot encoded; 0: none.
     cnn: whether CNNs encode images; otherwise images are flat numbers.
-    boards: whether boards are encoded cell by cell; beside images of a CNN they are flat numbers.
-    symlog: whether numbers are encoded by their symlog.
+    boards: whether boards are encoded cell by cell, except beside images for a CNN; otherwise they
+      are flat numbers.
+    symlog: whether numbers are encoded by their symlog; otherwise as they are.
   """
 
   spec: Any
@@ -352,13 +358,15 @@ class Codec:
 
   @property
   def unit(self) -> np.ndarray:
-    """[F] bool, numbers in [0, 1]."""
+    """[F] bool, which of the flat numbers have the bounds [0, 1]."""
     return unit_range(self.flat_spec)
 
   def compact(self, observation: Any) -> tuple[jax.Array, ...]:
-    """An observation in few bytes: [..., F] bool or float32, unscaled images, and boards.
+    """First half of `encode`, in few bytes: computed once for a batch and stored for all epochs.
 
-    It is computed once for a batch; `inputs` completes the encoding in every epoch.
+    Returns:
+      [..., F] numbers, bool if all are, else float32 and encoded; then the images, [..., H, W, C] in
+      their own dtypes, or else the boards, [..., cells, features] float32.
     """
     flat = join(observation, self.flat_spec)
     if flat.dtype != bool:
@@ -368,11 +376,11 @@ class Codec:
     return flat, *(boards(observation, self.spec) if self.board_specs else [])
 
   def numbers(self, joined: jax.Array) -> jax.Array:
-    """[..., F] bool or float32 observed numbers to float32 encoded ones."""
+    """Encodes [..., F] bool or float32 numbers, as from `join`: [..., F] float32."""
     return networks.symlog(joined) if self.symlog else joined.astype(jnp.float32)
 
   def inputs(self, compact: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Inputs of an encoder: [..., F + L S] numbers, then images or boards, float32."""
+    """Second half of `encode`: the inputs of an encoder, from the result of `compact`."""
     flat, *others = compact
     if flat.dtype == bool:
       flat = self.numbers(flat)
@@ -381,7 +389,12 @@ class Codec:
     return with_levels(flat, self.flat_spec, self.levels, is_symlog=self.symlog), *others
 
   def encode(self, observation: Any) -> tuple[jax.Array, ...]:
-    """[..., observation] to the inputs of an encoder."""
+    """The inputs of an encoder network, all float32, from an observation [..., *shape].
+
+    Returns:
+      [..., F + L S] numbers, S of them being in [0, 1]; then images, [..., H, W, C] each, or else
+      boards, [..., cells, features] each.
+    """
     return self.inputs(self.compact(observation))
 
   def image_loss(
@@ -390,8 +403,9 @@ class Codec:
     """Negative log-likelihood of the images, less that of a perfect decoder.
 
     Args:
-      decoded: [..., H, W, C] float32 each, of a decoder.
-      images: [..., H, W, C] float32 each, encoded.
+      decoded: [..., H, W, C] float32 each, outputs of a decoder: means, or logits of images that are
+        bounded to [0, 1].
+      images: [..., H, W, C] float32 each, observed, as `encode` gives them.
 
     Returns:
       [...] float32, nats, summed over images; 0 without images.
@@ -406,11 +420,11 @@ class Codec:
     return loss
 
   def assemble(self, flat: jax.Array, decoded: Sequence[jax.Array]) -> Any:
-    """A tree of [..., *shape] float32 from numbers in its units and decoded images.
+    """The predicted observation, a tree of [..., *shape] float32 arrays without the action mask.
 
     Args:
-      flat: [..., F] float32.
-      decoded: [..., H, W, C] float32 each, of a decoder.
+      flat: [..., F] float32, predicted numbers in the units of `join`.
+      decoded: [..., H, W, C] float32 each, outputs of a decoder, see `image_loss`.
     """
     means = [
       jax.nn.sigmoid(image) if is_bounded(spec, 0, 1) else image

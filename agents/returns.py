@@ -1,4 +1,4 @@
-"""Returns, advantages and their scales; the one place where gamma meets discount."""
+"""Lambda-returns, advantages and their statistics; only here is gamma multiplied with `discount`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 Total = Callable[[jax.Array], jax.Array]
-"""Sums an array over all devices, or averages the devices' sums."""
+"""Reduces an array [...] to [], its sum over all elements and devices; or the mean of the devices' sums."""
 
 
 def lambda_returns(
@@ -36,7 +36,7 @@ def lambda_returns(
       the step at the imagination horizon, or the last step of an episode within a sequence.
 
   Returns:
-    [T - 1, ...] float32.
+    [T - 1, ...] float32, the returns G of steps 0 to T - 2.
   """
   chex.assert_equal_shape([reward_t, discount_t, value_t])
   if bootstrap_t is None:
@@ -71,10 +71,10 @@ def generalised_advantages(
   counts in full in a truncated episode (d = 1) and not at all in a terminated one (d = 0).
 
   Args:
-    reward_t: [T, ...] float32; step 0 is unread.
-    discount_t: [T, ...] float32; step 0 is unread.
-    value_t: [T, ...] float32.
-    last_t: [T, ...] bool, steps that end an episode; their advantages and returns mean nothing.
+    reward_t: [T, ...] float32, reward that arrived at step t; step 0 is unread.
+    discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
+    value_t: [T, ...] float32, value of step t.
+    last_t: [T, ...] bool, steps that end an episode; their advantages and returns are meaningless.
     gamma: the agent's discount factor.
     lambda_: 0 for the one-step error, 1 for the whole return.
 
@@ -88,11 +88,11 @@ def generalised_advantages(
 
 
 class Average(NamedTuple):
-  """An exponential moving average.
+  """State of an exponential moving average; see `update_average`.
 
   Attributes:
-    value: [] float32, biased towards 0.
-    num_updates: [] int32.
+    value: [] float32, the average, biased towards 0, from which it began.
+    num_updates: [] int32, how many numbers were added.
   """
 
   value: jax.Array
@@ -100,7 +100,7 @@ class Average(NamedTuple):
 
 
 def no_average() -> Average:
-  """An average of nothing."""
+  """The state of an average before any number is added."""
   return Average(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
@@ -108,12 +108,13 @@ def update_average(average: Average, x: jax.Array, *, rate: float) -> tuple[Aver
   """Adds a number to an exponential moving average.
 
   Args:
-    average: before.
-    x: [] float32; NaN changes nothing.
-    rate: weight of the number.
+    average: the state so far.
+    x: [] float32, the number; NaN changes nothing.
+    rate: weight of the number, in (0, 1].
 
   Returns:
-    The new average, and its value without the bias of the first numbers, [] float32; 0 before any.
+    The next state, and the average with the bias towards 0 corrected as in Adam, [] float32; it is 0
+    before any number.
   """
   counts = ~jnp.isnan(x)
   value = average.value + jnp.where(counts, rate * (x - average.value), 0.0)
@@ -122,9 +123,9 @@ def update_average(average: Average, x: jax.Array, *, rate: float) -> tuple[Aver
 
 
 def percentile_range(return_: jax.Array) -> jax.Array:
-  """[] float32, the 5 to 95 % range of [...] returns: Hafner et al. (2023), equation 7.
+  """Range from the 5th to the 95th percentile of [...] returns, [] float32.
 
-  NaN leaves a return out; if all are left out, the result is NaN.
+  Hafner et al. (2023), equation 7. NaN leaves a return out; if all are left out, the result is NaN.
   """
   low, high = jnp.nanpercentile(return_, jnp.array([5.0, 95.0]))
   return high - low
@@ -134,9 +135,12 @@ def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:
   """Shifts and scales a weighted sample to mean 0 and standard deviation 1.
 
   Args:
-    x: [...] float32.
-    weight: [...] float32, of sum 1 over all devices.
-    total: sums an array over all devices.
+    x: [...] float32, the sample, such as advantages.
+    weight: [...] float32, weight of each element, scaled so that `total(weight)` is 1.
+    total: see `Total`.
+
+  Returns:
+    [...] float32.
   """
   centred = x - total(weight * x)
   deviation = jnp.sqrt(total(weight * jnp.square(centred)))
@@ -146,13 +150,15 @@ def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:
 def explained_variance(
   return_: jax.Array, value: jax.Array, weight: jax.Array, total: Total
 ) -> jax.Array:
-  """1 - Var[G - v] / Var[G]: 1 for a perfect critic, 0 for one that gives the mean return.
+  """Explained variance of a critic: 1 if it is perfect, 0 if it always predicts the mean return.
+
+    1 - Var[G - v] / Var[G]
 
   Args:
-    return_: [...] float32.
-    value: [...] float32.
-    weight: [...] float32.
-    total: sums an array over all devices.
+    return_: [...] float32, returns G.
+    value: [...] float32, values v of the critic.
+    weight: [...] float32, weight of each step; the scale does not matter.
+    total: see `Total`.
 
   Returns:
     [] float32.
@@ -171,10 +177,10 @@ def correlation(
   """Pearson's correlation of predictions with observed values.
 
   Args:
-    predicted: [...] float32.
-    real: [...] float32.
-    counts: [...] bool, steps that count.
-    total: sums an array over all devices.
+    predicted: [...] float32, the predictions.
+    real: [...] float32, the observed values.
+    counts: [...] bool, steps that count; the others are left out.
+    total: see `Total`.
 
   Returns:
     [] float32. 1 where the observed values are constant, since there is nothing to predict; 0 where

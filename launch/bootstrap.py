@@ -2,9 +2,9 @@
 
   python3 launch/bootstrap.py .tools/uv     makes .tools/uv/bin/uv
 
-A uv on the PATH is used where it is new enough; else pip fetches one, in its own environment or
-without, and where Python came without either, the standard library does. This is the one file that
-must also run on Python 3.8, and before anything is installed.
+It tries, in this order: a uv on the PATH, if it is new enough; pip in a new virtual environment; pip
+without one; a download by the standard library. This is the one file that must also run on Python
+3.8, and before anything is installed.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def main():
 
 
 def link_from_path(folder):
-  """Uses what the machine has."""
+  """Links to the uv on the PATH; LookupError where there is none."""
   found = shutil.which('uv')
   if not found:
     raise LookupError('there is none')

@@ -1,4 +1,4 @@
-"""ExperimentConfig: the configs of all folders, overrides by path, and config.yaml of a run."""
+"""ExperimentConfig, the config of a whole run; overrides of its values by path; config.yaml."""
 
 import dataclasses
 import difflib
@@ -20,15 +20,18 @@ from hephaestus.replay import tables
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
-  """The config of a preset.
+  """Makes the config of a preset.
 
   Args:
-    agent: as of `records.find_record`.
-    preset: name of a machine.
-    environment: name.
+    agent: name of the agent, as given to `--agent`; see `records.find_record`.
+    preset: name of one of the agent's presets, such as 'laptop'.
+    environment: name of the environment, as given to `--env`.
+
+  Returns:
+    The config, with the environment's default options.
 
   Raises:
-    ValueError: there is no such agent, it has no such preset, or that is of another agent.
+    ValueError: there is no such agent, it has no such preset, or the preset is of another agent.
   """
   record = records.find_record(agent)
   if preset not in record.presets:
@@ -43,19 +46,19 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WandbConfig:
-  """Reports to Weights & Biases, with a run there for each node that has metrics.
+  """Settings of reports to Weights & Biases (W&B); each node that logs metrics has a W&B run.
 
   Raises:
-    ValueError: an empty name, named with its field.
+    ValueError: a name or tag is empty; the message names the field.
 
   Attributes:
     enabled: whether to report (--set wandb=true); needs the extra `wandb`.
-    project: that the reports belong to.
-    entity: user or team; null for the default of the account.
-    name: of the run, before that of the node; null for that of the node alone.
-    group: of all nodes; null for the name of the run's folder.
-    tags: labels to filter by.
-    artifacts: also upload each checkpoint and video.
+    project: name of the W&B project.
+    entity: user or team that owns the project; null for the default of the account.
+    name: prefix of the name of each W&B run, before the node's name; null for no prefix.
+    group: W&B group of the runs of all nodes; null for the name of the run's folder.
+    tags: labels of each W&B run, to filter by.
+    artifacts: whether to upload each checkpoint and video, too.
   """
 
   enabled: bool = False
@@ -77,22 +80,25 @@ class WandbConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-  """A whole run.
+  """Config of a whole run.
+
+  Raises:
+    ValueError: a value is impossible, or values contradict each other; names the key and a remedy.
 
   Attributes:
-    agent_name: as of `--agent`, see `records.find_record`.
-    environment: its name, and options of that environment.
-    agent: what the agent is, of the record's `config_class`.
-    replay: how experience is kept.
-    learner: optimizers and periods of the learner, of the record's `learner_class`.
-    actor: how experience is made.
-    evaluator: how the agent is scored.
-    seed: all random keys of the run derive from it.
+    agent_name: name of the agent, as given to `--agent`; see `records.find_record`.
+    environment: key `name`: name of the environment; other keys: its options.
+    agent: sizes and constants of the agent, of the class `config_class` of its record.
+    replay: strata, replay ratio and servers of replay.
+    learner: optimizers and periods of the learner, of the class `learner_class` of the agent's record.
+    actor: number of actors, their environments and the length of their sequences.
+    evaluator: when the agent is evaluated, and over how many episodes.
+    seed: seed from which all random keys of the run derive.
     max_environment_steps: environment steps after which the run ends (--steps).
     max_minutes: minutes of training, after which the run ends as well; null for no limit.
-    accelerator: whether the learner may take one; every other node keeps to the CPU.
-    tensorboard: also write TensorBoard files.
-    wandb: reports to Weights & Biases, of which there are none by default.
+    accelerator: whether the learner may use a GPU or TPU; all other nodes use the CPU.
+    tensorboard: whether to write TensorBoard files, too.
+    wandb: reports to Weights & Biases; off by default.
   """
 
   agent_name: str = records.DREAMER
@@ -172,28 +178,28 @@ class ExperimentConfig:
 
   @property
   def record(self) -> records.AgentRecord:
-    """The record of the agent."""
+    """The agent's record: its classes, presets and update, found by `agent_name`."""
     return records.find_record(self.agent_name)
 
   @property
   def fused(self) -> bool:
-    """Whether environments, update and any replay are one compiled program of one process."""
+    """Whether the run is one process, which compiles environments, update and any replay together."""
     return self.record.can_fuse and self.learner.fused
 
   @property
   def batch_size(self) -> int:
-    """Sequences of an update; on-policy, those of one unroll of all environments."""
+    """Number of sequences in a batch, over all devices; on-policy, one of each environment."""
     if not self.record.on_policy:
       return self.learner.batch_size
     return self.actor.num_envs * (1 if self.fused else self.actor.num_actors)
 
   @property
   def steps_per_sequence(self) -> int:
-    """Environment steps of a stored sequence: adjacent sequences share one time step."""
+    """Environment steps that a sequence of T time steps adds, T - 1: adjacent ones share a time step."""
     return self.actor.sequence_length - 1
 
   def make_environment(self):
-    """The environment; ValueError for an unknown name, option or impossible value."""
+    """Makes the run's environment; ValueError for an unknown name or option, or an impossible value."""
     options = dict(self.environment)
     return environments.make(options.pop('name'), **options)
 
@@ -214,17 +220,20 @@ def override(
   assignments: Sequence[str],
   content: Mapping[str, Any] = MappingProxyType({}),
 ) -> ExperimentConfig:
-  """A config with some values replaced; they are checked once all of them are.
+  """Returns a copy of a config with some values replaced.
+
+  All values are replaced before they are checked against each other.
 
   Args:
-    config: the one to change.
-    assignments: such as 'agent.ensemble_size=3', 'environment.size=8',
+    config: config to copy.
+    assignments: texts 'key=value', such as 'agent.ensemble_size=3', 'environment.size=8',
       'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
-    content: tree of a configuration file without an agent, replaced before the assignments.
+    content: values of a configuration file, nested or by path, without `agent_name`; they are
+      replaced before those of `assignments`.
 
   Raises:
-    ValueError: an unknown key, with the nearest known ones, or an invalid value.
+    ValueError: a key is unknown (the message has the nearest known ones), or a value is invalid.
   """
   changes = _Changes(config)
   for key, value in leaves(content):
@@ -246,7 +255,7 @@ def override(
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """The values of a tree by their path; a list is one value."""
+  """Yields path and value of each leaf of nested mappings, `prefix` before each path; a list is a leaf."""
   for name, value in tree.items():
     if isinstance(value, Mapping):
       yield from leaves(value, f'{prefix}{name}.')
@@ -255,7 +264,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any
 
 
 class _Changes:
-  """New values of a config, each of its key's type, that may contradict each other until all are in."""
+  """Collects new values of a config; each must fit its key's type, `apply` checks them together."""
 
   def __init__(self, config: ExperimentConfig):
     self._config = config
@@ -264,7 +273,7 @@ class _Changes:
     self._lists: set[str] = set()
 
   def assign(self, key: str, value: Any, text: str | None = None) -> None:
-    """Replaces a value; ValueError, with its text as given, for an unknown key or another type."""
+    """Replaces a value; ValueError, with the value's `text` as the user gave it, if it does not fit."""
     try:
       self._assign(key, value)
     except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
@@ -289,7 +298,7 @@ class _Changes:
     self._lists.add(key.partition('[')[0])
 
   def apply(self) -> ExperimentConfig:
-    """The config with all values; ValueError where they do not fit together."""
+    """Returns the config with all new values; ValueError where they contradict each other."""
     if not self._lists:
       merged: Any = OmegaConf.to_object(self._tree)
       return merged
@@ -348,7 +357,7 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 
 
 def to_tree(config: ExperimentConfig) -> dict[str, Any]:
-  """The content of config.yaml, of plain types."""
+  """Converts a config to the content of config.yaml: nested dictionaries and lists of plain types."""
   content = _plain(OmegaConf.structured(config))
   if config.agent_name == records.DREAMER:
     del content[AGENT]
@@ -356,24 +365,24 @@ def to_tree(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def to_yaml(config: ExperimentConfig) -> str:
-  """The text of config.yaml."""
+  """Converts a config to the text of config.yaml."""
   return OmegaConf.to_yaml(OmegaConf.create(to_tree(config)))
 
 
 def save(config: ExperimentConfig, path: pathlib.Path) -> None:
-  """Writes config.yaml."""
+  """Writes a config to `path`, usually config.yaml of a run, atomically."""
   temporary = path.with_suffix('.tmp')
   temporary.write_text(to_yaml(config))
   temporary.replace(path)
 
 
 def load(path: pathlib.Path) -> ExperimentConfig:
-  """Reads config.yaml; ValueError where it is none of this version."""
+  """Reads a config.yaml; ValueError if it is missing, or no config of this version."""
   return _load(path, str(path))
 
 
 def from_yaml(text: str, name: str) -> ExperimentConfig:
-  """The config in the text of a config.yaml; ValueError, with the name, when it is invalid."""
+  """Parses the text of a config.yaml; ValueError if it is invalid, a message that begins with `name`."""
   return _load(io.StringIO(text), name)
 
 
@@ -386,7 +395,7 @@ def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
-  """{'a': {'b': [1]}} to {'a.b[0]': 1}."""
+  """Flattens nested dictionaries and lists by path: {'a': {'b': [1]}} becomes {'a.b[0]': 1}."""
   if isinstance(tree, dict):
     items = [(f'{prefix}.{key}' if prefix else key, value) for key, value in tree.items()]
   elif isinstance(tree, (list, tuple)):
@@ -397,7 +406,15 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
-  """The keys that may not change when a run resumes but do, as 'key: old, new'."""
+  """Finds keys that differ but may not change when a run resumes, see `FREE`.
+
+  Args:
+    old: config of the run's folder.
+    new: config with which the run would resume.
+
+  Returns:
+    A line for each such key, with both values; empty if the run can resume.
+  """
   if old.agent_name != new.agent_name:  # most keys would differ, which explains nothing
     return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
   before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))

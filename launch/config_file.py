@@ -1,4 +1,4 @@
-"""Configuration files: those that a user gives, and a config printed as one with a comment on each key."""
+"""Configuration files: reads that of `--config`; prints a config as one, with a comment on each key."""
 
 import ast
 import dataclasses
@@ -19,13 +19,13 @@ PRESET = 'preset'
 
 
 class ConfigFile(NamedTuple):
-  """Content of a file, which need not say all.
+  """Content of a configuration file, which need not have all keys.
 
   Attributes:
-    preset: that it builds on.
-    agent: as of `--agent`.
-    env: as of `--env`.
-    values: all others, by their path.
+    preset: name of the preset that has the other values; None if not given.
+    agent: name of the agent, as given to `--agent`; None if not given.
+    env: name of the environment, as given to `--env`; None if not given.
+    values: all other values by their path, such as 'agent.gamma'.
   """
 
   preset: str | None = None
@@ -38,11 +38,11 @@ def read(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
   """Reads a configuration file, which may be config.yaml of a run.
 
   Args:
-    path: of the file; None for an empty one.
-    agent: as of `--agent`, which overrides that of the file.
+    path: path of the file; None gives an empty content.
+    agent: value of `--agent`, which overrides the file's; None if not given.
 
   Raises:
-    ValueError: it cannot be read, is no mapping, or has values that no longer exist.
+    ValueError: the file cannot be read or is no mapping, or its preset or agent is not a name.
   """
   if path is None:
     return ConfigFile()
@@ -66,7 +66,7 @@ def read(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
 
 
 def to_yaml(config: launch_config.ExperimentConfig) -> str:
-  """A config as a configuration file, with a comment on each key."""
+  """Converts a config to the text of a configuration file, with a comment on each key."""
   tree = {launch_config.AGENT: config.agent_name, **launch_config.to_tree(config)}
   text = OmegaConf.to_yaml(OmegaConf.create(tree))
   lines = text.splitlines()
@@ -90,11 +90,14 @@ def _lines_of_keys(node: yaml.Node, path: str = '') -> Iterator[tuple[str, int]]
 
 
 def meanings(config: Any, path: str = '') -> dict[str, str]:
-  """The comments on all fields of a config, by their path.
+  """Collects the comments on all fields of a config.
 
   Args:
     config: a dataclass, which may hold others, also in lists.
-    path: of the config.
+    path: path of `config` itself, if it is a section of another one.
+
+  Returns:
+    Path of each field -> its comment, see `comments`.
   """
   found = {}
   known = comments(type(config))
@@ -116,7 +119,11 @@ def meanings(config: Any, path: str = '') -> dict[str, str]:
 
 
 def comments(kind: type) -> dict[str, str]:
-  """The comments on a dataclass's fields: from `Attributes:` of its docstring, or beside the field."""
+  """Reads a comment for each field of a dataclass.
+
+  Returns:
+    Name of a field -> its text under `Attributes:` of the docstring, or else the comment beside it.
+  """
   found: dict[str, str] = {}
   for each in reversed(kind.__mro__):
     if dataclasses.is_dataclass(each):

@@ -1,4 +1,4 @@
-"""Flags that commands share, and the config of the run that they ask for."""
+"""Command-line flags that several commands share, and the config that they ask for."""
 
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags that `make_config` reads."""
+  """Adds --preset, --env, --agent, --run, --steps, --seed and --set, which `make_config` reads."""
   parser.add_argument(
     '--preset', help='sizes: laptop, gpu or tpu-v4-8 (default: by the hardware found)'
   )
@@ -38,7 +38,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags of a run on this machine that `make_config` reads."""
+  """Adds the flags of `add_config_flags`, --config and --fused: those of a run on this machine."""
   add_config_flags(parser)
   parser.add_argument(
     '--config',
@@ -55,7 +55,7 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def whole_number(text: str) -> int:
-  """Parses a whole number, also as 1e5 or 100_000."""
+  """Parses a whole number, also as 1e5 or 100_000; `argparse.ArgumentTypeError` for other text."""
   try:
     return int(text)
   except ValueError:
@@ -70,7 +70,7 @@ def whole_number(text: str) -> int:
 
 
 def add_profile_flag(parser: argparse.ArgumentParser) -> None:
-  """Adds --profile."""
+  """Adds --profile, the learner updates to trace."""
   parser.add_argument(
     '--profile',
     metavar='START:STOP',
@@ -79,7 +79,7 @@ def add_profile_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def given_config_flags(arguments: argparse.Namespace) -> list[str]:
-  """The config flags that were given, as words of a command, without the folder."""
+  """Lists the flags of `add_config_flags` that were given, except --run, as words of a command line."""
   names = ('preset', 'env', 'agent', 'steps', 'seed')
   given = [(name, getattr(arguments, name)) for name in names]
   flags = [word for name, value in given if value is not None for word in (f'--{name}', str(value))]
@@ -87,12 +87,17 @@ def given_config_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def make_config(arguments: argparse.Namespace) -> Any:
-  """The config that the flags ask for: that of a preset, or of the run folder to resume.
+  """Makes the `ExperimentConfig` that the flags ask for.
 
-  The values of --config replace some of it, then --set, --steps and --seed.
+  It begins with the config of the run folder to resume, of the run of --from, or of a preset. Values
+  of --config replace some of it, then those of --set, --fused, --steps and --seed. Where the packages
+  that several processes need are not installed, a new run without --no-fused becomes a fused one.
+
+  Args:
+    arguments: parsed flags of `train` or of a command with the same config flags.
 
   Raises:
-    ValueError: naming the flag or key that is invalid.
+    ValueError: a flag or key is invalid; names it.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
@@ -143,7 +148,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
 
 
 def several_processes(arguments: argparse.Namespace, config: Any) -> tuple[str, str]:
-  """The flag that asks for a run of several processes, and how to do without them."""
+  """Returns the flag that asks for several processes, and how to train in one; for an error message."""
   if arguments.fused is not None or sets(arguments, 'learner.fused'):
     return '--no-fused', 'train in one process with --fused'
   if not config.record.can_fuse:
@@ -155,7 +160,7 @@ def several_processes(arguments: argparse.Namespace, config: Any) -> tuple[str, 
 
 
 def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
-  """The config of a fused run in place of one of several processes, which cannot run here.
+  """Converts the config of a run of several processes, which cannot run here, to a fused run's.
 
   Raises:
     ValueError: naming the flag that needs several processes.
@@ -177,7 +182,7 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
 
 
 def sets(arguments: argparse.Namespace, key: str) -> bool:
-  """Whether --set or --config has a key."""
+  """Whether --set or --config gives a value for a config key, by path."""
   return any(each.startswith(f'{key}=') for each in arguments.set) or key in _file(arguments).values
 
 
@@ -253,7 +258,11 @@ def _config_of_origin(arguments: argparse.Namespace) -> Any:
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:
-  """The config of --preset, --env and --set; ValueError names the invalid flag."""
+  """Makes a config of the dreamer from --preset (default: laptop), --env (catch) and --set.
+
+  Raises:
+    ValueError: a flag is invalid; names it.
+  """
   from hephaestus.launch import config as launch_config
 
   config = launch_config.of_preset(

@@ -1,4 +1,4 @@
-"""The `hephaestus` command."""
+"""The `hephaestus` command line."""
 
 import argparse
 import logging
@@ -29,7 +29,14 @@ COMMANDS = (
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-  """The command of an argument vector, whose first word is ignored; exits where it is malformed."""
+  """Parses an argument vector, like `sys.argv` with the program's name first.
+
+  Returns:
+    The arguments of the chosen command, with the function `call` that runs it.
+
+  Raises:
+    SystemExit: the vector is malformed, or asks for help or the version.
+  """
   parser = _Parser(
     prog='hephaestus',
     description='World-model agents, trained by several processes on one machine or many.',
@@ -54,7 +61,15 @@ class _Parser(argparse_flags.ArgumentParser):
 
 
 def run(arguments: argparse.Namespace) -> int:
-  """Runs a command, and returns its exit code; bad input is one line and 2."""
+  """Runs a parsed command.
+
+  Args:
+    arguments: arguments from `parse`.
+
+  Returns:
+    The exit code: the command's own; 2 for bad input, after one line on stderr; 130 after Ctrl-C;
+    141 if the reader of stdout has gone.
+  """
   sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   logging.getLogger('jax').setLevel(logging.WARNING)  # it logs missing accelerators
@@ -79,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> None:
-  """Runs the command; bad input ends with one line and exit code 2."""
+  """Runs the command of `sys.argv` and exits with its exit code, see `run`."""
   fork_server.accept_interrupts()
   app.run(run, flags_parser=parse)
 

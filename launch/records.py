@@ -1,4 +1,4 @@
-"""AgentRecord: all that a run must know of its agent; the records of today, and how one is found."""
+"""AgentRecord, the interface between a run and its agent; the built-in agents; look-up by name."""
 
 import abc
 import dataclasses
@@ -9,34 +9,36 @@ from typing import Any, ClassVar
 
 from hephaestus.learner import config as learner_config
 
-ExperimentConfig = Any  # of launch/config.py, which refers to records
+ExperimentConfig = Any  # the class of launch/config.py, which imports this module
 
-# A new agent gets its name by a line here; its module is imported when it is asked for.
+# Names of the built-in agents; a module is imported when its agent is asked for.
 AGENTS = {
   'dreamer': 'hephaestus.launch.agents.dreamer:Dreamer',
   'plain': 'hephaestus.launch.agents.dreamer:Plain',
   'ppo': 'hephaestus.launch.agents.masked_ppo:MaskedPPO',
 }
-DREAMER = 'dreamer'  # the agent where config.yaml does not say
+DREAMER = 'dreamer'  # the agent of a config.yaml without `agent_name`
 
 
 class AgentRecord(abc.ABC):
-  """All that a run must know of its agent; everything else follows from its config.
+  """Interface by which a run makes its agent and the update of its parameters.
 
-  A sub-class is made without arguments, has no state, and is found by `find_record` in every process
-  of a run. It sets the first three attributes.
+  A new agent is a sub-class, which sets the first three attributes. It is made without arguments, has
+  no state, and is found by `find_record` in every process of a run.
 
   Attributes:
-    config_class: frozen dataclass, section `agent` of a config.
-    learner_class: likewise section `learner`. One that derives from `OnPolicyConfig` reads each
-      sequence once, from a queue; one from `OffPolicyConfig` samples batches from replay.
-    presets: machine -> function of an environment's name that returns the config.
-    can_fuse: whether the learner has a field `fused`: environment, update and the replay of an
-      off-policy agent in one program. An on-policy update then also needs `footprint`, see
-      `ppo_update.Update`.
-    free_keys: paths that may change when a run resumes, beside `FREE`.
-    indifferent_keys: paths on which a learning curve does not depend, beside those of all agents.
-    shown: label -> metric of the learner, for the progress line.
+    config_class: frozen dataclass of the section `agent` of a config.
+    learner_class: frozen dataclass of the section `learner`. If it derives from `OnPolicyConfig`,
+      the agent reads each sequence once, from a queue; if from `OffPolicyConfig`, it samples
+      batches from replay.
+    presets: name of a machine, such as 'laptop' -> function from an environment's name to a config.
+    can_fuse: whether the agent can train in one process (`--fused`), with environments, update and
+      the replay of an off-policy agent in one compiled program. `learner_class` then needs a field
+      `fused`, and an on-policy update also `footprint`, see `ppo_update.Update`.
+    free_keys: config keys, by path, that may change when a run resumes, beside `config.FREE`.
+    indifferent_keys: config keys, by path, that do not influence a learning curve, beside those of
+      all agents; `report` shows runs that differ only in these and the seed as one curve.
+    shown: label -> name of a metric of the learner, shown on the progress line.
   """
 
   config_class: ClassVar[type]
@@ -49,25 +51,26 @@ class AgentRecord(abc.ABC):
 
   @property
   def name(self) -> str:
-    """As of `--agent`, and in config.yaml."""
+    """Name of the agent for `--agent` and config.yaml; by default its import path, 'module:Class'."""
     return f'{type(self).__module__}:{type(self).__qualname__}'
 
   @property
   def on_policy(self) -> bool:
-    """Whether each sequence is read once, from a queue."""
+    """Whether the agent is on-policy: it reads each sequence once, from a queue."""
     return issubclass(self.learner_class, learner_config.OnPolicyConfig)
 
   @abc.abstractmethod
   def make(self, config: Any, observation_spec: Any, action_spec: Any) -> Any:
-    """The agent for one environment's specs, without any array.
+    """Makes the agent for one environment's specs; makes no array.
 
     Args:
-      config: of `config_class`.
-      observation_spec: tree of specs, see `environment.Environment`.
-      action_spec: BoundedArray or DiscreteArray.
+      config: settings of the agent, an instance of `config_class`.
+      observation_spec: tree of `dm_env.specs`, see `environment.Environment`.
+      action_spec: `dm_env.specs.BoundedArray` or `DiscreteArray`.
 
     Returns:
-      All that `make_update` needs, with a field `agent`: an `agents.agent.Agent`.
+      The agent with its losses: a record of the sub-class's own, handed to `make_update` as
+      `trained`, with a field `agent`: an `agents.agent.Agent`, which acts.
 
     Raises:
       ValueError: the agent does not support these specs.
@@ -75,26 +78,31 @@ class AgentRecord(abc.ABC):
 
   @abc.abstractmethod
   def make_update(self, config: ExperimentConfig, trained: Any, *, num_devices: int) -> Any:
-    """The update of parameters by a batch.
+    """Makes the functions that initialise the train state and update it by a batch.
 
     Args:
-      config: of the run, an `ExperimentConfig`.
-      trained: as of `make`.
-      num_devices: of all processes of the learner; each has an equal part of every batch.
+      config: config of the run, an `ExperimentConfig`.
+      trained: result of `make`.
+      num_devices: number of devices of all processes of the learner; each gets an equal part of
+        every batch.
 
     Returns:
-      A `loop.Update`: `init` of the state, and `update`.
+      A `loop.Update`, whose fields are the functions `init` and `update`.
 
     Raises:
       ValueError: a batch does not divide over the devices.
     """
 
   def check(self, config: ExperimentConfig) -> None:
-    """Raises ValueError for values that do not fit together, named with a remedy."""
+    """Raises ValueError, with a remedy, if values contradict each other; the default accepts all."""
     del config
 
   def warnings(self, trained: Any) -> Sequence[str]:
-    """Lines on what the agent treats in another way in this environment, printed as a run starts."""
+    """Lines printed when a run starts: limits of the agent that this environment exceeds; none by default.
+
+    Args:
+      trained: result of `make` for the environment.
+    """
     del trained
     return ()
 
@@ -102,36 +110,48 @@ class AgentRecord(abc.ABC):
     """Refuses sizes of the agent that do not fit into the memory of the learner's device.
 
     Args:
-      config: of the run.
-      trained: the agent, as `make` makes it.
-      available: bytes of the device; None where unknown.
+      config: config of the run.
+      trained: result of `make`.
+      available: bytes of memory of the device; None where unknown.
 
     Raises:
-      ValueError: naming the field and what would fit.
+      ValueError: they do not fit; names the field and a value that would fit.
     """
     del config, trained, available
 
   def describe_update(self, config: ExperimentConfig, update: Any) -> str:
-    """The updates of a fused run for the terminal, as its program is compiled."""
+    """Describes the updates after each unroll of a fused run, for a line printed once it is compiled."""
     del update
     per_unroll = config.replay.replay_ratio * config.actor.num_envs / config.batch_size
     return f'{per_unroll:g} updates of {config.batch_size} sequences after each'
 
   def make_advice(self, config: ExperimentConfig, warn: Callable[[str], None]) -> Any:
-    """An `advice.Advice`, which warns of runs that will not learn, or None."""
+    """Makes an `advice.Advice`, which judges the learner's metrics while it trains.
+
+    Args:
+      config: config of the run.
+      warn: called with the text of each warning.
+
+    Returns:
+      The advice; None (the default) for an agent without any.
+    """
     del config, warn
     return None
 
 
 @functools.cache
 def find_record(name: str) -> AgentRecord:
-  """The record of an agent.
+  """Imports an agent's record.
 
   Args:
-    name: a key of `AGENTS`, or 'package.module:Class'.
+    name: a key of `AGENTS`, or the import path of a sub-class, 'package.module:Class'.
+
+  Returns:
+    An instance of the sub-class, the same at each call in a process.
 
   Raises:
-    ValueError: there is no such record, or it is incomplete.
+    ValueError: there is no such sub-class of `AgentRecord`, or it is incomplete.
+    ImportError: an import within its module fails.
   """
   from hephaestus.actors.environments import names  # here, since its package imports JAX
 

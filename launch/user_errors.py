@@ -1,17 +1,20 @@
-"""Errors in the user's own code: one line with the message, the type, the file and the line."""
+"""Describes an error in the user's own code by one line: message, type, file and line."""
 
 import pathlib
 import sysconfig
 import traceback
 
 PREFIX = 'error in your code: '
-"""Begin of the line at the end of the log of a node that such an error ended."""
+"""Prefix of the last line in the log of a node that such an error ended."""
 
 
 def line(error: BaseException) -> str | None:
-  """Message, type and innermost frame of the user's own code; None where an error has none.
+  """Describes an error by its message, its type and the innermost frame of the user's own code.
 
-  An error that was raised from another one has the frames of both.
+  If the error was raised from another one, the frames of both count.
+
+  Returns:
+    'MESSAGE (TYPE at FILE:LINE, in FUNCTION)'; None if no frame is of the user's own code.
   """
   place = None
   each: BaseException | None = error
@@ -30,12 +33,16 @@ def line(error: BaseException) -> str | None:
 
 
 def message(error: BaseException) -> str:
-  """The message of a ValueError, else its first line: other libraries write whole pages."""
+  """The message of a ValueError, or the first line of another error's: libraries write whole pages."""
   return str(error) if isinstance(error, ValueError) else str(error).strip().split('\n')[0]
 
 
 def logged(log: pathlib.Path) -> str | None:
-  """The error that ended a node, by the end of its log; None if anything else did."""
+  """Reads the error of the user's code that ended a node from its log; None if anything else did.
+
+  Returns:
+    The text after `PREFIX`, see `line`.
+  """
   try:
     with open(log, 'rb') as file:
       file.seek(max(0, log.stat().st_size - 4096))

@@ -7,14 +7,20 @@ from typing import Any
 
 WINDOW = 16  # reports over which a trend is judged
 LEAST_EVIDENCE = 1e-3  # mean number of memories of an action, below which nothing is recalled
-LEAST_CHANGE = 1e-4  # of a vital's mean over a batch; batches differ by more where it moves at all
+LEAST_CHANGE = 1e-4  # of a vital's mean over a batch; it changes by more where it changes at all
 VITAL = 'intrinsic/vital_'  # metrics of vitals, and of the model's error of them
 
 
 def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Parts of cognition that do nothing, by the newest reports of a learner; none by less than WINDOW.
+  """Warnings about parts of the dreamer that have no effect, by the newest reports of its learner.
 
-  These are a memory that is never read, and a vital that stays the same.
+  These are a memory that is never read, and a vital (such as food) that stays the same.
+
+  Args:
+    rows: metrics of each report by name, the oldest first; fewer than WINDOW give no warning.
+
+  Returns:
+    A text for each warning, with the setting to change.
   """
   rows = list(rows)[-WINDOW:]
   if len(rows) < WINDOW:
@@ -40,13 +46,13 @@ def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 class CognitionAdvice:
-  """Says each of `warnings` once.
+  """Reports each of `warnings` once.
 
   Args:
-    say: takes a warning.
+    say: called with the text of each warning.
 
   Attributes:
-    score: as of `Advice`; unread.
+    score: unused; the same field as in `Advice`, which callers set.
   """
 
   def __init__(self, say: Callable[[str], None]):
@@ -56,7 +62,7 @@ class CognitionAdvice:
     self.score: float | None = None
 
   def look(self, row: Mapping[str, Any]) -> None:
-    """Judges one more report."""
+    """Judges one more report of the learner, metrics by name."""
     self._rows.append(row)
     for text in warnings(self._rows):
       kind = text.partition(' stays at ')[0]
@@ -66,14 +72,14 @@ class CognitionAdvice:
 
 
 class Advice:
-  """Warns about high KL, high clip fraction, entropy collapse and oscillation, once each.
+  """Warns about PPO's high KL, high clip fraction, entropy collapse and oscillation, once each.
 
   Args:
-    say: takes a warning.
-    entropy_scale: of the agent.
+    say: called with the text of each warning.
+    entropy_scale: the agent's `entropy_scale`, which warnings quote.
 
   Attributes:
-    score: the newest normalised score, None where the environment gives none.
+    score: the newest normalised score, set by the caller; None where the environment gives none.
   """
 
   MOST_KL, MOST_CLIPPED = 0.08, 0.35
@@ -89,7 +95,10 @@ class Advice:
     self.score: float | None = None
 
   def look(self, row: Mapping[str, Any]) -> None:
-    """Judges one more report; none in which a number is not finite, which ends the run."""
+    """Judges one more report of the learner, metrics by name.
+
+    Skips a report in which a number is None, because it was not finite: that ends the run.
+    """
     if any(row[f'ppo/{name}'] is None for name in ('approx_kl', 'clip_fraction', 'entropy')):
       return
     if row['episode_return'] is not None:  # else no episode ended

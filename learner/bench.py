@@ -35,8 +35,8 @@ from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
 _MIN_ROUNDS = 3
-_EPISODE_STEPS = 32  # of a random sequence, in the mean
-_MATMUL_SECONDS = 1e-3  # that a product takes at least, so that calling it does not count
+_EPISODE_STEPS = 32  # mean length of an episode in a random batch
+_MATMUL_SECONDS = 1e-3  # least duration of a product, so that the overhead of calling it is small
 _DIGITS = {
   's': 3, 'us': 1, '%': 1, 'cores': 2, 'updates/s': 2, 'updates': 1, 'replayed/step': 1,
   'with/without': 4, 's of CPU': 2, 's of CPU/min': 2,
@@ -48,11 +48,11 @@ class Figure(NamedTuple):
 
   Attributes:
     name: such as 'env/catch/256_envs'.
-    value: the median over rounds.
-    unit: of value and limit.
-    limit: the most that this machine could do; None where nothing sets one.
-    ratio: value / limit, or None.
-    machine: that it was measured on.
+    value: the measured value; for times and rates from the median over rounds.
+    unit: unit of value and limit.
+    limit: largest value that the machine allows; None where nothing sets one.
+    ratio: value / limit; None without a limit.
+    machine: description of the machine that it was measured on, see `machine`.
   """
 
   name: str
@@ -65,15 +65,15 @@ class Figure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """The work of an update.
+  """Sizes of an update to measure.
 
   Attributes:
-    name: for its figures.
-    agent: sizes of the model and its dreams.
-    learner: batch and optimizers.
+    name: part of the names of its figures.
+    agent: config of the agent, with the sizes of its model and imagination rollouts.
+    learner: config of the learner, with the batch size and optimizers.
     observation_spec: tree of `dm_env.specs.Array`.
-    action_spec: see `distributions.Actions`.
-    sequence_length: T.
+    action_spec: spec of actions, see `distributions.Actions`.
+    sequence_length: T, time steps of a sequence.
   """
 
   name: str
@@ -85,10 +85,10 @@ class Work:
 
   @classmethod
   def of_size(cls, size: str) -> 'Work':
-    """One of `dreamer_config.SIZES`, in an environment like the one it is meant for.
+    """The update of one of `dreamer_config.SIZES`, with specs like those of the environment it is for.
 
     Raises:
-      ValueError: no such size.
+      ValueError: there is no such size.
     """
     if size not in dreamer_config.SIZES:
       raise ValueError(f'--size {size}: choose one of {", ".join(dreamer_config.SIZES)}')
@@ -117,11 +117,11 @@ class Work:
     """A copy in which the arguments that are not None replace the agent's settings.
 
     Args:
-      ensemble: members.
-      horizon: steps of the longest imagined rollout.
-      batch: sequences.
-      length: T, steps of a sequence.
-      dtype: of the networks.
+      ensemble: number of members of the ensemble.
+      horizon: number of steps of the longest imagination rollout.
+      batch: number of sequences in a batch.
+      length: T, time steps of a sequence.
+      dtype: compute dtype of the networks, 'float32' or 'bfloat16'.
 
     Raises:
       ValueError: a value is out of range; the message names it.
@@ -155,12 +155,12 @@ class _Program(NamedTuple):
   """An update on one device, not compiled yet.
 
   Attributes:
-    dreamer: whose boredom stays at its value, independent of the model's error.
-    init_state: before the first update, not replicated.
-    batch: [B, T, ...] on the host.
-    sequence: the batch on the device, [1, B, T, ...].
-    update: train state and sequence on the device -> the next train state, and metrics.
-    at_boredom: the train state after warm-up, on the device.
+    dreamer: an agent whose boredom stays at its value, independent of the model's error.
+    init_state: the train state before the first update, not replicated.
+    batch: the batch, [B, T, ...], not replicated.
+    sequence: the batch replicated, [1, B, T, ...].
+    update: (train state, sequence), both replicated -> (next train state, metrics).
+    at_boredom: boredom -> a replicated train state after warm-up.
   """
 
   dreamer: dreamer_agent.Dreamer
@@ -193,15 +193,15 @@ def _prepare(work: Work) -> _Program:
 def update(
   work: Work, boredom: Sequence[float] = (0.0,), *, seconds: float = 5.0, phases: bool = False
 ) -> list[Figure]:
-  """One update on one device, its batch already there, at several boredoms.
+  """Measures one update on one device, its batch already there, at several boredoms.
 
   All are the same program: boredom is data, and sets the imagination horizon.
 
   Args:
-    work: sizes and batch.
-    boredom: each in [0, 1], one measurement for each.
-    seconds: of each measurement, after a warm-up.
-    phases: whether world model and dream are measured alone, too.
+    work: sizes of the update.
+    boredom: values in [0, 1], one measurement for each.
+    seconds: duration of each measurement, after a warm-up.
+    phases: whether world model and imagination are also measured alone.
 
   Returns:
     Seconds to trace and compile, parameters, bytes of memory and the rate of a plain matrix product;
@@ -210,7 +210,7 @@ def update(
     `phases` also the seconds of the world model's gradient, of the dream, and of the rest.
 
   Raises:
-    ValueError: no boredom, one outside [0, 1], or no time.
+    ValueError: there is no boredom, one lies outside [0, 1], or `seconds` is not positive and finite.
   """
   _check(boredom, seconds)
   program = _prepare(work)
@@ -310,7 +310,7 @@ def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]
 
 
 def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Sequence:
-  """[B, T, ...] steps as an environment might give them, in episodes of about _EPISODE_STEPS."""
+  """Random sequences [B, T, ...] as an environment might give them, with episodes of about 32 steps."""
   rng = np.random.default_rng(0)
   batch = work.learner.batch_per_device(1)
   lead = (batch, work.sequence_length)
@@ -346,13 +346,17 @@ def random_batch(dreamer: dreamer_agent.Dreamer, work: Work) -> experience.Seque
 
 
 def matmul_flops(jaxpr: Any) -> list[float]:
-  """Operations of the matrix products and convolutions of a program, a multiplication and an addition
-  being two.
+  """Counts floating-point operations in the matrix products and convolutions of a program.
 
-  XLA's own analysis counts the body of a loop once, so they are counted in what JAX traced.
+  A multiplication and an addition count as two. XLA's own analysis counts the body of a loop once,
+  so they are counted in the traced program.
+
+  Args:
+    jaxpr: the traced program, a `jax.core.Jaxpr`.
 
   Returns:
-    Those that are always done, then those of one turn of each loop whose number of turns is data.
+    Operations that are always done, then those of one iteration of each `while` loop, whose number
+    of iterations is data.
   """
   always, loops = 0.0, []
   for equation in jaxpr.eqns:
@@ -404,12 +408,12 @@ def _peak_bytes(compiled: Any) -> float:
 
 
 def median_duration(run: Callable[[Any], Any], state: Any, seconds: float) -> float:
-  """The median time of rounds, in seconds, after a warm-up round.
+  """Median duration of a round in seconds, over at least 3 rounds after a warm-up round.
 
   Args:
-    run: one round, from the state of the round before.
-    state: the first.
-    seconds: to spend on rounds.
+    run: does one round: takes the result of the round before, and returns its own.
+    state: argument of the first round.
+    seconds: time to spend on rounds.
   """
   state = jax.block_until_ready(run(state))
   durations: list[float] = []
@@ -421,7 +425,7 @@ def median_duration(run: Callable[[Any], Any], state: Any, seconds: float) -> fl
 
 
 def machine() -> str:
-  """The processor or accelerator, and the number of CPU cores that this process may use."""
+  """Describes this machine: processor or accelerator, and number of CPU cores for this process."""
   device = jax.devices()[0]
   kind = device.device_kind
   if device.platform == 'cpu':
@@ -435,13 +439,13 @@ def machine() -> str:
 
 
 def num_cores() -> int:
-  """CPU cores that this process may use."""
+  """Number of CPU cores that this process may use."""
   has_affinity = hasattr(os, 'sched_getaffinity')
   return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def show(figures: list[Figure]) -> None:
-  """Prints a table."""
+  """Prints figures as a table to stdout."""
   print(f'on {figures[0].machine}')
   width = max(len(figure.name) for figure in figures)
   for name, value, unit, limit, ratio, _ in figures:

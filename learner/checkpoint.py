@@ -1,4 +1,4 @@
-"""Saves and restores one replica of a train state, checked and in the background, with Orbax."""
+"""Checkpoints of one replica of a train state with Orbax, written in the background and checked."""
 
 import errno
 import hashlib
@@ -90,11 +90,11 @@ def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | Non
   A run may go on while it is evaluated, so the two need not be of the same step.
 
   Args:
-    steps: of the checkpoints.
+    steps: learner steps of the checkpoints.
     scores: learner step and score of each evaluation.
 
   Returns:
-    None without a checkpoint or a score.
+    Learner step of that checkpoint; None without a checkpoint or a score.
   """
   if not steps or not scores:
     return None
@@ -103,14 +103,14 @@ def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | Non
 
 
 def transplanted(arrays_of: Tree, like: Tree) -> Tree:
-  """The arrays of one tree in the structure of another.
+  """Puts the arrays of one tree into the structure of another.
 
   Args:
-    arrays_of: host arrays.
-    like: arrays, or their shapes and dtypes.
+    arrays_of: tree of host arrays, matched by their paths.
+    like: tree with the wanted structure, of arrays or of their shapes and dtypes.
 
   Raises:
-    ValueError: one is missing, has another shape, or is left over; names it.
+    ValueError: an array is missing, has another shape, or is left over; the message names it.
   """
   arrays = _to_arrays(arrays_of)
   for name, (needed, found) in _misfits(arrays, like).items():
@@ -197,10 +197,10 @@ class Checkpointer:
     """Opens `directory`, and makes it unless `read_only`.
 
     Args:
-      directory: of the checkpoints.
-      read_only: whether a run may be writing to it.
-      keep: newest checkpoints that stay, beside the best one.
-      scores: learner steps and scores of the evaluations so far, see `best`.
+      directory: folder of the checkpoints.
+      read_only: whether to read only, because a run may be writing to the folder.
+      keep: number of newest checkpoints that stay, beside the best one.
+      scores: returns learner step and score of each evaluation so far, see `best`.
     """
     logging.get_absl_logger().addFilter(_is_ours)
     self._read_only = read_only
@@ -230,8 +230,8 @@ class Checkpointer:
     call; earlier checkpoints stay.
 
     Args:
-      step: the learner step.
-      state: of one replica.
+      step: the learner step; does nothing if its checkpoint is the newest already.
+      state: the train state of one replica.
     """
     if step == self._manager.latest_step():
       return
@@ -261,7 +261,7 @@ class Checkpointer:
           shutil.rmtree(partial, ignore_errors=True)
 
   def wait(self) -> None:
-    """Returns when the begun checkpoints are on disk.
+    """Waits until the checkpoints that were begun are on disk.
 
     Raises:
       OSError, ValueError: a save failed, such as for lack of disk space.
@@ -275,10 +275,10 @@ class Checkpointer:
     return sorted(int(path.name) for path in self._directory.glob('*') if path.name.isdigit())
 
   def find(self, which: str) -> int:
-    """The step of a checkpoint by its name: BEST, or a step.
+    """Finds a checkpoint by its name: BEST, or the digits of a learner step; returns its learner step.
 
     Raises:
-      ValueError: there is none; names those there are.
+      ValueError: there is no such checkpoint; the message lists the existing ones.
     """
     steps = self.steps()
     there = f'there are {", ".join(map(str, steps))}' if steps else 'nothing has been saved yet'
@@ -309,19 +309,19 @@ class Checkpointer:
     may_differ: tuple[str, ...] = (),
     any_length: tuple[str, ...] = (),
   ) -> Restored | None:
-    """The newest intact checkpoint; broken ones are logged and moved aside.
+    """Reads the newest intact checkpoint; broken ones are logged, and moved aside unless `read_only`.
 
     Args:
       like: a train state, or its shapes and dtypes.
-      step: of the checkpoint; None for the newest.
-      may_differ: fields that are None in the result, where the checkpoint's have other shapes.
+      step: learner step of the only checkpoint to try; None for the newest intact one.
+      may_differ: fields whose shapes may differ from the checkpoint's, and then are None in the result.
       any_length: paths of fields whose leading axis may have any length.
 
     Returns:
-      None where there is no checkpoint.
+      The train state and its learner step; None without an intact checkpoint.
 
     Raises:
-      ValueError: an intact checkpoint holds other arrays than `like`; names one.
+      ValueError: an intact checkpoint holds other arrays than `like`; the message names one.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(like)
     with_rest = any(_is_rest(jax.tree_util.keystr(path)) for path, _ in flat)
@@ -376,7 +376,7 @@ class Checkpointer:
     self._manager.reload()
 
   def close(self) -> None:
-    """Waits for the begun checkpoints."""
+    """Waits until the checkpoints that were begun are on disk, and closes Orbax's manager."""
     if not self._read_only:
       self._manager.wait_until_finished()
       self._prune()
@@ -384,6 +384,6 @@ class Checkpointer:
 
 
 def replica(state: Tree) -> Tree:
-  """One copy of a state that pmap holds D times, as host arrays (and typed keys)."""
+  """The first of the D replicas of a state, [D, ...], as host arrays and typed keys [...]."""
   first = jax.tree.map(lambda x: x[0], state)
   return jax.tree.map(lambda x: x if _is_key(x) else np.asarray(x), first)

@@ -8,18 +8,18 @@ MODEL_MAX_GRADIENT, POLICY_MAX_GRADIENT = 100.0, 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-  """Periods of the training loop, which every agent's learner has.
+  """Settings of the training loop, which the learner of every agent has.
 
   Raises:
-    ValueError: a number that is not positive, named with its field.
+    ValueError: a number is not positive; the message names its field.
   """
 
-  log_period: int = 100  # updates
-  checkpoint_period: float = 60.0  # seconds, of learner and replay alike
-  checkpoint_updates: int | None = None  # also saves whenever so many are done
+  log_period: int = 100  # updates between two reports of metrics
+  checkpoint_period: float = 60.0  # seconds between two checkpoints, of learner and replay alike
+  checkpoint_updates: int | None = None  # updates after which a checkpoint is also written
   keep: int = 3  # newest checkpoints that stay, beside the best by evaluation
-  num_processes: int = 1  # of the learner, each on a host of its own; 1 in a fused run
-  stuck_seconds: float = 300.0  # after which a node that hangs, or an update, ends; 0: never
+  num_processes: int = 1  # processes of the learner, each on a host of its own; 1 in a fused run
+  stuck_seconds: float = 300.0  # seconds after which a node or an update that hangs ends; 0: never
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -34,14 +34,14 @@ class LoopConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(LoopConfig):
-  """The learner of an agent that samples its batches from replay.
+  """Settings of the learner of an agent that samples its batches from replay.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: a number cannot work; the message names its field.
   """
 
-  batch_size: int = 256  # sequences, over all devices
-  publish_period: int = 25  # updates
+  batch_size: int = 256  # sequences of an update, over all devices
+  publish_period: int = 25  # updates between two publications of acting parameters
 
   def __post_init__(self):
     super().__post_init__()
@@ -56,14 +56,17 @@ class OffPolicyConfig(LoopConfig):
 
   @property
   def batch_per_process(self) -> int:
-    """Sequences that each process reads for a batch."""
+    """Number of sequences that each process of the learner reads for a batch."""
     return self.batch_size // self.num_processes
 
   def batch_per_device(self, num_devices: int) -> int:
-    """Sequences for each device; there are so many in all processes together.
+    """Number of sequences of a batch on each device.
+
+    Args:
+      num_devices: number of devices of all processes together.
 
     Raises:
-      ValueError: the batch does not divide.
+      ValueError: the batch does not divide; the message names a size that would.
     """
     if self.batch_size % num_devices:
       raise ValueError(
@@ -75,48 +78,49 @@ class OffPolicyConfig(LoopConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(LoopConfig):
-  """The learner of an agent that reads each sequence once, from a queue.
+  """Settings of the learner of an agent that reads each sequence once, from a queue.
 
   Each update learns from as many sequences as all actors collect in one unroll; each process reads
   an equal part of them.
 
   Raises:
-    ValueError: a number that cannot work, named with its field.
+    ValueError: a number cannot work; the message names its field.
   """
 
-  log_period: int = 8  # updates, each of one unroll
-  max_staleness: int = 2  # updates; sequences of an older policy are discarded
+  log_period: int = 8  # updates between two reports of metrics, each update of one unroll
+  max_staleness: int = 2  # updates by which a policy may be old; older sequences are discarded
 
   @property
   def publish_period(self) -> int:
-    """Updates between two publications: actors need the newest policy."""
+    """Updates between two publications of acting parameters: 1, as actors need the newest policy."""
     return 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig(OffPolicyConfig):
-  """Optimizers of the dreamer's learner; the defaults are those of the preset `tpu-v4-8`."""
+  """Settings of the dreamer's learner; the defaults are those of the preset `tpu-v4-8`."""
 
-  model_learning_rate: float = 3e-4  # of the world model
-  policy_learning_rate: float = 1e-4  # of the actor
-  adam_epsilon: float = 1e-8  # of both optimizers
-  rate_warm_up: int = 100  # updates until the learning rates are reached
+  model_learning_rate: float = 3e-4  # learning rate of the world model
+  policy_learning_rate: float = 1e-4  # learning rate of the actor
+  adam_epsilon: float = 1e-8  # epsilon of both Adam optimizers
+  rate_warm_up: int = 100  # updates over which the learning rates rise linearly
   fused: bool = False  # environments, replay and update in one program; else over processes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOLearnerConfig(OnPolicyConfig):
-  """Rates of PPO's learner.
+  """Settings of PPO's learner.
 
-  Minibatches, epochs and rate that are None follow from the number of environments and steps.
-  A run is fused, one program of one process; or actors run in processes of their own.
+  Minibatches, epochs and learning rate that are None follow from the number of environments and
+  steps, see `ppo_update.auto_scale`. A run is fused, one program in one process; or actors run in
+  processes of their own.
   """
 
-  num_minibatches: int | None = None  # of each epoch
-  num_epochs: int | None = None  # of each unroll
-  learning_rate: float | None = None  # of Adam
-  anneal: bool = True  # the learning rate, linearly to 0 at max_environment_steps
-  max_gradient: float = 0.5  # global norm
-  adam_epsilon: float = 1e-5  # of the optimizer
-  checkpoint_period: float = 600.0  # seconds
-  fused: bool = True  # else with actors of their own, and a queue
+  num_minibatches: int | None = None  # minibatches of each epoch
+  num_epochs: int | None = None  # epochs over each unroll
+  learning_rate: float | None = None  # learning rate of Adam
+  anneal: bool = True  # whether the learning rate falls linearly to 0 at max_environment_steps
+  max_gradient: float = 0.5  # global norm to which gradients are clipped
+  adam_epsilon: float = 1e-5  # epsilon of Adam
+  checkpoint_period: float = 600.0  # seconds between two checkpoints
+  fused: bool = True  # environments and update in one program; else over processes, with a queue

@@ -1,4 +1,4 @@
-"""Programs over several devices: the axis that `pmap` names, and what is equal or split along it."""
+"""Programs over several devices: `pmap` with a named axis, and trees replicated or split along it."""
 
 import functools
 from collections.abc import Callable
@@ -18,9 +18,18 @@ DEVICES = 'devices'
 def mapped(
   function: Callable[..., Any], devices: list[jax.Device], in_axes: int | tuple[int | None, ...] = 0
 ) -> Any:
-  """`pmap` over DEVICES, with a donated first argument, traced for the platform of the devices.
+  """Maps a function over devices: `jax.pmap` with the axis name DEVICES and a donated first argument.
 
-  The devices may be those of a topology that this machine does not have.
+  The function is traced for the platform of the devices, which may be those of a topology that this
+  machine does not have.
+
+  Args:
+    function: takes and returns trees of one device.
+    devices: D devices.
+    in_axes: as in `jax.pmap`.
+
+  Returns:
+    The mapped function, of trees [D, ...].
   """
 
   @functools.wraps(function)  # whose name is that of the program, in a profile
@@ -32,21 +41,25 @@ def mapped(
 
 
 def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tree:
-  """Means over DEVICES, or sums by `jax.lax.psum`.
+  """Reduces each leaf over the axis DEVICES, inside of `mapped`; by default to the mean.
 
-  On a single device they are the input: XLA's CPU backend would still run a collective with itself,
-  258 times in an update of PPO.
+  A single device returns the input: XLA's CPU backend would still run a collective with itself, 258
+  times in an update of PPO.
+
+  Args:
+    tree: the leaves of this device.
+    reduce: `jax.lax.pmean`, `jax.lax.psum` or another collective with these arguments.
   """
   return tree if jax.lax.axis_size(DEVICES) == 1 else reduce(tree, DEVICES)
 
 
 def mean_total(x: jax.Array) -> jax.Array:
-  """The sum of an array on each device, averaged over DEVICES."""
+  """Sums an array on each device, and averages the sums over DEVICES."""
   return over_devices(jnp.sum(x))
 
 
 def replicate(tree: Tree, devices: list[jax.Device]) -> Tree:
-  """A copy for each device, [D, ...], as `pmap` over them takes it."""
+  """Copies a tree to each device: leaves [D, ...], as `pmap` over the devices takes them."""
   copies: Tree = jax.pmap(lambda _, tree: tree, in_axes=(0, None), devices=devices)(
     jnp.arange(len(devices)), tree
   )
@@ -54,14 +67,14 @@ def replicate(tree: Tree, devices: list[jax.Device]) -> Tree:
 
 
 def split(tree: Tree, devices: list[jax.Device]) -> Tree:
-  """Equal contiguous slices of the leading axis, [D, B / D, ...], each on its device."""
+  """Splits leaves [B, ...] into equal contiguous slices, [D, B / D, ...], each on its device."""
   count = len(devices)
   tree = jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), tree)
   return put(tree, devices)
 
 
 def put(tree: Tree, devices: list[jax.Device]) -> Tree:
-  """Leaves [D, ...] with each slice on its device."""
+  """Puts leaves [D, ...] on D devices, one slice on each."""
   return jax.tree.map(lambda x: jax.device_put(x, _sharding(x.shape, devices)), tree)
 
 
@@ -75,23 +88,24 @@ def _sharding(shape: tuple[int, ...], devices: list[jax.Device]) -> jax.sharding
 
 @jax.jit
 def first_replica(tree: Tree) -> Tree:
-  """A copy of one replica, [...] of [D, ...]; the replicas themselves may be donated."""
+  """Copies the first replica, leaves [...] of [D, ...]; the replicas may be donated afterwards."""
   return jax.tree.map(lambda x: jnp.copy(x[0]), tree)
 
 
 def jit_once(function: Callable[..., Tree]) -> Callable[..., Tree]:
-  """`jax.jit` of what runs once: a CPU's compiler would optimise it for longer than it takes."""
+  """`jax.jit` of a function that runs once; on a CPU not optimised, which would take longer than it."""
   options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
   return jax.jit(function, compiler_options=options)
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The red line of static shapes: tracing a second time, and so compiling anew, raises.
+  """Wraps a function that must be compiled once: tracing it a second time is an error.
 
-  (`chex.assert_max_traces` counts by source line, over all learners of a process.)
+  So shapes must be static. (`chex.assert_max_traces` counts by source line, over all learners of a
+  process.)
 
-  Raises:
-    RuntimeError: when it is traced for the second time.
+  Returns:
+    The function, which raises RuntimeError when it is traced for the second time.
   """
   traces = 0
 

@@ -1,8 +1,8 @@
 """The dreamer's TrainState and one update, seen from one device.
 
-One XLA program: world model, novelty, imagination, actor-critic, intrinsic state. Noise belongs to a
-sequence and its place in the global batch, so the update does not depend on how many devices
-share the batch.
+One XLA program: world model, novelty, imagination, actor-critic, intrinsic state. Random numbers
+follow from a sequence's position in the global batch, so the update does not depend on how many
+devices share the batch.
 """
 
 import dataclasses
@@ -34,15 +34,15 @@ class TrainState(NamedTuple):
   """All that an update changes; equal on all replicas, so one of them is the whole checkpoint.
 
   Attributes:
-    params: of 'world_model' and 'actor_critic', float32; and the ring of any 'memory', which no
-      optimizer changes.
-    slow_critic: slow copy of the critic's parameters.
-    model_opt_state: of the world model's optimizer.
-    policy_opt_state: of the actor-critic's.
-    intrinsic: novelty's averages and boredom.
-    scales: of the advantages of task and novelty.
-    key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
-    step: [] int32, updates done.
+    params: float32 parameters of 'world_model' and 'actor_critic'; with a memory also its ring buffer
+      'memory', which no optimizer changes.
+    slow_critic: moving average of the critic's parameters.
+    model_opt_state: state of the world model's optimizer.
+    policy_opt_state: state of the actor-critic's optimizer.
+    intrinsic: running statistics of novelty, and boredom.
+    scales: running statistics of imagined returns, which scale the advantages.
+    key: [2] uint32, `key_data` of a PRNG key: pmap dispatches in Python where it returns a typed key.
+    step: [] int32, number of updates done.
   """
 
   params: Tree
@@ -56,7 +56,7 @@ class TrainState(NamedTuple):
 
 
 class Update(NamedTuple):
-  """How a TrainState begins and changes.
+  """Functions that make a TrainState, and update it by one batch.
 
   Attributes:
     init: key -> TrainState of one replica.
@@ -71,7 +71,13 @@ class Update(NamedTuple):
 def make_optimizer(
   rate: float, max_gradient: float, config: learner_config.LearnerConfig
 ) -> optax.GradientTransformation:
-  """Adam with a linear warm-up, its gradient clipped by global norm."""
+  """Adam with a linear warm-up of its learning rate, and gradients clipped by global norm.
+
+  Args:
+    rate: learning rate after warm-up.
+    max_gradient: global norm to which gradients are clipped.
+    config: gives the length of the warm-up, and Adam's epsilon.
+  """
   schedule = optax.linear_schedule(rate / config.rate_warm_up, rate, config.rate_warm_up)
   return optax.chain(
     optax.clip_by_global_norm(max_gradient), optax.adam(schedule, eps=config.adam_epsilon)
@@ -79,7 +85,7 @@ def make_optimizer(
 
 
 def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig) -> Update:
-  """Builds the update of one agent."""
+  """Builds the update of a dreamer, with the optimizers of `config`."""
   learner = _Learner(
     dreamer,
     make_optimizer(config.model_learning_rate, learner_config.MODEL_MAX_GRADIENT, config),
@@ -92,9 +98,9 @@ class _Imagined(NamedTuple):
   """Experience of one update for the actor-critic: imagined, and replayed.
 
   Attributes:
-    dream: imagined from steps of the batch.
-    replayed: the batch.
-    motivation: of intrinsic motivation.
+    dream: imagination rollouts from steps of the batch.
+    replayed: the batch itself.
+    motivation: averages of novelty, which scale intrinsic rewards.
   """
 
   dream: dream.Dream
@@ -111,7 +117,7 @@ class _Learner:
   policy_optimizer: optax.GradientTransformation
 
   def init(self, key: chex.PRNGKey) -> TrainState:
-    """A TrainState at its beginning."""
+    """Makes a TrainState before its first update."""
     init_key, key = jax.random.split(key)
     params = self.dreamer.agent.init_params(init_key)
     return TrainState(
@@ -127,7 +133,7 @@ class _Learner:
     )
 
   def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
-    """One update, seen from one device; gradients are averaged over DEVICES."""
+    """One update, seen from one device; gradients and metrics are averaged over DEVICES."""
     config = self.dreamer.config
     sequence = experience.time_major(sequence)
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
@@ -174,7 +180,7 @@ class _Learner:
     sequence: experience.Sequence,
     recalled: jax.Array | None,
   ) -> tuple[TrainState, Any, Metrics]:
-    """One step of the model's optimizer; also the posterior of the batch."""
+    """One step of the model's optimizer; returns state, posterior of the batch, and metrics."""
     gradient = jax.value_and_grad(self.dreamer.model.loss, has_aux=True)
     value_loss = functools.partial(self._value_loss, state, sequence)
     (_, aux), grads = gradient(state.params['world_model'], keys, sequence, value_loss, recalled)
@@ -211,7 +217,7 @@ class _Learner:
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
   def _imagine(self, state, posterior, felt, keys, sequence, horizon, motivation) -> _Imagined:
-    """Imagination from steps of the batch, by the newest parameters."""
+    """Imagination rollouts from steps of the batch, by the newest parameters."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
     start, history = dream.starts(
@@ -285,7 +291,7 @@ class _Learner:
     """Writes the most surprising steps of all devices into the memory; nothing without one.
 
     Args:
-      state: with the updated model and policy.
+      state: train state with the updated model and policy.
       sequence: [T, B, ...].
       replayed: the same, with features.
       recall: [T, B, ...], what acting could recall; its reads renew entries.
@@ -423,7 +429,10 @@ class _Learner:
   def _felt(
     self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
   ) -> intrinsic.Felt:
-    """Replayed steps; no transition leads to a FIRST step, which has no reward of survival."""
+    """Inputs of intrinsic rewards at replayed steps.
+
+    No transition leads to a FIRST step, so it has no reward of survival.
+    """
     model = self.dreamer.model
     survival = model.survival(model.read_vitals(posterior.latent.numbers), discount)
     if survival is not None:
@@ -447,7 +456,7 @@ class _Learner:
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:
-  """Two keys for each sequence of this device, which follow from its place in the global batch."""
+  """Two keys [batch] for the sequences of this device, from their positions in the global batch."""
   place = jax.lax.axis_index(devices_lib.DEVICES) * batch + jnp.arange(batch)
   sequence_keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(place)
   keys = jax.vmap(jax.random.split)(sequence_keys)

@@ -1,4 +1,4 @@
-"""The training loop: updates from a source of batches, and reports, checkpoints and an end in time."""
+"""The training loop: updates on batches of a source, reports of metrics, checkpoints, and the end."""
 
 import abc
 import collections
@@ -22,11 +22,11 @@ POLL_SECONDS = 0.2  # for a batch, before the loop checks whether it should end
 
 
 class Done(NamedTuple):
-  """Updates of one call.
+  """Result of one call of `Source.update`.
 
   Attributes:
-    updates: how many there were.
-    metrics: sums over them, [D, ...] and equal on all devices; perhaps not computed yet.
+    updates: number of updates done.
+    metrics: sums over these updates, [D, ...] and equal on all devices; perhaps not computed yet.
     compiled: whether the call compiled the program first; its time is then start-up.
   """
 
@@ -40,9 +40,9 @@ class Interval(NamedTuple):
 
   Attributes:
     step: learner step at its end.
-    updates: in it.
-    environment_steps: collected in it.
-    seconds: of it, evaluation left out.
+    updates: number of updates in it.
+    environment_steps: number of environment steps collected in it.
+    seconds: its duration, without evaluation.
   """
 
   step: int
@@ -55,10 +55,10 @@ class Status(NamedTuple):
   """The state of a run between two updates.
 
   Attributes:
-    step: updates done.
-    environment_step: steps collected.
-    acting_params: a function that copies what actors need, on one device.
-    finished: whether the run is over; False when it was stopped, too.
+    step: number of updates done.
+    environment_step: number of environment steps collected.
+    acting_params: function that copies the acting parameters of one replica, on one device.
+    finished: whether the run is over; False also if it was stopped before.
   """
 
   step: int
@@ -68,7 +68,7 @@ class Status(NamedTuple):
 
 
 class Update(Protocol):
-  """How a train state begins and changes; an agent's own."""
+  """An agent's functions that make its train state, and update it by one batch."""
 
   @property
   def init(self) -> Callable[[jax.Array], Any]:
@@ -83,15 +83,15 @@ class Update(Protocol):
 
 
 class Source(abc.ABC):
-  """Batches for the updates of one agent; also takes the parameters that collect more of them.
+  """Supplies batches, does the updates of one agent with them, and hands acting parameters to actors.
 
-  The whole state of a run is what a checkpoint holds: host arrays of one replica, with whatever else
+  The whole state of a run is the content of a checkpoint: arrays of one replica, and whatever else
   a source needs to resume. On the devices it is replicated, [D, ...].
   """
 
   @abc.abstractmethod
   def init(self, key: jax.Array) -> Tree:
-    """The whole state of a run at its beginning."""
+    """Makes the whole state of a run at its beginning, from a PRNG key."""
 
   @abc.abstractmethod
   def shapes(self) -> Tree:
@@ -100,86 +100,89 @@ class Source(abc.ABC):
   def restore(
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[Tree, int] | None:
-    """The whole state of the newest checkpoint and its learner step; None where there is none.
+    """Reads the whole state of the newest checkpoint and its learner step; None without a checkpoint.
 
     Args:
-      checkpointer: of the run.
-      key: of `init`, which gives the parts that the checkpoint lacks.
+      checkpointer: the run's checkpoints.
+      key: PRNG key for `init`, which makes the parts that the checkpoint lacks.
     """
     del key
     return checkpointer.restore(self.shapes())
 
   @abc.abstractmethod
   def place(self, whole: Tree, step: int) -> Tree:
-    """The state on the devices, donated to the next update; its updates go on from `step`."""
+    """Puts the whole state of learner step `step` on the devices; the next update donates it."""
 
   @abc.abstractmethod
   def gather(self, state: Tree) -> Tree:
-    """The inverse of `place`, as a copy."""
+    """Copies a state on the devices to a whole state: the inverse of `place`."""
 
   @abc.abstractmethod
   def acting_params(self, state: Tree) -> Tree:
-    """Parameters that act, copied from one replica."""
+    """Acting parameters, copied from one replica."""
 
   @property
   @abc.abstractmethod
   def environment_step(self) -> int:
-    """Environment steps collected in the whole run, as far as known."""
+    """Number of environment steps collected in the whole run, as far as known."""
 
   def is_over(self, step: int, max_environment_steps: int) -> bool:
-    """Whether a run of so many environment steps is over.
+    """Whether a run is over.
 
     Args:
-      step: updates done.
-      max_environment_steps: of the run.
+      step: number of updates done.
+      max_environment_steps: number of environment steps after which the run is over.
     """
     del step
     return self.environment_step >= max_environment_steps
 
   @abc.abstractmethod
   def ready(self, timeout_seconds: float) -> bool:
-    """Whether a batch is at hand, after waiting for it if need be."""
+    """Waits for a batch; returns whether one is there in time."""
 
   @abc.abstractmethod
   def update(self, state: Tree, step: int, most: int) -> tuple[Tree, Done]:
-    """Does up to `most` updates, at least one, once `ready`."""
+    """Does 1 to `most` updates, once `ready`; returns the next state, and their number and metrics.
+
+    Before them, `step` updates were done. The state is donated.
+    """
 
   @abc.abstractmethod
   def report(self, span: Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Metrics of a span.
+    """Metrics of a span, by name.
 
     Args:
-      span: which begins where the span before has ended.
-      totals: sums of metrics over its updates.
+      span: the time since the last report.
+      totals: sums of the updates' metrics over the span.
     """
 
   def on_start(self, status: Status) -> None:
-    """Before the first update of this process."""
+    """Called before the first update of this process."""
     del status
 
   def on_idle(self, status: Status) -> None:
-    """While no batch arrives."""
+    """Called repeatedly while no batch arrives."""
     del status
 
   def on_update(self, status: Status) -> None:
-    """After each call of `update`."""
+    """Called after each call of `update`."""
     del status
 
   def on_save(self) -> None:
-    """While a checkpoint of the state is written."""
+    """Called when a checkpoint of the state has begun, except for the last one."""
     return
 
   def on_end(self, status: Status) -> None:
-    """After the last checkpoint of the state has begun."""
+    """Called when the last checkpoint of the state has begun."""
     del status
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Stops reading."""
+    """Stops reading batches; called once, after the last update."""
 
 
 class Logger(Protocol):
-  """Takes metrics."""
+  """Writes metrics, by name."""
 
   def write(self, values: Mapping[str, Any]) -> None: ...
   def close(self) -> None: ...
@@ -197,11 +200,11 @@ class _Silent:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
-  """When a run is over.
+  """Limits of a run, which is over once either is reached.
 
   Attributes:
-    max_environment_steps: collected.
-    max_seconds: since the first update of this process, evaluation left out; None: never.
+    max_environment_steps: number of environment steps collected.
+    max_seconds: time since the first update of this process, without evaluation; None for no limit.
   """
 
   max_environment_steps: int
@@ -210,11 +213,11 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hooks:
-  """Callables of the process that runs a loop.
+  """Callbacks to the process that runs a loop.
 
   Attributes:
-    should_stop: whether it was asked to stop.
-    make_logger: learner step of the restored state -> logger.
+    should_stop: returns whether the process was asked to stop.
+    make_logger: learner step at which training begins or resumes -> logger.
     between: called with the status before each update, and once when the run has finished; its time
       counts neither for `Budget.max_seconds` nor for throughput.
   """
@@ -228,22 +231,22 @@ class Loop:
   """Trains until the budget is spent, and can stop at any update.
 
   Args:
-    source: of batches and updates.
-    config: of the loop.
-    budget: after which the run is over.
-    hooks: of this process.
-    checkpointer: of the whole state; None where another process saves.
-    seed: of the first state.
-    group: of the processes that learn as one, each of which reads its part of every batch; None
+    source: supplies batches, and does the updates.
+    config: settings of the loop.
+    budget: limits after which the run is over.
+    hooks: callbacks to this process.
+    checkpointer: saves and restores the whole state; None where another process does.
+    seed: seed of the first state.
+    group: the processes that learn as one, each of which reads its part of every batch; None
       where this one is alone. Only the first publishes, saves and reports.
     profiler: traces some of the updates; None for none.
 
   Attributes:
-    step: updates done.
-    state: on the devices.
+    step: number of updates done.
+    state: the source's state, on the devices.
 
   Raises:
-    ValueError: the newest checkpoint is of another configuration.
+    ValueError: the newest checkpoint was saved with another configuration.
   """
 
   def __init__(
@@ -296,7 +299,7 @@ class Loop:
     """Trains and saves; returns whether the run is over, rather than stopped.
 
     Raises:
-      FloatingPointError: a metric is not finite; nothing of it was saved.
+      FloatingPointError: a metric is not finite; the updates concerned were not saved.
     """
     if self._is_first:
       self._logger = self._hooks.make_logger(self.step)
@@ -462,7 +465,7 @@ class Loop:
 
 
 def means(totals: Mapping[str, float], span: Interval) -> dict[str, float]:
-  """Metrics of an average update of a span."""
+  """Means of metrics over the updates of a span, from their sums."""
   return {name: total / span.updates for name, total in totals.items()}
 
 
@@ -477,10 +480,10 @@ def _totals(pending: Sequence[Done]) -> dict[str, float]:
 
 
 def check_finite(values: Mapping[str, float], step: int, config: learner_config.LoopConfig) -> None:
-  """Refuses metrics that are not finite.
+  """Raises an error if metrics are not finite.
 
   Raises:
-    FloatingPointError: names them, and the learning rates to lower.
+    FloatingPointError: some are not; the message names them, and the learning rates to lower.
   """
   broken = [name for name, value in values.items() if not np.isfinite(value)]
   if broken:

@@ -1,8 +1,8 @@
 """PPO's TrainState and one update, seen from one device: epochs over shuffled minibatches.
 
-Also the numbers of minibatches and epochs that suit a number of environments. The shuffle belongs to
-an environment and its place in the global batch, so the update does not depend on how many devices
-share the batch.
+Also the numbers of minibatches and epochs that suit a number of environments. The shuffle of an
+environment's steps follows from its position in the global batch, so the update does not depend on
+how many devices share the batch.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ class Scale(NamedTuple):
   """Minibatches, epochs and learning rate of one unroll.
 
   Attributes:
-    num_minibatches: of each epoch, M.
-    num_epochs: E.
-    learning_rate: of Adam, before annealing.
+    num_minibatches: M, minibatches of each epoch.
+    num_epochs: E, epochs over each unroll.
+    learning_rate: learning rate of Adam, before annealing.
   """
 
   num_minibatches: int
@@ -52,11 +52,11 @@ def auto_scale(
   num_devices: int = 1,
   recurrent: bool = False,
 ) -> Scale:
-  """Minibatches, epochs and learning rate for a number of environments, unless the config sets them.
+  """Chooses minibatches, epochs and learning rate for a number of environments.
 
-  With more environments a minibatch keeps to about 8,192 steps: more of them make an epoch, and fewer
-  epochs follow, down to 2, so that the number of gradient steps stays while it can. The rate is
-  inverse to that number.
+  A minibatch keeps about 8,192 steps. With more environments an epoch has more minibatches, and there
+  are fewer epochs, down to 2, so that the number of gradient steps stays at 16 while it can. Beyond
+  16, the learning rate is inverse to that number.
 
     | environments x steps | minibatches | epochs | gradient steps | rate    |
     | 256 x 128      | 4           | 4      | 16             | 2.5e-4  |
@@ -64,14 +64,14 @@ def auto_scale(
     | 2,048 x 128    | 32          | 2      | 64             | 6.25e-5 |
 
   Args:
-    config: its numbers take precedence.
-    num_envs: N, over all devices.
-    num_steps: of each environment in an unroll.
-    num_devices: that share the environments.
-    recurrent: whether minibatches are of whole streams and not of single steps.
+    config: its numbers that are not None take precedence.
+    num_envs: N, number of environments on all devices.
+    num_steps: number of steps of each environment in an unroll.
+    num_devices: number of devices that share the environments.
+    recurrent: whether minibatches consist of whole streams (environments), not of single steps.
 
   Raises:
-    ValueError: environments or steps do not divide; names the field and the nearest that would.
+    ValueError: environments or steps do not divide; the message names the nearest that would.
   """
   if num_envs % num_devices:
     near = max(1, round(num_envs / num_devices)) * num_devices
@@ -106,10 +106,15 @@ def auto_scale(
 
 
 def envs_per_block(num_minibatches: int, num_steps: int, recurrent: bool) -> int:
-  """Neighbouring environments whose steps are shuffled together.
+  """Number of neighbouring environments, a block, whose steps are shuffled together.
 
-  Each block gives equally much to each minibatch. Steps of one environment are shuffled by themselves
-  where they divide among the minibatches; else those of as few environments together as do.
+  Each block gives as many steps to each minibatch. It is one environment if its steps divide among
+  the minibatches; else the smallest number of environments whose steps do.
+
+  Args:
+    num_minibatches: minibatches of each epoch.
+    num_steps: steps of each environment in an unroll.
+    recurrent: whether whole streams are shuffled; a block then has one for each minibatch.
   """
   if recurrent:
     return num_minibatches
@@ -120,11 +125,12 @@ class TrainState(NamedTuple):
   """All that an update changes; equal on all replicas.
 
   Attributes:
-    params: of the network, float32.
-    opt_state: of its optimizer.
-    key: [2] uint32, data of a PRNG key: where a typed one is returned, pmap dispatches in Python.
-    step: [] int32, updates done, each of one unroll.
-    environment_step: [2] uint32, steps learned from by all devices, the low and the high half.
+    params: float32 parameters of the network.
+    opt_state: state of its optimizer.
+    key: [2] uint32, `key_data` of a PRNG key: pmap dispatches in Python where it returns a typed key.
+    step: [] int32, number of updates done, each of one unroll.
+    environment_step: [2] uint32, number of environment steps learned from by all devices: the low and
+      the high 32 bits.
   """
 
   params: Tree
@@ -135,7 +141,7 @@ class TrainState(NamedTuple):
 
 
 def environment_step(state: TrainState) -> int:
-  """Steps that one replica has learned from."""
+  """Number of environment steps that all devices have learned from; `state` is one replica."""
   low, high = (int(half) for half in jax.device_get(state.environment_step))
   return (high << 32) + low
 
@@ -147,13 +153,13 @@ def _advance(halves: jax.Array, count: int) -> jax.Array:
 
 
 class Footprint(NamedTuple):
-  """Bytes of what an update holds on one device besides its state.
+  """Bytes that an update holds on one device, besides the train state.
 
   Attributes:
-    steps: of one batch.
-    minibatch: of those, at a time.
-    residuals: that the gradient of a minibatch would keep if no operation were fused with another.
-    forward: of a pass over all steps, that only a recurrent network needs; 0 without.
+    steps: bytes of the steps of one batch.
+    minibatch: bytes of one minibatch.
+    residuals: bytes that the gradient of a minibatch would keep if XLA fused no operations.
+    forward: bytes of the pass over all steps that only a recurrent network needs; 0 without.
   """
 
   steps: int
@@ -163,19 +169,19 @@ class Footprint(NamedTuple):
 
 
 def num_bytes(tree: Tree) -> int:
-  """Bytes of all arrays of a tree, or of their shapes; keys are small, and not counted."""
+  """Bytes of all arrays of a tree, or of `jax.ShapeDtypeStruct`s; typed keys are not counted."""
   is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if not is_key(x))
 
 
 class Update(NamedTuple):
-  """How a TrainState begins and changes.
+  """Functions that make a TrainState, and update it by one batch.
 
   Attributes:
     init: key -> TrainState of one replica.
     update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics); to be run
       under an axis named DEVICES.
-    footprint: (params, Sequence [B, T, ...]) -> Footprint, of their shapes.
+    footprint: (params, Sequence [B, T, ...] of one device) -> Footprint, from shapes alone.
     scale: minibatches, epochs and learning rate.
   """
 
@@ -193,14 +199,15 @@ def make_update(
   max_environment_steps: int | None = None,
   delayed: bool = False,
 ) -> Update:
-  """Builds the update of one agent.
+  """Builds the update of a PPO agent.
 
   Args:
     ppo: the agent.
-    config: of the optimizer.
-    scale: minibatches, epochs and rate.
-    max_environment_steps: at which an annealed rate is 0; None to keep it.
-    delayed: whether actors may have had parameters of some updates ago.
+    config: settings of the optimizer.
+    scale: minibatches, epochs and learning rate.
+    max_environment_steps: number of environment steps at which an annealed learning rate reaches 0;
+      None keeps the rate constant.
+    delayed: whether actors may have had parameters of some updates ago, see `masked_ppo`.
   """
   optimizer = optax.chain(
     optax.clip_by_global_norm(config.max_gradient), optax.scale_by_adam(eps=config.adam_epsilon)
@@ -216,9 +223,9 @@ class _Learner:
 
   Attributes:
     ppo: the agent.
-    optimizer: but for the learning rate.
-    scale: minibatches, epochs and rate.
-    anneal_until: environment steps at which the rate is 0; None to keep it.
+    optimizer: clipping and Adam, without the learning rate.
+    scale: minibatches, epochs and learning rate.
+    anneal_until: environment steps at which the learning rate reaches 0; None keeps it constant.
     delayed: whether actors may have had parameters of some updates ago.
   """
 
@@ -233,7 +240,7 @@ class _Learner:
     return bool(self.ppo.config.recurrent_size)
 
   def init(self, key: chex.PRNGKey) -> TrainState:
-    """A TrainState at its beginning."""
+    """Makes a TrainState before its first update."""
     init_key, key = jax.random.split(key)
     params = self.ppo.agent.init_params(init_key)
     return TrainState(
@@ -245,7 +252,7 @@ class _Learner:
     )
 
   def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
-    """One update, seen from one device; gradients are averaged over DEVICES."""
+    """One update, seen from one device; gradients and metrics are averaged over DEVICES."""
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(jax.random.wrap_key_data(state.key))
     rate = self._learning_rate(state)
@@ -254,7 +261,7 @@ class _Learner:
     order = self._shuffle(shuffle_key, num_envs, num_steps)
     steps = batch
     if not self._recurrent:
-      # Time-major is how they lie already; so places are turned, and not the steps.
+      # The steps are time-major already; so the indices are converted, and not the steps.
       steps = _flat(batch)
       order = order % num_steps * num_envs + order // num_steps
     params, opt_state, metrics = self._epochs(state, steps, sequence.initial_state, rate, order)
@@ -272,9 +279,9 @@ class _Learner:
     return state, devices_lib.over_devices(metrics)
 
   def _learning_rate(self, state: TrainState) -> jax.Array:
-    """Annealed by environment steps, as the number of updates depends on that of environments.
+    """Learning rate of all gradient steps of one unroll.
 
-    All gradient steps of one unroll have the same.
+    Annealed by environment steps, as the number of updates depends on the number of environments.
     """
     rate = jnp.float32(self.scale.learning_rate)
     if self.anneal_until is None:
@@ -283,7 +290,7 @@ class _Learner:
     return rate * jnp.maximum(0.0, 1.0 - (low + 2.0**32 * high) / self.anneal_until)
 
   def _shuffle(self, key: chex.PRNGKey, num_envs: int, num_steps: int) -> jax.Array:
-    """[E M, R] int32, places in a batch of this device: of streams, or of environment-major steps."""
+    """[E M, R] int32, indices of streams, or of environment-major steps, for each minibatch."""
     num_minibatches, num_epochs, _ = self.scale
     block = envs_per_block(num_minibatches, num_steps, self._recurrent)
     count = num_envs // block
@@ -303,7 +310,7 @@ class _Learner:
     rate: jax.Array,
     order: jax.Array,
   ) -> tuple[Tree, Tree, Metrics]:
-    """A gradient step for each minibatch; new parameters and moments, and metrics [E M]."""
+    """A gradient step for each minibatch; returns parameters, optimizer state, and metrics [E M]."""
 
     def gradient_step(carry: tuple[Tree, Tree], places: jax.Array):
       params, opt_state = carry
@@ -353,7 +360,7 @@ class _Learner:
 
 
 def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:
-  """Advantages to mean 0 and deviation 1, weights to sum 1, over a minibatch of all devices.
+  """Scales advantages to mean 0 and deviation 1, weights to sum 1, over a minibatch of all devices.
 
   Weights sum to 1 on average over the devices, so the mean of their gradients is the gradient.
   """

@@ -1,4 +1,4 @@
-"""Several processes of one learner: they join, keep in step, and end together.
+"""Several processes of one learner, which join, do every update together, and end together.
 
 Only gradients cross between them in an update (`devices.DEVICES` runs over all devices). All other
 agreements go through the coordinator of `jax.distributed`, which runs in the first process.
@@ -26,10 +26,10 @@ Tree = Any
 JOIN_SECONDS = 300  # for all processes to join; then the node fails, and is restarted
 # Missing heartbeats that count as a crash, after which all others end; JAX's default is 100 s.
 HEARTBEAT_SECONDS, MISSING_HEARTBEATS = 3, 6
-FIRST_UPDATES = 10  # times as long may the first take, while others still compile
+FIRST_UPDATES = 10  # the first update may take so many times as long: others may still compile
 _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
-"""Exit codes of a process that ends because another did; JAX aborts if it notices first."""
+"""Exit codes of a process that ends because another one did: by an exception, or by JAX's abort."""
 _STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
 # All errors of gloo; of NCCL those of its connections, not those of the device.
 _WORDS_OF_PEERS = ('gloo', 'remote process exited', 'unhandled system error')
@@ -38,12 +38,12 @@ _POLL_SECONDS = 0.2
 
 
 class Place(NamedTuple):
-  """The place of a process in its learner.
+  """Rank of a process in its learner, and address of the coordinator.
 
   Attributes:
     coordinator: HOST:PORT, the only address at which the first process listens.
     rank: 0 for the first process, which alone publishes, saves and reports.
-    size: how many processes there are.
+    size: number of processes.
   """
 
   coordinator: str
@@ -60,10 +60,13 @@ class ProcessGroup:
   which handles signals.
 
   Args:
-    place: of this process.
-    stuck_seconds: after which an update that has not ended counts as hung; 0: never.
-    should_stop: whether this process was asked to stop; it then ends, with code 0, while it waits
-      for others to join or to begin.
+    place: rank of this process, and the coordinator.
+    stuck_seconds: time after which an update that has not ended counts as hung; 0: never.
+    should_stop: returns whether this process was asked to stop; it then exits with code 0, while it
+      waits for others to join or to begin.
+
+  Raises:
+    RuntimeError: joining failed, as when not all processes join in time.
   """
 
   def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
@@ -100,13 +103,13 @@ class ProcessGroup:
     return self._place.size
 
   def broadcast(self, tree: Tree) -> Tree:
-    """The tree of the first process, bitwise, in all of them.
+    """Copies the tree of the first process to all processes, bitwise; all must call it.
 
     Args:
       tree: arrays and typed keys; in other processes than the first, their shapes and dtypes.
 
     Returns:
-      Host arrays and typed keys.
+      The tree of the first process, as host arrays and typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
     is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
@@ -148,9 +151,10 @@ class ProcessGroup:
     it. So no process waits inside an update for another that has no batch.
 
     Args:
-      now: this process ends, and so must the others.
-      wishes: asked while this process waits, whether it now wishes to end; all end one update
-        later, and a process without a batch must not wait for one (`is_asked_to_end`).
+      now: whether this process ends before this update, and so must the others.
+      wishes: called repeatedly while this process waits; returns whether it now wishes to end. Then
+        all end one update later, and a process without a batch must not wait for one (see
+        `is_asked_to_end`).
     """
     # A vote belongs to its round: written before the barrier, all processes read it after.
     round_, self._rounds = f'end/{self._rounds}/', self._rounds + 1
@@ -169,11 +173,11 @@ class ProcessGroup:
     return bool(self._client.key_value_dir_get(round_))
 
   def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
-    """The sum over all processes, each of which calls it; returns once all have called it.
+    """Sums a number over all processes; returns once all have called it.
 
     Args:
-      count: of this process.
-      meanwhile: called while this process waits.
+      count: the number of this process.
+      meanwhile: called repeatedly while this process waits.
     """
     # While one still reads its sum, others may have begun the next one, but not the one after it.
     round_, self._sums = f'sum/{self._sums % 2}/', self._sums + 1
@@ -182,7 +186,7 @@ class ProcessGroup:
     return sum(int(value) for _, value in self._client.key_value_dir_get(round_))
 
   def meet(self, meanwhile: Callable[[], object]) -> None:
-    """Returns once all processes have called it; calls `meanwhile` while this one waits."""
+    """Waits until all processes have called it; calls `meanwhile` repeatedly while it waits."""
     self._meet('meeting', meanwhile)
 
   def _end_if_asked(self) -> None:
@@ -199,7 +203,7 @@ class ProcessGroup:
     self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
 
   def note_failure(self, error: Exception) -> None:
-    """Notes whether the error that ends this process is about another process."""
+    """Notes for the exit code whether the error that ends this process is about another process."""
     if is_of_peers(error):
       self._exit_code = _PEER_GONE
 
@@ -231,11 +235,12 @@ class ProcessGroup:
       exit_at_once(1)
 
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
-    """Ends in order: returns when all processes have saved and called it.
+    """Leaves the group in order: returns when all processes have saved and called it.
 
     Args:
       finished: whether the run is over; the first process decides.
-      was_asked: whether this process was asked to stop; a signal may arrive later than at others.
+      was_asked: returns whether this process was asked to stop; a signal may arrive later than at
+        other processes.
 
     Raises:
       RuntimeError: another process was asked to stop, so this one should be restarted; or a
@@ -265,10 +270,13 @@ class ProcessGroup:
 
 
 class Call:
-  """A call in a thread, so that the main thread handles signals meanwhile.
+  """Runs a function in a thread, so that the main thread handles signals meanwhile.
+
+  Args:
+    call: the function; it starts at once.
 
   Attributes:
-    result: of the call.
+    result: its result, once `wait` has returned True.
   """
 
   def __init__(self, call: Callable[[], Any]):
@@ -285,7 +293,7 @@ class Call:
       self._failure = error
 
   def wait(self, timeout_seconds: float) -> bool:
-    """Whether it has returned; raises its exception."""
+    """Waits at most so long; returns whether the function has returned, or raises its exception."""
     self._thread.join(timeout_seconds)
     if self._failure is not None:
       raise self._failure

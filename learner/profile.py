@@ -1,4 +1,4 @@
-"""A trace of a few updates, for Perfetto and TensorBoard."""
+"""Traces a few updates with JAX's profiler, for Perfetto and TensorBoard."""
 
 import contextlib
 import gzip
@@ -20,8 +20,8 @@ class Span(NamedTuple):
   """Updates that are traced.
 
   Attributes:
-    start: learner step at which it begins.
-    stop: at which it ends.
+    start: learner step at which the trace begins.
+    stop: learner step at which it ends.
   """
 
   start: int
@@ -33,7 +33,11 @@ class Span(NamedTuple):
 
 
 def parse(text: str) -> Span:
-  """Reads START:STOP; ValueError where it is none."""
+  """Parses START:STOP, two learner steps.
+
+  Raises:
+    ValueError: the text has another form, STOP is not above START, or the span exceeds MOST_UPDATES.
+  """
   start, separator, stop = text.partition(':')
   if not (separator and start.isdecimal() and stop.isdecimal()):
     raise ValueError(f'--profile {text}: write it as START:STOP, two updates such as 100:110')
@@ -57,9 +61,9 @@ class Profiler:
   does not trace it again; a node that was killed while it traced traces the rest.
 
   Args:
-    span: of learner steps.
-    folder: of this node's trace.
-    most: calls of `reach` after which the trace ends.
+    span: the learner steps to trace.
+    folder: folder for this node's trace.
+    most: number of calls of `reach` after which the trace ends.
     late: whether it may begin after the span, as for an actor that the rate limiter blocks.
   """
 
@@ -83,7 +87,7 @@ class Profiler:
     self._annotation = contextlib.ExitStack()
 
   def next(self, step: int) -> int | None:
-    """The step at which `reach` is due again; None for any."""
+    """The next step at which the trace may begin or end, by a call of `reach`; None without one."""
     if self._over or step >= self._span.stop:
       return None
     if step < self._span.start:
@@ -144,13 +148,16 @@ def _options() -> dict[str, Any]:
 
 
 def report(span: Span, run: pathlib.Path) -> str:
-  """The traces of a span as text: what each has, and what shows them.
+  """Describes the traces of a span: a line for each node, and where to open them.
 
   Each trace is written once more for Perfetto, under a fixed name.
 
   Args:
-    span: of updates.
-    run: its folder.
+    span: the updates that were traced.
+    run: folder of the run.
+
+  Returns:
+    The text, of several lines.
   """
   folder = span.folder(run)
   nodes = sorted(folder.glob(f'*/{_DONE}'), key=lambda path: path.parent.name != 'learner')

@@ -1,4 +1,4 @@
-"""Collectives and precision of an update, read in the text of its compiled program.
+"""Counts collectives and dtypes of an update in the text of its compiled program.
 
 Nothing is run: the update is compiled for devices that this machine only simulates.
 `launch/bench/tpu.py` compiles for TPUs, and reads those programs here, too.
@@ -36,13 +36,13 @@ _OUTPUTS = re.compile(r'entry_computation_layout=.*?->(?P<shapes>.*)')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """An update compiled for several devices.
+  """Figures of an update compiled for several devices.
 
   Attributes:
     reduced: bytes that each device contributes to all-reduces in one update.
-    gathered: bytes that each device contributes to all-gathers; it receives those of all.
+    gathered: bytes that each device contributes to all-gathers; it receives those of all devices.
     other_collectives: number of collectives of other kinds.
-    instructions: of the compiled program.
+    instructions: number of instructions of the compiled program.
     products: number of large matrix products and convolutions by the dtypes of their operands, such
       as 'bf16' or 'bf16*f32'.
     logarithms: number of logarithms and exponentials, of which losses and distributions are made, by
@@ -61,15 +61,15 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
   """Compiles the update for several numbers of devices, each with the whole batch of `work`.
 
   Args:
-    work: the share of each device.
-    num_devices: to compile for, of those that JAX has here.
+    work: agent and batch of each device.
+    num_devices: numbers of devices to compile for, each at most the number that JAX has here.
 
   Returns:
-    Bytes of the gradients; and for each number of devices the bytes each gives to all-reduces and to
-    all-gathers, and the instructions of the program.
+    Figures: bytes of the gradients; and for each number of devices the bytes that a device gives to
+    all-reduces and to all-gathers, and the number of instructions of the program.
 
   Raises:
-    ValueError: no number of devices, or more than JAX has here.
+    ValueError: there is no number of devices, or one that is below 1 or more than JAX has here.
   """
   here = jax.local_device_count()
   if not num_devices or not 1 <= min(num_devices) <= max(num_devices) <= here:
@@ -91,7 +91,7 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
 
 
 def compile_for(work: bench.Work, num_devices: int) -> Compiled:
-  """The update of `num_devices` devices, each with the batch of `work`."""
+  """Compiles the update for `num_devices` devices, each with the batch of `work`."""
   made, state, sequence = _shapes(work, num_devices)
   each: Any = functools.partial(
     jax.tree.map, lambda x: jax.ShapeDtypeStruct((num_devices, *x.shape), x.dtype)
@@ -111,7 +111,12 @@ def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.Update, 
 
 
 def read_program(text: str, num_devices: int) -> Compiled:
-  """Counts collectives, instructions, products and logarithms in the text of a compiled program."""
+  """Counts collectives, instructions, products and logarithms in the text of a compiled program.
+
+  Args:
+    text: the optimised HLO, as `compiled.as_text()` gives it.
+    num_devices: number of devices that it was compiled for.
+  """
   reduced = gathered = others = 0
   for found in _COLLECTIVE.finditer(text):
     num_bytes = sum(map(_num_bytes, _ARRAY.finditer(found['shape'])))
@@ -155,7 +160,14 @@ def _products(text: str) -> dict[str, int]:
 
 
 def output_dtypes(text: str) -> list[str]:
-  """Dtypes of what a compiled program returns, in the order of its flattened tree."""
+  """Dtypes of the outputs of a compiled program, such as 'f32', in the order of their flattened tree.
+
+  Args:
+    text: the optimised HLO, as `compiled.as_text()` gives it.
+
+  Raises:
+    ValueError: the text names no outputs.
+  """
   found = _OUTPUTS.search(text)
   if found is None:
     raise ValueError('the text of the program names no outputs')

@@ -20,14 +20,14 @@ Tree = Any
 
 
 class Replay(NamedTuple):
-  """Numbers of a replay in device memory, on all devices together.
+  """Sizes and replay ratio of a replay in device memory, over all devices together.
 
   Attributes:
-    sizes: [B], of the stratum of each sequence of a batch, see `sample`.
-    strata: name and size of each.
-    capacity: sequences stored.
-    warm_up: sequences stored before the first update; they allow none.
-    rate: updates that each later sequence allows.
+    sizes: [B] int32, size of the stratum that each sequence of a batch is sampled from, see `sample`.
+    strata: size of each stratum in sequences, by name.
+    capacity: largest number of sequences stored.
+    warm_up: number of sequences stored before the first update; they allow no update.
+    rate: number of updates that each sequence after warm-up allows.
   """
 
   sizes: np.ndarray
@@ -37,7 +37,7 @@ class Replay(NamedTuple):
   rate: fractions.Fraction
 
   def updates(self, sequences: int) -> int:
-    """Updates that so many sequences allow in all."""
+    """Total number of updates allowed once so many sequences were added, warm-up included."""
     return math.floor(max(0, sequences - self.warm_up) * self.rate)
 
 
@@ -45,8 +45,8 @@ class Buffer(NamedTuple):
   """The newest C sequences; sequence i of all that were added lies in slot i mod C.
 
   Attributes:
-    storage: tree of [C, ...].
-    inserted: [] int32, sequences added so far.
+    storage: tree of arrays [C, ...].
+    inserted: [] int32, number of sequences added so far.
   """
 
   storage: Tree
@@ -54,11 +54,11 @@ class Buffer(NamedTuple):
 
 
 def init(schema: Tree, capacity: int) -> Buffer:
-  """An empty buffer.
+  """Makes an empty buffer.
 
   Args:
     schema: tree of jax.ShapeDtypeStruct of one sequence.
-    capacity: C.
+    capacity: C, the largest number of sequences stored.
   """
   storage = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), schema)
   return Buffer(storage, jnp.zeros((), jnp.int32))
@@ -77,11 +77,11 @@ def add(buffer: Buffer, sequences: Tree) -> Buffer:
 
 
 def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
-  """A batch of uniform samples with replacement.
+  """Samples a batch uniformly, with replacement.
 
   Args:
-    buffer: holds at least one sequence.
-    key: for the samples.
+    buffer: the buffer, with at least one sequence.
+    key: PRNG key.
     sizes: [B] int32, at most the capacity C; sample j is one of the newest `sizes[j]` sequences, or
       of all of them while there are fewer.
 
@@ -94,20 +94,27 @@ def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
 
 
 def newest(inserted: int, capacity: int, size: int) -> np.ndarray:
-  """[n] slots of the newest `size` sequences, or of all while there are fewer; the oldest comes first."""
+  """[n] int, slots of the newest `size` sequences, or of all while there are fewer; oldest first.
+
+  Args:
+    inserted: number of sequences added so far.
+    capacity: C, number of slots.
+    size: number of sequences wanted.
+  """
   first = max(0, inserted - min(size, capacity))
   return np.arange(first, inserted) % max(1, capacity)
 
 
 def gather(parts: Sequence[Buffer]) -> Buffer:
-  """A copy on the host of all slots that hold sequences.
+  """Joins the buffers of all devices to one on the host, without empty slots.
 
   Args:
-    parts: one of each device, which got equally many of all sequences: the first ones of each `add`
-      went to the first device, and so on.
+    parts: the buffer of each device. All hold equally many sequences: the first ones of each unroll
+      were added on the first device, and so on.
 
   Returns:
-    [n, ...] of one buffer, where sequences that were added together lie together.
+    A copy with storage [n, ...] of all n sequences, those of the same slot adjacent; and `inserted`
+    summed over the devices.
   """
   inserted = int(parts[0].inserted)
   count = min(inserted, _length(parts[0].storage))
@@ -121,15 +128,15 @@ def gather(parts: Sequence[Buffer]) -> Buffer:
 
 
 def scatter(saved: Buffer, capacity: int, num_devices: int) -> Buffer:
-  """The inverse of `gather`, for devices and a capacity that may be others.
+  """Splits a buffer over devices: the inverse of `gather`, also for other devices or capacity.
 
   Args:
-    saved: of `gather`.
-    capacity: C, of all devices; the oldest sequences are dropped where there are more.
-    num_devices: D.
+    saved: result of `gather`.
+    capacity: C, slots of all devices together; the oldest sequences are dropped if there are more.
+    num_devices: D, which divides the number of sequences kept.
 
   Returns:
-    [D, n / D, ...] filled slots of each device, and `inserted` [D], on the host.
+    Host arrays: the filled slots of each device, [D, n / D, ...], and `inserted`, [D] int32.
   """
   inserted, count = int(saved.inserted), _length(saved.storage)
   newest = np.arange(inserted - min(count, capacity), inserted)
@@ -145,19 +152,22 @@ def scatter(saved: Buffer, capacity: int, num_devices: int) -> Buffer:
 
 
 def pad(part: Buffer, capacity: int) -> Buffer:
-  """The buffer of one device from its filled slots [n, ...]."""
+  """Extends the filled slots [n, ...] of one device to a buffer of `capacity` slots."""
   grow = lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype).at[: len(x)].set(x)
   return Buffer(jax.tree.map(grow, part.storage), part.inserted)
 
 
 def batch_sizes(config: tables.ReplayConfig, batch_size: int) -> np.ndarray:
-  """[B] int32, the size of the stratum of each sequence of a batch."""
+  """[B] int32, the size of the stratum that each sequence of a batch is sampled from."""
   strata = tables.batch_strata(config.strata, batch_size)
   return np.array([config.strata[index].max_size for index in strata], np.int32)
 
 
 def updates_per_sequence(config: tables.ReplayConfig, batch_size: int) -> fractions.Fraction:
-  """Updates for each sequence added after warm-up, by the replay ratio; both count T - 1 transitions."""
+  """Number of updates for each sequence added after warm-up: replay ratio / batch size, as a fraction.
+
+  A sequence counts T - 1 steps when it is collected and when it is replayed, so T cancels.
+  """
   return fractions.Fraction(config.replay_ratio).limit_denominator(1000) / batch_size
 
 

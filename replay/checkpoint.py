@@ -4,7 +4,7 @@ Reverb deletes every older checkpoint once a new one is complete, and crashes on
 
     DIRECTORY/newest/     Reverb's own, where it keeps only its newest
     DIRECTORY/kept/       hard links to the last two complete ones
-    DIRECTORY/corrupt/    broken ones, set aside for a person
+    DIRECTORY/corrupt/    broken ones, moved here for inspection
 
 All functions run on the server's machine. Each file of a checkpoint is one zlib stream, and its
 checksum tells whether the file is whole. Reverb writes the empty file DONE last.
@@ -28,7 +28,7 @@ _BLOCK = 1 << 18  # bytes read at once
 
 
 def checkpointer(directory: str) -> reverb.checkpointers.CheckpointerBase:
-  """Prepares `directory` and makes Reverb's checkpointer of it; see `prepare`."""
+  """Makes Reverb's checkpointer for `directory`, after `prepare`."""
   import reverb
 
   prepare(directory)
@@ -41,11 +41,11 @@ def save(client: reverb.Client, directory: str) -> str:
   Blocks while the server writes (about 30 MB/s); inserts and samples continue.
 
   Args:
-    client: of a server on this machine with a checkpointer of the same directory.
-    directory: given to `checkpointer`.
+    client: client of a server on this machine whose `checkpointer` has the same directory.
+    directory: the folder given to `checkpointer`.
 
   Returns:
-    The checkpoint's folder.
+    Path of the checkpoint's folder.
 
   Raises:
     RuntimeError: the server crashed, or its disk is full; earlier checkpoints stay.
@@ -62,12 +62,12 @@ def save(client: reverb.Client, directory: str) -> str:
 
 
 def keep(directory: str) -> None:
-  """Keeps a checkpoint that a client on another machine made the server write.
+  """Keeps a newest checkpoint that a client on another machine made the server write.
 
   To be called periodically; cheap without a new checkpoint.
 
   Args:
-    directory: given to `checkpointer`.
+    directory: the folder given to `checkpointer`.
 
   Raises:
     OSError: the server meanwhile replaced the checkpoint by a newer one; the next call keeps that.
@@ -84,7 +84,7 @@ def prepare(directory: str) -> str | None:
   Broken checkpoints are logged and set aside, and the newest whole one is linked into `newest`.
 
   Returns:
-    The folder that will be loaded, or None without a whole checkpoint.
+    Path of the checkpoint that the server will load; None without a whole one.
   """
   newest, kept = os.path.join(directory, 'newest'), os.path.join(directory, 'kept')
   os.makedirs(newest, exist_ok=True)
@@ -113,11 +113,11 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
   """Copies the newest whole checkpoint; the server may be writing another meanwhile.
 
   Args:
-    directory: given to `checkpointer`.
-    target: folder for the copy, which is of hard links where the file system allows them.
+    directory: the folder given to `checkpointer`.
+    target: folder for the copy, which consists of hard links where the file system allows them.
 
   Returns:
-    The copy's folder, or None without a whole checkpoint; and a message for each newer, broken one.
+    The path of the copy, None without a whole checkpoint; and a message for each newer, broken one.
   """
   broken: list[str] = []
   for folder in complete(directory):
@@ -136,7 +136,7 @@ def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
 
 
 def complete(directory: str) -> list[str]:
-  """Folders of the checkpoints that are written to their end, newest first; a server may run."""
+  """Paths of the complete checkpoints under `directory`, newest first; a server may be running."""
   found = set()
   for place in ('newest', 'kept'):
     path = os.path.join(directory, place)

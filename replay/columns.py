@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 class Columns:
-  """The columns of a schema, one per leaf, in the order of the tree's leaves.
+  """The flat columns of a tree of arrays, one per leaf, in the order of the tree's leaves.
 
   A leaf of a dtype that is not NumPy's own, such as bfloat16, is stored as unsigned integers of its
   width, bit for bit.
 
   Attributes:
-    names: one per leaf, such as '0003_observation/grid'; numbered, because Reverb sorts columns.
+    names: name of each column, such as '0003_observation/grid'; numbered, because Reverb sorts columns.
     paths: the names without their numbers, for messages.
-    shapes: of one element, without leading axes.
-    dtypes: of the schema.
-    wire_dtypes: as stored in Reverb.
-    nbytes: of one element, over all columns.
+    shapes: shape of each leaf of the schema.
+    dtypes: dtype of each leaf of the schema.
+    wire_dtypes: dtype of each column as stored in Reverb.
+    nbytes: bytes of one tree, over all columns.
     digest: [32] uint8, SHA-256 of paths, shapes and dtypes.
   """
 
   def __init__(self, schema: Any):
-    """Lays out a schema.
+    """Derives the columns from a schema.
 
     Args:
       schema: a tree whose leaves have `shape` and `dtype`, such as jax.ShapeDtypeStruct.
 
     Raises:
-      ValueError: the tree has no leaves, or a leaf has a dtype such as that of a typed key.
+      ValueError: the tree has no leaves, or a leaf has an extended dtype, such as typed PRNG keys.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(schema)
     self._treedef: Any = treedef
@@ -67,11 +67,14 @@ class Columns:
     self.digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
 
   def flatten(self, values: Any, *, batched: bool) -> list[np.ndarray]:
-    """The leaves of a tree, in their dtypes on the wire.
+    """Flattens a tree to its columns.
 
     Args:
       values: a tree with the structure of the schema.
-      batched: whether each leaf has one leading axis [N], equal in all.
+      batched: whether each leaf has one leading axis [N], of the same length in all.
+
+    Returns:
+      One array per column, in the dtype stored in Reverb.
 
     Raises:
       ValueError: the structure, or a shape or dtype, differs from the schema.
@@ -92,12 +95,12 @@ class Columns:
     return [array.view(wire) for array, wire in zip(arrays, self.wire_dtypes, strict=True)]
 
   def unflatten(self, arrays: Sequence[np.ndarray]) -> Any:
-    """Inverse of `flatten`, for any leading axes; the leaves are views of the arrays."""
+    """Rebuilds the tree from its columns, with any leading axes; the leaves are views of the arrays."""
     leaves = [array.view(dtype) for array, dtype in zip(arrays, self.dtypes, strict=True)]
     return jax.tree_util.tree_unflatten(self._treedef, leaves)
 
   def mismatch(self, arrays: Sequence[np.ndarray]) -> str:
-    """Describes how columns [1, ...] of a server differ from the schema; empty if they do not."""
+    """Describes how columns of a server, [1, ...] each, differ from the schema; '' if they do not."""
     if len(arrays) != len(self.names):
       return f'{len(arrays)} columns, the schema has {len(self.names)}'
     for path, shape, dtype, array in zip(
@@ -111,7 +114,11 @@ class Columns:
     return ''
 
   def not_finite(self, arrays: Sequence[np.ndarray]) -> dict[int, str]:
-    """Indices b of columns [B, ...] with an infinity or NaN, each with a message."""
+    """Finds infinities and NaNs in a batch of columns, [B, ...] each.
+
+    Returns:
+      A message by index b in the batch, for each index with such a value; {} if all are finite.
+    """
     found = {}
     for index in self._inexact:
       array = arrays[index].view(self.dtypes[index])
@@ -124,7 +131,7 @@ class Columns:
     return found
 
   def signature(self) -> dict[str, tf.TensorSpec]:
-    """Signature of a Reverb table: each column with a leading axis of one step."""
+    """Signature of a Reverb table, by name of column; each has a leading axis of length 1."""
     import tensorflow as tf
 
     return {
@@ -137,7 +144,7 @@ class Columns:
 
     Args:
       table: name of the table, for the message.
-      signature: of the table; None is accepted.
+      signature: signature of the table, by name of column; None is accepted.
 
     Raises:
       ValueError: a column differs.

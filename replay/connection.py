@@ -26,12 +26,15 @@ def errors() -> tuple[type[Exception], ...]:
 def connect(
   address: str | Sequence[str], name: str, *, timeout_seconds: float = 5.0
 ) -> tuple[Connection, ...]:
-  """A connection to each shard; makes no call yet.
+  """Makes a connection to each shard; sends no request yet.
 
   Args:
     address: HOST:PORT of the server, or of each shard.
-    name: of the caller, for the logs.
-    timeout_seconds: without an answer, after which a server counts as down.
+    name: name of the caller in log lines.
+    timeout_seconds: time without an answer after which a server counts as down.
+
+  Returns:
+    One `Connection` for each address, in order.
 
   Raises:
     ValueError: there is no address.
@@ -47,7 +50,12 @@ def connect(
 
 
 def answers(address: str, *, timeout_seconds: float) -> bool:
-  """Whether the server at HOST:PORT answers; the connection is closed afterwards."""
+  """Whether the server at `address`, HOST:PORT, answers in time; the connection is closed afterwards.
+
+  Args:
+    address: HOST:PORT of the server.
+    timeout_seconds: longest wait; rounded to whole seconds, at least 1.
+  """
   import reverb
 
   try:
@@ -68,13 +76,13 @@ class Connection:
   def __init__(
     self, address: str, name: str, *, timeout_seconds: float = 5.0, meanwhile: str = 'waiting'
   ):
-    """Makes no call yet.
+    """Makes the client; sends no request yet.
 
     Args:
       address: HOST:PORT of the server.
-      name: of the caller, for the logs.
-      timeout_seconds: without an answer, after which the server counts as down.
-      meanwhile: the caller's action until the server is back, for the logs.
+      name: name of the caller in log lines.
+      timeout_seconds: time without an answer after which the server counts as down.
+      meanwhile: the caller's action until the server is back, such as 'waiting', for log lines.
     """
     import reverb
 
@@ -90,11 +98,18 @@ class Connection:
 
   @property
   def alive(self) -> bool:
-    """Whether the server counts as up: False from `timeout_seconds` without an answer to the next."""
+    """Whether the server counts as up: False from `timeout_seconds` without an answer to the next answer."""
     return self._alive
 
   def info(self, timeout_seconds: float | None = None) -> TableInfos | None:
-    """Asks for the server's tables; None without an answer in time."""
+    """Asks for the state of the server's tables.
+
+    Args:
+      timeout_seconds: longest wait, rounded to whole seconds, at least 1; None for that of `__init__`.
+
+    Returns:
+      Reverb's `TableInfo` of each table by name; None without an answer in time.
+    """
     timeout_seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
     asked = time.monotonic() if self._unanswered_since is None else self._unanswered_since
     try:
@@ -115,10 +130,10 @@ class Connection:
     return infos
 
   def probe(self, timeout_seconds: float = 1.0) -> TableInfos | None:
-    """`info` for callers that cannot wait.
+    """Asks as `info` does, but waits only once for a server that is down.
 
-    After one time-out, a background thread asks until the server answers, and this returns None at
-    once. Not for several threads at once.
+    After one time-out, a background thread asks until the server answers, and until then this returns
+    None at once. Not thread-safe.
     """
     if self._background is not None:
       if self._background.is_alive():

@@ -40,10 +40,10 @@ class Item(NamedTuple):
   Attributes:
     key: Reverb's key of the reference.
     chunks: keys of the stored chunks, one per column; equal if two items share them.
-    times_sampled: from this table.
-    inserted: unix seconds.
-    writer: stream in which it was written, one for each connection of an actor.
-    position: in that stream, from 0.
+    times_sampled: number of samples from this table.
+    inserted: time of the insert, unix seconds.
+    writer: ID of the stream in which it was written, one for each connection of an actor.
+    position: position in that stream, from 0.
   """
 
   key: int
@@ -58,9 +58,9 @@ class Fault(NamedTuple):
   """An inconsistency between strata.
 
   Attributes:
-    table: of the item.
-    key: of the item; None for the table as a whole.
-    text: describes the fault.
+    table: name of the table that has it.
+    key: key of the item; None if the fault is of the table as a whole.
+    text: description of the fault.
   """
 
   table: str
@@ -72,11 +72,11 @@ class Counts(NamedTuple):
   """Counters of one table.
 
   Attributes:
-    size: sequences it holds.
-    max_size: that it may hold.
-    inserted: ever.
-    sampled: ever.
-    unique_sampled: sequences ever sampled.
+    size: sequences that it holds.
+    max_size: sequences that it may hold.
+    inserted: inserts ever.
+    sampled: samples ever.
+    unique_sampled: sequences ever sampled, each counted once.
   """
 
   size: int
@@ -90,8 +90,8 @@ class Counted(NamedTuple):
   """The counters of a checkpoint.
 
   Attributes:
-    saved: unix seconds at which it was complete.
-    tables: by name.
+    saved: time at which it was complete, unix seconds.
+    tables: counters of each table, by name.
   """
 
   saved: float
@@ -99,13 +99,13 @@ class Counted(NamedTuple):
 
 
 def counts(directory: str) -> Counted | None:
-  """Counters of the newest checkpoint whose tables can be read, without its sequences.
+  """Reads the counters of the newest checkpoint whose tables can be read, without its sequences.
 
   Args:
-    directory: of the run's replay, as given to `checkpoint.checkpointer`.
+    directory: folder of the run's replay, as given to `checkpoint.checkpointer`.
 
   Returns:
-    None without such a checkpoint.
+    The counters; None without such a checkpoint.
   """
   for folder in checkpoint.complete(directory):
     try:
@@ -130,14 +130,14 @@ def _counts(table: checkpoint_pb2.PriorityTableCheckpoint) -> Counts:
 
 
 class Contents:
-  """A copy of the newest checkpoint.
+  """Reads a copy of the newest checkpoint, item by item.
 
   Attributes:
-    saved: unix seconds at which the checkpoint was complete.
+    saved: time at which the checkpoint was complete, unix seconds.
     broken: a message for each newer checkpoint that is broken.
-    items: by table, the oldest first.
-    max_sizes: capacity of each table, in sequences.
-    signatures: of each table; None for a table without one.
+    items: items of each table, the oldest first, by its name.
+    max_sizes: capacity of each table in sequences, by its name.
+    signatures: Reverb's signature of each table, by its name; None for a table without one.
   """
 
   def __init__(self, directory: str):
@@ -146,7 +146,7 @@ class Contents:
     The server takes as much memory as the one that wrote the checkpoint, in this process.
 
     Args:
-      directory: of the run's replay, as given to `checkpoint.checkpointer`.
+      directory: folder of the run's replay, as given to `checkpoint.checkpointer`.
 
     Raises:
       FileNotFoundError: there is no whole checkpoint.
@@ -184,10 +184,13 @@ class Contents:
     self._resources.close()
 
   def read(self, table: str) -> Iterator[tuple[Item, list[np.ndarray]]]:
-    """Yields each item of a table, the oldest first, with its columns [1, ...]; works only once.
+    """Yields each item of a table, the oldest first, with its arrays; works only once per table.
 
     Args:
-      table: its name.
+      table: name of the table.
+
+    Yields:
+      The item, and the columns of its sequence, [1, ...] each.
     """
     items = {item.key: item for item in self.items[table]}
     samples = iter(self._client.sample(table, len(items), emit_timesteps=False) if items else ())
@@ -254,17 +257,20 @@ def digest(columns: list[np.ndarray]) -> bytes:
 def faults(
   contents: Contents, digests: Mapping[str, list[bytes]], restarts: Sequence[float] = ()
 ) -> list[Fault]:
-  """Inconsistencies between strata: smaller ones must share the newest sequences of the largest.
+  """Finds inconsistencies between strata: smaller ones must share the newest sequences of the largest.
 
   Tables are saved one after the other, and sequences written meanwhile may be in one alone. These
   are no fault. They are at the end of a writer's stream, or within it if the server was restarted
   from that checkpoint.
 
   Args:
-    contents: of a checkpoint.
-    digests: of each stratum's items, in their order. Two sequences with the same digest count as
-      one stored twice, so sequences must have a random field.
-    restarts: unix seconds at which a server was started.
+    contents: the copy of a checkpoint.
+    digests: by stratum, `digest` of each item's sequence in the order of `contents.items`. Two
+      sequences with the same digest count as one stored twice, so sequences must have a random field.
+    restarts: times at which a server was started, unix seconds.
+
+  Returns:
+    The faults; [] if the strata are consistent.
   """
   strata = [name for name in contents.items if name != tables.PARAMS]
   if not strata:

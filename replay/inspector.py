@@ -1,4 +1,4 @@
-"""Statistics of running servers' tables, read without sampling them.
+"""Statistics of the tables of running replay servers, computed without sampling.
 
 A sample would count as one of the learner's, and move the rate limiter.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 WORKER_STATES = (
   'sleeping', 'waiting_for_sampling', 'waiting_for_inserts', 'sampling', 'inserting', 'running',
 )  # fmt: skip
-"""States of a table's thread: idle; the rate limiter blocks inserts; it blocks samples; and three
-in which the thread works."""
+"""States of a table's worker thread: idle; inserts are blocked until sequences are sampled; samples
+are blocked until sequences are inserted; and three in which the thread works."""
 
 QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
-"""Names and levels of the quantiles that describe a distribution."""
+"""Levels of the quantiles that describe a distribution, by name."""
 _MOST_POOLED = 1000  # distributions; of more, as many at even distances are pooled
 
 
@@ -36,8 +36,8 @@ class _Poll(NamedTuple):
   """One answer of a server.
 
   Attributes:
-    seconds: monotonic.
-    infos: of its tables.
+    seconds: time of the answer, monotonic.
+    infos: Reverb's `TableInfo` of each table, by name.
   """
 
   seconds: float
@@ -48,7 +48,7 @@ class _Server:
   """One server and its last two answers.
 
   Attributes:
-    connection: to it.
+    connection: the connection to the server.
     now: the newest answer; None if it never answered.
     before: the answer before, from which rates are computed; None after a restart of the server.
   """
@@ -94,8 +94,8 @@ class _Strata(NamedTuple):
   """The strata of all servers that answered.
 
   Attributes:
-    polls: of each server, the newest answer and the one before.
-    names: of the strata, in the order of the first server.
+    polls: newest answer of each server, and the answer before.
+    names: names of the strata, in the order of the first server.
     limited: the stratum with the rate limiter of the replay ratio; None without strata.
   """
 
@@ -105,7 +105,7 @@ class _Strata(NamedTuple):
 
 
 class Inspector:
-  """Polls one server, or all shards; rates are those since the poll before."""
+  """Polls statistics of a replay server, or of all shards; rates are over the time since the last poll."""
 
   def __init__(
     self,
@@ -114,13 +114,14 @@ class Inspector:
     *,
     timeout_seconds: float = 5.0,
   ):
-    """Makes no call yet.
+    """Sets up the connections; sends no request yet.
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      config: source of the configured ratio. Without it, the ratio is the limiter's samples per
-        insert divided by the limited stratum's share of all samples; None before the first sample.
-      timeout_seconds: whole seconds, at least 1.
+      config: replay's config, which gives the configured replay ratio. Without it, that ratio is the
+        limiter's samples per insert divided by the limited stratum's share of all samples; None
+        before the first sample.
+      timeout_seconds: longest wait for a server, in whole seconds, at least 1.
     """
     self._config = config
     self._timeout_seconds = timeout_seconds
@@ -143,8 +144,8 @@ class Inspector:
       'tables': {NAME: {
         'size', 'max_size', 'inserted', 'sampled', 'unique_sampled': sequences,
         'fill': size / max_size,
-        'unique_share': of the sequences ever inserted, those ever sampled; None without any,
-        'bytes': of its sequences by the signature, uncompressed; None without a signature,
+        'unique_share': fraction of the inserted sequences ever sampled; None without an insert,
+        'bytes': bytes of its sequences, uncompressed, by its signature; None without a signature,
         'inserts_per_second', 'samples_per_second': sequences; None at the first poll,
         'worker_time': {STATE: fraction of the time since the poll before, or since the start}
       }}
@@ -154,11 +155,11 @@ class Inspector:
         state is 'warming up', 'inserts wait', 'samples wait' or 'open', and `missing` is the number
         of inserts (of samples, where inserts wait) that changes it. Shards in different states
         count as open, because writers and readers choose among them.
-      'memory': {'sequences', 'server'}: bytes of all sequences by the signature, each counted once,
-        and of the server's process if it runs on this machine, else None.
+      'memory': {'sequences', 'server'}: bytes of all sequences by the signature, each counted once;
+        resident bytes of the server's process if it runs on this machine, else None.
       'shards': [{'address', 'alive', 'tables'}]: each server with the tables of its newest answer,
         {} if it never answered.
-      'seconds': since the poll before; None at the first.
+      'seconds': time since the poll before; None at the first.
 
     Raises:
       ConnectionError: no server answered in time.
@@ -231,7 +232,7 @@ class Inspector:
 
 
 def quantiles(values: np.ndarray) -> dict[str, float] | None:
-  """QUANTILES of an array of any shape; None if it is empty."""
+  """The `QUANTILES` of an array of any shape, by name; None if it is empty."""
   if not values.size:
     return None
   found = np.quantile(values, list(QUANTILES.values()))
@@ -239,15 +240,18 @@ def quantiles(values: np.ndarray) -> dict[str, float] | None:
 
 
 def pooled(each: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
-  """QUANTILES of the union of several samples, estimated from the quantiles of each.
+  """The `QUANTILES` of the union of several samples, estimated from the quantiles of each.
 
   Each value of a sample is taken to equal the sample's quantile of the nearest level. So the lowest
   and the highest are exact, equal samples give their own quantiles, and each result is a quantile
   of one of the samples.
 
   Args:
-    each: [N, Q] QUANTILES of each sample.
-    counts: [N] number of its values.
+    each: [N, Q] the `QUANTILES` of each sample.
+    counts: [N] number of values of each sample.
+
+  Returns:
+    The quantiles by name; None without a sample.
   """
   if not len(each):
     return None
@@ -277,7 +281,14 @@ def _max(values: list[Any]) -> Any:
 
 
 def summed(shards: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-  """The tables of all shards, as of 'tables' in `Inspector.poll`, by name."""
+  """Sums the statistics of each table over all shards; fractions are of the sums.
+
+  Args:
+    shards: for each shard, statistics by table, like 'tables' of `Inspector.poll`.
+
+  Returns:
+    The same for all shards together.
+  """
   names = sorted(set().union(*shards))
   return {name: _total([each[name] for each in shards if name in each]) for name in names}
 
@@ -380,7 +391,7 @@ def _limiter(info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
 
 
 def listener(address: str) -> psutil.Process | None:
-  """The process that listens at an address; None for an address of another machine."""
+  """The process that listens at HOST:PORT; None if it is on another machine, or not found."""
   host, _, port = address.rpartition(':')
   try:
     wanted = socket.gethostbyname(host.strip('[]') or 'localhost')

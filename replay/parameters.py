@@ -43,15 +43,18 @@ class Snapshot(NamedTuple):
 
 
 class Publisher:
-  """Inserts snapshots into the table of every shard, which holds the last."""
+  """Publishes acting parameters: inserts snapshots into the table `params` of every shard.
+
+  The table holds only the newest snapshot.
+  """
 
   def __init__(self, address: str | Sequence[str], schema: Any, *, timeout_seconds: float = 5.0):
-    """Makes no call yet.
+    """Sets up the connections; sends no request yet.
 
     Args:
       address: HOST:PORT of the server, or of each shard.
       schema: tree of jax.ShapeDtypeStruct of the parameters.
-      timeout_seconds: for a server to answer, and again for it to confirm a snapshot.
+      timeout_seconds: longest wait for a server to answer, and again for it to confirm a snapshot.
     """
     self._columns = columns_lib.Columns(schema)
     self._connections = connection_lib.connect(
@@ -62,17 +65,20 @@ class Publisher:
 
   @property
   def server_alive(self) -> bool:
-    """Whether a server answered when last asked."""
+    """Whether at least one server counts as up, see `Connection.alive`."""
     return any(connection.alive for connection in self._connections)
 
   def publish(self, snapshot: Snapshot) -> bool:
-    """Replaces the published snapshot.
+    """Replaces the published snapshot on every shard.
 
     Args:
-      snapshot: `params` are copied before this returns.
+      snapshot: the new one; its `params` are copied before this returns.
 
     Returns:
-      Whether a server answered, and all that answered confirmed the snapshot in time.
+      True if at least one server answered, and all that answered confirmed the snapshot in time.
+
+    Raises:
+      ValueError: the parameters do not match the schema.
     """
     leaves = self._columns.flatten(snapshot.params, batched=False)
     numbers = (snapshot.version, snapshot.environment_step, snapshot.ended_launch)
@@ -121,10 +127,10 @@ class Publisher:
 
 
 class Subscription:
-  """Polls for new snapshots, and checks and fetches them. Not for several threads at once.
+  """Polls for new snapshots of acting parameters, fetches and checks them. Not thread-safe.
 
-  It polls one shard. If that does not answer, holds no snapshot or has no new one for some seconds,
-  it polls the next shard.
+  It polls one shard. If that does not answer, holds no snapshot or has no new one for 5 seconds, it
+  polls the next shard.
   """
 
   def __init__(
@@ -135,13 +141,14 @@ class Subscription:
     name: str = 'source',
     least_step: int = 0,
   ):
-    """Makes no call yet.
+    """Sets up the connections; sends no request yet.
 
     Args:
       address: HOST:PORT of the server, or of each shard.
       schema: tree of jax.ShapeDtypeStruct of the parameters.
-      name: of the caller, for the logs.
-      least_step: environment step that this run has reached before, as far as the caller knows.
+      name: name of the caller in log lines.
+      least_step: number of environment steps that this run has surely collected already; the first
+        value of `environment_step`.
     """
     self._columns = columns_lib.Columns(schema)
     self._shards = [_Shard(connection) for connection in connection_lib.connect(address, name)]
@@ -154,27 +161,27 @@ class Subscription:
 
   @property
   def server_alive(self) -> bool:
-    """Whether a server answered when last asked."""
+    """Whether at least one server counts as up, see `Connection.alive`."""
     return any(shard.connection.alive for shard in self._shards)
 
   @property
   def environment_step(self) -> int:
-    """The highest environment step of the snapshots returned."""
+    """The highest environment step of the snapshots returned so far, and at least `least_step`."""
     return self._environment_step
 
   def newest(self, timeout_seconds: float = 5.0) -> Snapshot | None:
     """Fetches the published snapshot if it differs from the last one returned.
 
-    Takes about 1 ms otherwise. A lower version counts as new, because a learner may resume from an
-    older checkpoint. Only the first snapshot of another shard must have a higher version, because
-    that shard may have been restored with an older one. The environment step never decreases, also
-    where a restored server holds a snapshot of before.
+    A poll without a new snapshot takes about 1 ms. A lower version counts as new, because a learner
+    may resume from an older checkpoint. Only the first snapshot of another shard must have a higher
+    version (or be the final one), because that shard may have been restored with an older one. The
+    environment step never decreases, even if a restored server holds an older snapshot.
 
     Args:
-      timeout_seconds: for the server to answer, and again for the parameters to arrive.
+      timeout_seconds: longest wait for the server to answer, and again for the parameters to arrive.
 
     Returns:
-      The snapshot; None without a server, a snapshot, a new one, or one that is valid.
+      The snapshot; None if the server does not answer, or has no snapshot that is new and valid.
     """
     shard = self._shards[self._current]
     infos = shard.connection.info(timeout_seconds)
@@ -227,11 +234,12 @@ class Subscription:
 
 
 def fault(columns: columns_lib.Columns, arrays: list[np.ndarray]) -> str:
-  """Describes the fault of fetched columns; empty if they are valid.
+  """Describes what is wrong with a fetched snapshot; '' if it is valid.
 
   Args:
-    columns: of the parameters' schema.
-    arrays: version, environment step and launch, the schema's digest, and the leaves, [1, ...] each.
+    columns: the columns of the parameters' schema.
+    arrays: the fetched columns, [1, ...] each: [1, 3] int64 version, environment step and launch; the
+      schema's digest; and the parameters' leaves.
   """
   if len(arrays) < _HEADERS:
     return f'{len(arrays)} columns'
@@ -250,8 +258,8 @@ class _Shard:
   """The table of one server.
 
   Attributes:
-    connection: to the server.
-    inserted: snapshots ever inserted when the last one was fetched.
+    connection: the connection to the server.
+    inserted: number of snapshots ever inserted when the last one was fetched.
     fetch: the pending fetch; None without one.
   """
 
@@ -265,7 +273,7 @@ class _Fetch:
   """One sample of the table in its own thread, because Reverb takes no deadline for it.
 
   Attributes:
-    inserted: snapshots ever inserted when this began.
+    inserted: number of snapshots ever inserted when this began.
     arrays: columns sorted by name; None before the end and after a failure.
   """
 
@@ -277,7 +285,7 @@ class _Fetch:
     self._thread.start()
 
   def ended(self, timeout_seconds: float) -> bool:
-    """Waits for its end; returns whether it ended in time."""
+    """Waits for the end of the fetch; returns whether it ended in time, also by a failure."""
     self._thread.join(timeout_seconds)
     return not self._thread.is_alive()
 

@@ -29,11 +29,11 @@ class _Draft(NamedTuple):
   """A batch that is being filled.
 
   Attributes:
-    columns: [B, ...] each, in new memory, because the last batch may still be in use.
+    columns: arrays [B, ...], in new memory, because the last batch may still be in use.
     places: for each shard, the indices in the batch that it is to fill; a thread that removes one
       fills it.
     filled: for each shard, the number of places it has filled.
-    begun: monotonic seconds.
+    begun: time at which it was begun, monotonic seconds.
   """
 
   columns: list[np.ndarray]
@@ -43,7 +43,7 @@ class _Draft(NamedTuple):
 
 
 class Reader:
-  """Batches of sequences with the exact mixture of strata; safe from any thread.
+  """Iterator over batches of sequences, mixed exactly by the strata's shares. Thread-safe.
 
   A background thread for each shard fills places of a batch. Another thread polls the servers: if a
   server crashes, Reverb's samplers do not raise, but wait for its restart and continue.
@@ -72,15 +72,15 @@ class Reader:
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      strata: of the server, with their shares of a batch.
+      strata: the strata to sample, with their shares of a batch.
       schema: tree of jax.ShapeDtypeStruct of one sequence.
-      batch_size: sequences of a batch, over all devices.
+      batch_size: number of sequences in a batch, over all devices.
       max_in_flight: sequences prefetched by Reverb, per stratum and shard; they count as sampled.
       prefetch: batches prefetched; they count as sampled. With 0 a batch is begun by `get`, so that
         the sequences of a queue stay in the server until then.
-      keep: predicate of each sequence, [1, ...], in the order of its shard; a batch has only those
-        for which it is true. The threads of several shards call it at once.
-      timeout_seconds: without an answer, after which a server counts as down.
+      keep: whether a sequence, leaves [1, ...], goes into a batch; None keeps all. Called in the order
+        in which a shard returns sequences; the threads of several shards may call it at once.
+      timeout_seconds: time without an answer after which a server counts as down.
     """
     self._strata = tuple(strata)
     self._columns = columns_lib.Columns(schema)
@@ -123,12 +123,12 @@ class Reader:
 
   @property
   def rejected(self) -> int:
-    """Number of sequences that did not match the schema, or were not finite."""
+    """Number of sequences rejected so far: they did not match the schema, or were not finite."""
     return self._rejected
 
   @property
   def server_alive(self) -> bool:
-    """Whether a server has answered within the last `timeout_seconds`."""
+    """Whether at least one server counts as up, see `Connection.alive`."""
     return any(connection.alive for connection in self._connections)
 
   def get(self, timeout_seconds: float) -> Any | None:
@@ -143,6 +143,7 @@ class Reader:
 
     Raises:
       ValueError: a server stores another schema, or lacks a stratum.
+      Exception: any other error of a background thread, such as one that `keep` raised.
     """
     start = time.monotonic()
     batch = None

@@ -1,4 +1,4 @@
-"""Strata, the config of replay, and the Reverb tables and server that they describe."""
+"""Config of replay and its strata (tables that batches are mixed from), and their Reverb server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ LEAST_SAMPLES_PER_INSERT = 0.05  # below it, a limiter's slack is thousands of s
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stratum:
-  """One view of the experience: the newest `max_size` sequences, sampled uniformly.
+  """One table of replay: the newest `max_size` sequences, sampled uniformly.
+
+  Every sequence is inserted into all strata, which differ in size; a batch mixes them by share.
 
   Attributes:
-    name: the table's name.
-    max_size: sequences it holds; the oldest is removed first.
-    share: of a batch, in (0, 1].
-    read_once: a queue instead, for on-policy learning: each sequence is read once and in order.
+    name: name of the Reverb table.
+    max_size: sequences it holds at most; the oldest is removed first.
+    share: fraction of a batch that is sampled from it, in (0, 1].
+    read_once: whether it is a queue, for on-policy learning: each sequence is read once, in order.
   """
 
   name: str
@@ -37,13 +39,13 @@ class Stratum:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-  """Strata, replay ratio and shards of replay.
+  """Settings of replay: strata, replay ratio, warm-up, and shards (servers).
 
   Raises:
     ValueError: a number is out of range, or numbers contradict each other.
   """
 
-  strata: tuple[Stratum, ...] = (  # views of the experience, of which a batch is mixed
+  strata: tuple[Stratum, ...] = (  # tables that batches are mixed from
     Stratum(name='frontier', max_size=512, share=0.5),
     Stratum(name='episodic', max_size=100_000, share=0.5),
   )
@@ -51,8 +53,8 @@ class ReplayConfig:
   warm_up: int = 32  # sequences stored before the first batch
   max_in_flight: int = 8  # sequences a reader prefetches per stratum; they count as sampled
   num_shards: int = 1  # servers, each of which holds its part of every stratum
-  port: int | None = None  # of the first shard, the next ports for the others; None: free ones
-  timeout_seconds: float = 5.0  # without an answer, after which a server counts as down
+  port: int | None = None  # port of the first shard, the next ports for the others; None: free ones
+  timeout_seconds: float = 5.0  # time without an answer after which a server counts as down
 
   def __post_init__(self):
     names = [stratum.name for stratum in self.strata]
@@ -112,10 +114,10 @@ class ReplayConfig:
 
   @property
   def limiting_stratum(self) -> Stratum:
-    """The stratum whose limiter holds the replay ratio: the largest, and the last among equals.
+    """The stratum whose rate limiter enforces the replay ratio: the largest; the last among equals.
 
-    Only one is limited: two deadlock as soon as their shares differ, because one waits for inserts
-    and the other for samples.
+    Only one has such a limiter: two would deadlock as soon as their shares differ, because one waits
+    for inserts and the other for samples.
     """
     return max(reversed(self.strata), key=lambda stratum: stratum.max_size)
 
@@ -124,9 +126,9 @@ def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
   """Checks a config against the batch of the learner and the writes of the actors.
 
   Args:
-    config: of replay.
-    batch_size: sequences of a batch, over all devices.
-    insert_size: sequences an actor writes at once.
+    config: the config of replay.
+    batch_size: number of sequences in a batch, over all devices.
+    insert_size: number of sequences that an actor writes at once.
 
   Raises:
     ValueError: a size is not positive, or a stratum has no sequence in a batch.
@@ -144,7 +146,10 @@ def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
 
 
 def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]:
-  """Sequences of a batch per stratum, by largest remainder; the first stratum wins a tie."""
+  """Number of sequences in a batch by name of stratum, rounded by largest remainder.
+
+  The first stratum wins a tie.
+  """
   quotas = [stratum.share * batch_size for stratum in strata]
   counts = [math.floor(quota + 1e-9) for quota in quotas]
   by_remainder = sorted(range(len(strata)), key=lambda i: round(counts[i] - quotas[i], 9))
@@ -154,10 +159,10 @@ def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]
 
 
 def batch_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
-  """The index of the stratum of each sequence in a batch, [B].
+  """Index of the stratum of each sequence in a batch, a list of length B.
 
-  Sequence j of a stratum's c stands at (j + 1/2) / c of the batch. The strata are so spread evenly,
-  and equal contiguous slices of the batch hold the same mixture.
+  Sequence j of the c sequences of a stratum lies at the fraction (j + 1/2) / c of the batch. So strata
+  are interleaved evenly, and equal contiguous slices of the batch hold the same mixture.
   """
   places = [
     ((j + 0.5) / count, index)
@@ -168,12 +173,12 @@ def batch_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
 
 
 def nbytes(config: ReplayConfig, schema: Any) -> int:
-  """Bytes of the sequences in full strata, uncompressed, without Reverb's own data for each.
+  """Bytes of all sequences of full strata, uncompressed and without Reverb's overhead.
 
-  Strata share their sequences, and the largest stratum holds those of the others.
+  Strata share their sequences: the largest stratum contains those of the others.
 
   Args:
-    config: of replay.
+    config: the config of replay.
     schema: tree of jax.ShapeDtypeStruct of one sequence.
   """
   return columns_lib.Columns(schema).nbytes * max(stratum.max_size for stratum in config.strata)
@@ -182,15 +187,16 @@ def nbytes(config: ReplayConfig, schema: Any) -> int:
 def make_tables(
   config: ReplayConfig, schema: Any, *, batch_size: int, insert_size: int
 ) -> list[reverb.Table]:
-  """The tables of a server: one per stratum, and one for the parameters.
+  """Makes the tables of one server: one per stratum, and one for the acting parameters.
 
-  Each of several shards holds its part of the strata, of the warm-up and of the limiter's slack.
+  With several shards, each gets its part of the strata's sizes, of the warm-up and of the slack of
+  the rate limiter.
 
   Args:
-    config: of replay.
+    config: the config of replay.
     schema: tree of jax.ShapeDtypeStruct of one sequence, [T, ...] or any other shape.
-    batch_size: sequences of a batch, over all devices.
-    insert_size: sequences an actor writes at once.
+    batch_size: number of sequences in a batch, over all devices.
+    insert_size: number of sequences that an actor writes at once.
 
   Raises:
     ValueError: the sizes do not work together; see `check`.
@@ -232,7 +238,7 @@ def _part(config: ReplayConfig, count: int) -> int:
 def _rate_limiter(
   config: ReplayConfig, stratum: Stratum, batch_size: int, insert_size: int
 ) -> reverb.rate_limiters.RateLimiter:
-  """The limiter of a stratum on one shard; only that of the limiting stratum holds the ratio.
+  """The limiter of a stratum on one shard; only that of `limiting_stratum` enforces the ratio.
 
   It counts the samples of its own stratum, so
 
@@ -266,13 +272,17 @@ def make_server(
   """Starts a server, and restores the newest whole checkpoint under `directory`.
 
   Args:
-    tables: from `make_tables`.
-    port: None for a free one.
-    directory: of this server's checkpoints alone; None for no checkpoints.
-    exposed: whether other machines may reach it, which is Reverb's default.
+    tables: result of `make_tables`.
+    port: port to listen at; None for a free one.
+    directory: folder for the checkpoints of this server alone; None for no checkpoints.
+    exposed: whether other machines may reach the server, as is Reverb's default.
+
+  Returns:
+    The running server.
 
   Raises:
-    OSError: the system cannot restrict it to this machine; see `loopback.refusal`.
+    OSError: the system cannot restrict the port to this machine; see `loopback.refusal`.
+    RuntimeError: another machine connected before the port was restricted.
   """
   import reverb
 
@@ -292,10 +302,14 @@ def changed_settings(
   wanted: dict[str, reverb.reverb_types.TableInfo],
   running: dict[str, reverb.reverb_types.TableInfo],
 ) -> list[tuple[str, str]]:
-  """Settings that differ from the wanted ones, because Reverb restores them from a checkpoint.
+  """Finds settings of tables that differ from the wanted ones: Reverb restores those of a checkpoint.
+
+  Args:
+    wanted: the tables as configured, by name.
+    running: the same tables as the server reports them.
 
   Returns:
-    A pair for each: the table, and 'SETTING=RUNNING, not WANTED'.
+    A pair for each setting that differs: the table's name, and 'SETTING=RUNNING, not WANTED'.
   """
   changes = []
   for name, info in wanted.items():

@@ -27,7 +27,7 @@ _BYTES_PER_SECOND = 50e6
 
 
 class Writer:
-  """Inserts an actor's sequences into every stratum. Not for several threads at once.
+  """Inserts an actor's sequences into every stratum. Not thread-safe.
 
   With several shards, each takes groups of at most 32 / len(strata) sequences in turn. A shard that
   is down, or whose rate limiter blocks inserts, is skipped while another is free.
@@ -46,13 +46,13 @@ class Writer:
     *,
     timeout_seconds: float = 5.0,
   ):
-    """Makes no call yet, so the servers may still be starting.
+    """Sets up the connections; sends no request yet, so the servers may still be starting.
 
     Args:
       address: HOST:PORT of the server, or of each shard.
       strata: all strata of the server.
       schema: tree of jax.ShapeDtypeStruct of one sequence.
-      timeout_seconds: without an answer, after which a server counts as down.
+      timeout_seconds: time without an answer after which a server counts as down.
     """
     self._columns = columns_lib.Columns(schema)
     self._group = max(1, _PENDING_ITEMS // len(strata))
@@ -65,7 +65,7 @@ class Writer:
 
   @property
   def throttled_seconds(self) -> float:
-    """Seconds in which rate limiters blocked `write`; servers that were down do not count."""
+    """Seconds in which rate limiters blocked `write` so far; servers that were down do not count."""
     return sum(shard.throttled_seconds for shard in self._shards)
 
   @property
@@ -75,7 +75,7 @@ class Writer:
 
   @property
   def server_alive(self) -> bool:
-    """Whether a server answered when last asked."""
+    """Whether at least one server counts as up, see `Connection.alive`."""
     return any(shard.connection.alive for shard in self._shards)
 
   def write(self, sequences: Any, should_stop: Callable[[], bool]) -> float:
@@ -85,13 +85,18 @@ class Writer:
     has no unconfirmed sequences.
 
     Args:
-      sequences: tree of host arrays, [N, ...] each; not to be changed before they are confirmed.
+      sequences: tree of host arrays, [N, ...] each; they must not change before they are confirmed.
       should_stop: called at least every 1.5 seconds, plus 1 second for each server that stops
         answering meanwhile. Once it returns True, sequences not yet sent are dropped, and those
         sent stay pending until the next `write` or `close`.
 
     Returns:
-      Seconds throttled.
+      Seconds in which rate limiters blocked this call.
+
+    Raises:
+      ValueError: the sequences do not match the schema, or a server stores another schema or lacks a
+        stratum.
+      RuntimeError: Reverb's own writer failed twice for the same group of sequences.
     """
     arrays = self._columns.flatten(sequences, batched=True)
     throttled_before = self.throttled_seconds
@@ -111,7 +116,7 @@ class Writer:
     return self.throttled_seconds - throttled_before
 
   def close(self) -> None:
-    """Drops pending sequences. Never blocks."""
+    """Drops sequences that are not yet confirmed. Never blocks."""
     for shard in self._shards:
       shard.close()
 
@@ -143,10 +148,10 @@ class _Shard:
   """One server and its unconfirmed sequences.
 
   Attributes:
-    connection: to the server.
+    connection: the connection to the server.
     is_blocked: whether its rate limiter blocks the unconfirmed sequences.
-    throttled_seconds: in which its rate limiter blocked inserts so far.
-    sequences_written: confirmed so far.
+    throttled_seconds: seconds in which its rate limiter blocked inserts so far.
+    sequences_written: number of sequences confirmed so far.
   """
 
   def __init__(

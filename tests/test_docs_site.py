@@ -56,7 +56,7 @@ def test_site_has_every_page_and_image_of_docs(site):
 def test_reference_shows_the_python_interface(site):
   page = text(site, 'reference/interface.html')
   assert 'id="hephaestus.launch.interface.training.train"' in page
-  assert 'Trains an agent, or resumes the run of a folder' in page
+  assert 'Trains an agent, or resumes a run' in page
   assert 'id="hephaestus.actors.environments.environment.Environment.scripted_action"' in text(
     site, 'reference/environments.html'
   )

@@ -1,4 +1,4 @@
-"""Environments: `make` builds one by its name, or by the import path of a user's environment."""
+"""Environments: `make` builds one from its name, or from the import path of a user's class."""
 
 import contextlib
 import importlib
@@ -13,7 +13,7 @@ from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, names
 from hephaestus.actors.environments.environment import Environment
 
-# A new environment gets its name by a line here; its module is imported when it is made.
+# Built-in environments: name -> import path. A module is imported when its environment is made.
 ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
   'errands': 'hephaestus.actors.environments.errands:Errands',
@@ -38,11 +38,11 @@ FAMILIES = {
   'navix': 'hephaestus.actors.environments.navix',
 }
 
-# The least Python of a family's package, where it is above ours.
+# The lowest Python version that a family's package runs on, where it is above that of this project.
 NEEDS_PYTHON = {'navix': (3, 12)}
 
-# Families of environments that are stepped on the host. Their names are open, so the module of such
-# a family has only `make(name, **options)`, which raises ValueError for an unknown name.
+# Families of environments that are stepped on the host. Nobody can list all their names, so the module
+# of such a family has only `make(name, **options)`, which raises ValueError for an unknown name.
 HOST_FAMILIES = {
   'dm_env': 'hephaestus.actors.environments.dm_env',
   'gymnasium': 'hephaestus.actors.environments.gymnasium',
@@ -54,14 +54,18 @@ _instances: dict[str, Environment] = {}
 
 
 def register(environment: Environment, known: str | None = None) -> str:
-  """Names an instance, so that `make` returns it in this process; it lives as long as that.
+  """Gives an instance a name by which `make` returns it, until this process ends.
 
   Args:
     environment: the instance.
-    known: name of an instance of the same class in an earlier process, which this one replaces.
+    known: name that an instance of the same class had in an earlier process, such as that of a run
+      which is resumed; this instance takes it over. A name of another class is ignored.
+
+  Returns:
+    The name, 'instance:CLASS-NUMBER'; the same one if the instance was registered before.
 
   Raises:
-    ValueError: it is no environment.
+    ValueError: it is no `Environment`.
   """
   if not isinstance(environment, Environment):
     raise ValueError(
@@ -96,12 +100,12 @@ def _instance(name: str, chosen: dict[str, Any]) -> Environment:
 def make(name: str, /, **chosen: Any) -> Environment:
   """Makes an environment and checks it against its specs.
 
-  An environment in JAX is checked by its shapes alone, one that is stepped on the host by a reset and
-  a step.
+  The check traces an environment written in JAX, and takes one reset and one step of one that is
+  stepped on the host.
 
   Args:
-    name: a key of `ENVIRONMENTS`, FAMILY/NAME for an environment of `FAMILIES` or `HOST_FAMILIES`, or
-      'package.module:Class' for a user's environment.
+    name: a key of `ENVIRONMENTS`, FAMILY/NAME for an environment of `FAMILIES` or `HOST_FAMILIES`,
+      'package.module:Class' for a user's environment, or a name that `register` returned.
     **chosen: options, passed to the environment's constructor.
 
   Returns:
@@ -137,7 +141,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
 
 
 def _check_library(name: str, environment: Any) -> None:
-  """Refuses an environment of another library's class, which has a family of its own."""
+  """Raises ValueError for an instance of a class of gymnasium or dm_env, which have families."""
   libraries = {base.__module__.partition('.')[0] for base in type(environment).__mro__}
   remedies = {
     'gymnasium': 'register it by gymnasium.register and give gymnasium/'
@@ -149,7 +153,7 @@ def _check_library(name: str, environment: Any) -> None:
 
 
 def family(name: str) -> types.ModuleType:
-  """The module of a family of environments.
+  """Imports and returns the module of a family of environments.
 
   Args:
     name: a key of `FAMILIES` or `HOST_FAMILIES`.
@@ -193,10 +197,10 @@ def options(name: str) -> dict[str, Any]:
     name: see `make`.
 
   Returns:
-    Empty for a family of `HOST_FAMILIES`.
+    Option -> default; empty for a family of `HOST_FAMILIES`, whose options are not known.
 
   Raises:
-    ValueError: see `make`.
+    ValueError: there is no such environment, or its family's package is not installed.
   """
   family_name, slash, env_name = name.partition('/')
   if not slash:
@@ -221,12 +225,16 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 
 def check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
-  """Raises ValueError for an abstract class, and options that a constructor does not take, or lacks.
+  """Checks that a constructor can be called with some options.
 
   Args:
-    name: of the environment, for the message.
-    constructor: a class or a function.
-    options: its keyword arguments.
+    name: name of the environment, for error messages.
+    constructor: class or function that makes the environment.
+    options: the keyword arguments of the call.
+
+  Raises:
+    ValueError: the class is abstract, an option is unknown or has another type than its default, or
+      a parameter without a default has no value.
   """
   lacking = sorted(getattr(constructor, '__abstractmethods__', ()))
   if lacking:

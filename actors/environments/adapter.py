@@ -14,10 +14,10 @@ from hephaestus.actors.environments import environment
 
 
 class Adapter(environment.Environment):
-  """An environment of two pure functions, without a time limit; `wrappers.TimeLimit` adds one.
+  """An environment made of two pure functions, without a time limit; `wrappers.TimeLimit` adds one.
 
-  In some packages the state changes dtype or weak type between reset and step, which would trace a
-  program twice. Here every leaf has the dtype to which both promote.
+  In some packages the state changes dtype or weak type between reset and step, so a program would be
+  traced twice. Here every leaf of the state is converted to the dtype to which both promote.
   """
 
   def __init__(
@@ -35,8 +35,8 @@ class Adapter(environment.Environment):
       begin: key -> (state, observation).
       advance: (key, state, action) -> (state, observation, reward, is_terminated). The reward is []
         of any dtype; `is_terminated` is [] bool, and False at a time limit.
-      observation_spec: of the observation, which is converted to its dtypes.
-      action_spec: of the actions.
+      observation_spec: spec of the observations, which are converted to its dtypes.
+      action_spec: spec of the actions.
       frame: state -> [H, W, 3] uint8, not traced; None for an environment without frames.
 
     Raises:

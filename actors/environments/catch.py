@@ -1,4 +1,4 @@
-"""Catch: a paddle must be under a falling ball. A small environment to copy from."""
+"""Catch: move a paddle under a falling ball. A small environment to copy when writing another."""
 
 import dataclasses
 
@@ -28,10 +28,10 @@ class Catch(environment.Environment):
   ball and at the paddle. On the default board the paddle can reach every column in time.
 
   Attributes:
-    rows: of the board; an episode takes one step less.
-    columns: of the board.
-    cell_pixels: sides of a cell in an image, [rows * cell_pixels, columns * cell_pixels, 3] uint8,
-      white on black, that is observed in place of the board; 0: the board.
+    rows: rows of the board; an episode takes rows - 1 steps.
+    columns: columns of the board.
+    cell_pixels: 0: the board is observed. Else an image of it is observed in its place, white on black,
+      with so many pixels along each side of a cell: [rows * cell_pixels, columns * cell_pixels, 3] uint8.
   """
 
   rows: int = 10
@@ -91,7 +91,7 @@ class Catch(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws the board in white on black, with 16 pixels a cell; an image as it is."""
+    """Draws the board in white on black, with 16 x 16 pixels a cell; an observed image is unchanged."""
     if self.cell_pixels:
       return np.clip(np.rint(np.asarray(observation)), 0, 255).astype(np.uint8)
     board = np.asarray(observation).reshape(self.rows, self.columns)

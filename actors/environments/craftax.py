@@ -20,10 +20,10 @@ NAMES = (
   'Craftax-Pixels-v1',
   'Craftax-Symbolic-v1',
 )
-PIXELS_PER_BLOCK = 16  # of a frame
+PIXELS_PER_BLOCK = 16  # in rendered frames
 CLASSIC_VITALS = ('health', 'food', 'drink', 'energy')
-FIRST_VITAL = -10  # of the symbols of Craftax-Classic, which are tenths; at most 9 are reached
-SET_POINT = 0.9
+FIRST_VITAL = -10  # position of health in the observation of Craftax-Classic, counted from its end
+SET_POINT = 0.9  # the maximum of a vital: 9, observed in tenths
 
 
 def names() -> list[str]:
@@ -74,7 +74,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
       environment.Vital(vital, size + FIRST_VITAL + place, SET_POINT)
       for place, vital in enumerate(CLASSIC_VITALS)
     ]
-    # Its rewards contain a tenth of the change of health, which the others decide.
+    # The reward contains a tenth of the change of health, which depends on the other vitals.
     observation_spec = environment.VitalsSpec(
       like.shape, like.dtype, 0.0, 1.0, vitals, are_paid=True, name='view'
     )

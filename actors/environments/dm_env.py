@@ -17,13 +17,14 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   """Makes an environment of dm_env; its step types and discounts stay unchanged.
 
   Args:
-    path: 'package.module:callable' that returns a `dm_env.Environment`. If it takes a `seed`, each
-      instance gets its own, and a run can be repeated.
+    path: 'package.module:callable' that returns a `dm_env.Environment`. If the callable takes a `seed`,
+      each instance gets its own, and a run can be repeated.
     max_steps: time limit, which truncates.
     **options: passed to the callable.
 
   Raises:
-    ValueError: there is no such callable, it does not take an option, or a spec is not supported.
+    ValueError: there is no such callable, it does not take an option, it returns something else, or a
+      spec is not supported.
   """
   name = f'dm_env/{path}'
   if ':' not in path:

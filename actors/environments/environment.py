@@ -22,9 +22,9 @@ class TimeStep(NamedTuple):
 
   Attributes:
     step_type: [] int32, a value of `dm_env.StepType`.
-    reward: [] float32, earned by the action before; 0 at FIRST.
-    discount: [] float32, 0 at termination, else 1; at LAST, 1 means truncation.
-    observation: an array or a tree of arrays, by `observation_spec`.
+    reward: [] float32, earned by the previous action; 0 at FIRST.
+    discount: [] float32; at LAST, 0 means termination and 1 truncation; 1 elsewhere.
+    observation: an array or a tree of arrays, as `Environment.observation_spec` describes it.
   """
 
   step_type: jax.Array
@@ -71,7 +71,7 @@ def _timestep(
 
 
 class Environment(abc.ABC):
-  """The rules of an environment, as pure functions of one environment's state.
+  """Interface of an environment: its specs, and its rules as pure functions of its state.
 
   `reset` and `step` are traced: they may be jitted, vmapped over environments and scanned over time,
   and all their arrays keep shape and dtype. Randomness comes only from the key argument. The state
@@ -79,7 +79,8 @@ class Environment(abc.ABC):
   a step after LAST is undefined, and `wrappers.AutoReset` adds the reset.
 
   A dict observation may have 'action_mask', [A] bool, True for legal actions; the effect of an illegal
-  action is up to the environment. For several choices at once it is the concatenation of their masks.
+  action is up to the environment. With several choices at once (see `action_spec`), their masks are
+  concatenated, and A is the sum of their numbers of choices.
   """
 
   @property
@@ -90,9 +91,10 @@ class Environment(abc.ABC):
   @property
   @abc.abstractmethod
   def action_spec(self) -> specs.BoundedArray:
-    """`dm_env.specs.DiscreteArray` of int32 for A choices, else a `BoundedArray` of one axis.
+    """Spec of an action: a `dm_env.specs.DiscreteArray` or a `BoundedArray` with one axis.
 
-    With floats it is a vector; with int32 it is several choices at once, each from 0 to its maximum.
+    A `DiscreteArray` of int32 is one choice among A. A `BoundedArray` of floats is a continuous action;
+    one of int32 is several choices at once, each from 0 to its maximum.
     """
 
   @property
@@ -102,17 +104,20 @@ class Environment(abc.ABC):
 
   @property
   def action_names(self) -> tuple[str, ...]:
-    """Names of the choices, in order, for display; empty without names."""
+    """Names of all discrete choices, in the order of the action mask, for display; empty for none."""
     return ()
 
   @property
   def has_costly_reset(self) -> bool:
-    """Whether a reset takes longer than a step, and most steps do not end an episode."""
+    """Whether a reset takes longer than a step, and few steps end an episode.
+
+    On CPUs, `wrappers.AutoReset` then skips the reset of environments that do not need one.
+    """
     return False
 
   @property
   def is_scored_by_length(self) -> bool:
-    """Whether a score compares lengths of episodes, not returns: staying alive is the task."""
+    """Whether scores compare episode lengths, not returns, because staying alive is the task."""
     return False
 
   @abc.abstractmethod
@@ -126,11 +131,16 @@ class Environment(abc.ABC):
     """Takes one action; returns the next state and time step."""
 
   def next_episode(self, key: chex.PRNGKey, state: EnvState) -> tuple[EnvState, TimeStep]:
-    """Begins the episode after another one in the same stream; a reset, unless something passes on.
+    """Begins the next episode of a stream, for auto-reset; by default an ordinary reset.
+
+    An environment overrides it to keep a part of its state from one episode to the next.
 
     Args:
-      key: of the reset.
-      state: after LAST and one step more, which must keep what passes on.
+      key: PRNG key of the reset.
+      state: result of one more step after LAST, so such a step must keep that part.
+
+    Returns:
+      The state of the new episode and its FIRST time step.
     """
     del state
     return self.reset(key)
@@ -144,26 +154,27 @@ class Environment(abc.ABC):
     return None
 
   def render(self, state: EnvState) -> np.ndarray | None:
-    """Renders one frame, [H, W, 3] uint8, not traced; None for an environment without frames."""
+    """Renders a state as a frame, [H, W, 3] uint8, not traced; None if there are no frames."""
     del state
     return None
 
   def draw(self, observation: Observation) -> np.ndarray | None:
-    """Renders an observation, [H, W, 3] uint8, not traced; None without such frames.
+    """Renders an observation as a frame, [H, W, 3] uint8, not traced; None if it cannot be drawn.
 
     Args:
-      observation: of the environment, or predicted by a world model, whose values may lie between
-        those of the environment; in either case without its mask.
+      observation: observed, or predicted by a world model, whose values may lie between those of the
+        environment; in either case without 'action_mask'.
     """
     del observation
     return None
 
 
 class ViewSpec(specs.BoundedArray):
-  """A vector with a view: a pure function of it, which agents read beside it.
+  """Spec of an observation vector with a view: a function of the vector that agents read beside it.
 
-  A view says nothing new; it shows the same numbers in a form that a network learns from faster, such
-  as a map around the agent's position. A world model imagines the vector and takes the view of that.
+  A view adds no information. It gives the same numbers in a form that a network learns from faster,
+  such as a map around the agent's position. A world model predicts the vector, and the view is
+  computed from the prediction.
   """
 
   def __init__(
@@ -175,7 +186,16 @@ class ViewSpec(specs.BoundedArray):
     view: Callable[[jax.Array], jax.Array],
     name: str | None = None,
   ):
-    """Args: `view`: the vector to [V] float32, V fixed; others: see `specs.BoundedArray`."""
+    """Makes the spec.
+
+    Args:
+      shape: [F], one axis.
+      dtype: see `specs.BoundedArray`, as for `minimum`, `maximum` and `name`.
+      minimum: lower bound.
+      maximum: upper bound.
+      view: pure function of the vector that returns [V] float32, with a fixed V.
+      name: for display.
+    """
     super().__init__(shape, dtype, minimum, maximum, name)
     self._view = view
 
@@ -189,11 +209,11 @@ class ViewSpec(specs.BoundedArray):
 
 
 class Vital(NamedTuple):
-  """A number of an observation that its agent needs to keep up.
+  """A number of an observation that the agent must keep up to survive, such as food.
 
   Attributes:
-    name: of one word, for metrics.
-    position: in its vector.
+    name: one word, for metrics.
+    position: index in the observation vector.
     set_point: the value at which nothing is lacking.
   """
 
@@ -203,9 +223,10 @@ class Vital(NamedTuple):
 
 
 class VitalsSpec(specs.BoundedArray):
-  """A vector of which some numbers are vitals: 0 is the end, and agents may seek their set-points.
+  """Spec of an observation vector in which some numbers are vitals, see `Vital`.
 
-  An agent may make a reward of them (`agent.survival_scale`), unless the environment already pays.
+  A vital of 0 ends the episode, or leads to its end. With `agent.survival_scale` an agent gives itself
+  an intrinsic reward for vitals near their set-points; it refuses if `are_paid`.
   """
 
   def __init__(
@@ -219,10 +240,19 @@ class VitalsSpec(specs.BoundedArray):
     are_paid: bool = False,
     name: str | None = None,
   ):
-    """Args: `vitals`; `are_paid`: whether rewards depend on them; others: see `specs.BoundedArray`.
+    """Makes the spec.
+
+    Args:
+      shape: [F], one axis.
+      dtype: see `specs.BoundedArray`, as for `minimum`, `maximum` and `name`.
+      minimum: lower bound.
+      maximum: upper bound.
+      vitals: at least one.
+      are_paid: whether the environment's reward already depends on the vitals.
+      name: for display.
 
     Raises:
-      ValueError: a vital lies outside the vector, or two have one name.
+      ValueError: there is no vital, one lies outside the vector, or two have the same name.
     """
     super().__init__(shape, dtype, minimum, maximum, name)
     names = [vital.name for vital in vitals]
@@ -249,16 +279,22 @@ class VitalsSpec(specs.BoundedArray):
 
 
 class BoardSpec(specs.Array):
-  """A vector that ends with the cells of a board in row-major order, each with the same features.
+  """Spec of an observation vector whose last numbers are the cells of a board, in row-major order.
 
-  Agents may encode all cells with shared weights, or treat it as any other vector. Features should
-  be of the order of 1.
+  All cells have the same features, which should be of the order of 1. Agents may encode the cells with
+  shared weights, or treat the whole as any other vector.
   """
 
   def __init__(
     self, shape: tuple[int], dtype: Any, board_shape: tuple[int, int, int], name: str | None = None
   ):
-    """Args: `shape`, `dtype` and `name`: see `specs.Array`; `board_shape`: rows, columns, features.
+    """Makes the spec.
+
+    Args:
+      shape: [F], one axis.
+      dtype: see `specs.Array`.
+      board_shape: numbers of rows, columns, and features of a cell.
+      name: for display.
 
     Raises:
       ValueError: the board is larger than the vector.
@@ -277,10 +313,10 @@ class BoardSpec(specs.Array):
 
 
 def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
-  """Number of choices of each part of an action; empty for a continuous action.
+  """Number of choices of each part of an action: (A,) for one choice; empty for a continuous action.
 
   Raises:
-    ValueError: several choices are no vector of int32, or one does not begin with 0.
+    ValueError: integer actions are not a vector of int32, or a minimum is not 0.
   """
   if isinstance(action_spec, specs.DiscreteArray):
     return (int(action_spec.num_values),)
@@ -299,9 +335,9 @@ def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
 
 
 def bounds_of(spec: specs.Array) -> tuple[np.ndarray, np.ndarray] | None:
-  """The least and largest values of a spec in its dtype, for floats with room for rounding.
+  """Lower and upper bounds of values by a spec, in its dtype; None without bounds, and for bools.
 
-  None without bounds, and for bools.
+  Bounds of floats are widened by 1e-4 (1 + |bound|), so that rounding does not exceed them.
   """
   if not isinstance(spec, specs.BoundedArray) or spec.dtype.kind == 'b':
     return None
@@ -312,15 +348,21 @@ def bounds_of(spec: specs.Array) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def describe_bounds(spec: specs.BoundedArray) -> str:
-  """Such as '0 to 1'; of different numbers the least and the largest bound."""
+  """Text such as '0 to 1': the least of the lower bounds and the greatest of the upper bounds."""
   return f'{np.min(spec.minimum):g} to {np.max(spec.maximum):g}'
 
 
 def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> list[str]:
   """Judges steps with random actions: how many had no legal action, and whether an episode ended.
 
+  Args:
+    max_steps: time limit of the environment.
+    num_steps: number of steps taken.
+    num_stuck: number of these at which no action was legal.
+    ended: whether any episode ended.
+
   Returns:
-    Warnings.
+    Warnings; empty if there is nothing to warn of.
 
   Raises:
     ValueError: most steps have no legal action.
@@ -343,11 +385,11 @@ def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> l
 
 
 def check(environment: Environment) -> None:
-  """Checks an environment against its specs by tracing shapes; makes no array.
+  """Checks an environment against its specs by tracing `reset` and `step`; computes nothing.
 
   Raises:
-    ValueError: state or time step change shape or dtype between reset and step, or contradict the
-      specs; the message names the field.
+    ValueError: it is no `Environment`, a spec is invalid, state or time step change shape or dtype
+      between reset and step, or they contradict the specs; the message names the field.
   """
   if not isinstance(environment, Environment):
     raise ValueError(

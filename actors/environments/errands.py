@@ -13,7 +13,7 @@ from hephaestus.actors.environments import environment
 
 NUM_ERRANDS = 8
 NUM_BUTTONS = 4
-LONGEST = 8  # of a countdown; a multiple of 1/8 is a level that agents read and predict
+LONGEST = 8  # longest countdown; a multiple of 1/8 is a level that agents read and predict
 
 CELL_PIXELS = 16
 EMPTY, DUE = (247, 240, 222), (222, 210, 178)
@@ -22,11 +22,11 @@ COLOURS = ((213, 94, 0), (0, 158, 115), (86, 180, 233), (204, 121, 167))  # of O
 
 
 class State(flax.struct.PyTreeNode):
-  """One environment.
+  """State of one environment.
 
   Attributes:
-    countdown: [8] int32, steps until each errand is due, all different, from 0 to 8 and always one 0.
-    wanted: [8] int32, button of each errand.
+    countdown: [8] int32, steps until each errand is due: different numbers from 0 to 8, one of them 0.
+    wanted: [8] int32, button of each errand, 0 to 3.
     step_count: [] int32, steps since the reset.
   """
 
@@ -37,7 +37,7 @@ class State(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Errands(environment.Environment):
-  """At each step one errand of eight is due: its button, one of four, pays 1, any other -1.
+  """At each step one errand of eight is due: the reward is 1 for its button, of four, else -1.
 
   Each errand has a button and a countdown, which falls by 1 a step. An errand that was due gets a random
   button and a new countdown: 8, or the one value from 0 to 7 that no other errand has, with equal
@@ -49,7 +49,7 @@ class Errands(environment.Environment):
   [5] float32: the countdown divided by 8, and the button, one-hot.
 
   Attributes:
-    max_steps: of an episode.
+    max_steps: time limit.
   """
 
   max_steps: int = 50
@@ -112,7 +112,7 @@ class Errands(environment.Environment):
     return self.draw(_observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws a line of cells for each errand, with its button's colour at its countdown; left is due."""
+    """Draws each errand as a line of cells: a tile in its button's colour at its countdown, 0 leftmost."""
     pixels = np.empty((NUM_ERRANDS, CELL_PIXELS, 1 + LONGEST, CELL_PIXELS, 3), np.uint8)
     pixels[...] = EMPTY
     pixels[:, :, 0] = DUE

@@ -1,7 +1,7 @@
-"""Environments of this project for other trainers: as those of gymnax, gymnasium and dm_env.
+"""Exports environments to other trainers: with the interface of gymnax, gymnasium or dm_env.
 
-Each function takes an `Environment` that is compiled, as `environments.make` makes it. The packages of
-gymnasium and gymnax are imported inside the functions alone; only the first is needed.
+Each function takes an `Environment` written in JAX, as `environments.make` makes it. The packages are
+imported where they are used: gymnasium by `as_gymnasium`, gymnax only by the spaces of `Gymnax`.
 """
 
 import functools
@@ -27,21 +27,23 @@ ACTION_MASK = host.ACTION_MASK
 
 
 class GymnaxParams(NamedTuple):
-  """Parameters of an exported environment: none, since its options are set when it is made."""
+  """Empty parameters of an exported environment, whose options are set when it is made."""
 
 
 class Gymnax:
   """An environment with gymnax's functions, which are pure: jit, vmap and scan them.
 
-  The action mask is a field of the observation by the name 'action_mask', where there is one, as in the
-  environment itself, and also in `info`. Nothing of gymnax is needed, and a `gymnax.wrappers` class
-  takes it.
+  If there is an action mask, it is the field 'action_mask' of the observation, as in the environment
+  itself, and also in `info`. It works without gymnax, and the classes of `gymnax.wrappers` can wrap it.
 
   Attributes:
     environment: the environment.
-    name: for display.
-    num_actions: choices of a discrete action; the size of any other.
-    default_params: of `reset` and `step`.
+    name: name of its class.
+    num_actions: number of choices of a discrete action; length of any other action.
+    default_params: argument `params` of the functions, which they ignore.
+
+  Raises:
+    ValueError: the environment is stepped on the host.
   """
 
   def __init__(self, environment: Environment):
@@ -54,7 +56,7 @@ class Gymnax:
   def reset(
     self, key: chex.PRNGKey, params: GymnaxParams | None = None
   ) -> tuple[Observation, EnvState]:
-    """Begins an episode: its first observation and its state."""
+    """Begins an episode; returns its first observation and its state."""
     del params
     state, timestep = self.environment.reset(key)
     return timestep.observation, state
@@ -66,12 +68,12 @@ class Gymnax:
     action: jax.Array,
     params: GymnaxParams | None = None,
   ) -> tuple[Observation, EnvState, jax.Array, jax.Array, dict[str, Any]]:
-    """One action, and a reset where it ends the episode, as gymnax does it.
+    """Takes one action, and resets in the same step if that ends the episode, as gymnax does.
 
     Returns:
-      Observation and state, those of a new episode after its end; reward [] float32; done [] bool;
-      and info: 'discount' [] float32, 0 at termination; 'truncated' [] bool; 'terminal_observation',
-      what the step itself showed; 'action_mask' of the observation returned, where there is one.
+      Observation and state, those of a new episode if `done`; reward [] float32; done [] bool; and
+      info: 'discount' [] float32, 0 at termination; 'truncated' [] bool; 'terminal_observation', the
+      observation before the reset; and, if there is one, 'action_mask' of the returned observation.
     """
     step_key, reset_key = jax.random.split(key)
     last, stepped, reward, done, info = self.step_env(step_key, state, action, params)
@@ -89,7 +91,7 @@ class Gymnax:
     action: jax.Array,
     params: GymnaxParams | None = None,
   ) -> tuple[Observation, EnvState, jax.Array, jax.Array, dict[str, Any]]:
-    """As `step`, without the reset."""
+    """As `step`, but without the reset, and without 'terminal_observation' in `info`."""
     del params
     action = jnp.asarray(action, self.environment.action_spec.dtype)
     state, timestep = self.environment.step(key, state, action)
@@ -129,17 +131,20 @@ class Gymnax:
 
 
 def as_gymnax(environment: Environment) -> tuple[Gymnax, GymnaxParams]:
-  """An environment and its parameters, as `gymnax.make` returns them."""
+  """Exports an environment to gymnax: returns it and its parameters, as `gymnax.make` does."""
   made = Gymnax(environment)
   return made, made.default_params
 
 
 class DmEnv(dm_env.Environment):
-  """An environment as one of dm_env: it is called step by step, with NumPy arrays.
+  """A `dm_env.Environment` that compiles and steps an environment; its time steps are NumPy arrays.
 
   Args:
     environment: the environment.
-    seed: of its episodes.
+    seed: seed of its episodes.
+
+  Raises:
+    ValueError: the environment is stepped on the host.
   """
 
   def __init__(self, environment: Environment, seed: int = 0):
@@ -170,7 +175,7 @@ class DmEnv(dm_env.Environment):
     return self._environment.action_spec
 
   def render(self) -> np.ndarray | None:
-    """One frame of the current state, [H, W, 3] uint8; None without frames."""
+    """Renders the current state, [H, W, 3] uint8; None if there are no frames."""
     return self._environment.render(self._state)
 
   def _next_key(self) -> chex.PRNGKey:
@@ -189,12 +194,12 @@ class DmEnv(dm_env.Environment):
 
 
 def as_dm_env(environment: Environment, *, seed: int = 0) -> DmEnv:
-  """An environment as a `dm_env.Environment`; see `DmEnv`."""
+  """Exports an environment to dm_env; see `DmEnv`."""
   return DmEnv(environment, seed)
 
 
 def as_gymnasium(environment: Environment, *, render_mode: str | None = None) -> Any:
-  """An environment as a `gymnasium.Env`, which must be installed.
+  """Exports an environment as a `gymnasium.Env`; gymnasium must be installed.
 
   The action mask is the field 'action_mask' of the observation, int8 as `Discrete.sample` takes it, and
   also in `info`. `reset(seed=...)` seeds the episodes.
@@ -204,7 +209,7 @@ def as_gymnasium(environment: Environment, *, render_mode: str | None = None) ->
     render_mode: 'rgb_array', or None.
 
   Raises:
-    ValueError: observations are a nested tree, or there is no such render mode.
+    ValueError: it is stepped on the host, its observations are a nested tree, or there is no such mode.
   """
   import gymnasium
 
@@ -295,6 +300,6 @@ def _gymnasium_actions(spec: specs.BoundedArray) -> Any:
 
 
 def _gymnasium_observation(observation: Observation) -> tuple[Any, dict[str, Any]]:
-  """Arrays of a space of gymnasium, where bits are int8, and the info with the mask."""
+  """The observation as gymnasium has it, with bools as int8; and the info with the mask."""
   plain = jax.tree.map(lambda x: x.astype(np.int8) if x.dtype == bool else x, observation)
   return plain, dict(_mask(plain))

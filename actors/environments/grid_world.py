@@ -13,13 +13,13 @@ from dm_env import specs
 from hephaestus.actors.environments import environment
 
 NUM_TYPES = 8
-EMPTY = 255  # type of a cell without a resource
+EMPTY = 255  # in `State.grid`, a cell without a resource
 UP, DOWN, LEFT, RIGHT, COLLECT = range(5)
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]], np.int32)
 
 STEP_REWARD = -0.01  # of every step
-COLLECT_REWARD = 1.0
-DISCOVERY_REWARD = 0.1  # once per resource; at every visit it could be collected for ever
+COLLECT_REWARD = 1.0  # of a resource
+DISCOVERY_REWARD = 0.1  # of the first visit only, or it could be earned for ever
 
 CELL_PIXELS = 16
 BACKGROUND, LINE, AGENT = (250, 250, 247), (226, 226, 220), (30, 30, 34)
@@ -39,7 +39,7 @@ TYPE_COLOURS = np.array(  # the colour-blind safe palette of Okabe and Ito; the 
 
 
 class State(flax.struct.PyTreeNode):
-  """One environment, of S by S cells.
+  """State of a grid of S by S cells.
 
   Attributes:
     position: [2] int32, the agent's row and column.
@@ -59,16 +59,17 @@ class State(flax.struct.PyTreeNode):
 
 
 def egocentric(observation: jax.Array, size: int) -> jax.Array:
-  """The map around the agent: a view of an observation, see `environment.ViewSpec`.
+  """Egocentric map, a view of an observation: all cells relative to the agent's. See `ViewSpec`.
 
-  A flat network learns the neighbours of every position of a map separately.
+  From a map with fixed cells, an MLP would learn the neighbours of each position separately.
 
   Args:
-    observation: [size^2 + 10] float32.
-    size: S, of the grid.
+    observation: [size^2 + 10] float32, see `GridWorld`.
+    size: S, cells along a side of the grid.
 
   Returns:
-    [2 (2 S - 1)^2] float32: each cell's number, and 1 where it has a resource; 0 beyond the grid.
+    [2 (2 S - 1)^2] float32: for each cell its number in the observation, and 1 if it has a resource;
+    both are 0 beyond the grid.
   """
   cells = observation[: size**2].reshape(size, size)
   position = jnp.round(observation[-2:] * (size - 1)).astype(jnp.int32)
@@ -90,8 +91,13 @@ class GridWorld(environment.Environment):
 
   The observation is [size² + 10] float32 in [0, 1]: the cells row by row, 0 if empty, else
   (type + 1) / 8; the inventory divided by `num_resources`; and row and column divided by size - 1.
-  Up to 16 by 16 cells, bfloat16 keeps all of these values distinct. With `egocentric`, agents also
-  read the cells around their position: see the function of that name.
+  Up to 16 by 16 cells, bfloat16 keeps all of these values distinct.
+
+  Attributes:
+    size: cells along a side.
+    num_resources: resources at the beginning of an episode.
+    max_steps: time limit.
+    egocentric: whether agents also read an egocentric map, see the function `egocentric`.
   """
 
   size: int = 16
@@ -177,7 +183,7 @@ class GridWorld(environment.Environment):
     return state, timestep
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Walks to the nearest resource by Manhattan distance, rows before columns, and collects it."""
+    """Moves to the nearest resource by Manhattan distance, along rows first, and collects it."""
     rows, columns = np.indices((self.size, self.size), np.int32)
     distance = jnp.abs(rows - state.position[0]) + jnp.abs(columns - state.position[1])
     nearest = jnp.argmin(jnp.where(state.grid == EMPTY, 2 * self.size, distance))
@@ -211,7 +217,7 @@ class GridWorld(environment.Environment):
     return pixels.reshape(self.size * CELL_PIXELS, self.size * CELL_PIXELS, 3)
 
   def _scatter_resources(self, key: chex.PRNGKey) -> jax.Array:
-    """Random grid, [S, S]: every set of `num_resources` cells is equally likely, types are uniform.
+    """Random grid, [S, S] uint8: all sets of `num_resources` cells are equally likely, types uniform.
 
     Floyd's algorithm (Bentley and Floyd, 1987): for each `last` of the final `num_resources`
     cells, sample a cell up to `last`, and take `last` itself if that one is taken. It needs one random

@@ -15,15 +15,15 @@ from gymnasium import spaces
 from hephaestus.actors.environments import host
 
 OBSERVATION = 'observation'
-"""Key of an observation that is no dictionary, beside its action mask."""
+"""Name of an observation that is no dictionary, in the dict with its action mask."""
 
 
 def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
   """Makes an environment of gymnasium.
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
-  one axis, or a Box with bounds. If reset returns `info['action_mask']`, the observation gets it.
-  The discount is 0 at `terminated` and 1 at `truncated`.
+  one axis, or a Box with finite bounds. If reset returns `info['action_mask']`, it is added to the
+  observation. The discount is 0 at `terminated` and 1 at `truncated`.
 
   Args:
     id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
@@ -31,7 +31,8 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     **options: passed to the environment's constructor.
 
   Raises:
-    ValueError: there is no such environment, it does not take an option, or a space is not supported.
+    ValueError: there is no such environment, it does not take an option, a space is not supported, or
+      `max_steps` is None and the registry has no limit.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
   limit = (

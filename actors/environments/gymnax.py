@@ -40,7 +40,8 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     **options: see `options`.
 
   Raises:
-    ValueError: the space of its actions or observations is not supported.
+    ValueError: the space of its actions or observations is not supported, or its data could not be
+      fetched.
   """
   taken = _constructor_options(_construct(name, {})[0])
   env, params = _construct(name, {key: options.pop(key) for key in taken if key in options})

@@ -1,6 +1,6 @@
-"""Environments that are no JAX program: each instance is stepped on the host, one at a time.
+"""Environments that are not written in JAX, such as those of gymnasium: stepped on the host, by threads.
 
-A new family of them implements `LibraryEnv`, and passes a function that makes one to
+To support another library, implement `LibraryEnv`, and pass a function that makes one to
 `HostEnvironment`.
 """
 
@@ -33,24 +33,28 @@ REFUSAL = (
 
 
 class LibraryEnv(abc.ABC):
-  """One instance of an environment, with the dtypes of its own library.
+  """Interface of one environment instance of another library, with that library's dtypes.
 
-  The caller resets it before the first step and after LAST, from one thread at a time.
+  The caller resets it before the first step and after LAST, and uses it from one thread at a time.
   """
 
   @property
   @abc.abstractmethod
   def observation_spec(self) -> specs.Array | Mapping[str, specs.Array]:
-    """One spec, or a flat dict of them."""
+    """Spec of an observation: one spec, or a flat dict of them."""
 
   @property
   @abc.abstractmethod
   def action_spec(self) -> specs.BoundedArray:
-    """`DiscreteArray`, or `BoundedArray` of floats, or of integers from 0 on and one axis."""
+    """Spec of an action: one of three kinds.
+
+    A `DiscreteArray`; a `BoundedArray` of floats with finite bounds; or a `BoundedArray` of integers with
+    one axis and minimum 0, for several choices at once.
+    """
 
   @abc.abstractmethod
   def reset(self, seed: int | None) -> dm_env.TimeStep:
-    """Begins an episode.
+    """Begins an episode; returns its FIRST time step.
 
     Args:
       seed: reseeds the instance, in [0, 2**32); None keeps its random state.
@@ -58,10 +62,10 @@ class LibraryEnv(abc.ABC):
 
   @abc.abstractmethod
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    """Takes one action, of the action spec's shape."""
+    """Takes one action, with the shape of the action spec; returns a MID or LAST time step."""
 
   def render(self) -> np.ndarray | None:
-    """Renders one frame, [H, W, 3] uint8; None for an environment without frames."""
+    """Renders the current state, [H, W, 3] uint8; None if there are no frames."""
     return None
 
   def close(self) -> None:
@@ -70,24 +74,24 @@ class LibraryEnv(abc.ABC):
 
 
 class HostEnvironment(Environment):
-  """An environment that is stepped on the host: its specs, and a factory of instances.
+  """An environment that is stepped on the host: its specs, and a factory of instances to step.
 
-  Its specs, time limit and frames are those of an `Environment`. But it has no pure `reset` and
-  `step`, which raise ValueError.
+  It has specs, a time limit and frames like any `Environment`, but no pure functions: `reset` and `step`
+  raise ValueError.
 
-  Its specs are those of the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, an
-  observed `DiscreteArray` becomes a one-hot vector, and an 'action_mask' becomes [A] bool.
+  The specs describe the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, an observed
+  `DiscreteArray` becomes a one-hot vector, and an 'action_mask' becomes [A] bool.
 
   Attributes:
-    make_env: makes a new instance of the library's environment.
-    fields: of an observation, by name.
+    make_env: function that makes a new instance of the library's environment.
+    fields: name -> field of an observation; the name is SINGLE if an observation is one array.
   """
 
   def __init__(self, make_env: Callable[[], LibraryEnv], max_steps: int):
-    """Makes one instance to read its specs.
+    """Makes one instance, reads its specs and closes it.
 
     Args:
-      make_env: makes a new instance at every call.
+      make_env: function that makes a new instance at every call.
       max_steps: time limit of at least 1, which truncates.
 
     Raises:
@@ -117,7 +121,7 @@ class HostEnvironment(Environment):
     return self._max_steps
 
   def make(self) -> 'Instance':
-    """Makes a new instance."""
+    """Makes a new instance, with auto-reset and the time limit; reset it before the first step."""
     return Instance(self.make_env(), self.fields, self.max_steps)
 
   def reset(self, key: Any) -> Any:
@@ -133,13 +137,14 @@ class HostEnvironment(Environment):
 
 
 class Instance:
-  """One environment with auto-reset as in `wrappers.AutoReset`; its time steps are NumPy arrays.
+  """One environment with auto-reset as in `wrappers.AutoReset`, and a time limit.
 
-  The step after LAST ignores the action and returns FIRST of a new episode.
+  The step after LAST ignores the action and returns FIRST of a new episode. Time steps are NumPy
+  arrays with the specs of `HostEnvironment`.
   """
 
   def __init__(self, env: LibraryEnv, fields: dict[str, 'Field'], max_steps: int):
-    """Args: the library's environment, the fields of its observations, and the time limit."""
+    """Args: `env` to step, `fields` of its observations by name, and the time limit `max_steps`."""
     self._env = env
     self._fields = fields
     self._max_steps = max_steps
@@ -147,7 +152,7 @@ class Instance:
     self._is_over = False
 
   def reset(self, seed: int | None) -> TimeStep:
-    """Begins an episode; see `LibraryEnv.reset`."""
+    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset`."""
     self._num_steps = 0
     timestep = self._env.reset(seed)
     return self._read(timestep._replace(reward=None, discount=None))
@@ -169,7 +174,7 @@ class Instance:
     return timestep
 
   def render(self) -> np.ndarray | None:
-    """Renders one frame, [H, W, 3] uint8; None for an environment without frames."""
+    """Renders the current state, [H, W, 3] uint8; None if there are no frames."""
     return self._env.render()
 
   def close(self) -> None:
@@ -193,8 +198,8 @@ class Field:
   """One array of an observation, and its conversion from the library's dtype.
 
   Attributes:
-    path: for messages, such as "['name']".
-    spec: after conversion.
+    path: the field in error messages, such as "['name']".
+    spec: spec of the converted array; `given` is the library's.
   """
 
   def __init__(self, path: str, given: specs.Array, spec: specs.Array):
@@ -205,7 +210,7 @@ class Field:
     self._one_hot = np.eye(given.num_values, dtype=spec.dtype) if is_choice else None
 
   def read(self, value: Any) -> np.ndarray:
-    """Converts a value; raises ValueError if its shape differs from the spec."""
+    """Converts a value of the library; raises ValueError if its shape differs from the spec."""
     if np.shape(value) != self._shape:
       raise ValueError(
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '
@@ -216,7 +221,12 @@ class Field:
     return np.asarray(value, self._dtype)
 
   def check(self, function: str, value: Any) -> None:
-    """Raises ValueError if a raw value contradicts the spec; `function` is named in the message."""
+    """Raises ValueError if a value of the library contradicts the spec.
+
+    Args:
+      function: function that gave the value, for the message: 'reset' or 'step'.
+      value: value before conversion.
+    """
     array = np.asarray(value)
     name = f'timestep.observation{self.path}'
     wanted = np.dtype(np.int32) if self._one_hot is not None else self._dtype
@@ -300,7 +310,8 @@ def check(environment: HostEnvironment) -> None:
   """Checks an environment against its specs, by one reset and one step of an instance.
 
   Raises:
-    ValueError: a shape, dtype or value contradicts the specs; the message names the field.
+    ValueError: a step type, shape, dtype or value contradicts the specs or `LibraryEnv`; the message
+      names the field.
   """
   env = environment.make_env()
   first = env.reset(0)
@@ -321,20 +332,20 @@ def check(environment: HostEnvironment) -> None:
 def check_values(
   environment: HostEnvironment, seed: int, *, num_steps: int = 1024, patience_seconds: float = 3.0
 ) -> list[str]:
-  """Checks the values of an environment by some steps with random actions.
+  """Checks the values that an environment returns, by some steps with random actions.
 
   Args:
-    environment: to check.
-    seed: of the reset and the actions.
-    num_steps: of one instance, with auto-reset.
-    patience_seconds: after which no more steps are taken.
+    environment: environment to check.
+    seed: seed of the reset and the actions.
+    num_steps: most steps of one instance, with auto-reset.
+    patience_seconds: time after which no more steps are taken.
 
   Returns:
     Warnings; see `environment.remarks`.
 
   Raises:
-    ValueError: a value is not finite or outside the bounds of its spec, or most steps have no legal
-      action; the message names the field.
+    ValueError: a value is not finite or outside the bounds of its spec, a discount is outside [0, 1],
+      or most steps have no legal action; the message names the field.
   """
   generator = np.random.default_rng(seed)
   instance = environment.make()
@@ -373,7 +384,7 @@ def _check_played(environment: HostEnvironment, timestep: TimeStep) -> None:
 
 
 def _masks(spec: specs.BoundedArray, observation: Any) -> list[np.ndarray]:
-  """The mask of each choice, [A] bool; none of a continuous action, or without a mask."""
+  """The mask of each choice, [A] bool; empty for a continuous action, or without a mask."""
   choices = num_choices(spec)
   if not (choices and isinstance(observation, Mapping) and ACTION_MASK in observation):
     return []

@@ -1,4 +1,4 @@
-"""Ice: half of the ground is slippery, and two pits hold the agent; to test empowerment."""
+"""Ice: half of the ground is slippery, and an agent in a pit cannot leave it; to test empowerment."""
 
 import dataclasses
 
@@ -28,11 +28,11 @@ PIT, DISC = (60, 60, 66), (213, 94, 0)
 
 
 class State(flax.struct.PyTreeNode):
-  """One environment.
+  """State of one environment.
 
   Attributes:
     places: [3, 2] int32, row and column of the agent, the pit on ice and the pit on firm ground.
-    side: [] int32, UP, DOWN, LEFT or RIGHT, where the ice is.
+    side: [] int32, side of the square at which the ice is: UP, DOWN, LEFT or RIGHT.
     step_count: [] int32, steps since the reset.
   """
 
@@ -42,14 +42,14 @@ class State(flax.struct.PyTreeNode):
 
 
 def around(observation: jax.Array) -> jax.Array:
-  """Offsets of the pits, and the ground at hand: a view of places, see `environment.ViewSpec`.
+  """View of an observation: offsets of the pits, and where ice is around the agent. See `ViewSpec`.
 
   Args:
-    observation: [10] float32.
+    observation: [10] float32, see `Ice`.
 
   Returns:
-    [2 * 2 * 17 + 5] float32: for each pit, and for rows and columns, a one-hot offset from the
-    agent; then for each action whether it aims at ice.
+    [2 * 2 * 17 + 5] float32: for each pit, its offset from the agent in rows and in columns, one-hot;
+    then for each of the five actions, whether the cell that it leads to without a slip is ice.
   """
   places, sides = _split(observation)
   levels = jnp.arange(1 - SIZE, SIZE, dtype=jnp.float32)
@@ -60,13 +60,13 @@ def around(observation: jax.Array) -> jax.Array:
 
 
 def is_in_pit(observation: jax.Array) -> jax.Array:
-  """Whether the agent is in a pit: [...] bool, from [..., 10] observations."""
+  """Whether the agent is in a pit, [...] bool, by observations [..., 10]."""
   places = jnp.rint(_split(observation)[0])
   return (places[..., 1:, :] == places[..., :1, :]).all(-1).any(-1)
 
 
 def is_firm(observation: jax.Array) -> jax.Array:
-  """Whether the agent is on firm ground and in no pit: [...] bool, from [..., 10] observations."""
+  """Whether the agent is on firm ground and not in a pit, [...] bool, by observations [..., 10]."""
   places, sides = _split(observation)
   on_ice = _lines_to_firm(jnp.rint(places[..., AGENT, :]), sides) > 0
   return ~on_ice & ~is_in_pit(observation)
@@ -76,22 +76,23 @@ def is_firm(observation: jax.Array) -> jax.Array:
 class Ice(environment.Environment):
   """A square of 9 by 9 cells, of which four lines at one side are ice; all rewards are 0.
 
-  Actions are up, down, left, right and stay. On firm ground they do as they say. In a cell of ice the
-  action is replaced, with probability `slip`, by one of the five, each equally likely. In a pit no
-  action has an effect, to the end of the episode. An episode is truncated after `max_steps`.
+  Actions are up, down, left, right and stay. On firm ground they have exactly that effect. In a cell of
+  ice the action is replaced, with probability `slip`, by one of the five, each equally likely. In a pit
+  no action has an effect, to the end of the episode. An episode is truncated after `max_steps`.
 
   In each episode the side of the ice is random. One pit is on ice and one on firm ground, so that
   no corner is closed off. The agent begins in any other cell, in 35 of 79 episodes on ice.
 
-  On firm ground the agent decides which state is next, on ice hardly, and in a pit not at all:
-  `empowerment` is the exact measure of that. `is_firm` and `is_in_pit` judge observations.
+  The agent controls its next state on firm ground, hardly on ice, and not at all in a pit:
+  `empowerment` is the exact measure of that. `is_firm` and `is_in_pit` tell where the agent of an
+  observation is.
 
   The observation is [10] float32: row and column of agent, pit on ice and pit on firm ground,
   divided by 8; and the side of the ice (up, down, left, right), one-hot. The view is `around`.
 
   Attributes:
     slip: probability that an action in a cell of ice is replaced.
-    max_steps: of an episode.
+    max_steps: time limit.
   """
 
   slip: float = 0.9
@@ -157,13 +158,13 @@ class Ice(environment.Environment):
     return state, timestep
 
   def transition_probabilities(self, state: State) -> jax.Array:
-    """Distribution of the agent's next cell, of each cell and action.
+    """Distribution of the agent's next cell, for each current cell and action.
 
     Args:
-      state: with pits and ice; the agent's own cell and the step are not read.
+      state: places of pits and ice; the agent's own place and the step count are not read.
 
     Returns:
-      [81, 5, 81] float32, cells in row-major order.
+      [81, 5, 81] float32, P(next cell | cell, action), with cells in row-major order.
     """
     cells = CELLS.reshape(-1, 2)
     targets = np.clip(cells[:, None] + MOVES, 0, SIZE - 1) @ [SIZE, 1]
@@ -176,7 +177,7 @@ class Ice(environment.Environment):
     return jnp.where(is_pit[:, None, None], held, moved)
 
   def empowerment(self, state: State) -> jax.Array:
-    """One-step empowerment of uniform actions in each cell, in nats.
+    """One-step empowerment in each cell, in nats, for uniform actions.
 
       I(A; S' | s) = H[ Mean_A P(S' | s, a) ] − Mean_A H[ P(S' | s, a) ]
 
@@ -195,7 +196,7 @@ class Ice(environment.Environment):
     return gained.reshape(SIZE, SIZE)
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Walks to firm ground by the nearest cells that are no pit and rather not beside one, and stays."""
+    """Walks to firm ground, not through pits and if possible not beside them, and stays there."""
     agent, *pits = state.places
     cells = jnp.clip(agent + jnp.asarray(MOVES), 0, SIZE - 1)
     lines = _lines_to_firm(cells, _one_hot(state.side))

@@ -32,7 +32,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of jumanji; the observation is a dict of the fields of jumanji's.
+  """Makes an environment of jumanji; an observation is a flat dict of the fields of jumanji's.
 
   Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
   does not distinguish its time limit from termination, so its limit is disabled and replaced by
@@ -40,11 +40,12 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   Args:
     name: one of `names()`.
-    max_steps: time limit, which truncates; None for that of jumanji, or 1000.
+    max_steps: time limit, which truncates; None for that of jumanji, or 1000 where it has none.
     **options: see `options`.
 
   Raises:
-    ValueError: its actions are not discrete, are of several agents, or are too many.
+    ValueError: its actions are not discrete, are of several agents, or have more than `MAX_CHOICES`
+      combinations; or its data could not be fetched.
   """
   env = _construct(name, **options)
   if hasattr(env, 'time_limit'):

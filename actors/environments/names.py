@@ -1,4 +1,4 @@
-"""Names of environments and agents: those of ours, and the import paths of a user's own."""
+"""Resolves names of environments and agents: built-in names, and import paths of users' classes."""
 
 import difflib
 import importlib
@@ -15,14 +15,18 @@ def resolve(
 
   Args:
     name: a key of `known`, or an import path, 'package.module:Class'.
-    known: name -> import path.
-    field: of the config, which error messages name.
-    kind: of thing, as error messages call it.
-    listing: where all known names are shown; in the message about an unknown one.
+    known: built-in name -> import path.
+    field: field of the config that holds the name, for error messages.
+    kind: 'environment' or 'agent', for error messages.
+    listing: sentence on where all known names are listed, for the message about an unknown name.
+
+  Returns:
+    The class or function, not called.
 
   Raises:
-    ValueError: there is no such name, module or attribute, or it is of Python's own library, which
-      a config file must not run. The message names the nearest known one.
+    ValueError: there is no such name, module or class, or it is of Python's standard library, which
+      a config file must not run. The message names the nearest known names.
+    ModuleNotFoundError: the user's module exists, but imports a module that does not.
   """
   given = f'{field}={name!r}'
   module_name, colon, attribute = known.get(name, name).partition(':')
@@ -54,13 +58,13 @@ def resolve(
 
 
 def choices(given: str, known: Iterable[str]) -> str:
-  """The nearest known names and all of them, for an error message."""
+  """Text for an error message: the known names nearest to a given one, then all of them."""
   known = sorted(known)
   return f'{nearest(given, known)}known are: {", ".join(known) or "none"}'
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-  """'did you mean ...? ', or nothing where no known name is near."""
+  """'did you mean A or B? ' with similar known names; '' if none is similar."""
   by_lower = {name.lower(): name for name in known}
   found = difflib.get_close_matches(given.lower(), by_lower)
   names = ' or '.join(by_lower[name] for name in found)

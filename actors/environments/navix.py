@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment with their defaults."""
+  """Options of an environment with their defaults: `max_steps` and `first_person`, see `make`."""
   return {'max_steps': navix.make(name).max_steps, 'first_person': False}
 
 
@@ -39,10 +39,10 @@ def make(name: str, max_steps: int | None = None, first_person: bool = False) ->
   Args:
     name: one of `names()`.
     max_steps: time limit; None for that of navix.
-    first_person: whether the agent sees only the 7 x 7 cells around and before it.
+    first_person: whether only an egocentric view of 7 x 7 cells is observed.
 
   Raises:
-    ValueError: the task of an episode is not observed.
+    ValueError: the task changes with the episode, and navix does not observe it.
   """
   if name.startswith(UNTOLD):
     raise ValueError(
@@ -87,11 +87,11 @@ def make(name: str, max_steps: int | None = None, first_person: bool = False) ->
 
 
 def _reduced(timestep: Any) -> Any:
-  """A timestep without its key, its observation, and the pictures that only frames need."""
+  """A timestep without its key, its observation, and the cached pictures for rendering."""
   return timestep.replace(state=timestep.state.replace(key=None, cache=None), observation=None)
 
 
 def _frame(timestep: Any) -> np.ndarray:
-  """[H, W, 3] uint8."""
+  """Renders a state, [H, W, 3] uint8."""
   state = timestep.state.replace(cache=rendering.RenderingCache.init(timestep.state.grid))
   return np.asarray(observations.rgb(state))

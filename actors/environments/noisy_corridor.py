@@ -15,11 +15,11 @@ CELL_PIXELS = 16
 
 
 class State(flax.struct.PyTreeNode):
-  """One corridor.
+  """State of one corridor.
 
   Attributes:
     place: [] int32, the agent's cell, counted from the left.
-    pixels: [num_pixels] float32, observed in that cell.
+    pixels: [num_pixels] float32, observed in that cell at this step.
     step_count: [] int32, steps since the reset.
   """
 
@@ -35,19 +35,20 @@ class NoisyCorridor(environment.Environment):
   Burda et al. (2018), "Large-scale study of curiosity-driven learning", section 4.2. In a noisy cell
   the prediction error of the pixels never falls.
 
-  Actions are left, stay, right. The first cell is uniform over the open ones, so a random policy is
-  in each of them equally often at every step. All rewards are 0; the episode is truncated after
-  `max_steps`. The observation is [length + num_pixels] float32: the place, one-hot, and the
-  pixels, each 0 or 1, or standard normal. The spec then has no bounds, so all are real numbers.
+  Actions are left, stay, right. The agent begins in a random open cell, so a random policy is in each
+  of them equally often at every step. All rewards are 0; the episode is truncated after `max_steps`.
+  The observation is [length + num_pixels] float32: the agent's place, one-hot, and the pixels, each 0
+  or 1, or standard normal. With normal pixels the spec has no bounds, so agents read all numbers,
+  those of the place too, as unbounded.
 
   Attributes:
     length: number of cells.
     first_noisy: the leftmost noisy cell.
     num_noisy: number of adjacent noisy cells.
-    num_pixels: each random in a noisy cell.
-    pixels: 'binary', 1 with probability 1/2, or 'normal'.
-    open_cells: number of cells from the left that the agent can enter; None for all.
-    max_steps: of an episode.
+    num_pixels: number of pixels, each random in a noisy cell.
+    pixels: distribution of the noise: 'binary', 1 with probability 1/2, or 'normal'.
+    open_cells: number of cells, counted from the left, that the agent can enter; None for all.
+    max_steps: time limit.
   """
 
   length: int = 20

@@ -21,8 +21,8 @@ VITALS = ('food', 'water', 'energy')
 MOST = np.array([60, 40, 90], np.int32)  # steps from a restored vital to death
 SIGHT = 3  # cells by Manhattan distance, from which the predator hunts
 SPARE = 28  # steps left at which the scripted policy leaves its den
-RISK = (8.0, 8.0, 2.0, 0.0)  # that it sees in a cell, by distance from the predator
-HIGH, LOW = 0.5, 0.3  # levels of `level_bonus`
+RISK = (8.0, 8.0, 2.0, 0.0)  # cost of a cell to that policy, by distance from the predator: 0 to 3
+HIGH, LOW = 0.5, 0.3  # values of a vital above and below which `level_bonus` counts
 
 CELL_PIXELS, BAR_PIXELS = 16, 8
 SAND, LINE = (247, 240, 222), (232, 222, 196)
@@ -36,11 +36,11 @@ COLOURS = {  # the colour-blind safe palette of Okabe and Ito
 
 
 class State(flax.struct.PyTreeNode):
-  """One environment.
+  """State of one environment.
 
   Attributes:
     places: [5, 2] int32, row and column of agent, predator, food, water and den.
-    left: [3] int32, steps after which food, water and energy are 0 unless they are restored.
+    left: [3] int32, steps left until food, water and energy are 0, unless they are restored.
     step_count: [] int32, steps since the reset.
   """
 
@@ -50,13 +50,14 @@ class State(flax.struct.PyTreeNode):
 
 
 def offsets(places: jax.Array) -> jax.Array:
-  """How far all else is from the agent: a view of the places, see `environment.ViewSpec`.
+  """View of an observation's places: offsets from the agent. See `environment.ViewSpec`.
 
   Args:
-    places: [10] float32, of an observation.
+    places: [10] float32, see `Oasis`.
 
   Returns:
-    [4 * 2 * 17] float32: for each of the others, and for rows and columns, a one-hot offset.
+    [4 * 2 * 17] float32: for predator, food, water and den, the offset from the agent in rows and in
+    columns, one-hot.
   """
   places = places.reshape(5, 2) * (SIZE - 1)
   offset = places[1:] - places[0]
@@ -69,23 +70,24 @@ class Oasis(environment.Environment):
   """A square of 9 by 9 cells with food, water, a den and a predator; staying alive is the task.
 
   Actions are up, down, left, right and stay. The vitals food, water and energy fall by 1/60, 1/40 and
-  1/90 a step. Food, water and the den restore theirs to 1 on arrival; food then grows in another
-  cell. An episode begins in the den, terminates when a vital is 0 or the predator has caught the
-  agent, and is truncated after `max_steps`. Its score is that of its length.
+  1/90 a step. Arriving at food, at water or in the den restores food, water or energy to 1; food then
+  grows in another cell. An episode begins in the den, terminates when a vital is 0 or the predator has
+  caught the agent, and is truncated after `max_steps`. The score compares lengths of episodes.
 
-  The predator moves at every second step on average. Half of its moves are at random; the others are
-  towards an agent that is at most 3 cells away, if there is one. It neither enters the den nor sees an
-  agent in it.
+  The predator moves with probability 1/2 at each step. Half of its moves are in a random direction; the
+  others are towards the agent if it is at most 3 cells away and not in the den, else random, too. The
+  predator does not enter the den.
 
   The observation is 'places', [10] float32, row and column of agent, predator, food, water and den
   divided by 8, with the `offsets` from the agent as a view; and 'vitals', [3] float32.
 
-  Rewards are 0. Two options give baselines of an agent's own rewards for its vitals:
+  Rewards are 0 by default. Two options add rewards for survival: baselines for agents that make their
+  own intrinsic rewards of the vitals.
 
   Attributes:
-    max_steps: of an episode.
-    alive_reward: of every step that is survived.
-    level_bonus: at every step that is survived, for each vital above 0.5, and against each below 0.3.
+    max_steps: time limit.
+    alive_reward: reward of each step that the agent survives.
+    level_bonus: reward of each such step for each vital above 0.5, and minus that for each below 0.3.
   """
 
   max_steps: int = 500
@@ -166,9 +168,10 @@ class Oasis(environment.Environment):
     return state, timestep
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Walks to what runs out first, around the predator, and hides in the den between.
+    """Walks to the source of the vital that runs out first; stays in the den while none is urgent.
 
-    Never next to the predator if it can be helped: V(x) = min over neighbours y of V(y) + 1 + risk(y).
+    It avoids the predator: the cost to the target is V(x) = min over neighbours y of V(y) + 1 + risk(y),
+    and cells beside the predator are the last resort.
     """
     agent, predator, *sources = state.places
     den = state.places[DEN]
@@ -234,7 +237,7 @@ def _free_cell(bits: jax.Array, occupied: jax.Array) -> jax.Array:
 
 
 def _hunt(bits: jax.Array, predator: jax.Array, agent: jax.Array, den: jax.Array) -> jax.Array:
-  """The next place of the predator, [2] int32, from [] uint32 random bits and three places."""
+  """Next place of the predator, [2] int32, from random bits, [] uint32, and three places, [2] each."""
   towards = agent - predator
   by_row = jnp.abs(towards[0]) >= jnp.abs(towards[1])
   hunts = (jnp.abs(towards).sum() <= SIGHT) & ~(agent == den).all() & (bits // 2 % 2 == 0)

@@ -1,4 +1,4 @@
-"""Rooms: a name on the wall and four doors, one of which pays; to test what an agent remembers."""
+"""Rooms: a name on the wall and four doors, one of which is rewarded; to test episodic memory."""
 
 import dataclasses
 
@@ -14,19 +14,19 @@ from hephaestus.actors.environments import environment
 NAME_BITS = 24
 NUM_DOORS = 4
 VISITS = 4
-"""Visits of each fresh room, after which others take the places of all of them."""
+"""Visits of each fresh room; then all fresh rooms of the stream are replaced by others."""
 CELL_PIXELS = 16
 NAME_ROWS = 4
 
 
 class State(flax.struct.PyTreeNode):
-  """One stream of episodes, of one choice each.
+  """State of a stream: the consecutive episodes of one environment, of one choice each.
 
   Attributes:
-    stream: [] uint32, random, seeds the stream's fresh rooms.
-    choices: [] int32, made in this stream so far.
-    name: [] uint32 below 2^24, the room.
-    opened: [] int32, the door that was opened, -1 before the choice.
+    stream: [] uint32, random seed of the stream's fresh rooms.
+    choices: [] int32, number of choices made in this stream so far.
+    name: [] uint32 below 2^24, name of the current room.
+    opened: [] int32, door that was opened, 0 to 3; -1 before the choice.
   """
 
   stream: jax.Array
@@ -37,23 +37,25 @@ class State(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rooms(environment.Environment):
-  """Each episode is one choice in one room: the right door of four pays 1, others pay 0.
+  """Each episode is one choice in one room: the reward is 1 for the right door of four, else 0.
 
-  The right door is a hash of the room's name, so nothing but experience of the room tells it. A room
-  is uniform among `num_rooms`, the same in all streams. After `fresh_after` choices a stream leaves
-  them for rooms that were never seen: it visits `fresh_rooms` of its own one after another, VISITS
-  times in the same order, and then as many others. Parallel environments make equally many choices,
-  so all are at the same visit at the same time (`visit`), and a run's mean return between two steps
-  is the success at that visit. Perfect memory has 0.25, 0.50, 0.75 and 1 at visits 1 to 4; an agent
-  without memory has 0.25.
+  The right door is a hash of the room's name, so an agent can only learn it in that room. At first,
+  each episode is in one of `num_rooms` rooms, the same rooms in all streams. After `fresh_after` choices
+  a stream (the consecutive episodes of one environment) enters fresh rooms, which no agent has seen: it
+  visits `fresh_rooms` of its own one after another, VISITS times in the same order, and then as many
+  others.
 
-  The observation is [28] bool: the 24 bits of the name and the opened door, one-hot, of which none is
-  open before the choice.
+  Parallel environments make equally many choices, so all are at the same visit at the same time
+  (`visit`), and a run's mean return between two steps is the success rate at that visit. With perfect
+  memory it is 0.25, 0.50, 0.75 and 1 at visits 1 to 4; without memory 0.25.
+
+  The observation is [28] bool: the 24 bits of the name, and the opened door, one-hot; before the choice
+  all doors are False.
 
   Attributes:
-    num_rooms: before `fresh_after`.
-    fresh_after: choices of a stream in these; 0: it never leaves them.
-    fresh_rooms: number of rooms of a stream that are visited in turn.
+    num_rooms: number of rooms before `fresh_after`.
+    fresh_after: number of choices after which a stream enters fresh rooms; 0: never.
+    fresh_rooms: number of fresh rooms that a stream visits in turn.
   """
 
   num_rooms: int = 1024
@@ -91,7 +93,7 @@ class Rooms(environment.Environment):
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, environment.TimeStep]:
-    del key  # A door pays always or never.
+    del key  # A door is rewarded always or never.
     # A step after LAST, whose result is of no use, must not count as a choice.
     choices = state.choices + (state.opened < 0)
     state = state.replace(choices=choices, opened=jnp.asarray(action, jnp.int32))
@@ -99,7 +101,14 @@ class Rooms(environment.Environment):
     return state, environment.termination(reward, self._observe(state))
 
   def visit(self, choices: jax.Array | int) -> jax.Array | int:
-    """Which visit of a fresh room a stream's next choice is, from 1; 0 before there are any."""
+    """Number of the visit of a fresh room at a stream's next choice, 1 to VISITS.
+
+    Args:
+      choices: number of choices made in the stream so far.
+
+    Returns:
+      The number; 0 while the stream is not in fresh rooms.
+    """
     if not self.fresh_after:
       return 0 * choices
     beyond = choices - self.fresh_after
@@ -109,7 +118,7 @@ class Rooms(environment.Environment):
     return right_door(state.name)
 
   def render(self, state: State) -> np.ndarray:
-    """Draws the room; the opened door is green if it was right, else red."""
+    """Renders the room; the opened door is green if it was right, else red."""
     frame = self.draw(self._observe(state))
     if state.opened < 0:
       return frame
@@ -131,7 +140,7 @@ class Rooms(environment.Environment):
   def _enter(
     self, key: chex.PRNGKey, stream: jax.Array, choices: jax.Array
   ) -> tuple[State, environment.TimeStep]:
-    """The room of a stream's next choice."""
+    """Begins the episode of a stream's next choice: its state and FIRST time step."""
     room = jax.random.randint(key, (), 0, self.num_rooms).astype(jnp.uint32)
     if self.fresh_after:
       beyond = choices - self.fresh_after
@@ -148,7 +157,7 @@ class Rooms(environment.Environment):
 
 
 def right_door(name: jax.Array) -> jax.Array:
-  """[...] int32, the door that pays in a room."""
+  """The right door of each room, [...] int32 from 0 to 3, by its name, [...] uint32."""
   return (scramble(name + 1) % NUM_DOORS).astype(jnp.int32)
 
 

@@ -1,4 +1,4 @@
-"""Sprites: touch the object of the colour and shape that is shown; to test perception of objects."""
+"""Sprites: touch the object of the colour and shape that a sign shows; to test object perception."""
 
 import dataclasses
 import itertools
@@ -31,18 +31,20 @@ SHAPES = np.array(
 NUM_PAIRS = len(COLOURS) * len(SHAPES)
 PAIRS = np.array(list(itertools.product(range(len(COLOURS)), range(len(SHAPES)))), np.int32)
 IS_HELD_OUT = PAIRS[:, 0] == PAIRS[:, 1]  # one of each colour and each shape
-AGENT, SIGN = (255, 255, 255), (70, 70, 80)  # the agent, and the ground of the sign
+AGENT, SIGN = (255, 255, 255), (70, 70, 80)  # colours of the agent and of the sign's ground
 
-PIXELS = 8  # of a drawn pixel
+PIXELS = 8  # enlargement of a pixel in a frame
 
 
 class State(flax.struct.PyTreeNode):
-  """One environment; the wanted object is the first.
+  """State of one environment with N objects, of which the first is the wanted one.
 
   Attributes:
-    pairs: [N] int32, colour and shape of each object, an index of PAIRS.
-    cells: [1 + N] int32, cell of the agent and of each object, row by row; cell 0 has the sign.
-    offsets: [N, 2] int32, rows and columns of an object from its cell's corner, 0 or 1.
+    pairs: [N] int32, colour and shape of each object, as an index of PAIRS.
+    cells: [1 + N] int32, cells of the agent and of the objects, numbered in row-major order; the sign
+      is in cell 0.
+    offsets: [N, 2] int32, offset of each object from its cell's corner in rows and columns, 0 or 1
+      pixel.
     step_count: [] int32, steps since the reset.
   """
 
@@ -59,20 +61,20 @@ class Sprites(environment.Environment):
   The square has 4 by 4 cells of 4 by 4 pixels. The sign, top left, shows the colour and shape of the
   wanted object on grey ground. Actions are up, down, left and right, by a cell; the agent, a white
   dot of 2 by 2 pixels, does not leave the square and does not enter the sign's cell. Entering an
-  object's cell touches it, which ends the episode and pays 1 for the wanted object, -1 for another.
-  Else an episode is truncated after `max_steps`.
+  object's cell touches it: the episode terminates with reward 1 for the wanted object, -1 for another.
+  Else it is truncated after `max_steps`.
 
   In each episode cells are random, an object lies up to one pixel from its cell's corner, and all
   objects differ in colour or shape. There are 16 pairs of colour and shape. Four are held out, one of
   each colour and each shape: by default they are never shown. With `held_out` the wanted object is
-  one of these, and the others are any.
+  one of these four, and the other objects are of any pairs.
 
   The observation is [16, 16, 3] uint8.
 
   Attributes:
-    num_objects: N, from 1 to 12.
-    held_out: whether the wanted object is of a pair that is otherwise never shown.
-    max_steps: of an episode.
+    num_objects: N, number of objects, from 1 to 12.
+    held_out: whether the wanted object is of a held-out pair, to test generalisation.
+    max_steps: time limit.
   """
 
   num_objects: int = 3
@@ -110,7 +112,7 @@ class Sprites(environment.Environment):
     return state, environment.restart(_observe(state))
 
   def _pairs(self, bits: jax.Array) -> jax.Array:
-    """[N] different pairs, the wanted one first, from [16] random numbers, of which the least win."""
+    """[N] different pairs, the wanted one first: those with the least of [16] random numbers."""
     held_out = jnp.asarray(IS_HELD_OUT)
     most = jnp.uint32(2**32 - 1)
     if not self.held_out:
@@ -136,7 +138,7 @@ class Sprites(environment.Environment):
     return state, timestep
 
   def scripted_action(self, state: State) -> jax.Array:
-    """The first step of a shortest way to the wanted object that touches no other."""
+    """The first action of a shortest path to the wanted object that touches no other object."""
     cells = jnp.arange(NUM_CELLS)
     is_closed = (cells[:, None] == state.cells[2:]).any(-1) | (cells == 0)
     goal = cells == state.cells[1]
@@ -156,23 +158,24 @@ class Sprites(environment.Environment):
     return self.draw(_observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """The image, each pixel 8 by 8."""
+    """The image, enlarged 8 times."""
     image = np.asarray(observation).clip(0, 255).astype(np.uint8)
     return image.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
 
 def segments(state: State) -> jax.Array:
-  """Which part each pixel of the observation shows: the truth that a segmentation is judged by.
+  """Ground-truth segmentation of the observation of a state, to evaluate a predicted one.
 
   Returns:
-    [16, 16] int32: 0 the background, 1 the sign, 2 the agent, 3 and more the objects.
+    [16, 16] int32, the part that each pixel shows: 0 the background, 1 the sign, 2 the agent, 3 and
+    more the objects.
   """
   parts = _parts(state)
   return jnp.argmax(jnp.concatenate([~parts.any(0)[None], parts]), axis=0).astype(jnp.int32)
 
 
 def _least(bits: jax.Array, count: int) -> jax.Array:
-  """[count] int32, indices of the least of [L] numbers, in order; faster than a sort on a CPU."""
+  """[count] int32, indices of the least of [L] numbers, ascending; faster than a sort on a CPU."""
   places = jnp.arange(bits.shape[0])
   is_less = (bits < bits[:, None]) | ((bits == bits[:, None]) & (places < places[:, None]))
   order = jnp.sum(is_less, axis=-1)
@@ -229,7 +232,7 @@ def _observe(state: State) -> jax.Array:
 
 
 def _packed(colours: np.ndarray) -> np.ndarray:
-  """[..., 3] bytes to [...] uint32, red the least."""
+  """Packs colours, [..., 3] bytes, into [...] uint32, with red in the lowest byte."""
   return (colours.astype(np.uint32) << np.arange(0, 24, 8, dtype=np.uint32)).sum(
     -1, dtype=np.uint32
   )

@@ -1,4 +1,4 @@
-"""Wrappers for any environment (auto-reset, time limit), random actions, reference returns and checks."""
+"""Wrappers of environments (auto-reset, time limit); random actions, reference returns, and checks."""
 
 import dataclasses
 import functools
@@ -24,17 +24,17 @@ from hephaestus.actors.environments.environment import (
   num_choices,
 )
 
-# Steps of an episode after which a reference return is given up: an environment may have no limit.
+# Longest episode of which a reference return is computed: an environment may have no time limit.
 _MOST_STEPS = 32_768
-_GROUP = 4  # environments whose reset is costly are reset so many at a time
+_GROUP = 4  # number of environments that are reset together where a reset is costly
 
 
 class AutoResetState(NamedTuple):
   """State of `AutoReset`.
 
   Attributes:
-    env_state: of the wrapped environment.
-    is_over: [] bool, True after LAST.
+    env_state: state of the wrapped environment.
+    is_over: [] bool, whether the newest time step is LAST.
   """
 
   env_state: EnvState
@@ -45,9 +45,9 @@ class AutoResetState(NamedTuple):
 class AutoReset(Environment):
   """Auto-reset: the step after LAST ignores the action and returns FIRST of a new episode.
 
-  So the last observation of an episode is an ordinary time step, and needs no field of its own. Under
-  vmap every step computes a reset too, so a reset should be as cheap as a step. With
-  `has_costly_reset`, CPUs instead loop over the environments that need a reset.
+  So the last observation of an episode is part of an ordinary time step and needs no extra field. Under
+  vmap every step computes a reset too, so a reset should be as cheap as a step. If it is not (see
+  `Environment.has_costly_reset`), CPUs instead loop over groups of environments that need a reset.
   """
 
   environment: Environment
@@ -146,7 +146,7 @@ class TimeLimitState(NamedTuple):
   """State of `TimeLimit`.
 
   Attributes:
-    env_state: of the wrapped environment.
+    env_state: state of the wrapped environment.
     step_count: [] int32, steps since the reset.
   """
 
@@ -156,7 +156,7 @@ class TimeLimitState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TimeLimit(Environment):
-  """Time limit: truncates episodes after `max_steps`, with LAST and an unchanged discount."""
+  """Time limit: makes step `max_steps` of an episode LAST, and leaves its discount unchanged."""
 
   environment: Environment
   max_steps: int = 1000
@@ -219,9 +219,12 @@ def random_action(
   Several choices at once are independent. If no action is legal, all are equally likely.
 
   Args:
-    key: of the sample.
-    action_spec: of one environment.
-    observation: of one environment, whose 'action_mask' is used if it has one.
+    key: PRNG key.
+    action_spec: spec of the actions.
+    observation: observation of one environment; its 'action_mask' is used if it has one.
+
+  Returns:
+    An action with the shape and dtype of the spec.
 
   Raises:
     ValueError: a continuous action has an infinite bound.
@@ -261,14 +264,14 @@ def check_values(
   num_steps: int = 1024,
   patience_seconds: float = 1.0,
 ) -> list[str]:
-  """Checks the values of an environment by some steps with a random policy.
+  """Checks the values that an environment returns, by some steps of the random policy.
 
   Args:
-    environment: without auto-reset.
-    key: of resets, steps and actions.
-    num_envs: parallel environments, in one compiled program.
-    num_steps: of each environment, with auto-reset; runs of a 16th and of a quarter of them come first.
-    patience_seconds: no longer run follows one that took more.
+    environment: environment in JAX, without auto-reset, which is added.
+    key: PRNG key of resets, steps and actions.
+    num_envs: number of parallel environments, in one compiled program.
+    num_steps: steps of each environment. Shorter runs, of 1/16 and 1/4 of them, come first.
+    patience_seconds: the longer runs are left out after a run that took more than this.
 
   Returns:
     Warnings; see `environment.remarks`.
@@ -301,10 +304,10 @@ def check_values(
 
 
 def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
-  """A function of a key and a number of steps.
+  """Makes a function (key, number of steps) that plays one environment with the random policy.
 
-  It returns what was wrong, by message: [] bool and [] float32, the first value that was; whether an
-  episode has ended, [] bool; and the number of steps without a legal action, [] int32.
+  It returns message -> [] bool, whether that fault occurred, and [] float32, its first wrong value;
+  whether an episode has ended, [] bool; and the number of steps without a legal action, [] int32.
   """
   env = AutoReset(environment)
 
@@ -336,7 +339,7 @@ def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
 def _faults(
   environment: Environment, timestep: TimeStep, length: jax.Array
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-  """Judges one time step, by message: whether it is wrong, and the wrong value, for VALUE there."""
+  """Judges a time step: message -> whether it has that fault, and the value for VALUE in the message."""
   nothing = jnp.zeros((), jnp.float32)
   result = {}
   observation_specs = jax.tree.leaves(environment.observation_spec)
@@ -373,13 +376,13 @@ def _is_stuck(environment: Environment, timestep: TimeStep) -> jax.Array:
 
 
 class ReferenceReturns(NamedTuple):
-  """Mean undiscounted episode returns of two policies, which normalise scores.
+  """Mean undiscounted episode returns of two policies, by which scores are normalised.
 
-  Mean episode lengths where the environment `is_scored_by_length`.
+  If the environment `is_scored_by_length`, they are mean episode lengths.
 
   Attributes:
-    random: of the random policy.
-    scripted: of the environment's scripted policy.
+    random: mean of the random policy.
+    scripted: mean of the environment's scripted policy.
   """
 
   random: float
@@ -387,7 +390,7 @@ class ReferenceReturns(NamedTuple):
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
-  """A normalised return, or length: 0 for the random policy, 1 for the scripted policy.
+  """Normalised return, or length: 0 is the mean of the random policy, 1 that of the scripted policy.
 
   score = (return − random) / (scripted − random)
   """
@@ -397,16 +400,16 @@ def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex
 def reference_returns(
   environment: Environment, *, num_episodes: int = 512, seed: int = 0
 ) -> ReferenceReturns | None:
-  """Averages the returns of full episodes of the random and of the scripted policy.
+  """Mean returns, or lengths, of full episodes of the random and of the scripted policy.
 
   Args:
-    environment: with or without auto-reset.
-    num_episodes: of each policy, in parallel in one compiled program.
+    environment: environment with or without auto-reset.
+    num_episodes: episodes of each policy, played in parallel in one compiled program.
     seed: equal seeds give equal results.
 
   Returns:
-    None if the environment has no scripted policy, one no better than random, is stepped on the host,
-    or has episodes that go on after `_MOST_STEPS`.
+    The means; None if the environment is stepped on the host, has no scripted policy, has one no
+    better than the random policy, or has episodes of more than 32,768 steps (`_MOST_STEPS`).
 
   Raises:
     ValueError: an episode has more than `max_steps` steps.
@@ -441,7 +444,7 @@ def _episode_returns(
   """Plays N episodes of the random policy and N of the scripted policy.
 
   Returns:
-    [2, N] float32 returns, and [2, N] bool, whether each episode has ended.
+    [2, N] float32 returns, or lengths; and [2, N] bool, whether each episode has ended.
   """
   size = 2 * num_episodes
   is_scripted = jnp.arange(size) >= num_episodes

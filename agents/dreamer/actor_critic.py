@@ -2,10 +2,10 @@
 
     actor([f_t, context_t])      critic([f_t, context_t])
 
-A context module gives the context: see `context`. With a workspace the actor reads the context alone,
-and the critic the features alone. The critic has a head for the task and one for
-novelty, so that the advantage of novelty can be scaled beside the task's, whatever the sizes of
-both; as in Burda et al. (2018), "Exploration by random network distillation", section 2.3.
+with f_t the features of step t and context_t a summary of earlier steps by a context module: see
+`context`. With a workspace the actor reads the context alone, and the critic the features alone. The
+critic has a head for the task and one for each intrinsic reward, so that their advantages can be scaled
+each by itself; as in Burda et al. (2018), "Exploration by random network distillation", section 2.3.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
 TASK, NOVELTY = 'task', intrinsic.NOVELTY
-"""Heads of the critic: returns of the environment's reward, and of novelty; see `intrinsic.INTRINSIC`."""
+"""Names of heads of the critic: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
 GAUSSIAN_RANGE = 3.29
-"""The 5 to 95 % range of a Gaussian, in standard deviations."""
+"""Range from the 5th to the 95th percentile of a Gaussian, in standard deviations."""
 
 
 class Steps(NamedTuple):
-  """Consecutive imagined steps; inputs of their losses.
+  """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`.
 
   Attributes:
     features: [R, B, F] in the compute dtype.
-    history: of the context module.
+    history: the context module's history of these steps.
     choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
-    mask: [R, B, A] bool.
+    mask: [R, B, A] bool, actions predicted to be legal.
   """
 
   features: jax.Array
@@ -48,13 +48,13 @@ class Steps(NamedTuple):
 
 
 class Replayed(NamedTuple):
-  """Replayed steps; inputs of the critic's loss.
+  """Replayed steps, inputs of `ActorCritic.replayed_value_loss`.
 
   Attributes:
     features: [T, B, F] in the compute dtype.
-    history: of the context module.
-    rewards: [T, B] float32 of each head that learns, by its name.
-    discount: [T, B] float32.
+    history: the context module's history of these steps.
+    rewards: [T, B] float32, rewards that arrived at the steps, for each head that learns by its name.
+    discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
 
@@ -66,12 +66,12 @@ class Replayed(NamedTuple):
 
 
 class Targets(NamedTuple):
-  """Targets of imagined steps.
+  """Targets of actor and critic at imagined steps.
 
   Attributes:
-    returns: [R, B] float32 of each head of the critic, by its name.
-    advantage: [R, B] float32, of all heads, each scaled.
-    slow_values: [R, B] float32 of each head of the slow critic.
+    returns: [R, B] float32, lambda-returns for each head of the critic, by its name.
+    advantage: [R, B] float32, the joint advantage of all heads, see `Divisors`.
+    slow_values: [R, B] float32, values of the slow critic for each head, by its name.
     weight: [R, B] float32, a step's share of the loss; 0 beyond the horizon.
   """
 
@@ -85,11 +85,11 @@ class Scales(NamedTuple):
   """Running statistics of imagined returns; equal on all replicas.
 
   Attributes:
-    ranges: average percentile range of the returns of each head of the critic, by its name.
-    largest_novelty_range: [] float32, of the returns of novelty since warm-up.
-    deviation: average standard deviation of the task's returns, as the range of a Gaussian.
-    evidence: [] float32, decaying maximum of `deviation` in units of the least scale of the task:
-      how far the returns of the task have ever differed.
+    ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
+    largest_novelty_range: [] float32, running maximum of novelty's average range since warm-up.
+    deviation: moving average of the standard deviation of the task's returns, times GAUSSIAN_RANGE.
+    evidence: [] float32, decaying running maximum of `deviation` in units of the task's least divisor:
+      how far the returns of the task have ever differed, which shows that rewards were found.
   """
 
   ranges: dict[str, returns.Average]
@@ -99,11 +99,11 @@ class Scales(NamedTuple):
 
 
 class Divisors(NamedTuple):
-  """Terms of the joint advantage: the sum over heads of weight * advantage / scale.
+  """Scales and weights of the joint advantage: the sum over heads of weight * advantage / scale.
 
   Attributes:
-    scale: [] float32 of each head of the critic, by its name.
-    weight: [] float32 of each; 1 of the task.
+    scale: [] float32, divisor of each head's advantages, by its name.
+    weight: [] float32, weight of each head, by its name; 1 for the task.
   """
 
   scale: dict[str, jax.Array]
@@ -111,7 +111,7 @@ class Divisors(NamedTuple):
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
-  """Scales of no returns; `heads` are the names of the critic's."""
+  """Scales before any returns; `heads` are the names of the critic's heads."""
   zero = jnp.zeros((), jnp.float32)
   return Scales({name: returns.no_average() for name in heads}, zero, returns.no_average(), zero)
 
@@ -122,7 +122,7 @@ def update_scales(
   size: jax.Array,
   config: dreamer_config.DreamerConfig,
 ) -> tuple[Scales, Divisors]:
-  """Adds the returns of one batch of imagination rollouts.
+  """Updates the scales of advantages with the returns of one batch of imagination rollouts.
 
     task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
     novelty_scale = largest range of the returns of novelty so far
@@ -130,18 +130,21 @@ def update_scales(
     weight        = config.novelty_scale max(0.5, 1 - evidence), of novelty
     scale         = max(range of its returns, INTRINSIC_FLOOR) of other intrinsic rewards
 
-  Returns that are all alike mean that nothing was found yet, or that the task is solved. So the
-  weight follows how far they have ever differed. It follows their standard deviation, since
-  percentiles do not see the few imagination rollouts that find the first rewards. Its largest value
-  is well below 1 and leaves the policy some entropy: a rollout follows the policy, so that of a
-  deterministic one finds nothing new.
+  Returns that are all alike mean that no reward was found yet, or that the task is solved. So the
+  weight of novelty follows `evidence`, how far they have ever differed, by their standard deviation:
+  percentiles do not see the few imagination rollouts that find the first rewards. The largest weight,
+  `novelty_scale`, should be well below 1, to leave the policy some entropy: rollouts follow the policy,
+  and those of a deterministic one find nothing new.
 
   Args:
-    scales: before.
-    first: [...] float32 returns at the starts of the rollouts, of all devices, for each head of the
+    scales: the scales so far.
+    first: [...] float32, returns at the starts of the rollouts on all devices, for each head of the
       critic by its name; NaN leaves one out.
-    size: [] float32, weighted mean of |G| over all imagined steps.
-    config: of the agent.
+    size: [] float32, mean |G| of the task over all imagined steps, by their weights.
+    config: config of the agent.
+
+  Returns:
+    The next scales, and the divisors and weights of this batch's advantages.
   """
   rate = dreamer_config.RETURN_RATE
   ranges, range_of = {}, {}
@@ -171,12 +174,12 @@ class ActorCritic:
   Attributes:
     config: sizes and constants.
     action_spec: see `distributions.Actions`.
-    feature_size: F, of the world model.
-    memory_size: how many of them come first, what the model remembers or infers.
-    state_size: how many of them actor and critic read; those after its memory are inputs of the
-      observed numbers.
-    action_size: A, of the world model's encoded action.
-    workspace: the context module, if any.
+    feature_size: F, width of the world model's features, see `RSSM.features`.
+    memory_size: width of their first part: the GRU's state, z if there are images, what is recalled.
+    state_size: width of the part that actor and critic read: the first part, and the inputs of the
+      numbers; the rest is the transition to the step.
+    action_size: A, width of the world model's encoded action.
+    workspace: the workspace that serves as the context module; None without one.
   """
 
   config: dreamer_config.DreamerConfig
@@ -198,13 +201,21 @@ class ActorCritic:
 
   @property
   def critic_context(self) -> context_lib.Context:
-    """The context module of what the critic reads, which is everything where there is a workspace."""
+    """The critic's context module; with a workspace none, since the critic then reads all features."""
     return context_lib.NoContext() if self.workspace else self.context
 
   def context_inputs(
     self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
   ) -> Any:
-    """Inputs of context modules beside the features of steps: the novelty, or `workspace.Terms`."""
+    """Inputs of the context module beside features: novelty, or with a workspace `workspace.Terms`.
+
+    Args:
+      params: parameters of the actor-critic.
+      features: [..., F].
+      novelty: [...] float32.
+      numbers: [..., F'] float32, numbers of the model's state.
+      priors: `rssm.Prior` of all members, [K, ...].
+    """
     if self.workspace is None:
       return novelty
     return self.workspace.terms(params, features, numbers, priors.change)
@@ -215,7 +226,7 @@ class ActorCritic:
 
   @property
   def heads(self) -> tuple[str, ...]:
-    """Heads of the critic: of the task, and of each intrinsic reward."""
+    """Names of the critic's heads: the task, and each intrinsic reward that is on."""
     return (TASK, *intrinsic.heads(self.config))
 
   def _modules(self) -> dict[str, networks.TwoTowers]:
@@ -229,7 +240,7 @@ class ActorCritic:
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32, of the context module, 'actor' and 'critic'."""
+    """Initial parameters, float32, by network: those of the context module, 'actor' and 'critic'."""
     context = self.context
     modules = context.modules()
     own = self._modules()
@@ -261,23 +272,28 @@ class ActorCritic:
     )
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
-    """The distribution over actions at [..., F] features with [..., C] context."""
+    """The policy at [..., F] features with [..., C] context and [..., A] mask (None: all are legal)."""
     outputs = self._apply(params, 'actor', features, context)
     return self._actions.policy(outputs, mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
-    """Standard noise for one action, [A]."""
+    """Noise to sample one action with, [A] float32: see `Actions.noise`."""
     return self._actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An action, and its `Steps.choice`, the argument of the policy's `log_prob`."""
+    """Samples an action; also returns its `Steps.choice`, the argument of the policy's `log_prob`.
+
+    Args:
+      policy: a distribution from `policy`.
+      noise: [..., A] from `noise`; zeros give the most likely action.
+    """
     sampled = policy.sample(noise)
     return (sampled, sampled) if self.discrete else sampled
 
   def values(
     self, params: Tree, features: jax.Array, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """The distribution of each head's return at [..., F] features with [..., C] context."""
+    """Predicted distributions of each head's return at [..., F] features with [..., C] context."""
     logits = self._apply(params, 'critic', features, context)
     parts = jnp.split(logits, len(self.heads), axis=-1)
     return {
@@ -297,12 +313,13 @@ class ActorCritic:
     and masks that the dream stored.
 
     Args:
-      params: of context module, actor and critic.
+      params: parameters of context module, actor and critic.
       steps: R steps of a dream.
-      targets: for these steps; the weights sum to 1 over the whole dream.
+      targets: targets for these steps; the weights sum to 1 over the whole dream.
 
     Returns:
-      The loss [] (a sum, so that parts of a dream add up), and metrics that add up likewise.
+      The loss [] (a weighted sum, so that parts of a dream add up), and metrics [] by name, which add
+      up likewise.
     """
     config = self.config
     features = steps.features
@@ -330,9 +347,9 @@ class ActorCritic:
     """The critic's loss on replayed experience, which model errors do not bias.
 
     Args:
-      params: of context module and critic.
+      params: parameters of context module and critic.
       slow_critic: parameters of the slow critic.
-      replayed: [T, B, ...] steps.
+      replayed: the [T, B] replayed steps.
 
     Returns:
       The loss [], a mean over all steps but the last.

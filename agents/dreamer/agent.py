@@ -20,11 +20,12 @@ Tree = Any
 
 
 class PolicyState(NamedTuple):
-  """The state of N policies.
+  """The policy's state between steps, in N environments.
 
   Attributes:
-    recurrent: of the world model.
-    memory: of the context module.
+    recurrent: state of the world model, [N, ...].
+    memory: memory of the context module, a tree of [N, ...] or [W - 1, N, ...] arrays; () without
+      context.
   """
 
   recurrent: rssm.Recurrent
@@ -32,13 +33,13 @@ class PolicyState(NamedTuple):
 
 
 class Dreamer(NamedTuple):
-  """The parts of the agent, as the learner needs them.
+  """The parts of the world-model agent, as the learner needs them.
 
   Attributes:
     config: sizes and constants.
     model: the world model.
     actor_critic: the policy and the value.
-    agent: the same, as actors and evaluators need them.
+    agent: the functions that actors and evaluators need, made from `model` and `actor_critic`.
   """
 
   config: dreamer_config.DreamerConfig
@@ -53,8 +54,10 @@ def make_dreamer(
   """Builds the agent for one environment's specs.
 
   Raises:
-    ValueError: survival without vitals, or with vitals that the environment pays for; empowerment
-      with other actions than one discrete one, or without numbers; a workspace without candidates.
+    ValueError: `distributions.Actions` does not support the action spec; survival is on, but the
+      observation has no vitals, or the environment's reward already depends on them; empowerment is
+      on, but an action is not one discrete choice, or the observation has only images; a workspace is
+      on, but the observation is no dict, has images, or has fewer candidates than `workspace_size`.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   _ = model.vitals, model.empowerment  # raise ValueError where there can be none

@@ -9,21 +9,21 @@ from hephaestus.agents import distributions
 # The critic learns three times as fast as the actor: a value that lags behind is the same in all good
 # states, and hides what will go wrong after more steps than it has learned of.
 CRITIC_RATE = 3.0
-SLOW_CRITIC_RATE = 0.1  # of its average; 0.02 in Hafner et al. (2023)
-RETURN_RATE = 0.01  # of the average spread of returns: Hafner et al. (2023)
-RELATIVE_FLOOR = 0.1  # least scale that divides the task's advantages, as a share of its returns
-NOVELTY_FLOOR = 1e-3  # least scale that divides advantages of novelty
-INTRINSIC_FLOOR = 0.1  # the same of other intrinsic rewards; vitals of 0 cost at most 1.44
-LEAST_NOVELTY = 0.5  # share of novelty's weight that stays when the task pays
-EVIDENCE_DECAY = 0.9997  # by an update, of the evidence that the task pays: to a half in 2,300
+SLOW_CRITIC_RATE = 0.1  # of the moving average of its parameters; 0.02 in Hafner et al. (2023)
+RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
+RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
+NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
+INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
+LEAST_NOVELTY = 0.5  # share of novelty's weight that stays once rewards were found
+EVIDENCE_DECAY = 0.9997  # of `Scales.evidence`, by an update: it halves in 2,300
 SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
-# Rates of the two averages of novelty whose difference is competence.
+# Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DreamerConfig:
-  """Sizes and constants of the agent.
+  """Sizes and constants of the world-model agent, a DreamerV3 with an ensemble.
 
   The defaults are the model of the presets `gpu` and `tpu-v4-8`, for one GPU or the four chips of a
   TPU v4-8: 5 members of 1,024 units and a categorical latent of 16 x 16. `SIZES` has the others.
@@ -33,60 +33,60 @@ class DreamerConfig:
   """
 
   # World model.
-  deterministic_size: int = 1024  # units of the recurrent state
-  memory_steps: int = 64  # longest time constant of its units, at initialisation
-  latent: str = 'categorical'  # 'categorical' or 'gaussian'
-  stochastic_size: int = 16  # latent variables of a step
-  classes: int = 16  # of each latent; for the categorical latent only
+  deterministic_size: int = 1024  # units of the recurrent state h
+  memory_steps: int = 64  # longest time constant of these units, at initialisation
+  latent: str = 'categorical'  # distribution of the latent z: 'categorical' or 'gaussian'
+  stochastic_size: int = 16  # latent variables in z
+  classes: int = 16  # classes of each latent variable, if categorical
   hidden_size: int = 512  # units of each hidden layer
-  encoder_layers: int = 2  # of encoder and decoder
-  image_channels: int = 256  # of a CNN's last stage; 0: images are flat, as all other numbers
-  ensemble_size: int = 5  # prior networks whose disagreement is the novelty
-  stored_state: bool = True  # sequences begin with the actor's recurrent state, else with zeros
+  encoder_layers: int = 2  # hidden layers of encoder and decoder
+  image_channels: int = 256  # channels of a CNN's last stage; 0: images are read as flat numbers
+  ensemble_size: int = 5  # members: prior networks whose disagreement is the novelty
+  stored_state: bool = True  # whether training starts from the actor's recurrent state, or from 0
   bootstrap_share: float = 0.8  # share of the sequences that train a member's prior
-  free_nats: float = 1.0  # below which the posterior has no KL loss; priors always have
+  free_nats: float = 1.0  # KL below which the posterior has no KL loss; priors always have
   dynamics_scale: float = 1.0  # weight of the priors' KL loss
   representation_scale: float = 0.1  # weight of the posterior's KL loss
-  reward_scale: float = 1.0  # above 1 where observations are large, rewards few and small
-  num_bins: int = 255  # of the distributions of rewards and returns
-  bin_limit: float = 20.0  # largest reward or return: symexp(limit)
+  reward_scale: float = 1.0  # weight of the reward loss; above 1 for rare, small rewards
+  num_bins: int = 255  # bins of the two-hot distributions of rewards and returns
+  bin_limit: float = 20.0  # the last bin, the largest reward or return, is symexp(bin_limit)
 
-  # Dreams.
+  # Imagination rollouts ("dreams").
   horizon_max: int = 64  # imagined steps of the longest rollout
-  horizon_min: int = 8  # of the shortest
+  horizon_min: int = 8  # imagined steps of the shortest rollout
   starts_per_sequence: int | None = None  # steps of each sequence to imagine from; None: all
   steps_per_chunk: int = 8  # imagined steps whose gradient is computed at once
 
   # Actor and critic.
-  policy_layers: int = 2  # of actor and critic
-  window: int = 1  # steps pooled by salience; 1: no salience, see docs/design.md
+  policy_layers: int = 2  # hidden layers of actor and critic
+  window: int = 1  # last steps that actor and critic pool by salience; 1: none, see docs/design.md
   gamma: float = 0.99  # discount factor of rewards
-  lambda_: float = 0.95  # of lambda-returns
+  lambda_: float = 0.95  # lambda of lambda-returns
   entropy_scale: float = 3e-4  # weight of the policy's entropy: more explores more
-  unimix: float = 0.01  # share of the uniform distribution in categorical ones
+  unimix: float = 0.01  # share of the uniform distribution in categorical latents and policies
   replayed_value_scale: float = 0.3  # weight of the critic's loss on replayed steps
-  return_floor: float = 1.0  # smallest scale that divides advantages
+  return_floor: float = 1.0  # least divisor of the task's advantages
   warm_up_updates: int = 200  # of the world model alone, before actor and critic learn
 
   # Intrinsic motivation.
-  novelty: str = 'information_gain'  # or 'clean'; 'prediction_error' as a baseline
+  novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
   novelty_scale: float = 0.2  # weight of novelty until a reward is found, then half of it; 0: none
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
-  empowerment_scale: float = 0.0  # weight of empowerment's; 0: none, see docs/cognition.md
-  boredom_threshold: float = 0.01  # competence below which boredom rises
-  boredom_rise: float = 0.1  # by an update, of the boredom that shortens rollouts
-  boredom_fall: float = 0.2  # by an update with more competence
+  empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
+  boredom_threshold: float = 0.01  # competence (learning progress) below which boredom rises
+  boredom_rise: float = 0.1  # rise of boredom, which shortens rollouts, by such an update
+  boredom_fall: float = 0.2  # fall of boredom by an update with more competence
 
   # Episodic memory.
-  memory_size: int = 0  # entries that acting and learning recall; 0: no memory
+  memory_size: int = 0  # entries of the episodic memory; 0: no memory
   memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
 
   # Workspace.
-  workspace_size: int = 0  # candidates that the actor reads at most; 0: no workspace, it reads all
-  workspace_cost: float = 0.0  # score that a candidate needs to be read
-  workspace_score: str = 'learned'  # or a baseline: 'source', 'random' or 'fixed'
+  workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
+  workspace_cost: float = 0.0  # score above which a candidate may be read
+  workspace_score: str = 'learned'  # how candidates are scored; or a baseline of SCORES
 
-  compute_dtype: str = 'bfloat16'  # of the networks: 'float32' or 'bfloat16'
+  compute_dtype: str = 'bfloat16'  # dtype of the networks: 'float32' or 'bfloat16'
 
   def __post_init__(self):
     def check(fine: bool, name: str, remedy: str):
@@ -188,4 +188,4 @@ SIZES = {
   # One GPU, as the headline throughput is stated: the default, with a Gaussian latent.
   'full': DreamerConfig(latent='gaussian', stochastic_size=32, starts_per_sequence=16),
 }
-"""Configs by the name of their size."""
+"""Configs by the name of their size, for `learner/bench.py`."""

@@ -1,8 +1,8 @@
 """Context modules: summaries of earlier steps, which actor and critic read beside the features.
 
-`NoContext` is empty, without memory or parameters. `workspace.Workspace` is in place of the features
-for the actor. `Salience` pools the features of the last W
-steps of the episode by learned weights:
+`NoContext` is empty, without memory or parameters. `workspace.Workspace` gives a context that the actor
+reads in place of the features. `Salience` pools the features f of the last W steps of the episode by
+attention with learned scores:
 
     score_i = MLP([f_i, log(1 + novelty_i)])      w = softmax(score)      context = sum_i w_i f_i
 """
@@ -20,65 +20,88 @@ Tree = Any
 
 
 class Context(Protocol):
-  """A module beside actor and critic; its methods are pure functions of their parameters.
+  """Interface of context modules; all methods are pure functions.
 
-  A history holds the steps that contexts are pooled from; a memory, the part of it before a step.
+  A context is a vector [C] that summarises the steps up to one step. A memory is the state between steps
+  that acting and imagination carry along. A history is what contexts of R known steps are computed from
+  at once, inside a gradient: their memories, or the steps themselves. Both are trees of arrays.
 
   Attributes:
-    size: C, of a context.
+    size: C, width of a context.
   """
 
   @property
   def size(self) -> int: ...
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
-    """Networks by name, with the number of their inputs."""
+    """Networks by name, each with the width of its input; empty if nothing is learned."""
 
   def initial(self, batch: int) -> Tree:
-    """The memory before any step."""
+    """The memory before any step, for `batch` streams."""
 
   def advance(
     self, params: Tree, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array
   ) -> tuple[Tree, jax.Array]:
-    """One step: the next memory, and the context [B, C] of the step.
+    """Advances the memory by one step of B streams.
 
     Args:
-      params: by name.
-      memory: of the steps before.
-      features: [B, F].
-      novelty: [B] float32; of a workspace, `workspace.Terms`.
-      begins: [B] bool, steps without a previous step of their episode.
+      params: parameters of the actor-critic, by network.
+      memory: memory of the steps before.
+      features: [B, F], features of the step.
+      novelty: [B] float32, novelty of the transition to the step; for a workspace, `workspace.Terms`.
+      begins: [B] bool, steps without a previous step of their episode, which clear the memory.
+
+    Returns:
+      The next memory, and the context of the step, [B, C].
     """
 
   def replayed(self, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
-    """The history of [T, B, ...] replayed steps; step 0 counts as the begin of an episode."""
-
-  def memory_at(self, history: Tree, step: jax.Array, stream: jax.Array) -> Tree:
-    """Memories of S steps, before step [S] of stream [S] of a history of replayed steps."""
-
-  def imagined(self, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
-    """The history of a start and the steps imagined after it.
+    """The history of replayed steps, whose step 0 counts as the beginning of an episode.
 
     Args:
-      memory: of the steps before the start.
-      features: [H, B, F].
+      features: [T, B, F].
+      novelty: [T, B] float32, or as in `advance`.
+      begins: [T, B] bool, FIRST steps.
+    """
+
+  def memory_at(self, history: Tree, step: jax.Array, stream: jax.Array) -> Tree:
+    """The memories before S steps of a history of replayed steps.
+
+    Args:
+      history: from `replayed`.
+      step: [S] int32, time index of each step.
+      stream: [S] int32, batch index of each step.
+    """
+
+  def imagined(self, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
+    """The history of starts and the steps imagined after them.
+
+    Args:
+      memory: memory of the steps before the starts.
+      features: [H, B, F], features of the starts and the steps after them.
       novelty: [H, B] float32, or as in `advance`.
-      begins: [B] bool, of the starts.
+      begins: [B] bool, starts without a previous step of their episode.
     """
 
   def cut(self, history: Tree, first: jax.Array | int, count: int) -> Tree:
-    """The part of a history for `count` steps from step `first` on."""
+    """The part of a history that `count` steps from step `first` on need."""
 
   def pool(self, params: Tree, history: Tree, features: jax.Array) -> jax.Array:
-    """The contexts [R, B, C] of the steps of a history, with features [R, B, F]."""
+    """The contexts [R, B, C] of the R steps of a history, whose features are [R, B, F]."""
 
   def weights(self, params: Tree, history: Tree, num_steps: int) -> jax.Array:
-    """[R, B, W] float32, weights of the last W steps, oldest first; they sum to 1."""
+    """Weights of the last W steps in the contexts, [R, B, W] float32, oldest first; they sum to 1.
+
+    Args:
+      params: parameters of the actor-critic, by network.
+      history: history of R steps.
+      num_steps: R.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class NoContext:
-  """Actor and critic read a step alone."""
+  """The empty context: actor and critic read the features of one step alone."""
 
   size: int = 0
 
@@ -115,12 +138,12 @@ class NoContext:
 
 
 class Window(NamedTuple):
-  """Consecutive steps, oldest first: W - 1 as a memory, W - 1 + R as a history of R steps.
+  """S consecutive steps, oldest first: S = W - 1 as a memory, W - 1 + R as a history of R steps.
 
   Attributes:
-    features: [W, B, F] in the compute dtype.
-    novelty: [W, B] float32.
-    episode: [W, B] int32, a count of episodes; a step reads only steps of its own episode.
+    features: [S, B, F] in the compute dtype.
+    novelty: [S, B] float32.
+    episode: [S, B] int32, number of the episode; a step pools only steps of its own episode.
   """
 
   features: jax.Array
@@ -130,13 +153,13 @@ class Window(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Salience:
-  """Pools a window of steps by salience.
+  """Pools the features of the last W steps by attention; see the equations of this module.
 
   Attributes:
     window: W, at least 2.
-    feature_size: F.
-    hidden_size: of the scores' network.
-    dtype: of the computation.
+    feature_size: F, width of the features and of the context.
+    hidden_size: width of the hidden layer of the scores' MLP.
+    dtype: dtype of the computation.
   """
 
   window: int
@@ -153,7 +176,7 @@ class Salience:
     return {'salience': (module, self.feature_size + 1)}
 
   def initial(self, batch: int) -> Window:
-    """Steps of episode -1, which no step reads, since an actor's first step is FIRST."""
+    """Empty steps of episode -1, which no step pools, since an actor's first step is FIRST."""
     before = self.window - 1
     return Window(
       features=jnp.zeros((before, batch, self.feature_size), self.dtype),
@@ -169,7 +192,7 @@ class Salience:
     return jax.tree.map(lambda x: x[1:], window), context
 
   def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Window:
-    """Steps before the sequence belong to episode -1, which no step reads."""
+    """See `Context.replayed`; steps before the sequence are of episode -1, which no step pools."""
 
     def before(x: jax.Array, fill: int) -> jax.Array:
       padding = ((self.window - 1, 0), *[(0, 0)] * (x.ndim - 1))
@@ -198,20 +221,20 @@ class Salience:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), history)
 
   def pool(self, params: Tree, history: Window, features: jax.Array) -> jax.Array:
-    """One matrix product for each stream."""
+    """See `Context.pool`; one matrix product for each stream."""
     del features
     weights = self._weights(self.scores(params, history), history)
     return jnp.einsum('rwb,wbf->rbf', weights.astype(history.features.dtype), history.features)
 
   def scores(self, params: Tree, history: Window) -> jax.Array:
-    """[W - 1 + R, B] float32 salience of the steps of a history."""
+    """Scores of the steps of a history before the softmax, [W - 1 + R, B] float32."""
     novelty = jnp.log1p(history.novelty)[..., None].astype(history.features.dtype)
     module, _ = self.modules()['salience']
     scores = networks.apply(module, params['salience'], history.features, novelty)
     return scores[..., 0].astype(jnp.float32)
 
   def _weights(self, scores: jax.Array, history: Window) -> jax.Array:
-    """[R, W - 1 + R, B] float32; 0 outside the window of a step and in other episodes."""
+    """Attention weights, [R, W - 1 + R, B] float32; 0 outside a step's window and in other episodes."""
     before, total = self.window - 1, len(history.episode)
     age = jnp.arange(before, total)[:, None] - jnp.arange(total)
     same = history.episode == history.episode[before:, None]
@@ -225,7 +248,7 @@ class Salience:
 
 
 def make_context(config: dreamer_config.DreamerConfig, feature_size: int) -> Context:
-  """Salience over `config.window` steps; no context for a window of one step."""
+  """The context module of a config: `Salience` over `window` steps, `NoContext` for a window of 1."""
   if config.window == 1:
     return NoContext()
   return Salience(config.window, feature_size, config.hidden_size, config.dtype)

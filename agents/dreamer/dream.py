@@ -1,4 +1,7 @@
-"""Imagination from posterior states; the number of steps is data, and no shape depends on it."""
+"""Imagination rollouts ("dreams") from posterior states.
+
+The number of imagined steps is data, and no shape depends on it.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,14 +20,14 @@ class Start(NamedTuple):
   """Steps of real sequences at which imagination begins.
 
   Attributes:
-    latent: [B', ...] posterior states.
-    features: [B', F] of the latents.
-    novelty: [B'] float32.
-    begins: [B'] bool, steps without a previous step of their episode.
-    memory: [B', ...] of the context module, before the step.
+    latent: posterior latents, [B', ...].
+    features: [B', F], features of the latents, see `RSSM.features`.
+    novelty: [B'] float32, novelty of the transitions to the steps.
+    begins: [B'] bool, steps without a known previous step of their episode.
+    memory: the context module's memory of the steps before, for B' streams.
     context_inputs: [B', ...], see `ActorCritic.context_inputs`.
-    weight: [B'] float32, 0 at LAST, after which no step follows.
-    keys: [B'] one for each dream, so that dreams do not depend on the batch.
+    weight: [B'] float32, 0 at LAST, after which no step follows, else 1.
+    keys: [B'] PRNG keys, one for each dream, so that dreams do not depend on the batch.
   """
 
   latent: rssm.Latent
@@ -38,22 +41,26 @@ class Start(NamedTuple):
 
 
 class Dream(NamedTuple):
-  """H imagined steps after each start; zeros of weight 0 beyond the horizon.
+  """Imagination rollouts, `horizon_max` = H imagined steps after each start.
+
+  Index 0 of the time axis is the start. Steps beyond `horizon` are not computed; their arrays are 0
+  (`mask` is True), and `weights` gives them weight 0.
 
   Attributes:
     start: B' steps, the first of each dream.
-    features: [H, B', F], of the start and the steps after it but the last.
-    novelty: [H + 1, B'] float32.
+    features: [H, B', F], features of the start and of all imagined steps but the last.
+    novelty: [H + 1, B'] float32, novelty of the transition to the step.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
-    mask: [H, B', A] bool.
-    reward: [H + 1, B'] float32, predicted, arriving at the step.
-    discount: [H + 1, B'] float32, predicted probability that the episode continues.
-    values: [H + 1, B'] float32 of each head of the critic, by its name.
-    slow_values: [H + 1, B'] float32 of each head of the slow critic.
-    horizon: [] int32.
-    context_inputs: [H + 1, B', ...], as of the start.
-    vitals: [H + 1, B', V] float32, decoded; None without survival.
-    empowerment: [H + 1, B'] float32, the reward that arrives at the step; None without it.
+    mask: [H, B', A] bool, actions predicted to be legal.
+    reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
+    discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
+      where it is unread.
+    values: [H + 1, B'] float32, the mean value of each head of the critic, by its name.
+    slow_values: [H + 1, B'] float32, the same for the slow critic.
+    horizon: [] int32, number of steps that were imagined, at most H.
+    context_inputs: [H + 1, B', ...], see `ActorCritic.context_inputs`.
+    vitals: [H + 1, B', V] float32, imagined vitals; None without survival.
+    empowerment: [H + 1, B'] float32, reward of empowerment that arrives at the step; None without it.
   """
 
   start: Start
@@ -79,7 +86,7 @@ def rollout(
   start: Start,
   horizon: jax.Array,
 ) -> Dream:
-  """Imagines `horizon` steps, each dream along the prior of one member of its own.
+  """Imagines `horizon` steps from each start, each dream by the prior of one random member.
 
   The loop's trip count is `horizon`, so a shorter horizon costs less and is not traced again. No
   gradient passes through the loop: the actor learns by score function from the stored steps.
@@ -87,9 +94,9 @@ def rollout(
   Args:
     model: the world model.
     actor_critic: the policy that acts, and the critic.
-    params: of 'world_model' and 'actor_critic'.
+    params: parameters of the agent, of which 'world_model' and 'actor_critic' are read.
     slow_critic: parameters of the slow critic.
-    start: B' states.
+    start: the B' steps at which the dreams begin.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
   """
   keys = jax.vmap(jax.random.split)(start.keys)
@@ -116,12 +123,12 @@ class _Imagination:
   Attributes:
     model: the world model.
     actor_critic: the policy that acts, and the critic.
-    model_params: of the world model.
-    matrices: of its recurrence.
-    policy_params: of the actor-critic.
+    model_params: parameters of the world model.
+    matrices: its matrices, see `RSSM.matrices`.
+    policy_params: parameters of the actor-critic.
     slow_critic: parameters of the slow critic.
-    member: [B'] int32, the member whose prior each dream follows.
-    keys: [B'] one for each dream.
+    member: [B'] int32, the member whose prior each dream samples.
+    keys: [B'] PRNG keys, one for each dream.
   """
 
   model: world_model.WorldModel
@@ -159,7 +166,7 @@ class _Imagination:
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Chooses at imagined step t, and imagines the next."""
+    """Samples actions at imagined step t, and imagines step t + 1; returns the next carry."""
     before, features, memory, context, mask, outputs = carry
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(self.keys)
     policy = self.actor_critic.policy(self.policy_params, features, context, mask)
@@ -220,14 +227,17 @@ class _Imagination:
 def returns_of(
   dream: Dream, reward: jax.Array, value: jax.Array, *, gamma: float, lambda_: float
 ) -> jax.Array:
-  """Returns [H, B'] of imagined steps, bootstrapped with the value at the horizon.
+  """Lambda-returns of imagined steps, bootstrapped with the value at the horizon.
 
   Args:
-    dream: of [H + 1, B'] steps.
-    reward: [H + 1, B'] float32, arriving at each step.
-    value: [H + 1, B'] float32.
-    gamma: discount factor.
-    lambda_: of the returns.
+    dream: the dream, for its discounts and horizon.
+    reward: [H + 1, B'] float32, reward that arrives at each step, of one head of the critic.
+    value: [H + 1, B'] float32, values of this head.
+    gamma: the agent's discount factor.
+    lambda_: see `returns.lambda_returns`.
+
+  Returns:
+    [H, B'] float32; from the horizon on, they are to be given weight 0.
   """
   beyond = jnp.arange(len(value)) >= dream.horizon
   return returns.lambda_returns(
@@ -241,7 +251,7 @@ def returns_of(
 
 
 def weights(dream: Dream) -> jax.Array:
-  """Weights [H, B'] of imagined steps in the losses; 0 from the horizon on.
+  """Weights of imagined steps in the losses, [H, B'] float32; 0 from the horizon on.
 
   The start's weight times the probability that the episode reaches the step.
   """
@@ -261,7 +271,7 @@ def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
 def steps(
   actor_critic: ac.ActorCritic, dream: Dream, history: Tree, first: jax.Array | int, count: int
 ) -> ac.Steps:
-  """`count` imagined steps from step `first` on; `history` is from the function `history`."""
+  """Cuts `count` imagined steps from step `first` on out of a dream; `history` is its `history`."""
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
   return ac.Steps(
     features=cut(dream.features),
@@ -284,13 +294,13 @@ def starts(
   """Picks steps of real sequences at which imagination begins.
 
   Args:
-    actor_critic: with the context module.
-    params: of the actor-critic.
-    posterior: of [T, B] steps.
+    actor_critic: the actor-critic, for its context module.
+    params: parameters of the actor-critic.
+    posterior: the model's posterior of [T, B] steps.
     last: [T, B] bool, steps that end an episode.
-    novelty: [T, B] float32.
-    keys: [B] one for each sequence.
-    num_steps: of each sequence, sampled without replacement; None for all.
+    novelty: [T, B] float32, novelty of the transitions to the steps.
+    keys: [B] PRNG keys, one for each sequence.
+    num_steps: number of steps to pick in each sequence, without replacement, at most T; None for all.
 
   Returns:
     B' = B x num_steps starts, and the context module's history of the sequences.

@@ -3,13 +3,13 @@
     E(s) = I(A; X' | s) = ln n - H(A | s, X')  >=  ln n + mean ln q(a | s, x'),    a ~ uniform
 
 over the n legal actions, x' being the numbers of the observation that one imagined step predicts. A
-classifier q learns to tell the action from them, and a head e(s) learns the mean of the bound, so that
-no action needs to be tried where empowerment is read. Mohamed and Rezende (2015), "Variational
+classifier q learns to infer the action from them, and a head e(s) learns the mean of the bound, so that
+no action needs to be imagined where empowerment is read. Mohamed and Rezende (2015), "Variational
 information maximisation for intrinsically motivated reinforcement learning"; the bound is that of
 Barber and Agakov (2003).
 
-The classifier reads neither h' nor z': h' is a function of the action, so all actions would seem to
-matter. An action whose effect is observed only later does not count.
+The classifier does not read the next model state h', z', which depends on the action directly, so all
+actions would seem to matter. An action whose effect is observed only later does not count.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from hephaestus.agents.dreamer import rssm as rssm_lib
 
 Tree = Any
 SHARE = 4
-"""One of so many replayed steps begins an imagined one."""
+"""Empowerment learns at one in SHARE replayed steps, by one imagined step each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,11 @@ class Empowerment:
   """Empowerment in one environment; every method is a pure function of `params`.
 
   Attributes:
-    rssm: the world model, which imagines.
+    rssm: the world model's RSSM, which imagines.
+
+  Raises:
+    ValueError: the action is not one discrete choice among at least two, or the observation has only
+      images for CNNs.
   """
 
   rssm: rssm_lib.RSSM
@@ -54,14 +58,14 @@ class Empowerment:
       )
 
   def nats(self, params: Tree, features: jax.Array) -> jax.Array:
-    """[..., features] of steps to their empowerment, [...] float32 nats, by the head."""
+    """The head's estimate e of empowerment, [...] float32 nats, at [..., features]."""
     networks = self.rssm.networks
     memory, numbers, _ = networks.split(features)
     nats = networks.apply(params, modules.EMPOWERMENT, (memory,), (numbers,))
     return nats[..., 0].astype(jnp.float32)
 
   def reward(self, params: Tree, features: jax.Array) -> jax.Array:
-    """[..., features] of steps to the reward that arrives there: their share of the most, ln A."""
+    """The reward that arrives at steps of [..., features]: empowerment / ln A, [...] float32."""
     return self.nats(params, features) / np.log(self.rssm.networks.actions.size)
 
   def loss(
@@ -75,14 +79,14 @@ class Empowerment:
     """Losses of the classifier and of the head; neither has a gradient into the world model.
 
     Args:
-      params: of the world model.
-      keys: [B] one for each sequence.
-      posterior: of [T, B] real steps.
+      params: parameters of the world model.
+      keys: [B] PRNG keys, one for each sequence.
+      posterior: the model's posterior of [T, B] real steps.
       last: [T, B] bool, steps that end an episode, after which no action follows.
-      legal: [T, B, A] bool.
+      legal: [T, B, A] bool, the legal actions.
 
     Returns:
-      The loss [], a mean over imagined steps, and metrics.
+      The loss [], a mean over the imagined steps, and metrics: `inverse`, the classifier's part, nats.
     """
     num_steps, batch = last.shape
     count = max(1, num_steps // SHARE)

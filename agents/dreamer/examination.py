@@ -1,4 +1,4 @@
-"""Predictions of a trained dreamer, part by part, of steps that it was not trained on."""
+"""Predictions of a trained world-model agent, part by part, on sequences that it was not trained on."""
 
 from typing import Any, NamedTuple
 
@@ -18,14 +18,14 @@ class Examination(NamedTuple):
   """Predictions of [T, B] steps, float32 each.
 
   Attributes:
-    reward: that arrived at the step, predicted from its observation.
-    discount: probability that the episode continues, from its observation.
-    value: of the task.
-    novelty: of the transition to the step.
-    scrambled: the same where each number of the observation is of another sequence, so that
-      observations are as none that was seen.
-    surprise: negative log-likelihood of the numbers and the reward of the step, nats, imagined from the
-      step before with the action that was taken; 0 at step 0.
+    reward: predicted reward that arrived at the step, given its observation.
+    discount: predicted probability that the episode continues, given its observation.
+    value: the critic's value of the task.
+    novelty: novelty of the transition to the step.
+    scrambled: the same where each number of an observation is exchanged with another sequence, which
+      gives observations that never occurred.
+    surprise: negative log-likelihood, nats, of the numbers and the reward of the step, predicted by one
+      imagined step from the step before with the action that was taken; 0 at step 0.
     surprise_of_other: the same with an action of another sequence.
   """
 
@@ -45,9 +45,12 @@ def examine(
 
   Args:
     dreamer: the agent.
-    params: of all parts.
-    key: of latents and of what is scrambled.
-    sequence: [T, B, ...].
+    params: parameters of all parts of the agent.
+    key: PRNG key of latents, of imagined steps and of the scrambling.
+    sequence: [T, B, ...], with B at least 2 for the comparisons with other sequences.
+
+  Returns:
+    Predictions of all [T, B] steps.
   """
   model, world = dreamer.model, params['world_model']
   infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
@@ -71,12 +74,12 @@ def examine(
 
 
 class Restart(NamedTuple):
-  """Values of [T, B] stored steps, float32 each.
+  """Values of [T, B] replayed steps by different initial states, float32 each.
 
   Attributes:
-    stored: from the state that was stored with the sequence, of the parameters of that time.
-    inferred: from the state that today's parameters infer along the sequence before it.
-    again: the same with other random numbers.
+    stored: from the state that was stored with the sequence, computed by older parameters.
+    inferred: from the state that the given parameters infer along the sequence before it (burn-in).
+    again: as `inferred`, with other random numbers: the noise of the comparison.
   """
 
   stored: jax.Array
@@ -91,17 +94,21 @@ def restart(
   before: experience.Sequence,
   after: experience.Sequence,
 ) -> Restart:
-  """Values of stored sequences by the states that were stored with them, and by fresh ones.
+  """Compares the values of replayed sequences by stored and by recomputed initial states.
 
   As the state discrepancy of Kapturowski et al. (2019), "Recurrent experience replay in distributed
   reinforcement learning", in units of values.
 
   Args:
     dreamer: the agent.
-    params: of all parts.
-    key: of latents.
-    before: [T, B, ...].
-    after: the next [T, B, ...] of the same streams, which begin with the last steps of `before`.
+    params: parameters of all parts of the agent.
+    key: PRNG key of latents.
+    before: sequences [T, B, ...].
+    after: the next sequences [T, B, ...] of the same streams; they begin with the last steps of
+      `before`.
+
+  Returns:
+    Values of the steps of `after`.
   """
   joined = before._replace(
     **{
@@ -122,7 +129,7 @@ def restart(
 def _value(
   dreamer: dreamer_agent.Dreamer, params: Tree, posterior: rssm.Posterior, novelty: jax.Array
 ) -> jax.Array:
-  """[T, B] values of the task."""
+  """The critic's values of the task, [T, B]."""
   policy = dreamer.actor_critic
   module, begins = policy.critic_context, posterior.first.at[0].set(True)
   history = module.replayed(posterior.features, novelty, begins)
@@ -142,7 +149,7 @@ def _infer(
 
 
 def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
-  """[T, B, ...] observations, each number of which is that of another sequence; masks as they are."""
+  """Permutes each number of [T, B, ...] observations over the batch, by itself; masks stay as they are."""
 
   def permute(key, x):
     flat = x.reshape(*x.shape[:2], -1)

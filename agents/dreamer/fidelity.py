@@ -1,4 +1,4 @@
-"""How true dreams are: what the model imagines, beside what came of the same states in reality."""
+"""Model error of imagination: imagined rollouts compared with real steps after the same states."""
 
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ LAST = int(dm_env.StepType.LAST)
 
 
 class Tally(NamedTuple):
-  """A sum over states, and how many there were; those of several batches add up.
+  """A sum over states and their number; total / number is the mean. Tallies of batches add up.
 
   Attributes:
-    total: [...] float32.
-    number: [...] float32.
+    total: [...] float32, the sum.
+    number: [...] float32, how many states were added, or the sum of their weights.
   """
 
   total: jax.Array
@@ -28,7 +28,7 @@ class Tally(NamedTuple):
 
   @classmethod
   def of(cls, values: jax.Array, counted: jax.Array) -> 'Tally':
-    """[..., T, B] values, of those `counted`, bool; over the last two axes."""
+    """Sums [..., T, B] values over the last two axes, where `counted` (bool, [..., T, B]) is True."""
     counted = jnp.broadcast_to(counted, values.shape)
     return cls(
       jnp.sum(jnp.where(counted, values, 0.0), axis=(-2, -1)),
@@ -37,12 +37,13 @@ class Tally(NamedTuple):
 
 
 class Fidelity(NamedTuple):
-  """Imagined rollouts beside the environment.
+  """Errors of imagined rollouts, compared with the environment.
 
-  Each field is a sum with its count. Index k is for k + 1 steps after the start. `imagined` and `real`
-  follow the policy from the same states, in the model and in the environment. `wrong` to `missed` are
-  open-loop predictions, with the actions that were taken. `end` and `paid` are read from the posterior
-  of the step itself, without imagination.
+  Each field is a Tally, of which the mean is described: over starts, for `end` and `paid` over all steps.
+  Index k is for k + 1 steps after the start.
+  `imagined` and `real` follow the policy from the same states, in the model and in the environment.
+  `wrong` to `missed` are open-loop predictions, with the actions that were taken. `end` and `paid` are
+  predicted from the posterior of the step itself, without imagination.
 
   Attributes:
     imagined: [K] sums of imagined rewards, each weighted by the probability that the episode lasts.
@@ -52,11 +53,12 @@ class Fidelity(NamedTuple):
     error: [K] mean absolute error of real numbers, in standard deviations.
     continues: [K] predicted discount at real terminations; 0 is right.
     lasts: [K] predicted discount at other steps; 1 is right.
-    reward: [K] predicted rewards, each with the sign of the real one, over the absolute real rewards.
+    reward: [K] predicted rewards, each times the sign of the real one, relative to the sum of absolute
+      real rewards; 1 is right.
     missed: [K] absolute predicted reward where the real one is 0.
     end: [] as `continues`, from the posterior.
     paid: [] as `reward`, from the posterior.
-    value: [] the critic's, of the starts.
+    value: [] the critic's values of the starts.
   """
 
   imagined: Tally
@@ -79,14 +81,14 @@ def measure(
   sequence: experience.Sequence,
   num_steps: int,
 ) -> Fidelity:
-  """Compares dreams from all steps of sequences that have `num_steps` steps after them.
+  """Tallies of dreams compared with reality, from all steps that have `num_steps` steps after them.
 
   Args:
     dreamer: the agent.
-    params: of all parts.
-    key: of latents, dreams and actions.
-    sequence: [T, B, ...] of the agent's own policy, T > `num_steps`.
-    num_steps: K, at most `config.horizon_max`.
+    params: parameters of all parts of the agent.
+    key: PRNG key of latents, dreams and actions.
+    sequence: [T, B, ...] made by the agent's own policy, T > `num_steps`.
+    num_steps: K, imagined steps, at most `config.horizon_max`.
   """
   total, batch = sequence.reward.shape
   model = dreamer.model
@@ -135,7 +137,7 @@ def measure(
 
 
 def _met(event: jax.Array, num_steps: int) -> jax.Array:
-  """[T, B] bool to [K, T, B], whether it has occurred at the step or within k steps after it."""
+  """Whether a [T, B] bool event occurs at a step or within k steps after it, [K, T, B] bool."""
   later = jnp.stack([_shifted(event, k) for k in range(num_steps)])
   return jnp.cumsum(later, axis=0).astype(bool)
 
@@ -159,7 +161,7 @@ def _share(predicted: jax.Array, real: jax.Array) -> Tally:
 
 
 class _Foreseen(NamedTuple):
-  """K imagined steps, [K, T B, ...]."""
+  """Predictions of K imagined steps from each of T x B starts, [K, T B, ...]."""
 
   numbers: jax.Array
   reward: jax.Array
@@ -175,7 +177,7 @@ def _foresee(
   noise_key: chex.PRNGKey,
   num_steps: int,
 ) -> _Foreseen:
-  """Imagines the actions that were taken after each step."""
+  """Imagines K steps from each start with the actions that were taken: open-loop predictions."""
   model, world = dreamer.model, params['world_model']
   action = model.networks.actions.encode(sequence.action)
   count = len(start.weight)
@@ -200,5 +202,5 @@ def _foresee(
 
 
 def _shifted(x: jax.Array, steps: int) -> jax.Array:
-  """[T, ...] to what is `steps` later; beyond the end, what is never counted."""
+  """Shifts [T, ...] so that index t holds step t + `steps`; beyond the end, values are never counted."""
   return jnp.roll(x, -steps, axis=0)

@@ -22,22 +22,22 @@ def foresee(
   action: jax.Array,
   context: jax.Array,
 ) -> agent_lib.Foresight:
-  """Reconstructs an episode up to step `context` and imagines the rest; see `Agent.foresee`.
+  """Reconstructs the first `context` steps of an episode and imagines the rest; see `Agent.foresee`.
 
-  Imagination follows the prior of one member, as dreams do, with the actions of the episode.
+  Imagination samples the prior of one member, as dreams do, with the actions of the episode.
   Salience is computed from the posteriors of the whole episode, as in acting.
 
   Args:
     model: the world model.
-    actor_critic: with the context module that gives salience.
-    params: of 'world_model', 'actor_critic' and any 'memory'.
-    key: of the imagination.
-    observation: [T, ...] of one episode, which begins at step 0.
-    action: [T, ...] of the episode.
+    actor_critic: actor-critic, whose context module gives the salience.
+    params: parameters of all parts: 'world_model', 'actor_critic' and any 'memory'.
+    key: PRNG key of the member and of its samples.
+    observation: tree of [T, ...] arrays, one episode, which begins at step 0.
+    action: [T, ...], the actions of the episode.
     context: [] int32, number of observed steps.
 
   Returns:
-    Predicted observations, [T, ...] float32, and salience, [T, W] float32.
+    The predicted observations, [T, ...] float32, and the salience, [T, W] float32.
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
   num_steps = len(action)

@@ -13,22 +13,22 @@ import jax.numpy as jnp
 from hephaestus.agents.dreamer import config as dreamer_config
 
 Moments = tuple[tuple[jax.Array, jax.Array], ...]
-"""Predictions in groups: means and variances of each, [K, ..., F] float32."""
+"""Predictions of K members in groups (latents, numbers): (means, variances) of each, [K, ..., F] float32."""
 
 
 NOVELTY, SURVIVAL, EMPOWERMENT = 'novelty', 'survival', 'empowerment'
-"""Intrinsic rewards, and heads of the critic, by name."""
+"""Names of the intrinsic rewards, and of their heads of the critic."""
 
 
 class IntrinsicState(NamedTuple):
   """Running statistics of novelty; equal on all replicas.
 
   Attributes:
-    fast: [] float32, biased fast average of novelty over updates.
-    slow: [] float32, biased slow average.
-    largest: [] float32, largest slow average since the end of warm-up.
-    boredom: [] float32 in [0, 1].
-    num_updates: [] int32.
+    fast: [] float32, fast moving average of novelty over updates, biased towards 0.
+    slow: [] float32, slow moving average, biased towards 0.
+    largest: [] float32, running maximum of the bias-corrected slow average since the end of warm-up.
+    boredom: [] float32 in [0, 1], which shortens the imagination horizon.
+    num_updates: [] int32, updates so far.
   """
 
   fast: jax.Array
@@ -39,16 +39,17 @@ class IntrinsicState(NamedTuple):
 
 
 class Motivation(NamedTuple):
-  """Averages of novelty, and what they imply for the next update.
+  """Averages of novelty, and the imagination horizon and reward scale that follow from them.
 
   Attributes:
-    horizon: [] int32, imagination horizon.
-    novelty_fast: [] float32, the fast average of novelty.
-    novelty_mean: [] float32, the slow average of novelty.
-    novelty_scale: [] float32, the largest slow average, which divides novelty to give the intrinsic
-      reward. Divided by the current average, the reward would stay when nothing is left to learn.
-    competence: [] float32, relative learning progress.
-    boredom: [] float32.
+    horizon: [] int32, imagination horizon in steps.
+    novelty_fast: [] float32, fast moving average of novelty, bias-corrected.
+    novelty_mean: [] float32, slow moving average of novelty, bias-corrected.
+    novelty_scale: [] float32, running maximum of the slow average, which divides novelty to give the
+      intrinsic reward. Divided by the current average, the reward would stay when nothing is left to
+      learn.
+    competence: [] float32, learning progress: relative fall of novelty, see `update`.
+    boredom: [] float32 in [0, 1].
   """
 
   horizon: jax.Array
@@ -140,7 +141,7 @@ NOVELTIES = {
 
 
 def novelty_of(kind: str, moments: Moments) -> jax.Array:
-  """[...] float32 novelty of a `kind` in NOVELTIES, summed over groups of predictions."""
+  """Novelty, [...] float32, by the measure `kind` of NOVELTIES, summed over groups of predictions."""
   first, *others = (NOVELTIES[kind](*group) for group in moments)
   return sum(others, first)
 
@@ -156,21 +157,21 @@ def update(
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
     competence = relu( (C_slow - C_fast) / C_slow )
-    boredom <- clip( boredom + 0.1 if competence < threshold else boredom - 0.2, 0, 1)
+    boredom <- clip( boredom + rise if competence < threshold else boredom - fall, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
 
   Without the correction the fast average would lead during the first updates, so that competence
   would be 0 and boredom would saturate.
 
   Args:
-    state: before the batch.
+    state: the state before the batch.
     novelty: [] float32, mean over the batch, equal on all replicas.
-    config: rates, threshold and bounds.
+    config: config of the agent, with threshold, rise, fall and horizons.
     trained: [] bool, whether warm-up is over. Before, the maximum stays 0, since the novelty of an
       untrained model is large everywhere.
 
   Returns:
-    The next state, and the averages with what they imply.
+    The next state, and the averages with the horizon and scale that follow from them.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
@@ -193,7 +194,7 @@ def update(
 
 
 def lack(vitals: jax.Array, set_points: chex.Array) -> jax.Array:
-  """The drive of vitals: how far they lie below their set-points.
+  """The lack of vitals (in the paper, the drive D): how far they lie below their set-points.
 
     D = ( sum_V max(0, h* - h)^4 )^(1/3)
 
@@ -202,28 +203,30 @@ def lack(vitals: jax.Array, set_points: chex.Array) -> jax.Array:
 
   Args:
     vitals: [..., V] float32, h.
-    set_points: [V] float32, h*.
+    set_points: [V] float32, h*, values at which nothing is lacking.
 
   Returns:
-    [...] float32.
+    [...] float32, D; 0 where no vital lies below its set-point.
   """
   return jnp.cbrt(jnp.sum(jnp.maximum(set_points - vitals, 0.0) ** 4, axis=-1))
 
 
 def survival(vitals: jax.Array, discount: jax.Array, set_points: chex.Array) -> jax.Array:
-  """Drive reduction: the reward of survival that arrives at each step.
+  """The reward of survival that arrives at each step: the reduction of the lack of vitals D.
 
     r_t+1 = D_t - ( d_t+1 D_t+1 + (1 - d_t+1) D(0) )
 
-  So what a step restores is paid, what it loses is a cost, and death costs as if all vitals fell to 0.
+  So a step that restores vitals is rewarded, a step that loses some is a cost, and a termination costs
+  as much as if all vitals fell to 0. D is `lack`.
 
   Args:
     vitals: [T, ..., V] float32, observed or imagined.
-    discount: [T, ...] float32 that arrived at the step: 0 at death, or the probability of living on.
-    set_points: [V] float32.
+    discount: [T, ...] float32, d, which arrived at the step: 0 at termination; in imagination the
+      probability that the episode continues.
+    set_points: [V] float32, values at which nothing is lacking.
 
   Returns:
-    [T, ...] float32; 0 at step 0, of which no step before is known.
+    [T, ...] float32; 0 at step 0, whose previous step is not known.
   """
   now, worst = lack(vitals, set_points), lack(jnp.zeros_like(set_points), set_points)
   chex.assert_equal_shape([now, discount])
@@ -232,12 +235,12 @@ def survival(vitals: jax.Array, discount: jax.Array, set_points: chex.Array) -> 
 
 
 class Felt(NamedTuple):
-  """Inputs of intrinsic rewards along replayed or imagined steps.
+  """Quantities along replayed or imagined steps, of which intrinsic rewards are made.
 
   Attributes:
-    novelty: [T, ...] float32.
-    survival: [T, ...] float32; None without it.
-    empowerment: [T, ...] float32, a share of the largest; None without it.
+    novelty: [T, ...] float32, novelty of the transition to the step.
+    survival: [T, ...] float32, see the function `survival`; None without it.
+    empowerment: [T, ...] float32, as a share of its maximum; None without it.
   """
 
   novelty: jax.Array
@@ -246,13 +249,13 @@ class Felt(NamedTuple):
 
 
 class Intrinsic(NamedTuple):
-  """An intrinsic reward: a new one is an entry of INTRINSIC, and a field of `Felt`.
+  """Definition of an intrinsic reward: a new one is an entry of INTRINSIC, and a field of `Felt`.
 
   Attributes:
-    is_on: whether an agent with this config has it, with a head of the critic.
-    reward: [T, ...] float32 of the steps.
-    weight: [] of its advantage, which is divided by a scale of its own, as a function of how far the
-      returns of the task have ever differed, [] float32.
+    is_on: config -> whether the agent has this reward, with a head of the critic.
+    reward: (Felt, Motivation) -> the reward that arrives at the steps, [T, ...] float32.
+    weight: (config, evidence) -> [] float32, weight of its scaled advantage in the joint advantage;
+      `evidence` is that of `actor_critic.Scales`, [] float32.
   """
 
   is_on: Callable[[dreamer_config.DreamerConfig], bool]
@@ -261,9 +264,9 @@ class Intrinsic(NamedTuple):
 
 
 def _novelty_reward(felt: Felt, motivation: Motivation) -> jax.Array:
-  """Relative to its mean, so that ending an episode forgoes nothing on average.
+  """Novelty less its mean, so that ending an episode forgoes nothing on average.
 
-  Else an agent that is paid for every step learns not to finish.
+  Otherwise an agent that is rewarded at every step learns not to finish.
   """
   return (felt.novelty - motivation.novelty_mean) / (motivation.novelty_scale + 1e-8)
 
@@ -277,27 +280,27 @@ INTRINSIC = {
       config.novelty_scale * jnp.maximum(dreamer_config.LEAST_NOVELTY, 1 - evidence)
     ),
   ),
-  # As it is: less its mean, a cost at every step would be none.
+  # Its mean is not subtracted: a cost at every step would be none.
   SURVIVAL: Intrinsic(
     is_on=lambda config: config.survival_scale > 0,
     reward=lambda felt, motivation: felt.survival,
     weight=lambda config, evidence: config.survival_scale,
   ),
-  # Nor is that of empowerment less its mean: where an action decides nothing, ending costs nothing.
+  # Nor is its mean subtracted here: where an action decides nothing, ending costs nothing.
   EMPOWERMENT: Intrinsic(
     is_on=lambda config: config.empowerment_scale > 0,
     reward=lambda felt, motivation: felt.empowerment,
     weight=lambda config, evidence: config.empowerment_scale,
   ),
 }
-"""All intrinsic rewards, in the order of the critic's heads."""
+"""All intrinsic rewards by name, in the order of the critic's heads."""
 
 
 def heads(config: dreamer_config.DreamerConfig) -> tuple[str, ...]:
-  """Names of the intrinsic rewards of an agent."""
+  """Names of the intrinsic rewards that are on in a config."""
   return tuple(name for name, entry in INTRINSIC.items() if entry.is_on(config))
 
 
 def rewards(names: tuple[str, ...], felt: Felt, motivation: Motivation) -> dict[str, jax.Array]:
-  """The [T, ...] intrinsic rewards of these names."""
+  """The intrinsic rewards of these names, [T, ...] float32 each, by name."""
   return {name: INTRINSIC[name].reward(felt, motivation) for name in names}

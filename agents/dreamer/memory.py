@@ -1,16 +1,17 @@
-"""Episodic memory: a ring of what was observed, done and returned, read by similarity.
+"""Episodic memory: entries of observation, action and return, read by similarity of observations.
 
     key      k = unit(P x)                               P fixed, so that keys never drift
     read     w_i = exp(50 (k_i q - 1))
              n_a = min(1, sum_i w_i [a_i = a])           q_a = sum_i w_i [a_i = a] G_i / sum_i w_i [a_i = a]
-    write    the most surprising replayed steps, |G - G_hat|, in place of the least recently read
+    write    the most surprising replayed steps, by |G - G_hat|, over the least recently read entries
 
-All entries are read, not a few neighbours: the weight of others is next to 0, and on a CPU 512 steps and
-1,024 entries took 0.7 ms so, and 3 ms with the 8 largest.
+with x the observation, P a fixed random projection, q the key of the current observation, and a_i, G_i the
+action and return of entry i. All entries are read, not a few neighbours: the weight of others is next to
+0, and on a CPU a read of 1,024 entries at 512 steps took 0.7 ms, and 3 ms with the 8 largest.
 
 Pritzel et al. (2017), "Neural episodic control"; keys by a random projection as in Blundell et al.
-(2016), "Model-free episodic control". The ring is among the parameters, which no optimizer changes, so
-it is saved and published with the policy that reads it.
+(2016), "Model-free episodic control". The entries, called the ring, are part of the agent's parameters,
+though no optimizer changes them, so they are saved and published with the policy that reads them.
 """
 
 import dataclasses
@@ -33,15 +34,15 @@ SHARPNESS = 50.0
 POOLED = 8
 """Height and width to which a key pools images."""
 MOST_WRITTEN = 8
-"""Entries of one update."""
+"""Most entries that one update writes."""
 LEAST_SURPRISE = 0.1
-"""Least surprise that is written, in units of returns."""
+"""Surprise, in units of returns, above which a step is written."""
 LEAST_WEIGHT = 0.1
-"""Least weight in a read that renews an entry."""
+"""Weight in a read above which the read renews an entry."""
 LEAST_EVIDENCE = 0.5
-"""Least n_a at which memory, not the critic, says what return is no surprise."""
+"""Evidence n_a above which G_hat is the memory's value q_a, not the critic's."""
 NEAREST = 3
-"""Entries that are shown to people."""
+"""Number of most similar entries that `nearest` returns, for display."""
 NAME = 'memory'
 """The name of the ring among the parameters."""
 ACTED = ('key', 'action', 'return_', 'written')
@@ -49,14 +50,14 @@ ACTED = ('key', 'action', 'return_', 'written')
 
 
 class Recall(NamedTuple):
-  """The content of a memory that concerns some steps.
+  """The result of a read of the memory at some steps.
 
   Attributes:
-    evidence: [..., A] float32, n_a; [..., 1] of all actions where they are continuous.
-    value: [..., A] or [..., 1] float32, q_a; 0 without evidence.
-    similarity: [...] float32, of the most similar entry; 0 without one.
-    action: [..., A] float32, weighted mean of continuous actions; 1 of a choice with evidence.
-    weight: [..., C] float32, of each entry; 0 of one that is not there.
+    evidence: [..., A] float32, n_a; for continuous actions [..., 1], over all actions.
+    value: [..., A] or [..., 1] float32, q_a, estimated return; 0 without evidence.
+    similarity: [...] float32, similarity k q of the most similar entry; 0 if there is no entry.
+    action: [..., A] float32, mean continuous action, weighted by w; for discrete ones 1 where n_a > 0.
+    weight: [..., C] float32, weight w of each entry; 0 where there is none.
   """
 
   evidence: jax.Array
@@ -67,13 +68,13 @@ class Recall(NamedTuple):
 
 
 class Nearest(NamedTuple):
-  """The most similar entries to some steps, the nearest first.
+  """The N entries that are most similar to some steps, the nearest first.
 
   Attributes:
-    weight: [..., N] float32; 0 of one that is not there.
-    similarity: [..., N] float32.
-    action: [..., N, A] float32, encoded.
-    return_: [..., N] float32.
+    weight: [..., N] float32, weight w of the entry; 0 where there is none.
+    similarity: [..., N] float32, similarity k q.
+    action: [..., N, A] float32, encoded action.
+    return_: [..., N] float32, return G.
   """
 
   weight: jax.Array
@@ -83,13 +84,13 @@ class Nearest(NamedTuple):
 
 
 class Offer(NamedTuple):
-  """Steps that may be written.
+  """N replayed steps that are candidates for new entries.
 
   Attributes:
-    key: [N, KEY_SIZE] float32.
-    action: [N, A] float32, encoded.
-    return_: [N] float32.
-    surprise: [N] float32; 0: nothing to write.
+    key: [N, KEY_SIZE] float32, see `Memory.key`.
+    action: [N, A] float32, encoded action.
+    return_: [N] float32, return G.
+    surprise: [N] float32, |G - G_hat|; 0 for a step that must not be written.
   """
 
   key: jax.Array
@@ -107,11 +108,11 @@ class Memory:
   [C] int32, the update in which it was written or last read. Acting reads all but the last.
 
   Attributes:
-    size: C.
+    size: C, number of entries.
     ttl: updates after which an unread entry is cleared.
-    actions: of the environment.
-    numbers: of its observations.
-    codec: the same, with the images.
+    actions: actions of the environment.
+    numbers: numbers of its observations.
+    codec: encoding of its observations, with their images.
   """
 
   size: int
@@ -126,7 +127,7 @@ class Memory:
     return 2 * self.actions.size + 1 if self.actions.discrete else self.actions.size + 3
 
   def num_bytes(self, num_steps: int) -> int:
-    """Bytes of the ring, before and after an update, and of a read of so many steps."""
+    """Bytes of the ring before and after an update, and of reads at `num_steps` steps."""
     entry = KEY_SIZE + self.actions.size + 3
     return 4 * self.size * (2 * entry + 2 * num_steps)
 
@@ -149,7 +150,7 @@ class Memory:
     return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
 
   def key(self, observation: Tree) -> jax.Array:
-    """[..., observation] to [..., KEY_SIZE] float32 of length 1.
+    """Keys of observations, [..., KEY_SIZE] float32 of length 1.
 
     Numbers in [0, 1] count as 2 x - 1, so that a 0 says as much as a 1; others by their symlog.
     """
@@ -168,13 +169,13 @@ class Memory:
     return projected / jnp.maximum(length, 1e-6)
 
   def read(self, ring: Tree, key: jax.Array, version: jax.Array | None = None) -> Recall:
-    """Recalls what is most similar to some steps.
+    """Reads the memory at some steps, by the similarity of their keys.
 
     Args:
-      ring: of the parameters.
-      key: [..., KEY_SIZE] of the steps.
-      version: [...] int32 of the parameters that acted, which cannot have read what was written
-        later; None: all may be read.
+      ring: the entries, see the class; of them, those of ACTED are read.
+      key: [..., KEY_SIZE] float32, keys of the observations of the steps.
+      version: [...] int32, version of the parameters that acted; entries that were written later are
+        left out. None: all entries are read.
     """
     visible = ring['written'] > 0
     if version is not None:
@@ -203,14 +204,15 @@ class Memory:
     return Nearest(weight, similarity, ring['action'][index], ring['return_'][index])
 
   def recalled(self, recall: Recall) -> jax.Array:
-    """[..., R] float32, inputs of networks: [symlog q, n, similarity] and any mean action."""
+    """Inputs of networks, [..., R] float32: [symlog q, n, similarity], and the mean continuous action."""
     parts = [networks.symlog(recall.value), recall.evidence, recall.similarity[..., None]]
     return jnp.concatenate(parts if self.actions.discrete else [*parts, recall.action], axis=-1)
 
   def expected(self, recall: Recall, action: jax.Array, value: jax.Array) -> jax.Array:
-    """[...] float32, G_hat: what memory says about [..., A] encoded actions, else the critic.
+    """G_hat, [...] float32: the memory's value of [..., A] encoded actions, else the critic's `value`.
 
-    With several choices at once, the mean over these.
+    The memory's value counts where its evidence exceeds LEAST_EVIDENCE. With several choices at once,
+    value and evidence are means over the choices.
     """
     chosen = action if self.actions.discrete else jnp.ones_like(recall.value)
     count = len(self.actions.num_choices) or 1
@@ -218,17 +220,18 @@ class Memory:
     return jnp.where(known, jnp.sum(chosen * recall.value, axis=-1) / count, value)
 
   def renewed(self, recall: Recall) -> jax.Array:
-    """[C] bool, entries that some step has read with weight."""
+    """[C] bool, entries that some step has read with a weight above LEAST_WEIGHT."""
     return jnp.any(recall.weight.reshape(-1, self.size) > LEAST_WEIGHT, axis=0)
 
   def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
     """The ring after an update: without what expired, and with the best offers.
 
     Args:
-      ring: before.
-      offer: of all devices.
-      renewed: [C] bool, entries that were read on any device.
-      update: [] int32, its number; versions from the next one on may read what it writes.
+      ring: the entries before the update.
+      offer: candidates of all devices.
+      renewed: [C] bool, entries that were read on any device, see the method `renewed`.
+      update: [] int32, number of the update; parameters of version `update` + 1 and later read what it
+        writes.
     """
     now = update + 1
     used = jnp.where(renewed, now, ring['used'])
@@ -249,11 +252,12 @@ class Memory:
     }
 
   def metrics(self, ring: Tree, recall: Recall, update: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of a ring after an update, and of the reads of this device's steps.
+    """Metrics of a ring after an update, and of the reads at this device's steps.
 
     Returns:
-      Shares of the ring that is `filled`, and entries `written` by the update; mean `evidence` of all
-      actions and `similarity` of the steps' reads; mean `age` of the entries, in updates.
+      By name, [] float32: `filled`, the share of entries in use; `written`, entries that the update wrote;
+      `evidence` and `similarity`, means over the reads, the evidence over all actions together; `age`, the
+      mean age of entries in updates.
     """
     now = update + 1
     filled = ring['written'] > 0
@@ -268,13 +272,13 @@ class Memory:
 
 
 def most_surprising(offer: Offer) -> Offer:
-  """The MOST_WRITTEN most surprising of [N] steps, the first of equals first."""
+  """The MOST_WRITTEN most surprising of [N] candidates, sorted; of equals the first come first."""
   _, index = jax.lax.top_k(offer.surprise, min(MOST_WRITTEN, len(offer.surprise)))
   return Offer(*(x[index] for x in offer))
 
 
 def before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
-  """[T, B, R] recalled at the step before each step; zeros at FIRST and at the first step."""
+  """Shifts [T, B, R] inputs, recalled at each step, to the step after; zeros at FIRST and at step 0."""
   if recalled is None:
     return None
   shifted = jnp.concatenate([jnp.zeros_like(recalled[:1]), recalled[:-1]])
@@ -287,7 +291,7 @@ def _product(x: jax.Array, y: Any) -> jax.Array:
 
 
 def _pool(image: jax.Array) -> jax.Array:
-  """[..., H, W, C] to [..., POOLED * POOLED * C], means of nearly equal parts."""
+  """Average-pools images [..., H, W, C] to POOLED x POOLED, flat: [..., POOLED * POOLED * C]."""
 
   def shares(length: int) -> np.ndarray:
     edges = np.arange(POOLED + 1) * length / POOLED

@@ -1,4 +1,4 @@
-"""Networks of the world model: what each reads, their sizes, and their initial parameters."""
+"""Networks of the world model: their inputs, sizes and initial parameters."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ STATISTICS = 'statistics'
 """Name of the running statistics of numbers among the parameters; not trained."""
 
 INVERSE, EMPOWERMENT = 'inverse', 'empowerment'
-"""Names of the networks of empowerment; see `empowerment.Empowerment`."""
+"""Names of the two networks of empowerment, among modules and parameters: see `Empowerment`."""
 
 MEMBERS = ('prior', 'change')
 """Networks of which each member of the ensemble has its own."""
@@ -53,22 +53,22 @@ class Networks:
 
   @functools.cached_property
   def numbers(self) -> numbers_lib.Numbers:
-    """The numbers of an observation, F, which are part of the model's state."""
+    """Reader and predictor of the F numbers of an observation, which are part of the model's state."""
     return numbers_lib.Numbers(self.codec.flat_spec)
 
   @functools.cached_property
   def memory(self) -> memory_lib.Memory | None:
-    """The episodic memory; None without one."""
+    """The episodic memory; None where `memory_size` is 0."""
     size, ttl = self.config.memory_size, self.config.memory_ttl
     return memory_lib.Memory(size, ttl, self.actions, self.numbers, self.codec) if size else None
 
   @property
   def recalled_size(self) -> int:
-    """R, of what is recalled at a step; 0 without a memory."""
+    """R, width of the inputs that the episodic memory gives at a step; 0 without a memory."""
     return self.memory.recalled_size if self.memory else 0
 
   def warnings(self) -> list[str]:
-    """One line for each threshold of `observation` beyond which this environment lies."""
+    """One line for each threshold of the module `observation` that this environment exceeds."""
     flat = observation_lib.MAX_CELLS
     return self.numbers.warnings() + [
       f'an image of {math.prod(spec.shape):,} numbers, more than {flat:,}: read by a CNN, and no part of '
@@ -87,37 +87,37 @@ class Networks:
 
   @property
   def latent_size(self) -> int:
-    """Z, of a sample of the stochastic state."""
+    """Z, width of a sample of the stochastic state."""
     return self.latent_type.size(self.config.stochastic_size, self.config.classes)
 
   @property
   def belief_outputs(self) -> int:
-    """Network outputs that parametrise a distribution of the stochastic state."""
+    """Number of network outputs that parametrise a distribution of the stochastic state."""
     return self.latent_type.num_outputs(self.config.stochastic_size, self.config.classes)
 
   @property
   def embedding_size(self) -> int:
-    """E, of the embedded numbers; 0 without numbers."""
+    """E, width of the embedded numbers; 0 without numbers."""
     return self.config.hidden_size if self.numbers.size else 0
 
   @property
   def encoded_size(self) -> int:
-    """Width of an encoded observation: its embedded numbers, and features of each image."""
+    """Width of an encoded observation: its embedded numbers and the features of each image."""
     return self.embedding_size + self.config.hidden_size * len(self.codec.image_specs)
 
   @property
   def previous_size(self) -> int:
-    """C, of the inputs of a transition: the action and the embedded numbers of the previous step."""
+    """C, width of the inputs of a transition: the previous action and embedded numbers."""
     return self.actions.size + self.embedding_size
 
   @property
   def inferred_size(self) -> int:
-    """Width of z where the recurrence and heads read it: there are images; else 0."""
+    """Z if there are images, since only then recurrence and heads read z; else 0."""
     return self.latent_size if self.codec.image_specs else 0
 
   @property
   def memory_size(self) -> int:
-    """Width of the part of the features that the model remembers, infers or recalls."""
+    """Width of the features' first part: the GRU's state, z if there are images, and what is recalled."""
     return self.config.deterministic_size + self.inferred_size + self.recalled_size
 
   @property
@@ -127,14 +127,15 @@ class Networks:
 
   @property
   def transition_size(self) -> int:
-    """Width of the part of the features that led to the step, which actor and critic do not read."""
+    """Width of the features' last part, inputs of the transition; actor and critic do not read it."""
     return self.previous_size + self.recalled_size
 
   def split(self, features: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """[..., F] features to the inputs of the model's heads, without what the step itself recalls.
+    """Splits [..., F] features into the inputs of the model's heads; see `RSSM.features`.
 
     Returns:
-      The memory (remembered or inferred), the inputs of the numbers, and the transition to the step.
+      The GRU's state (and z if there are images); the inputs of the numbers; and the inputs of the
+      transition to the step. The episodic memory's recall at the step itself is left out.
     """
     ends = [self.memory_size, self.memory_size + self.numbers.input_size]
     memory, numbers, transition = jnp.split(features, ends, axis=-1)
@@ -142,7 +143,7 @@ class Networks:
 
   @functools.cached_property
   def modules(self) -> dict[str, nn.Module]:
-    """Networks by name; those of 'recurrence' and 'posterior' are written out in `rssm`."""
+    """Networks by name, except 'recurrence' and 'posterior', which `rssm` writes out."""
     config = self.config
     mlp = functools.partial(networks.MLP, config.hidden_size, dtype=config.dtype)
     head = functools.partial(networks.TwoTowers, config.hidden_size, 1, dtype=config.dtype)
@@ -186,7 +187,7 @@ class Networks:
     return inputs.get(name, ((zeros(self.memory_size + self.previous_size),), (numbers,)))
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32; those of `MEMBERS` have a leading axis K."""
+    """Initial parameters by network, float32, and STATISTICS; those of MEMBERS have a leading axis K."""
     names = ('recurrence', 'posterior', *self.modules)
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])
@@ -227,5 +228,5 @@ class Networks:
     }
 
   def apply(self, params: Tree, name: str, *inputs: Any) -> jax.Array:
-    """Applies a module to [..., F] inputs."""
+    """The output of the network `name` on [..., F] inputs, with its parameters in `params`."""
     return networks.apply(self.modules[name], params[name], *inputs)

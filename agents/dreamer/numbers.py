@@ -1,4 +1,4 @@
-"""Numbers of an observation in a world model: how they are read, predicted and judged."""
+"""Numbers of an observation in a world model: how they are read and predicted, and their loss."""
 
 import dataclasses
 import functools
@@ -13,32 +13,32 @@ from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
 
 MAX_COPY = 0.999
-"""Largest probability of a copy, so that a change always has a gradient."""
+"""Largest predicted probability that a number stays as it was, so that a change always has a gradient."""
 
 MIN_LIKELIHOOD = 1e-20
-"""Bounds the loss of a number. A bound that decoders reach would stop the gradient of rare changes."""
+"""Least likelihood in a loss. Where decoders reached it, rare changes would have no gradient."""
 
 MIN_ERROR = 1e-4
-"""Least mean squared error, in standard deviations, to which real numbers are predicted."""
+"""Least mean squared error of real numbers that scales their loss, in squared standard deviations."""
 
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
 MIN_CHANGE_VARIANCE = 0.05
-"""Least variance of a predicted change, as a share of the mean square of changes."""
+"""Least predicted variance of a change, as a share of the mean square of changes."""
 
 MIN_CHANGE_SQUARE = 1e-6
 """Least mean square of changes, so that an observation that never changes has a finite loss."""
 
 
 class Predicted(NamedTuple):
-  """A distribution of the numbers of an observation.
+  """A predicted distribution of the numbers of an observation.
 
   Attributes:
     bits: [..., N] float32 each, probabilities that a binary number is 0 and that it is 1. Both,
       since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
-    levels: [..., M, L] float32, probabilities of the levels of discrete numbers.
-    reals: [..., R] float32, means of real numbers, symlog.
+    levels: [..., M, L] float32, probabilities of the L levels of discrete numbers.
+    reals: [..., R] float32, means of real numbers, in symlog.
   """
 
   bits: tuple[jax.Array, jax.Array]
@@ -50,8 +50,8 @@ class Change(NamedTuple):
   """Predicted changes of the numbers along random directions; see `Numbers.change`.
 
   Attributes:
-    mean: [..., C] float32.
-    variance: [..., C] float32, predicted squared error of the mean.
+    mean: [..., C] float32, predicted change along each direction.
+    variance: [..., C] float32, predicted squared error of `mean`.
   """
 
   mean: jax.Array
@@ -59,18 +59,18 @@ class Change(NamedTuple):
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array) -> 'Change':
-    """[..., 2 C] outputs of a network to a change; a variance of about 1 where they are 0."""
+    """The change from a network's [..., 2 C] outputs; its variance is about 1 where they are 0."""
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     return cls(mean, MIN_CHANGE_VARIANCE + jnp.exp(scale))
 
   def loss(self, change: jax.Array) -> jax.Array:
-    """[...] float32 of an observed change [..., C]: of the mean, and of the variance.
+    """The loss, [...] float32, of mean and variance at an observed change [..., C].
 
       sum_C log(1 + error / (2 sg(variance))) + 1/2 ( sg(error) / variance + log(variance) )
 
-    The error of the second term is at most 4. The first counts each direction whatever its noise, and
-    a large error by its logarithm. The mean of a Gaussian likelihood would learn least where its errors
-    are still largest.
+    with error the squared error of the mean, clipped to 4 in the second term. The first term counts each
+    direction whatever its noise, and a large error by its logarithm. With a Gaussian likelihood, the mean
+    would learn least where its errors are still largest.
     """
     stop = jax.lax.stop_gradient
     error = jnp.square(self.mean - change)
@@ -81,7 +81,7 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-  """The numbers of an observation: how a world model reads, predicts and judges them.
+  """The F numbers of an observation: how a world model reads and predicts them, and their loss.
 
   Each number either stays as it was at the previous step, or is predicted from the features:
 
@@ -89,14 +89,15 @@ class Numbers:
 
   so that static parts of an observation need no features. D is Bernoulli for binary numbers (bool,
   in [0, 1] where there are many, or bytes of an image), categorical over levels for other numbers in
-  [0, 1]. A real number, of any other bounds, is predicted as its change: x_t-1 + sigma D.
+  [0, 1] ("discrete"). A real number, of any other bounds, has no g and is predicted by the change of its
+  mean: x_t-1 + sigma D, sigma being its standard deviation.
 
   Real numbers are read as symlog and standardised by running statistics, since their scales are
   unknown. Their loss is relative to the running mean squared error, so that each of them counts
-  whatever its scale.
+  whatever its scale. "Numbers" [..., F] are ordered by kind: binary, discrete, real.
 
   Attributes:
-    spec: tree of `dm_env.specs.Array`; images have no channels.
+    spec: tree of `dm_env.specs.Array`; images for a CNN have no channels: see `without_images`.
   """
 
   spec: Any
@@ -116,12 +117,12 @@ class Numbers:
 
   @property
   def size(self) -> int:
-    """F."""
+    """F, how many numbers an observation has."""
     return sum(len(kind) for kind in self._kinds)
 
   @property
   def num_reals(self) -> int:
-    """R."""
+    """R, how many of the numbers are real."""
     return len(self._kinds[2])
 
   @property
@@ -134,7 +135,7 @@ class Numbers:
 
   @functools.cached_property
   def leaves(self) -> np.ndarray:
-    """[input_size] int, the leaf of the observation to which each of the `inputs` belongs."""
+    """[input_size] int, index of the observation's leaf to which each of the `inputs` belongs."""
     specs = jax.tree.leaves(observation_lib.without_mask(self.spec))
     leaf_of = np.repeat(np.arange(len(specs)), [math.prod(leaf.shape) for leaf in specs])
     binary, discrete, real = (leaf_of[kind] for kind in self._kinds)
@@ -149,7 +150,7 @@ class Numbers:
 
   @property
   def num_changes(self) -> int:
-    """C, of `change`; 0 without numbers."""
+    """C, width of `change`; 0 without numbers."""
     return NUM_PROJECTIONS if self.size else 0
 
   @property
@@ -164,12 +165,17 @@ class Numbers:
 
   @property
   def num_outputs(self) -> int:
-    """Outputs of a decoder: gates and logits, and changes of real numbers."""
+    """Number of a decoder's outputs: gates, logits, and changes of real numbers."""
     binary, discrete, real = map(len, self._kinds)
     return 2 * binary + (1 + observation_lib.DISCRETE_LEVELS) * discrete + real
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """Statistics of no observations: of real numbers, and how far binary ones lie between 0 and 1."""
+    """Running statistics before any observation: arrays by name, those of width 0 left out.
+
+    `mean`, `square`, `error` [R]: moments of real numbers in symlog, and their squared prediction error;
+    `between` [N]: 4 x (1 - x) of binary numbers, 0 where they only are 0 or 1; `change` [C]: mean square
+    of `change`; `count` []: number of batches.
+    """
     reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
     between = jnp.ones(len(self._kinds[0]))
     statistics = {
@@ -182,11 +188,11 @@ class Numbers:
     return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
 
   def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
-    """Means over a batch, and for `between` the largest, that `updated` follows.
+    """Statistics of one batch, for `updated`: means over the batch, for `between` the maximum.
 
     Args:
       numbers: [T, B, F] float32, observed.
-      error: [T, B, R] float32, of `loss`.
+      error: [T, B, R] float32, squared errors from `loss`.
     """
     bits, _, reals = self._split(numbers)
     means = {'mean': reals, 'square': jnp.square(reals), 'error': jnp.minimum(error, 1.0)}
@@ -199,7 +205,7 @@ class Numbers:
   def updated(
     self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]
   ) -> dict[str, jax.Array]:
-    """Running statistics after one more batch: a mean over all, later over some 500 batches."""
+    """Running statistics after one more batch: means over all batches, later over about the last 500."""
     rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
     rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
     followed = {
@@ -209,7 +215,7 @@ class Numbers:
     return followed | {'count': statistics['count'] + 1}
 
   def read(self, observation: Any) -> jax.Array:
-    """[..., observation] to [..., F] float32; real numbers are symlog."""
+    """The numbers of an observation [..., *shape], [..., F] float32; real ones in symlog."""
     flat = observation_lib.join(observation, self.spec).astype(jnp.float32)
     binary, discrete, real = self._kinds
     return jnp.concatenate(
@@ -221,12 +227,12 @@ class Numbers:
     return jnp.split(numbers, [binary, binary + discrete], axis=-1)
 
   def centred(self, numbers: jax.Array) -> jax.Array:
-    """[..., F] numbers, those in [0, 1] as 2 x - 1."""
+    """The numbers [..., F] with those in [0, 1] scaled to [-1, 1]."""
     bits, discrete, reals = self._split(numbers)
     return jnp.concatenate([2 * bits - 1, 2 * discrete - 1, reals], axis=-1)
 
   def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
-    """[..., F] numbers to [..., input_size], input of a network, in their dtype."""
+    """Inputs of a network, [..., input_size], from numbers [..., F], in their dtype."""
     parts = [self._without_views(numbers, statistics)]
     if observation_lib.view_size(self.spec):
       flat = self.to_flat(numbers.astype(jnp.float32))
@@ -236,7 +242,7 @@ class Numbers:
     return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
 
   def _without_views(self, numbers: jax.Array, statistics: Any) -> jax.Array:
-    """[..., F] numbers to the inputs of a network other than views, in their dtype."""
+    """The part of `inputs` other than views, from numbers [..., F], in their dtype."""
     bits, discrete, reals = self._split(numbers)
     parts = [bits, discrete]
     if self._reads_discrete:
@@ -267,15 +273,15 @@ class Numbers:
     statistics: Any,
     max_copy: float = MAX_COPY,
   ) -> Predicted:
-    """The distribution of the next numbers.
+    """The predicted distribution of the numbers of a step.
 
     Args:
-      outputs: [..., num_outputs] float32, of a decoder.
-      before: [..., F] numbers of the previous step.
+      outputs: [..., num_outputs] float32, outputs of a decoder.
+      before: [..., F], numbers of the previous step.
       follows: [...] bool, whether there is a previous step.
       statistics: see `initial_statistics`.
-      max_copy: largest probability of a copy. Less than 1 gives each change a gradient; in a sample
-        it would change one of some hundred numbers in every few steps.
+      max_copy: largest probability that a number is copied. Less than 1 gives each change a gradient;
+        in samples it would change one of some hundred numbers in every few steps, so there it is 1.
     """
     binary, discrete, _ = map(len, self._kinds)
     ends = np.cumsum([binary + discrete, binary, discrete * observation_lib.DISCRETE_LEVELS])
@@ -304,16 +310,16 @@ class Numbers:
   def loss(
     self, predicted: Predicted, numbers: jax.Array, statistics: Any
   ) -> tuple[jax.Array, jax.Array]:
-    """Negative log-likelihood, less that of a perfect decoder.
+    """Negative log-likelihood of observed numbers, less that of a perfect decoder.
 
     Args:
-      predicted: of `predict`.
+      predicted: from `predict`.
       numbers: [..., F] float32, observed.
       statistics: see `initial_statistics`.
 
     Returns:
-      [...] float32, nats, summed over numbers; and the squared errors of real numbers, [..., R], in
-      standard deviations.
+      The loss, [...] float32 nats, summed over numbers; and the squared errors of real numbers,
+      [..., R] float32, in squared standard deviations.
     """
     bits, discrete, reals = self._split(numbers)
     bits, discrete = jnp.clip(bits, 0.0, 1.0), jnp.clip(discrete, 0.0, 1.0)
@@ -332,13 +338,13 @@ class Numbers:
     return loss + jnp.sum(jnp.log1p(relative / 2), axis=-1), jax.lax.stop_gradient(error)
 
   def noise(self, statistics: Any) -> jax.Array:
-    """[R] mean squared errors of real numbers, in standard deviations, bounded from below."""
+    """[R] running mean squared errors of real numbers, in squared standard deviations; see MIN_ERROR."""
     return jnp.maximum(statistics['error'], MIN_ERROR)
 
   def change(self, before: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
-    """[..., C] changes of the inputs between two steps [..., F], along fixed random directions.
+    """Change between the numbers [..., F] of two steps, along fixed random directions: [..., C] float32.
 
-    So numbers of all kinds are predicted in one way, however many there are.
+    It is the change of `inputs` other than views, so numbers of all kinds count alike.
     """
     inputs = lambda x: self._without_views(x.astype(jnp.float32), statistics)
     difference = inputs(numbers) - inputs(before)
@@ -351,20 +357,23 @@ class Numbers:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
   def changes_of_inputs(self, change: Change) -> tuple[jax.Array, jax.Array]:
-    """Estimates of the changes of inputs other than views, from those along random directions.
+    """Estimates the change of each input (other than views) from changes along random directions.
 
     Args:
-      change: predicted, [..., C].
+      change: predicted change, [..., C].
 
     Returns:
-      Means and variances, [..., I] float32, in root mean squares of the directions.
+      Means and variances, [..., I] float32, in the (squared) units of `change`.
     """
     back = self._directions.T / self.num_changes  # the directions are nearly orthogonal
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     return product(change.mean, back), product(change.variance, np.square(back))
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
-    """The most likely numbers, [..., F] float32; binary ones are 0 or 1 where they always were."""
+    """The most likely numbers, [..., F] float32.
+
+    Binary numbers that have always been 0 or 1 are rounded; others are means, such as grey pixels.
+    """
     _, bits = predicted.bits
     if bits.shape[-1]:
       bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
@@ -374,16 +383,16 @@ class Numbers:
   def sample(
     self, predicted: Predicted, before: jax.Array, statistics: Any, noise: jax.Array
   ) -> jax.Array:
-    """Sampled numbers, [..., F] float32; real ones are as expected.
+    """Samples numbers, [..., F] float32; real ones are means.
 
-    The most likely number would keep each that changes in less than half of the cases, and a policy
-    finds the reward that it can so collect for ever. All numbers share one draw, so that those that
-    change in the same event change together, and that one of many hundreds that hardly ever change
-    is as rare as each of them.
+    The most likely numbers would never change where a change has a probability below one half, and a
+    policy would exploit that. All numbers share one random number, so that those that change in the
+    same event change together, and so that a change of any of hundreds of static numbers is as rare as
+    that of one.
 
     Args:
-      predicted: of `predict`.
-      before: [..., F] numbers of the previous step.
+      predicted: from `predict`.
+      before: [..., F], numbers of the previous step.
       statistics: see `initial_statistics`.
       noise: [...] float32, uniform in [0, 1).
     """
@@ -409,8 +418,8 @@ class Numbers:
     """How far [..., F] numbers are from [..., F] others.
 
     Returns:
-      [...] bool, whether any binary number is another, or any discrete one by more than half a level;
-      and [...] float32, the mean absolute difference of real numbers in standard deviations.
+      [...] bool, whether any binary number differs by more than 1/2, or any discrete one by more than
+      half a level; and [...] float32, the mean absolute difference of real numbers, in standard deviations.
     """
     error = jnp.abs(numbers - others)
     bits, discrete, reals = self._split(error)
@@ -421,13 +430,13 @@ class Numbers:
     return wrong, jnp.mean(reals / self._scale(statistics), axis=-1)
 
   def pick(self, numbers: jax.Array, indices: np.ndarray) -> jax.Array:
-    """[..., F] numbers to those at [V] indices of a flat observation, [..., V] in its units."""
+    """Picks the numbers at [V] indices of a flat observation, [..., V] float32 in its units."""
     places = np.argsort(np.concatenate(self._kinds))[indices]
     picked = numbers[..., places].astype(jnp.float32)
     return jnp.where(places >= self.size - self.num_reals, networks.symexp(picked), picked)
 
   def warnings(self) -> list[str]:
-    """One line for each threshold beyond which this observation lies."""
+    """One line for each threshold of the module `observation` that this observation exceeds."""
     _, discrete, real = map(len, self._kinds)
     fractions = sum(
       math.prod(leaf.shape)
@@ -453,17 +462,21 @@ class Numbers:
     return found
 
   def to_flat(self, numbers: jax.Array) -> jax.Array:
-    """The inverse of `read`, up to the tree: [..., F] in the observation's units and order."""
+    """The inverse of `read`: a flat observation [..., F] in its units and order, see `join`."""
     bits, discrete, reals = self._split(numbers)
     values = jnp.concatenate([bits, discrete, networks.symexp(reals)], axis=-1)
     return values[..., np.argsort(np.concatenate(self._kinds))]
 
 
 def around(level: jax.Array, shares: jax.Array) -> jax.Array:
-  """[...] int32, one of L levels, and [..., L] shares of all, to a number in [0, 1], [...] float32.
+  """The number in [0, 1] near a level that a distribution over levels stands for, [...] float32.
 
   A number between two levels is two-hot, so the result is the mean over the level and its neighbours.
   A mean over all levels would average distant modes.
+
+  Args:
+    level: [...] int32, index of one of the L levels.
+    shares: [..., L] float32, probabilities of all levels.
   """
   place = jnp.arange(shares.shape[-1])
   near = jnp.where(jnp.abs(place - level[..., None]) <= 1, shares, 0.0)

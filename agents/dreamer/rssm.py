@@ -10,13 +10,13 @@ Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with 
 one. All members read one state and predict in one latent space, so their disagreement is comparable;
 as in Sekar et al. (2020), "Planning to explore via self-supervised world models".
 
-The state also holds x_t, the numbers of the observation: observed along real sequences, in imagination
-sampled from the decoder, where most may stay as they were: see `numbers.Numbers`. So latents need not
-carry what every observation repeats, and heads read observations as a model-free agent does.
+The state also holds x_t, the numbers of the observation: along real sequences the observed ones, in
+imagination samples of the decoder, which may copy a number from the step before: see `numbers.Numbers`.
+So latents need not carry what stays as it is, and heads read observations as a model-free agent does.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
-sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise: a
-sample that tells nothing hides the trace of an observation of long ago.
+sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
+makes an observation of long ago harder to remember.
 """
 
 import dataclasses
@@ -44,11 +44,11 @@ class Latent(NamedTuple):
   """The model's belief about the environment at one step, and the numbers observed at that step.
 
   Attributes:
-    deterministic: [..., H] in the compute dtype.
-    stochastic: [..., Z] in the compute dtype.
-    numbers: [..., F] float32, observed or imagined; see `numbers.Numbers`.
-    recalled: [..., R] float32, from the episodic memory at the step, in imagination at its start;
-      None without a memory, and in a stored state.
+    deterministic: [..., H] h_t, the GRU's state, in the compute dtype.
+    stochastic: [..., Z] z_t, a sample of the latent state, in the compute dtype.
+    numbers: [..., F] float32 x_t, observed or imagined; see `numbers.Numbers`.
+    recalled: [..., R] float32, from the episodic memory at the step, in imagination at the start of
+      the rollout; None without a memory, and in a stored state.
   """
 
   deterministic: jax.Array
@@ -61,7 +61,7 @@ class Recurrent(NamedTuple):
   """The model's state between steps: its belief, and the action chosen from it.
 
   Attributes:
-    latent: of the previous step.
+    latent: latent [..., H] and so on of the previous step.
     action: [..., A] float32, the encoded action of the previous step.
   """
 
@@ -70,31 +70,31 @@ class Recurrent(NamedTuple):
 
 
 class Prior(NamedTuple):
-  """The members' predictions of a step.
+  """The predictions of a step by all K members of the ensemble.
 
   Attributes:
-    belief: about the stochastic state, [K, ..., Z].
-    change: of the numbers, [K, ..., C] float32 each, in root mean squares of observed changes.
+    belief: distributions of the stochastic state, [K, ..., Z].
+    change: predicted changes of the numbers, [K, ..., C], in root mean squares of observed changes.
   """
 
   belief: Any
   change: numbers_lib.Change
 
   def moments(self) -> intrinsic.Moments:
-    """Means and variances of latents, and of changes of numbers where there are any."""
+    """Means and variances of latents, and of changes of numbers if any; input of novelty."""
     latent = self.belief.moments()
     return (latent, self.change) if self.change.mean.shape[-1] else (latent,)
 
 
 class Posterior(NamedTuple):
-  """The model along real sequences.
+  """The result of running the model along real sequences.
 
   Attributes:
-    latent: [T, B, ...].
+    latent: latents, sampled from the posterior, [T, B, ...].
     features: [T, B, F], see `RSSM.features`.
     previous: [T, B, C], inputs of the transitions that led to the steps.
-    belief: the posterior, [T, B, Z].
-    priors: of all members, [K, T, B, ...].
+    belief: posterior distributions of the stochastic state, [T, B, Z].
+    priors: predictions of all members, [K, T, B, ...].
     first: [T, B] bool, steps that begin an episode.
   """
 
@@ -110,8 +110,8 @@ class Noise(NamedTuple):
   """Noise of one imagined step.
 
   Attributes:
-    latent: [..., Z'], see `distributions.LATENTS`.
-    numbers: [...] float32, see `Numbers.sample`.
+    latent: [..., stochastic_size] float32 for the latent, see `RSSM.noise`.
+    numbers: [...] float32 for the numbers, see `Numbers.sample`.
   """
 
   latent: jax.Array
@@ -122,9 +122,9 @@ class Matrices(NamedTuple):
   """Matrices of one step, float32; see `kernels.scan`. Z' is Z where there are images, else 0.
 
   Attributes:
-    recurrence: [Z' + A + H, 3 H], of the sequence model, centred since a layer norm follows.
-    hidden: [H, hidden], of the posterior's hidden layer.
-    belief: [hidden, outputs], of the posterior.
+    recurrence: [Z' + A + H, 3 H], kernel of the gates, centred since a layer norm follows.
+    hidden: [H, hidden], kernel of the posterior's hidden layer.
+    belief: [hidden, outputs], kernel of the posterior's output layer.
   """
 
   recurrence: jax.Array
@@ -138,9 +138,9 @@ class Observed(NamedTuple):
   Attributes:
     embedded: [B, 3 H], the term of e_{t-1} in the gates; 0 at FIRST.
     evidence: [B, hidden], the term of the encoded observation in the posterior's hidden layer.
-    numbers: [B, F] float32.
-    first: [B] bool.
-    noise: [B, ...] of `RSSM.noise`, or None for the mode of the posterior.
+    numbers: [B, F] float32, numbers of the observation.
+    first: [B] bool, whether the step is FIRST.
+    noise: [B, ...] from `RSSM.noise`, or None for the mode of the posterior.
   """
 
   embedded: jax.Array
@@ -155,7 +155,7 @@ class RSSM:
   """The recurrent state-space model; every method is a pure function of `params`.
 
   Attributes:
-    networks: of the world model.
+    networks: the networks of the world model.
   """
 
   networks: modules.Networks
@@ -167,7 +167,7 @@ class RSSM:
   # The five equations.
 
   def encoder(self, params: Tree, observation: Tree) -> tuple[jax.Array, jax.Array]:
-    """[..., observation] to its numbers [..., F] and [e_t, features of images], [..., encoded]."""
+    """The numbers [..., F] of observations, and their encoding [e_t, image features], [..., encoded]."""
     numbers = self.networks.numbers.read(observation)
     parts = [self.embed(params, numbers)]
     if self.networks.codec.image_specs:
@@ -178,7 +178,7 @@ class RSSM:
   def sequence_model(
     self, params: Tree, matrices: Matrices, recurrent: Recurrent, embedded: jax.Array
   ) -> jax.Array:
-    """h_t, [B, H], from the step before and `embedded` of `Observed`."""
+    """h_t, [B, H], from the state of the step before and `Observed.embedded`, [B, 3 H]."""
     latent, action = recurrent
     inputs = [*self._inferred(latent), action.astype(self.dtype), latent.deterministic]
     joined = kernels.concatenate(inputs)
@@ -190,7 +190,7 @@ class RSSM:
   def posterior(
     self, params: Tree, matrices: Matrices, deterministic: jax.Array, evidence: jax.Array
   ) -> Any:
-    """q(z | h_t, encoded observation), [B, Z], from h_t and `evidence` of `Observed`."""
+    """q(z | h_t, encoded observation), [B, Z], from h_t [B, H] and `Observed.evidence` [B, hidden]."""
     posterior = params['posterior']
     hidden = deterministic @ matrices.hidden + evidence
     hidden = kernels.silu(kernels.normalise(hidden, **posterior['norm']).astype(self.dtype))
@@ -199,13 +199,13 @@ class RSSM:
   def prior(
     self, params: Tree, deterministic: jax.Array, previous: jax.Array, first: jax.Array
   ) -> Prior:
-    """p_k(z | h_t) of all members, and their changes of the numbers.
+    """p_k(z | h_t) of all members, and the changes of the numbers that they predict.
 
     Changes have no gradient into the state: they serve novelty alone.
 
     Args:
-      params: of the world model.
-      deterministic: [..., H].
+      params: parameters of the world model.
+      deterministic: [..., H], h_t.
       previous: [..., previous_size], inputs of the transition to the step.
       first: [...] bool, FIRST steps, to which no change leads.
     """
@@ -217,7 +217,7 @@ class RSSM:
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Outputs for the numbers, [..., outputs], and decoded images, [..., H, W, C] each; float32."""
+    """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32."""
     inputs = jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
     if self.networks.numbers.size:
@@ -232,7 +232,7 @@ class RSSM:
   # Inputs of the equations.
 
   def initial(self, batch: int) -> Recurrent:
-    """Zeros: the state before a FIRST step."""
+    """The state before a FIRST step: zeros, [batch, ...]."""
     sizes = self.networks
     latent = Latent(
       deterministic=jnp.zeros((batch, sizes.config.deterministic_size), self.dtype),
@@ -242,7 +242,7 @@ class RSSM:
     return Recurrent(latent, jnp.zeros((batch, sizes.actions.size), jnp.float32))
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
-    """Noise for one latent; see `distributions.LATENTS`."""
+    """Noise for one sample of a latent; see the `noise` of `distributions.LATENTS`."""
     config = self.networks.config
     return self.networks.latent_type.noise(key, config.stochastic_size, config.classes)
 
@@ -252,14 +252,14 @@ class RSSM:
     return Noise(self.noise(latent_key), jax.random.uniform(numbers_key))
 
   def matrices(self, params: Tree) -> Matrices:
-    """Matrices of a step, float32; made once, before a loop of `imagine`."""
+    """Matrices of a step, float32, from parameters; to be made once, before a loop of `imagine`."""
     recurrence, _ = self._recurrence_kernels(params)
     posterior = params['posterior']
     hidden = posterior['kernel'][: self.networks.config.deterministic_size]
     return Matrices(recurrence, hidden, posterior['output'])
 
   def embed(self, params: Tree, numbers: jax.Array) -> jax.Array:
-    """e, [..., E], of [..., F] numbers."""
+    """The embedding e, [..., E], of [..., F] numbers."""
     if not self.networks.embedding_size:
       return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
     return self.networks.apply(params, 'encoder', self.read(params, numbers))
@@ -267,15 +267,15 @@ class RSSM:
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
   ) -> jax.Array:
-    """[..., H, Z where there are images, R, inputs of the numbers, C, R], input of all heads.
+    """Input of all heads: [..., H, Z where there are images, R, inputs of the numbers, C, R].
 
     Actor and critic do not read the last two: the transition to a step does not matter to what
-    follows. The model's heads do not read the first R: the reward that arrives at a step is that of
-    the action before, and in imagination nothing is recalled later than at the start.
+    follows. The model's heads do not read the first R: the reward that arrives at a step is due to
+    the action before, and imagination recalls nothing after its start.
 
     Args:
-      params: of the world model.
-      latent: [..., H], [..., Z] and [..., F].
+      params: parameters of the world model.
+      latent: the latent, [..., H], [..., Z] and [..., F].
       previous: [..., C], inputs of the transition that led to the step.
       before: [..., R], recalled at the step before; None where only actor and critic read features.
     """
@@ -297,14 +297,14 @@ class RSSM:
     first: jax.Array,
     noise: jax.Array | None,
   ) -> tuple[Latent, jax.Array]:
-    """One observed step.
+    """Advances the state by one observed step.
 
     Args:
-      params: of the world model.
-      recurrent: [B, ...] of the previous step.
-      observation: [B, ...].
-      first: [B] bool, whether the step is FIRST.
-      noise: [B, ...] of `noise`, or None for the mode.
+      params: parameters of the world model.
+      recurrent: state after the previous step, [B, ...].
+      observation: tree of [B, ...] arrays.
+      first: [B] bool, whether the step is FIRST, which clears the state.
+      noise: [B, ...] from `noise`, or None for the mode.
 
     Returns:
       The latent [B, ...] and the inputs of the transition to it, [B, C].
@@ -326,14 +326,14 @@ class RSSM:
     member: jax.Array,
     noise: Noise,
   ) -> tuple[Latent, jax.Array, Prior]:
-    """One imagined step of B' rollouts.
+    """Advances the state of B' rollouts by one imagined step.
 
     Args:
-      params: of the world model.
-      matrices: of these parameters.
-      recurrent: [B', ...] of the previous step.
+      params: parameters of the world model.
+      matrices: `matrices(params)`.
+      recurrent: state after the previous step, [B', ...].
       member: [B'] int32, the member of the ensemble whose prior each rollout samples.
-      noise: [B', ...] of `imagined_noise`.
+      noise: [B', ...] from `imagined_noise`.
 
     Returns:
       The latent [B', ...]; the action and the embedded observation before it, [B', C]; and the priors
@@ -360,11 +360,11 @@ class RSSM:
     sequence: experience.Sequence,
     recalled: jax.Array | None = None,
   ) -> Posterior:
-    """The model along real sequences, as if it had acted.
+    """Runs the model along real sequences, step by step as in acting.
 
     Args:
-      params: of the world model.
-      keys: [B] one for each sequence, so that the result does not depend on the batching.
+      params: parameters of the world model.
+      keys: [B] PRNG keys, one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
       recalled: [T, B, R] float32, from the episodic memory; None without one.
     """
@@ -453,19 +453,19 @@ class RSSM:
     return Matrices(*(matrix.astype(self.dtype) for matrix in matrices))
 
   def _belief(self, outputs: jax.Array) -> Any:
-    """The distribution of a stochastic state, from a network's [..., outputs]."""
+    """The distribution of the stochastic state, from a network's [..., outputs]."""
     latent, config = self.networks.latent_type, self.networks.config
     return latent.from_outputs(outputs, config.classes, config.unimix)
 
   def _member_outputs(self, name: str, params: Tree, inputs: jax.Array) -> jax.Array:
-    """[..., F] to the outputs of the members' networks of a name, [K, ..., outputs]."""
+    """Outputs of each member's network `name` on the same [..., F] inputs, [K, ..., outputs]."""
     apply = lambda params: networks.apply(self.networks.modules[name], params, inputs)
     return jax.vmap(apply)(params[name])
 
   def _prior(
     self, params: Tree, outputs: jax.Array, deterministic: jax.Array, previous: jax.Array
   ) -> Prior:
-    """Predictions; [K, ..., outputs] are those of the members for the stochastic state."""
+    """Predictions of all members; `outputs` [K, ..., outputs] are those of the networks 'prior'."""
     if not self.networks.numbers.num_changes:
       change = jnp.zeros((*outputs.shape[:-1], 0))
     else:
@@ -487,7 +487,7 @@ class RSSM:
     return numbers.sample(predicted, before, statistics, noise)
 
   def read(self, params: Tree, numbers: jax.Array) -> jax.Array:
-    """[..., F] numbers to the inputs of a network, in the compute dtype."""
+    """Inputs of a network from [..., F] numbers, [..., input_size] in the compute dtype."""
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
 

@@ -1,6 +1,6 @@
-"""Slots: an image as a set of vectors that compete for its parts, one of them for each object.
+"""Slots: an image encoded as a set of vectors, ideally one for each object.
 
-The world model does not read them yet: docs/cognition.md has what they show by themselves.
+The world model does not read them yet: docs/cognition.md has the results of slots alone.
 """
 
 import dataclasses
@@ -15,18 +15,18 @@ from hephaestus.agents import networks
 
 
 class Attention(nn.Module):
-  """Slot attention: slots compete for tokens, round by round.
+  """Slot attention: slots compete for the tokens of an image in rounds of attention.
 
     a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens
     s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
 
   Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1. Gradients pass
   the last round alone, as at a fixed point of the rounds: Jia et al. (2023), "Improving object-centric
-  learning with query optimization". Through all rounds the slots of sprites hardly part.
+  learning with query optimization". With gradients through all rounds, slots hardly separate sprites.
 
   Attributes:
-    num_rounds: of attention, at each image.
-    hidden_size: of the MLP.
+    num_rounds: rounds of attention for each image.
+    hidden_size: width of the MLP's hidden layer.
   """
 
   num_rounds: int
@@ -34,7 +34,15 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Tokens [..., T, D] and slots [..., S, D] to slots, and attention of the last round [..., S, T]."""
+    """Updates slots with the tokens of an image.
+
+    Args:
+      tokens: [..., T, D].
+      slots: [..., S, D].
+
+    Returns:
+      The slots [..., S, D] after all rounds, and the attention a of the last round, [..., S, T].
+    """
     size, start = slots.shape[-1], slots
     dense = lambda name: networks.Dense(size, use_bias=False, name=name)
     tokens = networks.LayerNorm(name='read')(tokens)
@@ -61,7 +69,12 @@ class Attention(nn.Module):
 
 
 class Tokens(nn.Module):
-  """A CNN of stride 2 that keeps the places: an image [..., H, W, C] to tokens [..., H W / 4, D]."""
+  """A CNN of stride 2 with embedded positions: image [..., H, W, C] to tokens [..., H W / 4, D].
+
+  Attributes:
+    size: D, width of the tokens.
+    num_layers: number of convolutions.
+  """
 
   size: int
   num_layers: int = 2
@@ -80,9 +93,13 @@ class Tokens(nn.Module):
 
 
 class Painter(nn.Module):
-  """Paints each slot by itself: slots [..., S, D] to colours and a mask, [..., S, H, W, C + 1].
+  """Decodes each slot by itself: slots [..., S, D] to colours and a mask logit, [..., S, H, W, C + 1].
 
-  One small MLP of slot and place, at all places: Watters et al. (2019), "Spatial broadcast decoder".
+  A small MLP of slot and position, at all positions: Watters et al. (2019), "Spatial broadcast decoder".
+
+  Attributes:
+    shape: (H, W, C) of the image.
+    hidden_size: width of the MLP's hidden layers.
   """
 
   shape: tuple[int, int, int]
@@ -99,7 +116,7 @@ class Painter(nn.Module):
 
 
 def places(height: int, width: int) -> jax.Array:
-  """[H, W, P] float32, sines and cosines of each place."""
+  """Embedding of the positions in an image, [H, W, P] float32: coordinates, their sines and cosines."""
   row, column = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing='ij')
   waves = [f(np.pi * k * x) for x in (row, column) for k in (1, 2, 4, 8) for f in (np.sin, np.cos)]
   return jnp.asarray(np.stack([row, column, *waves], axis=-1), jnp.float32)
@@ -111,10 +128,10 @@ class Slots:
 
   Attributes:
     shape: (H, W, C) of the image; H and W are even.
-    num_slots: S.
-    size: D.
-    hidden_size: of all layers.
-    num_rounds: of attention, at each step.
+    num_slots: S, number of slots.
+    size: D, width of a slot.
+    hidden_size: width of the hidden layers of attention and decoder.
+    num_rounds: rounds of attention at each step.
   """
 
   shape: tuple[int, int, int]
@@ -132,7 +149,7 @@ class Slots:
     }
 
   def init(self, key: jax.Array) -> Any:
-    """Parameters, float32; `start` is where slots begin, [S, D]."""
+    """Initial parameters, float32, by network; and `start`, the slots at the beginning, [S, D]."""
     keys = dict(zip((*self._modules, 'start'), jax.random.split(key, 4), strict=True))
     slots, image = jnp.zeros((1, self.num_slots, self.size)), jnp.zeros((1, *self.shape))
     tokens = jnp.zeros((1, self.shape[0] // 2 * (self.shape[1] // 2), self.size))
@@ -146,15 +163,16 @@ class Slots:
   def observe(
     self, params: Any, images: jax.Array, first: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Slots of sequences of images.
+    """Encodes sequences of images as slots, which are carried from step to step.
 
     Args:
-      params: of `init`.
+      params: parameters as from `init`.
       images: [T, B, H, W, C] float32 in [-0.5, 0.5].
-      first: [T, B] bool, where an episode begins and slots are those of the start.
+      first: [T, B] bool, steps that begin an episode, at which slots are reset to `start`.
 
     Returns:
-      [T, B, S, D] slots, and [T, B, S, H W / 4] their shares of each token.
+      The slots, [T, B, S, D], and their attention, the share of each slot in each token,
+      [T, B, S, H W / 4].
     """
     tokens = networks.apply(self._modules['tokens'], params['tokens'], images)
     start = jnp.broadcast_to(params['start'], (*images.shape[1:2], self.num_slots, self.size))
@@ -169,21 +187,22 @@ class Slots:
     return slots, shares
 
   def paint(self, params: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[..., S, D] slots to an image [..., H, W, C] and masks [..., S, H, W], which sum to 1 over slots."""
+    """Decodes [..., S, D] slots to an image [..., H, W, C] and masks [..., S, H, W] of sum 1 over slots."""
     painted = networks.apply(self._modules['painter'], params['painter'], slots)
     masks = jax.nn.softmax(painted[..., -1], axis=-3)
     return jnp.sum(masks[..., None] * painted[..., :-1], axis=-4), masks
 
   def loss(self, params: Any, images: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Squared error of the painted images.
+    """Squared error of images reconstructed from their slots.
 
     Args:
-      params: of `init`.
+      params: parameters as from `init`.
       images: [T, B, H, W, C] float32 in [-0.5, 0.5].
       first: [T, B] bool, where an episode begins.
 
     Returns:
-      [] float32, the sum over H, W and C, a mean over T and B; and the masks [T, B, S, H, W].
+      The loss, [] float32, summed over H, W and C and averaged over T and B; and the masks,
+      [T, B, S, H, W].
     """
     slots, _ = self.observe(params, images, first)
     painted, masks = self.paint(params, slots)

@@ -1,17 +1,17 @@
-"""Workspace: parts of the state compete for it, and the actor reads only those that are open.
+"""Workspace: a bottleneck in front of the actor, which reads only the k candidates of best score.
 
     score_i   query(h) key(x_i) / sqrt(32) + N_i + 0.6 dN_i + 0.4 sqrt(ln t / n_i) + 1.5 D_i
-    open_i    score_i is among the k largest, and above `workspace_cost`
+    open_i    score_i is among the k = `workspace_size` largest, and above `workspace_cost`
     read      actor([open_1 x_1, ..., open_1, ...])      critic(everything)
 
-over candidates i: leaves x_i of the observation, and what the episodic memory recalls. N is a
-candidate's novelty, dN its change since the step before, t the steps of the episode so far and n how
-often the candidate was open in them, both from 1; D is the lack of the leaf's vitals. Contents stay in
-their places, and are 0 where closed.
+over candidates i: leaves x_i of the observation, and what the episodic memory recalls. h is the GRU's
+state. N is a candidate's novelty, dN its change since the step before, t the steps of the episode so far
+and n how often the candidate was open in them, both from 1; D is the lack of the leaf's vitals, see
+`intrinsic.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
 A gate is 0 or 1, and its gradient is that of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
-that would have to be passed. Candidates that compete by keys and a query are those of Goyal et al.
+at which the gate would switch. Competition of candidates by keys and a query is as in Goyal et al.
 (2021), "Coordination among neural modules through a shared global workspace".
 """
 
@@ -32,18 +32,18 @@ Tree = Any
 
 KEY_SIZE = 32
 NOVELTY, CHANGE, VISITS, VITALS = 1.0, 0.6, 0.4, 1.5
-"""Weights of the terms of a score that are not learned."""
+"""Weights of the terms N, dN, the visits term and D of a score, which are not learned."""
 RECALL = 'recall'
-"""The candidate that the episodic memory gives; it has no novelty."""
+"""Name of the candidate that the episodic memory gives; its novelty is 0."""
 
 
 class Terms(NamedTuple):
-  """Terms of the scores at some steps that do not depend on the steps before.
+  """Terms of the scores of N candidates that do not depend on earlier steps.
 
   Attributes:
-    learned: [..., N] float32.
-    novelty: [..., N] float32.
-    lack: [..., N] float32, of vitals.
+    learned: [..., N] float32, query times key.
+    novelty: [..., N] float32, novelty of each candidate.
+    lack: [..., N] float32, lack D of its vitals.
   """
 
   learned: jax.Array
@@ -52,12 +52,12 @@ class Terms(NamedTuple):
 
 
 class Past(NamedTuple):
-  """The past of an episode, as far as scores depend on it; the memory of the module.
+  """The module's memory (see `context.Context`): what scores need of the episode's earlier steps.
 
   Attributes:
-    novelty: [..., N] float32, of the step before.
-    opened: [..., N] float32, 1 and how often each candidate was open.
-    steps: [...] float32, 1 and the number of steps.
+    novelty: [..., N] float32, novelty of each candidate at the step before.
+    opened: [..., N] float32, n: 1 plus how often each candidate was open.
+    steps: [...] float32, t: 1 plus the number of earlier steps.
   """
 
   novelty: jax.Array
@@ -66,10 +66,10 @@ class Past(NamedTuple):
 
 
 class History(NamedTuple):
-  """A history of R steps.
+  """The module's history of R steps, see `context.Context`.
 
   Attributes:
-    before: [R, B, ...] of each step.
+    before: the memory before each step, [R, B, ...].
     bonus: [R, B, N] float32, the scores without the learned term.
   """
 
@@ -82,13 +82,18 @@ class Workspace:
   """The workspace of one environment, a context module: see `context.Context`.
 
   Attributes:
-    networks: of the world model.
+    networks: the networks of the world model, with the config.
   """
 
   networks: modules.Networks
 
   def __post_init__(self):
-    """Raises ValueError for an observation without candidates, or with fewer than may be open."""
+    """Checks that the observation fits.
+
+    Raises:
+      ValueError: the observation is no dict, has an image for a CNN, or has fewer candidates than
+        `workspace_size`.
+    """
     networks, spec = self.networks, self.networks.observation_spec
     given, remedy = f'agent.workspace_size={networks.config.workspace_size}', 'workspace_size=0'
     if not isinstance(spec, dict):
@@ -109,7 +114,7 @@ class Workspace:
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
-    """Candidates: leaves in the order of the observation, then what is recalled."""
+    """Names of the candidates: leaves in the order of the observation, then RECALL with a memory."""
     leaves = jax.tree_util.tree_leaves_with_path(
       observation_lib.without_mask(self.networks.observation_spec)
     )
@@ -118,13 +123,13 @@ class Workspace:
 
   @functools.cached_property
   def _owner(self) -> np.ndarray:
-    """[I] int, the candidate of each number of `_contents`."""
+    """[I] int, index of the candidate to which each number of `_contents` belongs."""
     recalled = np.full(self.networks.recalled_size, len(self.names) - 1)
     return np.concatenate([recalled, self.networks.numbers.leaves])
 
   @functools.cached_property
   def _places(self) -> tuple[np.ndarray, np.ndarray]:
-    """[N, M] int, places in `_contents` of each candidate's numbers, and [N, M] bool, which are there."""
+    """Positions in `_contents` of each candidate's numbers, [N, M] int, padded; [N, M] bool, which count."""
     owned = self._owner == np.arange(len(self.names))[:, None]
     width = max(owned.sum(axis=1))
     places = np.argsort(~owned, axis=1, kind='stable')[:, :width]
@@ -150,10 +155,10 @@ class Workspace:
     """Terms of the scores at some steps.
 
     Args:
-      params: by name.
-      features: [..., F].
-      numbers: [..., F'] float32 of the world model's state.
-      change: of the numbers, as its members predict it, [K, ..., C].
+      params: parameters of the actor-critic, by network.
+      features: [..., F], see `RSSM.features`.
+      numbers: [..., F'] float32, numbers of the world model's state.
+      change: the members' predicted changes of the numbers, [K, ..., C].
     """
     means, variances = self.networks.numbers.changes_of_inputs(change)
     kind = self.networks.config.novelty
@@ -165,7 +170,7 @@ class Workspace:
     return Terms(self._learned(params, features), novelty, self._lack(numbers))
 
   def _lack(self, numbers: jax.Array) -> jax.Array:
-    """[..., F'] numbers to D, [..., N] float32: 0 of a candidate without vitals."""
+    """The lack D of each candidate, [..., N] float32, from numbers [..., F']; 0 without vitals."""
     spec = self.networks.codec.flat_spec
     lacks = [jnp.zeros(numbers.shape[:-1])] * len(self.names)
     begin = 0
@@ -197,7 +202,7 @@ class Workspace:
     return product / np.float32(np.sqrt(KEY_SIZE))
 
   def _contents(self, features: jax.Array) -> jax.Array:
-    """[..., F] features to those of all candidates: what is recalled, and inputs of the numbers."""
+    """The part of [..., F] features that are candidates: the recall, and the inputs of the numbers."""
     sizes = self.networks
     begin = sizes.memory_size - sizes.recalled_size
     return features[..., begin : sizes.memory_size + sizes.numbers.input_size]
@@ -220,7 +225,10 @@ class Workspace:
     return jax.lax.stop_gradient(bonus)
 
   def gate(self, scores: jax.Array) -> jax.Array:
-    """[..., N] float32 scores to 1 where open, else 0; of equals the first are open."""
+    """Gates [..., N] float32 from scores: 1 where open, else 0; of equal scores the first are open.
+
+    The gradient is straight-through, see the module's docstring.
+    """
     config, place = self.networks.config, np.arange(scores.shape[-1])
     one, other = scores[..., :, None], scores[..., None, :]
     passed_by = (other > one) | ((other == one) & (place < place[:, None]))
@@ -238,7 +246,7 @@ class Workspace:
     return jnp.concatenate([gate[..., self._owner] * self._contents(features), gate], axis=-1)
 
   def opened(self, context: jax.Array) -> dict[str, jax.Array]:
-    """[..., C] contexts to the gate of each candidate, [...] by its name."""
+    """The gates in [..., C] contexts, [...] float32 for each candidate by its name."""
     gates = context[..., len(self._owner) :]
     return {name: gates[..., i] for i, name in enumerate(self.names)}
 
@@ -287,15 +295,20 @@ class Workspace:
     return self._read(features, self.gates(params, history, features))
 
   def gates(self, params: Tree, history: History, features: jax.Array) -> jax.Array:
-    """[R, B, N] float32, the gates of the steps of a history, with features [R, B, F]."""
+    """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, F]."""
     return self.gate(self._learned(params, features) + history.bonus)
 
   def weights(self, params: Tree, history: History, num_steps: int) -> jax.Array:
-    """No step but the last counts."""
+    """See `Context.weights`: weight 1 for the step itself, W = 1."""
     return jnp.ones((num_steps, 1, 1), jnp.float32)
 
   def metrics(self, share: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of [N] shares of steps at which each candidate is open: how many, and their entropy."""
+    """Metrics of [N] shares of steps at which each candidate is open.
+
+    Returns:
+      By name, [] float32: `open`, mean number of open candidates; `entropy` of the shares scaled to
+      sum 1, nats; and each candidate's share as `share_` and its name.
+    """
     total = jnp.sum(share)
     entropy = jnp.sum(jax.scipy.special.entr(share / jnp.maximum(total, 1e-8)))
     shares = {f'share_{name}': share[i] for i, name in enumerate(self.names)}
@@ -303,5 +316,5 @@ class Workspace:
 
 
 def make_workspace(networks: modules.Networks) -> Workspace | None:
-  """None where `workspace_size` is 0."""
+  """The workspace of a world model's config; None where `workspace_size` is 0."""
   return Workspace(networks) if networks.config.workspace_size else None

@@ -48,10 +48,11 @@ class WorldModel:
 
   @functools.cached_property
   def vitals(self) -> observation_lib.Vitals | None:
-    """Vitals that the agent keeps up; None without survival.
+    """Vitals that the reward of survival depends on; None where `survival_scale` is 0.
 
     Raises:
-      ValueError: survival without vitals, or the environment's reward already pays for them.
+      ValueError: survival is on, but the observation has no vitals, or the environment's reward
+        already depends on them.
     """
     if not self.config.survival_scale:
       return None
@@ -70,43 +71,53 @@ class WorldModel:
     return found
 
   def read_vitals(self, numbers: jax.Array) -> Any:
-    """[..., F] numbers, observed or imagined, to the vitals [..., V]; None without survival."""
+    """The vitals [..., V] among [..., F] numbers, observed or imagined; None without survival."""
     if self.vitals is None:
       return None
     return self.networks.numbers.pick(numbers, self.vitals.indices)
 
   def survival(self, vitals: jax.Array | None, discount: jax.Array) -> jax.Array | None:
-    """The reward of survival [T, ...], see `intrinsic.survival`; None without survival."""
+    """The reward of survival [T, ...] float32, see `intrinsic.survival`; None without survival.
+
+    Args:
+      vitals: [T, ..., V] float32, from `read_vitals`.
+      discount: [T, ...] float32 that arrived at each step.
+    """
     if self.vitals is None or vitals is None:
       return None
     return intrinsic.survival(vitals, discount, self.vitals.set_points)
 
   @functools.cached_property
   def empowerment(self) -> empowerment_lib.Empowerment | None:
-    """None without empowerment.
+    """Networks and loss of empowerment; None where `empowerment_scale` is 0.
 
     Raises:
-      ValueError: empowerment with other actions than one discrete one, or without numbers.
+      ValueError: empowerment is on, but an action is not one discrete choice, or the observation has
+        only images.
     """
     return empowerment_lib.Empowerment(self.rssm) if self.config.empowerment_scale else None
 
   def empowered(self, params: Tree, features: jax.Array) -> Any:
-    """[..., features] to the reward of empowerment, [...] float32; None without it."""
+    """The reward of empowerment, [...] float32, at [..., features]; None without empowerment."""
     return self.empowerment.reward(params, features) if self.empowerment else None
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Parameters, float32; those of 'prior' have a leading axis K."""
+    """Initial parameters, see `Networks.init`."""
     return self.networks.init(key)
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
   ) -> tuple[jax.Array | None, memory_lib.Recall | None]:
-    """[..., R] inputs of networks, and all that the memory holds; None each without a memory.
+    """Reads the episodic memory at some observations.
 
     Args:
-      params: of all parts.
-      observation: [..., observation].
+      params: parameters of all parts of the agent, with the memory's ring.
+      observation: tree of [..., *shape] arrays.
       version: see `memory.Memory.read`.
+
+    Returns:
+      The inputs of networks, [..., R] float32, and the full result of the read; None and None without
+      a memory.
     """
     memory = self.networks.memory
     if memory is None:
@@ -117,22 +128,22 @@ class WorldModel:
   # Heads.
 
   def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
-    """[..., features] to the distribution of the reward that arrived at the step."""
+    """The predicted distribution of the reward that arrived at the step, at [..., features]."""
     logits = self._head(params, 'reward', features)
     return distributions.TwoHot.from_logits(logits, self.config.bin_limit)
 
   def discount(self, params: Tree, features: jax.Array) -> jax.Array:
-    """[..., features] to [...] float32, the probability that the episode continues."""
+    """The predicted probability that the episode continues, [...] float32, at [..., features]."""
     return jax.nn.sigmoid(self._head(params, 'continue', features)[..., 0].astype(jnp.float32))
 
   def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
-    """[..., features] to [..., A] bool, actions predicted to be legal; without a mask, all."""
+    """The actions predicted to be legal, [..., A] bool, at [..., features]; all without a mask."""
     if not self.networks.has_mask:
       return jnp.ones((*features.shape[:-1], self.networks.actions.size), bool)
     return self._head(params, 'mask', features) > 0
 
   def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
-    """[..., F] features to the [..., outputs] of a head, which reads what the step before recalled."""
+    """Outputs of the head `name` at [..., features]; it reads the recall of the step before."""
     memory, numbers, transition = self.networks.split(features)
     return self.networks.apply(params, name, (memory, transition), (numbers,))
 
@@ -144,14 +155,17 @@ class WorldModel:
     before: jax.Array,
     first: jax.Array,
   ) -> Tree:
-    """The most likely observation, [..., *shape] float32 and without a mask.
+    """The most likely observation at a step.
 
     Args:
-      params: of the world model.
+      params: parameters of the world model.
       latent: [..., H] and [..., Z] of the step; its numbers are not read.
       previous: [..., C], inputs of the transition to the step.
-      before: [..., F] numbers of the previous step.
+      before: [..., F], numbers of the previous step.
       first: [...] bool, steps without a previous step.
+
+    Returns:
+      A tree of [..., *shape] float32 arrays, the observation without its action mask.
     """
     numbers, statistics = self.networks.numbers, params[modules.STATISTICS]
     outputs, images = self.rssm.decoder(params, latent, previous)
@@ -169,25 +183,26 @@ class WorldModel:
     value_loss: Callable[[jax.Array], jax.Array] = lambda features: jnp.zeros(()),
     recalled: jax.Array | None = None,
   ) -> tuple[jax.Array, tuple[rssm_lib.Posterior, jax.Array, Tree, dict[str, jax.Array]]]:
-    """Negative evidence bound of real sequences, in float32.
+    """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
-      reconstruction + reward_scale reward + continue + mask + value
-        + mean_k m_k [ b_dyn KL(sg q || p_k) + b_rep max(free, KL(q || sg p_k)) ]
+      reconstruction + reward_scale reward + continue + mask + value + empowerment
+        + mean_k [ m_k (b_dyn KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
     with m_k the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that
-    it is the same in every replay. No transition leads to a FIRST step, so its reward is not
-    learned.
+    it is the same in every replay, and change_k the loss of a member's predicted changes of numbers.
+    No transition leads to a FIRST step, so its reward and change are not learned.
 
     Args:
-      params: of the world model.
-      keys: [B] one for each sequence.
-      sequence: [T, B, ...].
-      value_loss: of the [T, B, F] features; its gradient makes latents keep what later rewards
-        depend on.
+      params: parameters of the world model.
+      keys: [B] PRNG keys, one for each sequence.
+      sequence: batch of sequences, [T, B, ...].
+      value_loss: function of the [T, B, F] features, the critic's loss []; its gradient makes latents
+        keep what later rewards depend on.
       recalled: [T, B, R] float32, from the episodic memory; None without one.
 
     Returns:
-      The loss [], and (Posterior, predicted rewards [T, B], moments of numbers, metrics).
+      The loss [], and (Posterior, predicted rewards [T, B], moments of numbers for `statistics`,
+      metrics [] by name).
     """
     posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
@@ -221,11 +236,14 @@ class WorldModel:
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
 
   def statistics(self, params: Tree, moments: Tree) -> Tree:
-    """Parameters with the running statistics of numbers after one more batch.
+    """Updates the running statistics of numbers with one more batch.
 
     Args:
-      params: of the world model.
-      moments: of the batch, from `loss`, averaged over devices.
+      params: parameters of the world model.
+      moments: moments of the batch, from `loss`, averaged over devices.
+
+    Returns:
+      The parameters with the new statistics.
     """
     updated = self.networks.numbers.updated(params[modules.STATISTICS], moments)
     return params | {modules.STATISTICS: updated}
@@ -318,21 +336,22 @@ class WorldModel:
 
 
 def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Array:
-  """[T, B, F] numbers of the steps of a sequence to those of the steps before them."""
+  """Numbers of the step before each step, [T, B, F], from those of a sequence and its initial state."""
   initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
   return jnp.concatenate([initial[None], numbers[:-1]])
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
-  """Assigns sequences to members at random.
+  """Chooses at random, by their IDs, which sequences each member of the ensemble learns from.
 
   Args:
-    identity: [B] uint32, random ID of each sequence.
-    num_members: K.
-    share: expected share of sequences that a member learns from.
+    identity: [B] uint32, random ID of each sequence, the seed.
+    num_members: K, size of the ensemble.
+    share: expected share of the sequences that a member learns from.
 
   Returns:
-    [K, B] float32; `1 / share` or 0, so that its mean is 1.
+    [K, B] float32, weight of each sequence in a member's loss: `1 / share` or 0, so that the expected
+    weight is 1.
   """
   draw = lambda seed: jax.random.bernoulli(jax.random.key(seed), share, (num_members,))
   return jax.vmap(draw, out_axes=1)(identity).astype(jnp.float32) / share

@@ -1,1 +1,1 @@
-"""Records of the agents, and their presets by machine."""
+"""The agents' records (see `launch/records.py`), and their presets by machine."""

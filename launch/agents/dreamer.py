@@ -1,4 +1,4 @@
-"""The record of the dreamer, and of its baseline."""
+"""Records of the dreamer and of its baseline `plain`; see `records.AgentRecord`."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ BASIC = (
   'actor.num_envs', 'actor.num_actors', 'actor.sequence_length', 'evaluator.period',
   'max_environment_steps',
 )  # fmt: skip
-"""The keys that most users change, by their path; the help of `train` prints them."""
+"""Paths of the config keys that most users change; `hephaestus train --help` prints them."""
 
 
 class Dreamer(records.AgentRecord):
@@ -72,9 +72,9 @@ class Dreamer(records.AgentRecord):
 
 
 class Plain(Dreamer):
-  """The baseline of the ensemble, intrinsic motivation and the adaptive horizon.
+  """The dreamer without ensemble, intrinsic rewards and adaptive horizon: their baseline.
 
-  It differs in its presets alone, so its runs are those of the dreamer.
+  Only its presets differ, so the config of its runs names the agent 'dreamer'.
   """
 
   presets: ClassVar = {
@@ -85,7 +85,11 @@ class Plain(Dreamer):
 def settings(
   config: launch_config.ExperimentConfig,
 ) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
-  """Configs of agent and learner of a run of the dreamer; ValueError for one of another agent."""
+  """Returns the agent's and the learner's config of a run of the dreamer.
+
+  Raises:
+    ValueError: the run has another agent.
+  """
   if not isinstance(config.record, Dreamer):
     raise ValueError(f'agent: this needs the dreamer, but the run has {config.agent_name}')
   return config.agent, config.learner

@@ -1,4 +1,4 @@
-"""The accelerator of a machine, and whether the installed JAX can use it; starts no device."""
+"""Detects the accelerator of this machine, and whether JAX can use it, without starting it."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hephaestus.launch import config as launch_config
 
-# Prints the MiB of each, one a line.
+# Prints the memory of each GPU in MiB, one a line.
 GPU_MEMORY = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits')
 NAMES = {'gpu': 'an NVIDIA GPU', 'tpu': 'TPUs'}
 EXTRAS = {'gpu': 'cuda', 'tpu': 'tpu'}
@@ -17,11 +17,11 @@ PRESETS = {'gpu': 'gpu', 'tpu': 'tpu-v4-8'}
 
 
 class Machine(NamedTuple):
-  """Accelerator of a machine, as its drivers show it.
+  """The accelerator of a machine, as its drivers show it.
 
   Attributes:
-    accelerator: 'gpu' or 'tpu'; None: its CPU, or what is not known here.
-    is_usable: whether JAX has a package that drives an accelerator.
+    accelerator: 'gpu' for an NVIDIA GPU, or 'tpu'; None if neither is found.
+    is_usable: whether a JAX package that drives an accelerator is installed.
   """
 
   accelerator: str | None
@@ -29,12 +29,12 @@ class Machine(NamedTuple):
 
   @property
   def preset(self) -> str:
-    """The preset of the machine as JAX sees it."""
+    """Name of the preset for the device that JAX will use: 'laptop', 'gpu' or 'tpu-v4-8'."""
     return PRESETS[self.accelerator] if self.accelerator and self.is_usable else 'laptop'
 
   @property
   def lack(self) -> str | None:
-    """Sentence on the package that JAX lacks, and the command that installs it; None if none."""
+    """Message that names the missing JAX package and how to install it; None if none is missing."""
     if self.accelerator is None or self.is_usable:
       return None
     extra = EXTRAS[self.accelerator]
@@ -45,21 +45,21 @@ class Machine(NamedTuple):
 
 
 def find(root: pathlib.Path = pathlib.Path('/')) -> Machine:
-  """Looks for drivers, and for JAX's packages for them.
+  """Looks for the drivers of an accelerator, and for JAX's package for it.
 
   Args:
-    root: of the file system.
+    root: root folder of the file system, which contains `dev`.
   """
   devices = root / 'dev'
   if any(devices.glob('accel[0-9]*')) or _tpu_chips():
     return Machine('tpu', importlib.util.find_spec('libtpu') is not None)
-  # CUDA's plugin registers itself there, as those of other makers do, whose devices look otherwise.
+  # CUDA's plugin registers itself there. So do those of other makers, whose devices are not detected.
   has_plugin = any(metadata.entry_points(group='jax_plugins'))
   return Machine('gpu' if (devices / 'nvidiactl').exists() else None, has_plugin)
 
 
 def _tpu_chips() -> int:
-  """TPU chips by their PCI numbers, as JAX looks for them: newer ones have no /dev/accel*."""
+  """Number of TPU chips by their PCI IDs, as JAX counts them: newer ones have no /dev/accel*."""
   try:
     from jax._src import hardware_utils
 
@@ -69,11 +69,13 @@ def _tpu_chips() -> int:
 
 
 def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
-  """Refuses a run for an accelerator where JAX would fall back to the CPU, where it takes for ever.
+  """Rejects a run that needs an accelerator where JAX would fall back to the much slower CPU.
+
+  Checks nothing if the environment variable JAX_PLATFORMS is set.
 
   Args:
-    config: of the run.
-    machine: that it is to run on.
+    config: the run's config; `accelerator` says whether it needs one.
+    machine: the machine on which it is to run.
 
   Raises:
     ValueError: there is no accelerator, or JAX cannot use it.
@@ -89,7 +91,7 @@ def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
 
 
 def gpu_gibibytes() -> float | None:
-  """Memory of the smallest GPU, from the driver, so that JAX need not start; None if unknown."""
+  """Memory of the smallest GPU in GiB, from nvidia-smi, without starting JAX; None if unknown."""
   try:
     output = subprocess.run(
       GPU_MEMORY, capture_output=True, text=True, timeout=10.0, check=True

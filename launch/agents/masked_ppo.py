@@ -1,4 +1,4 @@
-"""The record of masked PPO."""
+"""The record of masked PPO; see `records.AgentRecord`."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from hephaestus.learner import config as learner_config
 
 
 class MaskedPPO(records.AgentRecord):
-  """PPO over the legal actions, fused or with actors."""
+  """PPO with illegal actions masked, as one fused program or with separate actor processes."""
 
   name = 'ppo'
   config_class = masked_ppo.PPOConfig
@@ -23,7 +23,7 @@ class MaskedPPO(records.AgentRecord):
     'tpu-v4-8': presets.ppo_tpu_v4_8,
   }
   can_fuse = True
-  free_keys = ('actor.num_envs',)  # without state in its checkpoints
+  free_keys = ('actor.num_envs',)  # a resumed run resets its environments if their number differs
   shown: ClassVar = {
     'entropy': 'ppo/entropy',
     'KL': 'ppo/approx_kl',

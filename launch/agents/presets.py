@@ -14,10 +14,11 @@ from hephaestus.learner import config as learner_config
 from hephaestus.replay import tables
 
 Preset = Callable[[str], launch_config.ExperimentConfig]
+"""Function of an environment's name that returns the config of a run."""
 
 
 def laptop(environment: str) -> launch_config.ExperimentConfig:
-  """Two CPU cores: a small model, short imagination, a high replay ratio."""
+  """The dreamer on two CPU cores: a small model, short imagination, a high replay ratio."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=dreamer_config.SIZES['laptop'],
@@ -40,7 +41,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
 
 
 def gpu(environment: str) -> launch_config.ExperimentConfig:
-  """One GPU and its host's CPU cores: the full model, two actors."""
+  """The dreamer on one GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=dreamer_config.DreamerConfig(starts_per_sequence=16),
@@ -60,7 +61,7 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
 
 
 def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
-  """The four chips of a v4-8 and CPU hosts: the full model, imagining from every step."""
+  """The dreamer on the four chips of a TPU v4-8: the full model, imagination from every step."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
     agent=dreamer_config.DreamerConfig(),
@@ -80,9 +81,12 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
 
 
 def plain(preset: Preset) -> Preset:
-  """A preset with DreamerV3's shape: one transition, no intrinsic reward, 15 imagined steps.
+  """Makes a DreamerV3-like preset: one transition model, no intrinsic reward, 15 imagined steps.
 
-  It is the baseline of the ensemble, intrinsic motivation and the adaptive horizon.
+  This is the baseline for the ensemble, the intrinsic rewards and the adaptive horizon.
+
+  Args:
+    preset: a preset of the dreamer, all other values of which stay.
   """
 
   def make(environment: str) -> launch_config.ExperimentConfig:
@@ -104,12 +108,12 @@ def plain(preset: Preset) -> Preset:
 
 
 def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
-  """The usual number of environments, halved for each halving of the memory that they need.
+  """Number of parallel environments that fits into memory: `usual`, halved until it fits.
 
   Args:
-    gibibytes: available; None where unknown.
-    usual: number of environments.
-    needed: GiB, for the usual number of the largest environment.
+    gibibytes: available memory; None where unknown, which counts as enough.
+    usual: the number to use where memory suffices; the result is not halved below 32.
+    needed: GiB that `usual` copies of the largest environment need.
   """
   while gibibytes is not None and gibibytes < needed and usual > 32:
     usual, needed = usual // 2, needed / 2
@@ -117,13 +121,19 @@ def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
 
 
 def on_policy_queue(num_envs: int) -> tables.ReplayConfig:
-  """A queue of half a batch, each sequence read once; a fused run opens none."""
+  """Replay config of PPO: a queue of half a batch, from which each sequence is read once.
+
+  A fused run has no queue.
+
+  Args:
+    num_envs: parallel environments of an actor; each gives one sequence of a batch.
+  """
   queue = tables.Stratum(name='on_policy', max_size=num_envs // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
 
 
 def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on two CPU cores: short unrolls, many small steps of the optimizer."""
+  """PPO on two CPU cores: short unrolls, many small optimizer steps."""
   memory = psutil.virtual_memory().total / 2**30
   num_envs = _envs_for(memory, usual=256, needed=2.0)
   return launch_config.ExperimentConfig(
@@ -140,9 +150,10 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
 
 
 def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on one GPU: environments by its memory; minibatches, epochs and rate by environments.
+  """PPO on one GPU, with as many environments as its memory permits.
 
-  2,048 environments of `hackmatrix` need about 5 GiB by `Program.memory`; others may need more.
+  The update derives minibatches, epochs and learning rate from that number. 2,048 environments of
+  `hackmatrix` need about 5 GiB by `Program.memory`; others may need more.
   """
   return _ppo_at_large(environment, _envs_for(machine.gpu_gibibytes(), usual=2048, needed=12.0))
 
@@ -161,10 +172,10 @@ def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentCo
 
 
 def ppo_tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on the four chips of a v4-8, each of which has 32 GiB and a quarter of the environments."""
+  """PPO on the four chips of a TPU v4-8, each of which has 32 GiB and a quarter of the environments."""
   return _ppo_at_large(environment, 4096)
 
 
 def default_preset() -> str:
-  """The preset of this machine, found without starting the accelerator."""
+  """Name of the preset for this machine, found without starting the accelerator."""
   return machine.find().preset

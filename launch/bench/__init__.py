@@ -1,1 +1,1 @@
-"""Throughput of each part, and of all together."""
+"""Benchmarks: throughput of each part and of a whole run, and learning on a suite of tasks."""

@@ -1,4 +1,4 @@
-"""Measurements of an accelerator, unattended, section by section, in one file of JSON.
+"""Measures an accelerator unattended, section by section, and writes one JSON file.
 
 Each section is a command of this project in a process of its own: an accelerator belongs to one
 process at a time, and a section that runs out of memory does not end the others.
@@ -23,9 +23,9 @@ from hephaestus.launch.bench.learning import runs, scores
 from hephaestus.launch.run import metrics
 from hephaestus.launch.sweep import jobs
 
-_TRAINING = 60.0  # seconds at least of a run
+_TRAINING = 60.0  # least seconds of training of a run; with less time left it is not started
 _RESERVE = 180.0  # seconds of a run beside its training: imports, compilation, last evaluation
-_PATIENCE = 600.0  # seconds of the same, after which a run is killed
+_PATIENCE = 600.0  # seconds beside its training, after which a run is killed
 _BATCHES, _HORIZONS = (64, 128, 512, 1024), (8, 15, 32)  # beside 256 and 64, of `full`
 _FUSED = (
   'evaluator.period=1000000', 'evaluator.final_episodes=64', 'evaluator.greedy=false',
@@ -34,10 +34,10 @@ _FUSED = (
 _TINY = (
   'agent.deterministic_size=16', 'agent.hidden_size=16', 'agent.horizon_max=8', 'agent.ensemble_size=1',
   'learner.batch_size=4', 'actor.num_envs=4', 'actor.sequence_length=8', 'evaluator.final_episodes=2',
-  'learner.log_period=1',
+  'evaluator.num_episodes=2', 'learner.log_period=1', 'replay.strata[1].max_size=512',
 )  # fmt: skip
 _PLATFORM = 'import jax; print(jax.devices()[0].platform)'
-# Dense operations per second in bfloat16 by the makers' data sheets, by the begin of a device's name.
+# Peak FLOP/s in dense bfloat16 by the makers' data sheets, by the beginning of a device's name.
 _PEAKS = {
   'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L4,': 121e12,
   'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5,': 459e12, 'TPU v5p': 459e12, 'TPU v6 lite': 918e12,
@@ -61,7 +61,9 @@ class Section(NamedTuple):
 
 
 def platform() -> str:
-  """The platform of JAX's devices, found by a process that ends and leaves them to others.
+  """Name of JAX's platform, such as 'gpu' or 'tpu', found in a child process.
+
+  The child process exits, so that the accelerator is free for other processes.
 
   Raises:
     ValueError: it is the CPU, or JAX does not start.
@@ -76,12 +78,15 @@ def platform() -> str:
 
 
 def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> list[Section]:
-  """All sections, the most important ones first; the last one trains for as long as time is left.
+  """Lists all sections, the most important ones first.
 
   Args:
-    preset: of the runs.
-    folder: of the runs.
-    rehearse: whether all have the smallest sizes.
+    preset: preset of the training runs.
+    folder: folder in which each training run gets its own.
+    rehearse: whether to use the smallest sizes and times, for a test on the CPU.
+
+  Returns:
+    The sections. The last one trains for as long as time is left, unless it is a rehearsal.
   """
   tiny: tuple[str, ...] = ()
   batches: tuple[int, ...] = _BATCHES
@@ -116,13 +121,21 @@ def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> li
 
 
 class Report:
-  """The file, which is written again after each section."""
+  """The output file, which is rewritten after each section.
+
+  Attributes:
+    done: names of the sections that the file had at first, without those that failed.
+  """
 
   def __init__(self, path: pathlib.Path, *, rehearsal: bool):
-    """Reads the file where it exists.
+    """Reads the file if it exists.
+
+    Args:
+      path: path of the file.
+      rehearsal: whether this is a rehearsal.
 
     Raises:
-      ValueError: it is none of ours, or of a rehearsal where this is none, or the other way round.
+      ValueError: the file is not one of this command, or only one of file and call is a rehearsal.
     """
     self._path = path
     try:
@@ -137,11 +150,16 @@ class Report:
       raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
 
   def holds(self, name: str) -> bool:
-    """Whether a section of this name was written, with figures or with an error."""
+    """Whether the file has a section of this name, with results or with an error."""
     return name in self._content['sections']
 
   def write(self, name: str, section: dict[str, Any]) -> None:
-    """Adds a section, or replaces it."""
+    """Adds or replaces a section, and writes the file.
+
+    Args:
+      name: name of the section.
+      section: its results, or {'error': reason}; time, commit and version of JAX are added.
+    """
     self._content['sections'][name] = {
       'at': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
       'commit': runs.commit(),
@@ -155,7 +173,7 @@ class Report:
 
 
 class _Job(jobs.Job):
-  """A section that is measured and written."""
+  """Measures one section, and writes its results or its error into the report."""
 
   def __init__(self, section: Section, report: Report, deadline: float, logs: pathlib.Path):
     self.name, self._section, self._report, self._deadline = section.name, section, report, deadline
@@ -197,7 +215,7 @@ class _Job(jobs.Job):
 
 
 def _figures(output: pathlib.Path) -> dict[str, Any]:
-  """Figures that a command has printed, and the model FLOP utilisation of a device with a data sheet."""
+  """Figures that a command has printed; for a device in _PEAKS also its share of the peak FLOP/s."""
   figures = json.loads(output.read_text().splitlines()[-1])
   kind = figures[0]['machine']
   peak = next((peak for begin, peak in _PEAKS.items() if kind.startswith(begin)), None)
@@ -209,7 +227,7 @@ def _figures(output: pathlib.Path) -> dict[str, Any]:
 
 
 def _run(folder: pathlib.Path) -> dict[str, Any]:
-  """Rates of a run after its first half, its curve of returns, and its last evaluation."""
+  """Rates of a training run over its second half, its curve of returns, and its last evaluation."""
   rows = metrics.read(folder / 'metrics' / 'learner.jsonl')
   pairs = list(itertools.pairwise(rows))[len(rows) // 2 :]
   span = lambda pair: pair[1]['time'] - pair[0]['time']
@@ -236,19 +254,21 @@ def _run(folder: pathlib.Path) -> dict[str, Any]:
 def accelerator(
   out: pathlib.Path | None, minutes: float, names: Sequence[str] | None, *, rehearse: bool
 ) -> int:
-  """Measures the sections that a file lacks.
+  """Runs `bench accelerator`: measures the sections that the output file lacks.
 
   Args:
-    out: the file; logs and runs are in a folder of its name. None: one in runs/.
-    minutes: for all sections.
-    names: of sections; None for all.
-    rehearse: whether the smallest sizes are measured, on the CPU.
+    out: the output file, .json; logs and runs go to a folder of the same name without the suffix.
+      None: runs/accelerator.json, or runs/accelerator-rehearsal.json.
+    minutes: time limit of all sections together.
+    names: names of the sections to measure; None for all.
+    rehearse: whether to measure the smallest sizes on the CPU.
 
   Returns:
-    The exit code, as of `measure`.
+    The exit code, see `measure`.
 
   Raises:
-    ValueError: there is no accelerator, a section does not exist, or the file is another's.
+    ValueError: a flag is invalid, there is no accelerator, a section does not exist, or the file is
+      not one of this command.
   """
   if not 0 < minutes < math.inf:
     raise ValueError(f'--minutes {minutes:g}: must be positive')
@@ -279,19 +299,19 @@ def measure(
   logs: pathlib.Path,
   say: Callable[[str], None],
 ) -> int:
-  """Measures the sections that the file lacks, one after the other, on all cores.
+  """Measures the sections that a report lacks, one after the other, on all cores.
 
-  A section that fails is written with its error, and is missing when the same is called again.
+  A section that fails is written with its error, and is measured again by the next call.
 
   Args:
-    chosen: sections.
-    report: that they are written to.
-    minutes: for all of them.
-    logs: folder of the output of each.
-    say: takes lines of progress.
+    chosen: the sections.
+    report: where their results are written.
+    minutes: time limit of all of them together.
+    logs: folder for the output of each section.
+    say: function that prints a line of progress.
 
   Returns:
-    The exit code: 0, 1 where a section failed, or that of an interrupt.
+    The exit code: 0, 1 if a section failed, or 130 after Ctrl-C.
   """
   logs.mkdir(parents=True, exist_ok=True)
   deadline = time.monotonic() + 60 * minutes

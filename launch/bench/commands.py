@@ -259,7 +259,7 @@ LIMITS = {
   'end-to-end': 'the update alone, and the unroll of the actors alone, measured after the run',
   'scaling': 'the memory of a chip, which is one device',
 }
-"""By target, what its figures are compared with."""
+"""Sentence for each target of `bench` on the limit that its figures are compared with."""
 CHANGES = ('ensemble', 'horizon', 'batch', 'length', 'dtype')  # flags that change a named size
 
 
@@ -302,7 +302,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _learning(arguments: argparse.Namespace) -> int:
-  """Does the runs that have no row, then shows all rows that were asked for."""
+  """Trains the runs that have no row of results yet, then shows all rows that were asked for."""
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.run import metrics
@@ -338,7 +338,7 @@ def _learning(arguments: argparse.Namespace) -> int:
 
 
 def _dreams(arguments: argparse.Namespace) -> int:
-  """Prints the dreams of a checkpoint beside its environment."""
+  """Prints a comparison of imagination rollouts of a checkpoint with the environment."""
   from hephaestus.launch.bench import dreams
   from hephaestus.launch.run import metrics
 
@@ -356,7 +356,7 @@ def _dreams(arguments: argparse.Namespace) -> int:
 
 
 def _learning_settings(arguments: argparse.Namespace) -> Any:
-  """The settings of all runs; ValueError names a flag that cannot work, before anything starts."""
+  """Settings of all runs; raises ValueError for an invalid flag before anything starts."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.run import preflight
@@ -449,7 +449,7 @@ def _environment_figures(arguments: argparse.Namespace) -> Any:
 
 
 def _replay_figures(arguments: argparse.Namespace) -> Any:
-  """Measures replay with sequences like those of an actor of the laptop preset."""
+  """Measures replay with sequences like those that an actor of the laptop preset writes."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
   from hephaestus.launch.bench import replay
@@ -472,7 +472,7 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
-  """Work of an update: a named size, or a preset with an environment."""
+  """The update to measure: that of a named size, or of a preset with an environment."""
   from hephaestus.launch.agents import dreamer
   from hephaestus.learner import bench as learner_bench
 

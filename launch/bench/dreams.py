@@ -1,4 +1,4 @@
-"""Dreams of a trained agent beside its environment, for `hephaestus bench dreams`."""
+"""Compares imagination rollouts (dreams) with the environment, for `hephaestus bench dreams`."""
 
 import pathlib
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from hephaestus.launch.agents import dreamer as dreamer_record
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import folder as folder_lib
 
-MOST_STEPS = 16  # of a dream
+MOST_STEPS = 16  # longest dream
 NUM_ENVS = 64
 
 
 class Row(NamedTuple):
-  """Dreams after so many steps; None where nothing was counted.
+  """Means over dreams after a number of steps, see `fidelity.Fidelity`; None where nothing was counted.
 
   Attributes:
-    steps: imagined.
-    imagined: mean of the sum of imagined rewards.
-    real: the same in the environment, of the same policy from the same states.
-    wrong: share of dreams with a wrong binary or discrete number.
-    error: mean absolute error of real numbers, in standard deviations.
-    continues: probability to continue, predicted at real terminations.
-    lasts: the same elsewhere.
-    reward: share of a real reward that is predicted.
-    missed: reward that is predicted where none is paid, its size.
+    steps: number of imagined steps.
+    imagined: mean sum of the imagined rewards until then.
+    real: mean sum of the environment's rewards, of the same policy from the same states.
+    wrong: share of dreams in which a binary or discrete number of the observation is wrong.
+    error: mean absolute error of real-valued numbers, in standard deviations.
+    continues: predicted probability that the episode continues, at real terminations; 0 is right.
+    lasts: the same probability at other steps; 1 is right.
+    reward: predicted reward as a share of the real one, at steps with a reward; 1 is right.
+    missed: absolute predicted reward at steps without a reward; 0 is right.
   """
 
   steps: int
@@ -45,14 +45,14 @@ class Row(NamedTuple):
 
 
 class Result(NamedTuple):
-  """All rows of a checkpoint.
+  """The comparison for one checkpoint.
 
   Attributes:
-    learner_step: of the checkpoint.
-    value: mean value of the states where dreams begin.
-    end: probability to continue at real terminations, from the observation.
-    paid: share of a real reward that is predicted, from the observation.
-    rows: after 1, 2, 4, ... steps.
+    learner_step: learner step of the checkpoint.
+    value: mean value, by the critic, of the states where dreams begin; None if unknown.
+    end: as `Row.continues`, but read from the posterior of the step, without imagination.
+    paid: as `Row.reward`, but read from the posterior of the step, without imagination.
+    rows: results after 1, 2, 4, ... imagined steps.
   """
 
   learner_step: int
@@ -68,10 +68,13 @@ def dreams(
   """Compares dreams with the environment, from states that the policy visits.
 
   Args:
-    folder: of a run of the dreamer.
-    checkpoint: a learner step, or 'best'; None for the newest.
+    folder: folder of a run of the dreamer.
+    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
     num_steps: least number of environment steps to compare with.
-    seed: of environments, actions and dreams.
+    seed: seed of environments, actions and dreams.
+
+  Returns:
+    The comparison.
 
   Raises:
     ValueError: not a run of the dreamer, or no such checkpoint.
@@ -81,7 +84,7 @@ def dreams(
 
 
 def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result:
-  """Likewise of a policy that is loaded, with all its parameters."""
+  """As `dreams`, for the policy of a run of the dreamer that is already loaded."""
   config, environment = policy.config.agent, policy.environment
   dreamer = policy.config.record.make(config, environment.observation_spec, environment.action_spec)
   length = min(MOST_STEPS, config.horizon_max)
@@ -124,7 +127,7 @@ def _number(value: Any) -> float | None:
 
 
 def table(result: Result) -> str:
-  """The result in words and as a table."""
+  """Formats a result for a terminal: a sentence, and a table with a line for each row."""
   shown = lambda value: '-' if value is None else f'{value:,.3g}'
   lines = [
     f'update {result.learner_step}: value {shown(result.value)}; from the observation, probability to '

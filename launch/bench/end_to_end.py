@@ -1,4 +1,4 @@
-"""Throughput of a whole run beside its parts alone, with waiting times and CPU time of each node."""
+"""Throughput of a whole run beside that of its parts alone, with waiting and CPU times by process."""
 
 import contextlib
 import functools
@@ -25,25 +25,30 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import bench
 
 _PATIENCE = 600.0  # seconds to warm up, and to stop
-_ALONE_SECONDS = 10.0  # of each part, at most
+_ALONE_SECONDS = 10.0  # longest measurement of a part alone
 _ENDLESS = 10**12  # environment steps
-_OUTPUT = 'output.txt'  # of the launcher
+_OUTPUT = 'output.txt'  # file with the launcher's output
 
 
 def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[bench.Figure]:
-  """Starts a run on this machine, measures it after its warm-up, and stops it.
+  """Starts a distributed run on this machine, measures it after its warm-up, and stops it.
 
-  Waiting times, replay ratio and staleness are the metrics of the learner and the actors, as in
-  `inspect`. The limits are measured afterwards: updates per second of the update alone, as by
-  `bench learner` at the mean boredom of the run, and environment steps per second of an unroll
-  alone.
+  Waiting times, replay ratio and staleness are from the metrics of the learner and the actors. The
+  limits are measured afterwards: updates per second of the update alone, as by `bench learner` at
+  the mean boredom of the run, and environment steps per second of an unroll alone.
 
   Args:
-    config: of the run; its number of environment steps is ignored.
-    seconds: of the measurement, which continues until learner and actors have written two rows.
+    config: config of the run; its number of environment steps is ignored.
+    seconds: length of the measurement, which continues until the learner and each actor have written
+      two rows of metrics.
+
+  Returns:
+    Figures: updates and environment steps per second with their limits; waiting times of learner and
+    actors in %; the replay ratio; staleness in updates; and the CPU cores that each process uses.
 
   Raises:
-    ValueError: no time, another agent than the dreamer, or a run that did not start or continue.
+    ValueError: `seconds` is not positive, the agent is not the dreamer, or the run did not start or
+      ended early.
   """
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
@@ -60,8 +65,8 @@ class Started:
   """A running run of the dreamer.
 
   Attributes:
-    folder: its own.
-    nodes: its processes, by name.
+    folder: folder of the run.
+    nodes: its processes by name, such as 'learner' or 'actor-0'.
   """
 
   def __init__(self, folder: pathlib.Path, launcher: subprocess.Popen[bytes]):
@@ -70,7 +75,7 @@ class Started:
     self._launcher = launcher
 
   def check(self) -> None:
-    """Raises ValueError once it has ended."""
+    """Raises ValueError if the run has ended."""
     if self._launcher.poll() is not None:
       output = self.folder / _OUTPUT
       raise ValueError(
@@ -78,22 +83,25 @@ class Started:
       )
 
   def files(self) -> list[pathlib.Path]:
-    """Metrics of the learner, then those of each actor."""
+    """Paths of the learner's file of metrics, then of each actor's."""
     folder = self.folder / 'metrics'
     return [folder / 'learner.jsonl', *sorted(folder.glob('actor-*.jsonl'))]
 
 
 @contextlib.contextmanager
 def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
-  """Starts a run in a new folder, waits for the end of its warm-up, and stops it at the exit.
+  """Context of a run in a new folder: starts it, waits for the end of its warm-up, and stops it at exit.
 
   The folder is not deleted.
 
   Args:
-    config: of the run; its number of environment steps is ignored.
+    config: config of the run; its number of environment steps is ignored.
+
+  Yields:
+    The run after its warm-up.
 
   Raises:
-    ValueError: another agent than the dreamer, a run that did not start, or one whose nodes crashed.
+    ValueError: the agent is not the dreamer, or the run did not start or lost a process.
   """
   agent_config, _ = dreamer.settings(config)
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
@@ -129,7 +137,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
 
 
 def _observe(run: Started, seconds: float) -> tuple[float, float, dict[str, float]]:
-  """Begin and end of the measurement, and the mean number of cores that each node used."""
+  """Measures; returns begin and end (unix seconds), and the mean number of cores by process."""
   used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
   began, clock = time.time(), time.monotonic()
   while time.monotonic() - clock < seconds or not _have_reported(run, began):
@@ -148,7 +156,7 @@ def _have_reported(run: Started, began: float) -> bool:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-  """CPU time of a process, in user and system mode."""
+  """Seconds of CPU time of a process, in user and system mode."""
   times = process.cpu_times()
   return float(times.user + times.system)
 

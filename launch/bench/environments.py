@@ -1,4 +1,4 @@
-"""Throughput of environments on this machine beside its limit."""
+"""Throughput of environments on this machine, beside its limit."""
 
 import contextlib
 import functools
@@ -33,27 +33,27 @@ def environments(
   *,
   of_actors: Mapping[str, str],
 ) -> list[bench.Figure]:
-  """Steps environments under vmap, with auto-reset and uniformly random legal actions.
+  """Measures the throughput of environments under vmap, with auto-reset and random legal actions.
 
-  On a CPU the environments are divided over one process per core, each like an actor of a run. On an
-  accelerator one process has all environments.
+  On a CPU the environments are divided over one process per core, each like an actor of a run. On
+  an accelerator one process steps all environments.
 
   The limit is the rate at which observations could be copied: the bandwidth of copying on the
   device, measured here, too, divided by the bytes of one observation.
 
   Args:
-    makers: makes each environment, by name, without auto-reset; other processes call it, too.
-    num_envs: numbers of parallel environments, each measured.
-    seconds: of each measurement, after a warm-up.
-    of_actors: environment variables of an actor.
+    makers: a picklable function for each name that makes the environment, without auto-reset.
+    num_envs: numbers of parallel environments, each of which is measured.
+    seconds: length of each measurement, after a warm-up.
+    of_actors: environment variables that an actor process has.
 
   Returns:
     For each environment and number: steps per second over all processes, the number of processes,
     and the longest time to trace and compile. Last, the bandwidth of copying.
 
   Raises:
-    ValueError: no number of environments, one below 1, no time, or an environment that cannot be
-      made.
+    ValueError: a number of environments is below 1 or there is none, `seconds` is not positive, or
+      an environment cannot be made.
   """
   if not num_envs or min(num_envs) < 1:
     raise ValueError(f'--num-envs {" ".join(map(str, num_envs))}: each must be at least 1')
@@ -119,9 +119,9 @@ class _Share(NamedTuple):
   """The environments of one process, ready to be stepped.
 
   Attributes:
-    unroll: compiled, (key, states) -> (key, states).
+    unroll: compiled function, (key, states) -> (key, states).
     state: key and states of the environments.
-    num_steps: of one call, summed over environments.
+    num_steps: steps of one call, summed over environments.
   """
 
   unroll: Callable[..., Any]
@@ -136,10 +136,10 @@ def _prepare(make: MakeEnvironment, size: int, num_envs: int, seed: int) -> floa
   """Compiles the steps of a share and resets its environments; returns the seconds of compiling.
 
   Args:
-    make: the environment.
-    size: of the share.
-    num_envs: of all shares.
-    seed: of the share, different for each.
+    make: makes the environment.
+    size: number of parallel environments of this share.
+    num_envs: number of parallel environments of all shares together.
+    seed: seed of the share, different for each.
   """
   global _share
   environment = wrappers.AutoReset(make())

@@ -1,4 +1,4 @@
-"""Throughput of inserting, sampling and publishing parameters, beside the limit of the machine."""
+"""Throughput of replay: inserting, sampling and publishing parameters, beside the machine's limit."""
 
 import contextlib
 import multiprocessing
@@ -20,7 +20,7 @@ _GROUP = 16  # sequences of one write, as by an actor of 16 environments
 _LEAVES = 100  # arrays of the parameters
 _COPIED_BYTES = 1 << 27  # more than caches hold
 _PATIENCE = 120.0  # seconds for a process to start, or a batch to arrive
-_UNLIMITED = 10**9  # sequences that the rate limiter permits to be ahead
+_UNLIMITED = 10**9  # sequences that may be inserted or sampled ahead, so the limiter blocks nothing
 _LEAST_ROUNDS = 5
 _SMALL = {
   'observation': jax.ShapeDtypeStruct((16, 4), np.float32),
@@ -39,19 +39,19 @@ def replay(
   stored: int,
   seconds: float,
 ) -> list[bench.Figure]:
-  """Measures replay servers in processes of their own, with the clients of actors and learner.
+  """Measures Reverb servers in child processes, with the same clients as actors and learner use.
 
   The limit is the bandwidth of one thread that copies memory, measured here, too. Sequences are
   random, so they hardly compress. The rate limiter blocks nothing.
 
   Args:
     schema: tree of jax.ShapeDtypeStruct of one sequence.
-    shards: numbers of servers to sample from.
-    writers: numbers of processes that insert into one server.
-    megabytes: sizes of parameters, in 1e6 bytes.
+    shards: numbers of servers to sample from, each of which is measured.
+    writers: numbers of processes that insert into one server, each of which is measured.
+    megabytes: sizes of parameters to publish, in 1e6 bytes.
     batch_size: sequences of a batch, half of each of two strata.
     stored: sequences in all servers together during sampling.
-    seconds: of each measurement.
+    seconds: length of each measurement.
 
   Returns:
     Sequences and bytes per second of sampling and inserting, with the CPU time per sequence on each
@@ -59,7 +59,7 @@ def replay(
     percentile of their latencies. The bandwidth of copying.
 
   Raises:
-    ValueError: a value that cannot be measured, named by its flag.
+    ValueError: a value cannot be measured; the message names its flag.
   """
   _check(shards, writers, megabytes, batch_size, stored, seconds)
   # Processes fork from one that has imported everything, including what replay imports late, and
@@ -87,21 +87,22 @@ def replay(
 
 
 def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[bench.Figure]:
-  """Measures sampling and inserting small sequences while many are stored.
+  """Measures sampling and inserting small sequences while many are stored, in two kinds of replay.
 
-  Reverb's server, in a process of its own, and the ring of a fused run, updated in place by a
-  compiled loop. Both are full, so each sequence that is inserted replaces the oldest.
+  These are a Reverb server in a child process, and the ring buffer of a fused run, updated in place
+  by a compiled loop. Both are full, so each sequence that is inserted replaces the oldest.
 
   Args:
-    sizes: sequences stored, in turn.
+    sizes: numbers of stored sequences, each of which is measured.
     batch_size: sequences of a batch, half of each of two strata.
-    seconds: of each measurement, after filling.
+    seconds: length of each measurement, after filling.
 
   Returns:
-    Sequences per second, and the CPU time of a sequence on both sides together.
+    For each size, kind of replay and operation: sequences per second, and the CPU time per sequence
+    of client and server together.
 
   Raises:
-    ValueError: a value that cannot be measured, named by its flag.
+    ValueError: a value cannot be measured; the message names its flag.
   """
   if min(sizes) < _GROUP:
     raise ValueError(f'--sizes {" ".join(map(str, sizes))}: each must be at least {_GROUP}')
@@ -126,7 +127,7 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[be
 def _fused_while_stored(
   size: int, batch_size: int, seconds: float
 ) -> dict[str, tuple[float, float]]:
-  """Sequences per second, and CPU seconds of one, of a full ring that is updated in place."""
+  """Sequences per second, and CPU seconds per sequence, of a full ring buffer, by operation."""
   new = jax.tree.map(jax.numpy.asarray, _random(_SMALL, _GROUP))
   sizes = jax.numpy.full(batch_size, size)
 
@@ -163,7 +164,7 @@ def _fused_while_stored(
 def _reverb_while_stored(
   processes: Any, size: int, batch_size: int, seconds: float
 ) -> dict[str, tuple[float, float]]:
-  """As `_fused_while_stored`, of a server with one reader or one writer."""
+  """As `_fused_while_stored`, for a Reverb server with one reader or one writer."""
   config = _config(size, 1)
   with _servers(processes, config, _SMALL, batch_size) as (addresses, pids):
     entry = writer.Writer(addresses, config.strata, _SMALL)
@@ -198,7 +199,7 @@ def _check(
   stored: int,
   seconds: float,
 ) -> None:
-  """Raises ValueError that names the flag of a value that cannot be measured."""
+  """Raises ValueError if a value cannot be measured; names its flag."""
   for name, values in (('--shards', shards), ('--writers', writers)):
     if not values or min(values) < 1:
       raise ValueError(f'{name} {" ".join(map(str, values))}: each must be at least 1')
@@ -218,10 +219,10 @@ def _throughput_figures(
   """Sequences and bytes per second beside their limit, and CPU time per sequence on each side.
 
   Args:
-    name: of the figures.
-    per_second: sequences.
-    used: seconds of CPU time per sequence, by side.
-    nbytes: of a sequence.
+    name: name of the figures.
+    per_second: sequences per second.
+    used: seconds of CPU time per sequence, by side: 'reader' or 'writers', and 'servers'.
+    nbytes: bytes of a sequence.
     bandwidth: bytes per second of copying, the limit.
   """
   rate = per_second * nbytes
@@ -258,7 +259,7 @@ def _sampled(
 
 
 def _fill(entry: writer.Writer, sequences: Any, count: int) -> None:
-  """Writes some sequences again and again, until so many were written."""
+  """Writes the same sequences repeatedly, until `count` sequences were written."""
   while entry.sequences_written < count:
     entry.write(sequences, lambda: False)
 
@@ -271,7 +272,7 @@ def _read(
   pids: Sequence[int],
   seconds: float,
 ) -> tuple[float, dict[str, float]]:
-  """As `_sampled`, of servers that run as the processes `pids`."""
+  """As `_sampled`, for filled servers that run as the processes `pids`."""
   source = reader.Reader(addresses, config.strata, schema, batch_size=batch_size)
   try:
     for _ in range(4):  # batches that were prefetched before the measurement
@@ -312,7 +313,7 @@ def _inserted(
 def _parameter_latencies(
   processes: Any, megabytes: float, seconds: float
 ) -> dict[str, list[float]]:
-  """Seconds of each publishing (push) and fetching of parameters."""
+  """Latencies, in seconds, of publishing parameters ('push') and of fetching them ('fetch')."""
   leaf = max(1, round(1e6 * megabytes / 4 / _LEAVES))
   params = dict.fromkeys(
     [f'leaf_{i:03d}' for i in range(_LEAVES)],
@@ -350,7 +351,7 @@ def _config(stored: int, shards: int) -> tables.ReplayConfig:
 
 
 def _random(schema: Any, count: int) -> Any:
-  """[N, ...] random sequences: bits for integers, normal numbers for floats."""
+  """[N, ...] random sequences: 0 or 1 for integers and bools, normal numbers for floats."""
   rng = np.random.default_rng(0)
 
   def draw(leaf: Any) -> np.ndarray:
@@ -370,7 +371,7 @@ def _next(source: reader.Reader) -> Any:
 
 
 class _Clock:
-  """Measures seconds, and the CPU time of some processes, from its construction on."""
+  """Measures wall time, and the CPU time of some processes, in seconds since its construction."""
 
   def __init__(self, pids: Sequence[int]):
     self._processes = [psutil.Process(pid) for pid in pids]
@@ -391,7 +392,7 @@ class _Clock:
 
 @contextlib.contextmanager
 def _process(processes: Any, target: Any, *arguments: Any) -> Iterator[tuple[int, Any]]:
-  """A process whose first argument is one end of a pipe; it ends when the other end is closed."""
+  """Context of a child process that gets one end of a pipe; yields its PID and the other end."""
   here, there = processes.Pipe()
   process = processes.Process(target=target, args=(there, *arguments), daemon=True)
   process.start()
@@ -415,7 +416,7 @@ def _receive(link: connection.Connection) -> Any:
 def _servers(
   processes: Any, config: tables.ReplayConfig, schema: Any, batch_size: int
 ) -> Iterator[tuple[list[str], list[int]]]:
-  """Addresses and process ids of the shards of a replay."""
+  """Context of replay servers in child processes; yields the addresses and PIDs of the shards."""
   with contextlib.ExitStack() as stack:
     started = [
       stack.enter_context(_process(processes, _serve, config, schema, batch_size))

@@ -1,4 +1,4 @@
-"""Updates of presets compiled for TPUs that this machine does not have; nothing is run.
+"""Compiles the updates of presets for TPUs that this machine does not have; runs nothing.
 
 libtpu, of the extra `tpu`, compiles for a topology on any Linux machine with an x86-64 CPU.
 """
@@ -26,15 +26,15 @@ from hephaestus.learner import devices as devices_lib
 
 FUSED = 'dreamer-fused'
 PROGRAMS = (records.DREAMER, FUSED, 'ppo')
-"""The dreamer's update, that update with its environments and replay, and PPO's run."""
+"""The dreamer's update; the dreamer's fused run, with environments and replay; and PPO's run."""
 
-# GiB of one JAX device, by Google's pages on each version of Cloud TPU: a chip. That of a v4 has
-# two cores, which JAX joins.
+# GiB of one JAX device, which is one chip, by Google's pages on each version of Cloud TPU. JAX joins
+# the two cores of a v4 chip.
 _MEMORY = {'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32}
 _OPTIONS = {'v4': {'chip_config_name': 'megacore'}}
 _TOPOLOGY = re.compile(r'(?P<version>v4|v5p):\d+x\d+x\d+|(?P<flat>v5e|v6e):\d+x\d+')
 _ENVIRONMENT = {
-  'JAX_PLATFORMS': 'cpu',  # of all that runs
+  'JAX_PLATFORMS': 'cpu',  # for all that runs on this machine
   'TPU_SKIP_MDS_QUERY': '1',  # no TPU VM is asked what it is
   'TPU_ACCELERATOR_TYPE': 'v4-8',
   'TPU_WORKER_HOSTNAMES': 'localhost',
@@ -45,14 +45,14 @@ _ENVIRONMENT = {
 def tpu(
   names: Sequence[str], programs: Sequence[str], preset: str, environment: str, overrides: list[str]
 ) -> list[bench.Figure]:
-  """Compiles programs of a preset for each topology.
+  """Compiles programs for TPU topologies, and reads their figures from the compiled code.
 
   Args:
-    names: of topologies, such as 'v4:2x2x1' or 'v5e:4x4'.
-    programs: of PROGRAMS.
-    preset: of each agent; its batch is divided over all devices of a topology.
-    environment: name.
-    overrides: of each config, as of `launch_config.override`.
+    names: topologies, such as 'v4:2x2x1' or 'v5e:4x4'.
+    programs: programs to compile, of PROGRAMS.
+    preset: name of the preset; its batch is divided over all devices of a topology.
+    environment: name of the environment.
+    overrides: assignments to each config, see `launch_config.override`.
 
   Returns:
     For each topology and program: the devices; seconds to lower and to compile; bytes of arguments,
@@ -85,7 +85,7 @@ def tpu(
 
 
 def check(names: Sequence[str]) -> None:
-  """Raises ValueError for a name that is none of a topology, or where libtpu is not installed."""
+  """Raises ValueError if a name is not that of a topology, or if libtpu is not installed."""
   for name in names:
     if not _TOPOLOGY.fullmatch(name):
       raise ValueError(
@@ -117,7 +117,7 @@ def _gibibytes(name: str) -> int:
 
 
 def _devices(name: str) -> list[jax.Device]:
-  """The devices of a topology, which compile and do not run."""
+  """Devices of a topology, for which JAX can compile but not run."""
   try:
     options: Any = _OPTIONS.get(_version(name), {})
     return list(topologies.get_topology_desc(name, platform='tpu', **options).devices)
@@ -130,7 +130,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> Any:
-  """Lowers the update of a run, for its shapes alone.
+  """Lowers the update of a run from the shapes of its arguments.
 
   Raises:
     ValueError: the batch does not divide over the devices, or a fused run has several hosts.
@@ -157,7 +157,7 @@ def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) ->
 def _figures(
   name: str, config: launch_config.ExperimentConfig, devices: list[jax.Device], gibibytes: int
 ) -> list[bench.Figure]:
-  """Compiles one program, and reads its figures."""
+  """Compiles one program, and returns its figures."""
   began = time.perf_counter()
   try:
     lowered = _lower(config, devices)
@@ -190,7 +190,7 @@ def _figures(
 
 
 def _memory(name: str, memory: Any, gibibytes: int) -> list[bench.Figure]:
-  """Bytes on one device; outputs are those that take no place of an argument."""
+  """Figures of the memory of one device; outputs that reuse the memory of arguments do not count."""
   parts = {
     'arguments': memory.argument_size_in_bytes,
     'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
@@ -205,11 +205,14 @@ def _memory(name: str, memory: Any, gibibytes: int) -> list[bench.Figure]:
 
 
 def losses(text: str, outputs: Any) -> dict[str, int]:
-  """Number of losses among a program's outputs, by their dtype in the compiled program.
+  """Counts the losses among a program's outputs, by their dtype in the compiled program.
 
   Args:
-    text: of the compiled program.
-    outputs: structure of the tree that it returns; the names of losses contain 'loss'.
+    text: HLO text of the compiled program.
+    outputs: structure of the tree that it returns; a leaf is a loss if its path contains 'loss'.
+
+  Returns:
+    Number of losses by dtype.
   """
   dtypes = jax.tree.unflatten(outputs, scaling.output_dtypes(text))
   named = jax.tree_util.tree_leaves_with_path(dtypes)

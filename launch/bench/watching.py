@@ -1,4 +1,4 @@
-"""Overhead of a dashboard with an open page and of `inspect --watch` on a run."""
+"""Measures how much a dashboard with an open page and `inspect --watch` slow a run down."""
 
 import contextlib
 import functools
@@ -26,9 +26,9 @@ from hephaestus.launch.report import dashboard
 from hephaestus.launch.run import metrics
 from hephaestus.learner import bench
 
-PERIOD = 5.0  # seconds between two requests, as in page.js and of `inspect --watch`
-LEFT_OUT = 0.2  # share of each window, at its beginning
-LOG_PERIOD = 10  # updates between two rows of metrics, so that a window has many
+PERIOD = 5.0  # seconds between two requests, as in page.js and in `inspect --watch`
+LEFT_OUT = 0.2  # share of each window that is not measured, at its beginning
+LOG_PERIOD = 10  # most updates between two rows of metrics, so that a window has many rows
 _PATIENCE = 120.0  # seconds for a watcher to start, and to end
 _TERMINAL = {'COLUMNS': '160', 'LINES': '50', 'TERM': 'xterm-256color'}
 _RESAMPLES = 10_000
@@ -36,12 +36,12 @@ _CONFIDENCE = 0.95
 
 
 class Window(NamedTuple):
-  """A part of the time of a run.
+  """A window of time during a run.
 
   Attributes:
-    watched: whether the watchers were running.
-    begin: unix seconds.
-    end: unix seconds.
+    watched: whether the watchers were running, else frozen.
+    begin: unix seconds at its begin.
+    end: unix seconds at its end.
   """
 
   watched: bool
@@ -60,12 +60,12 @@ def watching(
   does not change the result.
 
   Args:
-    config: of the run; its number of environment steps is ignored, and it writes metrics every
-      LOG_PERIOD updates or more often.
-    pairs: of windows.
-    seconds: of each window, whose first fifth is left out.
-    period: seconds between two requests. Periods below PERIOD raise the overhead above the noise of
-      speed; a dashboard calls replay every `dashboard.POLL_SECONDS` at most.
+    config: config of the run; its number of environment steps is ignored, and its
+      `learner.log_period` is reduced to LOG_PERIOD at most.
+    pairs: number of pairs of windows, one window of each watched.
+    seconds: length of each window, whose first fifth is left out.
+    period: seconds between two requests. Periods below PERIOD raise the overhead above the noise; a
+      dashboard calls replay at most once in `dashboard.POLL_SECONDS`.
 
   Returns:
     Updates per second without and with watchers, medians over windows. The median over pairs of the
@@ -73,8 +73,8 @@ def watching(
     watcher for its start, and per minute.
 
   Raises:
-    ValueError: no pairs or no time, another agent than the dreamer, a package that the dashboard
-      needs is missing, or the run or a watcher ended early.
+    ValueError: there are less than two pairs, a time is not positive, the agent is not the dreamer, a
+      package that the dashboard needs is missing, or the run or a watcher ended early.
   """
   _check(pairs, seconds, period)
   dashboard.check_packages()
@@ -103,7 +103,7 @@ def watching(
 
 
 def _check(pairs: int, seconds: float, period: float) -> None:
-  """Raises ValueError that names the flag of a value that cannot be measured."""
+  """Raises ValueError if a value cannot be measured; names its flag."""
   if pairs < 2:
     raise ValueError(f'--pairs {pairs}: must be at least 2')
   if not 0 < seconds < float('inf'):
@@ -118,10 +118,10 @@ def _alternate(
   """Watches a run in every other window of time.
 
   Args:
-    run: that is measured.
-    watchers: resumed in watched windows and frozen in the others.
-    pairs: of windows, alternately watched first and unwatched first.
-    seconds: of each window.
+    run: the run that is measured.
+    watchers: the watchers, which are resumed in watched windows and frozen in the others.
+    pairs: number of pairs of windows; the watched one is alternately second and first.
+    seconds: length of each window.
 
   Returns:
     The windows without their beginnings, and the seconds of CPU time that each watcher used in them.
@@ -145,8 +145,8 @@ def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarr
   """Updates per second of a run in each window.
 
   Args:
-    rows: metrics of the learner.
-    windows: pairs of neighbouring windows, one of each pair watched.
+    rows: rows of the learner's metrics, the oldest first.
+    windows: P pairs of neighbouring windows, one of each pair watched.
 
   Returns:
     [P, 2] f64, updates per second of each pair without and with watchers, between the oldest and
@@ -171,10 +171,13 @@ def rates(rows: Sequence[dict[str, Any]], windows: Sequence[Window]) -> np.ndarr
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float]:
-  """The 95 % confidence interval of a median, by percentiles of the bootstrap; deterministic.
+  """95 % confidence interval of the median, by the percentile bootstrap; deterministic.
 
   Args:
-    ratios: [P] f64.
+    ratios: [P] f64, one ratio for each pair.
+
+  Returns:
+    Lower and upper end.
   """
   resampled = np.random.default_rng(0).integers(len(ratios), size=(_RESAMPLES, len(ratios)))
   outside = (1 - _CONFIDENCE) / 2
@@ -196,7 +199,7 @@ def _attach(
 
 
 def _rest(run: end_to_end.Started, watchers: 'Sequence[_Process | Page]', seconds: float) -> None:
-  """Waits; raises ValueError if the run or a watcher has ended."""
+  """Waits for some seconds; raises ValueError if the run or a watcher ends."""
   deadline = time.monotonic() + seconds
   while (left := deadline - time.monotonic()) > 0:
     run.check()
@@ -216,10 +219,10 @@ def _until(predicate: Callable[[], Any], watcher: '_Process | Page', what: str) 
 
 
 class _Process:
-  """A command of this project that watches a run, in a terminal of its own.
+  """A command of this project that watches a run, in a pseudo-terminal of its own.
 
   Attributes:
-    name: of the command.
+    name: name of the command.
   """
 
   def __init__(self, name: str, words: Sequence[str], stack: contextlib.ExitStack):
@@ -241,12 +244,12 @@ class _Process:
     threading.Thread(target=self._read, args=(ours,), daemon=True).start()
 
   def wait_for(self, pattern: bytes) -> 're.Match[bytes]':
-    """Waits for output that matches a pattern; returns the match."""
+    """Waits until the output matches a regular expression; returns the match."""
     words = f'hephaestus {self.name} printed nothing'
     return _until(lambda: re.search(pattern, self._output), self, words)
 
   def check(self) -> None:
-    """Raises ValueError once it has ended."""
+    """Raises ValueError if the command has ended."""
     if self._popen.poll() is not None:
       lines = self._output.decode(errors='replace').strip().splitlines()
       raise ValueError(
@@ -260,7 +263,7 @@ class _Process:
     self._process.resume()
 
   def cpu_seconds(self) -> float:
-    """CPU time since its start."""
+    """Seconds of CPU time since its start."""
     return end_to_end.cpu_seconds(self._process)
 
   def _read(self, terminal: int) -> None:
@@ -281,20 +284,20 @@ class _Process:
 
 
 class Page:
-  """Sends the requests of a dashboard's page at their rate, without a browser.
+  """Sends the requests of a dashboard's page at the page's rate, without a browser.
 
   Attributes:
-    name: of this watcher.
-    answers: number of answers so far, without the page itself.
+    name: name of this watcher.
+    answers: number of answers so far, not counting the static files of the page.
   """
 
   name = 'page'
 
   def __init__(self, address: str, period: float = PERIOD):
-    """Starts the requests, which end with the context.
+    """Starts to send requests in a thread, until the context exits.
 
     Args:
-      address: that a dashboard printed.
+      address: URL that a dashboard printed.
       period: seconds between two requests of a kind.
     """
     self.answers = 0
@@ -325,7 +328,7 @@ class Page:
     self._is_open.set()
 
   def cpu_seconds(self) -> float:
-    """CPU time of the requests."""
+    """Seconds of CPU time of the thread that sends the requests."""
     return self._used
 
   def _run(self) -> None:

@@ -23,7 +23,11 @@ LAUNCH_ID_HELP = (
 
 
 def add(commands: Any) -> None:
-  """Adds the commands; see `run.commands.add`."""
+  """Adds the commands `launch`, `node` and `manifests`.
+
+  Args:
+    commands: sub-parsers of the command line.
+  """
   launch = commands.add_parser(
     'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
   )
@@ -97,7 +101,7 @@ def _add_manifests_flags(parser: argparse.ArgumentParser) -> None:
 def _make_shared_config(
   arguments: argparse.Namespace, hosts: 'hosts_lib.Hosts'
 ) -> 'launch_config.ExperimentConfig':
-  """The config of a run on several hosts."""
+  """Makes the config of a run on several hosts from the flags; ValueError if the hosts do not fit it."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.run import folder as folder_lib
@@ -159,7 +163,7 @@ def _print_commands(
   folder: pathlib.Path,
   launch_id: int,
 ) -> None:
-  """Prints the commands of hosts that are not started from here; of all hosts for --dry-run."""
+  """Prints the command for each host that the user must start by hand; for each host with --dry-run."""
   from hephaestus.launch.cluster import node
 
   for name, words in commands.items():
@@ -220,7 +224,7 @@ def _node(arguments: argparse.Namespace) -> int:
 
 
 def _launch_id(arguments: argparse.Namespace, config: 'launch_config.ExperimentConfig') -> int:
-  """The launch ID of hosts that `launch` does not start; ValueError where it must be given."""
+  """Launch ID for a host that `launch` does not start; ValueError where the flag is needed or invalid."""
   from hephaestus.launch.cluster import node
 
   if arguments.launch_id is None:

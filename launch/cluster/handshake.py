@@ -1,7 +1,7 @@
-"""The connection of `launch` to a host, through the stdin of the `node` that it starts there.
+"""Protocol between `hephaestus launch` and the `hephaestus node` that it starts on a host.
 
-The first line is a RunSpec. After it empty lines follow, as heartbeats. When they stop, so does
-the host's share of the run, so that a lost connection leaves nothing running.
+`launch` writes to the stdin of `node`. The first line is a RunSpec. Empty lines follow, as
+heartbeats. When they stop, so do the host's nodes, so that a lost connection leaves nothing running.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 HEARTBEAT_PERIOD = 5.0  # seconds
-TIMEOUT_SECONDS = 300.0  # without a heartbeat, after which `launch` counts as gone
+TIMEOUT_SECONDS = 300.0  # time without a heartbeat after which `launch` counts as gone
 _SPEC_SECONDS = 60.0
 _SPEC_BYTES = 1 << 22
 
@@ -23,8 +23,8 @@ class RunSpec(NamedTuple):
   Attributes:
     hosts: text of the hosts file.
     config: text of config.yaml.
-    launch_id: positive and different at every launch.
-    profile: updates to be traced, as START:STOP; None for none.
+    launch_id: number of this launch, positive and different at every launch.
+    profile: learner updates to trace, as START:STOP; None for none.
   """
 
   hosts: str
@@ -33,12 +33,16 @@ class RunSpec(NamedTuple):
   profile: str | None = None
 
   def to_line(self) -> bytes:
-    """One line of JSON."""
+    """Encodes this RunSpec as one line of JSON, which `receive` reads."""
     return json.dumps(self._asdict()).encode() + b'\n'
 
 
 def receive(descriptor: int) -> RunSpec:
-  """Reads a RunSpec line from a file; ValueError if none arrives in time, or the line is no RunSpec."""
+  """Reads the line with a RunSpec from a file descriptor, and nothing after it.
+
+  Raises:
+    ValueError: no line arrives within a minute, or it is no RunSpec.
+  """
   line = b''
   deadline = time.monotonic() + _SPEC_SECONDS
   while not line.endswith(b'\n'):
@@ -65,17 +69,21 @@ class HeartbeatMonitor:
   """Sends SIGTERM to this process once the heartbeats stop.
 
   Attributes:
-    is_lost: whether they have.
+    is_lost: whether the heartbeats have stopped.
   """
 
   def __init__(self, descriptor: int):
-    """Counts as a heartbeat itself."""
+    """Initializes the monitor; this call counts as the first heartbeat.
+
+    Args:
+      descriptor: file descriptor from which heartbeats are read.
+    """
     self._descriptor = descriptor
     self._last = time.monotonic()
     self.is_lost = False
 
   def tick(self) -> None:
-    """Reads heartbeats; to be called regularly."""
+    """Reads heartbeats without blocking, and checks the time of the last; to be called regularly."""
     is_closed = False
     if not self.is_lost and select.select([self._descriptor], [], [], 0)[0]:
       is_closed = not os.read(self._descriptor, 4096)

@@ -1,8 +1,8 @@
-"""Hosts files: the nodes of each host, the address of replay, and how each host is reached.
+"""Hosts files: which nodes of a run are on each host, where replay listens, how to reach each host.
 
 A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
 
-    directory: hephaestus                  # on every host, from the home directory on
+    directory: hephaestus                  # on every host, relative to the home directory
     command: .venv/bin/hephaestus          # on every host
     hosts:
       store:
@@ -43,11 +43,14 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replay:
-  """Where replay listens.
+  """Address of the server of replay, or of one of its shards.
+
+  Raises:
+    ValueError: the address or the port is invalid.
 
   Attributes:
     address: name or IPv4 address by which the other hosts reach it.
-    port: of TCP.
+    port: TCP port.
   """
 
   address: str
@@ -59,11 +62,14 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coordinator:
-  """Where the first process of a learner on several hosts listens.
+  """Address at which the first process of a learner on several hosts listens.
+
+  Raises:
+    ValueError: the address or the port is invalid.
 
   Attributes:
-    address: name or IPv4 address of its host, by which the other learners reach it.
-    port: of TCP.
+    address: name or IPv4 address of its host, by which the other learner processes reach it.
+    port: TCP port.
   """
 
   address: str
@@ -82,11 +88,11 @@ def _check_endpoint(address: str, port: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SSH:
-  """A host behind ssh.
+  """How to reach a host by ssh.
 
   Attributes:
     target: USER@HOST, or a name in ~/.ssh/config.
-    options: of ssh, before the target.
+    options: command-line options of ssh, before the target.
   """
 
   target: str
@@ -99,15 +105,16 @@ class SSH:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GCloud:
-  """A TPU VM, or workers of a slice.
+  """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud.
 
   Attributes:
-    name: of the TPU VM.
-    zone: it is in.
-    project: it belongs to; None for gcloud's default.
-    worker: one host of a slice.
-    workers: number of hosts of a slice; each becomes a host of its own, NAME-0 and so on.
-    options: of `gcloud compute tpus tpu-vm ssh`, such as --internal-ip.
+    name: name of the TPU VM.
+    zone: Google Cloud zone of the TPU VM.
+    project: Google Cloud project that it belongs to; None for gcloud's default.
+    worker: index of the one host of a slice that is meant; None for 0.
+    workers: number of hosts of a slice, to list all of them by one entry; each becomes a host of its
+      own, NAME-0 and so on.
+    options: command-line options of `gcloud compute tpus tpu-vm ssh`, such as --internal-ip.
   """
 
   name: str
@@ -132,18 +139,21 @@ class GCloud:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-  """One machine.
+  """One host of a run: its nodes, and how it is reached.
+
+  Raises:
+    ValueError: a value is invalid, or values contradict each other; names the key.
 
   Attributes:
-    name: in the file, in logs and in commands.
-    replay: where it listens; None on hosts without replay or a shard of it.
-    learner: whether it has a learner; on the first of several, where that listens.
+    name: name of the host in the hosts file, in logs and in commands.
+    replay: address of its server of replay; None on a host without one.
+    learner: whether it has a learner process; on the first of several such hosts, its address.
     evaluator: whether it has the evaluator.
-    actors: number of actor processes.
-    ssh, gcloud, local: how it is reached; at most one.
-    tunnel: whether replay is reached through ssh.
-    directory: in which the command runs; None for the one after login.
-    command: that runs hephaestus on the host, as a shell reads it.
+    actors: number of its actor processes.
+    ssh, gcloud, local: how it is reached, `local` being this machine; at most one of them.
+    tunnel: whether it reaches replay through its ssh connection.
+    directory: working directory of the command; None for the one after login, or here if `local`.
+    command: shell command that runs hephaestus on the host.
   """
 
   name: str
@@ -184,8 +194,11 @@ class Host:
 class Hosts:
   """All hosts of a run.
 
+  Raises:
+    ValueError: nodes are missing or given twice, or cannot reach each other; names a remedy.
+
   Attributes:
-    hosts: in the order of the file, which is that of actor IDs and shards of replay.
+    hosts: the hosts, in the order of the file; actor IDs and shards of replay have the same order.
   """
 
   hosts: tuple[Host, ...]
@@ -231,44 +244,44 @@ class Hosts:
 
   @property
   def keepers(self) -> list[Host]:
-    """The hosts that keep replay, a shard each where there are several."""
+    """The hosts with a server of replay; if there are several, each has a shard."""
     return [host for host in self.hosts if host.replay]
 
   @property
   def ports(self) -> list[int]:
-    """The ports of replay, one for each shard."""
+    """Port of each shard of replay."""
     return [host.replay.port for host in self.hosts if host.replay]
 
   @property
   def exposed(self) -> bool:
-    """Whether a host reaches replay over the network, not through ssh."""
+    """Whether any host reaches replay over the network rather than through ssh."""
     return any(not host.tunnel for host in self.hosts if [host] != self.keepers)
 
   @property
   def learners(self) -> list[str]:
-    """Names of the hosts with a learner."""
+    """Names of the hosts with a learner process, the first process first."""
     return [host.name for host in self.hosts if host.learner]
 
   @property
   def coordinator(self) -> str | None:
-    """HOST:PORT at which the first of several learners listens; None for one learner."""
+    """HOST:PORT at which the first of several learner processes listens; None for one process."""
     first, *others = [host.learner for host in self.hosts if host.learner]
     return f'{first.address}:{first.port}' if others and isinstance(first, Coordinator) else None
 
   @property
   def num_actors(self) -> int:
-    """Actor processes of all hosts."""
+    """Number of actor processes of all hosts."""
     return sum(host.actors for host in self.hosts)
 
   def find(self, name: str) -> Host:
-    """The host of that name; ValueError when there is none."""
+    """Returns the host with a name; ValueError where there is none."""
     for host in self.hosts:
       if host.name == name:
         return host
     raise ValueError(f'--host {name}: there is {_enumerate([host.name for host in self.hosts])}')
 
   def actor_ids(self, name: str) -> range:
-    """The IDs of a host's actors, unique among all hosts."""
+    """IDs of the actors on the host with this name, unique among all hosts; ValueError for no host."""
     before = 0
     for host in self.hosts:
       if host.name == name:
@@ -277,11 +290,11 @@ class Hosts:
     raise ValueError(f'{name}: is no host')
 
   def shards(self, name: str) -> list[int]:
-    """The indices of the shards of replay that a host keeps: one or none."""
+    """Indices of the shards of replay on the host with this name: one or none."""
     return [shard for shard, keeper in enumerate(self.keepers) if keeper.name == name]
 
   def replay_addresses(self, name: str) -> tuple[str, ...]:
-    """HOST:PORT of each shard of replay, as a host reaches it."""
+    """HOST:PORT of each shard of replay, as the host with this name reaches it."""
     host = self.find(name)
     # Itself by loopback: not every machine reaches itself at its public address.
     return tuple(
@@ -292,10 +305,10 @@ class Hosts:
 
 
 def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
-  """Refuses hosts and a config that do not fit together.
+  """Checks that hosts and a config have the same numbers of nodes, and the same ports.
 
   Raises:
-    ValueError: naming the given value and a remedy.
+    ValueError: they do not fit; names the config's value and a remedy.
   """
   if config.fused:
     raise ValueError('learner.fused=True: is one process on one machine; add --no-fused')
@@ -332,14 +345,14 @@ def load(path: pathlib.Path) -> Hosts:
 
 
 def parse(text: str, name: str) -> Hosts:
-  """The hosts of a hosts file.
+  """Parses the text of a hosts file.
 
   Args:
-    text: of the file.
-    name: of the file, for messages.
+    text: text of the file.
+    name: name of the file, for error messages.
 
   Raises:
-    ValueError: naming the key and a remedy.
+    ValueError: the text is no hosts file; names the key and a remedy.
   """
   try:
     content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
@@ -353,7 +366,7 @@ def parse(text: str, name: str) -> Hosts:
 
 
 def to_yaml(hosts: Hosts) -> str:
-  """The text of a hosts file with these hosts."""
+  """Converts hosts to the text of a hosts file."""
   entries = {}
   for host in hosts.hosts:
     values = dataclasses.asdict(host)
@@ -392,7 +405,7 @@ def _hosts(content: Any) -> Hosts:
 
 
 def _workers(host: Host) -> list[Host]:
-  """A host, or each one of the slice that it stands for."""
+  """Expands a host that stands for a slice into all hosts of the slice."""
   if host.gcloud is None or host.gcloud.workers is None:
     return [host]
   return [
@@ -407,7 +420,7 @@ def _workers(host: Host) -> list[Host]:
 
 
 def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
-  """A dataclass from a mapping that may have its fields as keys, and no others."""
+  """Makes a dataclass from a mapping whose keys are fields; ValueError, which names `path`, for others."""
   fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in known}
   if not isinstance(content, dict):
     raise ValueError(f'{path}={content!r}: must be a mapping of {_enumerate(list(fields))}')

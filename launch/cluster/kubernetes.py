@@ -1,4 +1,4 @@
-"""A run on several hosts as Kubernetes manifests; pods take the place of the hosts of a hosts file.
+"""Writes a run on several hosts as Kubernetes manifests; pods take the place of a hosts file's hosts.
 
 Each role is a workload of its own, so that the loss of one restarts no other:
 
@@ -33,9 +33,9 @@ Object = dict[str, Any]
 REPLAY, LEARNER, ACTORS, EVALUATOR = 'replay', 'learner', 'actors', 'evaluator'
 ROLES = (REPLAY, LEARNER, ACTORS, EVALUATOR)
 KINDS = ('cpu', 'memory', 'storage')
-USER = 10001  # of the image
+USER = 10001  # user and group ID in the image
 ETC, DATA, TMP = '/etc/hephaestus', '/data', '/tmp'
-RESTARTS = 100  # of one pod, before its workload has failed
+RESTARTS = 100  # of one pod, before its workload counts as failed
 GIBIBYTE = 2**30
 
 _LABEL = re.compile(r'[a-z]([a-z0-9-]*[a-z0-9])?')
@@ -50,21 +50,21 @@ _QUANTITY = re.compile(r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Options of a cluster besides hosts and config.
+  """Options of the manifests besides hosts and config.
 
   Attributes:
-    name: of the run; every object's name begins with it.
-    namespace: of all objects; None for that of kubectl.
-    image: built from the Dockerfile.
-    gpus: of each learner pod.
-    tpu: GKE's name of the kind of TPU that the learner's hosts have.
-    topology: of their slice, such as 2x2x4.
-    storage_class: of all volumes; None for the cluster's own.
-    resources: by role and by one of KINDS, in place of the estimates.
-    launch_id: of `hephaestus node`.
+    name: name of the run; every object's name begins with it.
+    namespace: Kubernetes namespace of all objects; None for kubectl's default.
+    image: name of the container image, which is built from the Dockerfile.
+    gpus: number of GPUs (nvidia.com/gpu) of each learner pod.
+    tpu: GKE's name for the type of the learner's TPUs, such as tpu-v4-podslice; None for no TPU.
+    topology: topology of their slice, such as 2x2x4; None for no TPU.
+    storage_class: storage class of all volumes; None for the cluster's default.
+    resources: (one of ROLES, one of KINDS) -> quantity for each pod, in place of the estimate.
+    launch_id: value of --launch-id for `hephaestus node`; None for its default.
 
   Raises:
-    ValueError: no cluster would accept a value; it names the flag.
+    ValueError: no cluster would accept a value; names the flag.
   """
 
   name: str = 'hephaestus'
@@ -104,7 +104,17 @@ class Options:
       raise ValueError(f'--topology {self.topology}: write it as 2x4 or 2x2x4')
 
   def accelerators(self, num_learners: int) -> tuple[str, int] | None:
-    """Name and number of each learner pod's accelerators; ValueError for an uneven division."""
+    """Returns the accelerators of each learner pod.
+
+    Args:
+      num_learners: number of learner pods.
+
+    Returns:
+      Resource name, such as 'nvidia.com/gpu', and count; None for no accelerators.
+
+    Raises:
+      ValueError: the chips of the TPU's topology do not divide over the pods.
+    """
     if self.gpus:
       return 'nvidia.com/gpu', self.gpus
     if self.topology is None:
@@ -118,7 +128,7 @@ class Options:
 
 
 def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
-  """`Options.resources` from words such as 'learner.memory=32Gi'; ValueError for others."""
+  """Parses words such as 'learner.memory=32Gi' to `Options.resources`; ValueError for others."""
   resources = {}
   for assignment in assignments:
     path, _, quantity = assignment.partition('=')
@@ -137,14 +147,17 @@ def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
 
 
 def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
-  """The hosts of a run whose hosts are pods.
+  """Converts hosts to pods, one role each, which are again hosts of a run.
 
   Args:
-    hosts: of a hosts file; how they are reached does not matter here.
-    name: of the run.
+    hosts: hosts of a hosts file; how they are reached does not matter here.
+    name: name of the run in the cluster.
+
+  Returns:
+    The hosts of the hosts file in the ConfigMap: one for each pod, with its address in the cluster.
 
   Raises:
-    ValueError: pods may not listen at replay's port.
+    ValueError: pods may not listen at replay's port, since it is below 1024.
   """
   shards = [host.replay for host in hosts.hosts if host.replay is not None]
   port = shards[0].port
@@ -174,12 +187,15 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
 def make(
   hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
 ) -> list[Object]:
-  """All objects of a run, in the order of creation.
+  """Makes the Kubernetes objects of a run.
 
   Args:
-    hosts: of a hosts file.
-    config: of the run, which fits them.
-    options: of the cluster.
+    hosts: hosts of a hosts file.
+    config: config of the run, which fits the hosts, see `hosts.check`.
+    options: options of the manifests.
+
+  Returns:
+    The objects as dictionaries, in the order in which they are to be created.
 
   Raises:
     ValueError: hosts, config and options do not belong together.
@@ -195,7 +211,7 @@ def make(
 
 
 def to_yaml(objects: Sequence[Object]) -> str:
-  """The text of a file for `kubectl apply -f`."""
+  """Converts objects to the text of a file for `kubectl apply -f`."""
   return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, explicit_start=True)
 
 
@@ -223,16 +239,16 @@ class _Group:
   """Pods that differ only by their index.
 
   Attributes:
-    role: of ROLES.
-    hosts: prefix of the names of their hosts.
-    stop_seconds: the time to stop in.
-    index: field of the pod with its index.
-    arguments: further arguments of `hephaestus node`.
+    role: role of the pods, one of ROLES.
+    hosts: prefix of the names of their hosts, before '-INDEX'.
+    stop_seconds: time between SIGTERM and SIGKILL.
+    index: field of a pod's metadata that has its index.
+    arguments: further command-line arguments of `hephaestus node`.
     container: further keys of the container.
-    actors: processes in each pod.
-    claim: of the volume that outlives the pod; None for that of a StatefulSet, and where nothing
-      outlives it.
-    restarts: whether a pod is restarted after any exit.
+    actors: number of actor processes in each pod.
+    claim: name of the claim of the volume that outlives the pod; None for a StatefulSet, which has
+      claims of its own, and for pods without such a volume.
+    restarts: whether a container is restarted after any exit.
   """
 
   role: str
@@ -247,7 +263,7 @@ class _Group:
 
 
 class _Run:
-  """One run as objects."""
+  """Makes the Kubernetes objects of one run."""
 
   def __init__(
     self, hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
@@ -291,7 +307,7 @@ class _Run:
     return {'apiVersion': api, 'kind': kind, 'metadata': metadata, **content}
 
   def _labels(self, role: str = '') -> dict[str, str]:
-    """The labels of one role, or those of all objects and pods of the run."""
+    """Labels of the objects and pods of one role; without a role, those that all of the run have."""
     return {
       'app.kubernetes.io/name': 'hephaestus',
       'app.kubernetes.io/instance': self._name,
@@ -433,7 +449,7 @@ class _Run:
     }
 
   def _pod(self, group: _Group) -> Object:
-    """The template of the pods of a group, which differ by their index."""
+    """Makes the template of the pods of a group."""
     spec: Object = {
       'restartPolicy': 'Always' if group.restarts else 'Never',
       'terminationGracePeriodSeconds': group.stop_seconds,
@@ -499,7 +515,7 @@ class _Run:
     return volumes
 
   def _resources(self, role: str, actors: int) -> Object:
-    """Memory is limited to the request; CPU is not limited."""
+    """Makes the resources of a container: memory is limited to the request, CPU is not limited."""
     cpu, memory = (self._quantity(role, kind, actors) for kind in ('cpu', 'memory'))
     requests, limits = {'cpu': cpu, 'memory': memory}, {'memory': memory}
     if role == LEARNER and self._accelerators is not None:

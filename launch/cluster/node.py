@@ -1,4 +1,4 @@
-"""One host's share of a run, as `hephaestus node` runs it."""
+"""Runs one host's share of the nodes of a run: `hephaestus node`."""
 
 import os
 import pathlib
@@ -15,10 +15,12 @@ from hephaestus.learner import profile as profile_lib
 
 
 def default_launch_id(config: launch_config.ExperimentConfig) -> int:
-  """A launch ID that hosts derive alike from the config: a resumed run must end at a later step.
+  """Derives a launch ID from the config, the same on all hosts: the environment steps of the run.
+
+  It differs from that of an earlier launch, because a resumed run must end at a later step.
 
   Raises:
-    ValueError: this run may end by time.
+    ValueError: the run may end by time, so that two launches may have the same number of steps.
   """
   if config.max_minutes is not None:
     raise ValueError(
@@ -29,7 +31,7 @@ def default_launch_id(config: launch_config.ExperimentConfig) -> int:
 
 
 def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
-  """The nodes of a host, as `program.commands` calls them."""
+  """Names of the nodes of a host, as in `program.commands`."""
   shards = parts_lib.replay_names(len(hosts.keepers))
   here = [shards[shard] for shard in hosts.shards(host.name)]
   if host.learner:
@@ -41,7 +43,7 @@ def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
 
 
 def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
-  """Raises ValueError for --stay on a host with more than replay."""
+  """Raises ValueError, for --stay, if a host has other nodes than replay."""
   if parts_lib.ENDING not in names(hosts, host):
     raise ValueError(
       f'--stay: is for a host with replay alone, and {host.name} has more; leave it out'
@@ -51,15 +53,18 @@ def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
 def prepare_profile(
   text: str, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> profile_lib.Span | None:
-  """The updates to trace on a host, after removing an older trace of them.
+  """Parses the learner updates to trace on a host, and deletes an older trace of them.
 
-  A restarted share gets the same flag again, and may be beyond these updates. Then nothing is
+  A restarted host gets the same flag again, and the run may be beyond these updates. Then nothing is
   traced, a line reports it, and the run continues.
 
   Args:
-    text: START:STOP.
-    config: of the run.
-    folder: of this host's share, which may be new.
+    text: learner updates to trace, as START:STOP.
+    config: config of the run.
+    folder: run folder on this host, which may be new.
+
+  Returns:
+    The updates to trace; None if the run will not do them.
 
   Raises:
     ValueError: the text has another form.
@@ -74,14 +79,14 @@ def prepare_profile(
 
 
 class HostPlace(NamedTuple):
-  """The place of this host in a launch.
+  """The part of a launch that this host runs.
 
   Attributes:
-    hosts: all hosts.
-    host: this one.
-    launch_id: the same on all hosts.
-    attached: whether heartbeats arrive through stdin; the share stops when they do.
-    stays: whether replay, alone on this host, outlives the run until it is stopped.
+    hosts: all hosts of the run.
+    host: this host.
+    launch_id: number of this launch, the same on all hosts.
+    attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
+    stays: whether replay, alone on this host, keeps serving after the run until it is stopped.
   """
 
   hosts: hosts_lib.Hosts
@@ -92,7 +97,7 @@ class HostPlace(NamedTuple):
 
   @property
   def nodes(self) -> list[str]:
-    """The nodes that run here."""
+    """Names of the nodes that run on this host."""
     here = names(self.hosts, self.host)
     return [name for name in here if not (self.stays and name == parts_lib.ENDING)]
 
@@ -105,18 +110,18 @@ def run(
   *,
   profile: profile_lib.Span | None = None,
 ) -> int:
-  """Runs a host's share, supervised, until the run is over, interrupted or failed.
+  """Runs a host's nodes under the supervisor until the run is over, interrupted or failed.
 
   Args:
-    place: of this host.
-    config: of the run, the same on all hosts.
-    folder: of this host's share, opened.
-    forks: starts the nodes.
-    profile: updates that are traced, by the nodes that are here; None for none.
+    place: place of this host in the launch.
+    config: config of the run, the same on all hosts.
+    folder: run folder on this host, made by `folder.open_run`.
+    forks: fork server that starts the nodes.
+    profile: learner updates to trace, in the nodes of this host; None for none.
 
   Returns:
-    The exit code, as of `local.train`; 0 also for a stopped share, unless it was stopped while
-    heartbeats arrived: the run is not over then, and `launch` must know.
+    The exit code of `local.train`; but 0 for nodes that were asked to stop, unless that was on this
+    host while heartbeats still arrived: then `launch` must see that the run is not over.
   """
   addresses = place.hosts.replay_addresses(place.host.name)
   print(f'up: {", ".join(place.nodes)}; replay at {", ".join(addresses)}', flush=True)
@@ -151,7 +156,7 @@ def run(
 
 
 class _Follower:
-  """Prints what is added to logs, line by line, each after the name of its node."""
+  """Prints new lines of the logs of nodes, each after the name of its node."""
 
   def __init__(self, logs: Sequence[tuple[str, pathlib.Path]]):
     self._logs = logs

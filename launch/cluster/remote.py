@@ -1,4 +1,4 @@
-"""Starts the hosts of a run over ssh or gcloud, shows their output, and stops them."""
+"""Starts the hosts of a run over ssh or gcloud, shows their output, restarts and stops them."""
 
 import contextlib
 import os
@@ -28,13 +28,16 @@ _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell
 def command(
   hosts: hosts_lib.Hosts, host: hosts_lib.Host, run: str, forwarded_ports: Sequence[int]
 ) -> list[str] | None:
-  """The command that starts a host from here; None where an orchestrator does.
+  """Makes the command by which this machine starts `hephaestus node` on a host.
 
   Args:
-    hosts: all of them.
-    host: this one.
-    run: folder of its share, on that host.
-    forwarded_ports: free ones of this machine, for tunnels to the shards of replay.
+    hosts: all hosts of the run.
+    host: the host to start.
+    run: run folder on that host.
+    forwarded_ports: a free port of this machine for each shard of replay, for tunnels.
+
+  Returns:
+    Program and arguments; None for a host without `ssh`, `gcloud` and `local`.
   """
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
   there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
@@ -58,7 +61,7 @@ def command(
 def _forwarding(
   hosts: hosts_lib.Hosts, host: hosts_lib.Host, forwarded_ports: Sequence[int]
 ) -> list[str]:
-  """ssh's flags for tunnels: from a host to this machine, and from here to replay."""
+  """Flags of ssh for tunnels: from a host to this machine, and from here to the hosts of replay."""
   if not any(each.tunnel for each in hosts.hosts):
     return []
   forwards = []
@@ -72,7 +75,7 @@ def _forwarding(
 
 
 class _Connection:
-  """The connection to a host: a process that ends with the share of the host.
+  """A connection to a host: a local process, such as ssh, that ends with the host's `node`.
 
   A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
   host that never was up is not, because it would fail again.
@@ -94,7 +97,7 @@ class _Connection:
     self.start()
 
   def start(self) -> None:
-    """Starts the host's share, for the first time or after the previous process has ended."""
+    """Starts `node` on the host, for the first time or after the previous process has ended."""
     self.exit_code = self.restart_at = self._up_at = None
     try:
       self._popen = subprocess.Popen(
@@ -115,12 +118,12 @@ class _Connection:
     ).start()
 
   def hear(self, line: str) -> None:
-    """Notes a line of the host's output."""
+    """Reads a line of the host's output, for whether the host is up."""
     if line.startswith('up: ') and self._up_at is None:
       self._up_at = time.monotonic()
 
   def end(self, exit_code: int) -> float | None:
-    """Notes the end of the process.
+    """Records the end of the process, and whether it is restarted.
 
     Returns:
       Seconds until it is restarted; None if it is not.
@@ -142,14 +145,14 @@ class _Connection:
 
   @property
   def health(self) -> str:
-    """State of the host: starting, up, stopping, lost (to be restarted), or exit and its code."""
+    """State of the host: 'starting', 'up', 'stopping', 'lost' (to be restarted), or 'exit CODE'."""
     if self.exit_code is not None:
       return f'exit {self.exit_code}' if self.restart_at is None else 'lost'
     return 'stopping' if self.told_to_stop else 'starting' if self._up_at is None else 'up'
 
   @property
   def failed(self) -> bool:
-    """Whether it ended with an error and is not restarted."""
+    """Whether the process ended with an error and is not restarted."""
     if self.exit_code is None or self.restart_at is not None:
       return False
     return self.exit_code not in ((0, *_TERMINATED) if self.told_to_stop else (0,))
@@ -167,7 +170,7 @@ class _Connection:
       self._popen.stdin.close()
 
   def cut(self) -> None:
-    """Ends the connection, upon which the host stops."""
+    """Closes the connection by SIGTERM to the local process; the host then stops by itself."""
     self.stop()
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self._popen.pid, signal.SIGTERM)
@@ -188,14 +191,14 @@ class _Connection:
 class Launch:
   """A launch of all hosts that can be reached from here.
 
-  A lost host is restarted with back-off until the learner has ended. A failed share is reported.
-  The launch ends when the run cannot continue: without any shard of replay, without the learner, or
-  without actors.
+  A lost host is restarted with back-off until the learner has ended. A failed host is reported. The
+  launch ends when the run cannot continue: without any shard of replay, without a host of the
+  learner, or without actors.
 
   Args:
-    hosts: all of them.
-    commands: the command that starts each host that is reached from here, by its name.
-    spec: sent to each of them.
+    hosts: all hosts of the run.
+    commands: name of each host that is reached from here -> the command that starts it.
+    spec: run specification that is sent to each of them.
     say: prints a line.
   """
 
@@ -239,7 +242,7 @@ class Launch:
     return 1 if any(connection.failed for connection in self._connections) else 0
 
   def _follow(self) -> None:
-    """Shows lines until all hosts have ended, or the run cannot continue."""
+    """Shows output and restarts lost hosts until all have ended, a signal, or the run cannot continue."""
     deadline: float | None = None
     is_active = lambda each: each.exit_code is None or each.restart_at is not None
     while any(map(is_active, self._connections)) and not self._interrupts.count:
@@ -260,7 +263,7 @@ class Launch:
         return
 
   def _hopeless(self) -> str:
-    """The reason why the run cannot continue; empty when it can."""
+    """Reason why the run cannot continue; '' when it can."""
     keeping = [each for each in self._connections if each.host.replay]
     is_kept = not keeping or not all(each.failed for each in keeping)
     for connection in self._connections:
@@ -304,7 +307,7 @@ class Launch:
     return [connection for connection in connections if connection.exit_code is None]
 
   def _pump(self) -> None:
-    """Shows new lines, for at most half a second, and sends a heartbeat when it is due."""
+    """Shows the next line of output, if one comes within half a second; sends heartbeats when due."""
     now = time.monotonic()
     if now - self._beaten > handshake.HEARTBEAT_PERIOD:
       self._beaten = now

@@ -1,4 +1,4 @@
-"""Checks of a run: its metrics, and what its newest agent predicts of steps that it plays now."""
+"""Checks of a run: its metrics, and its agent's predictions for episodes that it plays now."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,23 @@ MODEL, POLICY, DREAMS, RUN = 'world model', 'actor and critic', 'dreams', 'run'
 
 
 class Predictions(NamedTuple):
-  """Predictions of an agent for steps of its own policy, and what came; [S] float32 each.
+  """An agent's predictions for steps of its own policy, and the actual outcomes.
+
+  All are flat float32 arrays. `reward` to `scrambled` have an entry for each step that is not the
+  first of its episode, `value` and `return_` one for each step that is not the last of its episode.
 
   Attributes:
-    reward: that came, at steps that do not begin an episode.
-    expected: that was predicted of the same steps from their observations.
-    surprise: see `examination.Examination`, of the same steps.
-    of_other: likewise.
-    novelty: of the same steps.
-    scrambled: likewise.
-    end: predicted probability to continue at terminations.
-    lasts: the same elsewhere.
-    value: of steps.
-    return_: that came after them, with the value at the end of the sequence.
+    reward: actual rewards.
+    expected: rewards that the model predicts from the observations of the same steps.
+    surprise: nats, see `examination.Examination`.
+    of_other: `surprise_of_other` of `examination.Examination`, nats.
+    novelty: novelty of the transitions to these steps.
+    scrambled: their novelty with scrambled observations, see `examination.Examination`.
+    end: predicted probability that the episode continues, at terminations.
+    lasts: the same probability at all other steps that are not the first of an episode.
+    value: the critic's values of the task.
+    return_: actual discounted returns after these steps, bootstrapped with the value where a sequence
+      ends or a time limit truncates the episode.
   """
 
   reward: np.ndarray
@@ -51,12 +55,15 @@ class Predictions(NamedTuple):
 
 
 def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predictions:
-  """Plays the agent, and compares its predictions with what comes.
+  """Plays an agent with sampled actions, and collects its predictions and the actual outcomes.
 
   Args:
-    policy: of a run of the dreamer.
-    num_steps: least number of steps.
-    seed: of environments and actions.
+    policy: policy of a run of the dreamer, with all parameters.
+    num_steps: least number of environment steps to play.
+    seed: seed of environments, actions and latents.
+
+  Returns:
+    Predictions and outcomes of all steps.
   """
   config = policy.config
   dreamer = config.record.make(
@@ -106,7 +113,7 @@ def _predictions(found: Any, sequence: experience.Sequence, gamma: float) -> Pre
 def _returns(
   reward: np.ndarray, discount: np.ndarray, last: np.ndarray, value: np.ndarray, gamma: float
 ) -> np.ndarray:
-  """[T, B] discounted returns after each step, with the value where a sequence or a time limit ends it."""
+  """[T, B] discounted returns after each step, bootstrapped where a sequence or a time limit ends it."""
   returns = np.array(value, np.float32)
   for step in range(len(reward) - 2, -1, -1):
     after = np.where(last[step + 1], value[step + 1], returns[step + 1])
@@ -117,7 +124,15 @@ def _returns(
 def of_predictions(
   found: Predictions, explained: environment_checks.Explained | None
 ) -> list[check_lib.Check]:
-  """Whether each part of the model and the critic has learned what it is for."""
+  """Checks the dynamics, the reward head, the continue head, novelty and the critic.
+
+  Args:
+    found: predictions of the agent.
+    explained: results of the probes on random steps, which help to find the likely cause; or None.
+
+  Returns:
+    A check for each part.
+  """
   size = float(np.std(found.return_) + abs(np.mean(found.return_)))
   error = abs(float(np.mean(found.value) - np.mean(found.return_)))
   return [
@@ -164,7 +179,7 @@ def of_predictions(
 def _of_rewards(
   found: Predictions, explained: environment_checks.Explained | None
 ) -> list[check_lib.Check]:
-  """Whether rewards are predicted, and if not, why."""
+  """Checks that rewards are predicted; if not, the probes decide which cause is likely."""
   usual = np.median(found.reward)
   higher, lower = found.reward > usual, found.reward < usual
   areas = [
@@ -198,7 +213,7 @@ def _of_rewards(
 
 
 def _area(score: np.ndarray, positive: np.ndarray) -> float:
-  """The area under the receiver operating characteristic, ties counted by half."""
+  """Area under the ROC curve of a score [S] for a class [S] bool; ties count by half."""
   _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
   ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
   number = positive.sum()
@@ -206,7 +221,7 @@ def _area(score: np.ndarray, positive: np.ndarray) -> float:
 
 
 def of_dreams(result: dreams.Result) -> list[check_lib.Check]:
-  """Dreams beside the environment; see `bench dreams`."""
+  """Checks imagination rollouts against the environment, by the result of `bench dreams`."""
   first, last = result.rows[0], result.rows[-1]
   ratio = None
   if last.imagined is not None and last.real is not None and abs(last.real) > 0.02:
@@ -238,12 +253,15 @@ def of_metrics(
   config: launch_config.ExperimentConfig,
   random_return: tuple[float, float] | None,
 ) -> list[check_lib.Check]:
-  """Judges the reports of a run.
+  """Checks the metrics that the learner and the evaluator of a run have written.
 
   Args:
-    folder: of the run.
-    config: of the run.
+    folder: folder of the run.
+    config: config of the run.
     random_return: mean return of the random policy and its standard error; None where unknown.
+
+  Returns:
+    A check for each trend, and one for each warning of `advice`.
   """
   rows = metrics.read(folder / 'metrics' / 'learner.jsonl') if _has(folder, 'learner') else []
   evaluations = (
@@ -273,7 +291,7 @@ def of_metrics(
 def _warnings(
   config: launch_config.ExperimentConfig, rows: Sequence[Mapping[str, Any]], score: float | None
 ) -> list[str]:
-  """Advice of the agent's record; none on PPO where the score is good by now."""
+  """Warnings by the record's advice, in words; none for an on-policy run with a good score."""
   found: list[str] = []
   giver = config.record.make_advice(config, found.append)
   is_good = score is not None and score >= advice.Advice.GOOD_SCORE
@@ -296,7 +314,14 @@ def _halves(warning: str) -> tuple[str, str]:
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
-  """Trends in the reports of a learner."""
+  """Checks the metrics of a learner.
+
+  Args:
+    rows: rows of its metrics, the oldest first.
+
+  Returns:
+    The checks; none without a row.
+  """
   if not rows:
     return []
   broken = [name for name, value in rows[-1].items() if value is None and name.endswith('loss')]
@@ -347,7 +372,7 @@ def _of_dreamer(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
 
 
 def _recent(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-  """Mean of a metric over the newest quarter of the reports."""
+  """Mean of a metric over the newest quarter of the rows; NaN if none of them has it."""
   newest = rows[-max(1, len(rows) // 4) :]
   return _mean(np.asarray([row[name] for row in newest if row.get(name) is not None]))
 

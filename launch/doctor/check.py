@@ -1,4 +1,4 @@
-"""Check: one number of a diagnosis, its threshold, and what to do where it is beyond."""
+"""Check: one number of a diagnosis, its acceptable range, and the likely cause outside of it."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ class Check(NamedTuple):
   """One number of a diagnosis.
 
   Attributes:
-    part: that it is of, such as 'world model'.
-    name: of the number, in words.
-    value: of it; None where it could not be measured.
-    limit: the values that are fine, in words; '' where any is.
-    is_fine: whether `value` is among them.
-    cause: likely, in words; '' where it is fine.
-    remedy: the setting to try; '' likewise.
+    part: part of the system that the number describes, such as 'world model'.
+    name: name of the number, in words.
+    value: the number; None where it could not be measured.
+    limit: acceptable range, in words, such as 'at most 0.5'; '' if any value is fine.
+    is_fine: whether `value` is within the range; True if it could not be measured.
+    cause: likely cause of a value outside of the range; '' where it is fine.
+    remedy: the setting to try; '' where it is fine.
   """
 
   part: str
@@ -44,12 +44,15 @@ def judge(
 
   Args:
     part: see `Check`.
-    name: likewise.
-    value: likewise; NaN is as None.
-    above: smallest fine value; None for no limit.
-    below: largest.
-    cause: of one beyond.
-    remedy: for it.
+    name: see `Check`.
+    value: the number; None or NaN if it could not be measured.
+    above: smallest acceptable value; None for no limit.
+    below: largest acceptable value; None for no limit.
+    cause: likely cause of a value outside of the limits.
+    remedy: setting to try in that case.
+
+  Returns:
+    The check; with `cause` and `remedy` only if the number is outside of the limits.
   """
   known = None if value is None or math.isnan(value) else float(value)
   pairs = (('at least', above), ('at most', below))
@@ -62,17 +65,23 @@ def judge(
 
 
 def note(part: str, name: str, value: Any) -> Check:
-  """A number that has no limit."""
+  """Makes a check of a number without limits, which is always fine; NaN becomes None."""
   return Check(part, name, None if value is None or math.isnan(value) else float(value))
 
 
 def findings(checks: Sequence[Check]) -> list[Check]:
-  """Those that are not fine."""
+  """Returns the checks that are not fine."""
   return [check for check in checks if not check.is_fine]
 
 
 def show(target: str, checks: Sequence[Check], console: rich.console.Console | None = None) -> None:
-  """Prints all numbers as a table, and below it what was found."""
+  """Prints all checks as a table, then each finding with its cause and remedy.
+
+  Args:
+    target: name of the run or environment, for the summary line.
+    checks: all checks.
+    console: where to print; stdout by default.
+  """
   console = console or rich.console.Console(width=100)
   table = rich.table.Table(box=None, header_style='bold')
   for heading, justify in (
@@ -97,7 +106,7 @@ def show(target: str, checks: Sequence[Check], console: rich.console.Console | N
 
 
 def text(check: Check) -> str:
-  """A finding in one line."""
+  """Describes a check that is not fine in one line, with its cause and remedy."""
   shown = '' if check.value is None else f' {check.value:,.3g}'
   limit = f' ({check.limit} is fine)' if check.limit else ''
   return f'{check.part}, {check.name}{shown}{limit}: {check.cause}; {check.remedy}'

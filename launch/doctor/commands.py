@@ -1,4 +1,4 @@
-"""`hephaestus doctor`: which part of a run or an environment does not work."""
+"""`hephaestus doctor`: finds the part of a run or of an environment that does not work."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-  """Declares `doctor`."""
+  """Adds the command `doctor` to the parser."""
   doctor = commands.add_parser(
     'doctor',
     allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""All checks of an environment or of a run."""
+"""Runs all checks of an environment or of a run."""
 
 import math
 import pathlib
@@ -19,12 +19,15 @@ from hephaestus.launch.run import metrics
 
 
 def of_environment(name: str, *, num_steps: int, seed: int) -> list[check_lib.Check]:
-  """Checks an environment, and what the default preset of this machine implies for it.
+  """Checks an environment, and the consequences of this machine's default preset for it.
 
   Args:
-    name: as of `environments.make`.
-    num_steps: least number of environment steps to play.
-    seed: of everything random.
+    name: name of the environment, see `environments.make`.
+    num_steps: least number of environment steps to play with the random policy.
+    seed: seed of everything random.
+
+  Returns:
+    All checks, also those that are fine.
 
   Raises:
     ValueError: the name is unknown, or its package is not installed.
@@ -39,16 +42,22 @@ def of_environment(name: str, *, num_steps: int, seed: int) -> list[check_lib.Ch
 def of_run(
   folder: pathlib.Path, *, num_steps: int, seed: int, checkpoint: str | None = None
 ) -> list[check_lib.Check]:
-  """Checks a run, which may be running, and its environment; leaves the result in its folder.
+  """Checks a run, which may still be training, and its environment.
+
+  Also writes the checks to doctor.json in the run's folder, from where the dashboard shows them.
 
   Args:
-    folder: of the run.
-    num_steps: least number of environment steps to play at random, and by the agent.
-    seed: of everything random.
-    checkpoint: a learner step, or 'best'; None for the newest.
+    folder: folder of the run.
+    num_steps: least number of environment steps to play, once with the random policy and once with
+      the agent.
+    seed: seed of everything random.
+    checkpoint: learner step of the checkpoint to check, or 'best'; None for the newest.
+
+  Returns:
+    All checks, also those that are fine.
 
   Raises:
-    ValueError: it has no such checkpoint.
+    ValueError: it is not a run, or has no such checkpoint.
   """
   policy = policy_lib.load(folder, checkpoint)
   config = policy.config

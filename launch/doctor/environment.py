@@ -1,4 +1,4 @@
-"""Checks of an environment, from steps of the random policy; no world model is involved."""
+"""Checks of an environment from steps of the random policy, without a world model."""
 
 from typing import NamedTuple
 
@@ -15,22 +15,27 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import preflight
 
 PART = 'environment'
-FEW = 20  # steps with a reward, below which nothing can be said about them
-FEW_TO_LEARN = 200  # below which a probe that explains nothing says nothing
-MOST_LATE = 0.05  # share of a change's variance
+FEW = 20  # least number of steps with a reward that permits a statement about rewards
+FEW_TO_LEARN = 200  # least number of such steps to train a probe on
+MOST_LATE = 0.05  # share of variance that the previous action may explain beyond the action
 MOST_TARGETS = 64  # numbers whose changes are probed: those that vary most
 
 
 class Explained(NamedTuple):
-  """Shares of variance that a small network explains, on steps that it was not trained on.
+  """Shares of variance that a small network (a probe) explains, on steps it was not trained on.
+
+  Changes of D numbers of the observation in one step, those that vary most, are predicted from the
+  observation before and the input that each attribute names. Rewards are predicted from the
+  observations before and after the step and that input; their shares are None if too few steps have
+  a reward.
 
   Attributes:
-    change: [D] of the numbers' changes, by the observation and the action.
-    change_late: [D], the same by the action of the step before.
-    change_without: [D], the same without an action.
-    reward: by the observations around it and the action; None where rewards are few.
-    reward_early: the same with the first observation of the episode.
-    reward_without: the same without an action.
+    change: [D] shares for the changes, with the action taken as an input.
+    change_late: [D] shares with the action of the step before instead.
+    change_without: [D] shares without an action.
+    reward: share for the reward, with the action taken as an input.
+    reward_early: share with the action and the first observation of the episode.
+    reward_without: share with that first observation, without an action.
   """
 
   change: np.ndarray
@@ -48,16 +53,17 @@ def check(
   num_steps: int,
   seed: int,
 ) -> tuple[list[check_lib.Check], play.Streams | None, Explained | None]:
-  """Plays an environment at random.
+  """Checks an environment with steps of the random policy.
 
   Args:
-    environment: without auto-reset.
-    config: of a run in it, whose preset's consequences are shown; None to leave them out.
-    num_steps: least number of steps of all environments together.
-    seed: of resets, steps and actions.
+    environment: the environment, without auto-reset.
+    config: config of a run in it, whose consequences are reported too; None to leave them out.
+    num_steps: least number of steps, summed over parallel environments.
+    seed: seed of resets, steps and actions.
 
   Returns:
-    The checks, and what they are made of; None each where the environment breaks its specs.
+    The checks, the steps that were played, and the results of the probes. Steps and results are None
+    if the environment violates its specs, which is then the only check.
   """
   try:
     if isinstance(environment, host.HostEnvironment):
@@ -85,7 +91,12 @@ def check(
 
 
 def of_streams(streams: play.Streams, max_steps: int) -> list[check_lib.Check]:
-  """Rewards, ends and numbers that never vary, under the random policy."""
+  """Checks rewards and terminations under the random policy, and describes its episodes.
+
+  Args:
+    streams: steps of the random policy.
+    max_steps: time limit of the environment; an earlier end with a discount of 1 is a finding.
+  """
   follows = ~streams.first
   rewarded = follows & (streams.reward != 0)
   early = (streams.lengths < max_steps) & (streams.ends > 0)
@@ -112,7 +123,7 @@ def of_streams(streams: play.Streams, max_steps: int) -> list[check_lib.Check]:
 
 
 def explain(streams: play.Streams) -> Explained:
-  """Trains the probes."""
+  """Trains the probes on steps of the random policy; see `Explained`."""
   steps = np.argwhere(~streams.first[1:])
   steps = steps[np.argsort(steps[:, 1], kind='stable')]  # other environments in the other half
   at, env = steps[:, 0] + 1, steps[:, 1]
@@ -127,7 +138,7 @@ def explain(streams: play.Streams) -> Explained:
     share(change[:, varied], before, *other) for other in ((taken,), (late,), ())
   )
   reward = streams.reward[at, env][:, None]
-  # Those that make the variance: a cost of each step is none of them.
+  # Counts the rewards that cause the variance; a constant cost of each step does not.
   if np.sum(np.abs(reward - reward.mean()) > reward.std()) < FEW_TO_LEARN:
     return Explained(by_action, by_late, by_none, None, None, None)
   begin = _begins(streams.first)[at, env]
@@ -151,7 +162,7 @@ def _begins(first: np.ndarray) -> np.ndarray:
 
 def of_probes(explained: Explained) -> list[check_lib.Check]:
   """Checks that actions have an effect, at their own step, and that observations predict rewards."""
-  # The number that shows it best counts: most do not depend on the action.
+  # The best number of the observation counts, since most do not depend on the action.
   gains = [float(np.max(explained.change - explained.change_without))]
   best = None
   if explained.reward is not None:
@@ -189,7 +200,12 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
 def of_config(
   config: launch_config.ExperimentConfig, streams: play.Streams
 ) -> list[check_lib.Check]:
-  """The consequences of a preset for this environment."""
+  """Reports the consequences of a config for an environment: sizes, memory and warnings.
+
+  Args:
+    config: config of a run in the environment.
+    streams: steps of the random policy, for the length of its episodes.
+  """
   checks = []
   if not config.record.on_policy:
     steps = config.batch_size * config.steps_per_sequence

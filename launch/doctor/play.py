@@ -1,4 +1,4 @@
-"""Steps of an environment, played by an agent or at random."""
+"""Collects steps of parallel environments, played by an agent or by the random policy."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,21 +16,21 @@ from hephaestus.agents import observation as observation_lib
 
 NUM_ENVS, LENGTH = 16, 65
 Played = tuple[experience.Sequence, rollout.Episodes]
-"""A sequence [N, LENGTH, ...] and the episodes that ended in it, host arrays."""
+"""A sequence [N, LENGTH, ...] of N environments and the episodes that ended in it, host arrays."""
 
 
 class Streams(NamedTuple):
-  """T steps of N environments, host arrays.
+  """T consecutive steps of N environments, and the E episodes that ended in them; host arrays.
 
   Attributes:
-    observation: [T, N, F] float32, all numbers, without the action mask.
-    action: [T, N, A] float32, one-hot where it is a choice.
-    reward: [T, N] float32, that arrived at the step.
-    discount: [T, N] float32, likewise.
-    first: [T, N] bool.
-    lengths: [E] of the episodes that ended, in steps.
-    returns: [E] float32 of the same, undiscounted.
-    ends: [E] float32, the discount of the last step of each: 0 where it terminated, 1 where a time
+    observation: [T, N, F] float32, all numbers of the observation, without the action mask.
+    action: [T, N, A] float32, chosen at the step; one-hot for discrete actions.
+    reward: [T, N] float32, reward that arrived at the step, earned by the action before.
+    discount: [T, N] float32, discount that arrived at the step.
+    first: [T, N] bool, whether the step is the first of its episode.
+    lengths: [E], steps of each episode.
+    returns: [E] float32, undiscounted return of each episode.
+    ends: [E] float32, discount at the last step of each episode: 0 if it terminated, 1 if a time
       limit truncated it.
   """
 
@@ -52,14 +52,18 @@ def play(
   num_steps: int,
   seed: int,
 ) -> list[Played]:
-  """Sequences [N, LENGTH, ...] of an agent; each begins with the last step of the one before.
+  """Plays an agent with sampled actions in N parallel environments.
 
   Args:
-    environment: without auto-reset.
-    agent: that acts.
+    environment: the environment, without auto-reset.
+    agent: the agent.
     params: its acting parameters.
-    num_steps: least number of steps of all environments together.
-    seed: of environments and actions.
+    num_steps: least number of steps, summed over parallel environments.
+    seed: seed of environments and actions.
+
+  Returns:
+    Consecutive sequences [N, LENGTH, ...] with their episodes; each begins with the last step of the
+    one before. N is NUM_ENVS, or a quarter of it for an environment that is stepped on the host.
   """
   num_envs = NUM_ENVS // 4 if isinstance(environment, host.HostEnvironment) else NUM_ENVS
   unroll = rollout.make_unroll(environment, agent, num_envs=num_envs, sequence_length=LENGTH)
@@ -73,7 +77,12 @@ def play(
 
 
 def streams(played: Sequence[Played], action_spec: Any) -> Streams:
-  """Joins consecutive sequences of one set of environments."""
+  """Joins consecutive sequences along time.
+
+  Args:
+    played: sequences as `play` returns them.
+    action_spec: spec of an action, for the one-hot encoding.
+  """
   sequences = [sequence for sequence, _ in played]
   # The last step of a sequence is the first of the next, which has its action.
   join = lambda *parts: np.concatenate([part[:, :-1] for part in parts], axis=1).swapaxes(0, 1)

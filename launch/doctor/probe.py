@@ -1,4 +1,4 @@
-"""How much of one array another one explains, by a small network: a probe without a world model."""
+"""A probe: trains a small network to measure how much of some targets the given inputs explain."""
 
 import flax.linen as nn
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-MOST_INPUTS = 2048  # beyond them, random projections are read
+MOST_INPUTS = 2048  # more are reduced to so many random projections
 WIDTH = 128  # inputs are padded to a multiple of it
 HIDDEN, STEPS, CHECKS, BATCH = 64, 600, 12, 256
 
@@ -22,14 +22,16 @@ class _Probe(nn.Module):
 
 
 def explained(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-  """The share of the variance of each target that inputs explain, on the half that is not trained on.
+  """Share of each target's variance that a network predicts from the inputs, on held-out steps.
+
+  The network is trained on the first half of the steps and tested on the second.
 
   Args:
-    inputs: [S, F] float32, of at least 512 steps.
+    inputs: [S, F] float32, S at least 512.
     targets: [S, D] float32.
 
   Returns:
-    [D] float32, the best shares over training, at least 0; 0 of a target that does not vary.
+    [D] float32 in [0, 1], the best share of each target during training; 0 if a target is constant.
   """
   # Sizes in large steps, so that programs are compiled once.
   half = len(targets) // (2 * BATCH) * BATCH
@@ -57,7 +59,7 @@ def _standardised(inputs: np.ndarray, half: int) -> np.ndarray:
 
 @jax.jit
 def _fit(inputs, targets, other_inputs, other_targets) -> jax.Array:
-  """The best shares explained of the other targets, [D]."""
+  """[D] best shares of the other targets' variance that are explained during training."""
   probe = _Probe(targets.shape[-1])
   init_key, key = jax.random.split(jax.random.key(0))
   params = probe.init(init_key, inputs[:1])

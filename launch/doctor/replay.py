@@ -16,15 +16,21 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import preflight
 
 PART = 'replay'
-PAIRS = 64  # of consecutive sequences whose states are compared
+PAIRS = 64  # pairs of consecutive sequences whose states are compared
 
 
 def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[check_lib.Check]:
-  """Ratio, duplicates and strata; nothing where no replay was saved, or Reverb is not installed.
+  """Checks stored sequences, or ratio and duplicates of a fused run, and describes the strata.
 
   Args:
-    folder: of the run.
-    config: of the run, of an agent with replay.
+    folder: folder of the run.
+    config: config of the run, whose agent must be off-policy.
+
+  Returns:
+    The checks. There are none for a distributed run without a saved replay, or without Reverb.
+
+  Raises:
+    ValueError: the run has no checkpoint of replay yet.
   """
   if config.fused:
     report = device_replay.read(str(folder))
@@ -44,12 +50,19 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
 def of_states(
   policy: policy_lib.Policy, folder: pathlib.Path, *, seed: int
 ) -> list[check_lib.Check]:
-  """Whether the states that are stored with sequences still fit; of fused runs alone.
+  """Checks whether the recurrent states stored with sequences still fit today's parameters.
+
+  Values from stored states are compared with values from states that are inferred along the sequence
+  before; see `examination.restart`.
 
   Args:
-    policy: of a run of the dreamer.
-    folder: of the run.
-    seed: of latents and of the sequences that are read.
+    policy: policy of a run of the dreamer, with all parameters.
+    folder: folder of the run.
+    seed: seed of latents and of the choice of sequences.
+
+  Returns:
+    One check; none for a run that is not fused, stores no states, gives the model a context of several
+    steps, or has too few sequences.
   """
   config = policy.config
   # With a context of several steps, the steps before a sequence are known in one case alone.
@@ -73,7 +86,7 @@ def of_states(
 
 
 def _of_restart(found: examination.Restart) -> check_lib.Check:
-  """The error of values from stored states, beyond what random latents alone change."""
+  """Checks the error of values from stored states, beyond the noise of sampled latents."""
   spread = float(np.std(found.inferred))
   error = np.mean(np.abs(found.stored - found.inferred))
   chance = np.mean(np.abs(found.again - found.inferred))
@@ -107,7 +120,7 @@ def _of_ratio(
 
 
 def _of_strata(strata: dict[str, Any], age: str) -> list[check_lib.Check]:
-  """Sizes, and ages in updates."""
+  """Reports the size and the median age of each stratum; `age` is the key of its ages in updates."""
   checks = []
   for name, row in strata.items():
     size = row['size'] if 'size' in row else row['sequences']

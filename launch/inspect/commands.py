@@ -11,7 +11,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-  """Declares `inspect` and `environments`."""
+  """Adds the commands `inspect` and `environments` to the parser."""
   _add_inspect(commands)
   environments = commands.add_parser(
     'environments', allow_abbrev=False, help='list all environments, or describe one'

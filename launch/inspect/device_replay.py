@@ -1,4 +1,4 @@
-"""Reports on the replay of a fused run, from its newest checkpoint: the replay itself is in a device."""
+"""Reports on the replay of a fused run by its newest checkpoint, since the replay is on a device."""
 
 import pathlib
 from typing import Any
@@ -19,7 +19,7 @@ from hephaestus.replay import inspector
 
 
 def is_kept_by(target: str) -> bool:
-  """Whether a target is the folder of a fused run with replay."""
+  """Whether a target, as of `inspect`, is the folder of a fused run with replay."""
   path = pathlib.Path(target) / folder_lib.CONFIG
   if not path.exists():
     return False
@@ -28,16 +28,19 @@ def is_kept_by(target: str) -> bool:
 
 
 def read(target: str) -> dict[str, Any]:
-  """The strata of the newest checkpoint of a run, which may be running.
+  """Reports on the strata in the newest checkpoint of a run, which may still be training.
 
   Args:
     target: the folder of a fused run with replay.
 
   Returns:
-    {'learner_step', 'environment_step', 'replay_ratio', 'sequences': stored, 'duplicates': stored
-     twice, 'warnings': as of `live.Inspection.report`,
-     'strata': {NAME: {'size', 'max_size', 'share', 'steps', 'age': {QUANTILE: updates}}}}, where ages
-    are before the checkpoint, by `inspector.QUANTILES`; None without a sequence.
+    {'learner_step', 'environment_step', 'replay_ratio',
+     'sequences': number of stored sequences, 'duplicates': how many of them are copies of another,
+     'warnings': see `live.Inspection.report`,
+     'strata': {NAME: {'size', 'max_size': sequences, 'share': of each batch, 'steps': environment
+       steps, 'age': {QUANTILE: updates}}}}.
+    'age' has the `inspector.QUANTILES` of the updates between acting and the checkpoint; it is None
+    for an empty stratum.
 
   Raises:
     ValueError: nothing has been saved yet.
@@ -76,7 +79,13 @@ def read(target: str) -> dict[str, Any]:
 
 
 def show(target: str, report: dict[str, Any], console: rich.console.Console | None = None) -> None:
-  """Prints a report as a table."""
+  """Prints a report of `read` as a table.
+
+  Args:
+    target: the folder of the run, for the heading.
+    report: the report.
+    console: where to print; stdout by default.
+  """
   table = rich.table.Table(box=None, header_style='bold')
   rows = cells(report)
   for heading in rows[0]:
@@ -94,7 +103,7 @@ def show(target: str, report: dict[str, Any], console: rich.console.Console | No
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, str]]:
-  """Cells of a report, a row for each stratum, by heading."""
+  """Formats the strata of a report of `read` as table rows, {HEADING: TEXT} for each stratum."""
   rows = []
   for name, row in report['strata'].items():
     age = row['age']
@@ -112,7 +121,7 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def numbers(report: dict[str, Any]) -> dict[str, str]:
-  """Numbers outside of the strata, by name and with units."""
+  """Formats the other numbers of a report of `read`: {NAME: TEXT}, with units."""
   named = {
     'state': f'the run is not running; shown is its checkpoint of update {report["learner_step"]:,}',
     'replay ratio': f'{report["replay_ratio"]:.2f} achieved',
@@ -123,13 +132,15 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
 
 
 def sequences(target: str, schema: experience.Sequence) -> tuple[experience.Sequence, np.ndarray]:
-  """All sequences of the newest checkpoint, [S, ...] host arrays, and their order, the oldest first.
-
-  The sequences of one unroll, one for each environment, lie together and in the same order.
+  """Reads all sequences in the newest checkpoint.
 
   Args:
     target: the folder of a fused run with replay.
-    schema: of one sequence.
+    schema: tree of shapes and dtypes of one sequence.
+
+  Returns:
+    The sequences, [S, ...] host arrays, and [S] their indices from the oldest to the newest. In this
+    order, the sequences of one unroll are adjacent, one for each environment in a fixed order.
 
   Raises:
     ValueError: nothing has been saved yet.
@@ -140,7 +151,7 @@ def sequences(target: str, schema: experience.Sequence) -> tuple[experience.Sequ
 
 
 def _restore(target: str, schema: experience.Sequence) -> checkpoint.Restored:
-  """Those arrays of the replay in the newest checkpoint that a schema of one sequence names."""
+  """Restores from the newest checkpoint those arrays of the replay that the schema has."""
   number: Any = jax.ShapeDtypeStruct((), np.int32)
   storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct((0, *x.shape), x.dtype), schema)
   empty: Any = ()

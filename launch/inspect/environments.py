@@ -15,16 +15,17 @@ HEADINGS = ('environment', 'observation', 'actions', 'mask', 'longest episode')
 
 
 def look_up(name: str | None = None) -> dict[str, Any]:
-  """Describes an environment, a family, or all of them.
+  """Describes one environment, a family (another package's environments), or all of them.
 
   Args:
-    name: an environment, as of `environments.make`, or a family. None for everything; then the
-      environments of families are listed by name alone, since making them takes long.
+    name: name of an environment, see `environments.make`, or of a family such as 'gymnax'. None for
+      everything; then the environments of families are only listed, since making them takes long.
 
   Returns:
-    `{'worlds': {NAME: DESCRIPTION}}`, where a description is that of `describe`, or `{'refused':
-    REASON}`. Without a name also `{'families': {NAME: {'installed', 'worlds'}}}` with the names of
-    its environments, None if the family is not installed.
+    `{'worlds': {NAME: DESCRIPTION}}`, where a description is a result of `describe`, or `{'refused':
+    REASON}` for an environment that is not supported. Without a name also `{'families': {NAME:
+    {'installed', 'worlds'}}}`; there `'worlds'` lists the names of the family's environments, and is
+    None if the family is not installed.
 
   Raises:
     ValueError: the name is unknown, or its package is not installed.
@@ -52,13 +53,17 @@ def _family(name: str) -> dict[str, Any]:
 
 
 def describe(name: str) -> dict[str, Any]:
-  """Specs of an environment, with the defaults of its options.
+  """Describes the specs and the options of an environment.
+
+  Args:
+    name: name of the environment, see `environments.make`.
 
   Returns:
-    {'observation', 'actions', 'mask', 'max_steps', 'options'}
+    {'observation': {PATH: dtype and shape}, 'actions': text, 'mask': whether observations have an
+    action mask, 'max_steps': steps of an episode at most, 'options': {OPTION: default}}
 
   Raises:
-    ValueError: as of `environments.make`.
+    ValueError: the environment cannot be made, see `environments.make`.
   """
   environment = environments.make(name)
   fields = {

@@ -10,14 +10,16 @@ from hephaestus.replay import inspector, tables
 
 
 def of_replay(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> dict[str, Any]:
-  """The keys of `inspector.Inspector.poll`, with 'saved', unix seconds of the oldest checkpoint.
-
-  Rates, the limiter's state and memory are None. 'tables' is empty, and 'saved' None, for a queue of
-  on-policy sequences, which has no checkpoint, and for replay without one on this machine.
+  """Reads the counters of a run's replay from the newest checkpoint of each shard.
 
   Args:
-    folder: of the run.
-    config: of the run.
+    folder: folder of the run.
+    config: config of the run.
+
+  Returns:
+    The keys of `inspector.Inspector.poll`, where rates, the limiter's state and memory are None; and
+    'saved', unix seconds of the oldest of these checkpoints. 'tables' is empty and 'saved' is None
+    without a checkpoint on this machine, and for an on-policy queue, which has none.
   """
   from hephaestus.replay import contents  # TensorFlow and Reverb
 
@@ -38,7 +40,7 @@ def of_replay(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> d
 
 
 def _tables(counts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Entries of tables as in a report, without rates."""
+  """Entries of 'tables' as of `inspector.Inspector.poll`, without rates."""
   unknown = {'bytes': None, 'inserts_per_second': None, 'samples_per_second': None}
   return {
     name: each._asdict()

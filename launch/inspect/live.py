@@ -1,4 +1,4 @@
-"""Live report on the replay of a run: its strata, rates and bottleneck."""
+"""Live reports on the replay of a run: its strata, rates and bottleneck."""
 
 import itertools
 import pathlib
@@ -20,7 +20,7 @@ from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
-# Distributions over the sequences of a stratum, by the key of the report.
+# Labels of the distributions over the sequences of a stratum, by their key in a report.
 DISTRIBUTIONS = {
   'version': 'acting version',
   'age_updates': 'age, updates',
@@ -33,9 +33,9 @@ class Target(NamedTuple):
   """A run, or a replay server without its run.
 
   Attributes:
-    folder: of a run; None for a server alone.
-    config: of the run; None for a server alone.
-    address: HOST:PORT of the server alone; that of a run may change whenever it is started.
+    folder: folder of the run; None for a server alone.
+    config: config of the run; None for a server alone.
+    address: HOST:PORT of a server alone; None for a run, whose address may change at each start.
   """
 
   folder: pathlib.Path | None
@@ -44,10 +44,10 @@ class Target(NamedTuple):
 
 
 def find(target: str) -> Target:
-  """Parses a target: the folder of a run, or HOST:PORT.
+  """Parses a target: the folder of a run, or HOST:PORT of a replay server.
 
   Raises:
-    ValueError: it is neither, the run has no replay, or Reverb is not installed.
+    ValueError: it is neither, it is a fused run, or Reverb is not installed.
   """
   folder = pathlib.Path(target)
   if folder.is_dir():
@@ -68,14 +68,14 @@ def _check_packages(target: str) -> None:
 
 
 def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
-  """Events of every start of one of a run's replay servers, in all launches.
+  """Reads the events of all starts of one replay server of a run, restarts included.
 
   Args:
-    folder: of the run.
-    name: of the server's node.
+    folder: folder of the run.
+    name: name of the server's process, such as 'replay' or 'replay-0'.
 
   Returns:
-    {'time': unix seconds, 'pid', ...} of each start.
+    {'time': unix seconds, 'pid', ...} for each start, the oldest first.
   """
   return [
     row
@@ -85,22 +85,22 @@ def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
 
 
 class Inspection:
-  """Makes reports on a run, or on a server alone."""
+  """Makes reports on the replay of a run, or on a replay server alone."""
 
   def __init__(
     self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
   ):
-    """Parses the target; makes no call yet.
+    """Parses the target, without calling the server yet.
 
     Args:
-      target: a run's folder, or HOST:PORT of a replay server. Numbers that the nodes of a run write
-        are None for a server alone.
-      timeout_seconds: for the server to answer.
-      read_seconds: longest time for reading the actors' metrics in one report; the next report
+      target: a run's folder, or HOST:PORT of a replay server. Numbers from the metrics of a run are
+        None for a server alone.
+      timeout_seconds: longest wait for an answer of the server.
+      read_seconds: longest time to read the actors' metrics in one report; the next report
         continues from there.
 
     Raises:
-      ValueError: the target is neither.
+      ValueError: the target is not valid, see `find`.
     """
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
@@ -114,35 +114,37 @@ class Inspection:
 
   @property
   def address(self) -> str:
-    """HOST:PORT of the last report; of all shards, separated by commas."""
+    """HOST:PORT of the last report's server, or of all its shards, separated by commas."""
     return ', '.join(self._addresses)
 
   def report(self) -> dict[str, Any]:
-    """Report of `inspector.Inspector.poll`, with the metrics of the run's nodes.
+    """Makes a report from the server's tables and the metrics that the run's processes write.
 
     Returns:
-      Its keys, and
+      The keys of `inspector.Inspector.poll`, and
 
         'time': unix seconds.
-        'running': whether a server answered. Otherwise the report is of the newest checkpoints of
-          replay and of the metrics, without rates.
-        'saved': unix seconds of those checkpoints; None of a server that answers, and without any.
-        'address': of the server.
-        'environment_step': taken so far.
-        'lost_steps': of those, lost by replay when it was restarted, by the newest metrics.
-        'parameter_version': the newest that an actor uses.
-        'learner_starved_fraction', 'actors_throttled_fraction': of the last minute, or of the
-          newest metrics if those are older.
-        'staleness': {'newest_updates', 'oldest_updates'}, age of the actors' parameters.
-        'bottleneck': in words.
-        'warnings': in words, parts of the agent that do nothing; see `advice.warnings`.
+        'running': whether a server answered. Otherwise the report is made from the newest
+          checkpoints of replay and from the metrics, without rates.
+        'saved': unix seconds of the oldest of those checkpoints; None if a server answered, or
+          without a checkpoint.
+        'address': HOST:PORT of the server.
+        'environment_step': environment steps so far.
+        'lost_steps': how many of those a restart of replay has lost, by the newest metrics.
+        'parameter_version': the newest version of the parameters that an actor uses.
+        'learner_starved_fraction', 'actors_throttled_fraction': shares of time spent waiting, over
+          the last minute, or by the newest metrics if those are older.
+        'staleness': {'newest_updates', 'oldest_updates'}, age of the actors' parameters in updates;
+          {} if unknown.
+        'bottleneck': sentence that names it; None if unknown.
+        'warnings': sentences on parts of the agent that do nothing; see `advice.warnings`.
         'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
-          'episode_return', 'shared'}}, as of `stored.Stored` but for the live tables. Distributions
-          are by `inspector.QUANTILES`, and None where they are unknown.
+          'episode_return', 'shared'}}, as in `stored.Stored` but of the live tables. Distributions
+          have the keys `inspector.QUANTILES`, and are None where they are unknown.
 
     Raises:
       ValueError: the folder is no longer one of a run.
-      ConnectionError: no server answers, though one should, or nothing is known of the run.
+      ConnectionError: no server answers, unless the run is not running and has metrics to report.
     """
     report = self._poll()
     folder, config, _ = self._target
@@ -167,7 +169,7 @@ class Inspection:
     return report | {'bottleneck': _bottleneck(report) if report['running'] else None}
 
   def _poll(self) -> dict[str, Any]:
-    """The report of the server, or what is known of a run that is not running."""
+    """Polls the server; if none answers, reports the last known state of a run that is not running."""
     folder, config, address = self._target
     addresses = [address] if address is not None else []
     if folder is not None:
@@ -287,16 +289,19 @@ class Inspection:
 
 
 def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
-  """One report with rates, which takes two calls of the server; one of a run that is not running.
+  """Makes one report with rates, by two calls of the server a short time apart.
 
   Args:
-    target: as of `Inspection`.
-    timeout_seconds: likewise.
-    seconds: between the calls.
+    target: a run's folder, or HOST:PORT of a replay server.
+    timeout_seconds: longest wait for an answer of the server.
+    seconds: time between the two calls.
+
+  Returns:
+    The second report, see `Inspection.report`; the first one for a run that is not running.
 
   Raises:
-    ValueError: the target is not valid.
-    ConnectionError: no server answers.
+    ValueError: the target is not valid, see `find`.
+    ConnectionError: no server answers, unless the run is not running and has metrics to report.
   """
   inspection = Inspection(target, timeout_seconds)
   report = inspection.report()
@@ -309,7 +314,7 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
 def _of_nodes(
   folder: pathlib.Path, config: launch_config.ExperimentConfig, shards: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  """Statistics from the metrics of the learner and the actors."""
+  """Entries of a report that are from the metrics of the learner and the actors."""
   learner_file = folder / 'metrics' / 'learner.jsonl'
   learner = metrics.last(learner_file)
   files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
@@ -343,7 +348,7 @@ def _of_nodes(
 
 
 def warnings(folder: pathlib.Path) -> list[str]:
-  """Parts of a run's agent that do nothing, in words, by the newest metrics of its learner."""
+  """Sentences on parts of a run's agent that do nothing, by the newest metrics of its learner."""
   return advice.warnings(metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW))
 
 
@@ -383,10 +388,15 @@ def _bottleneck(report: dict[str, Any]) -> str | None:
 
 
 def waiting(report: dict[str, Any]) -> tuple[float, float]:
-  """Shares of time for which the rate limiter blocked inserts and sampling since the last report."""
+  """Shares of time for which the rate limiter blocked inserts, and sampling, since the last report.
+
+  Args:
+    report: a report of `Inspection`, whose 'limiter' is not None.
+  """
   worked = report['tables'][report['limiter']['table']]['worker_time']
   return worked['waiting_for_sampling'], worked['waiting_for_inserts']
 
 
 def share(value: float | None) -> str:
+  """Formats a share of 1 as a percentage; '-' for None."""
   return '-' if value is None else f'{100 * value:.0f} %'

@@ -1,4 +1,4 @@
-"""A live report for Prometheus."""
+"""Serves live reports to Prometheus."""
 
 import http.server
 from typing import Any
@@ -9,11 +9,14 @@ from hephaestus.replay import inspector
 
 
 def make_exporter(target: str, port: int) -> http.server.HTTPServer:
-  """A web server for Prometheus, on the loopback interface; each GET of /metrics makes a report.
+  """Makes a web server for Prometheus, in which each GET of /metrics makes a report.
 
   Args:
-    target: as of `live.Inspection`.
-    port: to listen at; 0 for a free one.
+    target: a run's folder, or HOST:PORT of a replay server.
+    port: port to listen at on the loopback interface; 0 for a free one.
+
+  Returns:
+    A server that listens already; `serve_forever` answers the requests.
 
   Raises:
     ValueError: the target is not valid, or the port is in use.
@@ -50,7 +53,14 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
 
 
 def exposition(report: dict[str, Any]) -> str:
-  """A report in Prometheus' text format: a line for each number, with tables and states as labels."""
+  """Formats a report in Prometheus' text format, with a line for each number.
+
+  Tables, strata, states and quantiles become labels. A run that is not running has one line only,
+  `hephaestus_up 0`.
+
+  Args:
+    report: a report of `live.Inspection`.
+  """
   if not report['running']:
     return 'hephaestus_up 0\n'
   lines = ['hephaestus_up 1']
@@ -79,5 +89,5 @@ def exposition(report: dict[str, Any]) -> str:
 
 
 def _sample(name: str, labels: str, value: Any) -> list[str]:
-  """A line for a number; nothing for other values."""
+  """Returns the line of a number; no line for other values."""
   return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []

@@ -32,10 +32,10 @@ class Sample(NamedTuple):
   """One stored sequence.
 
   Attributes:
-    table: that holds it.
+    table: name of the table that stores it.
     item: the table's reference to it.
-    age_rank: its place among the table's items; 0 is the oldest.
-    sequence: [T, ...] of host arrays.
+    age_rank: its rank among the table's items by age; 0 is the oldest.
+    sequence: host arrays [T, ...].
   """
 
   table: str
@@ -45,11 +45,11 @@ class Sample(NamedTuple):
 
 
 class Stored(NamedTuple):
-  """Content of a checkpoint.
+  """Content of a checkpoint of replay.
 
   Attributes:
-    violations: a line for each.
-    summary: of the content:
+    violations: a line for each fault that was found.
+    summary: statistics of the content:
 
       {'checkpoint': {'saved': unix seconds, 'sequences': number of different ones},
        'strata': {NAME: {'sequences', 'episodes', 'version', 'age_updates', 'age_steps',
@@ -59,8 +59,8 @@ class Stored(NamedTuple):
       (95 %), 'highest'} or None. Ages are in updates before the newest acting version, and in
       environment steps collected since. 'shared' is the share of sequences that every other stratum
       holds, too.
-    samples: of each stratum, evenly from the oldest to the newest.
-    draw: of the run's environment; see `Environment.draw`.
+    samples: sequences of each stratum, evenly spaced from the oldest to the newest.
+    draw: how the run's environment draws an observation; see `Environment.draw`.
   """
 
   violations: list[str]
@@ -70,13 +70,16 @@ class Stored(NamedTuple):
 
 
 def read(target: str, num_samples: int = 0) -> Stored:
-  """Reads the newest checkpoint from a copy, which does not disturb a running server.
+  """Reads and checks the newest checkpoint of replay, from a copy, so a running server is unaffected.
 
-  It takes as much memory as the replay server does. Ctrl-C ends it, and deletes the copy.
+  It needs as much memory as the replay server. Ctrl-C ends it, and deletes the copy.
 
   Args:
     target: a run's folder.
-    num_samples: of each stratum.
+    num_samples: number of sequences to return of each stratum.
+
+  Returns:
+    The faults, statistics and samples.
 
   Raises:
     ValueError: the target is not a run's folder, or has no checkpoint of replay.
@@ -130,16 +133,17 @@ def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
 
 
 class _Reading:
-  """One pass over a checkpoint.
+  """Reads the checkpoint of one shard, in one pass.
 
   Attributes:
-    saved: unix seconds at which it was finished.
-    items: by table, the oldest first.
-    strata: the tables that hold sequences.
-    violations: a line for each.
-    samples: evenly from the oldest to the newest of each stratum.
-    digests: of each stratum's items, in their order.
-    kept: items and sequences of each stratum without observations, which would not fit in memory.
+    saved: unix seconds at which the checkpoint was complete.
+    items: items of each table, the oldest first.
+    strata: names of the tables that store sequences.
+    violations: a line for each fault that was found.
+    samples: sequences of each stratum, evenly spaced from the oldest to the newest.
+    digests: hashes of each stratum's sequences, in the order of its items.
+    kept: items and sequences of each stratum; the sequences lack their observations, which would not
+      fit in memory.
   """
 
   def __init__(
@@ -206,12 +210,12 @@ def _result(
   """Merges the readings of all shards.
 
   Args:
-    readings: of each shard.
-    names: of their nodes.
-    num_envs: environments whose sequences alternate in the stream of one writer. None if
+    readings: one of each shard.
+    names: names of the shards' processes.
+    num_envs: number of environments whose sequences alternate in the stream of one writer. None if
       consecutive sequences are unknown; then only episodes within one sequence have a return.
-    steps_per_sequence: of an environment.
-    draw: of the run's environment.
+    steps_per_sequence: environment steps of a sequence.
+    draw: how the run's environment draws an observation.
   """
   several = len(readings) > 1
   violations = [
@@ -269,7 +273,7 @@ def _duplicates(readings: list[_Reading], names: list[str]) -> Iterator[str]:
 
 
 def _place(table: str, key: int | None = None, step: int | None = None) -> str:
-  """Place of a violation, in words."""
+  """Prefix of a violation's line, which says where it is."""
   place = f'table {table}'
   place += '' if key is None else f', key {key}'
   return place + ('' if step is None else f', step {step}') + ': '
@@ -295,7 +299,13 @@ def _streams(
 
 
 def show(target: str, stored: Stored, console: rich.console.Console | None = None) -> None:
-  """Prints the summary and the samples as tables."""
+  """Prints the summary and the samples as tables.
+
+  Args:
+    target: the run's folder, for the heading.
+    stored: content of its checkpoint.
+    console: where to print; stdout by default.
+  """
   console = console or rich.console.Console()
   moment = datetime.datetime.fromtimestamp(stored.summary['checkpoint']['saved'])
   say = lambda text: console.print(text, markup=False, highlight=False)
@@ -379,7 +389,7 @@ def _cell(value: np.ndarray) -> str:
 
 
 def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
-  """The samples as JSON values, each with the steps of its sequence."""
+  """Converts samples to JSON values, with step types, actions, rewards and discounts of each step."""
   return [
     {
       'table': sample.table,
@@ -400,9 +410,14 @@ def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes a GIF of each sample's observations as `videos.drawing` draws them; returns the paths.
+  """Writes a GIF of each sample, FOLDER/TABLE-NUMBER.gif, and returns their paths.
 
-  Replay does not store the environment's state, so a GIF may show less than a rendered episode.
+  `videos.drawing` draws the observations. Replay does not store the environment's state, so a GIF may
+  show less than a rendered episode.
+
+  Args:
+    stored: content of a checkpoint, with samples.
+    folder: where to write the GIFs.
   """
   made = []
   numbers: collections.Counter[str] = collections.Counter()

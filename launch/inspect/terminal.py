@@ -1,4 +1,4 @@
-"""A live report in words: lines, tables and curves of a terminal, and cells of the page."""
+"""Shows live reports: as lines, tables and curves in a terminal, and as texts for the web page."""
 
 import collections
 import datetime
@@ -41,7 +41,7 @@ _ACTIVITIES = {
 
 
 def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
-  """Prints a live report of `inspect` as tables, by default to stdout."""
+  """Prints a report of `live.Inspection` as tables, by default to stdout."""
   console = console or rich.console.Console()
   if report['tables']:
     console.print(_table(report, console.width))
@@ -63,14 +63,14 @@ def watch(
   If the server is lost, this reports it and retries; a supervised run restarts its server.
 
   Args:
-    target: as of `live.Inspection`.
+    target: a run's folder, or HOST:PORT of a replay server.
     period: seconds between two reports.
-    as_json: prints each report as a line of JSON instead. Without a server the line is {'time',
-      'address', 'error'}.
-    console: to show it on.
+    as_json: whether to print each report as a line of JSON instead. While no server answers, the line
+      is {'time', 'address', 'error'}.
+    console: where to show it; stdout by default.
 
   Raises:
-    ValueError: the target is not valid, or no longer.
+    ValueError: the target is not valid, or the run's folder was deleted meanwhile.
   """
   console = console or rich.console.Console()
   reports: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
@@ -107,7 +107,7 @@ def _reports(target: str, period: float) -> Iterator[dict[str, Any]]:
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, str]]:
-  """Cells of the tables of a report, or of one of its shards: a row for each table, by heading."""
+  """Formats the tables of a report, or of one of its shards: {HEADING: TEXT} for each table."""
   return [
     {
       'table': name,
@@ -149,9 +149,9 @@ def _aligned(
   `rich.table` takes ten times as long, on the cores that the run needs.
 
   Args:
-    headings: of the columns.
-    blocks: rows of cells.
-    left: number of columns, from the first, that are aligned left.
+    headings: headings of the columns.
+    blocks: rows of cells of each block.
+    left: number of columns, from the first, that are aligned left; the others are aligned right.
   """
   rows = [headings, *itertools.chain(*blocks)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -171,7 +171,7 @@ def _aligned(
 
 
 def distributions(report: dict[str, Any]) -> list[dict[str, str]]:
-  """Cells of the distributions of the strata, a row for each one that is known."""
+  """Formats the known distributions of a report's strata: {HEADING: TEXT} for each."""
   return [
     {'stratum': name, 'distribution of': label, **distribution_cells(key, row[key])}
     for name, row in sorted(report['strata'].items())
@@ -181,11 +181,11 @@ def distributions(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
-  """Cells of a distribution, by HEADINGS.
+  """Formats a distribution: {HEADING: TEXT} by HEADINGS.
 
   Args:
-    key: of live.DISTRIBUTIONS.
-    values: by `inspector.QUANTILES`; None if unknown.
+    key: its key in live.DISTRIBUTIONS.
+    values: its values by the keys of `inspector.QUANTILES`; None if unknown, which gives '-'.
   """
   number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
   return {
@@ -207,7 +207,7 @@ def _distribution_table(report: dict[str, Any]) -> rich.text.Text:
 
 
 def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
-  """Share of time by activity of the worker thread of each stratum's table."""
+  """Share of time by activity of each stratum's worker thread: {STRATUM: {ACTIVITY: share}}."""
   return {
     name: {_ACTIVITIES[state]: share for state, share in row['worker_time'].items()}
     for name, row in sorted(report['tables'].items())
@@ -216,7 +216,7 @@ def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def numbers(report: dict[str, Any]) -> dict[str, str]:
-  """Numbers outside of the tables, by name and with units."""
+  """Formats the numbers of a report that are not in its tables: {NAME: TEXT}, with units."""
   ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
   named = {} if report['running'] else {'state': _stopped(report)}
   named |= {
@@ -270,7 +270,7 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _stopped(report: dict[str, Any]) -> str:
-  """The age of what is shown of a run that is not running."""
+  """Sentence for a run that is not running: from when the shown numbers are."""
   if report['saved'] is None:
     return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
   moment = datetime.datetime.fromtimestamp(report['saved'])
@@ -306,7 +306,15 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
 def frame(
   target: str, reports: Sequence[dict[str, Any]], period: float, width: int
 ) -> rich.console.RenderableType:
-  """The live view: the newest report with numbers, and curves of the last reports."""
+  """Makes the live view: the newest report as tables, and curves of the last reports.
+
+  Args:
+    target: target of the reports, for the heading.
+    reports: the last reports, at least one, the oldest first; {'time', 'address', 'error'} for those
+      without a server.
+    period: seconds between two reports.
+    width: columns of the terminal.
+  """
   newest = reports[-1]
   moment = datetime.datetime.fromtimestamp(newest['time'])
   heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
@@ -346,7 +354,12 @@ def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
 
 
 def moving(report: dict[str, Any]) -> dict[str, float | None]:
-  """The numbers of a report that are drawn as curves; none while a server is lost or restarts."""
+  """Returns the numbers of a report that are drawn as curves.
+
+  Returns:
+    'inserts/s', 'samples/s' (sequences), 'replay ratio', 'throttled' and 'starved' (shares of time);
+    {} without an answer of a server, and without rates, as in the first report.
+  """
   if 'error' in report or report['limiter'] is None or report['seconds'] is None:
     return {}
   throttled, starved = live.waiting(report)
@@ -362,11 +375,11 @@ def moving(report: dict[str, Any]) -> dict[str, float | None]:
 
 
 def curve(values: Iterable[float | None], top: float) -> str:
-  """A block character for each value, higher for larger ones; a space for None.
+  """Draws a curve as one block character for each value; a space for None.
 
   Args:
-    values: at least 0.
-    top: value of a full block.
+    values: the values, each at least 0 or None.
+    top: the value of a full block.
   """
   last = len(_BLOCKS) - 1
   height = lambda value: min(last, int(value / top * (last + 1))) if top > 0 else 0

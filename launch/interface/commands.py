@@ -1,4 +1,4 @@
-"""`hephaestus export`: the policy of a run, for one's own code."""
+"""`hephaestus export`: writes the policy of a run into a folder, for use in other programs."""
 
 import argparse
 import pathlib
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-  """Declares `export`."""
+  """Adds the command `export` to the parser."""
   export = commands.add_parser(
     'export', allow_abbrev=False, help='write the policy of a run as safetensors and JSON'
   )

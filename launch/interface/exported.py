@@ -1,6 +1,6 @@
-"""An exported policy: acting parameters as safetensors, with its specs and config as JSON.
+"""Reads and writes exported policies: acting parameters as safetensors, specs and config as JSON.
 
-Some come with the package, in SHIPPED, made by `shipping.py`.
+Some trained agents come with the package, in the folder SHIPPED; `shipping.py` makes them.
 """
 
 import json
@@ -17,8 +17,8 @@ from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.launch import config as launch_config
 
 POLICY, PARAMS = 'policy.json', 'params.safetensors'
-FORMAT = 1  # of policy.json; another number is refused
-SHIPPED = pathlib.Path(__file__).parent / 'shipped'  # a folder for each, by its name
+FORMAT = 1  # version of policy.json; `read` rejects any other
+SHIPPED = pathlib.Path(__file__).parent / 'shipped'  # one folder for each agent, by its name
 SPECS = {
   kind.__name__: kind
   for kind in (specs.Array, specs.BoundedArray, specs.DiscreteArray, environment_lib.BoardSpec)
@@ -26,16 +26,16 @@ SPECS = {
 
 
 class Exported(NamedTuple):
-  """The content of a folder.
+  """The content of an exported policy's folder.
 
   Attributes:
-    config: of the run.
-    learner_step: at which the parameters were saved.
-    action_names: of the choices; empty without names.
-    observation_spec: None where JSON cannot hold it, as that of a `ViewSpec`, which has a function;
-      the environment of the config has it.
-    action_spec: of an action.
-    arrays: acting parameters by name, host arrays.
+    config: config of the run that trained the policy.
+    learner_step: number of updates after which the parameters were saved.
+    action_names: names of the discrete actions, in order; empty if the environment names none.
+    observation_spec: tree of specs of one observation. None where JSON cannot represent it, such as a
+      `ViewSpec`, which contains a function; then the environment of `config` provides it.
+    action_spec: spec of one action.
+    arrays: acting parameters, host arrays by name, see `named`.
   """
 
   config: launch_config.ExperimentConfig
@@ -47,17 +47,23 @@ class Exported(NamedTuple):
 
 
 def shipped() -> list[str]:
-  """The names of the agents that come with the package."""
+  """Sorted names of the agents that come with the package, such as 'catch'."""
   return sorted(file.parent.relative_to(SHIPPED).as_posix() for file in SHIPPED.rglob(POLICY))
 
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path:
-  """The folder of a run, of an exported policy, or of a shipped agent by its name.
+  """Finds a folder by its path, or that of a shipped agent by its name.
 
-  A folder of the working directory goes before a shipped agent of the same name.
+  An existing folder takes precedence over a shipped agent of the same name.
+
+  Args:
+    path: folder of a run or of an exported policy, or name of a shipped agent.
+
+  Returns:
+    The folder.
 
   Raises:
-    ValueError: there is neither; names the shipped agents.
+    ValueError: there is neither; the message lists the shipped agents.
   """
   folder = pathlib.Path(path)
   if folder.exists():
@@ -71,7 +77,14 @@ def find(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def halved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The arrays with large ones at float16, of which `read` makes float32 again."""
+  """Converts float32 arrays of more than 1,000 numbers to float16, if all are within its range.
+
+  Args:
+    arrays: host arrays by name.
+
+  Returns:
+    All arrays by name. `read` converts float16 back to float32.
+  """
   is_large = lambda array: array.dtype == np.float32 and array.size > 1000
   is_within = lambda array: np.abs(array).max() <= np.finfo(np.float16).max
   return {
@@ -81,21 +94,24 @@ def halved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def named(tree: Any) -> dict[str, Any]:
-  """The leaves of a tree by their path, such as 'world_model/encoder/0/w'."""
+  """Flattens a tree into a dict from path, such as 'world_model/encoder/0/w', to leaf."""
   flat, _ = jax.tree_util.tree_flatten_with_path(tree)
   return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in flat}
 
 
 def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
-  """The tree of acting parameters.
+  """Rebuilds the tree of acting parameters, the inverse of `named`.
 
   Args:
-    arrays: by name, as of `named`.
-    like: their tree of shapes and dtypes.
-    name: of the folder, for the error.
+    arrays: arrays by path, as `named` returns them.
+    like: tree of the expected shapes and dtypes.
+    name: path of the file, for the error message.
+
+  Returns:
+    A tree with the structure of `like`.
 
   Raises:
-    ValueError: an array is missing, left over, or of another shape; names it.
+    ValueError: an array is missing, unexpected, or of another shape or dtype; the message names it.
   """
   needed = {key: (leaf.shape, leaf.dtype) for key, leaf in named(like).items()}
   found = {key: (array.shape, array.dtype) for key, array in arrays.items()}
@@ -110,7 +126,15 @@ def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
 
 
 def write(exported: Exported, out: pathlib.Path) -> None:
-  """Writes a folder; ValueError where it holds something already, or cannot be written to."""
+  """Writes an exported policy as two files, PARAMS and POLICY.
+
+  Args:
+    exported: the policy.
+    out: an empty folder, or the path of a new one.
+
+  Raises:
+    ValueError: the folder is not empty, or cannot be written to.
+  """
   content = {
     'format': FORMAT,
     'learner_step': exported.learner_step,
@@ -131,7 +155,11 @@ def write(exported: Exported, out: pathlib.Path) -> None:
 
 
 def read(folder: pathlib.Path) -> Exported:
-  """Reads a folder that `write` has made; ValueError for another, with its name."""
+  """Reads a folder that `write` has made, with float16 arrays converted to float32.
+
+  Raises:
+    ValueError: a file is missing, broken, or of another version; the message names the folder.
+  """
   file = folder / POLICY
   try:
     content = json.loads(file.read_text())
@@ -158,7 +186,7 @@ def read(folder: pathlib.Path) -> Exported:
 
 
 def _spec_to_json(spec: Any) -> Any:
-  """A tree of specs as JSON; None where it has another kind of spec or of tree."""
+  """Converts a tree of specs to JSON values; None if a spec or a container is not supported."""
   if isinstance(spec, dict):
     entries = {key: _spec_to_json(entry) for key, entry in spec.items()}
     return None if None in entries.values() else {'dict': entries}
@@ -179,7 +207,7 @@ def _spec_to_json(spec: Any) -> Any:
 
 
 def _bound_to_json(bound: np.ndarray) -> dict[str, Any]:
-  """Shape and values, as text where they are infinite, which JSON lacks."""
+  """Shape and flat values of a bound; infinite values are text, since JSON lacks them."""
   values = [str(x) if np.isinf(x) else x for x in np.asarray(bound).reshape(-1).tolist()]
   return {'shape': list(np.shape(bound)), 'values': values}
 

@@ -1,4 +1,4 @@
-"""Policy: a trained agent that acts in the user's own code, from a run or an exported folder."""
+"""Policy: a trained agent for use in other programs, loaded from a run or an exported folder."""
 
 import functools
 import os
@@ -18,12 +18,12 @@ from hephaestus.launch.run import folder as folder_lib
 
 
 class State(NamedTuple):
-  """The memory of a policy between two steps, a tree of arrays.
+  """The recurrent state of a policy between two steps, a tree of arrays.
 
   Attributes:
-    memory: the agent's own, of N environments.
+    memory: the agent's policy state, a tree of arrays [N, ...]; N is 1 without a batch axis.
     first: [N] bool, or [] without a batch axis; whether the next observation begins an episode.
-    num_calls: [] int32, calls of `act` so far, so that one key gives each of them other noise.
+    num_calls: [] int32, calls of `act` so far; folded into the key, so that each call samples anew.
   """
 
   memory: Any
@@ -32,19 +32,19 @@ class State(NamedTuple):
 
 
 class Policy:
-  """The greedy or sampled actions of a trained agent; made by `load`.
+  """A trained agent that chooses greedy or sampled actions; made by `load`.
 
   Attributes:
-    path: that it was loaded from.
-    config: of its run.
-    learner_step: update at which its parameters were saved.
-    observation_spec: tree of `dm_env.specs`, of one observation.
-    action_spec: likewise of one action.
-    action_names: of its choices; empty without names.
-    agent: its pure functions, of which `act` takes `params`.
-    params: acting parameters.
-    all_params: those and the rest, such as of the model's decoder, which `agent.foresee` takes; host
-      arrays. None where they were not exported.
+    path: folder from which it was loaded, or name of a shipped agent.
+    config: config of its run.
+    learner_step: number of updates after which its parameters were saved.
+    observation_spec: tree of `dm_env.specs` of one observation.
+    action_spec: `dm_env.specs` of one action.
+    action_names: names of the discrete actions, in order; empty if the environment names none.
+    agent: the agent's pure functions; `agent.act` takes `params`.
+    params: acting parameters, on the device.
+    all_params: all parameters, host arrays; these include the model's decoder, which `agent.foresee`
+      needs. None for an exported policy, which has the acting parameters only.
   """
 
   def __init__(
@@ -81,17 +81,21 @@ class Policy:
 
   @functools.cached_property
   def environment(self) -> environment_lib.Environment:
-    """The environment of its run, without auto-reset; ValueError where its package is missing."""
+    """The environment of its run, without auto-reset.
+
+    Raises:
+      ValueError: the environment cannot be made, such as when its package is not installed.
+    """
     return self._environment or self.config.make_environment()
 
   def initial_state(self, batch: int | None = None) -> State:
-    """The state before an episode.
+    """Returns the state with which an episode begins.
 
     Args:
-      batch: number of environments N; None for one, without a batch axis.
+      batch: number of parallel environments, N; None for a single one, without a batch axis.
 
     Raises:
-      ValueError: it is not positive.
+      ValueError: `batch` is not positive.
     """
     if batch is not None and batch < 1:
       raise ValueError(f'batch={batch}: must be at least 1, or None for no batch axis')
@@ -102,11 +106,14 @@ class Policy:
     )
 
   def reset(self, state: State, ended: Any) -> State:
-    """The state with which a new episode begins wherever one has ended.
+    """Resets the state of those environments whose episode has ended.
 
     Args:
-      state: after `act`.
+      state: the state that `act` returned.
       ended: bool, of the shape of `state.first`; whether the next observation begins an episode.
+
+    Returns:
+      The state for the next call of `act`.
     """
     return state._replace(first=jnp.logical_or(state.first, jnp.asarray(ended, bool)))
 
@@ -121,18 +128,19 @@ class Policy:
     """Chooses actions; compiled at the first call for each number of environments.
 
     Args:
-      observation: by `observation_spec`, with a leading axis of N where the state has a batch axis.
-        An action mask is an entry of it, `action_mask`, True where legal.
-      state: of `initial_state`, `reset`, or the call before.
-      key: of the noise, which also differs from call to call; not needed for greedy actions.
-      greedy: the likeliest action; else one is sampled.
+      observation: tree of arrays as in `observation_spec`, with a leading axis N if the state has a
+        batch axis. An action mask is its entry `action_mask`, True for legal actions.
+      state: the state from `initial_state`, from `reset`, or from the call before.
+      key: PRNG key of the samples; the same key may be given at each step, since the number of calls
+        is folded into it. Not needed for greedy actions.
+      greedy: whether to take the most probable action; else it is sampled.
 
     Returns:
-      The action, an array of the host by `action_spec` with the same leading axis (an array of JAX
-      within a function that is being traced), and the state for the next step.
+      The action, a NumPy array as in `action_spec` with the same leading axis (a JAX array while
+      being traced), and the state for the next step.
 
     Raises:
-      ValueError: the observation is of another shape or structure, or there is no key.
+      ValueError: the observation has another shape or structure, or the key is missing.
     """
     if key is None and not greedy:
       raise ValueError(
@@ -202,17 +210,18 @@ def load(
   *,
   environment: environment_lib.Environment | None = None,
 ) -> Policy:
-  """Loads a trained agent, which needs neither replay nor the state of its optimizers.
+  """Loads a trained agent, without its replay and optimizer state.
 
   Args:
-    path: of the folder of a run, which may be running, or of one that `export` has made; or the name
-      of an agent that comes with the package, such as 'catch', where no folder is called so.
-    checkpoint: of the run, by its learner step, or 'best'; None for the newest.
-    environment: with the specs of the run's; needed for a run whose environment was an instance in
-      another process.
+    path: folder of a run, which may still be training, or folder that `export` wrote; or the name
+      of an agent that comes with the package, such as 'catch', if no folder has this name.
+    checkpoint: learner step of a checkpoint of the run, or 'best'; None for the newest.
+    environment: environment with the specs of the run's own. Needed only if the run was trained in
+      another process on an environment that was passed as an instance.
 
   Raises:
-    ValueError: it is neither, or has no such checkpoint.
+    ValueError: `path` is none of these, there is no such checkpoint or a checkpoint was given for an
+      exported policy, or its environment is needed and cannot be made.
   """
   folder = exported_lib.find(path)
   if not (folder / exported_lib.POLICY).exists():
@@ -235,7 +244,14 @@ def load(
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
-  """The config of a run, or of an exported or shipped policy."""
+  """Reads the config of a run, or of an exported or shipped policy.
+
+  Args:
+    path: as of `load`.
+
+  Raises:
+    ValueError: `path` is none of these, or its config is broken.
+  """
   folder = exported_lib.find(path)
   if (folder / exported_lib.POLICY).exists():
     return exported_lib.read(folder).config
@@ -264,7 +280,7 @@ def _of_run(
 def _make_agent(
   config: launch_config.ExperimentConfig, observation_spec: Any, action_spec: Any
 ) -> tuple[agent_lib.Agent, Any]:
-  """The agent, and shapes and dtypes of all its parameters."""
+  """Returns the agent, and the tree of shapes and dtypes of all its parameters."""
   agent = config.record.make(config.agent, observation_spec, action_spec).agent
   key = jax.eval_shape(lambda: jax.random.key(0))
   return agent, jax.eval_shape(agent.init_params, key)
@@ -275,18 +291,18 @@ def export(
   out: str | os.PathLike[str],
   checkpoint: str | int | None = None,
 ) -> Policy:
-  """Writes the policy of a run into a folder of its own, which `load` reads.
+  """Exports the policy of a run to a folder that `load` can read.
 
   Args:
-    path: of the run.
+    path: folder of the run.
     out: new or empty folder, for `params.safetensors` and `policy.json`.
-    checkpoint: as of `load`.
+    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
 
   Returns:
-    The policy.
+    The policy, as loaded from the run.
 
   Raises:
-    ValueError: see `load`; or the folder is not empty, or cannot be written to.
+    ValueError: as `load`; or `out` is not empty, or cannot be written to.
   """
   policy = load(path, checkpoint)
   arrays = exported_lib.named(jax.device_get(policy.params))

@@ -19,24 +19,24 @@ from hephaestus.launch.interface import policy, training
 
 
 class Recipe(NamedTuple):
-  """How an agent is trained.
+  """How one agent is trained.
 
   Attributes:
-    steps: of the environment.
-    overrides: of the config, beside OVERRIDES.
+    steps: number of environment steps.
+    overrides: config values by path, beside OVERRIDES.
   """
 
   steps: int
   overrides: dict[str, Any]
 
 
-# By the name of the environment, which is that of the agent.
+# By name of the environment, which is also the name of the shipped agent.
 AGENTS = {
   'catch': Recipe(8_000, {}),
   'gymnax/CartPole-v1': Recipe(15_000, {}),
   'grid_world': Recipe(25_000, {'environment.size': 8, 'environment.num_resources': 8}),
 }
-# Evaluations and checkpoints are of steps, so that the best one does not depend on a clock.
+# Evaluations and checkpoints are timed by steps, so that the best one does not depend on a clock.
 OVERRIDES = {
   'evaluator.period_steps': 992,
   'evaluator.video_period': 100_000,
@@ -47,11 +47,14 @@ OVERRIDES = {
 
 
 def train(name: str, runs: pathlib.Path) -> training.Run:
-  """Trains an agent.
+  """Trains one agent, or resumes its run.
 
   Args:
-    name: of AGENTS.
-    runs: folder for its run.
+    name: a key of AGENTS.
+    runs: folder in which the run gets its own folder.
+
+  Returns:
+    The finished or interrupted run.
   """
   recipe = AGENTS[name]
   return training.train(
@@ -61,11 +64,11 @@ def train(name: str, runs: pathlib.Path) -> training.Run:
 
 
 def ship(run: training.Run, name: str) -> pathlib.Path:
-  """Writes the best checkpoint of a run into the package; returns its folder.
+  """Replaces a shipped agent with the best checkpoint of a run; returns the agent's folder.
 
   Args:
-    run: of the agent.
-    name: of the agent.
+    run: the run that trained the agent.
+    name: name of the agent.
   """
   out = exported_lib.SHIPPED / name
   with tempfile.TemporaryDirectory() as folder:

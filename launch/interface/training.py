@@ -1,4 +1,4 @@
-"""`train`: a run from Python, with the options of the command; and Run: its results."""
+"""`train`, which runs `hephaestus train` from Python, and `Run`, which reads its results."""
 
 import argparse
 import json
@@ -29,12 +29,15 @@ class Options(TypedDict, total=False):
   """Less common options of `hephaestus train`; all but `origin` have the names of its flags.
 
   Attributes:
-    preset: 'laptop', 'gpu' or 'tpu-v4-8'; by default by the accelerator that is found.
-    fused: whether the run is one program of one process; by default wherever that is possible.
-    origin: RUN[@best|@STEP], whose agent the run begins with; the flag is `--from`.
-    expose: let other machines reach replay's port.
-    reset_moments: reset Adam where a PPO run resumes with another number of environments.
-    profile: 'START:STOP', updates to trace.
+    preset: 'laptop', 'gpu' or 'tpu-v4-8'; by default the one for the accelerator of this machine.
+    fused: whether environments, replay and learner are one compiled program in one process; by
+      default wherever that is possible.
+    origin: RUN[@best|@STEP], a run whose trained parameters the new run starts from; the flag is
+      `--from`.
+    expose: whether other machines can reach the port of the replay server.
+    reset_moments: whether to reset Adam's moments when a PPO run resumes with another number of
+      environments.
+    profile: 'START:STOP', range of updates to trace with the profiler.
     config: path of a configuration file, whose values the other options override.
   """
 
@@ -48,14 +51,18 @@ class Options(TypedDict, total=False):
 
 
 class Run:
-  """The folder of a run, which may be running.
+  """Gives access to the results of a run, which may still be training.
 
   Attributes:
-    folder: its path.
+    folder: path of the run's folder.
   """
 
   def __init__(self, folder: str | os.PathLike[str]):
-    """Opens a folder; ValueError where it is not that of a run."""
+    """Opens the folder of a run.
+
+    Raises:
+      ValueError: it is not the folder of a run, or its config is broken.
+    """
     from hephaestus.launch.run import folder as folder_lib
 
     self.folder = pathlib.Path(folder)
@@ -68,17 +75,23 @@ class Run:
     return f'Run({str(self.folder)!r})'
 
   def scores(self) -> dict[str, np.ndarray]:
-    """All evaluations: `episode_return`, `normalised_score`, `environment_step` and others."""
+    """Metrics of all evaluations, such as `episode_return`; same as `curves('evaluator')`.
+
+    Returns:
+      One array for each metric by name, [E] with an entry for each evaluation. Among them are
+      `episode_return`, `normalised_score` and `environment_step`.
+    """
     return self.curves('evaluator')
 
   def curves(self, node: str = 'learner') -> dict[str, np.ndarray]:
-    """The metrics of a node, each an array with an entry for every report; NaN where it has none.
+    """Reads all metrics that one process of the run has reported.
 
     Args:
-      node: 'learner', 'evaluator', or an actor such as 'actor-0'.
+      node: name of the process: 'learner', 'evaluator', or an actor such as 'actor-0'.
 
     Returns:
-      Empty before the first report.
+      An array [N] for each numeric metric by name, with an entry for each of N reports; NaN where a
+      report lacks the metric. Empty before the first report.
 
     Raises:
       ValueError: no node of this name has reported.
@@ -101,7 +114,14 @@ class Run:
     }
 
   def policy(self, checkpoint: str | int | None = None) -> 'policy_lib.Policy':
-    """Its policy, see `load`."""
+    """Loads the run's policy.
+
+    Args:
+      checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+
+    Raises:
+      ValueError: as `load`.
+    """
     from hephaestus.launch.interface import policy
 
     return policy.load(self.folder, checkpoint)
@@ -117,28 +137,28 @@ def train(
   set: Overrides = (),
   **options: 'Unpack[Options]',
 ) -> Run:
-  """Trains an agent, or resumes the run of a folder, with the progress that the command shows.
+  """Trains an agent, or resumes a run, and prints the same progress as `hephaestus train`.
 
-  The run is one compiled program in this process where the agent and the environment can, unless
-  several processes are asked for: by `fused=False`, `expose`, or more than one actor, learner or
-  shard of replay. Those run beside this process, as by the command.
+  By default the run is one compiled program in this process, if agent and environment permit it.
+  It uses several child processes, as the command does, with `fused=False`, with `expose`, or with
+  more than one actor, learner process or replay shard.
 
   Args:
-    env: name of an environment, or an instance of one written in JAX; 'catch' for a new run.
-    steps: environment steps in total; those of the preset by default.
-    seed: of all random keys; 0 by default.
-    run: folder; a new one in `runs/` by default.
-    agent: 'dreamer', 'plain', 'ppo' or 'module:Class'; the dreamer by default.
-    set: values of the config by their path, such as {'agent.gamma': 0.995}, or as of the command,
-      ['agent.gamma=0.995'].
-    **options: see `Options`.
+    env: name of an environment, or an instance of one written in JAX; a new run's default is 'catch'.
+    steps: environment steps in total; by default those of the preset.
+    seed: seed of all random keys; 0 by default.
+    run: folder of the run, which is resumed if it exists; by default a new one in `runs/`.
+    agent: 'dreamer', 'plain', 'ppo', or 'module:Class' of an `AgentRecord`; by default the dreamer.
+    set: config values by path, {'agent.gamma': 0.995}, or as for `--set`, ['agent.gamma=0.995'].
+    **options: less common options, see `Options`.
 
   Returns:
-    The run, finished, or stopped by an interrupt.
+    The run, finished or stopped by Ctrl-C.
 
   Raises:
-    ValueError: an option or a value is invalid; the text is that of the command.
-    RuntimeError: training failed; the lines before say how.
+    ValueError: an option or a value is invalid; the message is that of the command.
+    TypeError: there is no option of this name.
+    RuntimeError: training failed; the output printed before shows why.
   """
   arguments = _command_defaults()
   unknown = sorted(options.keys() - Options.__annotations__.keys())
@@ -170,14 +190,14 @@ def train(
 
 
 def _command_defaults() -> argparse.Namespace:
-  """The arguments of the command where no flag is given."""
+  """Parsed arguments of `hephaestus train` without any flag."""
   parser = argparse.ArgumentParser()
   run_commands.add(parser.add_subparsers())
   return parser.parse_args(['train'])
 
 
 def _assignments(overrides: Overrides) -> list[str]:
-  """Overrides as of the command; a mapping may be nested, and strings are read as the command does."""
+  """Converts overrides, of which mappings may be nested, to assignments PATH=VALUE as for `--set`."""
   if not isinstance(overrides, Mapping):
     return list(overrides)
   result = []
@@ -192,7 +212,7 @@ def _assignments(overrides: Overrides) -> list[str]:
 
 
 def _register(env: Any, run: pathlib.Path | None) -> str:
-  """A name for an instance: that in the folder of a run that is resumed, or a new one."""
+  """Registers an instance under the name that a resumed run has for it, or a new one; returns it."""
   from hephaestus.actors import environments
   from hephaestus.launch.run import folder as folder_lib
 
@@ -203,7 +223,7 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
 
 
 def _can_be_one_process(arguments: argparse.Namespace) -> bool:
-  """Whether a new run can be fused, and nothing asks for several processes."""
+  """Whether this is a new run that can be fused, and no argument asks for several processes."""
   from hephaestus.actors import environments
   from hephaestus.launch import config_file, records
   from hephaestus.launch.run import folder as folder_lib
@@ -219,7 +239,7 @@ def _can_be_one_process(arguments: argparse.Namespace) -> bool:
 
 
 def _beside(arguments: argparse.Namespace) -> int:
-  """Runs the command in a process of its own, since one that uses JAX must not be forked."""
+  """Runs the command in a child process, since one that uses JAX must not be forked; returns its code."""
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(arguments.run)]
   command += flags.given_config_flags(arguments)
   if arguments.fused is not None:
@@ -250,7 +270,7 @@ def _beside(arguments: argparse.Namespace) -> int:
 
 
 def _follow(process: subprocess.Popen) -> str:
-  """Prints what a process prints until it ends; returns what it has written to stderr."""
+  """Prints the output of a process until it ends; returns its stderr."""
   for line in process.stdout or ():
     print(line, end='', flush=True)
   return process.communicate()[1]

@@ -1,4 +1,4 @@
-"""`hephaestus evaluate`, `watch`, `dashboard` and `report`: results of runs."""
+"""`hephaestus evaluate`, `watch`, `dashboard` and `report`: show the results of runs."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from absl import logging as absl_logging
 
 
 def add(commands: Any) -> None:
-  """Declares the commands that show results of runs."""
+  """Adds the commands that show results of runs to the parser."""
   _add_evaluate(commands)
   _add_watch(commands)
   _add_dashboard(commands)

@@ -1,4 +1,4 @@
-"""Learning curves of runs with their spread over seeds, and a table for each environment."""
+"""Learning curves of runs with confidence intervals over seeds, and a table for each environment."""
 
 import collections
 import json
@@ -19,8 +19,8 @@ Y_AXES = {
   'normalised_score': 'score (0: random policy, 1: scripted policy)',
   'episode_return': 'mean episode return',
 }
-# Keys in which seeds of one curve may differ. They do not change learning, but only when and where
-# metrics are written.
+# Config keys that may differ between the runs of one curve. They do not change learning, but only when
+# and where metrics are written.
 INDIFFERENT = (
   'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
@@ -30,21 +30,21 @@ INDIFFERENT_OF_FUSED = (
   'learner.max_staleness', 'learner.publish_period', 'replay.max_in_flight', 'replay.num_shards',
 )  # fmt: skip
 INDIFFERENT_OF_FUSED_ON_POLICY = (*INDIFFERENT_OF_FUSED, 'replay')
-MAX_KEYS = 3  # of a label that the user did not give
+MAX_KEYS = 3  # most config keys in a label that is not the user's
 CURVE_POINTS = 101
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-FEWEST_SEEDS = 3  # of a confidence interval; fewer have a range
+FEWEST_SEEDS = 3  # for a confidence interval; fewer get their range instead
 TABLE_POINTS = 10
 
 
 class Curve(NamedTuple):
-  """Runs that differ in their seed alone.
+  """One learning curve: runs that differ in their seed alone, or that the user has grouped.
 
   Attributes:
-    label: tells it apart from the other curves of its environment.
-    runs: at least one.
-    series: of each run.
+    label: name of the curve, unique in its environment.
+    runs: the runs, at least one.
+    series: the metric of each run along the x-axis.
   """
 
   label: str
@@ -57,13 +57,27 @@ class Curve(NamedTuple):
     return max(each.x[0] for each in self.series), min(each.x[-1] for each in self.series)
 
   def at(self, x: np.ndarray) -> np.ndarray:
-    """[S, M] f64: the last value of each seed at or before x; NaN outside of `range`."""
+    """Returns the last value of each of S seeds at or before each position.
+
+    Args:
+      x: [M] positions on the x-axis.
+
+    Returns:
+      [S, M] f64; NaN outside of `range`.
+    """
     start, end = self.range
     values = np.stack([each.at(x) for each in self.series])
     return np.where((x < start) | (x > end), np.nan, values)
 
   def is_measured(self, x: np.ndarray) -> np.ndarray:
-    """[M] bool: whether a seed has a value at x, or since the position before; x increases."""
+    """Says for which positions a seed has a new value, at the position or since the one before.
+
+    Args:
+      x: [M] increasing positions on the x-axis.
+
+    Returns:
+      [M] bool.
+    """
     before = np.concatenate([[-np.inf], x[:-1]])
     counts = [np.searchsorted(each.x, [before, x], side='right') for each in self.series]
     return np.any([since < until for since, until in counts], axis=0)
@@ -73,9 +87,9 @@ class Estimate(NamedTuple):
   """A statistic over seeds, at each of M positions.
 
   Attributes:
-    point: [M] f64.
-    low: [M] f64, of the confidence interval; with fewer than three seeds, the lowest seed.
-    high: [M] f64, likewise.
+    point: [M] f64, the estimate.
+    low: [M] f64, lower end of the confidence interval; with fewer than three seeds, the lowest seed.
+    high: [M] f64, upper end of the confidence interval, or the highest seed.
   """
 
   point: np.ndarray
@@ -84,17 +98,17 @@ class Estimate(NamedTuple):
 
 
 class Comparison(NamedTuple):
-  """Content of the picture and of the table of one environment.
+  """The curves of one environment, the content of its picture and of its table.
 
   Attributes:
-    name: of the environment.
-    metric: of the curves.
-    node: that measured the metric.
-    x: name of the axis, one of history.X_AXES.
-    curves: those with a user's label first, then in the order of the runs.
-    colours: index of each curve among all groups of runs of the environment, also those without a
-      curve.
-    notes: remarks on each curve.
+    name: name of the environment.
+    metric: key of the metric on the y-axis.
+    node: kind of process that reported it, one of history.NODES.
+    x: the x-axis, one of history.X_AXES.
+    curves: the curves; those with a user's label come first, then in the order of the runs.
+    colours: colour index of each curve, counted over all groups of runs of the environment, even
+      those without a curve.
+    notes: a line on each curve: its runs, and what to be careful about.
   """
 
   name: str
@@ -110,12 +124,12 @@ class Report(NamedTuple):
   """A report on runs.
 
   Attributes:
-    markdown: all tables.
-    left_out: reasons why runs are not in it, a line for each.
-    figures: content of the tables, one for each environment.
-    tables: Markdown of each environment.
-    runs: each run that could be read, and the user's label of it or None.
-    remarks: on these runs, a line for each.
+    markdown: the whole report: all tables, and the runs that were left out.
+    left_out: a line for each run or environment that is not in the report, with the reason.
+    figures: the curves of each environment.
+    tables: the table of each of `figures`, as Markdown.
+    runs: each run that could be read, with the label that the user gave it, or None.
+    remarks: a line for each run with damaged lines of metrics.
   """
 
   markdown: str
@@ -136,23 +150,29 @@ def make(
   pictures: bool = False,
   all_panels: bool = False,
 ) -> Report:
-  """Reports on runs, finished or running.
+  """Reports on runs, finished or running, with interquartile means and medians over seeds.
 
-  Intervals are rliable's, by stratified bootstrap over the seeds (Agarwal et al., 2021, "Deep
-  reinforcement learning at the edge of the statistical precipice"). They are deterministic.
+  Confidence intervals are those of rliable, by stratified bootstrap over the seeds (Agarwal et al.,
+  2021, "Deep reinforcement learning at the edge of the statistical precipice"). They are
+  deterministic.
 
   Args:
-    folders: of runs; those that differ in their seed alone become one curve.
-    labelled: a curve's label and the folders of its runs; these are not grouped with others.
-    metric: a key of the rows. None: the evaluator's score if all runs of an environment have it,
-      else the episode return.
-    node: whose rows, one of history.NODES; None: the first that has the metric.
-    x: one of history.X_AXES.
+    folders: folders of runs; those that differ in their seed alone become one curve.
+    labelled: pairs of a curve's label and the folders of its runs, which are not grouped with others.
+    metric: key of the metric to show. None: the normalised score or the episode return, whichever
+      more runs of an environment have; the score if equally many.
+    node: kind of process whose metrics are read, one of history.NODES; None: the evaluator without a
+      metric, else the one that reports the metric in most runs.
+    x: the x-axis, one of history.X_AXES.
     pictures: whether the tables refer to the pictures of `page.write`.
-    all_panels: whether runs without such a curve are shown, too.
+    all_panels: whether a report without any curve of the metric is still useful, since `page.write`
+      shows all panels of the runs.
+
+  Returns:
+    The report.
 
   Raises:
-    ValueError: there is nothing to show, or rliable or matplotlib is not installed.
+    ValueError: there is nothing to show, or a package of the extra `report` is not installed.
   """
   check_packages()
   runs, left_out = _read_all(folders, labelled)
@@ -209,7 +229,7 @@ def _read_all(
 
 
 def check_packages() -> None:
-  """Raises ValueError that names a package that is not installed."""
+  """Raises ValueError if a package of the extra `report` is not installed; names it."""
   try:
     import markdown_it  # noqa: F401
     import matplotlib  # noqa: F401
@@ -228,7 +248,7 @@ def _make_figure(
   x: str,
   left_out: list[str],
 ) -> Comparison:
-  """Curves of one environment; adds the runs without the metric to `left_out`."""
+  """Makes the curves of one environment; adds the runs that have none to `left_out`."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
   found = [(label, run, run.series(node, metric, x)) for label, run in members]
@@ -302,7 +322,7 @@ def _values(run: history.History) -> dict[str, Any]:
 
 
 def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-  """Number of different configs, compared by these keys."""
+  """Number of different configs, compared by `keys` alone."""
   return len({tuple(str(each.get(key)) for key in keys) for each in values})
 
 
@@ -319,10 +339,16 @@ def _differing(runs: Sequence[history.History]) -> list[str]:
 def grouped(
   found: Sequence[tuple[str | None, history.History, Numbers]],
 ) -> list[tuple[str, list[tuple[history.History, Numbers]]]]:
-  """Groups runs that are seeds of one curve; returns each group with its label, in order.
+  """Groups the runs of one environment into curves.
+
+  Runs with the same label from the user form a group, and so do runs without a label that differ in
+  their seed alone.
 
   Args:
-    found: the runs of an environment, each with the user's label or None, and its own data.
+    found: each run with the user's label or None, and any data of it.
+
+  Returns:
+    The label of each group, with its runs and their data, in the order of their first runs.
 
   Raises:
     ValueError: two curves have the same label.
@@ -384,9 +410,9 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   """Lists the runs of a curve, and warns of mixed configs, repeated seeds and short runs.
 
   Args:
-    curve: of the runs.
-    x: one of history.X_AXES.
-    keys: in which it differs from others of its environment and agent.
+    curve: the curve.
+    x: the x-axis, one of history.X_AXES.
+    keys: config keys in which it differs from other curves of its environment and agent.
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
   text = [f'`{curve.label}`: {runs}']
@@ -413,10 +439,13 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-  """[M] f64, the mean over seeds without the lowest and the highest quarter, as in rliable.
+  """Mean over seeds without the lowest and the highest quarter, as in rliable.
 
   Args:
-    values: [S, M] f64, of S seeds; if one is NaN, so is the mean.
+    values: [S, M] f64, values of S seeds at M positions.
+
+  Returns:
+    [M] f64; NaN where a seed is NaN.
   """
   quarter = len(values) // 4
   middle = np.sort(values, axis=0)[quarter : len(values) - quarter]
@@ -424,11 +453,14 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def estimate(values: np.ndarray, statistic: str) -> Estimate:
-  """A statistic over seeds with its confidence interval; deterministic.
+  """Estimates a statistic over seeds with its 95 % confidence interval; deterministic.
 
   Args:
-    values: [S, M] f64, of S seeds at M positions; NaN where a seed has no value.
+    values: [S, M] f64, values of S seeds at M positions; NaN where a seed has no value.
     statistic: 'iqm', the interquartile mean, or 'median'.
+
+  Returns:
+    The statistic at each position; NaN where a seed is NaN.
   """
   from rliable import library
   from rliable import metrics as aggregates
@@ -461,7 +493,7 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
 
 
 def grid(curve: Curve) -> np.ndarray:
-  """Positions of a drawn curve: every change of a seed, or CURVE_POINTS if there are more."""
+  """[M] positions at which to draw a curve: every change of a seed, but at most CURVE_POINTS."""
   start, end = curve.range
   changes = np.unique(np.concatenate([each.x for each in curve.series]))
   changes = changes[(changes >= start) & (changes <= end)]
@@ -469,7 +501,7 @@ def grid(curve: Curve) -> np.ndarray:
 
 
 def _positions(figure: Comparison) -> np.ndarray:
-  """About ten round positions on the axis, from 0 on."""
+  """About ten round positions on the x-axis for the columns of the table, from 0 on."""
   end = max(curve.range[1] for curve in figure.curves)
   if end <= 0:
     return np.zeros(1)
@@ -525,7 +557,7 @@ def _table(figure: Comparison, *, picture: bool) -> str:
 
 
 def file_name(environment: str) -> str:
-  """An environment's name as a file name without suffix."""
+  """Converts an environment's name to a file name without suffix."""
   return environment.replace('/', '-').replace(':', '-')
 
 

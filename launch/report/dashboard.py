@@ -1,4 +1,4 @@
-"""A read-only web page of runs, served on the loopback interface."""
+"""Serves a read-only web page of runs on the loopback interface."""
 
 import contextlib
 import hashlib
@@ -22,10 +22,10 @@ from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
-MOST_VIDEOS = 6  # of a run, the newest
-READ_SECONDS = 0.04  # of reading files per request; the page asks again for the rest
-POLL_SECONDS = 0.9  # between two calls of a replay server, for any number of open pages
-DIGITS = 5  # of a number in a curve
+MOST_VIDEOS = 6  # newest videos of a run that are shown
+READ_SECONDS = 0.04  # longest time to read files per request; the page asks again for the rest
+POLL_SECONDS = 0.9  # least time between two calls of a replay server, for any number of open pages
+DIGITS = 5  # significant digits of a number in a curve
 HEADERS = {
   'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
   "img-src 'self'; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -39,18 +39,21 @@ HEADERS = {
 
 
 class Dashboard:
-  """Answers of the page's server, made from the runs' files and from reports on replay.
+  """Makes the answers of the page's server, from the runs' files and from reports on replay.
+
+  Its methods may be called from several threads. `len` is the number of runs.
 
   Attributes:
-    left_out: why some of the folders are not shown, a line for each.
+    left_out: a line for each folder that is not shown, with the reason.
   """
 
   def __init__(self, folders: Sequence[pathlib.Path], videos: pathlib.Path):
-    """Reads configs only.
+    """Reads the configs of the runs, and no metrics yet.
 
     Args:
-      folders: of runs, also of running ones; runs that differ in their seed alone become one curve.
-      videos: an empty folder for videos that browsers can play.
+      folders: folders of runs, finished or running; runs that differ in their seed alone become one
+        curve.
+      videos: an empty folder, for copies of videos in a format that browsers can play.
 
     Raises:
       ValueError: none of the folders is that of a run.
@@ -72,7 +75,13 @@ class Dashboard:
     self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
-    """Runs with their state, their groups, and the differences of their configs."""
+    """Describes all runs; reads new rows of metrics first.
+
+    Returns:
+      {'x_axes': {KEY: label}, 'groups': [{'label', `'world'`: name of the environment}],
+      'runs': [the entries of `panels.state`, 'times': see `panels.times`, 'videos': the newest ones,
+      'name': short name, 'group': index of its group], 'differences': see `panels.differences`}
+    """
     with self._lock:
       self._read()
       colours = {index: at for at, group in enumerate(self._groups) for index in group.members}
@@ -88,17 +97,18 @@ class Dashboard:
       }
 
   def curves(self, x: str, known: str = '') -> str | None:
-    """All curves along an axis, as JSON; None if nothing is new.
+    """Returns all curves as JSON; reads new rows of metrics first.
 
     Args:
-      x: one of history.X_AXES.
-      known: the version of the last answer.
+      x: the x-axis, one of history.X_AXES.
+      known: the 'version' that the page has already; '' for none.
 
     Returns:
-      {'version', 'unread': bytes still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low',
-      'high', 'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several
-      seeds, `mean` is the interquartile mean, and `low` and `high` are the range. With one run they
-      are those of `history.Thinned`. 'groups' is None while much is still to be read.
+      None if the page has the newest version. Else the JSON text of {'version', 'unread': bytes of
+      metrics that are still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low', 'high',
+      'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several seeds,
+      'mean' is the interquartile mean, and 'low' and 'high' are the range; with one run, see
+      `history.Thinned`. 'groups' is None while much is still to be read.
     """
     with self._lock:
       unread = self._read()
@@ -114,19 +124,30 @@ class Dashboard:
       return f'{head[:-1]}, "groups": [{groups}]}}'
 
   def replay(self, index: int) -> dict[str, Any]:
-    """The report of `inspect` and its texts, or {'error': the reason}.
+    """Returns the newest report on the replay of a run, with the texts that show it.
 
     Args:
-      index: of a run.
+      index: index of the run.
+
+    Returns:
+      {'report': see `live.Inspection.report`, 'cells', 'numbers', 'distributions', 'moving',
+      'times'}, or {'error': the reason}. For a fused run that is not running, 'report' is that of
+      `device_replay.read`, and 'saved' is the update of its checkpoint.
     """
     return self._reports[index].newest()
 
   def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
-    """A video of a run that browsers can play, and its media type; None if there is no such file.
+    """Returns a video of a run, with GIFs converted to MP4.
 
     Args:
-      index: of a run.
-      name: of a file in its videos/.
+      index: index of the run.
+      name: name of a file in its folder videos.
+
+    Returns:
+      Path and media type of a video that browsers can play; None if there is no such file.
+
+    Raises:
+      Exception: a GIF cannot be decoded.
     """
     found = {
       path.name: (written, path) for written, path in panels.videos(self._histories[index].folder)
@@ -152,7 +173,7 @@ class Dashboard:
     return sum(each.unread for each in self._histories)
 
   def _draw(self, x: str, index: int) -> str:
-    """All curves of a group, as JSON; cached until one of its runs changes."""
+    """JSON text of all curves of a group; cached until one of its runs has new metrics."""
     members = [self._histories[place] for place in self._groups[index].members]
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
@@ -167,7 +188,7 @@ class Dashboard:
 
 
 class _Reports:
-  """The newest report on the replay of a run, shared by all pages."""
+  """Makes reports on the replay of a run, shared by all open pages."""
 
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
@@ -248,7 +269,7 @@ def _to_json(curve: panels.GroupCurve) -> dict[str, Any]:
 
 
 def rounded(values: np.ndarray) -> list[float]:
-  """Finite numbers [N], rounded to DIGITS digits, and large ones to whole numbers."""
+  """Rounds finite numbers [N] to DIGITS significant digits, and larger ones to whole numbers."""
   with np.errstate(divide='ignore'):
     power = np.floor(np.log10(np.abs(values)))
   scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)
@@ -262,11 +283,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def make_app(dashboard: Dashboard, token: str) -> App:
-  """An ASGI app that answers GET requests below /TOKEN/.
+  """Makes the ASGI app of the page, which answers GET requests below /TOKEN/.
 
   Args:
-    dashboard: gives the answers.
-    token: must be in the path of every request.
+    dashboard: makes the answers.
+    token: secret that the path of every request must begin with.
   """
   from starlette import applications, exceptions, requests, responses, routing
 
@@ -376,7 +397,7 @@ def _uplot() -> pathlib.Path:
 
 
 def check_packages() -> None:
-  """Raises ValueError if a package that the page needs is not installed."""
+  """Raises ValueError if a package of the extra `dashboard` is not installed; names it."""
   for name in ('starlette', 'uvicorn', 'uplot'):
     if importlib.util.find_spec(name) is None:
       raise ValueError(
@@ -386,10 +407,10 @@ def check_packages() -> None:
 
 
 def listen(port: int) -> socket.socket:
-  """A socket on the loopback interface.
+  """Opens a socket that listens on the loopback interface.
 
   Args:
-    port: to listen at; 0 for a free one.
+    port: port to listen at; 0 for a free one.
 
   Raises:
     ValueError: the port is in use, or is not valid.
@@ -407,7 +428,7 @@ def listen(port: int) -> socket.socket:
 
 
 def make_server(app: App) -> Any:
-  """A `uvicorn.Server`, to be run on a socket."""
+  """Makes a `uvicorn.Server` of an app; its `run` takes the sockets."""
   import uvicorn
 
   return uvicorn.Server(
@@ -427,11 +448,12 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
   """Serves the page until Ctrl-C, and prints its address.
 
   Args:
-    folders: of runs.
-    port: of 127.0.0.1; 0 for a free one.
+    folders: folders of runs; those that are none are named on stderr and left out.
+    port: port of 127.0.0.1; 0 for a free one.
 
   Raises:
-    ValueError: no folder is that of a run, a package is missing, or the port is in use.
+    ValueError: none of the folders is that of a run, a package of the extra `dashboard` is not
+      installed, or the port cannot be used.
   """
   check_packages()
   with tempfile.TemporaryDirectory() as videos, contextlib.ExitStack() as stack:

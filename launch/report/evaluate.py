@@ -1,4 +1,4 @@
-"""Scores of an agent, for `hephaestus evaluate`."""
+"""Scores an agent, for `hephaestus evaluate`."""
 
 import pathlib
 from typing import Any
@@ -20,19 +20,23 @@ def evaluate(
   greedy: bool | None = None,
   checkpoint: str | None = None,
 ) -> dict[str, Any]:
-  """Evaluates an agent, also while its run is training.
+  """Evaluates an agent on whole episodes; its run may still be training.
 
   Args:
-    path: of the run or of an exported policy, or the name of a shipped agent.
+    path: folder of the run or of an exported policy, or name of a shipped agent.
     episodes: least number of episodes.
-    video: path of a video of one episode, or None.
-    seed: of the environments.
-    at_random: evaluates the uniform random policy over legal actions instead.
-    greedy: greedy or sampled actions; None: as its run is evaluated.
-    checkpoint: a learner step, or 'best'; None for the newest.
+    video: path of a video of one more episode, .gif or .mp4; None for no video.
+    seed: seed of environments and actions.
+    at_random: whether to evaluate the random policy, uniform over legal actions, instead.
+    greedy: whether actions are greedy, else sampled; None: as in the evaluations of the run.
+    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+
+  Returns:
+    {'learner_step', 'episode_return', 'episode_length', 'normalised_score'}: the update of the
+    checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`.
 
   Raises:
-    ValueError: not a run, or no such checkpoint.
+    ValueError: it is not a run, there is no such checkpoint, or the environment renders no video.
   """
   params: Any
   if at_random:

@@ -1,4 +1,4 @@
-"""Metrics of runs as their files grow: each row is read once, kept in columns, and thinned for plots."""
+"""Reads the metrics of runs as their files grow, row by row, and thins them for plots."""
 
 import math
 import os
@@ -13,9 +13,9 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import metrics
 
-POINTS = 240  # of a thinned curve; more cannot be distinguished on a screen
+POINTS = 240  # most points of a thinned curve; more cannot be distinguished on a screen
 CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
-FIRST_LEARNER = ('learner', 'learner-0')  # of one process, or the first of several
+FIRST_LEARNER = ('learner', 'learner-0')  # the only process of the learner, or the first of several
 NODES = ('evaluator', 'learner', 'actor')
 X_AXES = {
   'environment_step': 'environment steps',
@@ -31,30 +31,32 @@ _NUMBERS = {float, int, bool, type(None)}
 
 
 class Series(NamedTuple):
-  """Numbers along an axis; each is valid until the next.
+  """A metric along the x-axis, as a step function: each value is valid until the next position.
 
   Attributes:
-    x: [N] f64, increasing.
-    value: [N] f64, finite.
+    x: [N] f64, increasing positions.
+    value: [N] f64, finite values.
   """
 
   x: np.ndarray
   value: np.ndarray
 
   def at(self, x: np.ndarray) -> np.ndarray:
-    """The last value at or before each x, [M]; NaN before the first."""
+    """Returns [M] f64, the last value at or before each of the positions x, [M]; NaN before the first."""
     index = np.searchsorted(self.x, x, side='right') - 1
     return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
 
 
 class Thinned(NamedTuple):
-  """A metric along an axis, at no more than POINTS positions.
+  """A metric along the x-axis, reduced to at most POINTS positions.
+
+  Each position stands for the rows of metrics since the position before.
 
   Attributes:
-    x: [N] f64, increasing.
-    mean: [N] f64, over the rows after the position before, up to this one.
-    low: [N] f64, the lowest value of these rows; for a median, the mean of their 5 % quantiles.
-    high: [N] f64, the highest value; for a median, the mean of their 95 % quantiles.
+    x: [N] f64, increasing positions.
+    mean: [N] f64, mean of these rows.
+    low: [N] f64, lowest value of these rows; for a metric that is a median, mean of the 5 % quantiles.
+    high: [N] f64, highest value; for a metric that is a median, mean of the 95 % quantiles.
   """
 
   x: np.ndarray
@@ -99,11 +101,11 @@ class _Tail:
 
 
 class File:
-  """The rows of one file of metrics.
+  """Reads one file of metrics as it grows, into a column for each key.
 
   Attributes:
-    rows: in their written order, if they are kept.
-    broken: number of damaged lines.
+    rows: all rows in their written order; empty unless made with `keep_rows`.
+    broken: number of damaged lines, which are skipped.
   """
 
   def __init__(self, path: pathlib.Path, *, keep_rows: bool = False):
@@ -117,7 +119,7 @@ class File:
 
   @property
   def version(self) -> tuple[int, int]:
-    """Changes with every change of the file."""
+    """Pair of counters that differs after every change of the file that was read."""
     return self._generation, self._count
 
   @property
@@ -128,12 +130,12 @@ class File:
     return self._count
 
   def column(self, key: str) -> np.ndarray:
-    """[N] f64 of a key; NaN where a row has no number for it."""
+    """[N] f64, the values of a key in all rows; NaN where a row has no number for it."""
     column = self._columns.get(key)
     return np.full(self._count, np.nan) if column is None else column[: self._count]
 
   def last(self, key: str) -> float | None:
-    """The number of a key in the newest row; None if it has none."""
+    """Value of a key in the newest row; None if that row has none."""
     value = float(self.column(key)[-1]) if self._count else np.nan
     return None if np.isnan(value) else value
 
@@ -179,14 +181,16 @@ def _numbers(values: list[Any]) -> np.ndarray:
 class History:
   """Metrics and events of a run; each call of `read` continues where the last one stopped.
 
+  A "kind of node" is one of NODES; a "node" is one process of the run, such as 'actor-0'.
+
   Attributes:
-    folder: of the run.
-    config: of the run.
-    is_gone: whether the folder is no longer one of a run.
+    folder: folder of the run.
+    config: config of the run.
+    is_gone: whether the folder was deleted, or is no longer one of a run.
   """
 
   def __init__(self, folder: pathlib.Path):
-    """Reads the config only.
+    """Reads the config, and no metrics yet.
 
     Raises:
       ValueError: it is not the folder of a run.
@@ -201,10 +205,10 @@ class History:
     self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any, Any]]] = {}
 
   def read(self, deadline: float = math.inf) -> None:
-    """Reads new rows.
+    """Reads the new rows of all files.
 
     Args:
-      deadline: monotonic seconds at which to stop; the next call continues.
+      deadline: value of `time.monotonic` at which to stop; the next call continues.
     """
     self.is_gone = not (self.folder / folder_lib.CONFIG).exists()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
@@ -232,12 +236,12 @@ class History:
 
   @property
   def version(self) -> tuple[Any, ...]:
-    """Changes with every row."""
+    """Value that differs after every new row of metrics."""
     return (*((name, file.version) for name, file in self._nodes.items()), len(self.launches))
 
   @property
   def events(self) -> list[dict[str, Any]]:
-    """Events of the nodes, as of `supervisor.Event`, and warnings."""
+    """Rows of the run's events: starts and ends of nodes, see `supervisor.Event`, and warnings."""
     return self._events.rows
 
   @property
@@ -250,22 +254,22 @@ class History:
     ]  # fmt: skip
 
   def names(self, node: str) -> list[str]:
-    """Names of the nodes of a kind, one of NODES, that have written metrics."""
+    """Names of the nodes of a kind that have written metrics, sorted."""
     known = sorted(name for name, file in self._nodes.items() if len(file))
     return [name for name in known if name == node or name.startswith(f'{node}-')]
 
   def last(self, name: str, key: str) -> float | None:
-    """The number of a key in the newest row of a node; None if it has none."""
+    """Value of a key in the newest row of a node; None if that row has none."""
     return self._nodes[name].last(key) if name in self._nodes else None
 
   def mean(self, name: str, key: str) -> float | None:
-    """The mean of a key over all rows of a node; None if there are none."""
+    """Mean of a key over all rows of a node; None if no row has it."""
     values = self._nodes[name].column(key) if name in self._nodes else np.zeros(0)
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 
   def keys(self, node: str) -> set[str]:
-    """Metrics of the nodes of a kind that have at least one number."""
+    """Keys of the metrics for which a node of a kind has reported at least one number."""
     return {key for name in self.names(node) for key in self._nodes[name].keys} - {'time', 'final'}
 
   @property
@@ -275,7 +279,7 @@ class History:
     return float(minutes(written, self.launches, written[-1:])[0])
 
   def metrics(self) -> list[tuple[str, str]]:
-    """(kind of node, key) of each metric that is drawn as a curve."""
+    """Pairs (kind of node, key) of all metrics that are drawn as curves."""
     found = {
       (node, key): None
       for node in NODES
@@ -286,15 +290,15 @@ class History:
     return list(found)
 
   def series(self, node: str, metric: str, x: str) -> Series | None:
-    """A metric along an axis; None if there are no numbers.
+    """Returns a metric along the x-axis; None if it has no numbers.
 
     Where a resumed run has repeated steps, the later rows count. Several actors are averaged, each by
     its last value; metrics of episodes are weighted by the number of episodes.
 
     Args:
-      node: one of NODES.
+      node: kind of node, one of NODES.
       metric: a key of its rows.
-      x: one of X_AXES; an actor's learner step is that of its parameters.
+      x: the x-axis, one of X_AXES; the learner step of an actor is that of its parameters.
     """
     parts = []
     for name in self.names(node):
@@ -304,7 +308,7 @@ class History:
     return joined(parts) if parts else None
 
   def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
-    """As `series`, at no more than POINTS positions."""
+    """As `series`, reduced to at most POINTS positions; cached until there are new rows."""
     names = self.names(node)
     version = tuple((name, self._nodes[name].version) for name in names)
     if x == 'minutes':
@@ -317,7 +321,7 @@ class History:
     return known[1]
 
   def _thin(self, name: str, node: str, metric: str, x: str) -> tuple[Thinned, np.ndarray] | None:
-    """A metric of one file, with the weight of each position."""
+    """Thins a metric of one file; returns also the weight of each position."""
     places, values, weights, valid = self._valid(name, node, metric, x)
     if not len(places):
       return None
@@ -332,7 +336,7 @@ class History:
   def _valid(
     self, name: str, node: str, metric: str, x: str
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Callable[[np.ndarray], np.ndarray]]:
-    """Positions, values and weights of a metric of one file, and what picks their rows of a column."""
+    """Valid positions, values and weights (or None) of a metric, and a function that picks its rows."""
     places, rows, valid = self._axis(name, node, x)
     finite = np.isfinite(self._nodes[name].column(metric)[rows])
     if not finite.all():  # a row without the metric repeats no step of it
@@ -382,7 +386,7 @@ class History:
 
 
 def read(folder: pathlib.Path) -> History:
-  """Reads all metrics of a run.
+  """Reads all metrics of a run that exist by now.
 
   Raises:
     ValueError: it is not the folder of a run, has no metrics yet, or a file cannot be read.
@@ -402,12 +406,15 @@ def read(folder: pathlib.Path) -> History:
 def thin(
   places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
 ) -> tuple[Thinned, np.ndarray]:
-  """A curve at no more than POINTS positions, in equal parts of the axis, and the weight of each.
+  """Thins a curve: divides the x-axis into POINTS equal parts, and summarises the values of each.
 
   Args:
-    places: [N] f64, positions on the axis, increasing, at least one.
-    values: [N] f64, finite.
-    weights: [N] f64, of the values in a mean; None for equal weights.
+    places: [N] f64, increasing positions on the x-axis, at least one.
+    values: [N] f64, finite values.
+    weights: [N] f64, weights of the values in a mean; None for equal weights.
+
+  Returns:
+    The thinned curve of M <= POINTS positions, and [M] f64 the total weight at each of them.
   """
   starts = np.arange(len(places))
   if len(places) > POINTS:
@@ -431,12 +438,12 @@ def thin(
 
 
 def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
-  """Unix seconds [N] as minutes since a run's first metrics, without the time between launches.
+  """[N] f64, minutes of running since a run's first metrics, without the time between launches.
 
   Args:
     written: [M] unix seconds of all its rows, sorted, at least one.
     launches: unix seconds at which the run was started or resumed.
-    times: [N] unix seconds.
+    times: [N] unix seconds to convert.
   """
   pauses = set()
   for index in np.searchsorted(written, launches, side='right'):
@@ -449,10 +456,10 @@ def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -
 
 
 def holds(places: np.ndarray) -> np.ndarray:
-  """[N] bool: whether each row of a file is valid, so that no resumed run has repeated its step.
+  """[N] bool, whether each row is valid: no later row, of a resumed run, is at or before its position.
 
   Args:
-    places: [N] positions of the rows on an axis, in their written order.
+    places: [N] positions of the rows of a file on the x-axis, in their written order.
   """
   if not len(places):
     return np.zeros(0, bool)
@@ -460,10 +467,13 @@ def holds(places: np.ndarray) -> np.ndarray:
 
 
 def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series:
-  """The weighted mean of several files, each by its last value.
+  """Averages the curves of several files into one, at every position of any of them.
 
   Args:
-    parts: positions (increasing), values and weights of each file, [N] each.
+    parts: increasing positions, values and weights of each file, [N] f64 each.
+
+  Returns:
+    The weighted mean of the last value of each file; a file counts from its first position on.
   """
   if len(parts) == 1:
     return Series(*parts[0][:2])

@@ -19,13 +19,13 @@ from PIL import Image
 
 from hephaestus.launch.report import curves, history, panels
 
-COLOURS = 7  # of curves on the page; further ones are dashed
+COLOURS = 7  # colours of curves; further curves reuse them with dashed lines
 LINES = ('-', '--', ':')
-MOST_VIDEO_BYTES = 4_000_000  # of a video in the page; a larger one is left out and named
-MOST_VIDEOS_BYTES = 32_000_000  # of all of them
+MOST_VIDEO_BYTES = 4_000_000  # largest video in the page; a larger one is left out and named
+MOST_VIDEOS_BYTES = 32_000_000  # of all videos together, after which no more are added
 DOTS_PER_INCH = 200
-TONES = 64  # of a picture; a quarter of the size of a file in full colour
-# Beside the style of the dashboard's page.
+TONES = 64  # colours of a PNG, which has a quarter of the size of one in full colour
+# Added to the style of the dashboard's page.
 STYLE = """
 header { position: static; }
 h2 small { font-weight: 400; color: var(--faint); font-size: 14px; }
@@ -46,15 +46,15 @@ img { display: block; width: 100%; }
 
 
 class Line(NamedTuple):
-  """A curve in a picture.
+  """A curve with its band, to be drawn in a picture.
 
   Attributes:
-    label: in the legend.
-    colour: its index among the groups of its environment.
-    x: [N] f64, increasing.
-    point: [N] f64.
-    low: [N] f64, of its band.
-    high: [N] f64, likewise.
+    label: its name in the legend.
+    colour: index of its colour, which is its index among the groups of its environment.
+    x: [N] f64, increasing positions.
+    point: [N] f64, values of the curve.
+    low: [N] f64, lower end of the band.
+    high: [N] f64, upper end of the band.
     seeds: curves of single runs, drawn as thin lines.
   """
 
@@ -77,13 +77,13 @@ def write(
   """Writes report.md, a PNG of each curve, and a self-contained report.html.
 
   Args:
-    made: the report, with pictures in its tables.
+    made: the report, made with `pictures`.
     out: folder, created if it does not exist.
-    x: the horizontal axis, one of history.X_AXES.
-    all_panels: whether report.html shows all panels of the dashboard, or the report's curves alone.
+    x: the x-axis, one of history.X_AXES.
+    all_panels: whether report.html shows all panels of the dashboard, else the report's curves alone.
 
   Returns:
-    A line for each file that was written, and for each video that was left out.
+    A line on what was written, and one for each video that was left out.
 
   Raises:
     ValueError: the folder cannot be written to.
@@ -191,7 +191,7 @@ def _sections(
   pictures: '_Pictures',
   x: str,
 ) -> list[str]:
-  """The sections of one environment, one for each kind of curve."""
+  """HTML of the sections of one environment, one for each of panels.SECTIONS with content."""
   sections: dict[str, list[str]] = {}
   shown: dict[str, set[int]] = {}  # indices of groups, by section
   zeros: dict[str, list[str]] = {}
@@ -243,7 +243,7 @@ def _sections(
 
 
 def _main_picture(figure: curves.Comparison, pictures: '_Pictures') -> str:
-  """The large picture of curves with confidence intervals."""
+  """HTML of the large picture of learning curves with confidence intervals."""
   lines = []
   for colour, curve in zip(figure.colours, figure.curves, strict=True):
     places = curves.grid(curve)
@@ -283,17 +283,20 @@ def draw_lines(
   levels: Sequence[float] = (),
   dark: bool = False,
 ) -> bytes:
-  """A PNG of curves with their bands, and seeds as thin lines, in the page's colours.
+  """Draws curves with their bands, and seeds as thin lines, in the page's colours.
 
   Args:
-    title: above it.
-    x_label: of the axis.
-    y_label: likewise; '' if the title is enough.
-    lines: at least one.
-    large: whether it is the main picture, with step curves and a legend.
-    narrow: whether it is for a narrow column.
-    levels: y of horizontal lines.
-    dark: whether it is for a dark page.
+    title: title above the picture.
+    x_label: label of the x-axis.
+    y_label: label of the y-axis; '' if the title is enough.
+    lines: the curves, at least one.
+    large: whether it is the main picture, with step curves and always a legend.
+    narrow: whether the picture is for a narrow column.
+    levels: y positions of dashed horizontal lines.
+    dark: whether the picture is for a dark page.
+
+  Returns:
+    The content of a PNG file.
   """
   from matplotlib import figure as figures
 
@@ -349,7 +352,7 @@ def _draw_line(axes: Any, line: Line, palette: dict[str, str], *, large: bool) -
 
 
 def _draw_grid(axes: Any, palette: dict[str, str], points: float, marks: tuple[int, int]) -> None:
-  """Draws marks at round numbers, at most so many along x and y, and the grid."""
+  """Draws the grid and ticks at round numbers, at most `marks` of them along x and y."""
   from matplotlib import ticker
 
   axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
@@ -363,7 +366,7 @@ def _draw_grid(axes: Any, palette: dict[str, str], points: float, marks: tuple[i
 
 
 def _to_png(figure: Any) -> bytes:
-  """A PNG of few colours."""
+  """Content of a PNG file with TONES colours."""
   drawn, content = io.BytesIO(), io.BytesIO()
   figure.savefig(drawn, format='png')
   few = Image.open(drawn).convert('RGB').quantize(TONES, Image.Quantize.MEDIANCUT)
@@ -381,7 +384,7 @@ def _palettes() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _short(value: float) -> str:
-  """Label of a tick of an axis."""
+  """Formats a number for an axis, such as 1.5k."""
   size = abs(value)
   for unit, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
     if size >= unit:
@@ -393,7 +396,7 @@ class _Pictures:
   """Writes the pictures of a report as files, and embeds them in the page.
 
   Attributes:
-    count: of pictures so far.
+    count: number of pictures so far.
   """
 
   def __init__(self, out: pathlib.Path):
@@ -404,9 +407,9 @@ class _Pictures:
     """Writes OUT/STEM.png; returns HTML with a light and a dark version of the picture.
 
     Args:
-      stem: of the file's name.
+      stem: name of the file, without its suffix.
       text: alternative text.
-      draw: `draw_lines` without its arguments `narrow` and `dark`.
+      draw: function of `narrow` and `dark` that returns a PNG, see `draw_lines`.
       wide: whether the picture is larger on a wide page.
     """
     self.count += 1
@@ -433,8 +436,8 @@ class _Videos:
   """Embeds the videos of a report.
 
   Attributes:
-    count: of videos in the page.
-    left_out: reasons why others are not, a line for each.
+    count: number of videos in the page.
+    left_out: a line for each video that is not in the page, with the reason.
   """
 
   def __init__(self) -> None:
@@ -443,7 +446,7 @@ class _Videos:
     self._nbytes = 0
 
   def add(self, path: pathlib.Path) -> str:
-    """HTML of a video, or of the reason why it is not in the page."""
+    """Returns HTML of a video, or of the reason why it is not in the page."""
     try:
       size = path.stat().st_size
       if size > MOST_VIDEO_BYTES or self._nbytes > MOST_VIDEOS_BYTES:
@@ -484,7 +487,7 @@ class _Named(NamedTuple):
 
 
 def _cell(content: Any) -> str:
-  """Content of a table's cell; text is escaped, `_Html` is not."""
+  """HTML of a table's cell; text is escaped, `_Html` is not."""
   return content.text if isinstance(content, _Html) else html.escape(str(content))
 
 
@@ -495,7 +498,7 @@ class _Html(NamedTuple):
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-  """A table as on the dashboard's page, where a narrow screen shows each row as a block."""
+  """HTML of a table as on the dashboard's page; a narrow screen shows each row as a block."""
   side = lambda index: ' class="left"' if index < left else ''
   head = ''.join(f'<th{side(at)}>{html.escape(text)}</th>' for at, text in enumerate(headings))
   body = ''.join(
@@ -621,7 +624,7 @@ def _nodes(runs: Sequence[_Named]) -> str:
 
 
 def _videos_of(runs: Sequence[_Named], videos: _Videos) -> str:
-  """The newest video of an evaluation of each run, and the newest one with a dream."""
+  """HTML of the newest evaluation video of each run, and of its newest one with a dream."""
   figures = []
   dreams = False
   for run, name, _ in runs:

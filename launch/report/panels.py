@@ -1,4 +1,4 @@
-"""Curves, nodes, videos and config differences of runs, for the web page and for reports."""
+"""The panels of the web page and of reports: curves, state, videos and config differences of runs."""
 
 import contextlib
 import json
@@ -16,10 +16,10 @@ from hephaestus.launch.run import folder as folder_lib
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 VIDEOS = ('.gif', '.mp4', '.webm')
-MOST_EVENTS = 12  # of a run, the newest
-FRAMES_PER_SECOND = 8.0  # of a GIF without a duration
+MOST_EVENTS = 12  # newest events of a run that are shown
+FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
 LEARNING, REPLAY = 'Learning', 'Replay over the run'
-# Prefixes of 'NODE/METRIC' by section; the first section that matches has the chart.
+# Prefixes of 'NODE/METRIC' by section; a chart is in the first section with a matching prefix.
 SECTIONS = {
   LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
   'Cognition': (
@@ -86,12 +86,12 @@ DREAM_NOTE = (
 
 
 class Group(NamedTuple):
-  """Runs that are seeds of one curve.
+  """Runs that form one curve, such as several seeds of one config.
 
   Attributes:
-    label: tells it apart from the others of its environment.
-    environment: name of the environment of all of them.
-    members: indices of the runs.
+    label: name of the group, unique in its environment.
+    environment: name of the environment of all its runs.
+    members: indices of its runs.
   """
 
   label: str
@@ -100,12 +100,12 @@ class Group(NamedTuple):
 
 
 class Chart(NamedTuple):
-  """One picture of curves.
+  """One picture of a metric's curves.
 
   Attributes:
-    key: 'NODE/METRIC'.
-    section: one of SECTIONS.
-    title: the metric in words, with its unit.
+    key: 'NODE/METRIC', where NODE is one of history.NODES.
+    section: name of its section of the page, a key of SECTIONS.
+    title: name of the metric in words, with its unit.
   """
 
   key: str
@@ -114,14 +114,14 @@ class Chart(NamedTuple):
 
 
 class GroupCurve(NamedTuple):
-  """A metric of a group along an axis.
+  """A metric of a group of runs along the x-axis.
 
   Attributes:
-    x: [N] f64, increasing.
-    mean: [N] f64, the interquartile mean over seeds; with one run, the mean of `history.Thinned`.
-    low: [N] f64, the lowest seed; with one run, `low` of `history.Thinned`.
-    high: [N] f64, likewise.
-    seeds: the curves of single runs, if there are several.
+    x: [N] f64, increasing positions.
+    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Thinned`.
+    low: [N] f64, lowest seed; with one run, `low` of `history.Thinned`.
+    high: [N] f64, highest seed; with one run, `high` of `history.Thinned`.
+    seeds: the curves of the single runs; empty with one run.
   """
 
   x: np.ndarray
@@ -134,11 +134,17 @@ class GroupCurve(NamedTuple):
 def groups(
   histories: Sequence[history.History], labels: Sequence[str | None] | None = None
 ) -> list[Group]:
-  """Groups runs that are seeds of one curve; groups of an environment are adjacent.
+  """Groups runs into curves, see `curves.grouped`.
 
   Args:
-    histories: of the runs.
+    histories: the runs.
     labels: the user's label of each run, or None; None for no labels at all.
+
+  Returns:
+    The groups; those of one environment are adjacent.
+
+  Raises:
+    ValueError: two groups of an environment have the same label.
   """
   runs = list(histories)
   given = labels or [None] * len(runs)
@@ -152,7 +158,7 @@ def groups(
 
 
 def names(folders: Sequence[pathlib.Path]) -> list[str]:
-  """Names of folders; with the parent's name where two are equal."""
+  """Short name of each folder: its last part, with the parent's name where several are equal."""
   lasts = [folder.name for folder in folders]
   return [
     folder.name if lasts.count(folder.name) == 1 else f'{folder.parent.name}/{folder.name}'
@@ -161,7 +167,7 @@ def names(folders: Sequence[pathlib.Path]) -> list[str]:
 
 
 def charts(histories: Sequence[history.History]) -> list[Chart]:
-  """Charts of all metrics of some runs, by section; charts with a title in TITLES come first."""
+  """Charts of all metrics of some runs, ordered by section; those in TITLES come first in theirs."""
   keys = dict.fromkeys('/'.join(pair) for each in histories for pair in each.metrics())
   titled = list(TITLES)
 
@@ -179,12 +185,16 @@ def _chart(key: str) -> Chart:
 
 
 def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | None:
-  """The curve of a group of runs; None if no run has the metric.
+  """Makes the curve of a group of runs.
 
   Args:
-    members: of the group.
-    key: of a chart.
-    x: one of history.X_AXES.
+    members: the runs of the group.
+    key: key of a chart, 'NODE/METRIC'.
+    x: the x-axis, one of history.X_AXES.
+
+  Returns:
+    The curve; None if no run has the metric. With several seeds that have no x in common it has no
+    points.
   """
   node, metric = key.split('/', 1)
   found = [(each, each.thinned(node, metric, x)) for each in members]
@@ -204,17 +214,21 @@ def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | 
 
 
 def gone(folder: pathlib.Path) -> str:
-  """A message for a run whose folder was deleted."""
+  """Returns the message for a run whose folder was deleted."""
   return f'the folder {folder} is gone, or no longer one of a run'
 
 
 def state(run: history.History) -> dict[str, Any]:
-  """The present state of a run.
+  """Describes the present state of a run.
 
   Returns:
-    {'folder', `'world'`, 'agent', 'seed', 'fused', 'state': in words, 'messages': a line for each
-    remark, 'environment_step', 'max_environment_steps', 'learner_step', 'score', 'episode_return',
-    'written': unix seconds of its newest metrics, 'nodes', 'events'}; unknown values are None.
+    {'folder', `'world'`: name of the environment, 'agent', 'seed', 'fused', 'state': 'running',
+    'finished', 'stopped', 'not started' or 'gone', 'messages': a line for each remark,
+    'environment_step', 'max_environment_steps', 'learner_step', 'score': newest normalised score,
+    'episode_return': that of the newest evaluation, 'written': unix seconds of its newest metrics,
+    'nodes': [{'name', 'state': in words, 'restarts', 'since': unix seconds of its newest event,
+    'wrote': unix seconds of its newest metrics}], 'events': [{'time': unix seconds, 'text'}]};
+    unknown values are None.
   """
   evaluator, learner = run.names('evaluator'), run.names('learner')
   newest = lambda names, key: max(
@@ -260,7 +274,7 @@ def state(run: history.History) -> dict[str, Any]:
 
 
 def _diagnosed(folder: pathlib.Path) -> list[str]:
-  """Findings of the newest diagnosis of a run by `hephaestus doctor`."""
+  """Lines on the findings of the newest diagnosis of a run by `hephaestus doctor`."""
   path = folder / folder_lib.DIAGNOSIS
   if not path.exists():
     return []
@@ -311,13 +325,16 @@ def _events(run: history.History) -> list[dict[str, Any]]:
 
 
 def times(run: history.History, *, throughout: bool = False) -> list[dict[str, Any]]:
-  """Share of time by activity of the learner and the actors: {'name', 'shares': {ACTIVITY: share}}.
+  """Share of time that the learner and each actor spend by activity.
 
-  The first activity of a node gets the time that its metrics do not account for.
+  The first activity gets the time that the metrics do not account for.
 
   Args:
-    run: of the nodes.
-    throughout: whether over the whole run; else between the newest two rows of metrics.
+    run: the run.
+    throughout: whether to average over the whole run; else the newest row of metrics counts.
+
+  Returns:
+    {'name', 'shares': {ACTIVITY: share}} of each learner process and actor with such metrics.
   """
   found = []
   for node, activities in (
@@ -346,7 +363,7 @@ def times(run: history.History, *, throughout: bool = False) -> list[dict[str, A
 
 
 def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-  """Modification time in milliseconds and path of each video of a run, the newest first."""
+  """Modification time (unix milliseconds) and path of each video of a run, the newest first."""
   dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
@@ -356,7 +373,11 @@ def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
 
 
 def subject(video: pathlib.Path) -> dict[str, Any]:
-  """Content of a video: {'update': of the agent, 'dream': whether it shows a dream, too}."""
+  """Describes a video of a run by the name of its file.
+
+  Returns:
+    {'update': learner step of the agent, None if unknown, 'dream': whether it shows a dream, too}
+  """
   number, _, dream = video.stem.partition('-')
   known = number.isdigit() and dream in ('', 'dream')
   return {'update': int(number) if known else None, 'dream': known and bool(dream)}
@@ -365,8 +386,12 @@ def subject(video: pathlib.Path) -> dict[str, Any]:
 def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
   """Converts a GIF, which browsers cannot pause or seek, to MP4.
 
+  Args:
+    video: path of the GIF.
+    made: path of the MP4 to write.
+
   Raises:
-    Exception: whatever a decoder raises.
+    Exception: the GIF cannot be decoded; decoders raise errors of any type.
   """
   reader: Any = imageio.get_reader(str(video))
   with contextlib.closing(reader):
@@ -384,7 +409,7 @@ def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
 
 
 def differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
-  """Config values of each run, by path, where the runs differ."""
+  """Config values in which runs differ: {PATH: [the value of each run, None where it has none]}."""
   flat = [
     launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(each.config)))
     for each in histories

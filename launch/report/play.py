@@ -1,4 +1,4 @@
-"""Watches an agent play: live in a terminal, as lines of text, or as a video."""
+"""Shows episodes of an agent: live in a terminal, as lines of text, or as a video."""
 
 import functools
 import pathlib
@@ -39,20 +39,23 @@ def watch(
   dream: bool = False,
   console: rich.console.Console | None = None,
 ) -> None:
-  """Plays episodes of an agent, until Ctrl-C ends it or a video.
+  """Plays episodes of an agent on the console or into a video; Ctrl-C ends either early.
 
   Args:
-    policy: of the agent.
-    seed: of the environments and of the policy.
+    policy: the agent's policy.
+    seed: seed of environments and actions.
     episodes: number of episodes.
-    frames_per_second: of a video or of a terminal; lines of text are printed at once.
-    greedy: whether actions are greedy, else sampled; None: as its run's evaluator plays.
+    frames_per_second: speed of a video or of the live view; lines of text are printed at once.
+    greedy: whether actions are greedy, else sampled; None: as in the evaluations of its run.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
-    dream: whether the video shows the beginning of one episode beside the model's dream of it.
-    console: to show them on; one that is no terminal gets a line for each step.
+    dream: whether the video shows the beginning of one episode beside the world model's prediction
+      of it; needs `output`.
+    console: where to show them; one that is not a terminal gets a line for each step. By default
+      stdout.
 
   Raises:
-    ValueError: no frames for a video, or no model for a dream.
+    ValueError: a video is asked for and the environment has no renderer, or a dream and the policy
+      has no world model or lacks its decoder.
   """
   if dream and policy.agent.foresee is None:
     raise ValueError(f'--dream: {policy.config.agent_name} has no model that dreams; leave it out')
@@ -86,7 +89,7 @@ def watch(
 
 
 def _dream(play: episodes_lib.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:
-  """Frames of the beginning of an episode beside the model's dream of it."""
+  """Frames of the beginning of an episode beside the world model's prediction of it."""
   dreamt = play.dream(policy.all_params, jax.random.key(seed))
   assert dreamt is not None  # `watch` has refused an agent without a model
   return dreamt
@@ -240,13 +243,16 @@ def _beside_numbers(
 
 
 class Picture:
-  """A frame in half blocks: each character shows two pixels, one above the other, in 24-bit colour.
+  """A frame that `rich` can print: each character shows two pixels, one above the other.
 
   Args:
     frame: [H, W, 3] uint8.
-    columns: of the terminal, at most.
-    rows: of the terminal, at most. The frame keeps its proportions; a character is twice as high
-      as wide.
+    columns: most columns of the terminal to use.
+    rows: most rows of the terminal to use. The frame keeps its proportions; a character is taken to
+      be twice as high as wide.
+
+  Attributes:
+    pixels: [2 * rows, columns, 3] uint8, the frame resized to the rows and columns that are used.
   """
 
   def __init__(self, frame: np.ndarray, columns: int, rows: int):
@@ -274,7 +280,7 @@ def _style(above: tuple[int, int, int], below: tuple[int, int, int]) -> rich.sty
 
 
 def _resize(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
-  """Pixels repeated, or the means of neighbours, so that there are `size` along one axis."""
+  """Resizes an axis to `size` pixels: repeats pixels, or averages neighbours."""
   length = pixels.shape[axis]
   edges = np.arange(size) * length // size
   if size >= length:

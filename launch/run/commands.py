@@ -1,4 +1,4 @@
-"""`hephaestus train`: a run on this machine."""
+"""`hephaestus train`, a run on this machine, and `hephaestus config`, which prints its config."""
 
 import argparse
 import contextlib
@@ -11,7 +11,11 @@ from hephaestus.launch import flags
 
 
 def add(commands: Any) -> None:
-  """Declares `train` and `config`."""
+  """Adds the commands `train` and `config`.
+
+  Args:
+    commands: sub-parsers of the command line.
+  """
   parser = commands.add_parser(
     'train',
     allow_abbrev=False,
@@ -72,7 +76,7 @@ class _Help(argparse.Action):
 
 
 def train(arguments: argparse.Namespace) -> int:
-  """Trains the run of the arguments; returns the exit code."""
+  """Runs `hephaestus train` with its parsed flags; returns the exit code, raises as `begin`."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
@@ -89,17 +93,17 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def begin(arguments: argparse.Namespace, config: Any) -> int:
-  """Checks and trains a run.
+  """Checks a run, makes or opens its folder, and trains until it ends.
 
   Args:
-    arguments: of the command.
-    config: of `flags.make_config`.
+    arguments: parsed flags of `train`.
+    config: config of the run, from `flags.make_config`.
 
   Returns:
-    The exit code.
+    The exit code, of `fused.train` or `local.train`.
 
   Raises:
-    ValueError: naming the flag or key that is invalid.
+    ValueError: a flag or key is invalid; names it.
   """
   from hephaestus.launch.agents import machine
   from hephaestus.launch.run import folder as folder_lib
@@ -147,7 +151,10 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
 
 @contextlib.contextmanager
 def fork_server() -> Iterator[Any]:
-  """A fork server, made after all imports and before anything starts the threads of JAX."""
+  """Yields a `ForkServer`, made after all imports and before anything starts the threads of JAX.
+
+  It ends with the context.
+  """
   gc.disable()  # modules stay: to scan them again and again takes a fifth of the time of their import
   from hephaestus.launch.run import fork_server as fork_server_lib
   from hephaestus.launch.run import program  # noqa: F401, so that forked nodes have it imported

@@ -13,12 +13,12 @@ ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
 STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
 ORIGIN = 'origin'  # RUN@STEP whose parameters the run begins with
-DIAGNOSIS = 'doctor.json'  # of `hephaestus doctor`, the newest
+DIAGNOSIS = 'doctor.json'  # newest report of `hephaestus doctor`
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 
 
 def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
-  """A name for a new folder, from the environment and the time."""
+  """Returns the path of a new run folder, runs/ENVIRONMENT-TIME; does not make it."""
   name = config.environment['name'].replace('/', '-').replace(':', '-')
   return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
 
@@ -26,16 +26,21 @@ def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
 def open_run(
   folder: pathlib.Path, config: launch_config.ExperimentConfig, origin: str | None = None
 ) -> launch_config.ExperimentConfig:
-  """Makes or checks the folder of a run, and writes the config into it.
+  """Makes the folder of a run, or checks an existing one, and writes the config into it.
 
   Args:
-    folder: of the run.
-    config: of the run.
-    origin: RUN@STEP whose parameters a new run begins with, which is written before the config, so
-      that a run stopped before its first checkpoint knows it; None for none.
+    folder: folder of the run.
+    config: config of the run.
+    origin: RUN@STEP, the checkpoint whose parameters a new run begins with (--from); None for none.
+      It is written before the config, so that it is known if the run is stopped before its first
+      checkpoint.
+
+  Returns:
+    The config, as given.
 
   Raises:
-    ValueError: it is not writable, belongs to something else, or does not fit the config.
+    ValueError: the folder is not writable, has other files but no config, or its run cannot resume
+      with this config.
   """
   try:
     if (folder / CONFIG).exists():
@@ -58,14 +63,14 @@ def open_run(
 
 
 def unfinished_origin(folder: pathlib.Path) -> str | None:
-  """RUN@STEP of a run --from another that was stopped before its first checkpoint; else None."""
+  """Reads RUN@STEP of a run --from another that has no checkpoint of its own yet; None for other runs."""
   file = folder / ORIGIN
   is_saved = any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   return None if is_saved or not file.exists() else file.read_text().strip()
 
 
 def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
-  """Raises ValueError for a folder of a run that cannot resume with this config."""
+  """Raises ValueError if the run in a folder cannot resume with this config; names the keys."""
   differences = launch_config.conflicts(launch_config.load(folder / CONFIG), config)
   if differences:
     raise ValueError(
@@ -76,7 +81,7 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
 
 @contextlib.contextmanager
 def only_one(folder: pathlib.Path) -> Iterator[None]:
-  """Locks the folder against a second launcher; ValueError if another one has locked it."""
+  """Locks a run folder while entered; ValueError if another launcher has locked it."""
   with open(folder / LOCK, 'w') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +93,7 @@ def only_one(folder: pathlib.Path) -> Iterator[None]:
 
 
 def is_running(folder: pathlib.Path) -> bool:
-  """Whether a launcher of this machine has locked the folder; does not touch the lock."""
+  """Whether a launcher on this machine has locked the folder, i.e. trains the run; takes no lock."""
   try:
     # By the inode alone: some file systems show another device here than there.
     place = f':{(folder / LOCK).stat().st_ino} '
@@ -98,16 +103,16 @@ def is_running(folder: pathlib.Path) -> bool:
 
 
 def has_finished(folder: pathlib.Path) -> bool:
-  """Whether the run of a folder has reached its end, rather than being stopped."""
+  """Whether the run in a folder has reached its end, which the evaluator's metrics say."""
   last = metrics.last(folder / 'metrics' / 'evaluator.jsonl')
   return last is not None and last['final']
 
 
 def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
-  """Reads the config of a run.
+  """Reads the config of the run in a folder.
 
   Raises:
-    ValueError: it is not the folder of a run, or its config is broken.
+    ValueError: it is not the folder of a run, or its config is not one of this version.
   """
   if not (folder / CONFIG).exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')

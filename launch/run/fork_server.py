@@ -34,24 +34,24 @@ ADOPTION_SECONDS = 10.0
 
 
 class Forked(NamedTuple):
-  """A program that was forked, to be used as a `subprocess.Popen`."""
+  """A program that `ForkServer.start` has started; has the parts of `subprocess.Popen` that are used."""
 
   pid: int
 
   def wait(self) -> int:
-    """Its exit code, once it has ended; negative for a signal."""
+    """Waits until the program has ended, and returns its exit code; negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class ForkServer:
   """Starts Python programs as children of this process, by forking a copy of it.
 
-  To be made in the main thread, after the imports and before anything uses JAX or a thread. The
-  server keeps the modules, the working directory and the environment of that moment.
+  It must be made in the main thread, after the imports and before anything uses JAX or a thread.
+  Programs begin with the modules, the working directory and the environment variables of that moment.
   """
 
   def __init__(self):
-    """Forks the server; it ends with this process, or by `close`."""
+    """Forks the server process, which ends with this process, or by `close`."""
     sys.stdout.flush()
     sys.stderr.flush()
     self._pid = 0
@@ -73,16 +73,16 @@ class ForkServer:
     log: int,
     pipe: int,
   ) -> Forked:
-    """Forks a program; it is a child of the caller, with a session of its own.
+    """Starts a program as a child process of the caller, with a session of its own.
 
-    It is killed with the caller, and writes `+PID` and a newline to `pipe` before it runs.
+    It is killed when the caller ends.
 
     Args:
-      name: shown by `top` and `ps -o comm`, of which the kernel keeps 15 bytes.
-      command: this Python, a script and its arguments.
-      environment: variables added to those of the server.
+      name: name of the process in `top` and `ps -o comm`; the kernel keeps 15 bytes of it.
+      command: this Python, a script and its arguments, see `runs`.
+      environment: environment variables added to those of the server.
       log: file descriptor that becomes its stdout and stderr.
-      pipe: see above.
+      pipe: file descriptor to which it writes `+PID` and a newline before it runs.
 
     Raises:
       OSError: the server is gone, or cannot fork.
@@ -101,7 +101,7 @@ class ForkServer:
 
   @staticmethod
   def runs(command: Sequence[str]) -> bool:
-    """Whether a command is this Python with a script, and so can be forked."""
+    """Whether a command is this Python with a script, which is all that `start` can run."""
     return len(command) > 1 and command[0] == sys.executable and command[1].endswith('.py')
 
   def close(self) -> None:
@@ -111,7 +111,7 @@ class ForkServer:
 
 
 def accept_interrupts() -> None:
-  """Resets SIGINT where it is ignored; in the main thread only.
+  """Has SIGINT raise KeyboardInterrupt again where it is ignored; in the main thread only.
 
   A shell without job control has programs that it starts in the background ignore SIGINT, and
   their children inherit that.
@@ -124,8 +124,8 @@ def bind_to(parent_pid: int, pipe: int | None = None) -> None:
   """Binds this process to its parent: it is killed when the parent ends, or at once if it has.
 
   Args:
-    parent_pid: of the process that must be its parent.
-    pipe: takes `+PID` and a newline; None for none.
+    parent_pid: process ID of the parent.
+    pipe: file descriptor to which `+PID` and a newline are written; None for none.
   """
   accept_interrupts()
   if hasattr(LIBC, 'prctl'):  # on Linux
@@ -197,7 +197,7 @@ def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid
 
 
 def _adopt_environment(environment: Mapping[str, str]) -> None:
-  """Sets variables, also in JAX and the allocator, which have read theirs already."""
+  """Sets environment variables, also in JAX and the allocator, which have read theirs already."""
   os.environ.update(environment)
   for name, value in environment.items():
     if name in MALLOC:

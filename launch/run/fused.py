@@ -31,7 +31,7 @@ from hephaestus.replay import buffer, parameters, tables
 
 
 def make(config: launch_config.ExperimentConfig) -> tuple[environment_lib.Environment, Any]:
-  """The environment and the agent of a run, as its record makes it; makes no array."""
+  """Makes the environment of a run and, by `AgentRecord.make`, its agent; makes no array."""
   environment = config.make_environment()
   specs = environment.observation_spec, environment.action_spec
   return environment, config.record.make(config.agent, *specs)
@@ -43,7 +43,7 @@ def build(
   trained: Any,
   devices: list[jax.Device],
 ) -> unrolled.Program:
-  """The program of a run, not yet compiled.
+  """Makes the program of a run for these devices, not yet compiled.
 
   Raises:
     ValueError: the environments do not divide over the devices or minibatches.
@@ -62,7 +62,7 @@ def build(
 
 
 def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.Replay:
-  """The numbers of a run's replay, which stores at most twice what the run will collect.
+  """Computes the sizes of a run's replay, which stores at most twice what the run will collect.
 
   A run of somewhat more steps then has the same program, and need not compile it again.
 
@@ -104,7 +104,7 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
 def saved(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, agent_lib.Agent, unrolled.FusedState]:
-  """The environment, the agent, and the shapes of a run's checkpoints without its environments."""
+  """The environment, the agent, and the shapes of a run's checkpoints without environments and replay."""
   environment, trained = make(config)
   shapes = build(config, environment, trained, jax.local_devices()[:1]).shapes()
   return environment, trained.agent, shapes._replace(worlds=None, replay=())
@@ -113,16 +113,16 @@ def saved(
 def check_replay_memory(
   memory: unrolled.Memory, available: int | None, stratum: tables.Stratum, stored: int
 ) -> None:
-  """Refuses a replay that does not fit into memory; the estimate of its size is exact.
+  """Raises ValueError if a replay does not fit into memory; the estimate of its size is exact.
 
   Args:
-    memory: estimated need of each device.
-    available: bytes of each device; None where unknown.
-    stratum: the largest.
-    stored: sequences of the replay, fewer than the stratum's in a short run.
+    memory: estimated bytes that the run needs on each device.
+    available: bytes of memory of each device; None where unknown.
+    stratum: largest stratum of the replay, which the message names.
+    stored: number of sequences that replay stores, fewer than the stratum's in a short run.
 
   Raises:
-    ValueError: naming a size that fits.
+    ValueError: it does not fit; names a size that would.
   """
   rest = memory.state + memory.batch
   if available is None or memory.replay < rest or rest + memory.replay < 0.9 * available:
@@ -138,16 +138,16 @@ def check_replay_memory(
 def check_memory(
   memory: unrolled.Memory, available: int | None, *, num_envs: int, num_devices: int
 ) -> str | None:
-  """A warning if a program may not fit into memory, before it is compiled; None if it should fit.
+  """Returns a warning if a program may not fit into memory once compiled; None if it should fit.
 
   Args:
-    memory: estimated need of each device.
-    available: bytes of each device; None where unknown.
-    num_envs: on all devices together.
-    num_devices: that share them.
+    memory: estimated bytes that the program needs on each device.
+    available: bytes of memory of each device; None where unknown.
+    num_envs: number of environments on all devices together.
+    num_devices: number of devices that share them.
 
   Raises:
-    ValueError: it needs too much even if the estimate is a third too high.
+    ValueError: the estimate, which may be a third too high, is above 1.5 times what is available.
   """
   needed = memory.state + memory.batch + memory.replay
   if available is None or needed < 0.9 * available:
@@ -171,17 +171,17 @@ def check_compiled(
   available: int,
   num_devices: int,
 ) -> None:
-  """Refuses a program that an accelerator has no memory for.
+  """Raises ValueError if a compiled program does not fit into the memory of an accelerator.
 
   Args:
-    config: of the run.
-    memory: as it was estimated; its state and its replay do not shrink with the batch.
-    needed: bytes of the program on each device, as it was compiled.
-    available: bytes of each device.
-    num_devices: that share the batch.
+    config: config of the run.
+    memory: estimated bytes on each device; those of state and replay do not shrink with the batch.
+    needed: bytes that the program needs on each device, as it was compiled.
+    available: bytes of memory of each device.
+    num_devices: number of devices that share the batch.
 
   Raises:
-    ValueError: naming a size that fits.
+    ValueError: it does not fit; names a size that would.
   """
   if needed <= available:
     return
@@ -209,15 +209,15 @@ def _available_bytes(devices: list[jax.Device]) -> int | None:
 
 
 class Prepared(NamedTuple):
-  """A run whose memory was checked; nothing is compiled or written yet.
+  """Parts of a fused run whose memory was checked; nothing is compiled or written yet.
 
   Attributes:
-    config: of the run.
-    environment: of the run.
-    trained: the agent, as its record makes it.
-    program: of the run.
-    memory: that it needs on each device.
-    warning: that it may not fit; None if it should.
+    config: config of the run.
+    environment: environment of the run.
+    trained: the agent with its losses, from `AgentRecord.make`.
+    program: program of the run, not yet compiled.
+    memory: estimated bytes that the program needs on each device.
+    warning: text of a warning that it may not fit into memory; None if it should.
   """
 
   config: launch_config.ExperimentConfig
@@ -229,7 +229,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
-  """Makes the parts of a run in this process, and estimates its memory.
+  """Makes the parts of a fused run, sets up JAX in this process, and checks the estimated memory.
 
   Raises:
     ValueError: its sizes do not divide over the devices, or do not fit into their memory.
@@ -255,13 +255,13 @@ def train(
   reset_moments: bool = False,
   profile: profile_lib.Span | None = None,
 ) -> int:
-  """Runs until the run is over, interrupted or failed.
+  """Trains until the run is over, interrupted or failed; ValueError if it is locked or does not fit.
 
   Args:
-    prepared: of the run.
-    folder: of the run, opened.
-    reset_moments: whether the optimizer is reset where the run resumes.
-    profile: updates that are traced; None for none.
+    prepared: parts of the run, from `prepare`.
+    folder: folder of the run, made by `folder.open_run`.
+    reset_moments: whether the optimizer is reset if the run resumes from a checkpoint.
+    profile: learner updates to trace; None for none.
 
   Returns:
     The exit code: 0 when finished or stopped by SIGTERM, 130 when stopped by Ctrl-C, 1 when a metric
@@ -321,7 +321,7 @@ class _Terminal:
     self.close = self._events.close
 
   def expect(self, seconds_left: float | None) -> None:
-    """Says once how long the rest of a run without a time limit will take, if more than a minute."""
+    """Prints once how long a run without a time limit will still take, if more than a minute."""
     if self._is_expected or seconds_left is None:
       return
     self._is_expected = True
@@ -329,11 +329,11 @@ class _Terminal:
       self.say(f'about {seconds_left / 60:,.0f} minutes for the updates that are left')
 
   def started(self) -> None:
-    """Notes that training begins."""
+    """Writes to the run's events that training begins."""
     self._events.write({'kind': 'started', 'name': 'learner'})
 
   def warn(self, text: str) -> None:
-    """Shows a warning and notes it."""
+    """Prints a warning and writes it to the run's events."""
     self._events.write({'kind': 'warning', 'text': text})
     self.say(f'warning: {text}')
 
@@ -370,7 +370,7 @@ class _Scores:
     self._schedule = evaluator.Schedule(options)
 
   def make_logger(self, step: int) -> Any:
-    """The learner's logger, which gives advice by each report."""
+    """Makes the learner's logger, whose rows the agent's advice judges, and the evaluator's."""
     self._logger = self._open('evaluator', 'environment_step', step)
     logger = self._open('learner', 'learner_step', step)
     return logger if self._advice is None else _Advised(logger, self._advice)
@@ -382,7 +382,7 @@ class _Scores:
     )  # fmt: skip
 
   def between(self, status: loop_lib.Status) -> None:
-    """Shows progress; evaluates where it is due, but nothing untrained, or the run has finished."""
+    """Shows progress; evaluates if that is due after the first update, or if the run has finished."""
     if status.step > getattr(self._config.agent, 'warm_up_updates', 0):
       self._terminal.expect(self._source.seconds_left)
     self._terminal.tick()
@@ -412,7 +412,7 @@ class _Scores:
 
 
 class _Advised:
-  """A logger whose values are also judged."""
+  """A logger that also hands its values to the agent's advice."""
 
   def __init__(self, logger: Any, advice: advice_lib.Advice):
     self._logger = logger
@@ -420,7 +420,7 @@ class _Advised:
     self.close = logger.close
 
   def write(self, values: Mapping[str, Any]) -> None:
-    """Writes a report, then warns by it."""
+    """Writes a row of metrics, then has the advice warn by it."""
     self._logger.write(values)
     self._advice.look(values)
 
@@ -469,10 +469,10 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
 
 
 class _interrupts:  # noqa: N801  it reads as a function
-  """The first Ctrl-C or SIGTERM, which is confirmed at once; a second ends the process as by default.
+  """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second one ends the process.
 
   Attributes:
-    number: of the signal; 0 before.
+    number: number of the signal; 0 before.
   """
 
   def is_set(self) -> bool:

@@ -1,4 +1,4 @@
-"""A run on one machine: the program's nodes under the supervisor."""
+"""Runs the nodes of a run on this machine, all or a host's share of them, under the supervisor."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
 
 STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
-DRAIN_SECONDS = 3.0  # without a connection before replay stops: a restarting node reconnects
+DRAIN_SECONDS = 3.0  # without a connection after which replay stops: a restarting node reconnects
 MAX_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts to end
 
 
@@ -33,11 +33,11 @@ class Share(NamedTuple):
   """One host's share of a run that has several hosts.
 
   Attributes:
-    nodes: their names, as `program.commands` gives them.
+    nodes: names of the nodes of this host, as in `program.commands`.
     addresses: HOST:PORT of each shard of replay, as this host reaches it.
-    launch_id: the same on all hosts, and another at each launch.
+    launch_id: number of this launch, the same on all hosts and another at each launch.
     on_tick: called about twice a second.
-    coordinator: HOST:PORT of the first process of a learner that has several.
+    coordinator: HOST:PORT of the first process of a learner that has several; None for one process.
   """
 
   nodes: Sequence[str]
@@ -59,16 +59,16 @@ def train(
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
   Args:
-    config: of the run.
-    folder: of the run, opened.
-    forks: starts the nodes; without it each imports everything itself.
-    share: of this host; None for everything.
+    config: config of the run.
+    folder: folder of the run, made by `folder.open_run`; ValueError if another launcher has locked it.
+    forks: forks the nodes; None: each node is a new program, which imports everything itself.
+    share: nodes of this host, in a run on several; None for all nodes.
     exposed: whether other machines may reach replay here.
-    profile: updates that are traced; None for none.
+    profile: learner updates to trace; None for none.
 
   Returns:
     The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
-    stopped share), 1 when a node was given up or its last checkpoint failed.
+    stopped share), 1 when a node failed for good or the learner's last checkpoint failed.
   """
   with folder_lib.only_one(folder):
     if share is None and config.learner.num_processes > 1:
@@ -125,11 +125,11 @@ class _Nodes:
     ]
 
   def log(self, name: str) -> pathlib.Path:
-    """The log of a node."""
+    """Path of the log of a node."""
     return self.folder / 'logs' / f'{name}.log'
 
   def ends(self, commands: Iterable[str]) -> list[str]:
-    """The nodes that all finish at the end of the run."""
+    """Those of the given nodes that exit by themselves when the run ends; it is over once all have."""
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     return [name for name in commands if name in ending]
 
@@ -171,7 +171,7 @@ def _announce(
 
 
 def _check_port(port: int | None) -> int:
-  """A port that replay can listen on: the given one, or any; ValueError if it is in use."""
+  """Returns the given port, or a free one for None; ValueError if replay cannot listen at it."""
   if port is None:
     return portpicker.pick_unused_port()
   with socket.socket(socket.AF_INET6) as probe:
@@ -186,7 +186,7 @@ def _check_port(port: int | None) -> int:
 
 
 def _free_ports(config: launch_config.ExperimentConfig) -> list[int]:
-  """A port for each shard of replay."""
+  """Chooses a port for each shard of replay."""
   ports: list[int] = []
   while len(ports) < config.replay.num_shards:
     first = config.replay.port
@@ -204,7 +204,7 @@ def _commands(
   coordinator: str | None,
   profile: profile_lib.Span | None,
 ) -> Iterator[dict[str, Sequence[str]]]:
-  """Commands of this host's nodes by name; the pickled nodes exist while it is entered."""
+  """Yields node name -> command, for this host's nodes; the pickled nodes exist while it is entered."""
   from hephaestus.launch.run import program  # Launchpad, Reverb and TensorFlow take seconds
 
   share = nodes.share
@@ -247,7 +247,8 @@ class _Watcher:
 
   Attributes:
     progress: the progress line.
-    failed_late: the learner whose last process failed, in a list of at most one.
+    failed_late: name of the learner process that ended with an error last, if it was not restarted
+      since; empty otherwise.
   """
 
   def __init__(
@@ -313,7 +314,7 @@ class _Watcher:
 def _report(
   nodes: _Nodes, outcome: supervisor.Outcome, failed_late: Sequence[str], *, evaluated: bool
 ) -> int:
-  """Prints how the run ended; its exit code."""
+  """Prints how the run ended, and returns the exit code of `train`."""
   if outcome.failed is not None:
     log = nodes.log(outcome.failed)
     reason = user_errors.logged(log)
@@ -336,10 +337,13 @@ def _report(
 
 
 class Drain:
-  """Whether replay may stop: other hosts disconnect once they have seen the end of the run.
+  """Tells whether replay may stop: other hosts disconnect once they have seen the end of the run.
+
+  A call returns True after `DRAIN_SECONDS` without a connection; connections count for
+  `MAX_DRAIN_SECONDS` after the first call.
 
   Args:
-    ports: of replay, on this host.
+    ports: ports of replay on this host.
   """
 
   def __init__(self, ports: Sequence[int]):

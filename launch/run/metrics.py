@@ -1,4 +1,4 @@
-"""Loggers of metrics: JSON lines always, TensorBoard and Weights & Biases on request."""
+"""Loggers of metrics (JSON lines always, TensorBoard and Weights & Biases on request), and readers."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ UPLOADED = {
 
 
 class JsonLines:
-  """Appends one JSON object per line, `time` first, for people and programs to read.
+  """Logger that appends a row of metrics as one JSON object per line, `time` (unix seconds) first.
 
   A line is one write to the file, so a kill leaves at most one truncated line, which the next
   opening drops. NaN and the infinities, which JSON lacks, become null. If the disk is full, rows
@@ -39,9 +39,12 @@ class JsonLines:
     """Opens the file, or makes it and its folder.
 
     Args:
-      path: of the file.
-      resume: a key and the step from which a run resumes. Rows beyond that step are dropped, since
-        the run will write them again; rows without the key stay.
+      path: path of the file.
+      resume: (key of the step in a row, step from which the run resumes). Rows beyond that step are
+        dropped, since the run will write them again; rows without the key stay. None keeps all.
+
+    Raises:
+      ValueError: a line of the file is not a row, with `resume` only.
     """
     self._path = pathlib.Path(path)
     self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +54,7 @@ class JsonLines:
     self._dropped = 0
 
   def write(self, data: Mapping[str, Any]) -> None:
+    """Appends a row: name -> scalar or array, of Python, NumPy or JAX."""
     row = {'time': time.time(), **plain(data)}
     line = json.dumps(row, allow_nan=False).encode() + b'\n'
     try:
@@ -75,9 +79,13 @@ class JsonLines:
 
 
 class TensorBoardLogger:
-  """Writes every number of a row as a scalar, named as in the row.
+  """Logger that writes every number of a row as a TensorBoard scalar, named by its key.
 
-  After a full disk it writes no more until the node restarts: the JSON lines have all rows.
+  After an error, such as a full disk, it writes no more until the node restarts.
+
+  Args:
+    directory: folder for the TensorBoard files, made by the first write.
+    steps_key: key of every row whose value is the step of its scalars.
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
@@ -118,9 +126,18 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-  """Sends rows to Weights & Biases: one group per run, one of its runs per node.
+  """Logger that sends rows to Weights & Biases: one group per run, one W&B run in it per node.
 
-  With `artifacts`, the learner also uploads each checkpoint, and the evaluator each video.
+  With `options.artifacts`, the learner also uploads each checkpoint, and the evaluator each video.
+
+  Args:
+    run_directory: folder of the run.
+    node_name: name of the node, such as `learner`.
+    steps_key: key of every row whose value is the x-axis of its curves.
+    options: settings of the reports.
+
+  Raises:
+    ValueError: the package `wandb` is not installed.
   """
 
   def __init__(
@@ -170,7 +187,7 @@ class WandbLogger:
     self._upload()
 
   def _upload(self) -> None:
-    """Uploads files that are new since the last call; those that it had already are not sent twice."""
+    """Uploads files that are new since the last call; W&B does not store known content twice."""
     if self._watched is None:
       return
     folder, kind, pattern = self._watched
@@ -192,7 +209,7 @@ class WandbLogger:
 
 
 class Loggers:
-  """Writes each row to several loggers, as types of JSON."""
+  """Logger that converts each row by `plain` and writes it to several loggers."""
 
   def __init__(self, to: Sequence[JsonLines | TensorBoardLogger | WandbLogger]):
     self._to = to
@@ -216,15 +233,22 @@ def make_logger(
   wandb: 'launch_config.WandbConfig | None' = None,
   resume: tuple[str, int] | None = None,
 ) -> Loggers:
-  """A node's logger; its `write` is the `write_metrics` handed to the node.
+  """Makes the logger of one node's metrics.
 
   Args:
-    run_directory: RUN; rows go to RUN/metrics/{node}.jsonl, curves to RUN/tensorboard/{node}/.
-    node_name: such as `learner` or `actor-0`.
-    steps_key: the key of every row that is the x-axis of its curves.
+    run_directory: folder of the run. Rows go to metrics/NODE.jsonl in it, TensorBoard files to
+      tensorboard/NODE/.
+    node_name: name of the node, such as `learner` or `actor-0`.
+    steps_key: key, present in every row, whose value is the x-axis of its curves.
     tensorboard: whether to write TensorBoard files.
-    wandb: how to send to Weights & Biases, which needs the extra `wandb`; None for not.
+    wandb: settings of reports to Weights & Biases; None for no reports.
     resume: see `JsonLines`.
+
+  Returns:
+    A logger with the methods `write`, which takes a row, and `close`.
+
+  Raises:
+    ValueError: the package of Weights & Biases is needed and not installed; or see `JsonLines`.
   """
   run_directory = pathlib.Path(run_directory)
   to: list[JsonLines | TensorBoardLogger | WandbLogger] = [
@@ -238,7 +262,9 @@ def make_logger(
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-  """All rows of a file that may still be written to; none where there is no file.
+  """Reads all rows of a file of metrics, oldest first; [] where there is no file.
+
+  A last line that is still being written is left out, here and in `last`, `newest` and `since`.
 
   Raises:
     ValueError: a line of the file is not a row; also raised by `last`, `newest` and `since`.
@@ -251,13 +277,13 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-  """The newest row; None where there is none."""
+  """Reads the newest row of a file of metrics; None where there is no row, or no file."""
   rows = newest(path, 1)
   return rows[0] if rows else None
 
 
 def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
-  """The newest rows, at most `count`, found from the end of the file."""
+  """Reads the newest rows of a file of metrics, at most `count`, oldest first; [] without a file."""
   lines: list[bytes] = []
   for lines in _tails(path):
     if len(lines) >= count:
@@ -266,7 +292,7 @@ def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
 
 
 def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
-  """The rows written after a time, in unix seconds, found from the end of the file."""
+  """Reads the rows written after `start`, in unix seconds, oldest first; [] without a file."""
   rows: list[dict[str, Any]] = []
   for lines in _tails(path):
     rows = [row(line, path) for line in lines]
@@ -276,14 +302,14 @@ def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
 
 
 def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
-  """The row of a line.
+  """Parses a line of a file of metrics.
 
   Args:
-    line: of a file of metrics.
-    path: of the file, for the error.
+    line: the line, a JSON object with a number `time`.
+    path: path of the file, for the error message.
 
   Raises:
-    ValueError: it is not a row.
+    ValueError: the line is not a row.
   """
   try:
     found = json.loads(line)
@@ -295,7 +321,7 @@ def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
-  """The complete lines at the end of a file, then more and more of them, finally all."""
+  """Yields the complete lines in a file's last 64 KiB, then in twice as much, and so on, finally all."""
   path = pathlib.Path(path)
   size = path.stat().st_size if path.exists() else 0
   tail_bytes = TAIL_BYTES
@@ -310,7 +336,7 @@ def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
 
 
 def plain(value: Any) -> Any:
-  """A tree of scalars and arrays, of NumPy or JAX, as types of JSON."""
+  """Converts a tree of NumPy or JAX scalars and arrays to types of JSON; NaN and infinities to None."""
   if isinstance(value, Mapping):
     return {key: plain(entry) for key, entry in value.items()}
   if isinstance(value, list | tuple):
@@ -326,7 +352,7 @@ def plain(value: Any) -> Any:
 
 
 def to_json(report: dict[str, Any] | list[dict[str, Any]]) -> str:
-  """One line of JSON, of scalars and arrays of NumPy or JAX."""
+  """Converts trees of scalars and arrays, of NumPy or JAX, to one line of JSON."""
   return json.dumps(plain(report))
 
 
@@ -353,5 +379,5 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
 
 
 def _whole_lines(content: bytes) -> list[bytes]:
-  """Complete lines: the last one of a file may still be written."""
+  """Splits into lines, without a last one that has no newline, since it may still be being written."""
   return [line for line in content.splitlines(keepends=True) if line.endswith(b'\n')]

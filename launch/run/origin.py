@@ -1,4 +1,4 @@
-"""A new run that begins with the parameters of an older one: `hephaestus train --from`."""
+"""Begins a new run with the parameters of an older one: `hephaestus train --from`."""
 
 import contextlib
 import pathlib
@@ -18,13 +18,13 @@ COPIED = ('params', 'slow_critic')  # fields of a train state; the others are re
 
 
 class Origin(NamedTuple):
-  """The agent that a new run begins with.
+  """Checkpoint of an older run whose parameters a new run begins with.
 
   Attributes:
-    text: RUN[@best|@STEP], as given.
-    exact: RUN@STEP, the same, from any working directory.
-    step: the learner step of its checkpoint.
-    fields: of its train state, those of COPIED that it has.
+    text: RUN[@best|@STEP], as given to --from.
+    exact: RUN@STEP for the same checkpoint, with the absolute path of the run.
+    step: learner step of the checkpoint.
+    fields: name -> value of the train state's fields that are copied, those of `COPIED` that it has.
   """
 
   text: str
@@ -34,7 +34,7 @@ class Origin(NamedTuple):
 
 
 def parse(text: str) -> tuple[pathlib.Path, str | None]:
-  """The folder and the checkpoint in RUN[@best|@STEP]; None for the newest."""
+  """Splits RUN[@best|@STEP] into the run's folder and 'best' or STEP, None for the newest checkpoint."""
   folder, separator, which = text.rpartition('@')
   if not separator or pathlib.Path(text).is_dir():
     return pathlib.Path(text), None
@@ -42,11 +42,11 @@ def parse(text: str) -> tuple[pathlib.Path, str | None]:
 
 
 def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
-  """Restores the agent, and checks that it fits a new run.
+  """Restores the parameters of an older run, and checks that they fit a new one.
 
   Args:
-    text: RUN[@best|@STEP].
-    config: of the new run.
+    text: RUN[@best|@STEP], as given to --from.
+    config: config of the new run.
 
   Raises:
     ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
@@ -71,14 +71,17 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 
 
 def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
-  """The origin of a run that was stopped before it had its first checkpoint; None for any other.
+  """Loads the origin of a run --from another that was stopped before its first checkpoint.
 
   Args:
-    folder: of the run.
-    config: of the run.
+    folder: folder of the run, which may be new.
+    config: config of the run.
+
+  Returns:
+    The origin, with which the run begins again; None for any other run.
 
   Raises:
-    ValueError: see `load`.
+    ValueError: the origin cannot be restored any more, see `load`.
   """
   text = folder_lib.unfinished_origin(folder)
   try:
@@ -93,13 +96,16 @@ def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> 
 def begin(
   origin: Origin, config: launch_config.ExperimentConfig, folder: pathlib.Path, program: Any
 ) -> str:
-  """Writes the first checkpoint of a new run; returns a line that says so.
+  """Writes the first checkpoint of a new run: step 0, with the parameters of its origin.
 
   Args:
-    origin: its agent.
-    config: of the new run.
-    folder: of the new run, opened.
-    program: of a fused run; None for one with actors.
+    origin: parameters to begin with.
+    config: config of the new run.
+    folder: folder of the new run, made by `folder.open_run`.
+    program: the `unrolled.Program` of a fused run; None for a run with actors.
+
+  Returns:
+    A line to print, with the origin and its step.
   """
   key = jax.random.key(config.seed)
   copy = lambda train: train._replace(
@@ -124,7 +130,7 @@ def begin(
 
 
 def _find_train(folder: pathlib.Path, which: str | None) -> tuple[int, Any]:
-  """Learner step and train state of a checkpoint of a run; ValueError where there is none."""
+  """Restores (learner step, train state) of a checkpoint of a run; ValueError where there is none."""
   config = folder_lib.load_config(folder)
   if config.fused:
     return parts_lib.find_train(folder, fused_run.saved(config)[2], which)
@@ -133,7 +139,7 @@ def _find_train(folder: pathlib.Path, which: str | None) -> tuple[int, Any]:
 
 
 def _train_shapes(config: launch_config.ExperimentConfig) -> Any:
-  """Shapes and dtypes of a run's train state."""
+  """Shapes and dtypes of a new run's train state."""
   trained = fused_run.make(config)[1]
   update = config.record.make_update(config, trained, num_devices=1)
   return jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))

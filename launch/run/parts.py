@@ -1,4 +1,4 @@
-"""Parts of a run and names of its nodes, from its config alone: no Reverb, and no Launchpad."""
+"""Parts of a run, names of its nodes, and its checkpoints; imports neither Reverb nor Launchpad."""
 
 import contextlib
 import dataclasses
@@ -16,11 +16,11 @@ from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
-ENDING = 'ending'  # ends with the run, on a host with replay alone
+ENDING = 'ending'  # node that exits with the run, on a host with replay alone
 
 
 def learners(count: int) -> list[str]:
-  """The names of the processes of the learner; the first writes metrics and checkpoints."""
+  """Names of the `count` processes of the learner; the first writes metrics and checkpoints."""
   return [LEARNER] if count == 1 else [f'{LEARNER}-{rank}' for rank in range(count)]
 
 
@@ -29,11 +29,11 @@ class Parts:
   """Definitions that all nodes of a run share, computed from its config alone.
 
   Attributes:
-    environment: the environment.
-    agent: the acting part of the agent.
-    trained: the agent with its losses, as its record makes it.
-    unroll: of the actors.
-    params_schema: shapes and dtypes of acting parameters.
+    environment: environment of the run, an `environment.Environment` or `host.HostEnvironment`.
+    agent: functions by which the agent acts.
+    trained: the agent with its losses, from `AgentRecord.make`.
+    unroll: functions by which actors step their environments.
+    params_schema: shapes and dtypes of acting parameters, a tree of `jax.ShapeDtypeStruct`.
   """
 
   environment: Any
@@ -44,12 +44,12 @@ class Parts:
 
   @functools.cached_property
   def sequence_schema(self) -> Any:
-    """Shapes and dtypes of one Sequence, by tracing the environment and the policy."""
+    """Shapes and dtypes of one stored Sequence, found by tracing the environment and the policy."""
     return rollout.sequence_schema(self.unroll, self.params_schema)
 
 
 def make_parts(config: launch_config.ExperimentConfig) -> Parts:
-  """Makes the parts; makes no array."""
+  """Makes the parts of a run, without any array; ValueError if environment and agent do not fit."""
   environment = config.make_environment()
   specs = environment.observation_spec, environment.action_spec
   trained = config.record.make(config.agent, *specs)
@@ -66,7 +66,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
 
 
 def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
-  """Shapes and dtypes of the learner's checkpoints."""
+  """Shapes and dtypes of the state in the checkpoints of a run with actors; a tree."""
   update = config.record.make_update(config, parts.trained, num_devices=1)
   state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
   return stale_filter.saved_shapes(state) if config.record.on_policy else state
@@ -75,7 +75,17 @@ def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
 def checkpointer(
   run: pathlib.Path, keep: int = checkpoint.WHOLE, *, read_only: bool = False
 ) -> checkpoint.Checkpointer:
-  """The checkpoints of a run; the best is by the returns of its evaluations."""
+  """Opens the checkpoints of a run.
+
+  Args:
+    run: folder of the run.
+    keep: number of newest checkpoints to keep, beside the best one: the one nearest to the
+      evaluation with the highest mean episode return.
+    read_only: whether nothing may be written or deleted.
+
+  Returns:
+    The checkpointer; close it after use.
+  """
 
   def scores() -> list[tuple[int, float]]:
     rows = metrics.read(run / 'metrics' / f'{EVALUATOR}.jsonl')
@@ -88,7 +98,7 @@ def checkpointer(
 
 
 def find_step(run: pathlib.Path, which: str) -> int:
-  """The learner step of a checkpoint of a run, by a step or 'best'; ValueError names those there are."""
+  """Learner step of a checkpoint, given as a step or 'best'; ValueError, listing all, if it is missing."""
   with contextlib.closing(checkpointer(run, read_only=True)) as saved:
     return saved.find(which)
 
@@ -97,9 +107,12 @@ def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[
   """Learner step and train state of one of a run's checkpoints; None when there is none.
 
   Args:
-    run: its folder.
-    like: shapes and dtypes of its checkpoints.
-    step: of the checkpoint; None for the newest that is intact.
+    run: folder of the run.
+    like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
+    step: learner step of the checkpoint; None for the newest that is intact.
+
+  Raises:
+    ValueError: the checkpoint has other arrays than `like`.
   """
   if not (run / 'checkpoints').exists():
     return None
@@ -115,8 +128,8 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
   """Learner step and train state of the checkpoint that a user has chosen.
 
   Args:
-    run: its folder.
-    like: shapes and dtypes of its checkpoints, or of those parts that are needed.
+    run: folder of the run.
+    like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
     which: a learner step, or 'best'; None for the newest.
 
   Raises:
@@ -150,10 +163,13 @@ def saved_params(
   """Learner step and all parameters of a checkpoint, without the rest of its train state.
 
   Args:
-    run: its folder.
-    config: of the run.
+    run: folder of the run.
+    config: config of the run.
     like: shapes and dtypes of the parameters.
-    which: as of `find_train`, whose errors it raises.
+    which: a learner step, or 'best'; None for the newest.
+
+  Raises:
+    ValueError: see `find_train`.
   """
   state: Any = _WithParams(like)
   if config.fused or config.record.on_policy:
@@ -163,23 +179,28 @@ def saved_params(
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
-  """Learner step and all parameters of a run's newest checkpoint; None when there is none."""
+  """Learner step and all parameters of a run's newest checkpoint; None when there is none.
+
+  Args:
+    run: folder of the run.
+    like: shapes and dtypes of the state in its checkpoints.
+  """
   found = saved_train(run, like)
   return None if found is None else (found[0], found[1].params)
 
 
 def replay_names(num_shards: int) -> list[str]:
-  """The names of the nodes of replay."""
+  """Names of the nodes of replay, one for each shard."""
   return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
 
 
 def is_replay(name: str) -> bool:
-  """Whether a node is a shard of replay."""
+  """Whether a node is a shard of replay, by its name."""
   return name == REPLAY or name.startswith(f'{REPLAY}-')
 
 
 def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:
-  """The folder of each shard's checkpoints."""
+  """Folder of the checkpoints of each shard of replay, in the folder of a run."""
   folder = run / 'replay'
   folders = [folder] if num_shards == 1 else [folder / f'shard-{i}' for i in range(num_shards)]
   return [str(each) for each in folders]

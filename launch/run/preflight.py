@@ -29,8 +29,8 @@ def check_distributed(name: str, remedy: str) -> None:
   """Raises ValueError where the packages that several processes need are not installed.
 
   Args:
-    name: of what needs them.
-    remedy: after the extra that has them.
+    name: flag, key or feature that needs them; the message begins with it.
+    remedy: how to do without them; the message ends with it.
   """
   if not has_distributed():
     raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')
@@ -39,11 +39,13 @@ def check_distributed(name: str, remedy: str) -> None:
 def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   """Makes the environment of a run once and checks the values that it emits.
 
+  Unless a fused run may use an accelerator, it restricts JAX in this process to the CPU.
+
   Returns:
-    Warnings, one a line.
+    A line for each warning.
 
   Raises:
-    ValueError: it is unknown, breaks its specs, or cannot be used by this kind of run.
+    ValueError: the environment is unknown, breaks its specs, or cannot be used by a fused run.
   """
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
@@ -67,14 +69,19 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
 
 
 def check_memory(config: launch_config.ExperimentConfig, shards: int | None = None) -> str:
-  """One line with the memory that replay takes of this machine once its strata are full.
+  """Checks that replay, once its strata are full, fits into the memory of this machine.
+
+  If the learner trains on the CPU, the agent's sizes are checked as well.
 
   Args:
-    config: of the run.
+    config: config of the run.
     shards: number of shards of replay on this machine; None for all.
 
+  Returns:
+    A line to print, with the memory that replay takes and what the machine has.
+
   Raises:
-    ValueError: it is more than there is.
+    ValueError: it does not fit; names a size that would.
   """
   here = config.replay.num_shards if shards is None else shards
   needed = -(-replay_bytes(config) * here // config.replay.num_shards)
@@ -98,21 +105,21 @@ def check_memory(config: launch_config.ExperimentConfig, shards: int | None = No
 
 
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
-  """Raises ValueError for a run whose newest checkpoint is of another network than this version's."""
+  """Raises ValueError if the run's newest checkpoint has other arrays than its config asks for."""
   if (folder / 'checkpoints').exists():
     shapes = parts_lib.saved_shapes(config, parts_lib.make_parts(config))
     parts_lib.newest_params(folder, shapes)
 
 
 def warnings(config: launch_config.ExperimentConfig) -> list[str]:
-  """Lines on what the agent treats in another way in this environment."""
+  """Lines to print when the run starts, from `AgentRecord.warnings`."""
   name = config.environment['name']
   found = config.record.warnings(parts_lib.make_parts(config).trained)
   return [f'environment.name={name}: {line}' for line in found]
 
 
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
-  """Memory of replay once its strata are full, if nothing compresses."""
+  """Bytes of memory that all of replay takes once its strata are full, if nothing compresses."""
   return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)
 
 
@@ -121,7 +128,7 @@ def _size(count: int) -> str:
 
 
 def _memory() -> int:
-  """Bytes of memory of this machine, or the limit of the container of this process."""
+  """Bytes of memory of this machine, or the limit of its container if that is less."""
   limit = pathlib.Path('/sys/fs/cgroup/memory.max')
   text = limit.read_text().strip() if limit.exists() else 'max'
   total = psutil.virtual_memory().total
@@ -131,7 +138,7 @@ def _memory() -> int:
 def prepare_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Removes an older trace of the same updates; ValueError as of `check_profile`."""
+  """Checks the updates to trace by `check_profile`, then deletes an older trace of the same updates."""
   check_profile(profile, config, folder)
   shutil.rmtree(profile.folder(folder), ignore_errors=True)
 
@@ -139,15 +146,15 @@ def prepare_profile(
 def check_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Refuses updates that a run will not do, as far as its folder shows.
+  """Raises ValueError if a run will not do the updates to trace, as far as its folder shows.
 
   Args:
-    profile: updates to be traced.
-    config: of the run.
-    folder: of the run, which may be new.
+    profile: learner updates to trace.
+    config: config of the run.
+    folder: folder of the run, which need not exist.
 
   Raises:
-    ValueError: the run ends before these updates, or is beyond them.
+    ValueError: the run ends before the first of these updates, or resumes after it.
   """
   text = f'--profile {profile.start}:{profile.stop}'
   checkpoints = (folder / 'checkpoints').glob('*')
@@ -169,11 +176,14 @@ def check_profile(
 
 
 def reach(exposed: bool) -> tuple[bool, str]:
-  """Whether replay on this host will be exposed, and a description of who can reach it.
+  """Decides whether replay on this host is exposed to other machines.
 
   Args:
-    exposed: whether it shall be. If the system cannot restrict the port to this machine, replay is
-      exposed anyway.
+    exposed: whether the user wants it to be. If the system cannot restrict the port to this machine,
+      replay is exposed anyway.
+
+  Returns:
+    Whether replay will be exposed, and a description of who can reach it.
   """
   refusal = '' if exposed else loopback.refusal()
   if not exposed and not refusal:
@@ -183,7 +193,7 @@ def reach(exposed: bool) -> tuple[bool, str]:
 
 
 def check_coordinator(address: str) -> None:
-  """Raises ValueError for an address at which the learner cannot listen."""
+  """Raises ValueError if the learner's first process cannot listen at HOST:PORT on this machine."""
   host, port = address.rsplit(':', 1)
   with socket.socket() as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -197,7 +207,7 @@ def check_coordinator(address: str) -> None:
 
 
 def coordinator_reach(address: str) -> str:
-  """A description of who can reach the learner at HOST:PORT."""
+  """Describes who can reach the learner's first process at HOST:PORT."""
   if address.startswith('127.'):
     return 'reachable from this machine only'
   return (

@@ -1,4 +1,4 @@
-"""make_program: the topology of a run, as nodes of Launchpad.
+"""make_program: the nodes of a run and their connections, as a Launchpad program.
 
 Every node is built in its own process, from the config and a client of replay. Actors and the
 learner communicate only through replay, so any node may crash and be restarted.
@@ -42,7 +42,7 @@ TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills 
 
 
 def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
-  """Tells whether this node was asked to stop; also starts the watchdog of the calling thread."""
+  """Returns a function that tells whether this node was asked to stop, watched by `watchdog.watched`."""
   _end_quietly()
   return watchdog.watched(lp.stop_event().is_set, config.learner.stuck_seconds)
 
@@ -66,7 +66,17 @@ def collected_steps(
   name: str,
   file: pathlib.Path | None = None,
 ) -> collected_lib.Collected:
-  """Counts the environment steps of a run, see `collected.Collected`."""
+  """Makes a counter of the environment steps of a run.
+
+  Args:
+    config: config of the run.
+    replay: clients of all shards of replay.
+    name: name of the calling node, for the logs.
+    file: file in which the counts outlive a restart; None for no file.
+
+  Returns:
+    A `collected.Collected`; a call asks replay for the steps so far, None if no shard answers.
+  """
   return collected_lib.Collected(
     _addresses(replay),
     name,
@@ -80,7 +90,7 @@ def collected_steps(
 def _params_source(
   parts: parts_lib.Parts, run: pathlib.Path, replay: Sequence['reverb.Client'], name: str
 ) -> parameters.Subscription:
-  """The parameters for a node, whose steps continue from those of its metrics."""
+  """Subscribes a node to acting parameters; step counts are at least the last one in its metrics."""
   row = metrics.last(run / 'metrics' / f'{name}.jsonl') or {}
   return parameters.Subscription(
     _addresses(replay),
@@ -93,13 +103,14 @@ def _params_source(
 def replay_saver(
   replay: Sequence['reverb.Client'], folders: Sequence[str | None]
 ) -> Callable[[], Any]:
-  """A function that has every shard write its checkpoint.
+  """Makes a function that has every shard of replay write its checkpoint.
 
-  It tries all shards, then raises RuntimeError or OSError if one failed.
+  The function tries all shards, then raises RuntimeError or OSError if one failed.
 
   Args:
-    replay: its shards.
-    folders: of their checkpoints; None for shards of other hosts, which keep their own.
+    replay: client of each shard.
+    folders: folder of each shard's checkpoints, in which the newest is kept; None for a shard of
+      another host, which keeps its own.
   """
   if len(replay) == 1:
     (client,), (folder,) = replay, folders
@@ -122,7 +133,7 @@ def replay_saver(
 
 
 def build_tables(config: launch_config.ExperimentConfig) -> list['reverb.Table']:
-  """The tables of the replay node."""
+  """Makes the Reverb tables of a replay node; called in that node's process."""
   _end_quietly()
   parts = parts_lib.make_parts(config)
   return tables.make_tables(
@@ -148,7 +159,17 @@ def build_learner(
   profile: profile_lib.Span | None,
   replay: Sequence['reverb.Client'],
 ) -> loop.Loop:
-  """The learner node, or one of those that learn as one."""
+  """Makes the learner node, or one of the processes of a learner that has several.
+
+  Args:
+    config: config of the run.
+    run: folder of the run.
+    launch_id: number of this launch, see `make_program`.
+    shards_here: shards of replay on this host, whose checkpoints are written into `run`.
+    place: rank of this process in a learner of several; None for a learner of one process.
+    profile: learner updates to trace; None for none.
+    replay: clients of all shards of replay.
+  """
   allocator.keep()
   should_stop = _stop_signal(config)
   group = None
@@ -190,7 +211,7 @@ def _make_source(
   group: process_group_lib.ProcessGroup | None,
   replay: Sequence['reverb.Client'],
 ) -> loop.Source:
-  """Batches from a queue or from replay, as the agent needs; only the first process publishes."""
+  """Makes the source of batches: a queue for on-policy agents, else replay; the first process publishes."""
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
   is_first = group is None or group.is_first
@@ -226,9 +247,9 @@ def _make_reader(
   place: process_group_lib.Place | None,
   stale_filter: stale_filter_lib.StaleFilter | None = None,
 ) -> reader.Reader:
-  """The reader of one process, from shards of its own where there are enough.
+  """Makes the reader of one learner process, from shards of its own if there are enough for all.
 
-  On-policy it holds few sequences ahead, and asks the filter of stale sequences.
+  On-policy, it prefetches few sequences, and drops those that the filter rejects as too old.
   """
   if place is not None and len(address) >= place.size:
     address = address[place.rank :: place.size]
@@ -254,7 +275,7 @@ def _experience(
   replay: Sequence['reverb.Client'],
   is_first: bool,
 ) -> replayed.Experience:
-  """The replay servers of a run, as the learner sees them; only its first process asks them."""
+  """Makes the learner's access to the counts and checkpoints of replay; only its first process counts."""
   folders = enumerate(parts_lib.replay_folders(run, len(replay)))
   collected: Callable[[], collected_lib.Steps | None] = lambda: None
   staleness = None
@@ -283,7 +304,16 @@ def build_actor(
   profile: profile_lib.Span | None,
   replay: Sequence['reverb.Client'],
 ) -> actor.Actor:
-  """One actor node."""
+  """Makes an actor node.
+
+  Args:
+    config: config of the run.
+    run: folder of the run.
+    actor_id: index of the actor, from 0, unique among all hosts.
+    launch_id: number of this launch, see `make_program`.
+    profile: learner updates to trace, in actor 0 at about the same time; None for none.
+    replay: clients of all shards of replay.
+  """
   parts = parts_lib.make_parts(config)
   name = f'{parts_lib.ACTOR}-{actor_id}'
   profiler = None
@@ -300,7 +330,7 @@ def build_actor(
   collected = collected_steps(config, replay, name)
 
   def environment_step() -> int:
-    """The learner's count, or a newer one of replay, also of before it stopped answering."""
+    """Environment steps of the run: the larger of the learner's count and that by replay, if known."""
     if not config.record.on_policy:  # whose queue loses its count where it is restarted
       collected()
     return max(source.environment_step, collected.steps.taken)
@@ -331,7 +361,7 @@ def build_evaluator(
   launch_id: int,
   replay: Sequence['reverb.Client'],
 ) -> evaluator.Evaluator:
-  """The evaluator node."""
+  """Makes the evaluator node; arguments as in `build_actor`."""
   parts = parts_lib.make_parts(config)
   play = episodes.Play(
     parts.environment,
@@ -357,12 +387,12 @@ def build_evaluator(
 
 
 class Ending:
-  """A node that ends with the run and has no other task.
+  """A node that exits when the run ends, and does nothing else.
 
   Args:
-    source: of acting parameters.
+    source: subscription to acting parameters, the final ones of which say that the run has ended.
     should_stop: whether the node was asked to stop.
-    launch_id: of this launch.
+    launch_id: number of this launch; final parameters of other launches are ignored.
   """
 
   def __init__(
@@ -373,7 +403,7 @@ class Ending:
     self._launch_id = launch_id
 
   def run(self) -> None:
-    """Waits for the learner's final parameters."""
+    """Returns once the learner has published its final parameters, or the node was asked to stop."""
     while not self._should_stop():
       snapshot = self._source.newest(timeout_seconds=1.0)
       if snapshot is not None and snapshot.ended_launch == self._launch_id:
@@ -384,19 +414,19 @@ class Ending:
 def build_ending(
   config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence['reverb.Client']
 ) -> Ending:
-  """The node that ends with the run, on a host with replay alone."""
+  """Makes the node that exits when the run ends, for a host with replay alone."""
   schema = parts_lib.make_parts(config).params_schema
   source = parameters.Subscription(_addresses(replay), schema, name=parts_lib.ENDING)
   return Ending(source, _stop_signal(config), launch_id)
 
 
 class _ReplayNode(lp.ReverbNode):
-  """A node with the Reverb server of this project, in place of that of Launchpad.
+  """A Launchpad node that runs `tables.make_server` in place of Launchpad's own Reverb server.
 
   Args:
-    config: of the run.
-    directory: of the server's checkpoints.
-    exposed: whether other machines may reach it.
+    config: config of the run.
+    directory: folder of the server's checkpoints.
+    exposed: whether other machines may reach the server.
   """
 
   def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):
@@ -417,14 +447,15 @@ class _ReplayNode(lp.ReverbNode):
 
 
 def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
-  """Waits until the node of replay is asked to stop; ends the node if its server hangs.
+  """Waits until a replay node is asked to stop; exits the process with code 1 if its server hangs.
 
   To be called in the main thread.
 
   Args:
-    stop: set when it is.
-    address: HOST:PORT of the server, in this process, of which the port counts.
-    stuck_seconds: without an answer after which it counts as hung, see `watchdog`; 0: never.
+    stop: event that is set to stop the node.
+    address: HOST:PORT of the server, which runs in this process; only the port is used.
+    stuck_seconds: time without an answer after which the server counts as hung, see `watchdog`;
+      0: never.
   """
   answered = watchdog.watched(stop.is_set, stuck_seconds)
   period = stuck_seconds / 10
@@ -444,16 +475,20 @@ def make_program(
   coordinator: str | None = None,
   profile: profile_lib.Span | None = None,
 ) -> lp.Program:
-  """The topology of one run.
+  """Makes the Launchpad program of a run: all nodes of all hosts, not yet bound to addresses.
 
   Args:
-    config: of the run.
-    run: its folder.
-    launch_id: positive and different at every launch; tells this launch's end from an older one's.
+    config: config of the run.
+    run: folder of the run.
+    launch_id: number of this launch, positive and different at every launch; tells the end of this
+      launch from that of an older one.
     shards_here: shards of replay on this host, which write into `run`; None for all.
     exposed: whether other machines may reach replay.
-    coordinator: HOST:PORT of the first process of a learner that has several.
-    profile: updates that are traced; None for none.
+    coordinator: HOST:PORT of the first process of a learner that has several; None for one process.
+    profile: learner updates to trace; None for none.
+
+  Returns:
+    A program with the groups of nodes replay, learner, actor, evaluator and ending.
   """
   program = lp.Program('hephaestus')
   folders = parts_lib.replay_folders(run, config.replay.num_shards)
@@ -492,15 +527,18 @@ class _StaticAddress(lp_address.AbstractAddressBuilder):
 def commands(
   program: lp.Program, addresses: Sequence[str], scratch: pathlib.Path
 ) -> dict[str, list[str]]:
-  """The command that runs each node of a program, by the node's name.
+  """Pickles the nodes of a program, and returns the command that runs each of them.
 
   Launchpad's own launcher neither restarts a node nor reports its end (docs/design.md), so its
   nodes are bound here, and their commands go to the supervisor of this project.
 
   Args:
-    program: whose only listening nodes are those of replay.
+    program: program from `make_program`; only its nodes of replay listen at an address.
     addresses: HOST:PORT of each shard of replay.
-    scratch: folder for the pickled nodes, which must live as long as the run.
+    scratch: folder for the pickled nodes, which must exist as long as the run.
+
+  Returns:
+    Name of each node, such as 'actor-0' -> program and arguments.
   """
   launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
   for nodes in program.groups.values():

@@ -1,4 +1,4 @@
-"""Progress of a run as one line, warnings while PPO trains, and the line at its end."""
+"""Progress of a run as one line, warnings by the agent's advice, and the line at the end of the run."""
 
 import pathlib
 import shutil
@@ -15,9 +15,10 @@ QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows th
 
 
 class Progress:
-  """One line with the progress of a run: rewritten in a terminal, repeated now and then elsewhere.
+  """One line with the progress of a run, on stdout; subclasses show other numbers.
 
-  Elsewhere the line of the start, before anything is known, grows instead: by the time so far.
+  In a terminal the line is rewritten. Elsewhere a new one is printed every `QUIET_PERIOD` seconds;
+  before the first update the line "starting" grows instead, by the time so far.
   """
 
   def __init__(
@@ -31,10 +32,10 @@ class Progress:
     """Initializes the line.
 
     Args:
-      config: of the run.
-      folder: of the run.
-      starting: shown until the first update.
-      grows: whether nothing but this object prints, so that a line may stay unfinished.
+      config: config of the run.
+      folder: folder of the run, whose metrics are read.
+      starting: text shown until the learner's first report.
+      grows: whether the line "starting" may grow, because nothing but this object prints.
     """
     self._config = config
     self._folder = folder
@@ -47,7 +48,7 @@ class Progress:
     self._unfinished = False
 
   def tick(self) -> None:
-    """Shows the line when it is due."""
+    """Shows the line if it is due; to be called about twice a second."""
     now = time.monotonic()
     if self._live:
       width = shutil.get_terminal_size().columns
@@ -67,12 +68,12 @@ class Progress:
     self._unfinished = is_starting
 
   def say(self, text: str) -> None:
-    """Shows a line that stays."""
+    """Prints a text on lines of its own, which are not overwritten."""
     self.end()
     print(text, flush=True)
 
   def end(self) -> None:
-    """Clears the live line, or finishes one that grows."""
+    """Clears the live line, or ends one that grows; the next text begins a line."""
     if self._unfinished:
       self._unfinished = False
       print(flush=True)
@@ -81,7 +82,7 @@ class Progress:
       sys.stdout.flush()
 
   def line(self) -> str:
-    """Steps, score, return, speed, ratio, staleness and the time left."""
+    """Returns the line: steps, score, episode return, throughput, replay ratio, staleness and time left."""
     learner = metrics.last(self._folder / 'metrics' / 'learner.jsonl')
     evaluator = metrics.last(self._folder / 'metrics' / 'evaluator.jsonl') or {}
     actor = metrics.last(self._folder / 'metrics' / 'actor-0.jsonl') or {}
@@ -110,7 +111,7 @@ class Progress:
     return '  '.join(part for part in parts if part)
 
   def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
-    """Throughput and health of learner and actor."""
+    """Throughput, the agent's `shown` metrics, replay ratio, and staleness in updates."""
     record = self._config.record
     shown = [f'{label} {learner[name]:.3f}' for label, name in record.shown.items()]
     if record.on_policy:
@@ -132,7 +133,7 @@ class ActorsProgress(Progress):
   """The line of a host with actors and without the learner."""
 
   def line(self) -> str:
-    """Steps of all actors; version, throughput and throttling of those on this host."""
+    """Returns steps of the run, and number, throughput, throttling and version of this host's actors."""
     elapsed = time.monotonic() - self._start
     begin = f'{self._config.environment["name"]}  {_clock(elapsed)}  '
     newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))
@@ -155,7 +156,7 @@ class NoProgress(Progress):
   """The line of a host without actors and without the learner's first process."""
 
   def line(self) -> str:
-    """The time since the start."""
+    """Returns the line: environment and time since the start."""
     elapsed = _clock(time.monotonic() - self._start)
     return f'{self._config.environment["name"]}  {elapsed}  learner and actors are on other hosts'
 
@@ -167,7 +168,14 @@ def make(
   *,
   grows: bool = True,
 ) -> Progress:
-  """The progress line of a host by the nodes that run there; for `grows` see `Progress`."""
+  """Makes the progress line that suits the nodes of a host.
+
+  Args:
+    config: config of the run.
+    folder: folder of the run.
+    nodes: names of the nodes on this host.
+    grows: see `Progress`.
+  """
   if parts_lib.learners(config.learner.num_processes)[0] in nodes:
     return Progress(config, folder, grows=grows)
   acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
@@ -191,7 +199,7 @@ def _clock(seconds: float) -> str:
 
 
 def summary(folder: pathlib.Path) -> str:
-  """The final line of a finished run."""
+  """Returns the final line of a finished run: 'done:', steps, episode return and score."""
   final = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
   show = lambda value: f'{value:.3f}' if isinstance(value, float) else str(value)
   names = ('environment_step', 'learner_step', 'episode_return', 'normalised_score')
@@ -201,7 +209,7 @@ def summary(folder: pathlib.Path) -> str:
 
 
 class Warnings:
-  """Gives the advice of the agent's record, if any, by the metrics of learner and actors."""
+  """Prints and records the warnings of the agent's advice (`make_advice`), if it has any."""
 
   def __init__(
     self,
@@ -210,7 +218,14 @@ class Warnings:
     events: metrics.JsonLines,
     say: Callable[[str], None],
   ):
-    """Initializes the warnings; metrics from before are ignored."""
+    """Initializes the warnings; metrics from before this call are ignored.
+
+    Args:
+      config: config of the run.
+      folder: folder of the run, whose metrics are read.
+      events: log to which each warning is written.
+      say: prints a line.
+    """
 
     def warn(text: str) -> None:
       events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
@@ -221,7 +236,7 @@ class Warnings:
     self._newest = time.time()
 
   def tick(self) -> None:
-    """Checks the newest row of metrics, once."""
+    """Hands the learner's newest row of metrics to the advice, if it is a new one."""
     row = None if self._advice is None else metrics.last(self._metrics / 'learner.jsonl')
     if self._advice is None or row is None or row['time'] <= self._newest:
       return

@@ -21,7 +21,7 @@ from hephaestus.launch.run import fork_server
 POLL_SECONDS = 0.1
 TICK_SECONDS = 0.5
 LAST_LINES = 20
-GROUP_SECONDS = 1.0  # for what a process has started to be gone once it is killed
+GROUP_SECONDS = 1.0  # longest wait until the children of a killed process are gone
 CANNOT_START = 127  # as a shell reports a command that it cannot run
 
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
@@ -47,12 +47,12 @@ class Process(NamedTuple):
   """A command to run, and the log of its output.
 
   Attributes:
-    name: unique on this host, such as `actor-0`.
+    name: name of the process, unique on this host, such as `actor-0`.
     command: the program and its arguments.
-    environment: variables added to the supervisor's own.
+    environment: environment variables added to the supervisor's own.
     log: file to which stdout and stderr are appended.
-    external_exit_codes: of a process that ended because of another one, such as a peer on another
-      host; they count like a kill.
+    external_exit_codes: exit codes by which the process says that it ended because of another one,
+      such as a peer on another host; they count like a SIGKILL, see `Restarts`.
   """
 
   name: str
@@ -69,11 +69,11 @@ class Event(NamedTuple):
     kind: `started`; `exited`, followed by `finished` (it was 0), `restarting` or `gave_up`. When
       the run stops: `stopping`, followed by `exited`, or by `killed` after the grace period. A
       process that shares the fate of a restarted one is `killed` as well, and restarts with it.
-    name: of the process.
-    pid: of its last start; 0 if it could not be started.
-    exit_code: of its last end, negative for a signal; None before.
-    restarts: how often it was restarted so far.
-    delay_seconds: until it is restarted, for `restarting`.
+    name: name of the process.
+    pid: process ID since its last start; 0 if it could not be started.
+    exit_code: exit code of its last end, negative for a signal; None before.
+    restarts: number of its restarts so far.
+    delay_seconds: time until it is restarted, for `restarting`; else 0.
   """
 
   kind: str
@@ -89,11 +89,11 @@ class Outcome(NamedTuple):
 
   Attributes:
     exit_code: 0 when finished or interrupted, 1 when a process was given up.
-    interrupted: the signal that ended the run; 0 for none.
-    failed: name of the process that was given up.
-    failed_exit_code: its last exit code, negative for a signal.
-    last_lines: the end of its log, of its last start only.
-    restarts: how often each process was restarted.
+    interrupted: number of the signal that ended the run; 0 for none.
+    failed: name of the process that was given up; None for none.
+    failed_exit_code: its last exit code, negative for a signal; None for none.
+    last_lines: last lines of its log, at most `LAST_LINES`, since its last start only.
+    restarts: name of each process -> number of its restarts.
   """
 
   exit_code: int
@@ -127,8 +127,8 @@ class Interrupts:
   These are SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP.
 
   Attributes:
-    count: of these signals; one press of Ctrl-C that arrives twice counts once.
-    first: the first of them; 0 before.
+    count: number of these signals so far; those within half a second count as one.
+    first: number of the first signal; 0 before.
   """
 
   def __init__(self):
@@ -158,17 +158,21 @@ class Interrupts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restarts:
-  """When a process is restarted, and when it is given up.
+  """Rules by which a process is restarted, or given up, which ends the run.
+
+  Raises:
+    ValueError: a maximum is below 1.
 
   Attributes:
-    backoff_seconds: before the first restart; doubles with every further one.
-    max_backoff_seconds: bound of the above.
+    backoff_seconds: time before the first restart; doubles with each further failure in a row.
+    max_backoff_seconds: longest time before a restart.
     healthy_seconds: a process that ran this long has recovered from earlier failures.
-    max_fast_failures: failures in a row, each before `healthy_seconds`, that end the run.
-    max_fast_kills: the same for SIGKILL, by a person or for want of memory, and for the
+    max_fast_failures: number of failures in a row, each before `healthy_seconds`, after which a
+      process is given up.
+    max_fast_kills: the same for ends by SIGKILL, by a person or for want of memory, and by the
       `external_exit_codes` of a process.
-    together: groups of names that are restarted as one: when one exits with an error, the others
-      are killed.
+    together: groups of names of processes that are restarted as one: when one exits with an error,
+      the others are killed.
   """
 
   backoff_seconds: float = 0.5
@@ -184,20 +188,20 @@ class Restarts:
         raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}.')
 
   def delay(self, failures: int) -> float:
-    """Seconds before the restart that follows so many failures in a row."""
+    """Seconds before the restart after `failures` failures in a row."""
     doublings = min(max(failures - 1, 0), 30)
     return min(self.backoff_seconds * 2**doublings, self.max_backoff_seconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping:
-  """How processes are stopped.
+  """How processes are stopped at the end of the run: by SIGTERM, after a grace period by SIGKILL.
 
   Attributes:
-    order: groups of names, stopped one group after another; all at once when None.
-    grace_seconds: between SIGTERM and SIGKILL, for every group or one for each.
-    total_seconds: after which all processes that still run are killed.
-    on_signal: called as soon as a signal has asked to stop.
+    order: groups of names of processes, stopped one group after another; None for all at once.
+    grace_seconds: time between SIGTERM and SIGKILL, one for all groups or one for each.
+    total_seconds: time for all groups together, after which every process is killed.
+    on_signal: called, before anything is stopped, if a signal has asked to stop.
   """
 
   order: Sequence[Sequence[str]] | None = None
@@ -206,7 +210,7 @@ class Stopping:
   on_signal: Callable[[], None] = lambda: None
 
   def groups(self, names: Sequence[str]) -> list[tuple[Sequence[str], float]]:
-    """Each group of names with its seconds of grace; ValueError if they do not match `names`."""
+    """Pairs each group of names with its seconds of grace; ValueError if `order` does not match `names`."""
     order = [names] if self.order is None else self.order
     if sorted(name for group in order for name in group) != sorted(names):
       raise ValueError(f'`order` must name each of {names} once, got {order}.')
@@ -242,19 +246,19 @@ class Supervisor:
     """Initializes the supervisor; nothing starts before `run`.
 
     Args:
-      processes: to be started, in this order.
+      processes: processes to run, started in this order.
       until: names of the processes that must all finish for the run to be finished; when empty,
         it ends by a signal or a failure only.
       is_over: names of finished processes -> whether the run is finished, in place of `until`.
-      restarts: when to restart and when to give up.
-      stopping: the order, and the grace periods.
+      restarts: when to restart and when to give up; None for the defaults.
+      stopping: order and grace periods of stopping; None for the defaults.
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `TICK_SECONDS`, also while stopping.
-      forks: forks the commands that it can run, which saves their imports. Other commands, and all
-        commands if it is gone, run as new programs.
+      forks: fork server for the commands that it can run, which saves their imports. Other commands,
+        and all commands if it is gone, run as new programs.
 
     Raises:
-      ValueError: names are missing, repeated or unknown.
+      ValueError: names are missing, repeated or unknown, or `stopping` does not match them.
     """
     names = [process.name for process in processes]
     if not names:
@@ -346,7 +350,7 @@ class Supervisor:
       self._emit('started', child)
 
   def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
-    """Runs a command in a fork of the launcher; None where that is impossible."""
+    """Runs a command in a fork of the fork server; None where that is impossible."""
     if self._forks is None or not self._forks.runs(process.command):
       return None
     try:
@@ -427,7 +431,7 @@ class Supervisor:
         self._pause()
 
   def _reap_stopped(self, child: _Child) -> bool:
-    """Records the end of a child that will not be restarted; True while it runs."""
+    """Records the end of a child that will not be restarted; returns whether it still runs."""
     exit_code = self._reap(child)
     if exit_code is not None:
       child.exit_code = exit_code
@@ -435,7 +439,7 @@ class Supervisor:
     return child.running is not None
 
   def _reap(self, child: _Child) -> int | None:
-    """The exit code of a child that has just ended; the rest of its group is killed."""
+    """Exit code of a child that has ended since the last call, whose process group is killed; else None."""
     if child.running is None:
       return None
     # Not collected yet, so that its number cannot have passed on to another group.

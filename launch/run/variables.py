@@ -32,7 +32,12 @@ CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
 
 
 def of_node(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
-  """Variables for a node by its name, beside those that the launcher has itself."""
+  """Returns the environment variables that are set for a node, besides the launcher's own.
+
+  Args:
+    name: name of the node, such as 'actor-0'.
+    config: config of the run.
+  """
   variables = dict(COMMON)
   if name in parts_lib.learners(config.learner.num_processes):
     return variables | ({} if config.accelerator else CPU_ONLY)

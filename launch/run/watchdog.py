@@ -14,9 +14,9 @@ _CHECKS = 10  # in the time after which a node counts as hung
 
 
 def watched(should_stop: Callable[[], bool], stuck_seconds: float) -> Callable[[], bool]:
-  """Wraps `should_stop` so that its caller is ended once it hangs.
+  """Wraps `should_stop`, and starts a thread that ends the process once it hangs.
 
-  A node calls it in every iteration of its loops, also of those in which it waits for replay, for
+  A node calls the wrapper in every iteration of its loops, also while it waits for replay, for
   parameters or for the rate limiter. A node hangs if it has neither called nor computed for
   `stuck_seconds`; compiling, or a long episode, is computing. Time in which the whole process is
   frozen does not count. A node that hangs writes the stack of each thread to stderr and exits with
@@ -24,7 +24,10 @@ def watched(should_stop: Callable[[], bool], stuck_seconds: float) -> Callable[[
 
   Args:
     should_stop: whether this node was asked to stop.
-    stuck_seconds: see above; 0: never.
+    stuck_seconds: time after which the node counts as hung; 0: never.
+
+  Returns:
+    The wrapper, which returns what `should_stop` returns.
   """
   if not stuck_seconds:
     return should_stop

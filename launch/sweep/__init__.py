@@ -1,1 +1,1 @@
-"""Several runs at a time: seeds, sweeps, and the jobs of `bench learning`."""
+"""Several runs by one command: seeds, grids of settings, and the jobs that `bench learning` uses, too."""

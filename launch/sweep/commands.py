@@ -9,7 +9,11 @@ from hephaestus.launch.run import commands as run_commands
 
 
 def add(commands: Any) -> None:
-  """Adds the flags of several runs to `train`, which is declared already."""
+  """Adds --seeds, --grid and --jobs to the parser of `train`, and has it run them.
+
+  Args:
+    commands: sub-parsers of the command line, to which `run.commands` has added `train`.
+  """
   train = commands.choices['train']
   several = train.add_argument_group(
     'several runs, each in a folder of its own below that of --run; the same command resumes them'
@@ -56,7 +60,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-  """Raises ValueError for flags that several runs do not have."""
+  """Raises ValueError for flags that only a single run has."""
   from hephaestus.launch.run import folder as folder_lib
 
   if arguments.seeds is not None and arguments.seed is not None:
@@ -74,7 +78,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_first(config: Any) -> None:
-  """Refuses a run as `train` would, before any folder is made; each of them is checked again."""
+  """Checks one config as `train` would, before any folder is made; each run checks its own later."""
   import jax
 
   from hephaestus.launch.agents import machine
@@ -92,7 +96,7 @@ def _check_first(config: Any) -> None:
 
 
 def _show(runs: Any, parent: pathlib.Path) -> bool:
-  """Prints the table of runs; returns whether there is one, or it only needs another package."""
+  """Prints the table of the runs; False if there are no curves, True also if a package is missing."""
   from hephaestus.launch.report import curves
   from hephaestus.launch.sweep import grid
 

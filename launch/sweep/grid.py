@@ -1,4 +1,4 @@
-"""Runs of several seeds and settings: which there are, their folders, and the table of their curves."""
+"""Runs of several seeds and settings: their configs, their folders, and the table of their curves."""
 
 import argparse
 import contextlib
@@ -31,9 +31,9 @@ class SweepRun(NamedTuple):
   """One run of a sweep.
 
   Attributes:
-    folder: of the run, named by setting and seed.
-    setting: such as 'gamma=0.9,window=4'; '' where only seeds differ.
-    config: of the run.
+    folder: folder of the run, named by its setting and seed.
+    setting: values of the grid's keys, such as 'gamma=0.9,window=4'; '' where only seeds differ.
+    config: config of the run.
   """
 
   folder: pathlib.Path
@@ -42,13 +42,17 @@ class SweepRun(NamedTuple):
 
 
 def plan(arguments: argparse.Namespace) -> list[SweepRun]:
-  """The runs of the flags, in the order in which they are started: all settings of the first seed first.
+  """Lists the runs that --seeds and --grid ask for: one for each seed with each setting.
 
   Args:
-    arguments: of `train`, with `seeds`, `grid`, and `run`, the folder of all runs; a new one for None.
+    arguments: parsed flags of `train`. `seeds` may be None, for the one of --seed. `run` is the
+      parent folder of all runs; None for a new one.
+
+  Returns:
+    The runs in the order in which they are started: all settings of the first seed first.
 
   Raises:
-    ValueError: naming the flag or key that is invalid, or the run whose folder has another config.
+    ValueError: a flag or key is invalid, or the folder of a run has another config; names it.
   """
   seeds = [arguments.seed or 0] if arguments.seeds is None else list(dict.fromkeys(arguments.seeds))
   chosen = list(itertools.product(seeds, _settings(arguments.grid)))
@@ -75,14 +79,14 @@ def plan(arguments: argparse.Namespace) -> list[SweepRun]:
 def _reported(
   config: launch_config.ExperimentConfig, group: str, name: str
 ) -> launch_config.ExperimentConfig:
-  """A config whose run has a group and a name in Weights & Biases, where it has none yet."""
+  """Copies a config, with this group and name for Weights & Biases where it has none."""
   wandb = config.wandb
   changed = dataclasses.replace(wandb, group=wandb.group or group, name=wandb.name or name)
   return dataclasses.replace(config, wandb=changed)
 
 
 def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:
-  """Name and assignments of each setting: all combinations of the values of all keys."""
+  """Lists (name, assignments for --set) of each setting: all combinations of the values of all keys."""
   values: dict[str, list[str]] = {}
   for text in grids:
     key, separator, listed = text.partition('=')
@@ -108,7 +112,7 @@ def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _split(text: str, listed: str) -> list[str]:
-  """The values of a list, as they were written; each may be a list itself."""
+  """Splits values at their commas, as they were written; a value may be a list itself."""
   try:
     (node,) = yaml.compose_all(f'[{listed}]')
   except (yaml.YAMLError, ValueError):
@@ -119,7 +123,7 @@ def _split(text: str, listed: str) -> list[str]:
 
 
 def is_done(run: SweepRun) -> bool:
-  """Whether a run has reached the end that its config asks for."""
+  """Whether a run has finished, with the limits of steps and minutes that its config has now."""
   if not (run.folder / folder_lib.CONFIG).exists() or not folder_lib.has_finished(run.folder):
     return False
   known = folder_lib.load_config(run.folder)
@@ -128,17 +132,20 @@ def is_done(run: SweepRun) -> bool:
 
 
 def shares(runs: Sequence[SweepRun], asked: int | None) -> list[list[int]]:
-  """Cores for each of the runs that are trained at a time.
+  """Divides the available CPU cores among the runs that are trained at the same time.
 
-  A run of one process takes a core, and one with actors takes one for each of them and two more. Runs
-  that use an accelerator are trained one after another.
+  If their number is not given, a run of one process needs a core, and one with actors needs one for
+  each of them and two more; runs that use an accelerator are trained one after another.
 
   Args:
-    runs: to be trained.
-    asked: number of runs at a time; None to choose it.
+    runs: runs that are left to train.
+    asked: number of runs at a time, from --jobs; None to choose it as above.
+
+  Returns:
+    A list of core indices for each run that is trained at a time; at most one for each of `runs`.
 
   Raises:
-    ValueError: there are fewer cores than `asked`.
+    ValueError: `asked` is below 1, or above the number of cores.
   """
   available = jobs.available_cores()
   if asked is None:
@@ -153,10 +160,10 @@ def shares(runs: Sequence[SweepRun], asked: int | None) -> list[list[int]]:
 
 
 class Training(jobs.Job):
-  """A run of a sweep that is trained, or resumed.
+  """Job that trains or resumes a run of a sweep, by `hephaestus train --run`.
 
   Attributes:
-    run: the run.
+    run: run to train.
   """
 
   def __init__(self, run: SweepRun):
@@ -186,7 +193,10 @@ class Training(jobs.Job):
 
 
 def table(runs: Sequence[SweepRun]) -> tuple[str, list[str]]:
-  """A table with a curve of each setting in Markdown, as of `report`, and remarks.
+  """Summarises the learning curves of the runs, one for each setting.
+
+  Returns:
+    The Markdown table of `hephaestus report`, and a remark for each run that it leaves out.
 
   Raises:
     ValueError: there are no curves, or the extra `report` is not installed.

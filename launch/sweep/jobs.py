@@ -1,4 +1,4 @@
-"""Jobs: runs by commands of this project, as many at a time as there are cores for them."""
+"""Jobs, each a sequence of `hephaestus` commands, run in parallel on shares of the CPU cores."""
 
 import abc
 import dataclasses
@@ -22,13 +22,13 @@ COMMAND = (sys.executable, '-m', 'hephaestus.launch.main')
 
 
 class Command(NamedTuple):
-  """A command of this project.
+  """A `hephaestus` command, to be run in a process of its own.
 
   Attributes:
-    label: names its work, such as 'training'.
-    words: after `hephaestus`.
-    output: file of its stdout; None for the log of its job.
-    max_seconds: after which it is killed; None for no limit.
+    label: word for what it does, such as 'training', in lines of progress.
+    words: command-line arguments after `hephaestus`.
+    output: file to which its stdout is written; None for the log of its job.
+    max_seconds: wall time after which it is killed; None for no limit.
   """
 
   label: str
@@ -41,11 +41,11 @@ class Ended(NamedTuple):
   """A command that has ended.
 
   Attributes:
-    label: of the command.
-    code: its exit code.
-    cpu_seconds: of it and of all processes that it waited for.
-    wall_seconds: from its start to its end.
-    cores: that it had.
+    label: label of the command.
+    code: its exit code, negative for a signal.
+    cpu_seconds: CPU time of its process and of all processes that this one waited for.
+    wall_seconds: wall time from its start to its end.
+    cores: indices of the CPU cores that it had.
   """
 
   label: str
@@ -56,15 +56,15 @@ class Ended(NamedTuple):
 
 
 class Failed(Exception):  # noqa: N818  it is what happened
-  """Says why a job cannot continue."""
+  """Raised by a job that cannot continue; the message says why."""
 
 
 class Job(abc.ABC):
-  """A run, as commands one after another.
+  """A run that takes one or more commands, one after another.
 
   Attributes:
-    name: for lines of progress.
-    log: of its commands.
+    name: name of the job, for lines of progress.
+    log: file to which the output of its commands is appended.
   """
 
   name: str
@@ -72,36 +72,39 @@ class Job(abc.ABC):
 
   @abc.abstractmethod
   def begin(self) -> Command:
-    """The first command; `Failed` where it cannot begin."""
+    """Returns the first command; raises `Failed` if the job cannot begin."""
 
   @abc.abstractmethod
   def after(self, ended: Ended) -> Command | None:
-    """The command after one that has ended, also by an error; None where nothing is left to do.
+    """Returns the command that follows one that has ended; None if the job is done.
+
+    Args:
+      ended: command that has ended, with whatever exit code.
 
     Raises:
-      Failed: nothing can follow.
+      Failed: the job cannot continue.
     """
 
   @abc.abstractmethod
   def line(self, seconds: float) -> str:
-    """Results so far, for a line of progress.
+    """Returns the name and the results so far, as a line of progress.
 
     Args:
-      seconds: since the start of the command that runs; 0 where none does.
+      seconds: time since the start of the running command; 0 once the job is done.
     """
 
   def failure(self, ended: Ended) -> Failed:
-    """Names the command that has ended by an error, with the last line of the log."""
+    """Makes a `Failed` for a command that ended with an error; it quotes the last line of the log."""
     lines = self.log.read_text(errors='replace').strip().splitlines()
     last = lines[-1] if lines else 'it printed nothing'
     return Failed(f'{ended.label} ended with exit code {ended.code}: {last}')
 
 
 class Outcome(NamedTuple):
-  """The end of all jobs.
+  """How `run_all` ended.
 
   Attributes:
-    code: 0, 1 where a job failed, or INTERRUPTED.
+    code: exit code: 0, 1 if a job failed, or `INTERRUPTED` after a signal.
     left: number of jobs that are not done.
   """
 
@@ -110,10 +113,13 @@ class Outcome(NamedTuple):
 
 
 def available_cores(jobs: int | None = None) -> list[int]:
-  """The cores for so many jobs of one core each; all that are available for None.
+  """Lists the indices of the CPU cores that this process may use.
+
+  Args:
+    jobs: number of cores to return, one for each job; None for all.
 
   Raises:
-    ValueError: there are fewer.
+    ValueError: `jobs` is below 1, or above the number of cores.
   """
   has_affinity = hasattr(os, 'sched_getaffinity')
   available = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
@@ -125,15 +131,18 @@ def available_cores(jobs: int | None = None) -> list[int]:
 def run_all(
   jobs: Sequence[Job], cores: Sequence[Collection[int]], say: Callable[[str], None]
 ) -> Outcome:
-  """Does jobs, as many at a time as there are shares of the cores.
+  """Runs jobs, as many at a time as there are shares of the cores.
 
-  A job that fails is named, and the others continue. SIGINT stops all of them in order, a second
-  one at once.
+  A job that fails is reported, and the others continue. SIGINT, SIGTERM or SIGHUP stops the running
+  jobs in order; a second one kills them.
 
   Args:
-    jobs: to do, in this order.
-    cores: a share for each job that runs at a time.
-    say: takes lines of progress.
+    jobs: jobs to run, started in this order.
+    cores: core indices of each share; one job at a time runs on a share.
+    say: called with each line of progress.
+
+  Returns:
+    The exit code, and the number of jobs that are not done.
   """
   with supervisor.Interrupts() as interrupts:
     pool = _Pool(jobs, cores, say)
@@ -152,7 +161,7 @@ class _Child:
   """A command of this project as a child process on some cores, killed with this process.
 
   Attributes:
-    label: of the command.
+    label: label of the command.
   """
 
   def __init__(self, command: Command, cores: Collection[int], log: pathlib.Path):
@@ -170,7 +179,7 @@ class _Child:
       )
 
   def poll(self) -> Ended | None:
-    """How it has ended; None while it runs. Not called again afterwards."""
+    """Returns how the command has ended, None while it runs; not to be called again afterwards."""
     pid, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
     if not pid:
       if self.wall_seconds > self._max_seconds:
@@ -182,7 +191,7 @@ class _Child:
 
   @property
   def wall_seconds(self) -> float:
-    """Since its start."""
+    """Wall time since its start."""
     return time.monotonic() - self._begin
 
   def send(self, number: int) -> None:
@@ -198,7 +207,7 @@ def _begin_child(parent_pid: int, cores: Collection[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Turn:
-  """A job that has begun, its number from 1, and its cores."""
+  """A job that has begun, its number (from 1) among all jobs, and the cores that it runs on."""
 
   job: Job
   number: int
@@ -230,12 +239,12 @@ class _Pool:
     return self._total - self._done
 
   def interrupt(self, *, again: bool) -> None:
-    """Stops all jobs in order, or `again` at once."""
+    """Sends SIGINT to all running commands, or with `again` SIGKILL."""
     for child in self._running.values():
       child.send(signal.SIGKILL if again else signal.SIGINT)
 
   def advance(self, *, stopping: bool) -> bool:
-    """Starts and ends commands; returns whether any is left."""
+    """Starts commands, and handles those that have ended; returns whether any job is left."""
     while self._waiting and self._free and not stopping:
       number, job = self._waiting.pop(0)
       self._next(_Turn(job, number, self._free.pop(0)), job.begin, stopping=stopping)

@@ -1,4 +1,4 @@
-"""Environment steps that a run has taken, also those that replay lost when it was killed."""
+"""Counts the environment steps that a run has taken, also those that replay lost when it was killed."""
 
 import json
 import os
@@ -15,8 +15,8 @@ class Steps(NamedTuple):
   """Environment steps of a run.
 
   Attributes:
-    taken: by all actors, as far as replay confirmed them; never decreases.
-    lost: of those, the ones that replay no longer had when it was restarted.
+    taken: steps of all actors that replay has confirmed; never decreases.
+    lost: those of them that replay no longer had when it was restarted.
   """
 
   taken: int
@@ -24,7 +24,7 @@ class Steps(NamedTuple):
 
 
 class Collected:
-  """Counts by what each shard has inserted since it was restored, and adds what a restart lost.
+  """Counts environment steps by the sequences inserted into each shard, and those lost by restarts.
 
     taken = inserted now + lost        lost += inserted before − inserted now, where that is positive
 
@@ -41,18 +41,18 @@ class Collected:
     timeout_seconds: float = 5.0,
     file: pathlib.Path | None = None,
   ):
-    """Makes no call yet.
+    """Sets up the connections and reads `file`; sends no request yet.
 
     Args:
       address: HOST:PORT of the replay server, or of each shard.
-      name: of the caller, for the logs.
-      stratum: the one that counts inserts.
+      name: name of the caller in log lines.
+      stratum: name of the stratum whose inserts are counted.
       steps_per_sequence: environment steps that a sequence takes, T - 1.
-      timeout_seconds: without an answer, after which a server counts as down.
-      file: keeps the counts, so that a restart of this process or of the whole run knows them.
+      timeout_seconds: time without an answer after which a server counts as down.
+      file: JSON file that keeps the counts over restarts of this process; None to keep none.
 
     Raises:
-      ValueError: the file is not one of counts.
+      ValueError: the file exists and does not hold counts.
     """
     self._links = connection.connect(address, name, timeout_seconds=timeout_seconds)
     self._stratum = stratum
@@ -69,7 +69,7 @@ class Collected:
         raise ValueError(f'{file}: does not hold counts of sequences; remove it') from None
 
   def __call__(self) -> Steps | None:
-    """The steps by now; None if no shard answers."""
+    """Asks all shards; returns the steps by now, or None if no shard answers."""
     inserted = list(self._inserted)
     answered = False
     lost = 0
@@ -91,12 +91,12 @@ class Collected:
 
   @property
   def steps(self) -> Steps:
-    """The steps of the last answers."""
+    """The steps by each shard's last answer."""
     taken = (sum(self._inserted) + self._lost) * self._steps_per_sequence
     return Steps(taken, self._lost * self._steps_per_sequence)
 
   def _save(self) -> None:
-    """Replaces the file; a disk that is full leaves the last one."""
+    """Replaces the file; on a full disk the last one stays."""
     if self._file is None:
       return
     partial = self._file.with_name(f'.{self._file.name}.tmp')

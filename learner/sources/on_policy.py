@@ -15,18 +15,19 @@ Tree = Any
 
 
 class OnPolicy(sampled.Sampled):
-  """Samples a batch once the update before it is published, so that none waits here and gets old.
+  """Source of batches from a queue, for on-policy learning.
 
+  It reads a batch only after the update before it is published, so that no batch gets old here.
   Several processes read from one queue. Each keeps its part of a batch, and none reads before the
   first has published.
 
   Args:
-    trained: the agent.
-    link: to the other nodes.
-    stale_filter: decides for the reader which sequences are kept.
-    steps_per_sequence: transitions that a sequence counts for, T - 1.
+    trained: the agent's update and acting parameters.
+    link: connections to the other nodes; its reader keeps sequences by `stale_filter`.
+    stale_filter: decides which sequences are kept.
+    steps_per_sequence: environment steps of a sequence, T - 1.
     devices: local devices; None for all.
-    group: of the processes that learn as one; None where this one is alone.
+    group: the processes that learn as one; None where this one is alone.
   """
 
   def __init__(
@@ -65,7 +66,7 @@ class OnPolicy(sampled.Sampled):
 
   @property
   def environment_step(self) -> int:
-    """As read from the queue until the last update, so that a run ends with a whole batch."""
+    """Environment steps of the sequences read until the last update; so a run ends with a whole batch."""
     return self._sequences * self._steps_per_sequence
 
   def update(self, state: Tree, step: int, most: int) -> tuple[Tree, loop.Done]:
@@ -77,7 +78,7 @@ class OnPolicy(sampled.Sampled):
     return state, done
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Metrics of an average update, throughput and staleness."""
+    """Means of metrics over updates, throughput and staleness."""
     return {
       **self._waiting_report(span),
       'steps_per_second': span.environment_steps / span.seconds,
@@ -86,7 +87,7 @@ class OnPolicy(sampled.Sampled):
     }
 
   def on_update(self, status: loop.Status) -> None:
-    """Publishes before there is room in the queue, for whose sequences other nodes may wait."""
+    """Publishes before the next batch is read, which makes room in the queue and unblocks actors."""
     self._stale_filter.learner_step = status.step
     self._publish(self._snapshot(status))
     if self._group is not None:

@@ -1,4 +1,4 @@
-"""Batches that a replay server samples, each step many times."""
+"""Batches sampled from replay servers, for off-policy learning: each step is sampled many times."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ POLL_PERIOD = 0.5  # seconds between two questions how much was collected
 
 
 class Experience(NamedTuple):
-  """A replay server and its numbers.
+  """The replay servers of a run, as its learner sees them.
 
   Attributes:
-    save: has replay write its checkpoint; may raise RuntimeError when replay is down.
-    collected: steps of all actors so far; None while replay does not answer.
-    steps_per_batch: transitions that a batch counts for, over all processes: B (T - 1).
-    warm_up_steps: collected before the first batch, and so left out of the replay ratio.
-    staleness: reads the versions of every batch; None to leave it out.
+    save: makes replay write its checkpoint; may raise RuntimeError or OSError.
+    collected: returns the environment steps of all actors so far; None while replay does not answer.
+    steps_per_batch: environment steps of a batch, over all processes: B (T - 1).
+    warm_up_steps: environment steps collected before the first batch; the replay ratio omits them.
+    staleness: estimates the ages of sequences from every batch; None to omit them.
   """
 
   save: Callable[[], Any]
@@ -35,15 +35,15 @@ class Experience(NamedTuple):
 
 
 class FromReplay(sampled.Sampled):
-  """Prefetches batches from replay, and publishes in the background.
+  """Source of batches sampled from replay: prefetches them, and publishes in the background.
 
   Args:
-    trained: the agent.
-    link: to the other nodes.
-    experience: the replay server.
-    publish_period: updates between two publications.
+    trained: the agent's update and acting parameters.
+    link: connections to the other nodes.
+    experience: the replay servers.
+    publish_period: number of updates between two publications.
     devices: local devices; None for all.
-    num_processes: that learn as one.
+    num_processes: number of processes of the learner.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class FromReplay(sampled.Sampled):
 
   @property
   def environment_step(self) -> int:
-    """Steps taken, as replay says, asked at most every half a second."""
+    """Environment steps of all actors so far; replay is asked at most every half a second."""
     if self._asked is None or time.monotonic() - self._asked > POLL_PERIOD:
       collected = self._experience.collected()
       self._asked = time.monotonic()
@@ -73,9 +73,9 @@ class FromReplay(sampled.Sampled):
     return self._collected.taken
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Metrics of an average update, throughput, replay ratio and the ages of what was sampled.
+    """Means of metrics over updates, throughput, replay ratio and ages of the sampled sequences.
 
-    The ratio is of all steps that were taken, also of those that replay has lost since.
+    The replay ratio counts all steps that were collected, also those that replay has lost since.
     """
     steps = self._experience.steps_per_batch
     staleness = self._experience.staleness
@@ -97,7 +97,7 @@ class FromReplay(sampled.Sampled):
     self._submit(self.save_experience)
 
   def save_experience(self) -> None:
-    """Has replay write its checkpoint; logs why it could not."""
+    """Makes replay write its checkpoint; logs a failure. Only the first process of a learner does so."""
     if self._link.publisher is None:
       return
     try:

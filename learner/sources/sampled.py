@@ -1,4 +1,4 @@
-"""Updates on batches sampled from a replay server, and parameters that are published to it."""
+"""Updates on batches sampled from a replay server, and publishing of acting parameters to it."""
 
 import abc
 import queue
@@ -22,11 +22,11 @@ REPUBLISH_PERIOD = 5.0  # seconds without a batch
 
 
 class Trained(NamedTuple):
-  """The update of an agent, and the part of its parameters that acts.
+  """The update of an agent, and the part of its parameters that actors need.
 
   Attributes:
-    update: how the train state begins and changes.
-    acting_params: train state's params -> what actors need of them.
+    update: functions that make the train state, and update it by one batch.
+    acting_params: params of the train state -> acting parameters.
   """
 
   update: loop.Update
@@ -38,9 +38,10 @@ class Link(NamedTuple):
 
   Attributes:
     reader: gives this process's part of batches, host arrays [B, T, ...].
-    publisher: takes snapshots of acting parameters; None in all processes of a learner but the first.
-    launch_id: goes out with the final parameters, so that no node takes an older end for this one.
-    should_stop: whether this node was asked to stop.
+    publisher: publishes acting parameters; None in all processes of a learner but the first.
+    launch_id: ID of this launch, published with the final parameters, so that those of an older
+      launch do not end its nodes.
+    should_stop: returns whether this node was asked to stop.
   """
 
   reader: reader_lib.Reader
@@ -50,11 +51,11 @@ class Link(NamedTuple):
 
 
 class Batches(abc.ABC):
-  """Batches on the devices, [D, B, T, ...]."""
+  """Supplies batches on the devices, [D, B, T, ...]."""
 
   @abc.abstractmethod
   def get(self, timeout_seconds: float) -> Tree | None:
-    """The next batch; None when there is none in time."""
+    """Waits for the next batch, at most `timeout_seconds`; None if there is none in time."""
 
   @abc.abstractmethod
   def close(self) -> None:
@@ -62,7 +63,12 @@ class Batches(abc.ABC):
 
 
 class OnDemand(Batches):
-  """Samples a batch when it is asked for."""
+  """Samples a batch only when `get` asks for it.
+
+  Args:
+    reader: gives batches on the host.
+    place: puts a batch on the devices.
+  """
 
   def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
     self._reader = reader
@@ -77,7 +83,12 @@ class OnDemand(Batches):
 
 
 class Prefetched(Batches):
-  """Puts the next batch on the devices while they work on the last one."""
+  """Puts the next batch on the devices in a thread, while they work on the last one.
+
+  Args:
+    reader: gives batches on the host.
+    place: puts a batch on the devices.
+  """
 
   def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
     self._reader = reader
@@ -118,13 +129,13 @@ class Prefetched(Batches):
 
 
 class Sampled(loop.Source):
-  """A source that reads batches from replay; sub-classes say which, and when parameters go out.
+  """Source of batches from replay; sub-classes decide when to sample and when to publish parameters.
 
   Args:
-    trained: the agent.
-    link: to the other nodes.
+    trained: the agent's update and acting parameters.
+    link: connections to the other nodes.
     devices: local devices; None for all.
-    num_processes: that learn as one.
+    num_processes: number of processes of the learner.
   """
 
   def __init__(
@@ -154,7 +165,7 @@ class Sampled(loop.Source):
 
   @abc.abstractmethod
   def _make_batches(self) -> Batches:
-    """Begins to sample batches."""
+    """Makes the supply of batches; called once, before the first update."""
 
   def init(self, key: jax.Array) -> Tree:
     return devices_lib.jit_once(self._init_state)(key)
@@ -195,7 +206,7 @@ class Sampled(loop.Source):
   def _compile_and_update(self, state: Tree, batch: Tree) -> tuple[Tree, loop.Metrics]:
     """The first update of this process; a process that is asked to stop meanwhile exits with code 0.
 
-    It compiles, which takes minutes for a large agent, hears no signal and cannot be interrupted.
+    It compiles, which takes minutes for a large agent, and cannot be interrupted by a signal.
     """
     update = process_group_lib.Call(lambda: self._update(state, batch))
     while not update.wait(0.2):
@@ -206,10 +217,10 @@ class Sampled(loop.Source):
     return update.result
 
   def save_experience(self) -> None:
-    """Has replay write its checkpoint, where it should have one."""
+    """Makes replay write its checkpoint; here does nothing."""
 
   def _waiting_report(self, span: loop.Interval) -> dict[str, float]:
-    """The share of a span that was spent waiting for batches, and sequences that did not fit."""
+    """Fraction of a span spent waiting for batches, and number of sequences rejected so far."""
     report = {
       'starved_fraction': min(1.0, self._starved / span.seconds),
       'rejected_sequences': self._link.reader.rejected,
@@ -218,7 +229,7 @@ class Sampled(loop.Source):
     return report
 
   def _place_batch(self, batch: Tree) -> Tree:
-    """Equal contiguous slices on the devices; each slice holds the mixture of strata."""
+    """Puts equal contiguous slices on the devices; each slice has the same mixture of strata."""
     return devices_lib.split(batch, self._devices)
 
   def on_start(self, status: loop.Status) -> None:
@@ -227,7 +238,7 @@ class Sampled(loop.Source):
     self._publish_surely(status)
 
   def on_idle(self, status: loop.Status) -> None:
-    """Publishes again: replay may have restarted without parameters, which actors wait for."""
+    """Publishes again after 5 seconds: replay may have restarted without parameters for the actors."""
     if time.monotonic() - self._published > REPUBLISH_PERIOD:
       self._published = time.monotonic()
       self._publish_in_background(status)
@@ -250,13 +261,13 @@ class Sampled(loop.Source):
     self._background.submit(call)
 
   def _publish_in_background(self, status: loop.Status) -> None:
-    """Publishes without the loop waiting for the device or the server."""
+    """Publishes in a thread, so that the loop waits neither for the device nor for the server."""
     if self._link.publisher is not None:
       snapshot = self._snapshot(status)
       self._submit(lambda: self._publish(snapshot))
 
   def _snapshot(self, status: loop.Status) -> parameters.Snapshot:
-    """Acting parameters with their version, still on the device."""
+    """A snapshot of the acting parameters, still on the device."""
     return parameters.Snapshot(
       version=status.step,
       environment_step=status.environment_step,
@@ -265,25 +276,25 @@ class Sampled(loop.Source):
     )
 
   def _publish(self, snapshot: parameters.Snapshot) -> bool:
-    """Whether replay took the parameters; True in processes that do not publish."""
+    """Publishes a snapshot; returns whether replay confirmed it. True in processes without publisher."""
     if self._link.publisher is None:
       return True
     return self._link.publisher.publish(snapshot._replace(params=jax.device_get(snapshot.params)))
 
   def _publish_surely(self, status: loop.Status) -> None:
-    """Publishes what other nodes wait for, until it is taken or the node is asked to stop."""
+    """Publishes until replay confirms the snapshot, or this node is asked to stop."""
     snapshot = self._snapshot(status)
     while not self._publish(snapshot) and not self._link.should_stop():
       time.sleep(0.5)
 
 
 def _is_ready(metrics: Any) -> bool:
-  """Whether the update that gives these has ended."""
+  """Whether the update with these metrics has ended on the device."""
   return bool(next(iter(metrics.values())).is_ready())
 
 
 class _Background:
-  """Runs slow calls one after another in a thread; of waiting ones only the newest stays."""
+  """Runs slow calls one after another in a thread; of those waiting, the newest of each name stays."""
 
   def __init__(self):
     self._waiting: dict[str, Callable[[], Any]] = {}

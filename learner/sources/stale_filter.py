@@ -9,12 +9,12 @@ Tree = Any
 
 
 class State(NamedTuple):
-  """Content of a checkpoint of a run on a queue.
+  """Content of a checkpoint of a run that learns from a queue.
 
   Attributes:
     train: the train state, one replica.
-    sequences: [] int64, read from the queue in the whole run; a restarted queue has forgotten how
-      many were inserted.
+    sequences: [] int64, number of sequences read from the queue in the whole run, which a restarted
+      queue no longer has.
   """
 
   train: Tree
@@ -22,27 +22,27 @@ class State(NamedTuple):
 
 
 class StaleFilter:
-  """Discards sequences of too old a policy, and counts what was read.
+  """Discards sequences of too old a policy, and counts the sequences read.
 
-  Actors act while the learner learns, so a sequence comes from the policy of some updates ago. Within
-  a bound that is corrected for (`agents.masked_ppo`, `rows`: clipped around the newest policy, as
-  Hilton et al., 2022, and weighted by its ratio to the old one); beyond it the weights say less and
-  less of the newest policy, and the sequence is discarded.
+  Actors act while the learner learns, so a sequence comes from the policy of some updates ago. Up to
+  `max_staleness` updates, PPO corrects for that (`agents.masked_ppo`, `steps`: clipped around the
+  newest policy, as in Hilton et al., 2022, and weighted by its ratio to the old one). Beyond, the
+  weights become useless, and the sequence is discarded.
 
-  By itself nothing gets that old: an actor begins an unroll when the last one has left its hands,
-  so an unroll is one update old when it is read, and one more for each batch that fits into the
-  queue (`updates_behind`), or where batches begin within unrolls, as they may after a node has
-  crashed. Only an actor that is slower than others falls further behind. A version newer than the
-  learner's was made before it resumed from a checkpoint, and serves as well.
+  Normally no sequence gets that old. An actor begins an unroll once the last one is written, so an
+  unroll is one update old when it is read, and one more for each batch that fits into the queue
+  (`updates_behind`), or if batches begin within unrolls, as they may after a node has crashed. Only
+  an actor that is slower than others falls further behind. A version newer than the learner's was
+  made before the learner resumed from a checkpoint, and is kept.
 
   `keep` is called by the thread that reads, and only while the learner waits for a batch.
 
   Args:
-    max_staleness: updates by which a sequence may be older than the learner.
+    max_staleness: number of updates by which a sequence may be older than the learner.
 
   Attributes:
-    learner_step: against which staleness is counted; the source sets it.
-    sequences: read in the whole run, kept or not; a source that resumes sets it.
+    learner_step: the current learner step, set by the source; staleness is this minus the version.
+    sequences: number of sequences read in the whole run, kept or not; a source that resumes sets it.
   """
 
   def __init__(self, max_staleness: int):
@@ -52,7 +52,7 @@ class StaleFilter:
     self._begin_span()
 
   def keep(self, sequence: Any) -> bool:
-    """Whether a sequence of [1, ...] is learned from."""
+    """Counts a sequence, leaves [1, ...], as read; returns whether the learner keeps it."""
     staleness = self.learner_step - int(sequence.version[0])
     self.sequences += 1
     kept = staleness <= self._max_staleness
@@ -62,7 +62,7 @@ class StaleFilter:
     return kept
 
   def report(self) -> dict[str, float]:
-    """Mean staleness of kept sequences since the last call, in updates; the share discarded."""
+    """Metrics since the last call: mean staleness of kept sequences in updates, fraction discarded."""
     report = {
       'staleness': self._staleness / max(1, self._kept),
       'discarded_fraction': self._discarded / max(1, self._kept + self._discarded),
@@ -80,10 +80,23 @@ def saved_shapes(train: Tree) -> State:
 
 
 def sequences_in_flight(max_in_flight: int, batch_size: int) -> int:
-  """Sequences that a reader may hold ahead: they lengthen the queue, and so the age of what is read."""
+  """Number of sequences that the reader of a queue may prefetch.
+
+  They lengthen the queue, and so raise the age of the sequences read.
+
+  Args:
+    max_in_flight: configured limit.
+    batch_size: number of sequences in a batch of this process.
+  """
   return max(1, min(max_in_flight, batch_size // 8))
 
 
 def updates_behind(queue_size: int, in_flight: int, batch_size: int) -> int:
-  """The greatest age of a sequence, in updates, while batches are whole unrolls; sizes in sequences."""
+  """Greatest age of a sequence when it is read, in updates, while batches are whole unrolls.
+
+  Args:
+    queue_size: capacity of the queue, in sequences.
+    in_flight: number of sequences that readers prefetch.
+    batch_size: number of sequences in a batch.
+  """
   return 1 + (queue_size + in_flight) // batch_size

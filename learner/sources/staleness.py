@@ -1,4 +1,4 @@
-"""Age of replayed sequences by stratum, estimated from the sampled batches."""
+"""Ages of the sequences in replay by stratum: updates since the parameters that collected them."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from hephaestus.replay import inspector
 
 
 class Staleness:
-  """Collects the versions of the sequences of each batch.
+  """Estimates ages of stored sequences by the versions of those in the learner's batches.
 
-  A stratum is sampled uniformly, so sampled versions are distributed as those of its table, which
-  need not be sampled for this. `note` may be called by another thread.
+  A stratum is sampled uniformly, so the versions in batches are distributed like those in its table,
+  which need not be sampled for this. `note` may be called by another thread.
 
   Args:
     strata: name of the stratum of each sequence of a batch.
@@ -25,10 +25,10 @@ class Staleness:
     self._sampled: collections.deque[np.ndarray] = collections.deque()
 
   def note(self, batch: Any) -> None:
-    """Remembers the versions of a batch.
+    """Records the versions of a batch.
 
     Args:
-      batch: [B, ...] of host arrays, of which only `version` is kept.
+      batch: a Sequence of host arrays [B, ...], of which only `version` is kept.
     """
     self._sampled.append(batch.version)
 
@@ -36,10 +36,11 @@ class Staleness:
     """Quantiles of the ages of sequences sampled since the last call.
 
     Args:
-      learner_step: from which versions are counted back.
+      learner_step: the current learner step; a sequence's age is this minus its version.
 
     Returns:
-      {'replay/STRATUM/age/QUANTILE': updates}, of `inspector.QUANTILES`; {} without a batch.
+      {'replay/STRATUM/age/QUANTILE': age in updates} for each stratum and each of
+      `inspector.QUANTILES`; {} without a batch.
     """
     sampled = [self._sampled.popleft() for _ in range(len(self._sampled))]
     if not sampled:
@@ -51,13 +52,17 @@ class Staleness:
 def stored(
   versions: buffer_lib.Buffer, strata: Mapping[str, int], learner_step: int, *, num_devices: int
 ) -> dict[str, float]:
-  """As `report`, of what a replay in device memory holds: its strata are sampled uniformly.
+  """Quantiles of the ages of all sequences stored in a replay in device memory.
 
   Args:
-    versions: of the sequences of one device, host arrays; all have equal shares of each unroll.
-    strata: name and size of each, on all devices together.
-    learner_step: from which versions are counted back.
-    num_devices: that share the replay.
+    versions: the buffer of one device, of host arrays, whose `storage` is `version` alone. One is
+      enough, as all devices have equal shares of each unroll.
+    strata: size of each stratum on all devices together, by name.
+    learner_step: the current learner step; a sequence's age is this minus its version.
+    num_devices: number of devices that share the replay.
+
+  Returns:
+    As `report`.
   """
   slots = {
     name: buffer_lib.newest(int(versions.inserted), len(versions.storage), size // num_devices)
@@ -68,13 +73,14 @@ def stored(
 
 
 def report(ages: Mapping[str, np.ndarray]) -> dict[str, float]:
-  """Metrics of the ages of sequences.
+  """Quantiles of the ages of sequences, as metrics.
 
   Args:
-    ages: in updates, arrays of any shape, by stratum.
+    ages: ages in updates by stratum, arrays of any shape.
 
   Returns:
-    {'replay/STRATUM/age/QUANTILE': updates}, of `inspector.QUANTILES`.
+    {'replay/STRATUM/age/QUANTILE': age in updates} for each of `inspector.QUANTILES`; without strata
+    whose array is empty.
   """
   return {
     f'replay/{name}/age/{quantile}': value

@@ -35,13 +35,13 @@ _OLD_MOMENTS = (
 
 
 class Environments(NamedTuple):
-  """The unroll of one device; handed over by `launch/`, since acting belongs to `actors/`.
+  """Functions that reset and unroll the environments of one device; `launch/` takes them from `actors/`.
 
   Attributes:
     init: key -> state of this device's environments, leaves [n, ...].
     unroll: (params, key, state, version, actor id) -> (state, Sequence [n, T, ...], Episodes).
     num_envs: N, on all devices together.
-    num_steps: that an unroll takes in each of them, T - 1.
+    num_steps: environment steps that an unroll takes in each of them, T - 1.
   """
 
   init: Callable[[chex.PRNGKey], Tree]
@@ -54,9 +54,9 @@ class ReplayState(NamedTuple):
   """The replay of one device.
 
   Attributes:
-    buffer: of this device's sequences.
-    credit: [] int32, `rate.numerator` for each sequence beyond warm-up, less `rate.denominator` for
-      each update; exact, and equal on all devices.
+    buffer: this device's sequences.
+    credit: [] int32, `rate.numerator` for each sequence after warm-up, minus `rate.denominator` for
+      each update, which needs as much; exact, and equal on all devices.
   """
 
   buffer: buffer_lib.Buffer
@@ -67,11 +67,11 @@ class FusedState(NamedTuple):
   """The whole state of a run, environments included, so that it resumes bitwise.
 
   Attributes:
-    train: equal on all devices.
-    key: [2] uint32, data of the PRNG key of unrolls and samples, equal on all devices.
+    train: the agent's train state, equal on all devices.
+    key: [2] uint32, `key_data` of the PRNG key of unrolls and samples, equal on all devices.
     `worlds`: states of this device's environments, under their name in checkpoints.
-    replay: a ReplayState; () of an on-policy agent. A state that is not on the devices has the
-      slots that hold sequences alone.
+    replay: a ReplayState; () for an on-policy agent. On the host its buffer has only the slots that
+      hold sequences.
   """
 
   train: Any
@@ -81,12 +81,12 @@ class FusedState(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """Bytes that a run needs on each device, estimated.
+  """Estimated bytes that a run needs on each device.
 
   Attributes:
-    state: parameters, the optimizer's moments, and the environments.
-    batch: the most that one update holds besides; with a replay, without activations.
-    replay: stored sequences, once they are as many as fit.
+    state: bytes of parameters, the optimizer's moments, and the environments.
+    batch: most bytes that one update needs besides; with a replay, without activations.
+    replay: bytes of the stored sequences, once the replay is full.
   """
 
   state: int
@@ -95,11 +95,11 @@ class Memory(NamedTuple):
 
 
 class Resume(NamedTuple):
-  """How a run may differ from the one that saved its checkpoint.
+  """How a resumed run may differ from the run that saved its checkpoint.
 
   Attributes:
-    reset_moments: whether the optimizer is reset.
-    warn: takes a warning when the environments do.
+    reset_moments: whether the optimizer's state is reset.
+    warn: called with a text if the environments differ, and are therefore reset.
   """
 
   reset_moments: bool = False
@@ -107,24 +107,24 @@ class Resume(NamedTuple):
 
 
 class Program:
-  """Unrolls and updates, several times over, as one program on some devices.
+  """A loop of unrolls and updates, as one compiled program on some devices.
 
   `compile` comes before `iterate`: a compiled program cannot be traced again, so other shapes are an
   error.
 
   Args:
-    update: of the agent, a `loop.Update`; that of an on-policy agent also has a `footprint`.
-    acting_params: params -> what acts.
-    environments: of each device.
-    devices: that share environments, replay and batches.
-    replay: None for an on-policy agent, which learns from each unroll once.
+    update: the agent's `loop.Update`; that of an on-policy agent also has a `footprint`.
+    acting_params: params -> acting params.
+    environments: the environments of each device, and their unroll.
+    devices: devices that share environments, replay and batches.
+    replay: sizes of the replay; None for an on-policy agent, which learns from each unroll once.
 
   Attributes:
     update: as given.
     environments: as given.
     devices: as given.
     replay: as given.
-    steps_per_unroll: of all environments.
+    steps_per_unroll: environment steps of one unroll, in all environments together.
   """
 
   def __init__(
@@ -160,7 +160,7 @@ class Program:
     return state._replace(train=train), metrics
 
   def _unroll(self, state: FusedState) -> tuple[FusedState, Any, loop.Metrics]:
-    """One unroll: the next state, the sequences [n, T, ...], and sums over the episodes that ended."""
+    """One unroll; returns the next state, sequences [n, T, ...], and sums over episodes that ended."""
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     unroll_key = jax.random.fold_in(shared_key, jax.lax.axis_index(DEVICES))
     acting = self._acting_params(state.train.params)
@@ -178,7 +178,7 @@ class Program:
   def _sample(
     self, state: FusedState, replay: buffer_lib.Replay
   ) -> tuple[FusedState, Any, loop.Metrics]:
-    """Unrolls until an update is allowed, then a batch [b, T, ...]; else as `_unroll`."""
+    """Unrolls until an update is allowed, then samples; as `_unroll`, but returns a batch [b, T, ...]."""
     train, count = state.train, len(self.devices)
 
     def collect(carry: tuple[FusedState, loop.Metrics]) -> tuple[FusedState, loop.Metrics]:
@@ -189,7 +189,7 @@ class Program:
       beyond = lambda buffer: jnp.maximum(0, count * buffer.inserted - replay.warm_up)
       earned = replay.rate.numerator * (beyond(after) - beyond(before))
       stored = ReplayState(after, state.replay.credit + earned)
-      # Without what stays as it is, which a loop would carry.
+      # Without the train state: it does not change, and the loop would carry it.
       state = state._replace(train=(), replay=stored)
       return state, jax.tree.map(jnp.add, totals, played)
 
@@ -211,7 +211,7 @@ class Program:
   def unroll_and_update(
     self, state: FusedState, count: jax.Array
   ) -> tuple[FusedState, loop.Metrics]:
-    """`count` updates, which is data and no shape; metrics are sums over them."""
+    """Does `count` updates, a traced number; returns the next state, and sums of their metrics."""
     iterate = jax.jit(self._iterate, inline=True)  # traced once for both uses
 
     def body(_: jax.Array, carry: tuple[FusedState, loop.Metrics]):
@@ -225,11 +225,11 @@ class Program:
     return result
 
   def memory(self) -> Memory:
-    """An estimate by shapes alone, before anything is compiled.
+    """Estimates memory by shapes alone, before anything is compiled.
 
-    On-policy, an update holds the most where steps are flattened from sequences, of which there are
-    two copies for a moment; or else at a gradient, with all steps, a minibatch, and half of the
-    residuals, for the rest is fused away. `compile` returns the compiler's figure.
+    An on-policy update needs the most while steps are flattened from sequences, when there are two
+    copies of them; or at a gradient, with all steps, a minibatch, and half of the residuals, as the
+    rest is fused away. `compile` returns the compiler's figure.
     """
     state, sequence = self._one_device
     size = ppo_update.num_bytes
@@ -268,7 +268,7 @@ class Program:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), each)
 
   def lower(self) -> Any:
-    """Lowers what `iterate` runs, for the platform of the devices."""
+    """Lowers the program of `iterate` for the platform of the devices; returns a `jax.stages.Lowered`."""
     whole, count = self.shapes(), len(self.devices)
     train, key = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), (whole.train, whole.key)
@@ -278,13 +278,13 @@ class Program:
     return self._mapped.lower(state, jax.ShapeDtypeStruct((), jnp.int32))
 
   def compile(self) -> int:
-    """Compiles what `iterate` runs; returns the bytes that it takes on each device."""
+    """Compiles the program of `iterate`; returns its bytes on each device, 0 if unknown."""
     self._call = self.lower().compile()
     used = self._call.memory_analysis()
     return 0 if used is None else used.argument_size_in_bytes + used.temp_size_in_bytes
 
   def init(self, key: jax.Array) -> FusedState:
-    """A whole run's state: one replica of what is equal on all devices, and the environments of all of them."""
+    """A whole run's first state: one replica of train state and key, and the environments of all devices."""
     state: FusedState = devices_lib.jit_once(self._init)(key)
     return state
 
@@ -326,7 +326,7 @@ class Program:
     )
 
   def place(self, whole: FusedState) -> FusedState:
-    """A whole run's state, on the devices."""
+    """Puts a whole run's state on the devices."""
     train, key = devices_lib.replicate((whole.train, whole.key), self.devices)
     worlds = jax.jit(self._shared)(whole.worlds)
     state = FusedState(train, key, devices_lib.put(worlds, self.devices))
@@ -335,7 +335,7 @@ class Program:
     return state._replace(replay=self._scatter_replay(whole.replay, self.replay.capacity))
 
   def gather(self, state: FusedState) -> FusedState:
-    """The inverse of `place`, as a copy."""
+    """Copies a state on the devices to a whole run's state: the inverse of `place`."""
     whole: FusedState = self._gather(state._replace(replay=()))
     if self.replay is None:
       return whole
@@ -348,19 +348,19 @@ class Program:
     return self._acting(state.train.params)
 
   def environment_step(self, state: FusedState) -> int:
-    """Steps collected in the whole run, of a state on the devices."""
+    """Environment steps collected in the whole run, read from a state on the devices."""
     if self.replay is None:
       return ppo_update.environment_step(_part(state.train, 0))
     inserted = int(_part(state.replay.buffer.inserted, 0))
     return inserted * len(self.devices) * self.environments.num_steps
 
   def updates_left(self, environment_step: int, step: int, max_environment_steps: int) -> int:
-    """Updates until the end of a run, whose last unroll is the first that reaches its steps.
+    """Number of updates until the end of a run; its last unroll is the first that reaches its steps.
 
     Args:
-      environment_step: collected so far.
-      step: updates done.
-      max_environment_steps: of the run.
+      environment_step: number of environment steps collected so far.
+      step: number of updates done.
+      max_environment_steps: number of environment steps of the run.
     """
     unrolls = max(0, -(-(max_environment_steps - environment_step) // self.steps_per_unroll))
     if self.replay is None:
@@ -369,13 +369,13 @@ class Program:
     return max(0, self.replay.updates(steps // self.environments.num_steps) - step)
 
   def iterate(self, state: FusedState, count: int) -> tuple[FusedState, loop.Metrics]:
-    """`count` updates; metrics are sums over them, [D] and equal on all devices."""
+    """Does `count` updates; returns the next state, and sums of metrics, [D] and equal on all devices."""
     result: tuple[FusedState, loop.Metrics] = self._call(state, np.int32(count))
     return result
 
 
 def _schema(sequence: Any) -> Any:
-  """Shapes of one of [n, ...] sequences."""
+  """Shapes and dtypes of one sequence, from those of sequences [n, ...]."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
 
 
@@ -385,15 +385,15 @@ def _part(tree: Tree, index: int) -> Any:
 
 
 class Unrolled(loop.Source):
-  """Makes its own batches, in calls of about a second.
+  """Source that makes its own batches by unrolls on the devices, in calls of about a second.
 
   Args:
-    program: compiled.
-    max_environment_steps: the last update is the first that reaches it.
-    resume: how the run may differ from its checkpoint; None: as by default.
+    program: the program, compiled.
+    max_environment_steps: environment steps of the run; the last update is the first to reach them.
+    resume: how the run may differ from its checkpoint; None for the defaults of `Resume`.
 
   Attributes:
-    seconds_left: of the updates that are left, as long as those of the last call; None before one.
+    seconds_left: estimated time until the run is over, at the last call's pace; None before a call.
   """
 
   seconds_left: float | None = None
@@ -414,7 +414,7 @@ class Unrolled(loop.Source):
   def restore(
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[FusedState, int] | None:
-    """As `Source.restore`; environments are reset where there are others, moments on request."""
+    """As `Source.restore`; resets environments that do not fit, and the optimizer on request."""
     restored = checkpointer.restore(
       self.shapes(), may_differ=('worlds',), any_length=('replay.buffer.storage',)
     )
@@ -445,7 +445,7 @@ class Unrolled(loop.Source):
 
   @property
   def environment_step(self) -> int:
-    """As of the last call of `update`, without asking the device."""
+    """Environment steps collected until the last call of `update`, without asking the device."""
     return self._environment_step
 
   def ready(self, timeout_seconds: float) -> bool:
@@ -453,7 +453,7 @@ class Unrolled(loop.Source):
     return True
 
   def is_over(self, step: int, max_environment_steps: int) -> bool:
-    """Whether no update is left, too: when a run ends must not depend on the lengths of calls."""
+    """Whether no update is left, so that the end of a run does not depend on the lengths of calls."""
     return not self._program.updates_left(self._environment_step, step, max_environment_steps)
 
   def update(self, state: FusedState, step: int, most: int) -> tuple[FusedState, loop.Done]:
@@ -469,7 +469,7 @@ class Unrolled(loop.Source):
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Throughput, replay ratio and ages, episodes that ended and their means; means over updates."""
+    """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates."""
     episodes = totals['episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
     rest = {name: total for name, total in totals.items() if name not in _EPISODES}

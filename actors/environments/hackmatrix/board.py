@@ -1,4 +1,4 @@
-"""Sets of cells as bits: two integers per set, because each step computes many sets."""
+"""Sets of cells of the board as bits of two integers, because each step computes many sets."""
 
 from typing import NamedTuple
 
@@ -22,8 +22,8 @@ class Board(NamedTuple):
   """A set of cells, with any axes of environments.
 
   Attributes:
-    low: [...] uint32, bit 6 * row + column, rows 0 to 2.
-    high: [...] uint32, rows 3 to 5, in the same order.
+    low: [...] uint32, rows 0 to 2: bit 6 * row + column is set if the cell is in the set.
+    high: [...] uint32, rows 3 to 5: bit 6 * (row - 3) + column.
   """
 
   low: jax.Array
@@ -60,7 +60,7 @@ def of_slots(active: jax.Array, row: jax.Array, col: jax.Array) -> Board:
 
 
 def contains(board: Board, row: jax.Array, col: jax.Array) -> jax.Array:
-  """Whether a cell is in the set; the cell may have more leading axes than the board."""
+  """Whether cells are in the set, bool; `row` and `col` may have more leading axes than the board."""
   half = jnp.where(row < _HALF_ROWS, board.low, board.high)
   return (half >> _shift(row, col)) & 1 != 0
 
@@ -69,7 +69,7 @@ def sample(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Samples a cell of the set uniformly.
 
   Args:
-    board: of any axes of environments.
+    board: set with any axes of environments.
     bits: [...] uint32, random.
 
   Returns:
@@ -90,9 +90,9 @@ def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
   """Shortest distances from start to goal around obstacles, by a flood fill.
 
   Args:
-    obstacles: cells not to enter; neither start nor goal.
-    start: one cell.
-    goal: one cell.
+    obstacles: cells that cannot be entered; start and goal do not count as such.
+    start: set of one cell.
+    goal: set of one cell.
 
   Returns:
     [...] int32 steps; 0 if the goal cannot be reached.
@@ -117,12 +117,17 @@ def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
 
 
 def below(bits: jax.Array, count: chex.Numeric) -> jax.Array:
-  """[...] uint32 from 0 to count - 1, from the upper 24 of random bits; count is at most 255."""
+  """Random integers from 0 to count - 1, [...] uint32, from the upper 24 bits of random `bits`.
+
+  Args:
+    bits: [...] uint32, random.
+    count: at most 255.
+  """
   return ((bits >> 8) * jnp.asarray(count, np.uint32)) >> 24
 
 
 def nth_bit(word: jax.Array, n: jax.Array) -> jax.Array:
-  """[...] uint32, the index of the set bit of a word that has `n` set bits below it.
+  """Index of the set bit of a word that has `n` set bits below it, [...] uint32.
 
   Binary search by the number of set bits in the lower half (Anderson, Bit Twiddling Hacks: select
   the bit position with the given count).

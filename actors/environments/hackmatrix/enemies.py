@@ -19,9 +19,9 @@ def damage(
 
   Args:
     enemies: [20, ...].
-    is_hit: [20, ...] bool.
-    amount: [...] int32.
-    stuns: [...] bool.
+    is_hit: [20, ...] bool, which enemies are hit.
+    amount: [...] int32, HP to take from each.
+    stuns: [...] bool, whether those hit are stunned if they survive.
   """
   is_hit = is_hit & enemies.active
   hp = jnp.where(is_hit, jnp.maximum(enemies.hp - amount, 0), enemies.hp)
@@ -34,18 +34,21 @@ def damage(
 
 
 def full_hp(kind: jax.Array) -> jax.Array:
-  """Full HP of a kind, by comparison, because a table look-up is slow."""
+  """Full HP of enemies by kind, int32; by comparison, because a table look-up is slow."""
   daemon, other = state_lib.FULL_HP[state_lib.DAEMON], state_lib.FULL_HP[state_lib.VIRUS]
   return jnp.where(kind == state_lib.DAEMON, daemon, other)
 
 
 def turn(state: State, plays: jax.Array, bits: jax.Array) -> State:
-  """Turn of the enemies: transmissions hatch, enemies move, attack, a task is due, stuns end.
+  """The enemies' turn: transmissions become enemies, enemies move, attack, a task is due, stuns end.
 
   Args:
-    state: widened.
-    plays: [...] bool; where False the state stays.
+    state: state in int32, see `state.widen`.
+    plays: [...] bool, whether the enemies have a turn; if not, the state stays as it is.
     bits: [...] uint32, random.
+
+  Returns:
+    The state after the turn.
   """
   state = _hatch(state, plays)
   state = state.replace(enemies=_move(state, plays & ~state.step_active))
@@ -132,7 +135,7 @@ def _approach(
 
 
 def _attack(state: State, plays: jax.Array) -> State:
-  """Takes 1 HP for each enemy beside the player that is not stunned; none in the player's cell."""
+  """Takes 1 HP for each enemy beside the player, unless stunned; one in the player's cell does nothing."""
   slots = state.enemies
   distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
   attackers = slots.active & ~slots.stunned & (distance == 1)

@@ -30,7 +30,7 @@ _BLOCK = 64  # environments stepped at a time, so that intermediate arrays fit a
 
 
 class _Bits(NamedTuple):
-  """Random integers of one step by their use; the defaults are their numbers."""
+  """Random integers of one step, by their use; the defaults are how many of them each use needs."""
 
   warp: Any = 1
   task: Any = 1
@@ -42,8 +42,8 @@ class _Outcome(NamedTuple):
 
   Attributes:
     state: the next state.
-    reward: in its parts.
-    done: [...] bool, whether the episode ended.
+    reward: the reward, in its parts.
+    done: [...] bool, whether the episode terminated.
     codes: packed observation.
     mask: [28, ...] bool, legal actions.
   """
@@ -59,11 +59,12 @@ class _Outcome(NamedTuple):
 class HackMatrix(environment.Environment):
   """Reach the exits of eight stages, past enemies and with the help of programs.
 
-  Actions are up, down, left, right, siphon, and the 23 of `Program`. `step` does not check the action
-  mask, which may be all False. An episode ends only with death or victory; `wrappers.TimeLimit`
-  truncates it. The rules are in `player`, `programs`, `enemies`, `stages` and `rewards`.
+  Actions are up, down, left, right, siphon, and the 23 of `Program`. `step` executes an action also
+  where the mask forbids it; the mask may be all False. An episode terminates with death or victory, and
+  has no time limit; `make` of this package adds one. The rules are in `player`, `programs`, `enemies`,
+  `stages` and `rewards`.
 
-  `State` is public: build one with `initial` and `.replace`, and pass it to `step`, `play`, `observe`
+  A `State` may be built by hand, with `initial` and `.replace`, and passed to `step`, `play`, `observe`
   and `action_mask`. Its integers may be of any dtype.
   """
 
@@ -119,7 +120,11 @@ class HackMatrix(environment.Environment):
   def play(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, rewards.Reward, jax.Array]:
-    """Like `step`; returns the state, the 15 parts of the reward, and [] bool, done."""
+    """Takes one action like `step`, but returns the reward in parts.
+
+    Returns:
+      The next state; the 15 parts of the reward; and [] bool, whether the episode terminated.
+    """
     outcome = _step(state, action, _draw(key))
     return outcome.state, outcome.reward, outcome.done
 
@@ -127,8 +132,8 @@ class HackMatrix(environment.Environment):
     """The observation of a state.
 
     Returns:
-      'features', [1545] float32: 10 numbers of the player, 23 of programs, and 42 of each cell, row
-      by row, as `observation` names them; and 'action_mask', [28] bool, as `action_mask`.
+      'features', [1545] float32: 10 numbers of the player, 23 of programs, and 42 channels of each
+      cell, row by row, as the module `observation` names them; and 'action_mask', see `action_mask`.
     """
     state = state_lib.widen(state)
     return _observation(observation.encode(state), _legal(state))
@@ -138,7 +143,7 @@ class HackMatrix(environment.Environment):
     return _legal(state_lib.widen(state))
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Walks to the exit around blocks, and attacks enemies in the line of its next step.
+    """Walks to the exit around blocks; a step towards an enemy in its line attacks that enemy.
 
     Without a path it siphons if it can, because siphoned blocks can be walked on.
     """
@@ -150,12 +155,12 @@ class HackMatrix(environment.Environment):
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:
-  """[n] uint32, all random bits of a step."""
+  """Samples all random integers of a step, [n] uint32, see `_Bits`."""
   return jax.random.bits(key, (sum(jax.tree.leaves(_Bits())),), np.uint32)
 
 
 def _assign(bits: jax.Array) -> _Bits:
-  """Splits random bits by their use: [...] for one integer, [n, ...] for n."""
+  """Splits random integers by their use: [...] for one integer, [n, ...] for n."""
   sizes, tree = jax.tree.flatten(_Bits())
   starts = np.cumsum([0, *sizes])
   parts = [
@@ -166,7 +171,7 @@ def _assign(bits: jax.Array) -> _Bits:
 
 
 def _envs_last(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Under vmap, calls a function with the axis of environments last.
+  """Transforms a function so that, under vmap, it is called with the axis of environments last.
 
   A field with one number per environment is then one contiguous vector over environments, and every
   rule is vector arithmetic. With the axis first, contiguous runs would be as short as a board.
@@ -174,7 +179,7 @@ def _envs_last(function: Callable[..., Any]) -> Callable[..., Any]:
   The jit makes all programs of a process share one trace of the rules.
 
   Args:
-    function: of arrays with any trailing axes.
+    function: function of arrays that takes any trailing axes of environments.
   """
   batched = jax.custom_batching.custom_vmap(jax.jit(function))
 
@@ -203,7 +208,7 @@ def _envs_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_envs_last
 def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
-  """One step, in the order of the rules, for any trailing axes of environments."""
+  """Takes one step, in the order of the rules, for any trailing axes of environments."""
   before = state_lib.widen(state)
   action = jnp.asarray(action, np.int32)
   chance = _assign(bits)

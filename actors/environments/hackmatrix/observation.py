@@ -18,7 +18,7 @@ NUM_PLAYER = 10
 NUM_CHANNELS = 42
 NUM_FEATURES = NUM_PLAYER + state_lib.NUM_PROGRAMS + SIZE * SIZE * NUM_CHANNELS
 
-PLAYER_HP = 2  # among the player's numbers
+PLAYER_HP = 2  # position of HP among the player's numbers
 
 # The channels of a cell.
 ENEMY_KIND = 0  # four, one for each kind
@@ -37,8 +37,8 @@ CELL_DATA_SIPHON = 39
 EXIT = 40
 SIPHON_CENTER = 41
 
-MAX_RESOURCES = 50.0  # at which observed credits and energy are clipped
-MAX_TURNS = 4  # of a transmission
+MAX_RESOURCES = 50.0  # observed credits and energy are clipped to it, and divided by it
+MAX_TURNS = 4  # observed turns of a transmission are clipped to it, and divided by it
 
 # LLVM vectorises an expression of ten slots, and none of twenty; the last ten are rarely active.
 _SLOTS_AT_ONCE = 10
@@ -48,8 +48,8 @@ class Codes(NamedTuple):
   """A packed observation.
 
   Attributes:
-    features: [33, ...] float32, of the player and of programs.
-    cells: [4, 36, ...] uint32, in which fields of bits are the channels.
+    features: [33, ...] float32, the numbers of the player and of programs.
+    cells: [4, 36, ...] uint32, four integers for each cell; fields of their bits are the channels.
   """
 
   features: jax.Array
@@ -88,7 +88,7 @@ _CHANNELS = [_FIELDS[channel] for channel in range(NUM_CHANNELS)]
 
 
 def encode(state: State) -> Codes:
-  """Packs the observation of a state, for any axes of environments."""
+  """Packs the observation of a state with any axes of environments."""
   return Codes(features=_features(state), cells=_cells(state))
 
 
@@ -195,9 +195,9 @@ def _scatter(
   scalar.
 
   Args:
-    is_visible: [20, ...] bool.
-    slots: with [20, ...] `row` and `col`.
-    code: [20, ...] from 0 to 2^15 - 1.
+    is_visible: [20, ...] bool, which slots count.
+    slots: enemies or transmissions.
+    code: [20, ...] code of each slot, from 0 to 2^15 - 1.
     cover: (code, code of lower slots in the same cell) -> combined code.
   """
   cell = jnp.where(is_visible, SIZE * slots.row + slots.col, -1).astype(np.int8)

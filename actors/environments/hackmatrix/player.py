@@ -8,16 +8,19 @@ from hephaestus.actors.environments.hackmatrix import board, enemies
 from hephaestus.actors.environments.hackmatrix import state as state_lib
 from hephaestus.actors.environments.hackmatrix.state import State
 
-MAX_RELEASED = 9  # transmissions of one siphon
-RELEASED_TURNS = 3
+MAX_RELEASED = 9  # most transmissions that one siphon releases
+RELEASED_TURNS = 3  # enemy turns until they become enemies
 SIPHON_DELAY = 5  # turns by which a siphon puts off the scheduled task
-PROGRAM_VALUE = 100  # points, by which a siphon ranks a program block
+PROGRAM_VALUE = 100  # points that a program block counts as, where a siphon ranks blocks
 
 _NO_TARGET = 1 << 16
 
 
 def legal_moves(state: State) -> jax.Array:
-  """Legal moves, [4, ...] bool (up, down, left, right): the cell is open, or a target is in line."""
+  """Legal moves, [4, ...] bool (up, down, left, right): the next cell is open, or a target is in line.
+
+  A target is an enemy or a transmission in the direction of the move, see `move`.
+  """
   row, col = state.row, state.col
   blocks = board.of_cells(state.has_unsiphoned_block)
   has_target = [jnp.zeros_like(state.history_valid)] * 4
@@ -45,10 +48,10 @@ def legal_moves(state: State) -> jax.Array:
 
 
 def move(state: State, action: jax.Array) -> State:
-  """Attacks the nearest target in the line of the action, or else walks one cell.
+  """Attacks the nearest enemy or transmission in the direction of the action, or else walks one cell.
 
-  Blocks do not block the line. At the edge of the board the player stays. The mask forbids that, and
-  also to walk into an unsiphoned block, which succeeds.
+  Blocks do not stop an attack. Walking off the board has no effect, and walking into an unsiphoned
+  block succeeds; the action mask forbids both. Other actions change nothing.
   """
   step_row = (action == state_lib.UP).astype(np.int32) - (action == state_lib.DOWN)
   step_col = (action == state_lib.RIGHT).astype(np.int32) - (action == state_lib.LEFT)
@@ -98,13 +101,14 @@ def move(state: State, action: jax.Array) -> State:
 def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
   """Siphons the most valuable block beside the player, which releases transmissions.
 
-  Programs rank before points, more points before fewer, and equals by up, down, left, right. A block
-  without points is no candidate.
+  Program blocks rank before data blocks, more points before fewer, and equals in the order up, down,
+  left, right. A data block without points cannot be siphoned. The action uses up a data siphon even if
+  there is no block to siphon. Other actions change nothing.
 
   Args:
-    state: widened.
+    state: state in int32, see `state.widen`.
     action: [...] int32.
-    bits: [20, ...] uint32, random.
+    bits: [20, ...] uint32, random, for the kinds of the transmissions.
   """
   is_siphon = action == state_lib.SIPHON
   rows, cols = state_lib.column(np.indices((state_lib.SIZE,) * 2, np.int32), action.ndim)
@@ -148,10 +152,10 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
 
 
 def towards_exit(state: State, mask: jax.Array) -> jax.Array:
-  """The legal move on a shortest path to the exit, [] int32, of one environment.
+  """Action of the scripted policy in one environment, [] int32, see `HackMatrix.scripted_action`.
 
   Args:
-    state: widened.
+    state: state in int32, see `state.widen`.
     mask: [28] bool, legal actions.
   """
   step_rows, step_cols = np.array([[1, -1, 0, 0], [0, 0, -1, 1]], np.int32)

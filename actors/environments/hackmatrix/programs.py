@@ -16,8 +16,8 @@ from hephaestus.actors.environments.hackmatrix.state import Enemies, Program, St
 CREDITS = np.array([0, 0, 3, 2, 1, 0, 3, 3, 3, 1, 0, 5, 4, 2, 0, 2, 3, 1, 3, 0, 2, 4, 2], np.int32)
 ENERGY = np.array([2, 2, 2, 2, 1, 1, 0, 1, 1, 0, 3, 0, 0, 0, 4, 4, 0, 2, 0, 5, 1, 4, 2], np.int32)
 # fmt: on
-EXCHANGED_ENERGY = 4  # of EXCH
-DELAY_TURNS = 3
+EXCHANGED_ENERGY = 4  # energy that EXCH gives
+DELAY_TURNS = 3  # turns that DELAY adds to every transmission
 HACK_DAMAGE = 2
 
 _FAR = 1 << 16
@@ -68,14 +68,17 @@ def usable(state: State) -> jax.Array:
 def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Array) -> State:
   """Pays for the program of an action and applies it; other actions change nothing.
 
-  It does not check `usable`. WAIT only ends the turn, which the caller does. UNDO restores the
-  snapshot of its own step, so it is free and without effect.
+  It does not check `usable`. WAIT only ends the turn, which the caller does. UNDO returns to the start
+  of its own step, so it is free and without effect.
 
   Args:
-    state: widened.
+    state: state in int32, see `state.widen`.
     action: [...] int32.
-    bits: [20, ...] uint32, random.
-    warp_bits: [...] uint32, random.
+    bits: [20, ...] uint32, random, for POLY.
+    warp_bits: [...] uint32, random, for WARP.
+
+  Returns:
+    The state after the program.
   """
   is_ = {program: action == program.action for program in Program}
   programs = state_lib.column(
@@ -114,7 +117,7 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
 
 
 def _warp(state: State, is_warp: jax.Array, bits: jax.Array) -> State:
-  """Moves the player to the cell of an enemy or transmission, which is removed; (0, 0) if none."""
+  """Moves the player to the cell of a random enemy or transmission and removes that; to (0, 0) if none."""
   slots, transmissions = state.enemies, state.transmissions
   num_enemies = jnp.sum(slots.active, axis=0, dtype=np.int32)
   num_targets = num_enemies + jnp.sum(transmissions.active, axis=0, dtype=np.int32)

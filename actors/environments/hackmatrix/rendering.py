@@ -30,7 +30,7 @@ def frame(state: State) -> np.ndarray:
   credits, energy and data siphons, then the 28 actions as tiles; programs are dark when owned.
 
   Args:
-    state: of one environment.
+    state: state of one environment.
 
   Returns:
     [240, 336, 3] uint8.

@@ -10,12 +10,12 @@ from hephaestus.actors.environments.hackmatrix import board
 from hephaestus.actors.environments.hackmatrix import state as state_lib
 from hephaestus.actors.environments.hackmatrix.state import Program, State
 
-STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # of completing stages 1 to 8
+STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # for completing stages 1 to 8
 STEP, SCORE, KILL, DATA_SIPHON, DISTANCE, HP = 0.01, 0.5, 0.3, 1.0, 0.05, 1.0
 VICTORY, VICTORY_SCORE = 500.0, 100.0
-DEATH = 0.5  # fraction of the rewards of completed stages
+DEATH = 0.5  # fraction of the rewards of completed stages that death costs
 SIPHON_DEATH = 10.0
-GAIN, HOLDING = 0.05, 0.01  # of a credit, and of an energy
+GAIN, HOLDING = 0.05, 0.01  # for each credit, and each energy
 WASTE = 0.3
 SIPHON_QUALITY = 0.5 * 0.05
 
@@ -27,18 +27,18 @@ class Reward(NamedTuple):
     step_penalty: for every step.
     stage_completion: for completing a stage.
     score_gain: for the change of the score.
-    kills: for the decrease of active enemies, whatever its cause.
-    data_siphon: for the increase of data siphons.
-    distance_shaping: for the decrease of the distance to the exit.
+    kills: for a decrease of the number of active enemies, whatever its cause.
+    data_siphon: for an increase of the number of data siphons.
+    distance_shaping: for a decrease of the walking distance to the exit.
     damage_penalty: for HP lost.
     hp_recovery: for HP gained.
-    victory: for completing the last stage, with the score.
-    death_penalty: for death, by the stage.
+    victory: for completing the last stage; it grows with the score.
+    death_penalty: for death; it grows with the stage.
     siphon_death_penalty: for death beside an enemy that a siphon released.
     resource_gain: for the change of credits and energy.
-    resource_holding: for credits and energy at the end of a stage.
-    program_waste: for RESET with one HP lost.
-    siphon_quality: for a siphon while a better cell existed; see `missed_resources`.
+    resource_holding: for credits and energy owned when a stage is completed.
+    program_waste: a penalty for RESET when only one HP is lost.
+    siphon_quality: a penalty for a siphon while a better cell existed; see `missed_resources`.
   """
 
   step_penalty: jax.Array
@@ -70,15 +70,15 @@ def earn(
   completed: jax.Array,
   won: jax.Array,
 ) -> Reward:
-  """The reward of a step.
+  """The reward of a step, in its parts.
 
   Args:
-    before: state at its start.
+    before: state at the start of the step.
     action: [...] int32.
     after: state at its end, which is in the next stage if one was completed.
-    died: [...] bool.
+    died: [...] bool, whether the player died.
     completed: [...] bool, whether a stage was completed.
-    won: [...] bool.
+    won: [...] bool, whether that was the last stage.
   """
   num_axes = action.ndim
   stages = state_lib.column(np.arange(1, state_lib.LAST_STAGE + 1), num_axes)
@@ -124,9 +124,9 @@ class _Reach(NamedTuple):
   Siphoned blocks have none, and from a cell with a block nothing is reached.
 
   Attributes:
-    credits: [6, 6, ...] int32, where there is no block.
+    credits: [6, 6, ...] int32, sum over reached cells without a block.
     energy: [6, 6, ...] int32, likewise.
-    points: five of [6, 6, ...] int32, of data blocks, in ascending order.
+    points: five arrays, [6, 6, ...] int32: points of the reached data blocks, in ascending order.
     programs: [6, 6, ...] uint32, a bit for each program block's program that is not owned yet.
   """
 
@@ -137,13 +137,14 @@ class _Reach(NamedTuple):
 
 
 def missed_resources(state: State) -> jax.Array:
-  """[...] int32, credits and energy that a siphon from a better cell would have reached.
+  """Credits and energy that a siphon from a better cell would have reached.
 
   A cell is better than the player's if it reaches the same points and programs, no fewer credits
-  and energy, and more of one of the two. The credits and the energy may be of two such cells.
+  and energy, and more of one of the two. The most credits and the most energy count, even if they are
+  of different cells.
 
   Returns:
-    Credits missed plus energy missed; 0 without a data siphon.
+    [...] int32, credits missed plus energy missed; 0 without a data siphon.
   """
   reach = _reach(state)
   here = state.is_player_cell

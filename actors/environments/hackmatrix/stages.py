@@ -1,7 +1,8 @@
-"""The next stage: a random exit, blocks, resources and transmissions.
+"""Samples the next stage: its exit, blocks, resources and transmissions.
 
-If one environment of a block ends a stage, this is computed for the whole block, so it must be cheap.
-The 32 cells that are no corners are the bits of one integer, and sets of them are sampled bit by bit.
+If one environment completes a stage, this is computed for all that are stepped together, so it must
+be cheap. The 32 cells that are no corners are the bits of one integer, and sets of them are sampled bit
+by bit.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from hephaestus.actors.environments.hackmatrix.state import SIZE, State
 
 MIN_BLOCKS, MAX_BLOCKS = 5, 11
 MAX_POINTS = 9  # of a data block, which releases as many transmissions
-PROGRAM_SPAWN = 2
+PROGRAM_SPAWN = 2  # transmissions that a program block releases
 TRANSMISSION_TURNS = 1
 
 NUM_INNER = SIZE * SIZE - len(state_lib.CORNERS)  # cells that are no corners, in the grid's order
@@ -30,11 +31,11 @@ class Chance(NamedTuple):
   """Random bits for one stage.
 
   Attributes:
-    exit: [...] uint32.
-    num_blocks: [...] uint32.
+    exit: [...] uint32, for the corner of the exit.
+    num_blocks: [...] uint32, for the number of blocks.
     blocks: [11, ...] uint32, for the cell of each block.
     cells: [36, ...] uint32, for the contents of each cell.
-    transmissions: [8, ...] uint32, for the cell and kind of each.
+    transmissions: [8, ...] uint32, for the cell and kind of each transmission.
   """
 
   exit: Any
@@ -55,8 +56,8 @@ class Layout(NamedTuple):
   Attributes:
     exit_row: [...] int32.
     exit_col: [...] int32.
-    blocks: [...] uint32, the inner cells with blocks.
-    transmissions: [8, ...] int32, the inner cell of each.
+    blocks: [...] uint32, a bit for each inner cell (no corner), set if it has a block.
+    transmissions: [8, ...] int32, number of the inner cell of each transmission.
   """
 
   exit_row: jax.Array
@@ -66,7 +67,14 @@ class Layout(NamedTuple):
 
 
 def sample_layout(state: State, chance: Chance) -> Layout:
-  """Samples the positions; computed apart, because XLA would otherwise repeat it for every cell."""
+  """Samples the positions of the next stage.
+
+  They are not sampled in `advance`, because XLA would then repeat the computation for every cell.
+
+  Args:
+    state: state at the end of the stage before.
+    chance: random bits.
+  """
   exit_row, exit_col = _sample_exit(state, chance.exit)
   blocks = _sample_blocks(chance)
   bit = state_lib.column(_BIT, state.row.ndim)
@@ -80,7 +88,13 @@ def sample_layout(state: State, chance: Chance) -> Layout:
 
 
 def advance(state: State, layout: Layout, chance: Chance) -> State:
-  """The state at the start of the next stage; fields not replaced here stay."""
+  """The state at the start of the next stage.
+
+  Args:
+    state: state at the end of the stage before; fields that are not replaced here stay.
+    layout: positions in the next stage.
+    chance: random bits, the same as for `layout`.
+  """
   num_axes = state.row.ndim
   is_inner = state_lib.column(~_IS_CORNER, num_axes)
   is_exit = state_lib.is_cell(layout.exit_row, layout.exit_col)

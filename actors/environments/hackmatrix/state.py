@@ -1,4 +1,7 @@
-"""Constants of HackMatrix, its immutable `State`, and functions on masks and slots."""
+"""Constants of HackMatrix, its immutable `State`, and functions on masks and slots of entities.
+
+In all modules of the game, `...` in a shape stands for any axes of environments, which come last.
+"""
 
 import enum
 from collections.abc import Callable
@@ -67,7 +70,7 @@ Tree = TypeVar('Tree')
 
 
 class Enemies(flax.struct.PyTreeNode):
-  """Slots of enemies; a new enemy overwrites the lowest inactive slot.
+  """The 20 slots for enemies; a new enemy takes the lowest inactive slot.
 
   Attributes:
     active: [20] bool; where False, the other fields are meaningless.
@@ -75,10 +78,10 @@ class Enemies(flax.struct.PyTreeNode):
     row: [20] int8.
     col: [20] int8.
     hp: [20] int8.
-    disabled_turns: [20] int8, enemy turns without moving; no rule sets it.
-    stunned: [20] bool, neither moves nor attacks in the next enemy turn.
-    from_siphon: [20] bool, released by a siphon.
-    from_scheduled: [20] bool, sent by a scheduled task; no rule reads it.
+    disabled_turns: [20] int8, enemy turns in which it will not move; no rule sets it.
+    stunned: [20] bool, whether it neither moves nor attacks in the next enemy turn.
+    from_siphon: [20] bool, whether a siphon released it.
+    from_scheduled: [20] bool, whether a scheduled task sent it; no rule reads it.
   """
 
   active: Field
@@ -93,16 +96,16 @@ class Enemies(flax.struct.PyTreeNode):
 
 
 class Transmissions(flax.struct.PyTreeNode):
-  """Slots of transmissions, which become enemies; filled like those of `Enemies`.
+  """The 20 slots for transmissions, which become enemies; filled like those of `Enemies`.
 
   Attributes:
     active: [20] bool; where False, the other fields are meaningless.
-    kind: [20] int8, of the enemy it becomes.
+    kind: [20] int8, kind of the enemy that it becomes.
     row: [20] int8.
     col: [20] int8.
     turns: [20] int16, enemy turns until it becomes an enemy.
-    from_siphon: [20] bool.
-    from_scheduled: [20] bool.
+    from_siphon: [20] bool, see `Enemies`.
+    from_scheduled: [20] bool, see `Enemies`.
   """
 
   active: Field
@@ -117,40 +120,40 @@ class Transmissions(flax.struct.PyTreeNode):
 class State(flax.struct.PyTreeNode):
   """State of one game. Cells are [row, column]; scalars are int32 where no dtype is given.
 
-  UNDO needs no snapshot here: a snapshot is taken at the start of every step, that of UNDO included,
-  so UNDO only refunds its own cost.
+  UNDO returns to the start of its own step, so it only refunds its own cost, and no earlier state is
+  stored.
 
   Attributes:
-    row: [] of the player.
-    col: [] of the player.
-    hp: [] 0 to 3; 0 is dead.
-    attack: [] 1 to 3, the damage of an attack.
-    credits: [] to pay for programs.
-    energy: [] to pay for programs, too.
+    row: [] row of the player.
+    col: [] column of the player.
+    hp: [] hit points of the player, 0 to 3; 0 is dead.
+    attack: [] damage of the player's attack, 1 to 3.
+    credits: [] one of two currencies that pay for programs.
+    energy: [] the other one.
     data_siphons: [] number of siphons that the player can use.
-    score: [].
-    exit_row: [].
-    exit_col: [].
+    score: [] points from data blocks and the program SCORE.
+    exit_row: [] row of the exit.
+    exit_col: [] column of the exit.
     block_type: [6, 6] int8, NO_BLOCK to QUESTION.
-    block_points: [6, 6] int16, score of a data block.
-    block_program: [6, 6] int8, program of a program block.
-    block_spawn: [6, 6] int16, transmissions that a siphon releases.
+    block_points: [6, 6] int16, points of a data block, which siphoning it adds to the score.
+    block_program: [6, 6] int8, program of a program block, which siphoning it makes the player own.
+    block_spawn: [6, 6] int16, number of transmissions that siphoning the block releases.
     block_siphoned: [6, 6] bool; a siphoned block stays, and can be walked on.
     siphon_center: [6, 6] bool, cells from which the player siphoned a block.
-    cell_credits: [6, 6] int16, to be picked up.
-    cell_energy: [6, 6] int16.
-    cell_data_siphon: [6, 6] bool.
+    cell_credits: [6, 6] int16, credits to be picked up.
+    cell_energy: [6, 6] int16, energy to be picked up.
+    cell_data_siphon: [6, 6] bool, data siphons to be picked up.
     enemies: see `Enemies`.
     transmissions: see `Transmissions`.
-    owned: [23] bool, the programs of `Program`.
-    stage: [] 1 to 8; 9 is won.
+    owned: [23] bool, whether the player owns each `Program`.
+    stage: [] number of the stage, 1 to 8; 9 after victory.
     turn: [] turns since the reset.
-    show_active: [] bool, cryptogs are visible until the stage ends.
-    tasks_disabled: [] bool, no more scheduled tasks in this episode.
-    step_active: [] bool, no enemy moves in the next enemy turn.
+    show_active: [] bool, whether cryptogs are visible, until the stage ends.
+    tasks_disabled: [] bool, whether there are no more scheduled tasks in this episode.
+    step_active: [] bool, whether no enemy moves in the next enemy turn.
     attack_upgrades: [] uses of ATK+ in this stage.
-    next_task_turn: [] the turn of the next scheduled task.
-    task_interval: [] turns from one scheduled task to the next; 0 is never.
+    next_task_turn: [] turn of the next scheduled task.
+    task_interval: [] turns from one scheduled task to the next; 0: there are none.
     history_valid: [] bool, whether UNDO is legal.
   """
 
@@ -188,17 +191,17 @@ class State(flax.struct.PyTreeNode):
 
   @property
   def has_block(self) -> jax.Array:
-    """[6, 6] bool, siphoned or not."""
+    """[6, 6] bool, cells with a block, siphoned or not."""
     return self.block_type != NO_BLOCK
 
   @property
   def has_unsiphoned_block(self) -> jax.Array:
-    """[6, 6] bool, blocks that cannot be walked on."""
+    """[6, 6] bool, cells with a block that is not siphoned; it cannot be walked on."""
     return self.has_block & ~self.block_siphoned
 
   @property
   def is_player_cell(self) -> jax.Array:
-    """[6, 6] bool, True in one cell."""
+    """[6, 6] bool, True in the player's cell."""
     return is_cell(self.row, self.col)
 
 
@@ -265,7 +268,7 @@ def narrow(state: State) -> State:
 
 
 def column(values: Any, num_axes: int) -> np.ndarray:
-  """Constants [n, 1, ...] that broadcast over `num_axes` axes of environments."""
+  """Constants with `num_axes` axes of size 1 appended, which broadcast over axes of environments."""
   values = np.asarray(values)
   return values.reshape(values.shape + (1,) * num_axes)
 
@@ -291,8 +294,8 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 
   Args:
     condition: [...] bool.
-    change: function without arguments that returns a tree of [..., ...] arrays.
-    otherwise: the tree where the condition does not hold.
+    change: function without arguments that returns the changed tree, for all environments.
+    otherwise: the tree before the change, which stays where the condition does not hold.
   """
 
   def change_some():
@@ -304,9 +307,9 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
   """Result of `make` if the condition holds in any environment, else zeros.
 
-  As with `where_any`, it is computed once. So it suits few numbers from which many others are
-  computed; otherwise XLA would repeat them for every slot and cell. Results of environments where
-  the condition does not hold are meaningless.
+  As with `where_any`, it is computed once, so use it for a few numbers from which many others are
+  computed: XLA would otherwise repeat them for every slot and cell. Results of environments where the
+  condition does not hold are meaningless.
 
   Args:
     condition: [...] bool.
@@ -324,14 +327,15 @@ def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.
     count: [...] int32.
 
   Returns:
-    [20, ...] bool, the slots taken; and [20, ...] int32, the index of the new entry of each slot.
+    [20, ...] bool, the slots taken; and [20, ...] int32, the index, from 0, of the new entry that
+    takes each slot.
   """
   rank = rank_among(~active)
   return ~active & (rank < count), rank
 
 
 def rank_among(mask: jax.Array) -> jax.Array:
-  """[n, ...] int32, the number of True entries before each in a mask, [n, ...] with n <= 32."""
+  """[n, ...] int32, number of True entries before each entry of a mask, [n, ...] bool with n <= 32."""
   below = column(
     (np.uint64(1) << np.arange(len(mask), dtype=np.uint64)) - np.uint64(1), mask.ndim - 1
   )

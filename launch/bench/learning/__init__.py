@@ -1,1 +1,1 @@
-"""`hephaestus bench learning`: the agents on a suite of environments, one configuration for all."""
+"""`hephaestus bench learning`: trains agents on a suite of environments with one config for all."""

@@ -15,7 +15,7 @@ from hephaestus.launch.run import metrics
 from hephaestus.launch.sweep import jobs
 
 ROWS = 'rows.jsonl'
-ATTEMPTS = 'attempts.jsonl'  # CPU and wall time of each start of a run, in its folder
+ATTEMPTS = 'attempts.jsonl'  # in a run's folder: CPU and wall time of each start of its training
 EVALUATIONS = ('random', 'greedy', 'sampled')
 PACKAGE = pathlib.Path(__file__).resolve().parents[3]
 # Frequent reports of returns, and few evaluations, which take time from the core; none of these
@@ -30,9 +30,9 @@ class SuiteRun(NamedTuple):
   """One run of the suite.
 
   Attributes:
-    task: environment and budget.
-    agent: as of `train --agent`.
-    seed: of the run.
+    task: the environment and its budget.
+    agent: name of the agent, as for `train --agent`.
+    seed: seed of the run.
   """
 
   task: suite.Task
@@ -45,15 +45,15 @@ class SuiteRun(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """The settings of all runs of a call.
+  """The settings that all runs of one call of `bench learning` share.
 
   Attributes:
     out: folder of the results.
-    label: of the rows; tells settings apart.
-    preset: as of `train --preset`.
-    overrides: as of `train --set`, for all environments.
-    max_minutes: of training, after which a run ends early; None for no limit.
-    fused: whether each run is one process, of an agent that can be fused; else as `train` decides.
+    label: name of these settings, stored in the rows; rows of other settings need another label.
+    preset: name of the preset, as for `train --preset`.
+    overrides: config assignments, as for `train --set`, for all environments.
+    max_minutes: minutes of training after which a run ends early; None for no limit.
+    fused: whether to pass `--fused` to `train` for agents that support it.
   """
 
   out: pathlib.Path
@@ -68,12 +68,12 @@ class Settings(NamedTuple):
     return self.out / 'runs' / self.label / f'{run.task.name}-{run.agent}-{run.seed}'
 
   def log(self, run: SuiteRun) -> pathlib.Path:
-    """The output of a run's commands."""
+    """The file with the output of a run's commands."""
     folder = self.folder(run)
     return folder.with_name(f'{folder.name}.log')
 
   def recorded(self) -> dict[str, Any]:
-    """The settings that decide what a run learns, as a row has them."""
+    """The settings that affect what a run learns, as its row stores them."""
     return {
       'preset': self.preset,
       'set': list(self.overrides),
@@ -83,7 +83,7 @@ class Settings(NamedTuple):
 
 
 def train_command(run: SuiteRun, settings: Settings) -> list[str]:
-  """The command that starts a run, or resumes it where its folder exists."""
+  """Arguments of `hephaestus` that start a run, or resume it if its folder exists."""
   limit = [] if settings.max_minutes is None else [f'max_minutes={settings.max_minutes:g}']
   options = [f'environment.{key}={value}' for key, value in run.task.options.items()]
   measuring = (*MEASURING, *suite.SETTINGS.get(run.agent, ()))
@@ -97,7 +97,7 @@ def train_command(run: SuiteRun, settings: Settings) -> list[str]:
 
 
 def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
-  """The command that scores the last checkpoint of a run."""
+  """Arguments of `hephaestus` that evaluate the last checkpoint of a run."""
   return [
     'evaluate', str(settings.folder(run)), '--actions', *EVALUATIONS,
     '--episodes', str(run.task.episodes), '--seed', str(run.seed), '--json',
@@ -105,7 +105,7 @@ def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
 
 
 def read_rows(out: pathlib.Path) -> list[dict[str, Any]]:
-  """The rows of a folder of results; of several for one run, the newest."""
+  """Reads the rows of a folder of results; only the newest where a run has several."""
   found = {_key(row): row for row in metrics.read(out / ROWS)}
   return list(found.values())
 
@@ -115,12 +115,16 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def missing(runs: Sequence[SuiteRun], settings: Settings) -> list[SuiteRun]:
-  """The runs without a row.
+  """Returns the runs that have no row of results yet.
 
-  A row of another step budget does not count, because the suite has changed since.
+  A row with another step budget does not count, because the suite has changed since.
+
+  Args:
+    runs: the runs that are asked for.
+    settings: their settings.
 
   Raises:
-    ValueError: a row of the same label has other settings.
+    ValueError: a row with the same label has other settings.
   """
   present = set()
   for row in read_rows(settings.out):
@@ -135,7 +139,7 @@ def missing(runs: Sequence[SuiteRun], settings: Settings) -> list[SuiteRun]:
 
 
 class _Job(jobs.Job):
-  """A run that is trained, then evaluated; its row is appended."""
+  """Trains a run, then evaluates it, and appends its row to the results."""
 
   def __init__(self, run: SuiteRun, settings: Settings, rows: metrics.JsonLines):
     self.run, self.name, self.log = run, run.name, settings.log(run)
@@ -210,7 +214,7 @@ class _Job(jobs.Job):
 
 
 def commit() -> str | None:
-  """The checked-out commit of this code, `-dirty` where files differ; None without Git."""
+  """Short hash of the checked-out commit, with `-dirty` if files differ; None without Git."""
   if not (PACKAGE / '.git').exists():
     return None
   command = ['git', '-C', str(PACKAGE), 'describe', '--always', '--dirty', '--exclude', '*']
@@ -223,19 +227,19 @@ def commit() -> str | None:
 def run_all(
   runs: Sequence[SuiteRun], settings: Settings, cores: Sequence[int], say: Callable[[str], None]
 ) -> int:
-  """Does runs, as many at a time as there are cores, and appends a row for each.
+  """Trains and evaluates runs, as many at a time as there are cores, and appends a row for each.
 
-  A run that fails has no row, and the others continue. SIGINT stops all of them in order, a second
-  one at once.
+  A run that fails gets no row, and the others continue. The first Ctrl-C stops all of them in order,
+  a second one at once.
 
   Args:
-    runs: to do.
-    settings: of all of them.
-    cores: for the runs, one for each that runs at a time.
-    say: takes lines of progress.
+    runs: the runs to do.
+    settings: the settings of all of them.
+    cores: IDs of the CPU cores to use, one for each run at a time.
+    say: function that prints a line of progress.
 
   Returns:
-    The exit code: 0, 1 where a run failed, or that of an interrupt.
+    The exit code: 0, 1 if a run failed, or 130 after Ctrl-C.
   """
   settings.out.mkdir(parents=True, exist_ok=True)
   rows = metrics.JsonLines(settings.out / ROWS)

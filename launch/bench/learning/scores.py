@@ -1,4 +1,4 @@
-"""Scores of a run: its curve by tenths of the steps, area under it, retention, and target scores."""
+"""Scores of a run: its curve by tenths of the steps, the mean of the curve, retention and targets."""
 
 import itertools
 import pathlib
@@ -12,17 +12,18 @@ from hephaestus.launch.report import history
 from hephaestus.launch.run import metrics
 
 Points = list[float | None]
-NOTHING_LEARNED = 0.1  # share of the scale of scores, below which a gain is noise
+"""Mean episode return in each tenth of the steps; None for a tenth without data."""
+NOTHING_LEARNED = 0.1  # gains below this share of the scale of scores count as noise
 
 
 class Ended(NamedTuple):
-  """Episodes that ended between two reports of one node.
+  """Episodes that ended between two rows of metrics of one process.
 
   Attributes:
-    begin: environment steps of the run at the report before.
-    end: at this report, above `begin`.
-    episodes: how many ended.
-    mean: of their returns.
+    begin: environment steps of the run at the row before.
+    end: environment steps of the run at this row, above `begin`.
+    episodes: number of episodes that ended.
+    mean: mean return of these episodes.
   """
 
   begin: float
@@ -32,13 +33,13 @@ class Ended(NamedTuple):
 
 
 class Summary(NamedTuple):
-  """Scores of a run, each None where no episode has ended.
+  """Scores of a run, each None if no episode has ended.
 
   Attributes:
-    curve: mean of each tenth of the steps.
-    final: the last tenth's.
+    curve: mean episode return in each tenth of the steps.
+    final: mean episode return in the last tenth that was begun.
     area: mean of the curve.
-    retention: see `retention`.
+    retention: share of the best score that the end retains, see the function `retention`.
   """
 
   curve: Points
@@ -48,10 +49,16 @@ class Summary(NamedTuple):
 
 
 def read(folder: pathlib.Path) -> tuple[list[Ended], int]:
-  """Episodes while acting, from a run's metrics, and the environment steps so far.
+  """Reads the episodes while acting from a run's metrics.
 
-  These are the rows of the actors, or of the learner of a fused run, which acts itself. Steps that a
-  resumed run has repeated count once.
+  These are the metrics of the actors, or of the learner of a fused run, which acts itself. Steps that
+  a resumed run has repeated count once.
+
+  Args:
+    folder: folder of the run.
+
+  Returns:
+    The episodes between rows of metrics, and the number of environment steps so far.
   """
   files = sorted((folder / 'metrics').glob('actor-*.jsonl')) or [
     folder / 'metrics' / 'learner.jsonl'
@@ -80,9 +87,13 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
   tenth before, or of the first that has one.
 
   Args:
-    spans: of a run.
-    steps: of its budget.
-    last_step: that it made; tenths that begin after it are None.
+    spans: episodes of a run, see `read`.
+    steps: number of environment steps of its budget.
+    last_step: number of environment steps that it has made.
+
+  Returns:
+    The mean of each tenth; None for those that begin at `last_step` or later, and None for all if no
+    episode has ended.
   """
   edges = np.linspace(0, steps, suite.NUM_POINTS + 1)
   points: Points = []
@@ -114,9 +125,9 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   nothing was learned: best - base is below a tenth of the largest of |base|, |best| and |target|.
 
   Args:
-    points: mean of each tenth, at least one.
+    points: mean episode return of each tenth, at least one.
     base: score of a random policy.
-    target: of the task, if it has one.
+    target: target score of the task; None if it has none.
   """
   fifths = [sum(pair) / 2 for pair in itertools.pairwise(points)] or list(points)
   best = max(fifths)
@@ -127,7 +138,7 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
 
 
 def summary(points: Points, base: float, target: float | None = None) -> Summary:
-  """Scores of a run by its curve; `base` and `target` as of `retention`."""
+  """Summarises the curve of a run; see `retention` for `base` and `target`."""
   known = [point for point in points if point is not None]
   if not known:
     return Summary(points, None, None, None)
@@ -135,12 +146,12 @@ def summary(points: Points, base: float, target: float | None = None) -> Summary
 
 
 def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
-  """Whether a run reaches the target of its task; None for a task without one.
+  """Whether a run reaches the target score of its task; None for a task without a target.
 
   Args:
-    task: of the run.
-    points: its curve.
-    sampled: score of its evaluation with sampled actions.
+    task: task of the run.
+    points: curve of the run.
+    sampled: mean episode return of its evaluation with sampled actions; None if unknown.
   """
   if task.target is None:
     return None
@@ -152,12 +163,12 @@ def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool |
   """Whether a curve is above `times_ppo` times PPO's at equal steps.
 
   Args:
-    task: of the runs.
+    task: task of the runs.
     points: curve of a run of another agent.
-    ppo: curves of PPO, whose median counts.
+    ppo: curves of PPO's runs, whose median counts.
 
   Returns:
-    None where there is nothing to compare.
+    Whether it is above at all of the task's steps; None if there is nothing to compare.
   """
   if task.times_ppo is None:
     return None
@@ -173,13 +184,13 @@ def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool |
 
 
 def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> dict[str, Any]:
-  """The scores of a finished run, as part of a row of results.
+  """Makes the scores of a finished run, which are part of its row of results.
 
   Args:
-    task: of the run.
-    folder: of the run.
-    evaluations: mean episode return after the last step with `greedy` and `sampled` actions, and of
-      the `random` policy.
+    task: task of the run.
+    folder: folder of the run.
+    evaluations: mean episode returns after the last step: 'greedy' and 'sampled' actions of the agent,
+      and those of the 'random' policy.
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)

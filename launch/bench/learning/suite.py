@@ -1,4 +1,4 @@
-"""The suite: environments with their step budgets and target scores, and no setting of an agent."""
+"""The suite of `bench learning`: environments with their step budgets and target scores."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,31 +6,31 @@ from typing import Any
 
 BASELINE = 'ppo'  # the agent that others are compared with
 # Settings of an agent in all environments, as in docs/results.md. The preset of PPO unrolls 8,192 steps
-# an update, too few updates for the budgets of the suite.
+# for each update, which leaves too few updates for the budgets of the suite.
 SETTINGS: Mapping[str, Sequence[str]] = {
   'ppo': ('learner.log_period=1', 'actor.num_envs=32', 'learner.num_minibatches=4')
 }
-NUM_POINTS = 10  # of a curve, each the mean over one tenth of the steps
+NUM_POINTS = 10  # points of a curve, each the mean over one tenth of the steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """An environment, the steps that an agent gets in it, and the score that it should reach.
+  """An environment, the number of steps that an agent may train in it, and the score to reach.
 
-  The score is the mean episode return while acting, with sampled actions.
+  The score is the mean episode return while acting with sampled actions, over a tenth of the steps.
 
   Attributes:
-    name: short, unique in the suite.
-    environment: as of `train --env`.
-    options: of the environment, as of `train --set environment.KEY=VALUE`.
+    name: short name, unique in the suite.
+    environment: name of the environment, as for `train --env`.
+    options: options of the environment, as for `train --set environment.KEY=VALUE`.
     steps: environment steps of a run.
-    target: least score; None where the suite compares with PPO alone.
-    target_step: end of the tenth of the steps that must reach the target; None for the last tenth.
-    is_evaluated: whether it is for the evaluation with sampled actions after the last step,
-      where returns are too noisy for the few episodes of a tenth.
-    times_ppo: the score of another agent must be above so many times PPO's; None for no comparison.
-    ppo_steps: ends of the tenths at which it must; () for the last tenth.
-    episodes: of each evaluation after the last step.
+    target: required score; None for no target.
+    target_step: last step of the tenth whose score must reach the target; None for the last tenth.
+    is_evaluated: whether instead the evaluation with sampled actions after the last step must reach
+      the target, since the few episodes of a tenth are too noisy.
+    times_ppo: another agent's score must be greater than PPO's times this; None for no comparison.
+    ppo_steps: last steps of the tenths that are compared; () for the last tenth only.
+    episodes: least number of episodes of each evaluation after the last step.
   """
 
   name: str
@@ -45,7 +45,7 @@ class Task:
   episodes: int = 128
 
   def point(self, step: int | None) -> int:
-    """Index of the tenth of the steps that ends at a step; of the last one for None."""
+    """Index of the tenth of the steps to which a step belongs; None means the last tenth."""
     return NUM_POINTS - 1 if step is None else -(-step * NUM_POINTS // self.steps) - 1
 
 
@@ -103,7 +103,7 @@ SUITE = (
 
 
 def chosen(names: Sequence[str] | None) -> list[Task]:
-  """The tasks of these names, in the suite's order; all of them for None.
+  """Returns the tasks with the given names, in the suite's order; all tasks for None.
 
   Raises:
     ValueError: a name is not in the suite.

@@ -1,4 +1,4 @@
-"""The table and the pictures of rows of results."""
+"""Shows the results of `bench learning`: tables in Markdown and pictures of the curves."""
 
 import pathlib
 import statistics
@@ -28,11 +28,14 @@ above the median of PPO's seeds.
 
 
 def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> str:
-  """A table with a line for each environment, agent and label, its notes, and a table of all runs.
+  """Makes a table with a line for each environment, agent and label, and a table of all runs.
 
   Args:
-    rows: of results.
-    pictures: a file for each environment, to refer to.
+    rows: rows of results, see `runs.read_rows`.
+    pictures: file of the picture of each environment, to be linked; None for no pictures.
+
+  Returns:
+    The text in Markdown.
   """
   lines = _heading(HEADINGS)
   for task, groups in _grouped(rows):
@@ -57,7 +60,7 @@ def markdown(rows: Sequence[Row], pictures: Mapping[str, str] | None = None) -> 
 
 
 def _runs(rows: Sequence[Row]) -> list[str]:
-  """Lines of a table with the curve of each run."""
+  """Lines of a Markdown table with the curve of each run."""
   lines = _heading(RUN_HEADINGS)
   for task, groups in _grouped(rows):
     for (agent, label), group in groups.items():
@@ -82,8 +85,12 @@ def _line(cells: Sequence[str]) -> str:
 def write(rows: Sequence[Row], out: pathlib.Path) -> list[str]:
   """Writes OUT/results.md, and a picture of the curves in each environment.
 
+  Args:
+    rows: rows of results, see `runs.read_rows`.
+    out: an existing folder.
+
   Returns:
-    A line for what was written or left out.
+    Lines on what was written or left out.
   """
   pictures, remarks = {}, []
   try:
@@ -95,13 +102,17 @@ def write(rows: Sequence[Row], out: pathlib.Path) -> list[str]:
 
 
 def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
-  """Draws the curves of all agents in each environment, with their spread over seeds.
+  """Draws the curves of all agents in each environment: medians and confidence intervals over seeds.
+
+  Args:
+    rows: rows of results, see `runs.read_rows`.
+    out: an existing folder for the PNG files.
 
   Returns:
-    The name of the file in OUT, by environment.
+    Name of the file in OUT, by environment.
 
   Raises:
-    ValueError: a package is missing.
+    ValueError: a package of the extra `report` is not installed.
   """
   from hephaestus.launch.report import curves, history, page
 
@@ -139,7 +150,7 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
 def _grouped(
   rows: Iterable[Row],
 ) -> list[tuple[suite.Task, dict[tuple[str, str], list[Row]]]]:
-  """Rows of each task by agent and label, in the suite's order; those of old budgets are left out."""
+  """Rows of each task by (agent, label), in the suite's order, without rows of other step budgets."""
   rows = list(rows)
   found = []
   for task in suite.SUITE:
@@ -153,14 +164,14 @@ def _grouped(
 
 
 def _ppo(groups: Mapping[tuple[str, str], list[Row]], label: str) -> list[Row]:
-  """PPO's rows of a label, or else those of the default settings."""
+  """PPO's rows with a label, or else those with the default label; empty without any."""
   return groups.get((suite.BASELINE, label)) or groups.get((suite.BASELINE, 'default')) or []
 
 
 def _targets(
   task: suite.Task, agent: str, group: Sequence[Row], ppo: Sequence[Row]
 ) -> tuple[str, str]:
-  """Target scores of a task, and how many seeds reach each."""
+  """Texts of the cells with a task's target scores, and with how many seeds reach each."""
   targets, reached = [], []
   count = lambda flags: f'{sum(flag is True for flag in flags)}/{len(group)}'
   if task.target is not None:
