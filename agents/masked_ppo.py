@@ -217,13 +217,14 @@ class Network:
       observation: tree of [..., *shape] arrays; the action mask in it is left out.
 
     Returns:
-      See `observation.Codec.compact`; where leaves have views, one array [..., F + V] float32.
+      See `observation.Codec.compact`; where leaves have views, its first array is [..., F + V] float32.
     """
-    if not self._has_view:
-      return self.codec.compact(observation)
-    flat = self.codec.numbers(observation_lib.join(observation, self.codec.flat_spec))
-    views = observation_lib.views(observation, self.observation_spec)
-    return (jnp.concatenate([flat, views], axis=-1),)
+    flat, *others = self.codec.compact(observation)
+    if self._has_view:
+      numbers = self.codec.numbers(flat) if flat.dtype == bool else flat
+      views = observation_lib.views(observation, self.observation_spec)
+      flat = jnp.concatenate([numbers, views], axis=-1)
+    return flat, *others
 
   @property
   def codec(self) -> observation_lib.Codec:

@@ -137,7 +137,7 @@ class Environment(abc.ABC):
 
     Args:
       key: PRNG key of the reset.
-      state: result of one more step after LAST, so such a step must keep that part.
+      state: state at LAST, or the result of one more step, which must therefore keep that part.
 
     Returns:
       The state of the new episode and its FIRST time step.

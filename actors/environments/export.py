@@ -77,7 +77,8 @@ class Gymnax:
     """
     step_key, reset_key = jax.random.split(key)
     last, stepped, reward, done, info = self.step_env(step_key, state, action, params)
-    observation, begun = self.reset(reset_key, params)
+    begun, first = self.environment.next_episode(reset_key, stepped)
+    observation = first.observation
     choose = functools.partial(jax.tree.map, functools.partial(jnp.where, done))
     observation, state = choose(observation, last), choose(begun, stepped)
     return observation, state, reward, done, info | _mask(observation) | {
@@ -150,13 +151,18 @@ class DmEnv(dm_env.Environment):
   def __init__(self, environment: Environment, seed: int = 0):
     self._environment = _pure(environment)
     self._reset = jax.jit(environment.reset)
+    self._next_episode = jax.jit(environment.next_episode)
     self._step = jax.jit(environment.step)
     self._key = jax.random.key(seed)
     self._state: EnvState = None
     self._is_over = True
 
   def reset(self) -> dm_env.TimeStep:
-    self._state, timestep = self._reset(self._next_key())
+    key = self._next_key()
+    if self._state is None:
+      self._state, timestep = self._reset(key)
+    else:
+      self._state, timestep = self._next_episode(key, self._state)
     self._is_over = False
     observation = jax.tree.map(np.asarray, jax.device_get(timestep.observation))
     return dm_env.restart(observation)
@@ -175,8 +181,8 @@ class DmEnv(dm_env.Environment):
     return self._environment.action_spec
 
   def render(self) -> np.ndarray | None:
-    """Renders the current state, [H, W, 3] uint8; None if there are no frames."""
-    return self._environment.render(self._state)
+    """Renders the current state, [H, W, 3] uint8; None before the first reset or without frames."""
+    return None if self._state is None else self._environment.render(self._state)
 
   def _next_key(self) -> chex.PRNGKey:
     self._key, key = jax.random.split(self._key)

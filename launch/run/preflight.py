@@ -68,17 +68,20 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   return [f'environment.name={name}: {warning}' for warning in found]
 
 
-def check_memory(config: launch_config.ExperimentConfig, shards: int | None = None) -> str:
+def check_memory(
+  config: launch_config.ExperimentConfig, shards: int | None = None, *, learns: bool = True
+) -> str:
   """Checks that replay, once its strata are full, fits into the memory of this machine.
 
-  If the learner trains on the CPU, the agent's sizes are checked as well.
+  If the learner trains on the CPU here, the agent's sizes are checked as well.
 
   Args:
     config: config of the run.
     shards: number of shards of replay on this machine; None for all.
+    learns: whether the learner runs on this machine.
 
   Returns:
-    A line to print, with the memory that replay takes and what the machine has.
+    A line to print, with the memory that replay takes and what the machine has; '' without a shard.
 
   Raises:
     ValueError: it does not fit; names a size that would.
@@ -86,9 +89,11 @@ def check_memory(config: launch_config.ExperimentConfig, shards: int | None = No
   here = config.replay.num_shards if shards is None else shards
   needed = -(-replay_bytes(config) * here // config.replay.num_shards)
   available = _memory()
-  if not config.accelerator:
+  if learns and not config.accelerator:
     trained = parts_lib.make_parts(config).trained
     config.record.check_memory(config, trained, available)
+  if not here:
+    return ''
   strata = config.replay.strata
   index = max(range(len(strata)), key=lambda index: strata[index].max_size)
   most = strata[index].max_size

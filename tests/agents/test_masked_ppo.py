@@ -36,6 +36,20 @@ ENVIRONMENTS = {
     environment.ViewSpec((9,), np.float32, 0, 1, lambda x: jnp.square(x[:2])),
     specs.DiscreteArray(3),
   ),
+  'view and board': (
+    {
+      'board': environment.BoardSpec((14,), np.float32, (2, 3, 2)),
+      'seen': environment.ViewSpec((9,), np.float32, 0, 1, lambda x: jnp.square(x[:2])),
+    },
+    specs.DiscreteArray(3),
+  ),
+  'view and picture': (
+    {
+      'picture': specs.Array((8, 9, 29), np.uint8),
+      'seen': environment.ViewSpec((9,), np.float32, 0, 1, lambda x: jnp.square(x[:2])),
+    },
+    specs.DiscreteArray(3),
+  ),
   # Two numbers, and six cells of two.
   'board': (environment.BoardSpec((14,), np.float32, (2, 3, 2)), specs.DiscreteArray(3)),
   'picture': (
@@ -508,6 +522,20 @@ def test_view_is_read_beside_its_vector_in_place_of_levels(levels):
   (flat,) = network.flatten(observation)
   np.testing.assert_allclose(flat[0, :9], np.log1p(observation[0]), rtol=1e-6)
   np.testing.assert_allclose(flat[0, 9:], [0, 0.01], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('env', 'leaf'), [('view and board', 'board'), ('view and picture', 'picture')]
+)
+def test_board_and_picture_are_read_beside_a_view(env, leaf):
+  ppo = make(env, image_channels=4)
+  params = compiled(ppo).init(jax.random.key(0))
+  observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(0), BATCH)
+  changed = observation[leaf].copy()
+  changed[..., 2:] += 1  # the first two numbers of the board are none of its cells
+  other = observation | {leaf: changed}
+  value = lambda observation: act(ppo, params, observation=observation)[1].extras['value']
+  assert not np.allclose(value(observation), value(other))
 
 
 def test_cells_of_a_board_share_a_layer():

@@ -10,7 +10,7 @@ from absl.testing import absltest
 from dm_env import test_utils
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import export, wrappers
+from hephaestus.actors.environments import export, rooms, wrappers
 
 OURS = ['catch', 'grid_world', 'hackmatrix', 'noisy_corridor']
 
@@ -142,3 +142,25 @@ def test_environment_of_a_library_is_refused():
   pytest.importorskip('gymnasium')
   with pytest.raises(ValueError, match='make it with that library'):
     export.as_dm_env(environments.make('gymnasium/CartPole-v1'))
+
+
+def test_stream_goes_on_from_one_episode_to_the_next():
+  """Each of two streams enters the only room twice, then a fresh one."""
+  environment = rooms.Rooms(num_rooms=1, fresh_after=2)
+  stepper = export.as_dm_env(environment, seed=0)
+  exported, params = export.as_gymnax(environment)
+  observation, state = exported.reset(jax.random.key(0), params)
+  entered = [[], []]
+  for index in range(3):
+    entered[0].append(stepper.reset().observation)
+    assert stepper.step(0).last()
+    entered[1].append(observation)
+    observation, state, _, done, _ = exported.step(jax.random.key(index), state, 0, params)
+    assert done
+  for first, second, fresh in entered:
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, fresh)
+
+
+def test_nothing_is_rendered_before_the_first_reset():
+  assert export.as_dm_env(environments.make('catch')).render() is None
