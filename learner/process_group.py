@@ -173,10 +173,10 @@ class ProcessGroup:
     return bool(self._client.key_value_dir_get(round_))
 
   def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
-    """Sums a number over all processes; returns once all have called it.
+    """Returns the sum of `count` over all processes, once all have called it.
 
     Args:
-      count: the number of this process.
+      count: what this process adds.
       meanwhile: called repeatedly while this process waits.
     """
     # While one still reads its sum, others may have begun the next one, but not the one after it.

@@ -203,7 +203,7 @@ class GridWorld(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws resources as coloured tiles on light lines, and the agent as a dark disc."""
+    """Draws resources as coloured tiles of a light grid, the agent as a dark disc: [H, W, 3] uint8."""
     cells, _, position = np.split(np.asarray(observation), [self.size**2, -2])
     kinds = np.rint(cells * NUM_TYPES).astype(int).reshape(self.size, self.size)
     pixels = np.empty((self.size, CELL_PIXELS, self.size, CELL_PIXELS, 3), np.uint8)

@@ -272,7 +272,7 @@ class ActorCritic:
     )
 
   def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
-    """The policy at [..., F] features with [..., C] context and [..., A] mask (None: all are legal)."""
+    """The distribution of actions at [..., F] features, [..., C] context and [..., A] mask, if any."""
     outputs = self._apply(params, 'actor', features, context)
     return self._actions.policy(outputs, mask, self.config.unimix)
 

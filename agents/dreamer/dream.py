@@ -17,17 +17,17 @@ Tree = Any
 
 
 class Start(NamedTuple):
-  """Steps of real sequences at which imagination begins.
+  """The B' steps of real sequences at which imagination begins.
 
   Attributes:
     latent: posterior latents, [B', ...].
     features: [B', F], features of the latents, see `RSSM.features`.
     novelty: [B'] float32, novelty of the transitions to the steps.
     begins: [B'] bool, steps without a known previous step of their episode.
-    memory: the context module's memory of the steps before, for B' streams.
+    memory: the context module's memory before each start, see `Context.memory_at`.
     context_inputs: [B', ...], see `ActorCritic.context_inputs`.
     weight: [B'] float32, 0 at LAST, after which no step follows, else 1.
-    keys: [B'] PRNG keys, one for each dream, so that dreams do not depend on the batch.
+    keys: [B'] PRNG keys, one for each dream, so that its noise is the same in any batch.
   """
 
   latent: rssm.Latent
@@ -86,7 +86,7 @@ def rollout(
   start: Start,
   horizon: jax.Array,
 ) -> Dream:
-  """Imagines `horizon` steps from each start, each dream by the prior of one random member.
+  """Imagines `horizon` steps from each start, each by the prior of one random ensemble member.
 
   The loop's trip count is `horizon`, so a shorter horizon costs less and is not traced again. No
   gradient passes through the loop: the actor learns by score function from the stored steps.

@@ -76,17 +76,18 @@ class Empowerment:
     last: jax.Array,
     legal: jax.Array,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Losses of the classifier and of the head; neither has a gradient into the world model.
+    """Sum of the losses of the classifier and the head, the only ones that get a gradient.
 
     Args:
-      params: parameters of the world model.
+      params: parameters of the world model, classifier and head included.
       keys: [B] PRNG keys, one for each sequence.
       posterior: the model's posterior of [T, B] real steps.
       last: [T, B] bool, steps that end an episode, after which no action follows.
       legal: [T, B, A] bool, the legal actions.
 
     Returns:
-      The loss [], a mean over the imagined steps, and metrics: `inverse`, the classifier's part, nats.
+      The loss [], a mean over the imagined steps, where those after an episode's end count as 0; and metrics:
+      `inverse`, the classifier's part, nats.
     """
     num_steps, batch = last.shape
     count = max(1, num_steps // SHARE)

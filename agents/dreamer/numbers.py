@@ -66,10 +66,10 @@ class Change(NamedTuple):
   def loss(self, change: jax.Array) -> jax.Array:
     """The loss, [...] float32, of mean and variance at an observed change [..., C].
 
-      sum_C log(1 + error / (2 sg(variance))) + 1/2 ( sg(error) / variance + log(variance) )
+      sum_C [ log(1 + error / (2 sg(variance))) + 1/2 ( sg(error) / variance + log(variance) ) ]
 
-    with error the squared error of the mean, clipped to 4 in the second term. The first term counts each
-    direction whatever its noise, and a large error by its logarithm. With a Gaussian likelihood, the mean
+    with error the squared error of the mean, clipped to 4 in the second term. The first term
+    measures errors relative to the noise of each direction, and large ones by their logarithm. With a Gaussian likelihood, the mean
     would learn least where its errors are still largest.
     """
     stop = jax.lax.stop_gradient

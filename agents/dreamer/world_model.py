@@ -71,7 +71,7 @@ class WorldModel:
     return found
 
   def read_vitals(self, numbers: jax.Array) -> Any:
-    """The vitals [..., V] among [..., F] numbers, observed or imagined; None without survival."""
+    """Picks the vitals, [..., V] in units of the observation, from [..., F] encoded numbers; or None."""
     if self.vitals is None:
       return None
     return self.networks.numbers.pick(numbers, self.vitals.indices)

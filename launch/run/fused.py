@@ -46,7 +46,7 @@ def build(
   """Makes the program of a run for these devices, not yet compiled.
 
   Raises:
-    ValueError: the environments do not divide over the devices or minibatches.
+    ValueError: environments, minibatches, strata or an unroll do not divide or fit; see `make_replay`.
   """
   update: Any = config.record.make_update(config, trained, num_devices=len(devices))
   num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence

@@ -91,7 +91,7 @@ class Collected:
 
   @property
   def steps(self) -> Steps:
-    """The steps by each shard's last answer."""
+    """The steps of all shards as of their last answers; sends no request."""
     taken = (sum(self._inserted) + self._lost) * self._steps_per_sequence
     return Steps(taken, self._lost * self._steps_per_sequence)
 

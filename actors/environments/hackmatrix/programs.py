@@ -68,8 +68,8 @@ def usable(state: State) -> jax.Array:
 def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Array) -> State:
   """Pays for the program of an action and applies it; other actions change nothing.
 
-  It does not check `usable`. WAIT only ends the turn, which the caller does. UNDO returns to the start
-  of its own step, so it is free and without effect.
+  It does not check `usable`. WAIT only ends the turn, which the caller does. UNDO goes back only
+  to the start of its own step, since no earlier state is stored, so it costs and changes nothing.
 
   Args:
     state: state in int32, see `state.widen`.

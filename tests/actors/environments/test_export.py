@@ -144,7 +144,7 @@ def test_environment_of_a_library_is_refused():
     export.as_dm_env(environments.make('gymnasium/CartPole-v1'))
 
 
-def test_stream_goes_on_from_one_episode_to_the_next():
+def test_stream_continues_from_one_episode_to_the_next():
   """Each of two streams enters the only room twice, then a fresh one."""
   environment = rooms.Rooms(num_rooms=1, fresh_after=2)
   stepper = export.as_dm_env(environment, seed=0)
