@@ -44,14 +44,14 @@ class Profiler(Protocol):
   """A profiler that traces some unrolls."""
 
   def reach(self, step: int) -> None:
-    """Begins or ends the trace, if it is time; called before each unroll.
+    """Begins the trace at the first step to trace, or ends it after the last; called before each unroll.
 
     Args:
       step: version (learner step) of the acting parameters.
     """
 
   def close(self, step: int) -> None:
-    """Ends the trace if it has begun; `step` as for `reach`."""
+    """Ends the trace if one has begun; `step` is the version of the acting parameters."""
 
 
 class Identity(NamedTuple):
@@ -95,7 +95,7 @@ class Logger(Protocol):
 
 
 class Actor:
-  """Steps N environments with the newest parameters, and writes the sequences to replay.
+  """Steps parallel environments with the newest parameters, and writes the sequences to replay.
 
   It has no checkpoint: after a crash, the restarted actor begins new episodes.
 
@@ -225,7 +225,7 @@ class _Window:
     self._lengths.append(np.asarray(episodes.episode_length)[ended])
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
-    """Metrics of the window: means and quantiles over its episodes, rates, and shares of its time."""
+    """Metrics of the window by name: means and quantiles over episodes, rates, and fractions of time."""
     elapsed = time.monotonic() - self.start
     returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
     fraction = lambda seconds: min(1.0, seconds / elapsed)

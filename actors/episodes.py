@@ -53,7 +53,7 @@ class Remembered(NamedTuple):
 
 
 class PlayedStep(NamedTuple):
-  """One time step of an episode, and the policy's choice at it.
+  """One time step of an episode, with the action that led to it, and the policy at it.
 
   The last five fields are None at LAST, and for an agent that does not report them.
 
@@ -61,7 +61,8 @@ class PlayedStep(NamedTuple):
     step: number of the time step, 0 at FIRST.
     observation: tree of host arrays.
     frame: rendered state, [H, W, 3] uint8; None if the environment renders none.
-    action: previous action, [] or [M] int32, or [A] float32; None at FIRST.
+    action: previous action: [] int32, [M] int32 for M choices at once, or [A] float32 for a continuous
+      one; None at FIRST.
     probability: probability of the previous action under the policy; None at FIRST, for continuous
       actions, and for an agent that does not report it.
     reward: reward of the previous action; 0 at FIRST.
@@ -72,7 +73,8 @@ class PlayedStep(NamedTuple):
     recalled: choice -> value and evidence (0 to 1) in episodic memory; see `memory.Recall`.
     nearest: most similar entries of episodic memory, the nearest first.
     empowerment: empowerment of the agent at this time step, nats.
-    gates: candidate of the agent's workspace -> whether its gate is open, so that the actor reads it.
+    gates: for an agent with a workspace (see `dreamer.workspace`), name of a leaf of the observation, or
+      'recall' for what episodic memory gives -> whether its gate is open, so that the policy reads it.
   """
 
   step: int
@@ -92,7 +94,7 @@ class PlayedStep(NamedTuple):
 
 
 class Recording(NamedTuple):
-  """The time steps of one episode.
+  """The T time steps of one episode, or of its beginning.
 
   Attributes:
     frames: T rendered states, [H, W, 3] uint8 each; None if the environment renders none.
@@ -137,7 +139,7 @@ class Play:
 
   @functools.cached_property
   def reference(self) -> wrappers.ReferenceReturns | None:
-    """Mean returns of the random and the scripted policy, see `wrappers.reference_returns`; may be None."""
+    """Result of `wrappers.reference_returns`, by which returns are normalised, or None."""
     return wrappers.reference_returns(self._environment)
 
   def evaluate(
@@ -149,9 +151,8 @@ class Play:
   ) -> Evaluation | None:
     """Mean return, length and score of at least `num_episodes` episodes.
 
-    After a reset, only the first episode of each environment counts, which does not favour short
-    episodes. One that has not ended after `MOST_STEPS` steps counts with its return and length so far,
-    with a warning.
+    Each round resets all parallel environments and counts only the first episode of each, so short ones
+    are not favoured. One not ended after `MOST_STEPS` counts as it stands, with a warning.
 
     Args:
       params: acting parameters of the agent.
@@ -161,6 +162,9 @@ class Play:
 
     Returns:
       The means; None if `should_stop` ended the evaluation.
+
+    Raises:
+      ValueError: as `wrappers.reference_returns`, which is computed once, after the episodes.
     """
     returns: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
@@ -210,7 +214,7 @@ class Play:
 
   @functools.cached_property
   def _choices(self) -> list[str]:
-    """Names of the choices; if the environment gives none, their numbers, with that of their part."""
+    """Names of all choices; without names, numbers such as '2', or '0: 2' for 2 in the first of several."""
     counts = environment_lib.num_choices(self._environment.action_spec)
     part = lambda index: '' if len(counts) == 1 else f'{index}: '
     numbers = [f'{part(i)}{choice}' for i, count in enumerate(counts) for choice in range(count)]
@@ -339,7 +343,8 @@ class Play:
       key: PRNG key of the episode and of the prediction.
 
     Returns:
-      At most `DREAM_LENGTH` frames, see `videos.beside`; None for an agent without a world model.
+      At most `DREAM_LENGTH` frames, [H, W, 3] uint8 each, see `videos.beside`; None for an agent without
+      a world model.
     """
     if self._foresee is None:
       return None

@@ -60,12 +60,12 @@ class Schedule:
 
 
 class Camera:
-  """Writes videos periodically: an episode, and one beside the world model's prediction of it.
+  """Writes two videos periodically: an episode, and another beside the world model's prediction of it.
 
   Args:
     play: plays episodes of the environment with the agent.
-    videos: folder for VERSION.gif, by the version of the acting parameters, and STEP-dream.gif, by the
-      learner step of the checkpoint.
+    videos: folder for VERSION.gif, named by the version of the acting parameters, and STEP-dream.gif,
+      named by the learner step of the checkpoint.
     period: seconds between two recordings.
     newest: returns the learner step and all parameters of the newest checkpoint, for the prediction;
       None without a checkpoint, and then no prediction is recorded.
@@ -140,6 +140,9 @@ def score(
 
   Returns:
     Means over the episodes; None if `should_stop` ended the evaluation.
+
+  Raises:
+    ValueError: see `episodes.Play.evaluate`.
   """
   key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
   play_key, video_key = jax.random.split(key)

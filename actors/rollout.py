@@ -31,9 +31,9 @@ class UnrollState(NamedTuple):
   Attributes:
     env_state: [N, ...] states of the environments with auto-reset.
     timestep: [N, ...] newest time steps, for which no action is chosen yet.
-    policy_state: policy state of the N environments, before `timestep` is read.
-    episode_return: [N] float32, undiscounted return of the episode so far.
-    episode_length: [N] int32, steps of the episode so far.
+    policy_state: policy state of the N environments, before the policy reads `timestep`.
+    episode_return: [N] float32, undiscounted return of each episode so far.
+    episode_length: [N] int32, steps of each episode so far.
   """
 
   env_state: Tree
@@ -44,12 +44,12 @@ class UnrollState(NamedTuple):
 
 
 class Episodes(NamedTuple):
-  """Ends of episodes in an unroll, with their returns and lengths, at the time steps 1 to T - 1.
+  """Ends, returns and lengths of episodes at the time steps 1 to T - 1 of an unroll of N environments.
 
   Attributes:
     ended: [T - 1, N] bool, whether the time step is LAST.
-    episode_return: [T - 1, N] float32, undiscounted return so far; of the whole episode where `ended`.
-    episode_length: [T - 1, N] int32, steps so far; of the whole episode where `ended`.
+    episode_return: [T - 1, N] float32, undiscounted return of the episode up to the time step.
+    episode_length: [T - 1, N] int32, steps of the episode up to the time step; 0 at FIRST.
   """
 
   ended: jax.Array
@@ -62,9 +62,10 @@ class Unroll(NamedTuple):
 
   Attributes:
     init: key -> UnrollState of N environments after a reset.
-    unroll: (acting params, key, UnrollState, version, actor_id) -> (UnrollState,
-      Sequence [N, T, ...], Episodes). The state passed in is donated: do not use it again.
-    shapes: acting params, or their shapes -> that Sequence, of jax.ShapeDtypeStruct.
+    unroll: (acting params, key, UnrollState, version, actor_id) -> (next UnrollState,
+      Sequence [N, T, ...], Episodes). The sequences store the version of the params and the actor's
+      number. The state passed in is donated: do not use it again.
+    shapes: acting params, or their shapes -> the Sequence of `unroll` as jax.ShapeDtypeStruct.
   """
 
   init: Callable[[chex.PRNGKey], UnrollState]
@@ -93,7 +94,7 @@ def make_unroll(
     greedy: take greedy actions; else sample actions.
 
   Returns:
-    Functions; none has been compiled or called yet.
+    The functions that reset and unroll N environments; none has been compiled or called yet.
   """
   if isinstance(environment, host.HostEnvironment):
     on_host = _HostUnroll(environment, agent, num_envs, sequence_length, greedy)
@@ -105,7 +106,7 @@ def make_unroll(
 def _sequence(
   timestep: environment_lib.TimeStep, decision: experience.Decision, **per_sequence: Any
 ) -> experience.Sequence:
-  """N sequences: [N, T, ...] time steps and decisions, and fields [N, ...] without a time axis."""
+  """A Sequence of time steps and decisions, [N, T, ...], and of fields without a time axis, [N, ...]."""
   return experience.Sequence(
     observation=timestep.observation,
     action=decision.action,
@@ -186,8 +187,13 @@ class _TracedUnroll:
   def _step(self, params: Tree, state: UnrollState, keys: chex.PRNGKey):
     """Acts once in each environment.
 
+    Args:
+      params: acting params.
+      state: state before the step.
+      keys: [1 + N], of the policy and of each environment.
+
     Returns:
-      The next state; and [N, ...] the time step acted upon, its decision, and the episodes that end.
+      The next state; and ((time step acted upon, decision), Episodes of the next time step), [N, ...].
     """
     act_key, env_keys = keys[0], keys[1:]
     timestep = state.timestep
@@ -208,7 +214,7 @@ class _HostUnroll:
   """The unroll of environments that threads step, with the layout and resets of `_TracedUnroll`.
 
   The N instances are made once, at the first `init`. Every `init` resets the same instances, which
-  makes older states invalid. As `env_state` they are [N] objects.
+  makes older states invalid. The `env_state` of a state is an array of these N objects.
   """
 
   def __init__(
@@ -243,7 +249,12 @@ class _HostUnroll:
     self._act = jax.jit(act)
 
   def init(self, key: chex.PRNGKey) -> UnrollState:
-    """Resets all instances; raises ValueError while tracing, because it cannot be compiled."""
+    """Resets all instances and returns their state.
+
+    Raises:
+      ValueError: it is called while tracing, which cannot compile it; or an observation contradicts its
+        spec.
+    """
     if isinstance(key, jax.core.Tracer):
       raise ValueError(host.REFUSAL)
     if not self._instances:
@@ -267,7 +278,11 @@ class _HostUnroll:
   def unroll(
     self, params: Tree, key: chex.PRNGKey, state: UnrollState, version: Any, actor_id: Any
   ) -> tuple[UnrollState, experience.Sequence, Episodes]:
-    """As `Unroll.unroll`; raises ValueError for a state that is not the newest."""
+    """As `Unroll.unroll`.
+
+    Raises:
+      ValueError: the state is not the newest, or an observation contradicts its spec.
+    """
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')
     num_envs, sequence_length = self._num_envs, self._sequence_length
@@ -324,18 +339,18 @@ class _HostUnroll:
     )
 
   def _step(self, timesteps: environment_lib.TimeStep, t: int, action: np.ndarray) -> None:
-    """Takes [N] actions, and writes the time steps that arrive at t."""
+    """Steps each environment by its action, [N, ...], and writes its new time step at index t."""
     self._for_each_env(lambda n: _write(timesteps, (n, t), self._instances[n].step(action[n])))
 
   def _as_env_state(self, timestep: environment_lib.TimeStep) -> wrappers.AutoResetState:
-    """The instances as the state that belongs to their newest time step; makes older ones invalid."""
+    """The instances as the `env_state` after their newest time step; makes older ones invalid."""
     instances = np.empty(self._num_envs, object)
     instances[:] = self._instances
     self._env_state = wrappers.AutoResetState(env_state=instances, is_over=timestep.last())
     return self._env_state
 
   def _for_each_env(self, function: Callable[[int], None]) -> None:
-    """Calls a function with each environment's index, by the threads; raises what it raised."""
+    """Calls a function with the index of each environment, in the threads; raises an error of a call."""
 
     def run(share: np.ndarray) -> None:
       for n in share:
@@ -386,7 +401,7 @@ def sequence_schema(unroll: Unroll, params: Tree) -> experience.Sequence:
     params: acting parameters, or their shapes.
 
   Returns:
-    A Sequence of jax.ShapeDtypeStruct, [T, ...] or without a time axis.
+    A Sequence of jax.ShapeDtypeStruct: [T, ...], or [...] for a field without a time axis.
   """
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(params))
 

@@ -34,6 +34,7 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
 
   Raises:
     ValueError: the path has another suffix.
+    OSError: the file cannot be written.
   """
   if path.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'{path}: the name of a video must end in .gif or .mp4')
@@ -89,7 +90,7 @@ def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
 
 
 def _cells(shares: np.ndarray) -> np.ndarray:
-  """Draws [F] numbers in [-1, 1] as coloured cells, with twice as many columns as rows."""
+  """Draws [F] numbers in [-1, 1], a pixel each: [rows, about twice as many columns, 3] uint8."""
   columns = math.ceil(math.sqrt(2 * len(shares)))
   shares = np.append(shares, np.zeros(-len(shares) % columns)).clip(-1, 1)
   colour = np.where(shares[:, None] > 0, POSITIVE, NEGATIVE)
@@ -130,11 +131,11 @@ def with_policy(
   Args:
     frame: [H, W, 3] uint8; a small one is enlarged.
     policy: probabilities by name, the likeliest first; see `likeliest`.
-    opened: names of the workspace's candidates whose gates are open, for the bottom of the panel; if
-      there is no room for all, the last ones are shown.
+    opened: names of candidates whose gates are open, see `episodes.PlayedStep.gates`, for the bottom of the
+      panel; if there is no room for all, the last ones are shown.
 
   Returns:
-    [H, W, 3] uint8, of a size that depends on the frame alone.
+    The enlarged frame, wider by `PANEL` pixels, uint8; its size depends on that of the given frame alone.
   """
   frame = _enlarge(frame)
   height = frame.shape[0]
@@ -172,7 +173,7 @@ def beside(
     context: number of observations given to the model, from the first.
 
   Returns:
-    T frames, [H, W, 3] uint8 each.
+    T frames, [height, width, 3] uint8 each.
   """
   show = drawing(draw, observation)
   frames = []

@@ -71,7 +71,9 @@ class MaskedCategorical(NamedTuple):
 
 
 class MultiCategorical(NamedTuple):
-  """An action of M independent choices; masks and noise of all choices ("parts") are concatenated.
+  """A distribution of actions of M independent parts, each of which is one of several choices.
+
+  Logits, masks and noise of all parts are concatenated.
 
   Attributes:
     parts: the M distributions; their numbers of choices sum to A.
@@ -154,7 +156,7 @@ class TanhNormal(NamedTuple):
     return self.low + (jnp.tanh(raw) + 1) / 2 * (self.high - self.low)
 
   def sample(self, normal: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Samples an action from standard normal noise; also its value before tanh; all [..., A]."""
+    """Samples actions from standard normal noise; returns also their values before tanh; all [..., A]."""
     raw = self.mean + self.scale * normal
     return self._scaled(raw), raw
 
@@ -173,7 +175,7 @@ class TanhNormal(NamedTuple):
     return jnp.sum(normal - squash - jnp.log((self.high - self.low) / 2), axis=-1)
 
   def entropy(self) -> jax.Array:
-    """Approximate entropy, [...] float32 nats: that of the normal plus the log slope at its mean.
+    """Approximate entropy, [...] float32 nats: of the normal, plus the log slope of `_scaled` at its mean.
 
     Exact for a small scale; an upper estimate otherwise (log tanh' is concave), whose gradient
     keeps the scale from collapsing and the mean away from the bounds.
@@ -243,7 +245,7 @@ class Actions:
     return (jax.random.gumbel if self.discrete else jax.random.normal)(key, (*axes, self.size))
 
   def encode(self, action: jax.Array) -> jax.Array:
-    """Encodes actions for a network, [..., A] float32: one-hot vectors, or bounds scaled to [-1, 1]."""
+    """Encodes actions for a network, [..., A] float32: one-hot by part, or scaled to [-1, 1]."""
     if self.discrete:
       parts = action.reshape(*action.shape[: action.ndim - len(self.spec.shape)], -1)
       one_hots = [jax.nn.one_hot(parts[..., i], n) for i, n in enumerate(self.num_choices)]
@@ -415,7 +417,7 @@ class TwoHot(NamedTuple):
     return (above - below[..., ::-1]) @ self.bins[middle + 1 :] / total
 
   def log_prob(self, target: jax.Array) -> jax.Array:
-    """Log-likelihood, [...] float32 nats, of `target` [...] as two-hot over its neighbouring bins."""
+    """Log-likelihood, [...] float32 nats, of `target` [...], two-hot encoded over the bins around it."""
     target = jnp.clip(target, self.bins[0], self.bins[-1])
     upper = jnp.clip(jnp.searchsorted(self.bins, target, side='right'), 1, self.bins.shape[0] - 1)
     low, high = self.bins[upper - 1], self.bins[upper]
@@ -425,9 +427,9 @@ class TwoHot(NamedTuple):
 
 @jax.custom_vjp
 def _shared_log_prob(logits: jax.Array, upper: jax.Array, share: jax.Array) -> jax.Array:
-  """Log-probabilities of bin `upper` and of the bin below, weighted by `share`: [...] float32.
+  """Mean log-probability of bin `upper` and the bin below, weighted by `share`: [...] float32.
 
-  The gradient by logits is written out, as one pass over the bins: target less probabilities.
+  The gradient with respect to logits is written out, as one pass over the bins: target less probabilities.
 
   Args:
     logits: [..., bins] float32.

@@ -85,8 +85,8 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
     sequence: one sequence, [T, ...] NumPy arrays.
 
   Returns:
-    (step, message) of each violation, empty if the sequence is valid; the step is None for a field
-    without a time axis.
+    (step, message) of each violation, of a field with several NaN or infinite numbers only for the
+    first; empty if the sequence is valid. The step is None for a field without a time axis.
   """
   found: list[tuple[int | None, str]] = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(sequence):

@@ -66,7 +66,7 @@ def _mean(x: jax.Array) -> jax.Array:
 
 
 def centre(kernel: jax.Array) -> jax.Array:
-  """Centres a kernel [..., I, O], so that x @ kernel has mean 0 over O; input of `normalise`.
+  """Centres a kernel [..., I, O], so that x @ kernel has mean 0 over O: see `centred` of `normalise`.
 
   The mean of a product over O is the product with the mean column, which is subtracted here once.
   """
@@ -85,8 +85,8 @@ def transposed(matrix: jax.Array) -> jax.Array:
 def concatenate(parts: list[jax.Array]) -> jax.Array:
   """Concatenates arrays along their last axis, [..., I_i] each to [..., sum of I_i].
 
-  On a CPU, the barrier keeps XLA from computing in place, over one of the parts, what reads a slice of
-  the result. It does so number by number: the gates of a GRU took five times as long.
+  On a CPU without the barrier, XLA would compute functions of a slice of the result in place, over one
+  of the parts, and number by number: the gates of a GRU took five times as long.
   """
   joined = jnp.concatenate(parts, axis=-1)
   return jax.lax.optimization_barrier(joined) if on_cpu() else joined
@@ -103,8 +103,8 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = F
     x: [..., F], the input.
     scale: [F] float32, factor of each normalised feature.
     bias: [F] float32, added after it.
-    centred: whether the mean is 0 already, as after a kernel from `centre`. It is then subtracted
-      neither from x nor from the gradient, whose mean the gradient of `centre` subtracts.
+    centred: whether x has mean 0 over F already, as after a kernel from `centre`. No mean is then
+      subtracted from x, nor from its gradient: the gradient of `centre` subtracts the latter.
   """
   return _normalise(x, scale, bias, centred)[0]
 
@@ -182,7 +182,7 @@ def affine(
     bias: [O] or None.
 
   Returns:
-    [..., O] in the dtype of the parts; the products are summed in float32.
+    [..., O] in the dtype of the parts; the products of several parts are summed in float32.
   """
   dtype = parts[0].dtype
   exact = dtype if len(parts) == 1 else jnp.float32
@@ -193,7 +193,7 @@ def affine(
 
 
 def _kernels(parts: tuple[jax.Array, ...], kernel: jax.Array) -> list[jax.Array]:
-  """Splits a kernel along its inputs by the parts of the input."""
+  """Splits a kernel [sum of I_i, O] into kernels [I_i, O], one for each part."""
   ends = np.cumsum([part.shape[-1] for part in parts])
   return jnp.split(kernel, ends[:-1])
 
@@ -216,7 +216,7 @@ def _affine_backward(saved: tuple[Any, jax.Array, jax.Array | None], grad: jax.A
 
 
 def _over_batch(x: jax.Array, grad: jax.Array) -> jax.Array:
-  """x^T grad, [I, O] float32, of [N, I] and [N, O].
+  """x^T grad, [I, O] float32, of x [N, I] and grad [N, O].
 
   For a narrow output XLA's CPU computes the transposed product in less time, half for 32 columns.
   The barrier keeps XLA from transposing it back.
@@ -235,7 +235,7 @@ affine.defvjp(_affine_forward, _affine_backward)
 
 
 class _Recording:
-  """A matrix that records what is multiplied by it, and shifts the product: see `scan`."""
+  """A matrix in `scan` that records its factor x; the gradient of x @ matrix becomes that of `shift`."""
 
   def __init__(self, matrix: jax.Array, transposed: jax.Array, shift: jax.Array):
     self._matrix, self._transposed, self._shift = matrix, transposed, shift
@@ -250,7 +250,7 @@ class _Recording:
 
 @jax.custom_vjp
 def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, transposed: jax.Array) -> jax.Array:
-  """x times the matrix; the gradient goes to the shift, and to x by the transposed matrix."""
+  """x @ matrix; its gradient becomes that of the shift and, times the transposed matrix, that of x."""
   return x @ matrix
 
 

@@ -97,7 +97,7 @@ class Steps(NamedTuple):
     first: [...] bool, steps that begin an episode.
     choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
     log_prob: [...] float32, log-likelihood of the choice under the old policy, the denominator of
-      the ratio rho: the policy that acted, or for delayed actions the proximal one.
+      the ratio rho of `Network.loss`: the policy that acted, or if `delayed` the proximal one.
     value: [...] float32, the critic's value before the update.
     return_: [...] float32, lambda-return, the target of the value.
     advantage: [...] float32, GAE; normalised by the learner before the loss.
@@ -201,7 +201,7 @@ class Network:
     }
 
   def initial_memory(self, num_envs: int) -> dict[str, jax.Array]:
-    """Zero GRU states, [N, recurrent_size] float32 by torso: 'shared', or 'actor' and 'critic'.
+    """Zero GRU states, [N, recurrent_size] float32, by name: 'shared', or 'actor' and 'critic'.
 
     The dict is empty where `recurrent_size` is 0.
     """
@@ -285,9 +285,10 @@ class Network:
     return after, outputs.astype(jnp.float32), value.astype(jnp.float32)
 
   def _remember(self, params: Tree, gates: jax.Array, first: jax.Array, memory: jax.Array):
-    """A GRU along [T, B, 3 H] gates, which one product over all steps made of the inputs.
+    """Runs a GRU: its last state, [B, H], and its states at all steps, [T, B, H].
 
-    Cho et al. (2014), with the reset after the recurrent product as in cuDNN.
+    Cho et al. (2014), with the reset after the recurrent product as in cuDNN. `gates` [T, B, 3 H] are
+    the terms of the inputs in the gates.
     """
     chex.assert_rank([gates, first], [3, 2])
     product = networks.Dense(gates.shape[-1], dtype=self.config.dtype)
@@ -312,14 +313,13 @@ class Network:
   def steps(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Steps:
     """Makes the inputs of the loss from a batch of sequences, with advantages and value targets.
 
-    With `delayed`, the ratio is clipped around a proximal policy, that of `params`, and actions are
-    weighted by their importance:
+    With `delayed`, the ratio is clipped around a proximal policy pi_near, that of `params`, instead of
+    pi_old, the policy that acted, and actions are weighted by their importance w:
 
       actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
 
-    Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around the policy
-    that acted, the updates since then would use up part of the clip range. The importance of an
-    action is at most MOST_IMPORTANCE.
+    Hilton et al. (2022), "Batch size-invariance for policy optimization". Clipped around pi_old, the
+    updates since then would use up part of the clip range. w is at most MOST_IMPORTANCE.
 
     Args:
       params: parameters of this network, the same that acted unless `delayed`.
@@ -377,6 +377,7 @@ class Network:
       critic   1/2 (v - G)^2; with `value_clip` the larger of it and of the error of the clipped v
       KL       (rho - 1) - log rho, an unbiased estimate of KL(pi_old || pi) that is never negative
 
+    pi_old is the policy of `steps.log_prob`, A the advantage, c `config.clip`, G the return.
     Schulman et al. (2017), equations 7 and 9; Schulman (2020), "Approximating KL divergence".
 
     Args:

@@ -73,7 +73,8 @@ class MLP(nn.Module):
   """Dense layers, each followed by a layer norm and an activation, and a linear output.
 
   Takes one input [..., F], or several parts of it that count as concatenated along F, and returns
-  [..., outputs]. Matrices are multiplied in `dtype`; parameters are float32.
+  [..., output_size], or [..., hidden_size] without an output. Matrices are multiplied in `dtype`;
+  parameters are float32.
 
   Attributes:
     hidden_size: width of the hidden layers.
@@ -125,7 +126,7 @@ class MLP(nn.Module):
 
 
 def _halvings(height: int, width: int) -> list[tuple[int, int]]:
-  """Heights and widths before each stage that halves them, and after the last, about 4 or more.
+  """(Height, width) before each stage of a CNN, which halves them to about 4, and after the last.
 
   Odd numbers are rounded up: (63, 63), (32, 32), (16, 16), (8, 8), (4, 4).
   """
@@ -152,7 +153,7 @@ class BoardEncoder(nn.Module):
 
   @nn.compact
   def __call__(self, flat: jax.Array, *boards: jax.Array) -> jax.Array:
-    """Encodes [..., F] numbers, F possibly 0, and [..., cells, features] boards: the MLP's output."""
+    """The MLP's output for numbers [..., F], F possibly 0, and boards [..., cells, features]."""
     activate = ACTIVATIONS[self.mlp.activation]
     cells = []
     for board in boards:
@@ -183,7 +184,7 @@ class TwoTowers(nn.Module):
 
   @nn.compact
   def __call__(self, features: tuple[jax.Array, ...], numbers: tuple[jax.Array, ...]) -> jax.Array:
-    """Both inputs, each in parts [..., F], to [..., outputs]; an input of width 0 has no first layer."""
+    """[..., output_size] from two inputs, each in parts [..., F]; one of width 0 has no first layer."""
     towers = [
       MLP(self.hidden_size, 1, dtype=self.dtype, raw=raw, name=name)(*parts)
       for name, parts, raw in (('features', features, False), ('numbers', numbers, True))
@@ -238,7 +239,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
   """An MLP for the numbers, and a transposed CNN for each image.
 
-  Each output of an image has its own bias, as in an MLP, which learns the constant parts of images.
+  Each pixel of each channel has its own bias, which learns the constant parts of images.
 
   Attributes:
     mlp: an MLP for the numbers; its output may be of size 0.
@@ -252,7 +253,7 @@ class Decoder(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Decodes [..., F] features: [..., D], the numbers, then each image, flattened row by row."""
+    """Decodes [..., F] features to [..., D]: the numbers, then each image, flattened row by row."""
     dtype = self.mlp.dtype
     decoded = [self.mlp(x)] if self.mlp.output_size else []
     for *size, depth in self.shapes:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 Total = Callable[[jax.Array], jax.Array]
-"""Reduces an array [...] to [], its sum over all elements and devices; or the mean of the devices' sums."""
+"""Function from [...] to []: sums all elements, then takes the sum, or else the mean, over devices."""
 
 
 def lambda_returns(
@@ -22,7 +22,7 @@ def lambda_returns(
 ) -> jax.Array:
   """The lambda-return of each step but the last.
 
-    G_t = r_{t+1} + gamma d_{t+1} ( (1 - lambda) v_{t+1} + lambda G_{t+1} ),    G_T = v_T
+    G_t = r_{t+1} + gamma d_{t+1} ( (1 - lambda) v_{t+1} + lambda G_{t+1} ),    G_{T-1} = v_{T-1}
 
   Sutton and Barto (2018), equation 12.18 in its recursive form.
 
@@ -31,7 +31,7 @@ def lambda_returns(
     discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
     value_t: [T, ...] float32, value of step t.
     gamma: the agent's discount factor.
-    lambda_: 0 bootstraps from the next value, 1 only from the last one.
+    lambda_: 0 bootstraps from the next value, 1 only from the last one (or that of a `bootstrap_t`).
     bootstrap_t: [T, ...] bool, steps whose return *is* their value, so later steps do not count:
       the step at the imagination horizon, or the last step of an episode within a sequence.
 
@@ -76,7 +76,7 @@ def generalised_advantages(
     value_t: [T, ...] float32, value of step t.
     last_t: [T, ...] bool, steps that end an episode; their advantages and returns are meaningless.
     gamma: the agent's discount factor.
-    lambda_: 0 for the one-step error, 1 for the whole return.
+    lambda_: 0 for the one-step TD error, 1 for the whole return less the value.
 
   Returns:
     [T - 1, ...] advantages and [T - 1, ...] returns, float32.
@@ -140,7 +140,7 @@ def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:
     total: see `Total`.
 
   Returns:
-    [...] float32.
+    [...] float32, the standardised sample.
   """
   centred = x - total(weight * x)
   deviation = jnp.sqrt(total(weight * jnp.square(centred)))
@@ -189,7 +189,7 @@ def correlation(
   weight = counts / jnp.maximum(total(counts.astype(jnp.float32)), 1e-8)
 
   def centred(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The sample less its mean, its variance, and whether the variance exceeds rounding."""
+    """The sample less its mean, its variance, and whether that exceeds rounding errors."""
     left = x - total(weight * x)
     variance = total(weight * jnp.square(left))
     return left, variance, variance > 1e-10 * total(weight * jnp.square(x))

@@ -62,7 +62,12 @@ def install_by_pip(folder):
 
 
 def install_by_urllib(folder):
-  """Downloads the newest wheel for this machine and takes the program out of it."""
+  """Downloads the newest wheel of uv for this machine, and extracts the program `uv` from it.
+
+  Raises:
+    LookupError: the package index has no wheel for this machine.
+    ValueError: the wheel does not match its checksum.
+  """
   page = index_url().rstrip('/') + '/uv/'
   links = Links()
   links.feed(download(page).decode())
@@ -85,7 +90,11 @@ def install_by_urllib(folder):
 
 
 class Links(html.parser.HTMLParser):
-  """Collects the links of a page of a simple package index."""
+  """Collects the links of a package index's page of one package, without those of yanked files.
+
+  Attributes:
+    addresses: URLs, as the page has them: possibly relative, with the checksum at the end.
+  """
 
   def __init__(self):
     super().__init__()
@@ -97,7 +106,7 @@ class Links(html.parser.HTMLParser):
 
 
 def wheels(addresses):
-  """Yields (version, address) of the wheels of proper releases that this machine can run."""
+  """Yields (version, address) of each wheel of uv for this machine, without those of pre-releases."""
   library = 'manylinux' if platform.libc_ver()[0] == 'glibc' else 'musllinux'
   for address in addresses:
     path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)

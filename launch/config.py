@@ -32,6 +32,7 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
 
   Raises:
     ValueError: there is no such agent, it has no such preset, or the preset is of another agent.
+    ImportError: an import within the agent's module fails.
   """
   record = records.find_record(agent)
   if preset not in record.presets:
@@ -188,7 +189,7 @@ class ExperimentConfig:
 
   @property
   def batch_size(self) -> int:
-    """Number of sequences in a batch, over all devices; on-policy, one of each environment."""
+    """Number of sequences in a batch, over all devices; on-policy, one of each environment of the run."""
     if not self.record.on_policy:
       return self.learner.batch_size
     return self.actor.num_envs * (1 if self.fused else self.actor.num_actors)
@@ -332,7 +333,12 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
 
 
 def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
-  """A config from plain dictionaries; ValueError or TypeError for unknown keys and bad values."""
+  """Makes a config from the content of a config.yaml, see `to_tree`.
+
+  Raises:
+    KeyError: a section is missing.
+    TypeError, ValueError: a key is unknown or missing, or a value is invalid.
+  """
   values = dict(content)
   record = records.find_record(values.get(AGENT, records.DREAMER))
   sections = {
@@ -382,7 +388,7 @@ def load(path: pathlib.Path) -> ExperimentConfig:
 
 
 def from_yaml(text: str, name: str) -> ExperimentConfig:
-  """Parses the text of a config.yaml; ValueError if it is invalid, a message that begins with `name`."""
+  """Parses the text of a config.yaml; if it is invalid, ValueError with a message that begins with `name`."""
   return _load(io.StringIO(text), name)
 
 

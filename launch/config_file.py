@@ -1,4 +1,4 @@
-"""Configuration files: reads that of `--config`; prints a config as one, with a comment on each key."""
+"""Configuration files: reads the file of `--config`; writes a config as one, with comments on its keys."""
 
 import ast
 import dataclasses
@@ -22,7 +22,7 @@ class ConfigFile(NamedTuple):
   """Content of a configuration file, which need not have all keys.
 
   Attributes:
-    preset: name of the preset that has the other values; None if not given.
+    preset: name of the preset that gives the values which the file lacks; None if not given.
     agent: name of the agent, as given to `--agent`; None if not given.
     env: name of the environment, as given to `--env`; None if not given.
     values: all other values by their path, such as 'agent.gamma'.
@@ -78,7 +78,7 @@ def to_yaml(config: launch_config.ExperimentConfig) -> str:
 
 
 def _lines_of_keys(node: yaml.Node, path: str = '') -> Iterator[tuple[str, int]]:
-  """The path of each key below a node, and the index of its line."""
+  """Yields (path, index of its line) of each key below a node, whose own path is `path`."""
   if isinstance(node, yaml.MappingNode):
     for key, value in node.value:
       name = f'{path}.{key.value}' if path else key.value

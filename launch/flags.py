@@ -91,13 +91,14 @@ def make_config(arguments: argparse.Namespace) -> Any:
 
   It begins with the config of the run folder to resume, of the run of --from, or of a preset. Values
   of --config replace some of it, then those of --set, --fused, --steps and --seed. Where the packages
-  that several processes need are not installed, a new run without --no-fused becomes a fused one.
+  that several processes need are not installed, a new run becomes a fused one, if its agent can train
+  so and neither --no-fused nor `learner.fused` is given.
 
   Args:
     arguments: parsed flags of `train` or of a command with the same config flags.
 
   Raises:
-    ValueError: a flag or key is invalid; names it.
+    ValueError: a flag or key is invalid, or needs packages that are not installed; names it.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
@@ -163,7 +164,7 @@ def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
   """Converts the config of a run of several processes, which cannot run here, to a fused run's.
 
   Raises:
-    ValueError: naming the flag that needs several processes.
+    ValueError: a flag asks for several processes; names it.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.run import preflight
@@ -187,24 +188,27 @@ def sets(arguments: argparse.Namespace, key: str) -> bool:
 
 
 def _file(arguments: argparse.Namespace) -> 'config_file.ConfigFile':
-  """The content of the file of --config; an empty one where there is no such flag."""
+  """Reads the file of --config, see `config_file.read`; an empty content where there is no such flag."""
   from hephaestus.launch import config_file
 
   return config_file.read(getattr(arguments, 'config', None), arguments.agent)
 
 
 def _values(file: 'config_file.ConfigFile', config: Any) -> dict[str, Any]:
-  """The values of a file; without options of its environment where --env gives another."""
+  """The values of a configuration file; if `config` has another environment, without `environment.*`."""
   if file.env in (None, config.environment['name']):
     return dict(file.values)
   return {key: value for key, value in file.values.items() if not key.startswith('environment.')}
 
 
 def _config_to_resume(arguments: argparse.Namespace) -> Any:
-  """The config of the folder of --run; with --preset, of the sizes of that preset.
+  """The config of the run in the folder of --run.
+
+  With --preset it is the config of that preset, but with environment, seed and limits of the folder's
+  run, and fused if that is.
 
   Raises:
-    ValueError: --agent or --env is another than that of the folder.
+    ValueError: --agent or --env is another than that of the folder, or there is no such preset.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.run import folder as folder_lib
@@ -236,7 +240,11 @@ def _config_to_resume(arguments: argparse.Namespace) -> Any:
 
 
 def _config_of_origin(arguments: argparse.Namespace) -> Any:
-  """The config of the run of --from, with the environment of --env; ValueError names an invalid flag."""
+  """The config of the run of --from, with the environment of --env if given.
+
+  Raises:
+    ValueError: a flag does not go with --from, or there is no such run; names the flag or the folder.
+  """
   from hephaestus.launch.run import folder as folder_lib
   from hephaestus.launch.run import origin as origin_lib
 
@@ -258,7 +266,7 @@ def _config_of_origin(arguments: argparse.Namespace) -> Any:
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:
-  """Makes a config of the dreamer from --preset (default: laptop), --env (catch) and --set.
+  """Makes a config of the dreamer from --preset (default: laptop), --env (default: catch) and --set.
 
   Raises:
     ValueError: a flag is invalid; names it.

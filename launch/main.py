@@ -69,6 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
   Returns:
     The exit code: the command's own; 2 for bad input, after one line on stderr; 130 after Ctrl-C;
     141 if the reader of stdout has gone.
+
+  Raises:
+    Exception: an error in this package, neither in the input nor in the user's own code.
   """
   sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

@@ -34,7 +34,7 @@ class AgentRecord(abc.ABC):
     presets: name of a machine, such as 'laptop' -> function from an environment's name to a config.
     can_fuse: whether the agent can train in one process (`--fused`), with environments, update and
       the replay of an off-policy agent in one compiled program. `learner_class` then needs a field
-      `fused`, and an on-policy update also `footprint`, see `ppo_update.Update`.
+      `fused`, and the update of an on-policy agent a function `footprint`, see `ppo_update.Update`.
     free_keys: config keys, by path, that may change when a run resumes, beside `config.FREE`.
     indifferent_keys: config keys, by path, that do not influence a learning curve, beside those of
       all agents; `report` shows runs that differ only in these and the seed as one curve.
@@ -120,7 +120,7 @@ class AgentRecord(abc.ABC):
     del config, trained, available
 
   def describe_update(self, config: ExperimentConfig, update: Any) -> str:
-    """Describes the updates after each unroll of a fused run, for a line printed once it is compiled."""
+    """Describes the updates after each unroll of a fused run, as '2 updates of 16 sequences after each'."""
     del update
     per_unroll = config.replay.replay_ratio * config.actor.num_envs / config.batch_size
     return f'{per_unroll:g} updates of {config.batch_size} sequences after each'

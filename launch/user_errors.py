@@ -11,7 +11,8 @@ PREFIX = 'error in your code: '
 def line(error: BaseException) -> str | None:
   """Describes an error by its message, its type and the innermost frame of the user's own code.
 
-  If the error was raised from another one, the frames of both count.
+  If it was raised from another error, or while one was handled, TYPE and frame are those of the
+  earliest error with such a frame.
 
   Returns:
     'MESSAGE (TYPE at FILE:LINE, in FUNCTION)'; None if no frame is of the user's own code.
@@ -41,7 +42,7 @@ def logged(log: pathlib.Path) -> str | None:
   """Reads the error of the user's code that ended a node from its log; None if anything else did.
 
   Returns:
-    The text after `PREFIX`, see `line`.
+    The text after `PREFIX`, see `line`; None also if there is no log.
   """
   try:
     with open(log, 'rb') as file:

@@ -12,7 +12,7 @@ VITAL = 'intrinsic/vital_'  # metrics of vitals, and of the model's error of the
 
 
 def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Warnings about parts of the dreamer that have no effect, by the newest reports of its learner.
+  """Warns of parts of the dreamer that have no effect, judged by the newest reports of its learner.
 
   These are a memory that is never read, and a vital (such as food) that stays the same.
 
@@ -46,13 +46,13 @@ def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 class CognitionAdvice:
-  """Reports each of `warnings` once.
+  """Reports each warning about the dreamer once, see `warnings`.
 
   Args:
     say: called with the text of each warning.
 
   Attributes:
-    score: unused; the same field as in `Advice`, which callers set.
+    score: unused; callers set it, as in `Advice`.
   """
 
   def __init__(self, say: Callable[[str], None]):
@@ -97,7 +97,7 @@ class Advice:
   def look(self, row: Mapping[str, Any]) -> None:
     """Judges one more report of the learner, metrics by name.
 
-    Skips a report in which a number is None, because it was not finite: that ends the run.
+    Skips a report in which a number is None. Such a number was not finite, which ends the run.
     """
     if any(row[f'ppo/{name}'] is None for name in ('approx_kl', 'clip_fraction', 'entropy')):
       return

@@ -85,7 +85,7 @@ class Work:
 
   @classmethod
   def of_size(cls, size: str) -> 'Work':
-    """The update of one of `dreamer_config.SIZES`, with specs like those of the environment it is for.
+    """The update of a size of `dreamer_config.SIZES`, with specs like those of the size's environment.
 
     Raises:
       ValueError: there is no such size.
@@ -114,7 +114,7 @@ class Work:
     length: int | None = None,
     dtype: str | None = None,
   ) -> 'Work':
-    """A copy in which the arguments that are not None replace the agent's settings.
+    """A copy in which the arguments that are not None replace settings.
 
     Args:
       ensemble: number of members of the ensemble.
@@ -204,10 +204,10 @@ def update(
     phases: whether world model and imagination are also measured alone.
 
   Returns:
-    Seconds to trace and compile, parameters, bytes of memory and the rate of a plain matrix product;
-    and for each boredom the horizon, the seconds of an update, updates, replayed and imagined steps
-    per second, and the rate of its matrix products, whose limit is that of the plain one. With
-    `phases` also the seconds of the world model's gradient, of the dream, and of the rest.
+    Figures: seconds to trace and compile, number of parameters, peak bytes, and the rate of a plain
+    matrix product; and for each boredom the horizon, the seconds of an update, updates, replayed and
+    imagined steps per second, and the rate of the update's matrix products, whose limit is that of
+    the plain one. With `phases` also the seconds of the world model's gradient, dream, and the rest.
 
   Raises:
     ValueError: there is no boredom, one lies outside [0, 1], or `seconds` is not positive and finite.
@@ -258,7 +258,7 @@ def _check(boredom: Sequence[float], seconds: float) -> None:
 
 
 def _speeds(work: Work, name: str, horizon: float, duration: float) -> list[Figure]:
-  """Figures of an update of so many imagined steps and seconds."""
+  """Figures of an update that imagines `horizon` steps and takes `duration` seconds."""
   figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   batch = work.learner.batch_size
   num_starts = batch * min(
@@ -386,7 +386,7 @@ def matmul_flops(jaxpr: Any) -> list[float]:
 
 
 def _matmul_rate(dtype: Any, seconds: float) -> float:
-  """Operations per second of a large square matrix product in `dtype`."""
+  """Floating-point operations per second of a large square matrix product in `dtype`."""
   product = jax.jit(jnp.matmul)
   for size in (1024, 2048, 4096, 8192, 16384):
     matrix = jnp.ones((size, size), dtype)
@@ -455,7 +455,7 @@ def show(figures: list[Figure]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-  """Runs `python -m hephaestus.learner.bench`; returns 2 after naming bad input in one line."""
+  """Runs `python -m hephaestus.learner.bench`; returns 0, or 2 after naming bad input in one line."""
   parser = argparse.ArgumentParser('learner.bench', description=__doc__, allow_abbrev=False)
   parser.add_argument('--size', default='laptop', help=f'{", ".join(dreamer_config.SIZES)}')
   parser.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')

@@ -40,7 +40,7 @@ class Restored(NamedTuple):
 
 
 def _is_ours(record: Any) -> bool:
-  """False for Orbax's dozens of log lines about each save, but for errors."""
+  """Whether to log a record: not Orbax's dozens of lines about each save, except its errors."""
   return 'orbax' not in record.pathname or record.levelno >= levels.ERROR
 
 
@@ -49,7 +49,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
-  """A flat dictionary of host arrays, of which keys are their `key_data`."""
+  """The host arrays of a tree by their paths; a PRNG key as its `key_data`."""
   flat, _ = jax.tree_util.tree_flatten_with_path(state)
   return {
     jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
@@ -58,7 +58,7 @@ def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
 
 
 def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-  """All arrays as one of bytes, and name, dtype and shape of each.
+  """Packs all arrays into one of bytes; also returns name, dtype and shape of each.
 
   TensorStore 0.1.78 loses the memory of a few strings for each array that Orbax has it write
   (`KvStore.Spec.to_json`), a third of a kB; a train state has hundreds of arrays, one is soon written.
@@ -109,6 +109,9 @@ def transplanted(arrays_of: Tree, like: Tree) -> Tree:
     arrays_of: tree of host arrays, matched by their paths.
     like: tree with the wanted structure, of arrays or of their shapes and dtypes.
 
+  Returns:
+    A tree like `like`, of the host arrays of `arrays_of`; PRNG keys are typed again.
+
   Raises:
     ValueError: an array is missing, has another shape, or is left over; the message names it.
   """
@@ -124,7 +127,7 @@ def transplanted(arrays_of: Tree, like: Tree) -> Tree:
 def _misfits(
   arrays: dict[str, np.ndarray], like: Tree, any_length: tuple[str, ...] = ()
 ) -> dict[str, tuple[Any, Any]]:
-  """Leaves of `like` that `arrays` lacks or has in another shape: the shape needed, and found."""
+  """Leaves of `like` that `arrays` lacks or has in another shape: by path, shape needed and found."""
   flat, _ = jax.tree_util.tree_flatten_with_path(like)
   misfits = {}
   for path, leaf in flat:
@@ -139,7 +142,7 @@ def _misfits(
 
 
 def _is_for_want_of_room(error: OSError | ValueError) -> bool:
-  """Whether the disk is full; Orbax's storage quotes the system's message in its own error."""
+  """Whether an error reports a full disk; Orbax's storage quotes the system's message in its own."""
   if isinstance(error, OSError):
     return error.errno in NO_ROOM
   return any(os.strerror(number) in str(error) for number in NO_ROOM)
@@ -175,7 +178,7 @@ def _checked(content: Any, record: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 class _Thinned(Exception):  # noqa: N818  it is no error
-  """A checkpoint has lost what only a run that resumes needs."""
+  """A checkpoint lacks the fields that only a run that resumes needs."""
 
 
 class Checkpointer:
@@ -232,6 +235,9 @@ class Checkpointer:
     Args:
       step: the learner step; does nothing if its checkpoint is the newest already.
       state: the train state of one replica.
+
+    Raises:
+      OSError, ValueError: this save or the one before failed for another reason.
     """
     if step == self._manager.latest_step():
       return
@@ -321,7 +327,8 @@ class Checkpointer:
       The train state and its learner step; None without an intact checkpoint.
 
     Raises:
-      ValueError: an intact checkpoint holds other arrays than `like`; the message names one.
+      ValueError: an intact checkpoint lacks an array of `like`, or holds it in another shape; the message
+        names one.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(like)
     with_rest = any(_is_rest(jax.tree_util.keystr(path)) for path, _ in flat)
@@ -376,7 +383,7 @@ class Checkpointer:
     self._manager.reload()
 
   def close(self) -> None:
-    """Waits until the checkpoints that were begun are on disk, and closes Orbax's manager."""
+    """Waits as `wait` does, with the same errors, and closes Orbax's manager."""
     if not self._read_only:
       self._manager.wait_until_finished()
       self._prune()

@@ -54,7 +54,7 @@ def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tre
 
 
 def mean_total(x: jax.Array) -> jax.Array:
-  """Sums an array on each device, and averages the sums over DEVICES."""
+  """The sum of an array on each device, averaged over DEVICES; []."""
   return over_devices(jnp.sum(x))
 
 
@@ -79,7 +79,7 @@ def put(tree: Tree, devices: list[jax.Device]) -> Tree:
 
 
 def _sharding(shape: tuple[int, ...], devices: list[jax.Device]) -> jax.sharding.Sharding:
-  """The sharding of what `pmap` takes and returns: of a type of its own before JAX 0.8."""
+  """The sharding of the arrays that `pmap` takes and returns, which had its own type before JAX 0.8."""
   if jax.__version_info__ < (0, 8):
     return jax.sharding.PmapSharding.default(shape, 0, devices)
   mesh = jax.sharding.Mesh(np.asarray(devices), (DEVICES,))
@@ -88,12 +88,12 @@ def _sharding(shape: tuple[int, ...], devices: list[jax.Device]) -> jax.sharding
 
 @jax.jit
 def first_replica(tree: Tree) -> Tree:
-  """Copies the first replica, leaves [...] of [D, ...]; the replicas may be donated afterwards."""
+  """Copies the first of D replicas, leaves [D, ...] to [...]; `tree` may be donated afterwards."""
   return jax.tree.map(lambda x: jnp.copy(x[0]), tree)
 
 
 def jit_once(function: Callable[..., Tree]) -> Callable[..., Tree]:
-  """`jax.jit` of a function that runs once; on a CPU not optimised, which would take longer than it."""
+  """`jax.jit` for a function that runs once; on a CPU without optimising, which would outlast the run."""
   options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
   return jax.jit(function, compiler_options=options)
 

@@ -27,7 +27,7 @@ from hephaestus.learner import devices as devices_lib
 
 Tree = Any
 Metrics = dict[str, jax.Array]
-LAST = int(dm_env.StepType.LAST)
+FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 
 
 class TrainState(NamedTuple):
@@ -60,8 +60,8 @@ class Update(NamedTuple):
 
   Attributes:
     init: key -> TrainState of one replica.
-    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics); to be run
-      under an axis named DEVICES.
+    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics []); to be run
+      under an axis named `devices.DEVICES`.
   """
 
   init: Callable[[chex.PRNGKey], TrainState]
@@ -180,7 +180,14 @@ class _Learner:
     sequence: experience.Sequence,
     recalled: jax.Array | None,
   ) -> tuple[TrainState, Any, Metrics]:
-    """One step of the model's optimizer; returns state, posterior of the batch, and metrics."""
+    """One step of the model's optimizer; returns state, posterior of the batch, and metrics.
+
+    Args:
+      state: train state before the step.
+      keys: [B] PRNG keys, one for each sequence.
+      sequence: [T, B, ...].
+      recalled: [T, B, ...], inputs of networks that `WorldModel.recall` read; None without a memory.
+    """
     gradient = jax.value_and_grad(self.dreamer.model.loss, has_aux=True)
     value_loss = functools.partial(self._value_loss, state, sequence)
     (_, aux), grads = gradient(state.params['world_model'], keys, sequence, value_loss, recalled)
@@ -204,10 +211,8 @@ class _Learner:
     """The critic's loss on replayed steps as a function of their features."""
     policy, config = self.dreamer.actor_critic, self.dreamer.config
     stop = jax.lax.stop_gradient
-    begins = jnp.zeros(sequence.reward.shape, bool)
-    history = policy.critic_context.replayed(
-      stop(features), jnp.zeros_like(sequence.reward), begins
-    )
+    first = sequence.step_type == FIRST
+    history = policy.critic_context.replayed(stop(features), jnp.zeros_like(sequence.reward), first)
     last = sequence.step_type == LAST
     rewards = {ac.TASK: sequence.reward}
     replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
@@ -217,7 +222,7 @@ class _Learner:
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
   def _imagine(self, state, posterior, felt, keys, sequence, horizon, motivation) -> _Imagined:
-    """Imagination rollouts from steps of the batch, by the newest parameters."""
+    """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
     start, history = dream.starts(
@@ -239,7 +244,7 @@ class _Learner:
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
   ) -> tuple[TrainState, Metrics, Metrics]:
-    """One step of the policy's optimizer; also metrics of the policy and of the dream."""
+    """One step of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
     dreamt = imagined.dream
     scales, targets, target_metrics = self._targets(state.scales, imagined)
     params = state.params['actor_critic']
@@ -288,13 +293,15 @@ class _Learner:
     replayed: ac.Replayed,
     recall: memory_lib.Recall | None,
   ) -> tuple[TrainState, Metrics]:
-    """Writes the most surprising steps of all devices into the memory; nothing without one.
+    """Writes the most surprising steps of all devices into the memory; returns state and metrics.
+
+    Without a memory it changes nothing, and there are no metrics.
 
     Args:
       state: train state with the updated model and policy.
       sequence: [T, B, ...].
       replayed: the same, with features.
-      recall: [T, B, ...], what acting could recall; its reads renew entries.
+      recall: result of a read of the memory at these steps; the entries that it read are renewed.
     """
     model, policy, config = self.dreamer.model, self.dreamer.actor_critic, self.dreamer.config
     memory = model.networks.memory
@@ -330,7 +337,7 @@ class _Learner:
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
 
   def _workspace_metrics(self, state: TrainState, replayed: ac.Replayed) -> Metrics:
-    """Metrics of the gates of replayed steps; none without a workspace."""
+    """Metrics of the workspace's gates at replayed steps; {} without a workspace."""
     workspace = self.dreamer.actor_critic.workspace
     if workspace is None:
       return {}
@@ -340,7 +347,7 @@ class _Learner:
   def _targets(
     self, scales: ac.Scales, imagined: _Imagined
   ) -> tuple[ac.Scales, ac.Targets, Metrics]:
-    """The next scales, targets [H, B'] of imagined steps, and metrics of their advantages."""
+    """The next scales; targets [H, B'] of H steps imagined from B' starts; metrics of their advantages."""
     config, dreamt = self.dreamer.config, imagined.dream
     survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
     felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
@@ -443,7 +450,7 @@ class _Learner:
   def _survival_metrics(
     self, posterior: Any, felt: intrinsic.Felt, model_metrics: Metrics
   ) -> Metrics:
-    """Means over replayed steps: the reward, each vital, and the model's error of them."""
+    """Means over replayed steps of survival's reward, each vital, and the model's error of vitals."""
     model = self.dreamer.model
     if model.vitals is None or felt.survival is None:
       return {}
@@ -456,7 +463,7 @@ class _Learner:
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:
-  """Two keys [batch] for the sequences of this device, from their positions in the global batch."""
+  """Two arrays [batch] of keys for this device's sequences, by their positions in the global batch."""
   place = jax.lax.axis_index(devices_lib.DEVICES) * batch + jnp.arange(batch)
   sequence_keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(place)
   keys = jax.vmap(jax.random.split)(sequence_keys)

@@ -26,7 +26,7 @@ class Done(NamedTuple):
 
   Attributes:
     updates: number of updates done.
-    metrics: sums over these updates, [D, ...] and equal on all devices; perhaps not computed yet.
+    metrics: sums over these updates, [D, ...] and equal on all D devices; perhaps not computed yet.
     compiled: whether the call compiled the program first; its time is then start-up.
   """
 
@@ -86,7 +86,7 @@ class Source(abc.ABC):
   """Supplies batches, does the updates of one agent with them, and hands acting parameters to actors.
 
   The whole state of a run is the content of a checkpoint: arrays of one replica, and whatever else
-  a source needs to resume. On the devices it is replicated, [D, ...].
+  a source needs to resume. On the D devices its leaves are [D, ...]: replicated, or a part for each.
   """
 
   @abc.abstractmethod
@@ -169,11 +169,11 @@ class Source(abc.ABC):
     del status
 
   def on_save(self) -> None:
-    """Called when a checkpoint of the state has begun, except for the last one."""
+    """Called when the write of a checkpoint of the state has begun, except of the last one."""
     return
 
   def on_end(self, status: Status) -> None:
-    """Called when the last checkpoint of the state has begun."""
+    """Called when the write of the last checkpoint of the state has begun."""
     del status
 
   @abc.abstractmethod
@@ -296,10 +296,12 @@ class Loop:
     return whole, int(step)
 
   def run(self) -> bool:
-    """Trains and saves; returns whether the run is over, rather than stopped.
+    """Trains and saves; returns whether the run is over, not stopped. False in all processes but the first.
 
     Raises:
       FloatingPointError: a metric is not finite; the updates concerned were not saved.
+      OSError, ValueError: a checkpoint was not written, see `Checkpointer.save` and `wait`.
+      RuntimeError: another process of the group stopped or ended, see `ProcessGroup.leave`.
     """
     if self._is_first:
       self._logger = self._hooks.make_logger(self.step)
@@ -367,7 +369,7 @@ class Loop:
     )
 
   def _update(self) -> None:
-    """One call of the source."""
+    """One call of the source's `update`."""
     most = self._most_updates()
     if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
@@ -389,7 +391,7 @@ class Loop:
     self._source.on_update(self._status())
 
   def _most_updates(self) -> int:
-    """Updates until the next report, checkpoint by count or edge of a profile.
+    """Number of updates until the next report, checkpoint by count, or edge of a profile.
 
     Reports end at multiples of their period, so those of a run that resumes are the same.
     """
@@ -470,7 +472,7 @@ def means(totals: Mapping[str, float], span: Interval) -> dict[str, float]:
 
 
 def _totals(pending: Sequence[Done]) -> dict[str, float]:
-  """Sums over updates; every replica holds the same numbers, so the first is read."""
+  """Sums of each metric over updates; every replica holds the same numbers, so the first is read."""
   totals: collections.defaultdict[str, float] = collections.defaultdict(float)
   first = [jax.tree.map(lambda x: x.addressable_data(0), done.metrics) for done in pending]
   for metrics in jax.device_get(first):

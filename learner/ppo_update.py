@@ -179,8 +179,8 @@ class Update(NamedTuple):
 
   Attributes:
     init: key -> TrainState of one replica.
-    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics); to be run
-      under an axis named DEVICES.
+    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics []); to be run
+      under an axis named `devices.DEVICES`.
     footprint: (params, Sequence [B, T, ...] of one device) -> Footprint, from shapes alone.
     scale: minibatches, epochs and learning rate.
   """
@@ -290,7 +290,7 @@ class _Learner:
     return rate * jnp.maximum(0.0, 1.0 - (low + 2.0**32 * high) / self.anneal_until)
 
   def _shuffle(self, key: chex.PRNGKey, num_envs: int, num_steps: int) -> jax.Array:
-    """[E M, R] int32, indices of streams, or of environment-major steps, for each minibatch."""
+    """[E M, R] int32: indices of the R streams, or environment-major steps, of E x M minibatches."""
     num_minibatches, num_epochs, _ = self.scale
     block = envs_per_block(num_minibatches, num_steps, self._recurrent)
     count = num_envs // block
@@ -310,7 +310,10 @@ class _Learner:
     rate: jax.Array,
     order: jax.Array,
   ) -> tuple[Tree, Tree, Metrics]:
-    """A gradient step for each minibatch; returns parameters, optimizer state, and metrics [E M]."""
+    """A gradient step for each minibatch; returns parameters, optimizer state, and metrics [E M].
+
+    `memory` holds the GRU's states before the first step, and `order` is the result of `_shuffle`.
+    """
 
     def gradient_step(carry: tuple[Tree, Tree], places: jax.Array):
       params, opt_state = carry
@@ -328,7 +331,7 @@ class _Learner:
     return *carry, metrics
 
   def _pick(self, steps: masked_ppo.Steps, memory: Tree, places: jax.Array):
-    """One minibatch: whole streams, or steps of a batch that is flat already."""
+    """One minibatch, of whole streams or of steps of a flat batch, and the GRU states before its streams."""
     axis = 1 if self._recurrent else 0
     steps = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), steps)
     return steps, jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode='clip'), memory)
@@ -360,9 +363,10 @@ class _Learner:
 
 
 def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:
-  """Scales advantages to mean 0 and deviation 1, weights to sum 1, over a minibatch of all devices.
+  """Scales a minibatch's advantages to mean 0 and deviation 1 over all devices, and its weights.
 
-  Weights sum to 1 on average over the devices, so the mean of their gradients is the gradient.
+  A device's weights sum to 1 on average over the devices, so the mean of the devices' gradients is
+  the gradient of the whole minibatch.
   """
   total = devices_lib.mean_total
   weight = steps.weight / jnp.maximum(total(steps.weight), 1e-8)
@@ -386,5 +390,5 @@ def _batch_metrics(batch: masked_ppo.Steps) -> Metrics:
 
 
 def _flat(steps: masked_ppo.Steps) -> masked_ppo.Steps:
-  """[T, B, ...] steps, some of which may have no numbers, as [T B, ...]."""
+  """Flattens steps [T, B, ...] to [T B, ...]; also leaves of size 0."""
   return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), steps)

@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class ProcessGroup:
-  """The processes of one learner, seen from this one; make it before any array.
+  """The processes of one learner, seen from this one; make it before any array of JAX.
 
   When a process crashes, the others end with an error within half a minute, by an abort of JAX or by
   an exception. A process that ends before `leave` exits at once, without waiting: with one of the
@@ -62,8 +62,8 @@ class ProcessGroup:
   Args:
     place: rank of this process, and the coordinator.
     stuck_seconds: time after which an update that has not ended counts as hung; 0: never.
-    should_stop: returns whether this process was asked to stop; it then exits with code 0, while it
-      waits for others to join or to begin.
+    should_stop: returns whether this process was asked to stop. If so while it waits for others to
+      join or to begin, it exits with code 0.
 
   Raises:
     RuntimeError: joining failed, as when not all processes join in time.
@@ -194,7 +194,7 @@ class ProcessGroup:
       exit_at_once(0)
 
   def _meet(self, place: str, meanwhile: Callable[[], object]) -> None:
-    """Returns when all processes have called it."""
+    """Returns when all processes have called it with the same `place`."""
     barrier = Call(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS))
     while not barrier.wait(_POLL_SECONDS):
       meanwhile()
@@ -239,8 +239,8 @@ class ProcessGroup:
 
     Args:
       finished: whether the run is over; the first process decides.
-      was_asked: returns whether this process was asked to stop; a signal may arrive later than at
-        other processes.
+      was_asked: returns whether this process was asked to stop; called repeatedly while it waits, as
+        a signal may arrive later than at other processes.
 
     Raises:
       RuntimeError: another process was asked to stop, so this one should be restarted; or a
@@ -293,7 +293,7 @@ class Call:
       self._failure = error
 
   def wait(self, timeout_seconds: float) -> bool:
-    """Waits at most so long; returns whether the function has returned, or raises its exception."""
+    """Waits at most `timeout_seconds`; returns whether the function has returned, or raises its error."""
     self._thread.join(timeout_seconds)
     if self._failure is not None:
       raise self._failure
@@ -310,7 +310,7 @@ def is_of_peers(error: Exception) -> bool:
 
 
 def _global_state() -> Any:
-  """JAX's own state of several processes, private to JAX 0.6; one process must not need it."""
+  """JAX's state of several processes, private to JAX 0.6; a learner of one process must not need it."""
   from jax._src import distributed
 
   return distributed.global_state

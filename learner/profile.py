@@ -63,8 +63,8 @@ class Profiler:
   Args:
     span: the learner steps to trace.
     folder: folder for this node's trace.
-    most: number of calls of `reach` after which the trace ends.
-    late: whether it may begin after the span, as for an actor that the rate limiter blocks.
+    most: the trace ends at this number of calls of `reach` after it began.
+    late: whether the trace may begin after the span, as for an actor that the rate limiter blocks.
   """
 
   def __init__(
@@ -137,7 +137,7 @@ class Profiler:
 
 
 def _options() -> dict[str, Any]:
-  """Options with events for operations on a CPU, and none for Python's calls."""
+  """Keyword arguments of `start_trace`: trace operations on a CPU, and not Python's calls."""
   make = getattr(jax.profiler, 'ProfileOptions', None)
   if make is None:
     return {}
@@ -175,7 +175,7 @@ def report(span: Span, run: pathlib.Path) -> str:
 
 
 def _for_perfetto(folder: pathlib.Path) -> None:
-  """Writes one node's trace without what Perfetto cannot read."""
+  """Writes one node's trace again, without the metadata that Perfetto cannot read."""
   path = max(folder.glob('plugins/profile/*/*.trace.json.gz'), default=None)
   if path is None:
     raise FileNotFoundError('there is none')

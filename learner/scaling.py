@@ -91,7 +91,7 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
 
 
 def compile_for(work: bench.Work, num_devices: int) -> Compiled:
-  """Compiles the update for `num_devices` devices, each with the batch of `work`."""
+  """Figures of the update, compiled for `num_devices` devices, each with the batch of `work`."""
   made, state, sequence = _shapes(work, num_devices)
   each: Any = functools.partial(
     jax.tree.map, lambda x: jax.ShapeDtypeStruct((num_devices, *x.shape), x.dtype)

@@ -23,7 +23,7 @@ class Replay(NamedTuple):
   """Sizes and replay ratio of a replay in device memory, over all devices together.
 
   Attributes:
-    sizes: [B] int32, size of the stratum that each sequence of a batch is sampled from, see `sample`.
+    sizes: [B] int32, for each of the B sequences of a batch the size of its stratum, see `sample`.
     strata: size of each stratum in sequences, by name.
     capacity: largest number of sequences stored.
     warm_up: number of sequences stored before the first update; they allow no update.
@@ -37,7 +37,7 @@ class Replay(NamedTuple):
   rate: fractions.Fraction
 
   def updates(self, sequences: int) -> int:
-    """Total number of updates allowed once so many sequences were added, warm-up included."""
+    """Total number of updates allowed once `sequences` were added in all, warm-up included."""
     return math.floor(max(0, sequences - self.warm_up) * self.rate)
 
 
@@ -94,7 +94,7 @@ def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
 
 
 def newest(inserted: int, capacity: int, size: int) -> np.ndarray:
-  """[n] int, slots of the newest `size` sequences, or of all while there are fewer; oldest first.
+  """Slots of the newest n sequences, [n] int, the oldest first: n is `size`, or all while there are fewer.
 
   Args:
     inserted: number of sequences added so far.
@@ -136,7 +136,8 @@ def scatter(saved: Buffer, capacity: int, num_devices: int) -> Buffer:
     num_devices: D, which divides the number of sequences kept.
 
   Returns:
-    Host arrays: the filled slots of each device, [D, n / D, ...], and `inserted`, [D] int32.
+    A buffer of host arrays: storage [D, n / D, ...], each device's part of the n sequences kept,
+    without empty slots; and `inserted`, [D] int32.
   """
   inserted, count = int(saved.inserted), _length(saved.storage)
   newest = np.arange(inserted - min(count, capacity), inserted)
@@ -152,7 +153,7 @@ def scatter(saved: Buffer, capacity: int, num_devices: int) -> Buffer:
 
 
 def pad(part: Buffer, capacity: int) -> Buffer:
-  """Extends the filled slots [n, ...] of one device to a buffer of `capacity` slots."""
+  """Extends one device's part of `scatter`, storage [n, ...], to a buffer of `capacity` slots."""
   grow = lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype).at[: len(x)].set(x)
   return Buffer(jax.tree.map(grow, part.storage), part.inserted)
 
@@ -166,7 +167,7 @@ def batch_sizes(config: tables.ReplayConfig, batch_size: int) -> np.ndarray:
 def updates_per_sequence(config: tables.ReplayConfig, batch_size: int) -> fractions.Fraction:
   """Number of updates for each sequence added after warm-up: replay ratio / batch size, as a fraction.
 
-  A sequence counts T - 1 steps when it is collected and when it is replayed, so T cancels.
+  A sequence of T time steps counts as T - 1 steps when collected and when replayed, so T cancels.
   """
   return fractions.Fraction(config.replay_ratio).limit_denominator(1000) / batch_size
 

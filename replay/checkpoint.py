@@ -28,7 +28,7 @@ _BLOCK = 1 << 18  # bytes read at once
 
 
 def checkpointer(directory: str) -> reverb.checkpointers.CheckpointerBase:
-  """Makes Reverb's checkpointer for `directory`, after `prepare`."""
+  """Prepares a directory, see `prepare`, and makes Reverb's checkpointer for it."""
   import reverb
 
   prepare(directory)
@@ -49,7 +49,8 @@ def save(client: reverb.Client, directory: str) -> str:
 
   Raises:
     RuntimeError: the server crashed, or its disk is full; earlier checkpoints stay.
-    FileNotFoundError: the server does not write to this directory.
+    OSError: the checkpoint was written, and cannot be flushed or kept; a FileNotFoundError if the
+      server writes to another directory.
   """
   try:
     path = client.checkpoint()
@@ -221,7 +222,7 @@ def _remove_unfinished(place: str) -> None:
 
 
 def _folders(place: str) -> list[str]:
-  """Checkpoints in a folder, newest first, because their names are times."""
+  """Paths of the checkpoints in a folder, newest first, by their names; deletes unfinished links."""
   if not os.path.isdir(place):
     return []
   for name in os.listdir(place):

@@ -39,7 +39,8 @@ class Item(NamedTuple):
 
   Attributes:
     key: Reverb's key of the reference.
-    chunks: keys of the stored chunks, one per column; equal if two items share them.
+    chunks: keys of the chunks that hold the sequence's data, one per column. Items of several tables
+      have equal keys where they share the stored sequence.
     times_sampled: number of samples from this table.
     inserted: time of the insert, unix seconds.
     writer: ID of the stream in which it was written, one for each connection of an actor.
@@ -351,7 +352,7 @@ def _records(path: str) -> Iterator[bytes]:
 
 
 def _reset_items(folder: str) -> dict[str, list[Item]]:
-  """Resets the sample count of each item, so that it is removed at its first sample."""
+  """Resets items' sample counts, so that each is removed at its first sample; returns them by table."""
   ranges = {}
   for record in _records(os.path.join(folder, 'chunks.tfrecord')):
     chunk = schema_pb2.ChunkData.FromString(record)
@@ -378,7 +379,7 @@ def _reset_items(folder: str) -> dict[str, list[Item]]:
 
 
 def _make_queues(folder: str) -> dict[str, int]:
-  """Makes each table a queue without a rate limiter; returns the capacity of each."""
+  """Makes each table a queue without a rate limiter; returns their capacities by name."""
   max_sizes: dict[str, int] = {}
 
   def read(record: bytes) -> bytes:

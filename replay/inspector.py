@@ -67,7 +67,7 @@ class _Server:
 
   @property
   def tables(self) -> dict[str, dict[str, Any]]:
-    """Statistics of its tables in the newest answer."""
+    """Statistics by table in the newest answer, as 'tables' of `Inspector.poll`; {} without one."""
     if self.now is None:
       return {}
     return {
@@ -76,7 +76,7 @@ class _Server:
 
   @property
   def nbytes(self) -> int | None:
-    """Resident memory of the process that listens at the address; None on another machine."""
+    """Resident bytes of the server's process; None if it is on another machine, or not found."""
     try:
       if self._process is None:
         self._process = listener(self.connection.address)
@@ -86,7 +86,7 @@ class _Server:
       return None
 
   def report(self, *, alive: bool) -> dict[str, Any]:
-    """Its entry in the 'shards' of `Inspector.poll`."""
+    """This server's entry in 'shards' of `Inspector.poll`."""
     return {'address': self.connection.address, 'alive': alive, 'tables': self.tables}
 
 
@@ -96,7 +96,7 @@ class _Strata(NamedTuple):
   Attributes:
     polls: newest answer of each server, and the answer before.
     names: names of the strata, in the order of the first server.
-    limited: the stratum with the rate limiter of the replay ratio; None without strata.
+    limited: name of the stratum whose rate limiter enforces the replay ratio; None without strata.
   """
 
   polls: list[tuple[_Poll, _Poll | None]]
@@ -118,9 +118,9 @@ class Inspector:
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      config: replay's config, which gives the configured replay ratio. Without it, that ratio is the
-        limiter's samples per insert divided by the limited stratum's share of all samples; None
-        before the first sample.
+      config: replay's config, which gives the configured replay ratio. Without a config, that ratio
+        is the limited stratum's samples per insert, divided by that stratum's share of all samples;
+        None before its first sample. For the limited stratum see `poll`.
       timeout_seconds: longest wait for a server, in whole seconds, at least 1.
     """
     self._config = config
@@ -136,9 +136,10 @@ class Inspector:
 
       achieved = sequences sampled from all strata / max(1, inserted − warm-up)
 
-    with `inserted` and the warm-up of the limited stratum. Sequences that readers prefetch count as
-    sampled, so the ratio is too high by their number at first, and settles with time. With several
-    shards, counts and rates are sums over those that answer, and fractions are of the sums.
+    with `inserted` and the warm-up of the limited stratum, whose rate limiter enforces the ratio.
+    Sequences that readers prefetch count as sampled, so the ratio is too high by their number at
+    first, and settles with time. With several shards, counts and rates are sums over those that
+    answer, fractions are computed from the sums, and worker times are averaged.
 
     Returns:
       'tables': {NAME: {
@@ -281,13 +282,15 @@ def _max(values: list[Any]) -> Any:
 
 
 def summed(shards: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-  """Sums the statistics of each table over all shards; fractions are of the sums.
+  """Sums the statistics of each table over all shards.
+
+  Fractions are computed from the sums, and worker times are averaged.
 
   Args:
     shards: for each shard, statistics by table, like 'tables' of `Inspector.poll`.
 
   Returns:
-    The same for all shards together.
+    Statistics by table, of all shards together.
   """
   names = sorted(set().union(*shards))
   return {name: _total([each[name] for each in shards if name in each]) for name in names}
@@ -373,9 +376,9 @@ def _nbytes(info: reverb.reverb_types.TableInfo) -> int | None:
 
 
 def _limiter(info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
-  """State of a rate limiter, and the number of inserts or samples that changes it.
+  """Entry 'limiter' of `Inspector.poll` for one shard.
 
-  It keeps inserts · samples_per_insert − samples within [min_diff, max_diff].
+  A rate limiter keeps inserts · samples_per_insert − samples within [min_diff, max_diff].
   """
   limiter = info.rate_limiter_info
   short = limiter.min_size_to_sample - info.current_size
@@ -391,7 +394,11 @@ def _limiter(info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
 
 
 def listener(address: str) -> psutil.Process | None:
-  """The process that listens at HOST:PORT; None if it is on another machine, or not found."""
+  """The process that listens at HOST:PORT; None if HOST is another machine, or no process is found.
+
+  Raises:
+    psutil.NoSuchProcess: the process ended meanwhile.
+  """
   host, _, port = address.rpartition(':')
   try:
     wanted = socket.gethostbyname(host.strip('[]') or 'localhost')

@@ -22,7 +22,7 @@ _PROBE_SECONDS = 1.0
 
 
 def refusal() -> str:
-  """Tries to restrict a port to this machine; returns the reason if that fails, else ''."""
+  """Tries, with a free port, whether `keep` can work here; returns the reason if it cannot, else ''."""
   with socket.create_server(('', 0)) as probe:
     try:
       _bind_to_loopback(probe)
@@ -39,7 +39,7 @@ def refusal() -> str:
 
 
 def keep(port: int) -> None:
-  """Restricts a port at which this process listens to this machine.
+  """Makes a port at which this process listens refuse other machines.
 
   Raises:
     OSError: the system does not support that.

@@ -31,7 +31,7 @@ class Snapshot(NamedTuple):
   Attributes:
     version: the learner step.
     environment_step: environment steps collected by then.
-    ended_launch: the launch whose final parameters these are; 0 while training continues. A
+    ended_launch: ID of the launch whose final parameters these are; 0 while training continues. A
       restored table may hold the final parameters of an older launch.
     params: tree of host arrays.
   """
@@ -55,6 +55,9 @@ class Publisher:
       address: HOST:PORT of the server, or of each shard.
       schema: tree of jax.ShapeDtypeStruct of the parameters.
       timeout_seconds: longest wait for a server to answer, and again for it to confirm a snapshot.
+
+    Raises:
+      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._connections = connection_lib.connect(
@@ -94,7 +97,7 @@ class Publisher:
     return bool(took) and all(took)
 
   def close(self) -> None:
-    """Drops pending snapshots. Never blocks."""
+    """Drops snapshots that are not yet confirmed. Never blocks."""
     for connection in self._connections:
       self._drop(connection)
       connection.close()
@@ -149,6 +152,9 @@ class Subscription:
       name: name of the caller in log lines.
       least_step: number of environment steps that this run has surely collected already; the first
         value of `environment_step`.
+
+    Raises:
+      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._shards = [_Shard(connection) for connection in connection_lib.connect(address, name)]
@@ -255,7 +261,7 @@ def fault(columns: columns_lib.Columns, arrays: list[np.ndarray]) -> str:
 
 
 class _Shard:
-  """The table of one server.
+  """The table `params` of one server.
 
   Attributes:
     connection: the connection to the server.
@@ -270,7 +276,7 @@ class _Shard:
 
 
 class _Fetch:
-  """One sample of the table in its own thread, because Reverb takes no deadline for it.
+  """Fetches one sample of the table in a thread, because Reverb has no deadline for sampling.
 
   Attributes:
     inserted: number of snapshots ever inserted when this began.

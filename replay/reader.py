@@ -45,8 +45,8 @@ class _Draft(NamedTuple):
 class Reader:
   """Iterator over batches of sequences, mixed exactly by the strata's shares. Thread-safe.
 
-  A background thread for each shard fills places of a batch. Another thread polls the servers: if a
-  server crashes, Reverb's samplers do not raise, but wait for its restart and continue.
+  A background thread for each shard fills places, indices of sequences in a batch. Another thread
+  polls the servers: if one crashes, Reverb's samplers do not raise, but wait for its restart.
 
   The places of each stratum are assigned evenly to the active shards. A shard without a sequence
   for half a second, while another has filled all of its places, becomes inactive until its next
@@ -54,6 +54,9 @@ class Reader:
 
   A server does not check sequences against the signature of its tables. The reader rejects and logs
   a sequence that does not match the schema or is not finite, and reads another in its place.
+
+  Raises:
+    ValueError: there is no address, or the schema cannot be stored, see `Columns`.
   """
 
   def __init__(
@@ -78,8 +81,8 @@ class Reader:
       max_in_flight: sequences prefetched by Reverb, per stratum and shard; they count as sampled.
       prefetch: batches prefetched; they count as sampled. With 0 a batch is begun by `get`, so that
         the sequences of a queue stay in the server until then.
-      keep: whether a sequence, leaves [1, ...], goes into a batch; None keeps all. Called in the order
-        in which a shard returns sequences; the threads of several shards may call it at once.
+      keep: returns whether a sequence, leaves [1, ...], goes into a batch; None keeps all. Called in
+        the order in which a shard returns sequences; the threads of several shards may call it at once.
       timeout_seconds: time without an answer after which a server counts as down.
     """
     self._strata = tuple(strata)
@@ -295,7 +298,7 @@ class Reader:
           self._changed.notify_all()
 
   def _is_finite(self, draft: _Draft, shard: int) -> bool:
-    """Whether a full batch is finite; places that are not are assigned to a shard again.
+    """Whether a full batch is finite; assigns places of sequences that are not to `shard` again.
 
     For small sequences, checking a batch takes a tenth of the time of checking each.
     """

@@ -146,9 +146,9 @@ def check(config: ReplayConfig, batch_size: int, insert_size: int) -> None:
 
 
 def batch_counts(strata: tuple[Stratum, ...], batch_size: int) -> dict[str, int]:
-  """Number of sequences in a batch by name of stratum, rounded by largest remainder.
+  """Number of sequences of each stratum in a batch, by its name: share times batch size, rounded.
 
-  The first stratum wins a tie.
+  Rounded by the largest-remainder method; the first stratum wins a tie.
   """
   quotas = [stratum.share * batch_size for stratum in strata]
   counts = [math.floor(quota + 1e-9) for quota in quotas]
@@ -199,7 +199,8 @@ def make_tables(
     insert_size: number of sequences that an actor writes at once.
 
   Raises:
-    ValueError: the sizes do not work together; see `check`.
+    ValueError: the sizes do not work together, see `check`; or the schema cannot be stored, see
+      `Columns`.
   """
   import reverb
 
@@ -242,9 +243,10 @@ def _rate_limiter(
 
   It counts the samples of its own stratum, so
 
-    samples_per_insert = replay_ratio · sequences of a batch from it / batch_size
+    samples_per_insert = replay_ratio · sequences of a batch from this stratum / batch_size
 
-  and may be ahead or behind by one insert of an actor, one batch, and the sequences in flight.
+  The number of samples may differ from that by one insert of an actor, one batch, and the sequences
+  in flight.
   """
   import reverb
 

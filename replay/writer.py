@@ -53,6 +53,9 @@ class Writer:
       strata: all strata of the server.
       schema: tree of jax.ShapeDtypeStruct of one sequence.
       timeout_seconds: time without an answer after which a server counts as down.
+
+    Raises:
+      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._group = max(1, _PENDING_ITEMS // len(strata))
@@ -174,11 +177,11 @@ class _Shard:
 
   @property
   def is_connected(self) -> bool:
-    """Whether `settle` waits, and does not return False at once."""
+    """Whether Reverb's writer exists and the server answered last; else `settle` may return at once."""
     return self._writer is not None and not self._is_unreachable
 
   def hand_over(self, steps: list[dict[str, np.ndarray]]) -> None:
-    """Sends sequences; all before must be confirmed."""
+    """Sends sequences, each as arrays by column; all before must be confirmed."""
     assert not self._unconfirmed
     self._unconfirmed = steps
     self._sent = self._sent_again = False

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import itertools
 import numbers
 import sys
 import types
@@ -79,9 +80,9 @@ def register(environment: Environment, known: str | None = None) -> str:
   if known is not None and known.rpartition('-')[0] == stem:
     _instances[known] = environment
     return known
-  number = sum(name.startswith(f'{stem}-') for name in _instances)
-  _instances[f'{stem}-{number}'] = environment
-  return f'{stem}-{number}'
+  name = next(free for n in itertools.count() if (free := f'{stem}-{n}') not in _instances)
+  _instances[name] = environment
+  return name
 
 
 def _instance(name: str, chosen: dict[str, Any]) -> Environment:
@@ -114,6 +115,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
   Raises:
     ValueError: the name, an option or its value is invalid, the family's package is not installed, or
       the environment contradicts its own specs. The message names the field and the valid choices.
+    ModuleNotFoundError: the module of a user's environment imports a module that does not exist.
   """
   family_name, slash, env_name = name.partition('/')
   if name.startswith(INSTANCE):
@@ -201,6 +203,7 @@ def options(name: str) -> dict[str, Any]:
 
   Raises:
     ValueError: there is no such environment, or its family's package is not installed.
+    ModuleNotFoundError: see `make`.
   """
   family_name, slash, env_name = name.partition('/')
   if not slash:

@@ -20,7 +20,7 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment with their defaults: those of its class, and `max_steps`."""
+  """Option -> default: numbers and strings that an environment's class takes, and `max_steps`."""
   parameters = inspect.signature(envs._envs[name]).parameters
   known = {key: p.default for key, p in parameters.items()}
   scalars = {key: value for key, value in known.items() if isinstance(value, (int, float, str))}

@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment with their defaults: its numeric parameters, and `max_steps`."""
+  """Option -> default: the numeric parameters of an environment of craftax, and `max_steps`."""
   values = dataclasses.asdict(_construct(name).default_params)
   max_steps = values.pop('max_timesteps')
   return {

@@ -17,14 +17,15 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   """Makes an environment of dm_env; its step types and discounts stay unchanged.
 
   Args:
-    path: 'package.module:callable' that returns a `dm_env.Environment`. If the callable takes a `seed`,
-      each instance gets its own, and a run can be repeated.
+    path: 'package.module:callable' that returns a `dm_env.Environment`. If the callable takes a `seed`
+      and `options` give none, each instance gets a seed of its own, and a run can be repeated.
     max_steps: time limit, which truncates.
     **options: passed to the callable.
 
   Raises:
-    ValueError: there is no such callable, it does not take an option, it returns something else, or a
-      spec is not supported.
+    ValueError: there is no such callable, it does not take an option, it returns something else, a spec
+      is not supported, or `max_steps` is invalid.
+    ModuleNotFoundError: the callable's module imports a module that does not exist.
   """
   name = f'dm_env/{path}'
   if ':' not in path:

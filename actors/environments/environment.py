@@ -78,9 +78,9 @@ class Environment(abc.ABC):
   holds no key, and the environment has no mutable attributes. There is no auto-reset: the result of
   a step after LAST is undefined, and `wrappers.AutoReset` adds the reset.
 
-  A dict observation may have 'action_mask', [A] bool, True for legal actions; the effect of an illegal
-  action is up to the environment. With several choices at once (see `action_spec`), their masks are
-  concatenated, and A is the sum of their numbers of choices.
+  If actions are one choice among A, a dict observation may have 'action_mask', [A] bool, True for legal
+  actions; the effect of an illegal action is up to the environment. With several choices at once (see
+  `action_spec`), their masks are concatenated, and A is the sum of their numbers of values.
   """
 
   @property
@@ -137,7 +137,8 @@ class Environment(abc.ABC):
 
     Args:
       key: PRNG key of the reset.
-      state: state at LAST, or the result of one more step, which must therefore keep that part.
+      state: state at LAST, or the state after one more step, as `wrappers.AutoReset` gives; so a step
+        after LAST must keep that part.
 
     Returns:
       The state of the new episode and its FIRST time step.
@@ -226,7 +227,7 @@ class VitalsSpec(specs.BoundedArray):
   """Spec of an observation vector in which some numbers are vitals, see `Vital`.
 
   A vital of 0 ends the episode, or leads to its end. With `agent.survival_scale` an agent gives itself
-  an intrinsic reward for vitals near their set-points; it refuses if `are_paid`.
+  an intrinsic reward for vitals near their set-points; with `are_paid` that raises ValueError.
   """
 
   def __init__(
@@ -313,7 +314,7 @@ class BoardSpec(specs.Array):
 
 
 def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
-  """Number of choices of each part of an action: (A,) for one choice; empty for a continuous action.
+  """Number of values of each choice of an action: (A,) for one choice; () for a continuous action.
 
   Raises:
     ValueError: integer actions are not a vector of int32, or a minimum is not 0.
@@ -365,7 +366,7 @@ def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> l
     Warnings; empty if there is nothing to warn of.
 
   Raises:
-    ValueError: most steps have no legal action.
+    ValueError: more than half of the steps have no legal action.
   """
   share = num_stuck / max(1, num_steps)
   stuck = (

@@ -37,13 +37,13 @@ class State(flax.struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Errands(environment.Environment):
-  """At each step one errand of eight is due: the reward is 1 for its button, of four, else -1.
+  """At each step one errand of eight is due: the reward is 1 for pressing its button, else -1.
 
-  Each errand has a button and a countdown, which falls by 1 a step. An errand that was due gets a random
-  button and a new countdown: 8, or the one value from 0 to 7 that no other errand has, with equal
-  probability. Where that value is 0 it is always taken, so the errand is due again at once. So exactly
-  one errand is due at each step, the order is not periodic, and an errand that was observed once is
-  known until it is due.
+  Each errand has one of four buttons and a countdown, which falls by 1 a step. An errand that was due
+  gets a random button and a new countdown: 8, or the one value from 0 to 7 that no other errand has,
+  with equal probability. Where that value is 0 it is always taken, so the errand is due again at once.
+  So exactly one errand is due at each step, the order is not periodic, and an errand that was observed
+  once is known until it is due.
 
   An episode is truncated after `max_steps`. The observation is a dict of 'errand_0' to 'errand_7', each
   [5] float32: the countdown divided by 8, and the button, one-hot.

@@ -34,12 +34,13 @@ class Gymnax:
   """An environment with gymnax's functions, which are pure: jit, vmap and scan them.
 
   If there is an action mask, it is the field 'action_mask' of the observation, as in the environment
-  itself, and also in `info`. It works without gymnax, and the classes of `gymnax.wrappers` can wrap it.
+  itself, and also in `info`. This class needs gymnax only for its two spaces, and the classes of
+  `gymnax.wrappers` can wrap it.
 
   Attributes:
     environment: the environment.
     name: name of its class.
-    num_actions: number of choices of a discrete action; length of any other action.
+    num_actions: number of values of an action that is one choice; length of any other action.
     default_params: argument `params` of the functions, which they ignore.
 
   Raises:
@@ -109,7 +110,7 @@ class Gymnax:
     del params
     spec = self.environment.action_spec
     choices = num_choices(spec)
-    if len(choices) == 1:
+    if len(choices) == 1 and not spec.shape:
       return spaces.Discrete(choices[0])
     return spaces.Box(spec.minimum, spec.maximum, spec.shape, spec.dtype)
 
@@ -132,7 +133,11 @@ class Gymnax:
 
 
 def as_gymnax(environment: Environment) -> tuple[Gymnax, GymnaxParams]:
-  """Exports an environment to gymnax: returns it and its parameters, as `gymnax.make` does."""
+  """Exports an environment to gymnax: returns (environment, parameters), as `gymnax.make` does.
+
+  Raises:
+    ValueError: the environment is stepped on the host.
+  """
   made = Gymnax(environment)
   return made, made.default_params
 
@@ -208,14 +213,16 @@ def as_gymnasium(environment: Environment, *, render_mode: str | None = None) ->
   """Exports an environment as a `gymnasium.Env`; gymnasium must be installed.
 
   The action mask is the field 'action_mask' of the observation, int8 as `Discrete.sample` takes it, and
-  also in `info`. `reset(seed=...)` seeds the episodes.
+  also in `info`. `reset(seed=...)` seeds the episodes. `step` raises ValueError after the end of an
+  episode, until the next reset.
 
   Args:
     environment: the environment.
     render_mode: 'rgb_array', or None.
 
   Raises:
-    ValueError: it is stepped on the host, its observations are a nested tree, or there is no such mode.
+    ValueError: the environment is stepped on the host, its observations are a nested tree, or there is
+      no such render mode.
   """
   import gymnasium
 

@@ -59,7 +59,7 @@ class State(flax.struct.PyTreeNode):
 
 
 def egocentric(observation: jax.Array, size: int) -> jax.Array:
-  """Egocentric map, a view of an observation: all cells relative to the agent's. See `ViewSpec`.
+  """Egocentric map, a view of an observation: all cells relative to the agent's. See `environment.ViewSpec`.
 
   From a map with fixed cells, an MLP would learn the neighbours of each position separately.
 
@@ -68,8 +68,8 @@ def egocentric(observation: jax.Array, size: int) -> jax.Array:
     size: S, cells along a side of the grid.
 
   Returns:
-    [2 (2 S - 1)^2] float32: for each cell its number in the observation, and 1 if it has a resource;
-    both are 0 beyond the grid.
+    [2 (2 S - 1)^2] float32: for each cell of a square of 2 S - 1 by 2 S - 1 around the agent, row by row,
+    its number in the observation, and 1 if it has a resource, else 0; both are 0 beyond the grid.
   """
   cells = observation[: size**2].reshape(size, size)
   position = jnp.round(observation[-2:] * (size - 1)).astype(jnp.int32)
@@ -183,7 +183,7 @@ class GridWorld(environment.Environment):
     return state, timestep
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Moves to the nearest resource by Manhattan distance, along rows first, and collects it."""
+    """Moves to the nearest resource by Manhattan distance, first up or down, and collects it."""
     rows, columns = np.indices((self.size, self.size), np.int32)
     distance = jnp.abs(rows - state.position[0]) + jnp.abs(columns - state.position[1])
     nearest = jnp.argmin(jnp.where(state.grid == EMPTY, 2 * self.size, distance))
@@ -239,7 +239,7 @@ class GridWorld(environment.Environment):
     return grid.reshape(self.size, self.size)
 
   def _is_at(self, position: jax.Array) -> jax.Array:
-    """[S, S] bool, True in one cell; under vmap a mask is cheaper than a scatter."""
+    """[S, S] bool, True in the cell at `position`; under vmap a mask is cheaper than a scatter."""
     cells = np.arange(self.size)
     return (cells[:, None] == position[0]) & (cells == position[1])
 

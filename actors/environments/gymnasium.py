@@ -15,7 +15,7 @@ from gymnasium import spaces
 from hephaestus.actors.environments import host
 
 OBSERVATION = 'observation'
-"""Name of an observation that is no dictionary, in the dict with its action mask."""
+"""Key of an observation that is no dict, in the dict that holds it and its action mask."""
 
 
 def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
@@ -31,8 +31,8 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     **options: passed to the environment's constructor.
 
   Raises:
-    ValueError: there is no such environment, it does not take an option, a space is not supported, or
-      `max_steps` is None and the registry has no limit.
+    ValueError: there is no such environment, it does not take an option, a space is not supported,
+      `max_steps` is invalid, or it is None and the registry has no limit.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
   limit = (

@@ -23,7 +23,11 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment with their defaults: of its class, its parameters, and `max_steps`."""
+  """Option -> default: options of an environment's class, its gymnax parameters, and `max_steps`.
+
+  Raises:
+    ValueError: its data could not be fetched.
+  """
   env, params = _construct(name, {})
   values = _constructor_options(env) | dataclasses.asdict(params)
   return {'max_steps': int(values.pop(TIME)), **values}

@@ -95,7 +95,7 @@ class HostEnvironment(Environment):
       max_steps: time limit of at least 1, which truncates.
 
     Raises:
-      ValueError: a spec is not supported; the message names it.
+      ValueError: a spec is not supported, or the time limit is invalid; the message names it.
     """
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
       raise ValueError(f'max_steps={max_steps!r}: a whole number of at least 1 is needed')
@@ -152,13 +152,17 @@ class Instance:
     self._is_over = False
 
   def reset(self, seed: int | None) -> TimeStep:
-    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset`."""
+    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset`.
+
+    Raises:
+      ValueError: see `step`.
+    """
     self._num_steps = 0
     timestep = self._env.reset(seed)
     return self._read(timestep._replace(reward=None, discount=None))
 
   def step(self, action: np.ndarray) -> TimeStep:
-    """Takes one action, or begins the next episode after LAST.
+    """Takes one action, or begins the next episode after LAST; returns the new time step.
 
     Raises:
       ValueError: the shape of an observation differs from its spec; the message names the field.
@@ -199,7 +203,7 @@ class Field:
 
   Attributes:
     path: the field in error messages, such as "['name']".
-    spec: spec of the converted array; `given` is the library's.
+    spec: spec of the converted array; the argument `given` is the library's own spec.
   """
 
   def __init__(self, path: str, given: specs.Array, spec: specs.Array):
@@ -210,7 +214,7 @@ class Field:
     self._one_hot = np.eye(given.num_values, dtype=spec.dtype) if is_choice else None
 
   def read(self, value: Any) -> np.ndarray:
-    """Converts a value of the library; raises ValueError if its shape differs from the spec."""
+    """Converts a value of the library to `spec`; raises ValueError if its shape differs from `given`."""
     if np.shape(value) != self._shape:
       raise ValueError(
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '
@@ -221,7 +225,7 @@ class Field:
     return np.asarray(value, self._dtype)
 
   def check(self, function: str, value: Any) -> None:
-    """Raises ValueError if a value of the library contradicts the spec.
+    """Raises ValueError if a value of the library contradicts the library's spec, or is not finite.
 
     Args:
       function: function that gave the value, for the message: 'reset' or 'step'.
@@ -344,8 +348,9 @@ def check_values(
     Warnings; see `environment.remarks`.
 
   Raises:
-    ValueError: a value is not finite or outside the bounds of its spec, a discount is outside [0, 1],
-      or most steps have no legal action; the message names the field.
+    ValueError: a value is not finite or outside the bounds of its spec, an observation has another
+      shape, a discount is outside [0, 1], or more than half of the steps have no legal action; the
+      message names the field.
   """
   generator = np.random.default_rng(seed)
   instance = environment.make()
@@ -384,7 +389,7 @@ def _check_played(environment: HostEnvironment, timestep: TimeStep) -> None:
 
 
 def _masks(spec: specs.BoundedArray, observation: Any) -> list[np.ndarray]:
-  """The mask of each choice, [A] bool; empty for a continuous action, or without a mask."""
+  """One mask for each choice, bool; no masks for a continuous action, or without 'action_mask'."""
   choices = num_choices(spec)
   if not (choices and isinstance(observation, Mapping) and ACTION_MASK in observation):
     return []

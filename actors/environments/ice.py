@@ -42,7 +42,7 @@ class State(flax.struct.PyTreeNode):
 
 
 def around(observation: jax.Array) -> jax.Array:
-  """View of an observation: offsets of the pits, and where ice is around the agent. See `ViewSpec`.
+  """View of an observation, see `environment.ViewSpec`: offsets of the pits, and ice around the agent.
 
   Args:
     observation: [10] float32, see `Ice`.
@@ -80,8 +80,8 @@ class Ice(environment.Environment):
   ice the action is replaced, with probability `slip`, by one of the five, each equally likely. In a pit
   no action has an effect, to the end of the episode. An episode is truncated after `max_steps`.
 
-  In each episode the side of the ice is random. One pit is on ice and one on firm ground, so that
-  no corner is closed off. The agent begins in any other cell, in 35 of 79 episodes on ice.
+  In each episode the side of the ice is random. One pit is on ice and one on firm ground, so they cannot
+  close off a corner. The agent begins in any other cell, with probability 35/79 on ice.
 
   The agent controls its next state on firm ground, hardly on ice, and not at all in a pit:
   `empowerment` is the exact measure of that. `is_firm` and `is_in_pit` tell where the agent of an
@@ -179,16 +179,17 @@ class Ice(environment.Environment):
   def empowerment(self, state: State) -> jax.Array:
     """One-step empowerment in each cell, in nats, for uniform actions.
 
-      I(A; S' | s) = H[ Mean_A P(S' | s, a) ] − Mean_A H[ P(S' | s, a) ]
+      I(A; S' | s) = H[ mean_a P(S' | s, a) ] − mean_a H[ P(S' | s, a) ]
 
-    The mutual information of action and next state (Klyubin et al., 2005, "Empowerment"), at uniform
-    actions in place of those that maximise it.
+    The mutual information of the action A and the next cell S' of an agent in cell s (Klyubin et al.,
+    2005, "Empowerment"), for uniform actions in place of the distribution that maximises it. H is the
+    entropy, and mean_a the mean over the five actions.
 
     Args:
       state: see `transition_probabilities`.
 
     Returns:
-      [9, 9] float32: ln 5 = 1.609 in an open cell of firm ground, 0 in a pit.
+      [9, 9] float32: ln 5 = 1.609 on firm ground away from the edges, 0 in a pit.
     """
     probabilities = self.transition_probabilities(state)
     entropy = lambda p: jax.scipy.special.entr(p).sum(-1)

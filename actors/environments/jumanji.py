@@ -23,7 +23,11 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment with their defaults: the numbers of its class, and `max_steps`."""
+  """Option -> default: the numbers that an environment's class takes, and `max_steps`.
+
+  Raises:
+    ValueError: its data could not be fetched.
+  """
   env = _construct(name)
   parameters = inspect.signature(type(env)).parameters
   known = {key: p.default for key, p in parameters.items() if isinstance(p.default, (int, float))}
@@ -32,7 +36,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of jumanji; an observation is a flat dict of the fields of jumanji's.
+  """Makes an environment of jumanji; an observation is a flat dict of the fields of that of jumanji.
 
   Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
   does not distinguish its time limit from termination, so its limit is disabled and replaced by
@@ -94,7 +98,7 @@ def _construct(name: str, **arguments: Any) -> Any:
 
 
 def _num_values(name: str, env: Any) -> tuple[int, ...]:
-  """Number of choices of each part of an action; raises ValueError if it is not supported."""
+  """Number of values of each choice of an action; raises ValueError if the actions are not supported."""
   spec = env.action_spec
   field = f"environment.name='jumanji/{name}'"
   if env.reward_spec.shape:

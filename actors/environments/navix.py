@@ -27,14 +27,15 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment with their defaults: `max_steps` and `first_person`, see `make`."""
+  """Option -> default, of an environment: `max_steps` and `first_person`, see `make`."""
   return {'max_steps': navix.make(name).max_steps, 'first_person': False}
 
 
 def make(name: str, max_steps: int | None = None, first_person: bool = False) -> wrappers.TimeLimit:
   """Makes an environment of navix, whose time limit truncates.
 
-  The observation is [H, W, C] bool: each cell's kind, colour and state, each one-hot.
+  The observation is [H, W, C] bool: for each of H x W cells its kind, colour and state, each one-hot, by
+  `NUM_VALUES`; C is the sum of these.
 
   Args:
     name: one of `names()`.

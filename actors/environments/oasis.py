@@ -170,8 +170,8 @@ class Oasis(environment.Environment):
   def scripted_action(self, state: State) -> jax.Array:
     """Walks to the source of the vital that runs out first; stays in the den while none is urgent.
 
-    It avoids the predator: the cost to the target is V(x) = min over neighbours y of V(y) + 1 + risk(y),
-    and cells beside the predator are the last resort.
+    It avoids the predator: the cost of cell x to the target is V(x) = min_y [V(y) + 1 + risk(y)] over its
+    neighbours y, 0 at the target, and cells beside the predator are the last resort.
     """
     agent, predator, *sources = state.places
     den = state.places[DEN]

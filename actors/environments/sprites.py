@@ -112,7 +112,11 @@ class Sprites(environment.Environment):
     return state, environment.restart(_observe(state))
 
   def _pairs(self, bits: jax.Array) -> jax.Array:
-    """[N] different pairs, the wanted one first: those with the least of [16] random numbers."""
+    """[N] int32, different random pairs, the wanted one first.
+
+    By default they are the pairs with the least of the [16] random `bits`, without those held out. With
+    `held_out` the first is the least of those held out, and the others are the least of all others.
+    """
     held_out = jnp.asarray(IS_HELD_OUT)
     most = jnp.uint32(2**32 - 1)
     if not self.held_out:
@@ -158,7 +162,7 @@ class Sprites(environment.Environment):
     return self.draw(_observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """The image, enlarged 8 times."""
+    """The image with each pixel enlarged to 8 by 8, [128, 128, 3] uint8."""
     image = np.asarray(observation).clip(0, 255).astype(np.uint8)
     return image.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
@@ -167,15 +171,15 @@ def segments(state: State) -> jax.Array:
   """Ground-truth segmentation of the observation of a state, to evaluate a predicted one.
 
   Returns:
-    [16, 16] int32, the part that each pixel shows: 0 the background, 1 the sign, 2 the agent, 3 and
-    more the objects.
+    [16, 16] int32, the part that each pixel shows: 0 the background, 1 the sign, 2 the agent, 3 + i
+    object i.
   """
   parts = _parts(state)
   return jnp.argmax(jnp.concatenate([~parts.any(0)[None], parts]), axis=0).astype(jnp.int32)
 
 
 def _least(bits: jax.Array, count: int) -> jax.Array:
-  """[count] int32, indices of the least of [L] numbers, ascending; faster than a sort on a CPU."""
+  """[count] int32, indices of the least of [L] numbers, the least first; faster than a sort on a CPU."""
   places = jnp.arange(bits.shape[0])
   is_less = (bits < bits[:, None]) | ((bits == bits[:, None]) & (places < places[:, None]))
   order = jnp.sum(is_less, axis=-1)
@@ -183,7 +187,7 @@ def _least(bits: jax.Array, count: int) -> jax.Array:
 
 
 def _neighbours(cell: jax.Array) -> jax.Array:
-  """[4] int32, the cell that each action leads to from a cell without objects."""
+  """[4] int32, the cell to which each action leads from `cell`: the same one at an edge or the sign."""
   place = jnp.stack(jnp.divmod(cell, SIZE))
   row, column = jnp.clip(place + jnp.asarray(MOVES), 0, SIZE - 1).T
   moved = row * SIZE + column
@@ -205,7 +209,7 @@ def _parts(state: State) -> jax.Array:
 
 
 def _bitmaps(pairs: jax.Array, offsets: jax.Array) -> jax.Array:
-  """[N, 4, 4] bool, the pixels of objects in their cells."""
+  """[N, 4, 4] bool, the pixels of each object within its cell."""
   side = SHAPES.shape[1]
   room = CELL - side + 1  # offsets along an axis
   table = np.zeros((len(SHAPES), room, room, CELL, CELL), bool)
@@ -216,7 +220,7 @@ def _bitmaps(pairs: jax.Array, offsets: jax.Array) -> jax.Array:
 
 
 def _observe(state: State) -> jax.Array:
-  """[16, 16, 3] uint8."""
+  """The image of a state, [16, 16, 3] uint8."""
   # Colours of one number each: XLA's CPU is slow on axes of 3.
   colours = jnp.asarray(_packed(COLOURS))[state.pairs // len(SHAPES)]
   sign, agent = _packed(np.array([SIGN, AGENT]))

@@ -181,6 +181,10 @@ class TimeLimit(Environment):
   def is_scored_by_length(self) -> bool:
     return self.environment.is_scored_by_length
 
+  @property
+  def has_costly_reset(self) -> bool:
+    return self.environment.has_costly_reset
+
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
     return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
@@ -278,8 +282,9 @@ def check_values(
 
   Raises:
     ValueError: an observation or reward is not finite, an observation is outside the bounds of its
-      spec, a discount is outside [0, 1], an episode is longer than `max_steps`, or most steps have no
-      legal action; the message names the field.
+      spec, a discount is outside [0, 1], an episode is longer than `max_steps`, more than half of the
+      steps have no legal action, or a continuous action has an infinite bound; the message names the
+      field.
   """
   play = _random_play(environment)
   # A CPU's compiler would take much longer to optimise the program than the program runs.
@@ -306,8 +311,9 @@ def check_values(
 def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
   """Makes a function (key, number of steps) that plays one environment with the random policy.
 
-  It returns message -> [] bool, whether that fault occurred, and [] float32, its first wrong value;
-  whether an episode has ended, [] bool; and the number of steps without a legal action, [] int32.
+  That function returns three things: a dict, message -> ([] bool, whether that fault occurred; [] float32,
+  its first wrong value); whether an episode has ended, [] bool; and the number of steps without a legal
+  action, [] int32.
   """
   env = AutoReset(environment)
 
@@ -339,7 +345,7 @@ def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
 def _faults(
   environment: Environment, timestep: TimeStep, length: jax.Array
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-  """Judges a time step: message -> whether it has that fault, and the value for VALUE in the message."""
+  """Judges a time step: message -> ([] bool, whether it has that fault; [] float32, for VALUE in it)."""
   nothing = jnp.zeros((), jnp.float32)
   result = {}
   observation_specs = jax.tree.leaves(environment.observation_spec)
@@ -412,7 +418,7 @@ def reference_returns(
     better than the random policy, or has episodes of more than 32,768 steps (`_MOST_STEPS`).
 
   Raises:
-    ValueError: an episode has more than `max_steps` steps.
+    ValueError: an episode has more than `max_steps` steps, or a continuous action an infinite bound.
   """
   if isinstance(environment, host.HostEnvironment):
     return None

@@ -53,7 +53,7 @@ class Replayed(NamedTuple):
   Attributes:
     features: [T, B, F] in the compute dtype.
     history: the context module's history of these steps.
-    rewards: [T, B] float32, rewards that arrived at the steps, for each head that learns by its name.
+    rewards: [T, B] float32, rewards that arrived at the steps, by name of each head that the loss trains.
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
@@ -130,6 +130,7 @@ def update_scales(
     weight        = config.novelty_scale max(0.5, 1 - evidence), of novelty
     scale         = max(range of its returns, INTRINSIC_FLOOR) of other intrinsic rewards
 
+  where range and std are moving averages over batches, the range from the 5th to the 95th percentile.
   Returns that are all alike mean that no reward was found yet, or that the task is solved. So the
   weight of novelty follows `evidence`, how far they have ever differed, by their standard deviation:
   percentiles do not see the few imagination rollouts that find the first rewards. The largest weight,
@@ -258,7 +259,10 @@ class ActorCritic:
   def _towers(
     self, name: str, features: jax.Array, context: jax.Array
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """The model's memory with the context, and the inputs of the observed numbers."""
+    """Both inputs of network `name`: the model's memory with the context, and inputs of the numbers.
+
+    With a workspace, the actor's are nothing and the context; the critic's are without context.
+    """
     if self.workspace and name == 'actor':
       return (), (context,)
     if self.workspace:
@@ -293,7 +297,7 @@ class ActorCritic:
   def values(
     self, params: Tree, features: jax.Array, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """Predicted distributions of each head's return at [..., F] features with [..., C] context."""
+    """Predicted distributions of returns at [..., F] features with [..., C] context, by head."""
     logits = self._apply(params, 'critic', features, context)
     parts = jnp.split(logits, len(self.heads), axis=-1)
     return {
@@ -309,8 +313,9 @@ class ActorCritic:
       actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
       critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
 
-    Contexts, policy and value are computed here, inside the gradient, from the features, actions
-    and masks that the dream stored.
+    summed over steps, the critic's also over its heads; eta is `entropy_scale`. Contexts, policy and
+    value are computed here, inside the gradient, from the features, actions and masks that the dream
+    stored.
 
     Args:
       params: parameters of context module, actor and critic.
@@ -352,7 +357,7 @@ class ActorCritic:
       replayed: the [T, B] replayed steps.
 
     Returns:
-      The loss [], a mean over all steps but the last.
+      The loss [], a mean over all steps but the last, where those that end an episode count as 0.
     """
     config, features, last = self.config, replayed.features, replayed.last
     context = self.critic_context.pool(params, replayed.history, features)

@@ -24,8 +24,8 @@ class PolicyState(NamedTuple):
 
   Attributes:
     recurrent: state of the world model, [N, ...].
-    memory: memory of the context module, a tree of [N, ...] or [W - 1, N, ...] arrays; () without
-      context.
+    memory: memory of the context module, a tree of [N, ...] or, with W = `window`,
+      [W - 1, N, ...] arrays; () without context.
   """
 
   recurrent: rssm.Recurrent
@@ -56,8 +56,9 @@ def make_dreamer(
   Raises:
     ValueError: `distributions.Actions` does not support the action spec; survival is on, but the
       observation has no vitals, or the environment's reward already depends on them; empowerment is
-      on, but an action is not one discrete choice, or the observation has only images; a workspace is
-      on, but the observation is no dict, has images, or has fewer candidates than `workspace_size`.
+      on, but an action is not one discrete choice among at least two, or the observation has only
+      images for CNNs; a workspace is on, but the observation is no dict, has images for CNNs, or has
+      fewer candidates than `workspace_size`.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   _ = model.vitals, model.empowerment  # raise ValueError where there can be none

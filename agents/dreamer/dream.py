@@ -86,7 +86,7 @@ def rollout(
   start: Start,
   horizon: jax.Array,
 ) -> Dream:
-  """Imagines `horizon` steps from each start, each by the prior of one random ensemble member.
+  """Imagines `horizon` steps from each start, each dream by the prior of one random ensemble member.
 
   The loop's trip count is `horizon`, so a shorter horizon costs less and is not traced again. No
   gradient passes through the loop: the actor learns by score function from the stored steps.
@@ -271,7 +271,7 @@ def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
 def steps(
   actor_critic: ac.ActorCritic, dream: Dream, history: Tree, first: jax.Array | int, count: int
 ) -> ac.Steps:
-  """Cuts `count` imagined steps from step `first` on out of a dream; `history` is its `history`."""
+  """Cuts `count` imagined steps from step `first` on out of a dream; `history` is as from `history()`."""
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
   return ac.Steps(
     features=cut(dream.features),
@@ -303,7 +303,7 @@ def starts(
     num_steps: number of steps to pick in each sequence, without replacement, at most T; None for all.
 
   Returns:
-    B' = B x num_steps starts, and the context module's history of the sequences.
+    B' = B x num_steps starts (B x T for None), and the context module's history of the sequences.
   """
   total, batch = last.shape
   count = total if num_steps is None else min(num_steps, total)

@@ -3,7 +3,7 @@
     E(s) = I(A; X' | s) = ln n - H(A | s, X')  >=  ln n + mean ln q(a | s, x'),    a ~ uniform
 
 over the n legal actions, x' being the numbers of the observation that one imagined step predicts. A
-classifier q learns to infer the action from them, and a head e(s) learns the mean of the bound, so that
+classifier q learns to infer the action from s and x', and a head e(s) learns the mean of the bound, so that
 no action needs to be imagined where empowerment is read. Mohamed and Rezende (2015), "Variational
 information maximisation for intrinsically motivated reinforcement learning"; the bound is that of
 Barber and Agakov (2003).

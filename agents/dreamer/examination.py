@@ -22,11 +22,11 @@ class Examination(NamedTuple):
     discount: predicted probability that the episode continues, given its observation.
     value: the critic's value of the task.
     novelty: novelty of the transition to the step.
-    scrambled: the same where each number of an observation is exchanged with another sequence, which
-      gives observations that never occurred.
+    scrambled: as `novelty`, with each number of the observations permuted over the sequences by
+      itself, which gives observations that never occurred.
     surprise: negative log-likelihood, nats, of the numbers and the reward of the step, predicted by one
       imagined step from the step before with the action that was taken; 0 at step 0.
-    surprise_of_other: the same with an action of another sequence.
+    surprise_of_other: as `surprise`, with the action of another sequence at the same step.
   """
 
   reward: jax.Array

@@ -40,7 +40,7 @@ class Fidelity(NamedTuple):
   """Errors of imagined rollouts, compared with the environment.
 
   Each field is a Tally, of which the mean is described: over starts, for `end` and `paid` over all steps.
-  Index k is for k + 1 steps after the start.
+  Index k is the step k + 1 steps after the start; in a sum, it is the last one.
   `imagined` and `real` follow the policy from the same states, in the model and in the environment.
   `wrong` to `missed` are open-loop predictions, with the actions that were taken. `end` and `paid` are
   predicted from the posterior of the step itself, without imagination.
@@ -155,7 +155,7 @@ def _imagine(
 
 
 def _share(predicted: jax.Array, real: jax.Array) -> Tally:
-  """The predicted share of [..., T, B] real rewards, each counted by its size."""
+  """Tally [...] whose mean is sum(predicted sign(real)) / sum |real|, both over T and B."""
   sum_ = lambda x: jnp.sum(x, axis=(-2, -1))
   return Tally(sum_(predicted * jnp.sign(real)), sum_(jnp.abs(real)))
 

@@ -37,7 +37,7 @@ def foresee(
     context: [] int32, number of observed steps.
 
   Returns:
-    The predicted observations, [T, ...] float32, and the salience, [T, W] float32.
+    Foresight of predicted observations, [T, ...] float32, and the salience, [T, W] float32.
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
   num_steps = len(action)

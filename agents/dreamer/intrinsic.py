@@ -77,7 +77,7 @@ def clean_novelty(means: jax.Array, variances: jax.Array) -> jax.Array:
     novelty = sum_F relu( Var_K[means] - Mean_K[variances] )
 
   Args:
-    means: [K, ..., F] predicted means of the next latent.
+    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
     variances: [K, ..., F] predicted variances, in units of means^2.
 
   Returns:
@@ -98,7 +98,7 @@ def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
   Positive whenever members disagree; noise that all members predict divides out.
 
   Args:
-    means: [K, ..., F] predicted means of the next latent.
+    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
     variances: [K, ..., F] predicted variances, in units of means^2.
 
   Returns:
@@ -122,7 +122,7 @@ def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
   section 4.2.
 
   Args:
-    means: [K, ..., F] predicted means of the next latent.
+    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
     variances: [K, ..., F] predicted variances, in units of means^2.
 
   Returns:
@@ -160,6 +160,7 @@ def update(
     boredom <- clip( boredom + rise if competence < threshold else boredom - fall, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
 
+  C_fast and C_slow both follow the first line, with alpha = COMPETENCE_FAST and COMPETENCE_SLOW.
   Without the correction the fast average would lead during the first updates, so that competence
   would be 0 and boredom would saturate.
 
@@ -264,7 +265,7 @@ class Intrinsic(NamedTuple):
 
 
 def _novelty_reward(felt: Felt, motivation: Motivation) -> jax.Array:
-  """Novelty less its mean, so that ending an episode forgoes nothing on average.
+  """(novelty - mean) / scale, so that ending an episode forgoes nothing on average: see Motivation.
 
   Otherwise an agent that is rewarded at every step learns not to finish.
   """

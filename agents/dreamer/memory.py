@@ -5,9 +5,10 @@
              n_a = min(1, sum_i w_i [a_i = a])           q_a = sum_i w_i [a_i = a] G_i / sum_i w_i [a_i = a]
     write    the most surprising replayed steps, by |G - G_hat|, over the least recently read entries
 
-with x the observation, P a fixed random projection, q the key of the current observation, and a_i, G_i the
-action and return of entry i. All entries are read, not a few neighbours: the weight of others is next to
-0, and on a CPU a read of 1,024 entries at 512 steps took 0.7 ms, and 3 ms with the 8 largest.
+with x the observation, P a fixed random projection, q the key of the current observation, a_i, G_i the
+action and return of entry i, and G_hat the return expected at a step: see `Memory.expected`. All entries
+are read, not a few neighbours: the weight of others is next to 0, and on a CPU a read of 1,024 entries at
+512 steps took 0.7 ms, and 3 ms with the 8 largest.
 
 Pritzel et al. (2017), "Neural episodic control"; keys by a random projection as in Blundell et al.
 (2016), "Model-free episodic control". The entries, called the ring, are part of the agent's parameters,
@@ -127,7 +128,7 @@ class Memory:
     return 2 * self.actions.size + 1 if self.actions.discrete else self.actions.size + 3
 
   def num_bytes(self, num_steps: int) -> int:
-    """Bytes of the ring before and after an update, and of reads at `num_steps` steps."""
+    """Total bytes of the ring before an update, the ring after it, and reads at `num_steps` steps."""
     entry = KEY_SIZE + self.actions.size + 3
     return 4 * self.size * (2 * entry + 2 * num_steps)
 
@@ -172,7 +173,7 @@ class Memory:
     """Reads the memory at some steps, by the similarity of their keys.
 
     Args:
-      ring: the entries, see the class; of them, those of ACTED are read.
+      ring: see the class; only its arrays ACTED are read.
       key: [..., KEY_SIZE] float32, keys of the observations of the steps.
       version: [...] int32, version of the parameters that acted; entries that were written later are
         left out. None: all entries are read.
@@ -272,7 +273,7 @@ class Memory:
 
 
 def most_surprising(offer: Offer) -> Offer:
-  """The MOST_WRITTEN most surprising of [N] candidates, sorted; of equals the first come first."""
+  """The MOST_WRITTEN most surprising of N candidates, by falling surprise; of equals the first come first."""
   _, index = jax.lax.top_k(offer.surprise, min(MOST_WRITTEN, len(offer.surprise)))
   return Offer(*(x[index] for x in offer))
 
@@ -286,7 +287,7 @@ def before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
 
 
 def _product(x: jax.Array, y: Any) -> jax.Array:
-  """A product that accelerators do not round: keys of equal observations are equal."""
+  """The matrix product x y, in full float32 on accelerators too: keys of equal observations are equal."""
   return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -68,9 +68,9 @@ class Change(NamedTuple):
 
       sum_C [ log(1 + error / (2 sg(variance))) + 1/2 ( sg(error) / variance + log(variance) ) ]
 
-    with error the squared error of the mean, clipped to 4 in the second term. The first term
-    measures errors relative to the noise of each direction, and large ones by their logarithm. With a Gaussian likelihood, the mean
-    would learn least where its errors are still largest.
+    with error the squared error of the mean, in sg(error) clipped to 4. The first term measures errors
+    relative to the noise of each direction, and large ones by their logarithm. With a Gaussian
+    likelihood, the mean would learn least where its errors are still largest.
     """
     stop = jax.lax.stop_gradient
     error = jnp.square(self.mean - change)
@@ -94,7 +94,7 @@ class Numbers:
 
   Real numbers are read as symlog and standardised by running statistics, since their scales are
   unknown. Their loss is relative to the running mean squared error, so that each of them counts
-  whatever its scale. "Numbers" [..., F] are ordered by kind: binary, discrete, real.
+  whatever its scale. "Numbers" [..., F] are ordered by kind: N binary, M discrete, R real.
 
   Attributes:
     spec: tree of `dm_env.specs.Array`; images for a CNN have no channels: see `without_images`.
@@ -172,9 +172,9 @@ class Numbers:
   def initial_statistics(self) -> dict[str, jax.Array]:
     """Running statistics before any observation: arrays by name, those of width 0 left out.
 
-    `mean`, `square`, `error` [R]: moments of real numbers in symlog, and their squared prediction error;
-    `between` [N]: 4 x (1 - x) of binary numbers, 0 where they only are 0 or 1; `change` [C]: mean square
-    of `change`; `count` []: number of batches.
+    `mean`, `square`, `error` [R]: moments of real numbers in symlog, and their squared prediction error,
+    see `loss`; `between` [N]: largest 4 x (1 - x) in a batch of each binary number x, 0 if it only is 0
+    or 1; `change` [C]: mean square of the result of `change`; `count` []: number of batches.
     """
     reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
     between = jnp.ones(len(self._kinds[0]))
@@ -188,7 +188,7 @@ class Numbers:
     return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
 
   def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
-    """Statistics of one batch, for `updated`: means over the batch, for `between` the maximum.
+    """Statistics of one batch for `updated`, less `change`: means over it, for `between` the maximum.
 
     Args:
       numbers: [T, B, F] float32, observed.
@@ -205,7 +205,7 @@ class Numbers:
   def updated(
     self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]
   ) -> dict[str, jax.Array]:
-    """Running statistics after one more batch: means over all batches, later over about the last 500."""
+    """Running statistics after one more batch: means over up to about 500 batches, 50 for `error`."""
     rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
     rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
     followed = {
@@ -352,12 +352,12 @@ class Numbers:
 
   @functools.cached_property
   def _directions(self) -> np.ndarray:
-    """[I, C] float32, the directions of changes in inputs other than views."""
+    """[I, C] float32, the directions of changes in the I inputs other than views."""
     shape = self.input_size - observation_lib.view_size(self.spec), self.num_changes
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
   def changes_of_inputs(self, change: Change) -> tuple[jax.Array, jax.Array]:
-    """Estimates the change of each input (other than views) from changes along random directions.
+    """Estimates the change of each of the I inputs other than views from changes along random directions.
 
     Args:
       change: predicted change, [..., C].
@@ -469,7 +469,7 @@ class Numbers:
 
 
 def around(level: jax.Array, shares: jax.Array) -> jax.Array:
-  """The number in [0, 1] near a level that a distribution over levels stands for, [...] float32.
+  """Decodes numbers in [0, 1], [...] float32, from distributions over levels, near a given level.
 
   A number between two levels is two-hot, so the result is the mean over the level and its neighbours.
   A mean over all levels would average distant modes.
@@ -485,7 +485,7 @@ def around(level: jax.Array, shares: jax.Array) -> jax.Array:
 
 
 def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:
-  """Terms of the KL of observed shares from predicted probabilities, [..., N]; summed over N."""
+  """Sum over N of shares ln( shares / predicted ), [...] float32, from [..., N] arrays: terms of a KL."""
   return jnp.sum(_xlogx(shares) - shares * jnp.log(jnp.maximum(predicted, MIN_LIKELIHOOD)), axis=-1)
 
 

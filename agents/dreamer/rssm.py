@@ -47,8 +47,8 @@ class Latent(NamedTuple):
     deterministic: [..., H] h_t, the GRU's state, in the compute dtype.
     stochastic: [..., Z] z_t, a sample of the latent state, in the compute dtype.
     numbers: [..., F] float32 x_t, observed or imagined; see `numbers.Numbers`.
-    recalled: [..., R] float32, from the episodic memory at the step, in imagination at the start of
-      the rollout; None without a memory, and in a stored state.
+    recalled: [..., R] float32, see `Memory.recalled`, read at the step, in imagination at the start
+      of the rollout; None without an episodic memory, and in a stored state.
   """
 
   deterministic: jax.Array
@@ -74,7 +74,7 @@ class Prior(NamedTuple):
 
   Attributes:
     belief: distributions of the stochastic state, [K, ..., Z].
-    change: predicted changes of the numbers, [K, ..., C], in root mean squares of observed changes.
+    change: predicted changes of the numbers, [K, ..., num_changes], in root mean squares of observed ones.
   """
 
   belief: Any
@@ -92,7 +92,7 @@ class Posterior(NamedTuple):
   Attributes:
     latent: latents, sampled from the posterior, [T, B, ...].
     features: [T, B, F], see `RSSM.features`.
-    previous: [T, B, C], inputs of the transitions that led to the steps.
+    previous: [T, B, previous_size], previous actions and embedded numbers; 0 at FIRST.
     belief: posterior distributions of the stochastic state, [T, B, Z].
     priors: predictions of all members, [K, T, B, ...].
     first: [T, B] bool, steps that begin an episode.
@@ -155,7 +155,7 @@ class RSSM:
   """The recurrent state-space model; every method is a pure function of `params`.
 
   Attributes:
-    networks: the networks of the world model.
+    networks: the networks of the world model. Below, E is their `embedding_size`, C their `previous_size`.
   """
 
   networks: modules.Networks
@@ -167,7 +167,7 @@ class RSSM:
   # The five equations.
 
   def encoder(self, params: Tree, observation: Tree) -> tuple[jax.Array, jax.Array]:
-    """The numbers [..., F] of observations, and their encoding [e_t, image features], [..., encoded]."""
+    """The numbers x_t of observations, [..., F], and [e_t, image features], [..., encoded]."""
     numbers = self.networks.numbers.read(observation)
     parts = [self.embed(params, numbers)]
     if self.networks.codec.image_specs:
@@ -207,7 +207,7 @@ class RSSM:
       params: parameters of the world model.
       deterministic: [..., H], h_t.
       previous: [..., previous_size], inputs of the transition to the step.
-      first: [...] bool, FIRST steps, to which no change leads.
+      first: [...] bool, FIRST steps, whose predicted changes are 0.
     """
     outputs = self._member_outputs('prior', params, deterministic)
     priors = self._prior(params, outputs, deterministic, previous)
@@ -242,12 +242,12 @@ class RSSM:
     return Recurrent(latent, jnp.zeros((batch, sizes.actions.size), jnp.float32))
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
-    """Noise for one sample of a latent; see the `noise` of `distributions.LATENTS`."""
+    """Noise for one sample of a latent, [stochastic_size] float32; see `noise` of `distributions.LATENTS`."""
     config = self.networks.config
     return self.networks.latent_type.noise(key, config.stochastic_size, config.classes)
 
   def imagined_noise(self, key: chex.PRNGKey) -> Noise:
-    """Noise for one imagined step."""
+    """Noise for one imagined step of one rollout."""
     latent_key, numbers_key = jax.random.split(key)
     return Noise(self.noise(latent_key), jax.random.uniform(numbers_key))
 
@@ -267,17 +267,17 @@ class RSSM:
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
   ) -> jax.Array:
-    """Input of all heads: [..., H, Z where there are images, R, inputs of the numbers, C, R].
+    """Concatenates h, z if there are images, `recalled`, inputs of the numbers, `previous` and `before`.
 
-    Actor and critic do not read the last two: the transition to a step does not matter to what
-    follows. The model's heads do not read the first R: the reward that arrives at a step is due to
-    the action before, and imagination recalls nothing after its start.
+    The result, [..., feature_size], is the input of all heads. Actor and critic do not read the last two,
+    since the transition to a step does not matter to what follows. The model's heads do not read `recalled`:
+    the reward at a step is due to the action before, and imagination recalls nothing after its start.
 
     Args:
       params: parameters of the world model.
       latent: the latent, [..., H], [..., Z] and [..., F].
       previous: [..., C], inputs of the transition that led to the step.
-      before: [..., R], recalled at the step before; None where only actor and critic read features.
+      before: [..., R], `recalled` of the step before; None where only actor and critic read features.
     """
     now, then = [], []
     if latent.recalled is not None:
@@ -336,8 +336,8 @@ class RSSM:
       noise: [B', ...] from `imagined_noise`.
 
     Returns:
-      The latent [B', ...]; the action and the embedded observation before it, [B', C]; and the priors
-      of all K members, [K, B', ...].
+      The latent [B', ...]; the inputs of the transition to it, [B', C]; and the priors of all K
+      members, [K, B', ...].
     """
     before = recurrent.latent.numbers
     action = recurrent.action.astype(self.dtype)
@@ -366,7 +366,7 @@ class RSSM:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
-      recalled: [T, B, R] float32, from the episodic memory; None without one.
+      recalled: [T, B, R] float32, see `Memory.recalled`; None without an episodic memory.
     """
     num_steps, batch = sequence.reward.shape
     first = sequence.step_type == FIRST
@@ -431,22 +431,22 @@ class RSSM:
     return jnp.where(first[..., None], 0, previous).astype(self.dtype)
 
   def _evidence(self, params: Tree, encoded: jax.Array) -> jax.Array:
-    """[..., encoded] observation to its term in the posterior's hidden layer, [..., hidden]."""
+    """The term of encoded observations [..., encoded] in the posterior's hidden layer, [..., hidden]."""
     kernel = params['posterior']['kernel'][self.networks.config.deterministic_size :]
     return encoded @ kernel.astype(self.dtype)
 
   def _embedded(self, params: Tree, previous: jax.Array) -> jax.Array:
-    """[..., C] inputs of a transition to the term of e in the gates, [..., 3 H]."""
+    """The term of e in the gates, [..., 3 H], from the inputs of a transition, [..., C]."""
     _, kernel = self._recurrence_kernels(params)
     return previous[..., self.networks.actions.size :] @ kernel.astype(self.dtype)
 
   def _recurrence_kernels(self, params: Tree) -> list[jax.Array]:
-    """Centred kernels of the sequence model, for its other inputs and for e."""
+    """Centred kernels of the gates: `Matrices.recurrence`, and that of e, [E, 3 H]."""
     kernel = kernels.centre(params['recurrence']['kernel'])
     return jnp.split(kernel, [len(kernel) - self.networks.embedding_size])
 
   def _inferred(self, latent: Latent) -> list[jax.Array]:
-    """z, [..., Z], where there are images; else nothing."""
+    """A list of z, [..., Z], where there are images; else an empty list."""
     return [latent.stochastic] if self.networks.inferred_size else []
 
   def _cast(self, matrices: Matrices) -> Matrices:
@@ -476,7 +476,7 @@ class RSSM:
   def _imagined_numbers(
     self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array
   ) -> jax.Array:
-    """Sampled numbers of an imagined step, [B', F], whose latent has those before it."""
+    """Sampled numbers of an imagined step, [B', F]; `latent` still holds those of the step before."""
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before

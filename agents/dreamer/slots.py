@@ -17,7 +17,7 @@ from hephaestus.agents import networks
 class Attention(nn.Module):
   """Slot attention: slots compete for the tokens of an image in rounds of attention.
 
-    a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens
+    a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens( a + 1e-8 )
     s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
 
   Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1. Gradients pass
@@ -116,7 +116,7 @@ class Painter(nn.Module):
 
 
 def places(height: int, width: int) -> jax.Array:
-  """Embedding of the positions in an image, [H, W, P] float32: coordinates, their sines and cosines."""
+  """Embedding of the positions in an image, [H, W, 18] float32: coordinates, their sines and cosines."""
   row, column = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing='ij')
   waves = [f(np.pi * k * x) for x in (row, column) for k in (1, 2, 4, 8) for f in (np.sin, np.cos)]
   return jnp.asarray(np.stack([row, column, *waves], axis=-1), jnp.float32)

@@ -43,7 +43,7 @@ class Terms(NamedTuple):
   Attributes:
     learned: [..., N] float32, query times key.
     novelty: [..., N] float32, novelty of each candidate.
-    lack: [..., N] float32, lack D of its vitals.
+    lack: [..., N] float32, lack D of each candidate's vitals; 0 without vitals.
   """
 
   learned: jax.Array
@@ -129,7 +129,7 @@ class Workspace:
 
   @functools.cached_property
   def _places(self) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in `_contents` of each candidate's numbers, [N, M] int, padded; [N, M] bool, which count."""
+    """Positions in `_contents` of each candidate's numbers, [N, M] int, padded; [N, M] bool, no padding."""
     owned = self._owner == np.arange(len(self.names))[:, None]
     width = max(owned.sum(axis=1))
     places = np.argsort(~owned, axis=1, kind='stable')[:, :width]
@@ -158,7 +158,7 @@ class Workspace:
       params: parameters of the actor-critic, by network.
       features: [..., F], see `RSSM.features`.
       numbers: [..., F'] float32, numbers of the world model's state.
-      change: the members' predicted changes of the numbers, [K, ..., C].
+      change: the members' predicted changes of the numbers, [K, ...], see `rssm.Prior`.
     """
     means, variances = self.networks.numbers.changes_of_inputs(change)
     kind = self.networks.config.novelty
@@ -299,7 +299,7 @@ class Workspace:
     return self.gate(self._learned(params, features) + history.bonus)
 
   def weights(self, params: Tree, history: History, num_steps: int) -> jax.Array:
-    """See `Context.weights`: weight 1 for the step itself, W = 1."""
+    """See `Context.weights`; W = 1, and the weight of the step itself is 1: [R, 1, 1] for all streams."""
     return jnp.ones((num_steps, 1, 1), jnp.float32)
 
   def metrics(self, share: jax.Array) -> dict[str, jax.Array]:

@@ -71,7 +71,7 @@ class WorldModel:
     return found
 
   def read_vitals(self, numbers: jax.Array) -> Any:
-    """Picks the vitals, [..., V] in units of the observation, from [..., F] encoded numbers; or None."""
+    """The vitals among numbers [..., F], [..., V] in the observation's units; None without survival."""
     if self.vitals is None:
       return None
     return self.networks.numbers.pick(numbers, self.vitals.indices)
@@ -92,8 +92,8 @@ class WorldModel:
     """Networks and loss of empowerment; None where `empowerment_scale` is 0.
 
     Raises:
-      ValueError: empowerment is on, but an action is not one discrete choice, or the observation has
-        only images.
+      ValueError: empowerment is on, but an action is not one discrete choice among at least two, or
+        the observation has only images for CNNs.
     """
     return empowerment_lib.Empowerment(self.rssm) if self.config.empowerment_scale else None
 
@@ -143,7 +143,7 @@ class WorldModel:
     return self._head(params, 'mask', features) > 0
 
   def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
-    """Outputs of the head `name` at [..., features]; it reads the recall of the step before."""
+    """Outputs of the head `name`, [..., outputs] in the compute dtype, at [..., features]."""
     memory, numbers, transition = self.networks.split(features)
     return self.networks.apply(params, name, (memory, transition), (numbers,))
 
@@ -188,9 +188,10 @@ class WorldModel:
       reconstruction + reward_scale reward + continue + mask + value + empowerment
         + mean_k [ m_k (b_dyn KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
-    with m_k the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that
-    it is the same in every replay, and change_k the loss of a member's predicted changes of numbers.
-    No transition leads to a FIRST step, so its reward and change are not learned.
+    averaged over [T, B], with q the posterior, p_k the prior of member k, b_dyn `dynamics_scale`, b_rep
+    `representation_scale`, free `free_nats`, and change_k the loss of a member's predicted changes of
+    numbers. m_k is the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that it
+    is the same in every replay. No transition leads to FIRST, whose reward and change are not learned.
 
     Args:
       params: parameters of the world model.
@@ -307,10 +308,10 @@ class WorldModel:
     sequence: experience.Sequence,
     learns: jax.Array,
   ) -> tuple[jax.Array, Tree]:
-    """Loss [T, B] of the members' predictions of the numbers' changes, and the moment of these.
+    """Loss [T, B] of the members' predicted changes of numbers, and the moment `change` by its name.
 
-    No transition leads to a FIRST step: its loss is 0, and its moment is the statistic, which so
-    stays as it is.
+    No transition leads to a FIRST step: its loss is 0, and it adds the running statistic to the moment,
+    so that it does not move the statistic.
     """
     numbers, first = self.networks.numbers, posterior.first
     if not numbers.num_changes:
@@ -325,7 +326,7 @@ class WorldModel:
     return loss, {'change': jnp.mean(square, axis=(0, 1))}
 
   def _kl(self, posterior: rssm_lib.Posterior, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The dynamics' divergence [K, T, B], and the loss [T, B] of both divergences."""
+    """KL(q || p_k) of each member, [K, T, B], and the weighted loss of both KL terms of `loss`, [T, B]."""
     config, stop = self.config, jax.lax.stop_gradient
     belief, priors = posterior.belief, posterior.priors.belief
     dynamics_kl = stop(belief).kl(priors)

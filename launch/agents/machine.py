@@ -45,7 +45,7 @@ class Machine(NamedTuple):
 
 
 def find(root: pathlib.Path = pathlib.Path('/')) -> Machine:
-  """Looks for the drivers of an accelerator, and for JAX's package for it.
+  """Finds the accelerator of this machine by its drivers, and whether JAX's package for it is installed.
 
   Args:
     root: root folder of the file system, which contains `dev`.
@@ -78,7 +78,7 @@ def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
     machine: the machine on which it is to run.
 
   Raises:
-    ValueError: there is no accelerator, or JAX cannot use it.
+    ValueError: the run needs an accelerator, and no JAX package for one is installed.
   """
   is_chosen = 'JAX_PLATFORMS' in os.environ  # somebody knows what JAX has
   if not config.accelerator or machine.is_usable or is_chosen:

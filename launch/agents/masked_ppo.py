@@ -45,7 +45,7 @@ class MaskedPPO(records.AgentRecord):
     )
 
   def check(self, config: launch_config.ExperimentConfig) -> None:
-    _scale(config, num_devices=config.learner.num_processes)  # of which each has at least one
+    _scale(config, num_devices=config.learner.num_processes)  # each has at least one device
 
   def describe_update(
     self, config: launch_config.ExperimentConfig, update: ppo_update.Update

@@ -112,7 +112,7 @@ def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
 
   Args:
     gibibytes: available memory; None where unknown, which counts as enough.
-    usual: the number to use where memory suffices; the result is not halved below 32.
+    usual: the number to use where memory suffices; it is halved only while it is above 32.
     needed: GiB that `usual` copies of the largest environment need.
   """
   while gibibytes is not None and gibibytes < needed and usual > 32:
@@ -153,7 +153,7 @@ def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
   """PPO on one GPU, with as many environments as its memory permits.
 
   The update derives minibatches, epochs and learning rate from that number. 2,048 environments of
-  `hackmatrix` need about 5 GiB by `Program.memory`; others may need more.
+  `hackmatrix` need about 5 GiB by `unrolled.Program.memory`; others may need more.
   """
   return _ppo_at_large(environment, _envs_for(machine.gpu_gibibytes(), usual=2048, needed=12.0))
 

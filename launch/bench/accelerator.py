@@ -215,7 +215,10 @@ class _Job(jobs.Job):
 
 
 def _figures(output: pathlib.Path) -> dict[str, Any]:
-  """Figures that a command has printed; for a device in _PEAKS also its share of the peak FLOP/s."""
+  """{'figures': those that a command printed, 'flop_utilisation': {FIGURE: share of the peak FLOP/s}}.
+
+  The second is of matrix products, and is left out for a device that is not in _PEAKS.
+  """
   figures = json.loads(output.read_text().splitlines()[-1])
   kind = figures[0]['machine']
   peak = next((peak for begin, peak in _PEAKS.items() if kind.startswith(begin)), None)

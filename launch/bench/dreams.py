@@ -77,7 +77,7 @@ def dreams(
     The comparison.
 
   Raises:
-    ValueError: not a run of the dreamer, or no such checkpoint.
+    ValueError: it is not a run of the dreamer, has no such checkpoint, or its environment cannot be made.
   """
   dreamer_record.settings(folder_lib.load_config(folder))  # refuses other agents
   return of_policy(policy_lib.load(folder, checkpoint), num_steps=num_steps, seed=seed)

@@ -35,7 +35,8 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
 
   Waiting times, replay ratio and staleness are from the metrics of the learner and the actors. The
   limits are measured afterwards: updates per second of the update alone, as by `bench learner` at
-  the mean boredom of the run, and environment steps per second of an unroll alone.
+  the run's mean boredom (which sets the imagination horizon), and environment steps per second of an
+  unroll alone.
 
   Args:
     config: config of the run; its number of environment steps is ignored.
@@ -47,8 +48,8 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
     actors in %; the replay ratio; staleness in updates; and the CPU cores that each process uses.
 
   Raises:
-    ValueError: `seconds` is not positive, the agent is not the dreamer, or the run did not start or
-      ended early.
+    ValueError: `seconds` is not positive, the agent is not the dreamer, or the run did not start, ended
+      early or wrote no metrics.
   """
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
@@ -137,7 +138,11 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
 
 
 def _observe(run: Started, seconds: float) -> tuple[float, float, dict[str, float]]:
-  """Measures; returns begin and end (unix seconds), and the mean number of cores by process."""
+  """Measures a run; returns begin and end (unix seconds), and the mean number of cores by process.
+
+  Raises:
+    ValueError: the run ended, or a process wrote no metrics.
+  """
   used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
   began, clock = time.time(), time.monotonic()
   while time.monotonic() - clock < seconds or not _have_reported(run, began):
@@ -151,7 +156,7 @@ def _observe(run: Started, seconds: float) -> tuple[float, float, dict[str, floa
 
 
 def _have_reported(run: Started, began: float) -> bool:
-  """Whether the learner and each actor have written two rows since then."""
+  """Whether the learner and each actor have written two rows of metrics since unix second `began`."""
   return all(len(metrics.since(path, began)) >= 2 for path in run.files())
 
 

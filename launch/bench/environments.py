@@ -42,7 +42,7 @@ def environments(
   device, measured here, too, divided by the bytes of one observation.
 
   Args:
-    makers: a picklable function for each name that makes the environment, without auto-reset.
+    makers: for the name of each environment, a picklable function that makes it, without auto-reset.
     num_envs: numbers of parallel environments, each of which is measured.
     seconds: length of each measurement, after a warm-up.
     of_actors: environment variables that an actor process has.
@@ -89,7 +89,7 @@ def environments(
 def _processes(
   stack: contextlib.ExitStack, most: int, variables: Mapping[str, str]
 ) -> list[futures.Executor]:
-  """One process for each core, at most `most`; with an accelerator, a thread of this process."""
+  """Executors: a process for each core, at most `most`; with an accelerator, one thread of this process."""
   if jax.default_backend() != 'cpu':
     return [stack.enter_context(futures.ThreadPoolExecutor(1))]
   context = multiprocessing.get_context('forkserver')
@@ -108,7 +108,7 @@ def _set(variables: Mapping[str, str]) -> None:
 def _together(
   processes: Sequence[futures.Executor], function: Callable[..., float], arguments: Sequence[Any]
 ) -> list[float]:
-  """Calls a function in all processes at the same time; returns the result of each."""
+  """Calls a function at the same time in as many processes as there are `arguments`; returns the results."""
   calls = [
     process.submit(function, *each) for process, each in zip(processes, arguments, strict=False)
   ]

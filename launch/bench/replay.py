@@ -60,6 +60,7 @@ def replay(
 
   Raises:
     ValueError: a value cannot be measured; the message names its flag.
+    RuntimeError: a server did not answer in time.
   """
   _check(shards, writers, megabytes, batch_size, stored, seconds)
   # Processes fork from one that has imported everything, including what replay imports late, and
@@ -103,6 +104,7 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[be
 
   Raises:
     ValueError: a value cannot be measured; the message names its flag.
+    RuntimeError: a server did not answer in time.
   """
   if min(sizes) < _GROUP:
     raise ValueError(f'--sizes {" ".join(map(str, sizes))}: each must be at least {_GROUP}')
@@ -351,7 +353,7 @@ def _config(stored: int, shards: int) -> tables.ReplayConfig:
 
 
 def _random(schema: Any, count: int) -> Any:
-  """[N, ...] random sequences: 0 or 1 for integers and bools, normal numbers for floats."""
+  """[count, ...] random sequences: 0 or 1 for integers and bools, normal numbers for floats."""
   rng = np.random.default_rng(0)
 
   def draw(leaf: Any) -> np.ndarray:
@@ -443,7 +445,7 @@ def _write(
   strata: Sequence[tables.Stratum],
   schema: Any,
 ) -> None:
-  """Runs a writer in its own process: receives a duration, and sends its sequences and seconds."""
+  """Runs a writer in its own process: receives a duration, sends the number of its sequences and seconds."""
   entry = writer.Writer(addresses, strata, schema)
   sequences = _random(schema, _GROUP)
   entry.write(sequences, lambda: False)

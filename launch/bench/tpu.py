@@ -56,14 +56,14 @@ def tpu(
 
   Returns:
     For each topology and program: the devices; seconds to lower and to compile; bytes of arguments,
-    outputs, temporaries and of all together on one device, beside its memory; bytes that a device
+    outputs, temporaries, code and all together on one device, beside its memory; bytes that a device
     gives to all-reduces and all-gathers, and the number of other collectives; the number of large
     products by the dtypes of their operands, of logarithms and exponentials by dtype, and of losses
     among the outputs by dtype.
 
   Raises:
-    ValueError: libtpu is missing, a topology does not exist, or no config suits its topology or fits
-      into its memory; where some do, the others are named on stderr.
+    ValueError: libtpu is missing, a topology does not exist, an argument is invalid, or no program could
+      be compiled; if some could, the others are named on stderr.
   """
   check(names)
   configs = {name: _config(name, preset, environment, overrides) for name in programs}
@@ -117,7 +117,11 @@ def _gibibytes(name: str) -> int:
 
 
 def _devices(name: str) -> list[jax.Device]:
-  """Devices of a topology, for which JAX can compile but not run."""
+  """Devices of a topology, for which JAX can compile but not run.
+
+  Raises:
+    ValueError: the topology does not exist.
+  """
   try:
     options: Any = _OPTIONS.get(_version(name), {})
     return list(topologies.get_topology_desc(name, platform='tpu', **options).devices)
@@ -157,7 +161,11 @@ def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) ->
 def _figures(
   name: str, config: launch_config.ExperimentConfig, devices: list[jax.Device], gibibytes: int
 ) -> list[bench.Figure]:
-  """Compiles one program, and returns its figures."""
+  """Compiles one program, and returns its figures.
+
+  Raises:
+    ValueError: the config does not suit the devices, or XLA refuses the program.
+  """
   began = time.perf_counter()
   try:
     lowered = _lower(config, devices)

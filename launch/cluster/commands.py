@@ -163,7 +163,7 @@ def _print_commands(
   folder: pathlib.Path,
   launch_id: int,
 ) -> None:
-  """Prints the command for each host that the user must start by hand; for each host with --dry-run."""
+  """Prints the command of each host that the user must start by hand; with --dry-run, of all hosts."""
   from hephaestus.launch.cluster import node
 
   for name, words in commands.items():

@@ -90,6 +90,9 @@ def _check_endpoint(address: str, port: int) -> None:
 class SSH:
   """How to reach a host by ssh.
 
+  Raises:
+    ValueError: the target is empty, begins with a dash or has spaces.
+
   Attributes:
     target: USER@HOST, or a name in ~/.ssh/config.
     options: command-line options of ssh, before the target.
@@ -106,6 +109,9 @@ class SSH:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GCloud:
   """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud.
+
+  Raises:
+    ValueError: a value is invalid, or both `worker` and `workers` are given; names the key.
 
   Attributes:
     name: name of the TPU VM.
@@ -147,7 +153,8 @@ class Host:
   Attributes:
     name: name of the host in the hosts file, in logs and in commands.
     replay: address of its server of replay; None on a host without one.
-    learner: whether it has a learner process; on the first of several such hosts, its address.
+    learner: whether it has a learner process; on the first of several such hosts, the address at
+      which that process listens.
     evaluator: whether it has the evaluator.
     actors: number of its actor processes.
     ssh, gcloud, local: how it is reached, `local` being this machine; at most one of them.
@@ -294,7 +301,7 @@ class Hosts:
     return [shard for shard, keeper in enumerate(self.keepers) if keeper.name == name]
 
   def replay_addresses(self, name: str) -> tuple[str, ...]:
-    """HOST:PORT of each shard of replay, as the host with this name reaches it."""
+    """HOST:PORT of each shard of replay, as the host with this name reaches it; ValueError for no host."""
     host = self.find(name)
     # Itself by loopback: not every machine reaches itself at its public address.
     return tuple(

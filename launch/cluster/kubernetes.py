@@ -198,7 +198,8 @@ def make(
     The objects as dictionaries, in the order in which they are to be created.
 
   Raises:
-    ValueError: hosts, config and options do not belong together.
+    ValueError: accelerators of config and options contradict each other, TPU chips do not divide over
+      the learner pods, or replay's port is below 1024.
   """
   if config.accelerator and not (options.gpus or options.tpu):
     raise ValueError(

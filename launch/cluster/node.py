@@ -67,7 +67,7 @@ def prepare_profile(
     The updates to trace; None if the run will not do them.
 
   Raises:
-    ValueError: the text has another form.
+    ValueError: the text is no span of updates, see `profile.parse`.
   """
   span = profile_lib.parse(text)
   try:
@@ -120,8 +120,12 @@ def run(
     profile: learner updates to trace, in the nodes of this host; None for none.
 
   Returns:
-    The exit code of `local.train`; but 0 for nodes that were asked to stop, unless that was on this
-    host while heartbeats still arrived: then `launch` must see that the run is not over.
+    The exit code of `local.train`, with two exceptions. It is 1 if the reader of stdout is gone. It is
+    0 in place of `local.STOPPED`, unless a signal on this host stopped the nodes while heartbeats
+    arrived: then `launch` must see that the run is not over.
+
+  Raises:
+    ValueError: as in `local.train`.
   """
   addresses = place.hosts.replay_addresses(place.host.name)
   print(f'up: {", ".join(place.nodes)}; replay at {", ".join(addresses)}', flush=True)

@@ -79,6 +79,21 @@ class _Connection:
 
   A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
   host that never was up is not, because it would fail again.
+
+  Args:
+    host: host that the command reaches.
+    command: program and arguments, from `command`.
+    first_line: line sent to the host first, a RunSpec.
+    lines: queue of (connection, line of output, None), and at the end (connection, None, exit code).
+
+  Attributes:
+    host: as given.
+    exit_code: exit code of the process; None while it runs.
+    told_to_stop: whether `stop` was called.
+    restart_at: `time.monotonic()` at which the host is to be restarted; None if it is not.
+
+  Raises:
+    ValueError: the command cannot be run here; also raised by `start`.
   """
 
   def __init__(
@@ -118,12 +133,12 @@ class _Connection:
     ).start()
 
   def hear(self, line: str) -> None:
-    """Reads a line of the host's output, for whether the host is up."""
+    """Notes from a line of its output that the host is up."""
     if line.startswith('up: ') and self._up_at is None:
       self._up_at = time.monotonic()
 
   def end(self, exit_code: int) -> float | None:
-    """Records the end of the process, and whether it is restarted.
+    """Records the end of the process, and decides whether it is to be restarted.
 
     Returns:
       Seconds until it is restarted; None if it is not.
@@ -223,7 +238,7 @@ class Launch:
     """Starts the hosts and returns when all have ended; in the main thread only.
 
     Returns:
-      The exit code: 0 when all hosts succeeded, or stopped in order after a signal.
+      The exit code: 0 when all hosts succeeded, or stopped in order; 1 when any failed.
 
     Raises:
       ValueError: ssh or gcloud is not installed here.

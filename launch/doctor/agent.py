@@ -262,6 +262,9 @@ def of_metrics(
 
   Returns:
     A check for each trend, and one for each warning of `advice`.
+
+  Raises:
+    ValueError: a line of the metrics is damaged.
   """
   rows = metrics.read(folder / 'metrics' / 'learner.jsonl') if _has(folder, 'learner') else []
   evaluations = (

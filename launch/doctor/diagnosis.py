@@ -57,7 +57,8 @@ def of_run(
     All checks, also those that are fine.
 
   Raises:
-    ValueError: it is not a run, or has no such checkpoint.
+    ValueError: it is not a run, has no such checkpoint or none of its replay, has damaged metrics, or
+      its environment cannot be made.
   """
   policy = policy_lib.load(folder, checkpoint)
   config = policy.config

@@ -77,7 +77,7 @@ def play(
 
 
 def streams(played: Sequence[Played], action_spec: Any) -> Streams:
-  """Joins consecutive sequences along time.
+  """Joins consecutive sequences to one stream of steps for each environment.
 
   Args:
     played: sequences as `play` returns them.

@@ -27,8 +27,8 @@ def explained(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
   The network is trained on the first half of the steps and tested on the second.
 
   Args:
-    inputs: [S, F] float32, S at least 512.
-    targets: [S, D] float32.
+    inputs: [S, F] float32, F numbers at each of S steps, S at least 512.
+    targets: [S, D] float32, D numbers to predict at each step.
 
   Returns:
     [D] float32 in [0, 1], the best share of each target during training; 0 if a target is constant.
@@ -59,7 +59,7 @@ def _standardised(inputs: np.ndarray, half: int) -> np.ndarray:
 
 @jax.jit
 def _fit(inputs, targets, other_inputs, other_targets) -> jax.Array:
-  """[D] best shares of the other targets' variance that are explained during training."""
+  """Trains a probe; returns [D], the largest share of the variance of `other_targets` that it explained."""
   probe = _Probe(targets.shape[-1])
   init_key, key = jax.random.split(jax.random.key(0))
   params = probe.init(init_key, inputs[:1])

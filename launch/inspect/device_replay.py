@@ -43,7 +43,7 @@ def read(target: str) -> dict[str, Any]:
     for an empty stratum.
 
   Raises:
-    ValueError: nothing has been saved yet.
+    ValueError: the target is not a run's folder, or nothing has been saved yet.
   """
   folder = pathlib.Path(target)
   config = folder_lib.load_config(folder)
@@ -151,7 +151,11 @@ def sequences(target: str, schema: experience.Sequence) -> tuple[experience.Sequ
 
 
 def _restore(target: str, schema: experience.Sequence) -> checkpoint.Restored:
-  """Restores from the newest checkpoint those arrays of the replay that the schema has."""
+  """Restores from the newest checkpoint those fields of the stored sequences that `schema` contains.
+
+  Raises:
+    ValueError: nothing has been saved yet.
+  """
   number: Any = jax.ShapeDtypeStruct((), np.int32)
   storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct((0, *x.shape), x.dtype), schema)
   empty: Any = ()

@@ -128,7 +128,7 @@ class Inspection:
           checkpoints of replay and from the metrics, without rates.
         'saved': unix seconds of the oldest of those checkpoints; None if a server answered, or
           without a checkpoint.
-        'address': HOST:PORT of the server.
+        'address': HOST:PORT of the server, or of all its shards, separated by commas.
         'environment_step': environment steps so far.
         'lost_steps': how many of those a restart of replay has lost, by the newest metrics.
         'parameter_version': the newest version of the parameters that an actor uses.
@@ -242,7 +242,7 @@ class Inspection:
     return strata
 
   def _returns(self, folder: pathlib.Path, start: float) -> tuple[int, dict[str, float] | None]:
-    """Number and returns of the episodes that ended after an environment step, by the metrics."""
+    """Number of the episodes that ended after environment step `start`, and quantiles of their returns."""
     found, counts = [], []
     for file in self._actors.values():
       places = file.column('environment_step')
@@ -355,7 +355,8 @@ def warnings(folder: pathlib.Path) -> list[str]:
 def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
   """Mean over nodes of a share of their time in the last minute; None without any row.
 
-  A row covers the time since the row before it, and is weighted by that time.
+  A row covers the time since the row before it, and is weighted by that time. A node without a row
+  in the last minute counts by its newest one.
   """
   shares = []
   begin = time.time() - MINUTE

@@ -72,7 +72,7 @@ class Stored(NamedTuple):
 def read(target: str, num_samples: int = 0) -> Stored:
   """Reads and checks the newest checkpoint of replay, from a copy, so a running server is unaffected.
 
-  It needs as much memory as the replay server. Ctrl-C ends it, and deletes the copy.
+  Reading needs as much memory as the replay server. Ctrl-C stops it, and deletes the copy.
 
   Args:
     target: a run's folder.
@@ -82,7 +82,8 @@ def read(target: str, num_samples: int = 0) -> Stored:
     The faults, statistics and samples.
 
   Raises:
-    ValueError: the target is not a run's folder, or has no checkpoint of replay.
+    ValueError: the target is not the folder of a distributed run of an off-policy agent, it has no
+      checkpoint of replay, or Reverb is not installed.
   """
   stop = threading.Event()
   # Reverb crashes when Ctrl-C interrupts its call in the main thread.
@@ -257,12 +258,12 @@ def _result(
 
 
 def _chunks(readings: list[_Reading], table: str) -> set[tuple[int, ...]]:
-  """Chunks that a table's items refer to, in all shards."""
+  """Keys of the chunks of each of a table's items, in all shards; see `contents.Item`."""
   return {item.chunks for reading in readings for item in reading.items.get(table, ())}
 
 
 def _duplicates(readings: list[_Reading], names: list[str]) -> Iterator[str]:
-  """Violations: sequences that more than one shard stores."""
+  """Yields a violation for each sequence that an earlier shard stores, too."""
   seen: dict[bytes, str] = {}
   for name, reading in zip(names, readings, strict=True):
     for table, digests in reading.digests.items():
@@ -273,7 +274,7 @@ def _duplicates(readings: list[_Reading], names: list[str]) -> Iterator[str]:
 
 
 def _place(table: str, key: int | None = None, step: int | None = None) -> str:
-  """Prefix of a violation's line, which says where it is."""
+  """Beginning of a violation's line: its table, key of the item, and step of the sequence."""
   place = f'table {table}'
   place += '' if key is None else f', key {key}'
   return place + ('' if step is None else f', step {step}') + ': '
@@ -282,7 +283,7 @@ def _place(table: str, key: int | None = None, step: int | None = None) -> str:
 def _streams(
   kept: list[tuple[contents_lib.Item, experience.Sequence]], num_envs: int
 ) -> Iterator[list[experience.Sequence]]:
-  """Runs of consecutive sequences of one environment.
+  """Yields lists of consecutive sequences, each list of one environment.
 
   An actor writes sequences of its environments in turn, so the next one of an environment is
   `num_envs` positions later.
@@ -333,7 +334,7 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
 
 
 def _distribution_table(row: dict[str, Any]) -> rich.table.Table:
-  """The distributions of a stratum."""
+  """Table of the distributions of a stratum; `row` is its entry in `Stored.summary`."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   view.add_column('')
   for heading in terminal.HEADINGS.values():
@@ -345,7 +346,7 @@ def _distribution_table(row: dict[str, Any]) -> rich.table.Table:
 
 
 def _steps(sequence: experience.Sequence) -> rich.table.Table:
-  """A line for each step of a sequence."""
+  """Table with a line for each step of a sequence."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   leaves: dict[str, Any] = {
     'action': sequence.action,
@@ -369,7 +370,7 @@ def _steps(sequence: experience.Sequence) -> rich.table.Table:
 
 
 def _named(tree: Any, name: str) -> dict[str, np.ndarray]:
-  """The leaves of a tree by their paths, below a name."""
+  """{NAME/PATH: leaf} of a tree; {PATH: leaf} if the name is empty."""
   return {
     '/'.join(filter(None, [name, jax.tree_util.keystr(path, simple=True, separator='/')])): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -377,7 +378,7 @@ def _named(tree: Any, name: str) -> dict[str, np.ndarray]:
 
 
 def _cell(value: np.ndarray) -> str:
-  """A value of one step; a large array is shown by its shape and range."""
+  """Formats a value of one step; a large array as its shape and range."""
   value = np.asarray(value)
   if value.dtype.kind not in 'biuf':  # such as bfloat16
     value = value.astype(np.float32)

@@ -92,7 +92,10 @@ def watch(
 
 
 def _reports(target: str, period: float) -> Iterator[dict[str, Any]]:
-  """Yields a report for each period, for ever. The first has no rates; the second follows soon."""
+  """Yields a report for each period, for ever; {'time', 'address', 'error'} without a server.
+
+  The first report has no rates; the second follows soon, about a second later.
+  """
   inspection = live.Inspection(target)
   wait = min(1.0, period)
   while True:
@@ -126,7 +129,10 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _table(report: dict[str, Any], width: int) -> rich.text.Text:
-  """A line for each table, with counts on a wide terminal; shards summed, then one by one."""
+  """Text with a line for each table, summed over shards, then those of each shard.
+
+  Only a terminal of at least 100 columns has room for the counts of inserts and samples.
+  """
   totals = width >= 100
   headings = ['table', 'size', 'capacity', 'full']
   headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
@@ -144,7 +150,7 @@ def _table(report: dict[str, Any], width: int) -> rich.text.Text:
 def _aligned(
   headings: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]], left: int
 ) -> rich.text.Text:
-  """Blocks of rows below headings, each under a line.
+  """Text of headings, and of blocks of rows below them, with a ruled line above each block.
 
   `rich.table` takes ten times as long, on the cores that the run needs.
 
@@ -270,7 +276,7 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _stopped(report: dict[str, Any]) -> str:
-  """Sentence for a run that is not running: from when the shown numbers are."""
+  """Sentence for a run that is not running, which says from when the shown numbers are."""
   if report['saved'] is None:
     return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
   moment = datetime.datetime.fromtimestamp(report['saved'])
@@ -289,7 +295,7 @@ def _limiter(limiter: dict[str, Any]) -> str:
 
 
 def _worked(shares: dict[str, float]) -> str:
-  """Shares of a worker thread's time, the largest first."""
+  """Formats the shares of a worker thread's time by activity, the largest first."""
   parts = sorted(shares.items(), key=lambda part: -part[1])
   return ', '.join(f'{activity} {live.share(share)}' for activity, share in parts if share >= 0.005)
 
@@ -387,7 +393,7 @@ def curve(values: Iterable[float | None], top: float) -> str:
 
 
 def _line(report: dict[str, Any]) -> str:
-  """A report on one line."""
+  """Formats a report as one line."""
   clock = f'{datetime.datetime.fromtimestamp(report["time"]):%H:%M:%S}'
   if 'error' in report:
     return f'{clock}  {report["error"]}; retrying'
@@ -415,7 +421,7 @@ def _rate(value: float | None) -> str:
 
 
 def _size(count: float | None) -> str:
-  """Bytes in a decimal unit."""
+  """Formats a number of bytes in a decimal unit; '-' for None."""
   if count is None:
     return '-'
   for unit in ('B', 'kB', 'MB'):

@@ -220,8 +220,9 @@ def load(
       another process on an environment that was passed as an instance.
 
   Raises:
-    ValueError: `path` is none of these, there is no such checkpoint or a checkpoint was given for an
-      exported policy, or its environment is needed and cannot be made.
+    ValueError: `path` is none of these; its files are broken or of another version; there is no such
+      checkpoint, or one was given for an exported policy; or the environment is needed and cannot be
+      made.
   """
   folder = exported_lib.find(path)
   if not (folder / exported_lib.POLICY).exists():

@@ -23,7 +23,7 @@ class Recipe(NamedTuple):
 
   Attributes:
     steps: number of environment steps.
-    overrides: config values by path, beside OVERRIDES.
+    overrides: config values by path, in addition to OVERRIDES.
   """
 
   steps: int

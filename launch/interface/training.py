@@ -91,10 +91,11 @@ class Run:
 
     Returns:
       An array [N] for each numeric metric by name, with an entry for each of N reports; NaN where a
-      report lacks the metric. Empty before the first report.
+      report lacks the metric. Empty before the first report of the learner or the evaluator.
 
     Raises:
-      ValueError: no node of this name has reported.
+      ValueError: no process of this name has reported, and it is neither the learner nor the
+        evaluator; or a line of its metrics is damaged.
     """
     from hephaestus.launch.run import metrics
 
@@ -212,7 +213,7 @@ def _assignments(overrides: Overrides) -> list[str]:
 
 
 def _register(env: Any, run: pathlib.Path | None) -> str:
-  """Registers an instance under the name that a resumed run has for it, or a new one; returns it."""
+  """Registers an instance, by the name that a resumed run has for it or a new one; returns the name."""
   from hephaestus.actors import environments
   from hephaestus.launch.run import folder as folder_lib
 
@@ -239,7 +240,7 @@ def _can_be_one_process(arguments: argparse.Namespace) -> bool:
 
 
 def _beside(arguments: argparse.Namespace) -> int:
-  """Runs the command in a child process, since one that uses JAX must not be forked; returns its code."""
+  """Runs the command in a child process, since a process with JAX must not fork; returns the exit code."""
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(arguments.run)]
   command += flags.given_config_flags(arguments)
   if arguments.fused is not None:

@@ -70,7 +70,7 @@ class Curve(NamedTuple):
     return np.where((x < start) | (x > end), np.nan, values)
 
   def is_measured(self, x: np.ndarray) -> np.ndarray:
-    """Says for which positions a seed has a new value, at the position or since the one before.
+    """Says for which positions any seed has a new value, at the position or since the one before.
 
     Args:
       x: [M] increasing positions on the x-axis.
@@ -172,7 +172,8 @@ def make(
     The report.
 
   Raises:
-    ValueError: there is nothing to show, or a package of the extra `report` is not installed.
+    ValueError: there is nothing to show, a label is given twice, or a package of the extra `report` is
+      not installed.
   """
   check_packages()
   runs, left_out = _read_all(folders, labelled)
@@ -248,7 +249,7 @@ def _make_figure(
   x: str,
   left_out: list[str],
 ) -> Comparison:
-  """Makes the curves of one environment; adds the runs that have none to `left_out`."""
+  """Makes the curves of one environment; adds runs without one to `left_out`; ValueError if all are."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
   found = [(label, run, run.series(node, metric, x)) for label, run in members]
@@ -284,7 +285,7 @@ def _make_figure(
 def _choose(
   runs: Sequence[history.History], metric: str | None, node: str | None
 ) -> tuple[str, str]:
-  """Node and metric to show: among the candidates, the first that most runs have."""
+  """Kind of node and metric to show: the first candidate that most runs have; ValueError if none has one."""
   names = ('normalised_score', 'episode_return') if metric is None else (metric,)
   nodes = (node,) if node else history.NODES[:1] if metric is None else history.NODES
   known = [{each: run.keys(each) for each in history.NODES} for run in runs]
@@ -569,7 +570,7 @@ def _with_interval(estimate: Estimate, number: Callable[[float], str], seeds: in
 
 
 def _number_format(largest: float) -> Callable[[float], str]:
-  """Number format of one table: about three digits of the largest number."""
+  """Makes the function that formats the numbers of one table: about three digits of the largest."""
   power = math.floor(math.log10(largest)) if largest > 0 else 0
   decimals = 1 - power if power < -1 else min(2, max(0, 2 - power))
 

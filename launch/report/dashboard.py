@@ -130,9 +130,10 @@ class Dashboard:
       index: index of the run.
 
     Returns:
-      {'report': see `live.Inspection.report`, 'cells', 'numbers', 'distributions', 'moving',
-      'times'}, or {'error': the reason}. For a fused run that is not running, 'report' is that of
-      `device_replay.read`, and 'saved' is the update of its checkpoint.
+      {'report': see `live.Inspection.report`, 'cells', 'numbers', 'distributions', 'moving': results
+      of the functions of `terminal` with these names, 'times': [{'name', 'shares': {ACTIVITY: share}}]
+      of the worker threads}, or {'error': the reason}. For a fused run that is not running, the first
+      three are by `device_replay`, the others empty, and 'saved' is when its checkpoints changed last.
     """
     return self._reports[index].newest()
 
@@ -230,10 +231,12 @@ class _Reports:
     }
 
   def _read_stopped_fused_run(self) -> dict[str, Any]:
-    if 'saved' not in self._newest:  # a checkpoint takes a while to read
+    checkpoints = self._folder / 'checkpoints'
+    saved = checkpoints.stat().st_mtime_ns if checkpoints.exists() else None
+    if saved is None or self._newest.get('saved') != saved:  # a checkpoint takes a while to read
       found = device_replay.read(str(self._folder)) | {'time': time.time()}
       self._newest = {
-        'saved': found['learner_step'],
+        'saved': saved,
         'report': metrics.plain(found),
         'cells': device_replay.cells(found),
         'numbers': device_replay.numbers(found),
@@ -269,7 +272,7 @@ def _to_json(curve: panels.GroupCurve) -> dict[str, Any]:
 
 
 def rounded(values: np.ndarray) -> list[float]:
-  """Rounds finite numbers [N] to DIGITS significant digits, and larger ones to whole numbers."""
+  """Rounds finite numbers [N] to DIGITS significant digits; those with more before the point to integers."""
   with np.errstate(divide='ignore'):
     power = np.floor(np.log10(np.abs(values)))
   scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)

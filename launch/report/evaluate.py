@@ -36,7 +36,7 @@ def evaluate(
     checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`.
 
   Raises:
-    ValueError: it is not a run, there is no such checkpoint, or the environment renders no video.
+    ValueError: as `policy.load`; or a video is asked for and the environment has no renderer.
   """
   params: Any
   if at_random:

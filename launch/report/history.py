@@ -54,7 +54,7 @@ class Thinned(NamedTuple):
 
   Attributes:
     x: [N] f64, increasing positions.
-    mean: [N] f64, mean of these rows.
+    mean: [N] f64, mean of the metric over these rows, weighted as in `History.series`.
     low: [N] f64, lowest value of these rows; for a metric that is a median, mean of the 5 % quantiles.
     high: [N] f64, highest value; for a metric that is a median, mean of the 95 % quantiles.
   """
@@ -119,7 +119,7 @@ class File:
 
   @property
   def version(self) -> tuple[int, int]:
-    """Pair of counters that differs after every change of the file that was read."""
+    """Pair of counters that changes with every row that is read, and when the file was replaced."""
     return self._generation, self._count
 
   @property
@@ -193,7 +193,7 @@ class History:
     """Reads the config, and no metrics yet.
 
     Raises:
-      ValueError: it is not the folder of a run.
+      ValueError: it is not the folder of a run, or its config is broken.
     """
     self.folder = folder
     self.config: launch_config.ExperimentConfig = folder_lib.load_config(folder)
@@ -336,7 +336,7 @@ class History:
   def _valid(
     self, name: str, node: str, metric: str, x: str
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Callable[[np.ndarray], np.ndarray]]:
-    """Valid positions, values and weights (or None) of a metric, and a function that picks its rows."""
+    """Valid positions, values and weights (or None) of a metric, and a function: column -> valid rows."""
     places, rows, valid = self._axis(name, node, x)
     finite = np.isfinite(self._nodes[name].column(metric)[rows])
     if not finite.all():  # a row without the metric repeats no step of it
@@ -389,7 +389,8 @@ def read(folder: pathlib.Path) -> History:
   """Reads all metrics of a run that exist by now.
 
   Raises:
-    ValueError: it is not the folder of a run, has no metrics yet, or a file cannot be read.
+    ValueError: it is not the folder of a run, its config is broken, it has no metrics yet, or a file
+      cannot be read.
   """
   run = History(folder)
   try:
@@ -406,7 +407,7 @@ def read(folder: pathlib.Path) -> History:
 def thin(
   places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
 ) -> tuple[Thinned, np.ndarray]:
-  """Thins a curve: divides the x-axis into POINTS equal parts, and summarises the values of each.
+  """Thins a curve of more than POINTS values: summarises those in each of POINTS equal parts of the x-axis.
 
   Args:
     places: [N] f64, increasing positions on the x-axis, at least one.
@@ -484,7 +485,7 @@ def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series
 
 
 def _join(parts: Sequence[tuple[Thinned, np.ndarray]]) -> Thinned | None:
-  """Joins the curves of several nodes of one kind."""
+  """Joins the thinned curves, with their weights, of nodes of one kind; None without any."""
   if len(parts) < 2:
     return parts[0][0] if parts else None
   mean = joined([(each.x, each.mean, weight) for each, weight in parts])

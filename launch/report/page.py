@@ -74,10 +74,10 @@ def write(
   x: str = 'environment_step',
   all_panels: bool = True,
 ) -> list[str]:
-  """Writes report.md, a PNG of each curve, and a self-contained report.html.
+  """Writes report.md, a PNG of each picture, and a self-contained report.html.
 
   Args:
-    made: the report, made with `pictures`.
+    made: a report that `curves.make` made with `pictures=True`.
     out: folder, created if it does not exist.
     x: the x-axis, one of history.X_AXES.
     all_panels: whether report.html shows all panels of the dashboard, else the report's curves alone.
@@ -86,7 +86,7 @@ def write(
     A line on what was written, and one for each video that was left out.
 
   Raises:
-    ValueError: the folder cannot be written to.
+    ValueError: the folder cannot be written to, or two curves of an environment have the same label.
   """
   try:
     out.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,11 @@ def _steps(
 def _frame(
   policy: policy_lib.Policy, played: episodes_lib.PlayedStep, output: pathlib.Path
 ) -> np.ndarray:
-  """The rendered step, beside the policy's probabilities where the agent explains them."""
+  """[H, W, 3] uint8, the rendered step, beside the policy's probabilities if the agent explains them.
+
+  Raises:
+    ValueError: the environment has no renderer.
+  """
   if played.frame is None:
     name = policy.config.environment['name']
     raise ValueError(f'--output {output}: {name} has no renderer; leave it out to see the numbers')
@@ -180,7 +184,7 @@ def _next(played: episodes_lib.PlayedStep) -> str:
 
 
 def _opened(played: episodes_lib.PlayedStep) -> list[str]:
-  """Names of the candidates that the actor read."""
+  """Names of the workspace's candidates whose gates are open, so that the actor reads them."""
   return [name for name, is_open in (played.gates or {}).items() if is_open]
 
 
@@ -189,7 +193,7 @@ def _names(opened: Sequence[str]) -> str:
 
 
 def _nearest(played: episodes_lib.PlayedStep) -> list[str]:
-  """The most similar entries of the agent's memory: action, return and similarity."""
+  """A text for each similar entry of episodic memory: its action, return and similarity."""
   return [
     f'{entry.action} {entry.return_:.2f} at {entry.similarity:.2f}'
     for entry in played.nearest or []
@@ -197,14 +201,14 @@ def _nearest(played: episodes_lib.PlayedStep) -> list[str]:
 
 
 def _recalled(played: episodes_lib.PlayedStep) -> dict[str, str]:
-  """Value and count of each choice that is in the agent's memory, the most remembered first."""
+  """{CHOICE: TEXT} of `PlayedStep.recalled`: value and evidence (0 to 1), that with most evidence first."""
   known = (played.recalled or {}).items()
   most = sorted(known, key=lambda pair: -pair[1][1])[:LIKELIEST]
   return {name: f'{value:.2f} x {count:.2f}' for name, (value, count) in most if count >= 0.01}
 
 
 def _bars(rows: Iterable[tuple[str, float, str]], width: int) -> rich.table.Table:
-  """Names, each with a bar in proportion to a number in [0, 1], and a text of at most `width`."""
+  """Table of names, each with a bar for its number in [0, 1] and a text of at most `width` characters."""
   view = rich.table.Table.grid(padding=(0, 1))
   view.add_column(max_width=NUMBERS - BAR - width, no_wrap=True)
   view.add_column(min_width=BAR)

@@ -76,7 +76,7 @@ class _Help(argparse.Action):
 
 
 def train(arguments: argparse.Namespace) -> int:
-  """Runs `hephaestus train` with its parsed flags; returns the exit code, raises as `begin`."""
+  """Runs `hephaestus train` with its parsed flags; returns the exit code and raises ValueError as `begin`."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
@@ -103,7 +103,7 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
     The exit code, of `fused.train` or `local.train`.
 
   Raises:
-    ValueError: a flag or key is invalid; names it.
+    ValueError: a flag or key is invalid, or this machine or the folder cannot run it; names it.
   """
   from hephaestus.launch.agents import machine
   from hephaestus.launch.run import folder as folder_lib
@@ -153,7 +153,7 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
 def fork_server() -> Iterator[Any]:
   """Yields a `ForkServer`, made after all imports and before anything starts the threads of JAX.
 
-  It ends with the context.
+  The server ends with the context.
   """
   gc.disable()  # modules stay: to scan them again and again takes a fifth of the time of their import
   from hephaestus.launch.run import fork_server as fork_server_lib

@@ -40,7 +40,8 @@ def open_run(
 
   Raises:
     ValueError: the folder is not writable, has other files but no config, or its run cannot resume
-      with this config.
+      with this config; or `origin` is None and the run was stopped before its origin was saved as
+      its first checkpoint.
   """
   try:
     if (folder / CONFIG).exists():
@@ -63,7 +64,7 @@ def open_run(
 
 
 def unfinished_origin(folder: pathlib.Path) -> str | None:
-  """Reads RUN@STEP of a run --from another that has no checkpoint of its own yet; None for other runs."""
+  """Reads the origin, RUN@STEP, of a run that has one and no checkpoint yet; None for other runs."""
   file = folder / ORIGIN
   is_saved = any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
   return None if is_saved or not file.exists() else file.read_text().strip()
@@ -81,7 +82,7 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
 
 @contextlib.contextmanager
 def only_one(folder: pathlib.Path) -> Iterator[None]:
-  """Locks a run folder while entered; ValueError if another launcher has locked it."""
+  """Locks a run folder within the context; ValueError if another launcher has locked it."""
   with open(folder / LOCK, 'w') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,7 +104,7 @@ def is_running(folder: pathlib.Path) -> bool:
 
 
 def has_finished(folder: pathlib.Path) -> bool:
-  """Whether the run in a folder has reached its end, which the evaluator's metrics say."""
+  """Whether the run in a folder has reached its end: the evaluator's newest row of metrics is `final`."""
   last = metrics.last(folder / 'metrics' / 'evaluator.jsonl')
   return last is not None and last['final']
 

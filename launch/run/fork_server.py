@@ -44,10 +44,10 @@ class Forked(NamedTuple):
 
 
 class ForkServer:
-  """Starts Python programs as children of this process, by forking a copy of it.
+  """Starts Python programs as children of this process, by forking a copy of this process.
 
-  It must be made in the main thread, after the imports and before anything uses JAX or a thread.
-  Programs begin with the modules, the working directory and the environment variables of that moment.
+  Make the fork server in the main thread, after the imports and before anything uses JAX or a thread.
+  Programs begin with the modules, working directory and environment variables that this process then has.
   """
 
   def __init__(self):
@@ -75,7 +75,7 @@ class ForkServer:
   ) -> Forked:
     """Starts a program as a child process of the caller, with a session of its own.
 
-    It is killed when the caller ends.
+    The program is killed when the caller ends.
 
     Args:
       name: name of the process in `top` and `ps -o comm`; the kernel keeps 15 bytes of it.
@@ -121,11 +121,13 @@ def accept_interrupts() -> None:
 
 
 def bind_to(parent_pid: int, pipe: int | None = None) -> None:
-  """Binds this process to its parent: it is killed when the parent ends, or at once if it has.
+  """Has the kernel kill this process when its parent ends; exits with code 1 if the parent has ended.
+
+  Also accepts SIGINT again, see `accept_interrupts`.
 
   Args:
     parent_pid: process ID of the parent.
-    pipe: file descriptor to which `+PID` and a newline are written; None for none.
+    pipe: file descriptor to which `+PID` of this process and a newline are written; None for none.
   """
   accept_interrupts()
   if hasattr(LIBC, 'prctl'):  # on Linux
@@ -137,7 +139,7 @@ def bind_to(parent_pid: int, pipe: int | None = None) -> None:
 
 
 def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
-  """Forks a program for every request until the other end is closed; never returns."""
+  """Forks a program for every request until the launcher ends or closes its end; never returns."""
   LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
   LIBC.prctl(PR_SET_NAME, b'hephaestus-fork')
   # Only the launcher obeys these.
@@ -167,7 +169,7 @@ def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
 
 
 def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid: int) -> NoReturn:
-  """Runs the program in this process, and leaves it as a program ends: by SystemExit."""
+  """Runs the program of a request in this process, and never returns: raises SystemExit at its end."""
   os.setsid()
   deadline = time.monotonic() + ADOPTION_SECONDS
   while os.getppid() != parent_pid:

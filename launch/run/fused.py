@@ -31,7 +31,10 @@ from hephaestus.replay import buffer, parameters, tables
 
 
 def make(config: launch_config.ExperimentConfig) -> tuple[environment_lib.Environment, Any]:
-  """Makes the environment of a run and, by `AgentRecord.make`, its agent; makes no array."""
+  """Makes the environment of a run and, by `AgentRecord.make`, its agent with losses; makes no array.
+
+  ValueError if the environment is unknown, or not one that the agent supports.
+  """
   environment = config.make_environment()
   specs = environment.observation_spec, environment.action_spec
   return environment, config.record.make(config.agent, *specs)
@@ -43,7 +46,7 @@ def build(
   trained: Any,
   devices: list[jax.Device],
 ) -> unrolled.Program:
-  """Makes the program of a run for these devices, not yet compiled.
+  """Makes the program of a run for these devices, not yet compiled; `trained` comes from `make`.
 
   Raises:
     ValueError: environments, minibatches, strata or an unroll do not divide or fit; see `make_replay`.
@@ -62,9 +65,9 @@ def build(
 
 
 def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.Replay:
-  """Computes the sizes of a run's replay, which stores at most twice what the run will collect.
+  """Computes the sizes of a run's replay, whose capacity is less than twice what the run will collect.
 
-  A run of somewhat more steps then has the same program, and need not compile it again.
+  It is 2^n unrolls, at most the largest stratum, so that runs of similar length share one compiled program.
 
   Raises:
     ValueError: environments or strata do not divide over the devices, the strata are smaller than an
@@ -104,7 +107,7 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
 def saved(
   config: launch_config.ExperimentConfig,
 ) -> tuple[environment_lib.Environment, agent_lib.Agent, unrolled.FusedState]:
-  """The environment, the agent, and the shapes of a run's checkpoints without environments and replay."""
+  """Environment, agent, and shapes of a checkpoint's state without environments and replay, of a run."""
   environment, trained = make(config)
   shapes = build(config, environment, trained, jax.local_devices()[:1]).shapes()
   return environment, trained.agent, shapes._replace(worlds=None, replay=())
@@ -113,16 +116,15 @@ def saved(
 def check_replay_memory(
   memory: unrolled.Memory, available: int | None, stratum: tables.Stratum, stored: int
 ) -> None:
-  """Raises ValueError if a replay does not fit into memory; the estimate of its size is exact.
+  """Raises ValueError, with a remedy, if a replay does not fit and is most of the run's memory.
+
+  Its size is known exactly; those of the other parts are estimates, see `check_memory`.
 
   Args:
     memory: estimated bytes that the run needs on each device.
     available: bytes of memory of each device; None where unknown.
     stratum: largest stratum of the replay, which the message names.
     stored: number of sequences that replay stores, fewer than the stratum's in a short run.
-
-  Raises:
-    ValueError: it does not fit; names a size that would.
   """
   rest = memory.state + memory.batch
   if available is None or memory.replay < rest or rest + memory.replay < 0.9 * available:
@@ -171,7 +173,7 @@ def check_compiled(
   available: int,
   num_devices: int,
 ) -> None:
-  """Raises ValueError if a compiled program does not fit into the memory of an accelerator.
+  """Raises ValueError, with a remedy, if a compiled program does not fit into the memory of a device.
 
   Args:
     config: config of the run.
@@ -179,9 +181,6 @@ def check_compiled(
     needed: bytes that the program needs on each device, as it was compiled.
     available: bytes of memory of each device.
     num_devices: number of devices that share the batch.
-
-  Raises:
-    ValueError: it does not fit; names a size that would.
   """
   if needed <= available:
     return
@@ -202,7 +201,7 @@ def check_compiled(
 
 
 def _available_bytes(devices: list[jax.Device]) -> int | None:
-  """Bytes of memory of each device; simulated CPU devices share the machine's."""
+  """Bytes that JAX may use on each device, None if unknown; of CPU devices, equal parts of what is free."""
   if devices[0].platform == 'cpu':
     return psutil.virtual_memory().available // len(devices)
   return (devices[0].memory_stats() or {}).get('bytes_limit')
@@ -232,7 +231,7 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   """Makes the parts of a fused run, sets up JAX in this process, and checks the estimated memory.
 
   Raises:
-    ValueError: its sizes do not divide over the devices, or do not fit into their memory.
+    ValueError: as in `make` and `build`, or the program does not fit into the memory of the devices.
   """
   _prepare_process(config)
   environment, trained = make(config)
@@ -255,17 +254,18 @@ def train(
   reset_moments: bool = False,
   profile: profile_lib.Span | None = None,
 ) -> int:
-  """Trains until the run is over, interrupted or failed; ValueError if it is locked or does not fit.
+  """Trains until the run is over, interrupted or failed.
 
   Args:
-    prepared: parts of the run, from `prepare`.
     folder: folder of the run, made by `folder.open_run`.
     reset_moments: whether the optimizer is reset if the run resumes from a checkpoint.
     profile: learner updates to trace; None for none.
 
   Returns:
-    The exit code: 0 when finished or stopped by SIGTERM, 130 when stopped by Ctrl-C, 1 when a metric
-    was not finite.
+    The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C, 1 when a metric is not finite.
+
+  Raises:
+    ValueError: the folder is locked, the program exceeds the memory, or the checkpoint has another config.
   """
   config, program = prepared.config, prepared.program
   with folder_lib.only_one(folder), _interrupts() as stop:
@@ -339,7 +339,7 @@ class _Terminal:
 
 
 class _Scores:
-  """Evaluates between updates, writes videos, and gives the agent's advice from its metrics."""
+  """Evaluates between updates, writes videos, and hands metrics to the agent's advice."""
 
   def __init__(
     self,
@@ -370,7 +370,7 @@ class _Scores:
     self._schedule = evaluator.Schedule(options)
 
   def make_logger(self, step: int) -> Any:
-    """Makes the learner's logger, whose rows the agent's advice judges, and the evaluator's."""
+    """Makes the evaluator's logger, and returns the learner's, whose rows the agent's advice judges."""
     self._logger = self._open('evaluator', 'environment_step', step)
     logger = self._open('learner', 'learner_step', step)
     return logger if self._advice is None else _Advised(logger, self._advice)
@@ -420,13 +420,13 @@ class _Advised:
     self.close = logger.close
 
   def write(self, values: Mapping[str, Any]) -> None:
-    """Writes a row of metrics, then has the advice warn by it."""
+    """Writes a row of metrics, then hands it to the advice, which may warn."""
     self._logger.write(values)
     self._advice.look(values)
 
 
 def _compile(prepared: Prepared, terminal: _Terminal) -> None:
-  """Compiles the program of a run and prints its numbers."""
+  """Compiles the program of a run and prints its memory; ValueError if it does not fit, once compiled."""
   config, program, memory = prepared.config, prepared.program, prepared.memory
   sequences = ''
   if program.replay is not None:
@@ -457,7 +457,7 @@ def _farewell(folder: pathlib.Path) -> str:
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:
-  """Sets in this process what other runs set in the environment of their nodes."""
+  """Sets up JAX and logging in this process, as other runs do by the environment of their nodes."""
   allocator.keep()
   logging.set_verbosity(logging.WARNING)  # nodes log to files; this is the terminal
   for name, value in variables.COMMON.items():
@@ -469,10 +469,10 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
 
 
 class _interrupts:  # noqa: N801  it reads as a function
-  """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second one ends the process.
+  """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second of its kind ends the process.
 
   Attributes:
-    number: number of the signal; 0 before.
+    number: number of the last signal; 0 before.
   """
 
   def is_set(self) -> bool:

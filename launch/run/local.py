@@ -58,13 +58,13 @@ def train(
 ) -> int:
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
+  ValueError if another launcher has locked the folder, or a port or an address cannot be used.
+
   Args:
-    config: config of the run.
-    folder: folder of the run, made by `folder.open_run`; ValueError if another launcher has locked it.
+    folder: folder of the run, made by `folder.open_run`.
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
     exposed: whether other machines may reach replay here.
-    profile: learner updates to trace; None for none.
 
   Returns:
     The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
@@ -110,7 +110,15 @@ def train(
 
 
 class _Nodes:
-  """The names of the nodes of a run, and which of them belong to this host."""
+  """The names of the nodes of a run, and which of them belong to this host.
+
+  Attributes:
+    folder: folder of the run.
+    share: this host's share of the nodes; None for all.
+    replay, learners: names of all nodes of replay and of the learner, also on other hosts.
+    profiled: names of the nodes that trace updates with --profile.
+    shards_here: indices of the shards of replay on this host.
+  """
 
   def __init__(
     self, config: launch_config.ExperimentConfig, folder: pathlib.Path, share: Share | None
@@ -129,7 +137,7 @@ class _Nodes:
     return self.folder / 'logs' / f'{name}.log'
 
   def ends(self, commands: Iterable[str]) -> list[str]:
-    """Those of the given nodes that exit by themselves when the run ends; it is over once all have."""
+    """Those of the given nodes that exit by themselves at the end; the run is over once all of them have."""
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     return [name for name in commands if name in ending]
 
@@ -137,11 +145,11 @@ class _Nodes:
 def _announce(
   nodes: _Nodes, config: launch_config.ExperimentConfig, *, exposed: bool
 ) -> tuple[Sequence[str], bool, str | None]:
-  """Chooses and prints the ports of this host.
+  """Chooses and prints the ports of this host; writes the addresses of replay into the run's folder.
 
   Returns:
-    The addresses of replay's shards, whether they will be exposed, and the address of the
-    coordinator of a learner of several processes.
+    HOST:PORT of each shard of replay, whether they will be exposed, and HOST:PORT of the first
+    process of a learner of several processes (None for one process).
 
   Raises:
     ValueError: a port or an address cannot be used.
@@ -186,7 +194,7 @@ def _check_port(port: int | None) -> int:
 
 
 def _free_ports(config: launch_config.ExperimentConfig) -> list[int]:
-  """Chooses a port for each shard of replay."""
+  """Chooses a port for each shard of replay; ValueError if replay cannot listen at a configured one."""
   ports: list[int] = []
   while len(ports) < config.replay.num_shards:
     first = config.replay.port
@@ -247,8 +255,8 @@ class _Watcher:
 
   Attributes:
     progress: the progress line.
-    failed_late: name of the learner process that ended with an error last, if it was not restarted
-      since; empty otherwise.
+    failed_late: list with the name of the learner process that ended with an error last; empty if
+      there is none, or it was restarted since.
   """
 
   def __init__(
@@ -305,7 +313,7 @@ class _Watcher:
         replay_checkpoint.keep(folders[shard])
 
   def is_over(self, finished: Set[str]) -> bool:
-    """Whether the run is over, given the names of the finished nodes."""
+    """Whether the run is over, given the names of finished nodes, and replay may stop, see `Drain`."""
     # On a host with actors alone, the first one that finishes ends the share.
     is_finished = finished >= self._ends if self._ends else bool(finished)
     return is_finished and self._is_drained()
@@ -339,8 +347,8 @@ def _report(
 class Drain:
   """Tells whether replay may stop: other hosts disconnect once they have seen the end of the run.
 
-  A call returns True after `DRAIN_SECONDS` without a connection; connections count for
-  `MAX_DRAIN_SECONDS` after the first call.
+  A call returns True after `DRAIN_SECONDS` without a connection. From `MAX_DRAIN_SECONDS` after the
+  first call on, connections are ignored.
 
   Args:
     ports: ports of replay on this host.

@@ -106,6 +106,9 @@ def begin(
 
   Returns:
     A line to print, with the origin and its step.
+
+  Raises:
+    OSError, ValueError: the checkpoint cannot be written.
   """
   key = jax.random.key(config.seed)
   copy = lambda train: train._replace(

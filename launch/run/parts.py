@@ -104,7 +104,7 @@ def find_step(run: pathlib.Path, which: str) -> int:
 
 
 def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[int, Any] | None:
-  """Learner step and train state of one of a run's checkpoints; None when there is none.
+  """Learner step and train state of one of a run's checkpoints; None if there is no intact one.
 
   Args:
     run: folder of the run.
@@ -133,7 +133,7 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
     which: a learner step, or 'best'; None for the newest.
 
   Raises:
-    ValueError: there is no such checkpoint, or it is broken.
+    ValueError: there is no such checkpoint, it is broken, or it has other arrays than `like`.
   """
   step = None
   if which is not None:
@@ -169,7 +169,7 @@ def saved_params(
     which: a learner step, or 'best'; None for the newest.
 
   Raises:
-    ValueError: see `find_train`.
+    ValueError: as in `find_train`.
   """
   state: Any = _WithParams(like)
   if config.fused or config.record.on_policy:
@@ -179,11 +179,14 @@ def saved_params(
 
 
 def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
-  """Learner step and all parameters of a run's newest checkpoint; None when there is none.
+  """Learner step and all parameters of a run's newest intact checkpoint; None if there is none.
 
   Args:
     run: folder of the run.
     like: shapes and dtypes of the state in its checkpoints.
+
+  Raises:
+    ValueError: the checkpoint has other arrays than `like`.
   """
   found = saved_train(run, like)
   return None if found is None else (found[0], found[1].params)

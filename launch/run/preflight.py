@@ -143,7 +143,7 @@ def _memory() -> int:
 def prepare_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Checks the updates to trace by `check_profile`, then deletes an older trace of the same updates."""
+  """Checks the updates to trace, raising as `check_profile`; then deletes an older trace of the same ones."""
   check_profile(profile, config, folder)
   shutil.rmtree(profile.folder(folder), ignore_errors=True)
 

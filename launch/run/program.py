@@ -76,6 +76,9 @@ def collected_steps(
 
   Returns:
     A `collected.Collected`; a call asks replay for the steps so far, None if no shard answers.
+
+  Raises:
+    ValueError: the file exists and does not hold counts.
   """
   return collected_lib.Collected(
     _addresses(replay),
@@ -90,7 +93,7 @@ def collected_steps(
 def _params_source(
   parts: parts_lib.Parts, run: pathlib.Path, replay: Sequence['reverb.Client'], name: str
 ) -> parameters.Subscription:
-  """Subscribes a node to acting parameters; step counts are at least the last one in its metrics."""
+  """Subscribes a node to acting parameters; its `environment_step` begins with that in the node's metrics."""
   row = metrics.last(run / 'metrics' / f'{name}.jsonl') or {}
   return parameters.Subscription(
     _addresses(replay),
@@ -169,6 +172,10 @@ def build_learner(
     place: rank of this process in a learner of several; None for a learner of one process.
     profile: learner updates to trace; None for none.
     replay: clients of all shards of replay.
+
+  Raises:
+    ValueError: the newest checkpoint is of another config, or a batch does not divide over the devices.
+    RuntimeError: the processes of a learner that has several do not find each other.
   """
   allocator.keep()
   should_stop = _stop_signal(config)
@@ -311,7 +318,7 @@ def build_actor(
     run: folder of the run.
     actor_id: index of the actor, from 0, unique among all hosts.
     launch_id: number of this launch, see `make_program`.
-    profile: learner updates to trace, in actor 0 at about the same time; None for none.
+    profile: learner updates; actor 0 is traced at about the same time. None for no trace.
     replay: clients of all shards of replay.
   """
   parts = parts_lib.make_parts(config)
@@ -330,7 +337,7 @@ def build_actor(
   collected = collected_steps(config, replay, name)
 
   def environment_step() -> int:
-    """Environment steps of the run: the larger of the learner's count and that by replay, if known."""
+    """Environment steps of the run: the larger of the newest counts of the learner and of replay."""
     if not config.record.on_policy:  # whose queue loses its count where it is restarted
       collected()
     return max(source.environment_step, collected.steps.taken)

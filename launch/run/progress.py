@@ -133,7 +133,7 @@ class ActorsProgress(Progress):
   """The line of a host with actors and without the learner."""
 
   def line(self) -> str:
-    """Returns steps of the run, and number, throughput, throttling and version of this host's actors."""
+    """Returns the line: steps of the run; number, throughput, throttling, params version of actors here."""
     elapsed = time.monotonic() - self._start
     begin = f'{self._config.environment["name"]}  {_clock(elapsed)}  '
     newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))

@@ -225,10 +225,10 @@ class Supervisor:
   """Runs processes until some of them are finished, one fails for good, or a signal arrives.
 
   A process that exits 0 is finished. Any other exit leads to a restart after
-  `backoff_seconds · 2^n`, where n counts failures since it last ran for `healthy_seconds`. SIGKILL,
-  and the `external_exit_codes` of a process, count apart, because they are rarely its own fault.
-  SIGINT and SIGTERM stop all processes in order; a second one kills them. If the supervisor itself
-  is killed, its processes, and all processes in their process groups, are killed with it.
+  `backoff_seconds · 2^n`, where n counts the failures in a row before, each within `healthy_seconds`.
+  Ends by SIGKILL, or with one of the `external_exit_codes` of the process, have a maximum of their own,
+  because they are rarely its fault. A signal (see `Interrupts`) stops all processes in order; a second
+  one kills them. If the supervisor itself is killed, so are its processes and their process groups.
   """
 
   def __init__(
@@ -410,7 +410,7 @@ class Supervisor:
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
   def _others(self, child: _Child) -> list[_Child]:
-    """The processes that are restarted together with it."""
+    """The processes that are restarted together with `child`, without `child` itself."""
     groups = [group for group in self._restarts.together if child.process.name in group]
     names = [name for group in groups for name in group]
     return [self._children[name] for name in names if name != child.process.name]

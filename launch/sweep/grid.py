@@ -112,7 +112,7 @@ def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _split(text: str, listed: str) -> list[str]:
-  """Splits values at their commas, as they were written; a value may be a list itself."""
+  """Splits values at their commas, as they were written; a value may be a list. ValueError for none."""
   try:
     (node,) = yaml.compose_all(f'[{listed}]')
   except (yaml.YAMLError, ValueError):
@@ -134,8 +134,9 @@ def is_done(run: SweepRun) -> bool:
 def shares(runs: Sequence[SweepRun], asked: int | None) -> list[list[int]]:
   """Divides the available CPU cores among the runs that are trained at the same time.
 
-  If their number is not given, a run of one process needs a core, and one with actors needs one for
-  each of them and two more; runs that use an accelerator are trained one after another.
+  If `asked` is None, as many are trained at a time as the cores allow: a run of one process needs a
+  core, and a run with actors needs one for each actor and two more. Runs that use an accelerator are
+  then trained one after another.
 
   Args:
     runs: runs that are left to train.

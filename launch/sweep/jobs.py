@@ -43,7 +43,7 @@ class Ended(NamedTuple):
   Attributes:
     label: label of the command.
     code: its exit code, negative for a signal.
-    cpu_seconds: CPU time of its process and of all processes that this one waited for.
+    cpu_seconds: CPU time of its process and of all descendants that were waited for.
     wall_seconds: wall time from its start to its end.
     cores: indices of the CPU cores that it had.
   """
@@ -60,7 +60,7 @@ class Failed(Exception):  # noqa: N818  it is what happened
 
 
 class Job(abc.ABC):
-  """A run that takes one or more commands, one after another.
+  """One or more commands, one after another; each is chosen once the one before it has ended.
 
   Attributes:
     name: name of the job, for lines of progress.
@@ -179,7 +179,10 @@ class _Child:
       )
 
   def poll(self) -> Ended | None:
-    """Returns how the command has ended, None while it runs; not to be called again afterwards."""
+    """Returns how the command has ended, and is then not to be called again; None while it runs.
+
+    Kills the command if it has run for more than its `max_seconds`.
+    """
     pid, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
     if not pid:
       if self.wall_seconds > self._max_seconds:
@@ -191,11 +194,11 @@ class _Child:
 
   @property
   def wall_seconds(self) -> float:
-    """Wall time since its start."""
+    """Wall time since the start of the command."""
     return time.monotonic() - self._begin
 
   def send(self, number: int) -> None:
-    """Sends a signal to it, while it runs."""
+    """Sends a signal to the command; not to be called once `poll` has returned its end."""
     os.kill(self._popen.pid, number)  # Popen would also wait for it, without its usage
 
 
@@ -244,7 +247,7 @@ class _Pool:
       child.send(signal.SIGKILL if again else signal.SIGINT)
 
   def advance(self, *, stopping: bool) -> bool:
-    """Starts commands, and handles those that have ended; returns whether any job is left."""
+    """Starts commands, and handles those that have ended; returns whether a job runs or may still begin."""
     while self._waiting and self._free and not stopping:
       number, job = self._waiting.pop(0)
       self._next(_Turn(job, number, self._free.pop(0)), job.begin, stopping=stopping)

@@ -28,7 +28,8 @@ class Collected:
 
     taken = inserted now + lost        lost += inserted before − inserted now, where that is positive
 
-  A shard that does not answer counts as in its last answer.
+  summed over the shards, in sequences of T - 1 environment steps each. A shard that does not answer
+  counts as in its last answer.
   """
 
   def __init__(
@@ -52,7 +53,7 @@ class Collected:
       file: JSON file that keeps the counts over restarts of this process; None to keep none.
 
     Raises:
-      ValueError: the file exists and does not hold counts.
+      ValueError: there is no address, or the file exists and does not hold counts.
     """
     self._links = connection.connect(address, name, timeout_seconds=timeout_seconds)
     self._stratum = stratum

@@ -17,13 +17,13 @@ Tree = Any
 class OnPolicy(sampled.Sampled):
   """Source of batches from a queue, for on-policy learning.
 
-  It reads a batch only after the update before it is published, so that no batch gets old here.
-  Several processes read from one queue. Each keeps its part of a batch, and none reads before the
-  first has published.
+  It reads a batch only after it has published the parameters of the update before, so that no batch
+  gets old here. Several processes read from one queue. Each keeps its part of a batch, and none reads
+  before the first has published.
 
   Args:
     trained: the agent's update and acting parameters.
-    link: connections to the other nodes; its reader keeps sequences by `stale_filter`.
+    link: connections to the other nodes; its reader must call `stale_filter.keep`.
     stale_filter: decides which sequences are kept.
     steps_per_sequence: environment steps of a sequence, T - 1.
     devices: local devices; None for all.

@@ -18,7 +18,7 @@ from hephaestus.replay import parameters
 from hephaestus.replay import reader as reader_lib
 
 Tree = Any
-REPUBLISH_PERIOD = 5.0  # seconds without a batch
+REPUBLISH_PERIOD = 5.0  # seconds between two publications while no batch arrives
 
 
 class Trained(NamedTuple):
@@ -37,7 +37,7 @@ class Link(NamedTuple):
   """The learner's connections to the other nodes of a run.
 
   Attributes:
-    reader: gives this process's part of batches, host arrays [B, T, ...].
+    reader: gives this process's part of each batch, host arrays [B, T, ...].
     publisher: publishes acting parameters; None in all processes of a learner but the first.
     launch_id: ID of this launch, published with the final parameters, so that those of an older
       launch do not end its nodes.
@@ -51,11 +51,15 @@ class Link(NamedTuple):
 
 
 class Batches(abc.ABC):
-  """Supplies batches on the devices, [D, B, T, ...]."""
+  """Supplies batches on D devices, [D, B, T, ...] with B sequences on each."""
 
   @abc.abstractmethod
   def get(self, timeout_seconds: float) -> Tree | None:
-    """Waits for the next batch, at most `timeout_seconds`; None if there is none in time."""
+    """Waits for the next batch, at most `timeout_seconds`; None if there is none in time.
+
+    Raises:
+      Exception: see `Reader.get`.
+    """
 
   @abc.abstractmethod
   def close(self) -> None:
@@ -217,7 +221,7 @@ class Sampled(loop.Source):
     return update.result
 
   def save_experience(self) -> None:
-    """Makes replay write its checkpoint; here does nothing."""
+    """Makes replay write its checkpoint; does nothing unless a sub-class overrides it."""
 
   def _waiting_report(self, span: loop.Interval) -> dict[str, float]:
     """Fraction of a span spent waiting for batches, and number of sequences rejected so far."""
@@ -229,7 +233,7 @@ class Sampled(loop.Source):
     return report
 
   def _place_batch(self, batch: Tree) -> Tree:
-    """Puts equal contiguous slices on the devices; each slice has the same mixture of strata."""
+    """Puts equal contiguous slices of a batch on the devices; each has the same mixture of strata."""
     return devices_lib.split(batch, self._devices)
 
   def on_start(self, status: loop.Status) -> None:
@@ -238,7 +242,7 @@ class Sampled(loop.Source):
     self._publish_surely(status)
 
   def on_idle(self, status: loop.Status) -> None:
-    """Publishes again after 5 seconds: replay may have restarted without parameters for the actors."""
+    """Publishes again, at most every 5 seconds: replay may have restarted without acting parameters."""
     if time.monotonic() - self._published > REPUBLISH_PERIOD:
       self._published = time.monotonic()
       self._publish_in_background(status)

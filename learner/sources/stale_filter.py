@@ -41,7 +41,8 @@ class StaleFilter:
     max_staleness: number of updates by which a sequence may be older than the learner.
 
   Attributes:
-    learner_step: the current learner step, set by the source; staleness is this minus the version.
+    learner_step: the current learner step, set by the source. Staleness is this minus a sequence's
+      version, the learner step of the policy that collected it.
     sequences: number of sequences read in the whole run, kept or not; a source that resumes sets it.
   """
 

@@ -13,8 +13,9 @@ from hephaestus.replay import inspector
 class Staleness:
   """Estimates ages of stored sequences by the versions of those in the learner's batches.
 
-  A stratum is sampled uniformly, so the versions in batches are distributed like those in its table,
-  which need not be sampled for this. `note` may be called by another thread.
+  A sequence's version is the learner step of the parameters that collected it. A stratum is sampled
+  uniformly, so versions in batches are distributed like those in its table, and this need not sample
+  the table. `note` may be called by another thread.
 
   Args:
     strata: name of the stratum of each sequence of a batch.

@@ -1,7 +1,7 @@
 """Unrolls and updates in one compiled program: one machine, and an environment in JAX.
 
-An on-policy update learns from the unroll before it. Another one learns from a batch of a replay in
-device memory, and further unrolls are added to it when the replay ratio allows no update.
+An on-policy update learns from the unroll before it. An off-policy update learns from a batch of a
+replay in device memory, to which unrolls are added while the replay ratio allows no update.
 """
 
 import functools
@@ -38,7 +38,7 @@ class Environments(NamedTuple):
   """Functions that reset and unroll the environments of one device; `launch/` takes them from `actors/`.
 
   Attributes:
-    init: key -> state of this device's environments, leaves [n, ...].
+    init: key -> state of this device's n environments, leaves [n, ...].
     unroll: (params, key, state, version, actor id) -> (state, Sequence [n, T, ...], Episodes).
     num_envs: N, on all devices together.
     num_steps: environment steps that an unroll takes in each of them, T - 1.
@@ -55,8 +55,8 @@ class ReplayState(NamedTuple):
 
   Attributes:
     buffer: this device's sequences.
-    credit: [] int32, `rate.numerator` for each sequence after warm-up, minus `rate.denominator` for
-      each update, which needs as much; exact, and equal on all devices.
+    credit: [] int32, grows by `Replay.rate.numerator` for each sequence after warm-up; each update
+      needs and takes `Replay.rate.denominator`. Exact, and equal on all devices.
   """
 
   buffer: buffer_lib.Buffer
@@ -150,7 +150,7 @@ class Program:
     )
 
   def _iterate(self, state: FusedState) -> tuple[FusedState, loop.Metrics]:
-    """One update, and the unrolls before it, seen from one device."""
+    """One update and the unrolls before it, on one device; returns the next state, and metrics."""
     if self.replay is None:
       state, sequence, episodes = self._unroll(state)
     else:
@@ -355,7 +355,7 @@ class Program:
     return inserted * len(self.devices) * self.environments.num_steps
 
   def updates_left(self, environment_step: int, step: int, max_environment_steps: int) -> int:
-    """Number of updates until the end of a run; its last unroll is the first that reaches its steps.
+    """Number of updates until the end of a run, whose last unroll is the first to reach the run's steps.
 
     Args:
       environment_step: number of environment steps collected so far.

@@ -57,6 +57,28 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
   assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
 
 
+def test_value_loss_does_not_pool_over_the_end_of_an_episode():
+  """Without a bootstrap, all that steps after a LAST step could read of it is salience's context."""
+  dreamer = make_dreamer(window=3)
+  learner = dreamer_update.make_update(dreamer, RATES).update.__self__
+  state = learner.init(jax.random.key(0))
+  batch = make_batch(dreamer)
+  batch = batch._replace(
+    step_type=np.full_like(batch.step_type, 1), discount=np.ones_like(batch.discount)
+  )
+  batch.step_type[:, 2], batch.step_type[:, 3], batch.discount[:, 2] = 2, 0, 0.0
+  batch = experience.time_major(batch)
+  random = np.random.default_rng(0)
+  features = random.normal(size=(*batch.reward.shape, dreamer.actor_critic.feature_size))
+  # The critic's last layer begins with zeros, which would hide its context.
+  policy = jax.tree.map(lambda x: random.normal(size=x.shape), state.params['actor_critic'])
+  state = state._replace(params=state.params | {'actor_critic': policy})
+  loss = jax.jit(lambda features: learner._value_loss(state, batch, features))
+  other = features.copy()
+  other[2] += 10
+  assert loss(features) == loss(other)
+
+
 @pytest.fixture(scope='module')
 def survivor():
   return make_dreamer(survival_scale=0.5, empowerment_scale=0.5)

@@ -60,7 +60,7 @@ def of_slots(active: jax.Array, row: jax.Array, col: jax.Array) -> Board:
 
 
 def contains(board: Board, row: jax.Array, col: jax.Array) -> jax.Array:
-  """Whether cells are in the set, bool; `row` and `col` may have more leading axes than the board."""
+  """Whether each cell is in the set, bool; `row` and `col` may have more leading axes than the board."""
   half = jnp.where(row < _HALF_ROWS, board.low, board.high)
   return (half >> _shift(row, col)) & 1 != 0
 
@@ -73,7 +73,7 @@ def sample(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
     bits: [...] uint32, random.
 
   Returns:
-    Its row and its column, [...] int32; (0, 0) if the set is empty.
+    The cell's row and column, [...] int32 each; (0, 0) if the set is empty.
   """
   num_low = jax.lax.population_count(board.low)
   count = num_low + jax.lax.population_count(board.high)
@@ -95,7 +95,7 @@ def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
     goal: set of one cell.
 
   Returns:
-    [...] int32 steps; 0 if the goal cannot be reached.
+    [...] int32 steps; 0 if the goal is the start or cannot be reached.
   """
   open_ = ~obstacles | goal
 

@@ -113,10 +113,10 @@ def _move(state: State, plays: jax.Array) -> Enemies:
 def _approach(
   state: State, row: jax.Array, col: jax.Array, is_glitch: jax.Array, blocks: board.Board
 ) -> tuple[jax.Array, jax.Array]:
-  """One step along the longer axis, rows if equal, but never onto the player.
+  """One step towards the player on the axis of the larger distance, by row if both are equal.
 
-  If the next cell is a block, an enemy other than a glitch also moves one cell along the other axis,
-  even onto a block or the player.
+  If that leads to the player's cell, the enemy stays. If it leads to a block, an enemy other than a
+  glitch also moves one cell along the other axis, even onto a block or the player.
 
   Returns:
     Next row and column, [20, ...] int32.
@@ -135,7 +135,7 @@ def _approach(
 
 
 def _attack(state: State, plays: jax.Array) -> State:
-  """Takes 1 HP for each enemy beside the player, unless stunned; one in the player's cell does nothing."""
+  """Takes 1 HP from the player for each enemy beside it that is not stunned; none for one in its cell."""
   slots = state.enemies
   distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
   attackers = slots.active & ~slots.stunned & (distance == 1)

@@ -57,7 +57,7 @@ class Codes(NamedTuple):
 
 
 class _Field(NamedTuple):
-  """Position of a channel in the integers of a cell, and its divisor."""
+  """A channel: `width` bits of integer `word` of a cell, from bit `shift`, divided by `divisor`."""
 
   word: int
   shift: int
@@ -161,7 +161,8 @@ def _cells(state: State) -> jax.Array:
 def _entities(state: State) -> jax.Array:
   """[6, 6, ...] int32, the fields of visible enemies and of transmissions in their cells.
 
-  If several share a cell, the highest slot counts, except that kinds are combined.
+  If several enemies share a cell, the one of the highest slot counts, except that all their kinds are
+  set; if several transmissions do, the one of the highest slot counts.
   """
   enemies, transmissions = state.enemies, state.transmissions
   is_visible = enemies.active & (

@@ -50,8 +50,9 @@ def legal_moves(state: State) -> jax.Array:
 def move(state: State, action: jax.Array) -> State:
   """Attacks the nearest enemy or transmission in the direction of the action, or else walks one cell.
 
-  Blocks do not stop an attack. Walking off the board has no effect, and walking into an unsiphoned
-  block succeeds; the action mask forbids both. Other actions change nothing.
+  Walking picks up what lies in the new cell. Blocks do not stop an attack. Walking off the board has no
+  effect, and walking into an unsiphoned block succeeds; the action mask forbids both. Other actions
+  change nothing.
   """
   step_row = (action == state_lib.UP).astype(np.int32) - (action == state_lib.DOWN)
   step_col = (action == state_lib.RIGHT).astype(np.int32) - (action == state_lib.LEFT)

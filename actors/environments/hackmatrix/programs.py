@@ -142,7 +142,10 @@ def _warp(state: State, is_warp: jax.Array, bits: jax.Array) -> State:
 
 
 def _damage(state: State, is_: dict[Program, jax.Array]) -> Enemies:
-  """Damage of CRASH, DEBUG, ROW, COL, D_BOM, ANTI-V and HACK; three of them stun survivors."""
+  """The enemies after CRASH, DEBUG, ROW, COL, D_BOM, ANTI_V or HACK.
+
+  D_BOM removes the daemon that `_bomb` names. DEBUG, D_BOM and ANTI_V stun the enemies that they hit.
+  """
   slots = state.enemies
   is_bomb, is_splashed = _bomb(state)
   is_bomb = is_bomb & is_[Program.D_BOM]
@@ -167,7 +170,7 @@ def _damage(state: State, is_: dict[Program, jax.Array]) -> Enemies:
 
 
 def _bomb(state: State) -> tuple[jax.Array, jax.Array]:
-  """The daemon nearest to the player, and the enemies in the 8 cells around it; [20, ...] bool."""
+  """Slots of the daemon nearest to the player, and of all in the 8 cells around it; [20, ...] bool each."""
   slots = state.enemies
   is_daemon = slots.active & (slots.kind == state_lib.DAEMON)
   distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
@@ -182,7 +185,7 @@ def _bomb(state: State) -> tuple[jax.Array, jax.Array]:
 
 
 def _push(state: State, slots: Enemies, away: jax.Array) -> Enemies:
-  """Moves enemies one cell away from the player (1) or towards it (-1) on both axes."""
+  """Moves enemies one cell on both axes: away from the player (`away` 1), towards it (-1) or not (0)."""
   last = state_lib.SIZE - 1
   row = jnp.clip(slots.row + away * jnp.sign(slots.row - state.row), 0, last)
   col = jnp.clip(slots.col + away * jnp.sign(slots.col - state.col), 0, last)
@@ -190,7 +193,7 @@ def _push(state: State, slots: Enemies, away: jax.Array) -> Enemies:
 
 
 def _transform(slots: Enemies, is_poly: jax.Array, bits: jax.Array) -> Enemies:
-  """Changes each enemy to one of the three other kinds, with full HP."""
+  """Where `is_poly`, changes each enemy to a random one of the three other kinds, with full HP."""
   other = 1 + board.below(bits, np.uint32(state_lib.NUM_KINDS - 1)).astype(np.int32)
   kind = (slots.kind + other) % state_lib.NUM_KINDS
   return slots.replace(

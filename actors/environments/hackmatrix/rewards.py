@@ -37,7 +37,7 @@ class Reward(NamedTuple):
     siphon_death_penalty: for death beside an enemy that a siphon released.
     resource_gain: for the change of credits and energy.
     resource_holding: for credits and energy owned when a stage is completed.
-    program_waste: a penalty for RESET when only one HP is lost.
+    program_waste: a penalty for RESET when only one HP is missing.
     siphon_quality: a penalty for a siphon while a better cell existed; see `missed_resources`.
   """
 
@@ -140,11 +140,11 @@ def missed_resources(state: State) -> jax.Array:
   """Credits and energy that a siphon from a better cell would have reached.
 
   A cell is better than the player's if it reaches the same points and programs, no fewer credits
-  and energy, and more of one of the two. The most credits and the most energy count, even if they are
-  of different cells.
+  and energy, and more of one of the two. The largest surplus of credits and the largest of energy are
+  added, even if they are of different cells.
 
   Returns:
-    [...] int32, credits missed plus energy missed; 0 without a data siphon.
+    [...] int32, credits missed plus energy missed; 0 without a better cell or without a data siphon.
   """
   reach = _reach(state)
   here = state.is_player_cell

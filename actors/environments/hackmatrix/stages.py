@@ -134,7 +134,7 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
 
 
 def _sample_exit(state: State, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Samples a corner other than the player's."""
+  """Samples the row and the column of the exit, [...] int32 each: a corner other than the player's."""
   last = SIZE - 1
   rows_edge = (state.row == 0) | (state.row == last)
   is_cornered = rows_edge & ((state.col == 0) | (state.col == last))

@@ -148,7 +148,8 @@ class State(flax.struct.PyTreeNode):
     owned: [23] bool, whether the player owns each `Program`.
     stage: [] number of the stage, 1 to 8; 9 after victory.
     turn: [] turns since the reset.
-    show_active: [] bool, whether cryptogs are visible, until the stage ends.
+    show_active: [] bool, whether cryptogs are observed also outside the player's row and column; SHOW
+      sets it until the stage ends.
     tasks_disabled: [] bool, whether there are no more scheduled tasks in this episode.
     step_active: [] bool, whether no enemy moves in the next enemy turn.
     attack_upgrades: [] uses of ATK+ in this stage.
@@ -274,7 +275,7 @@ def column(values: Any, num_axes: int) -> np.ndarray:
 
 
 def is_cell(row: jax.Array, col: jax.Array) -> jax.Array:
-  """[6, 6, ...] bool, True in one cell of each environment; a mask is cheaper than an index."""
+  """[6, 6, ...] bool, True in the cell at [row, col]; a mask is cheaper than an index."""
   rows, cols = column(np.indices((SIZE, SIZE), np.int32), row.ndim)
   return (rows == row) & (cols == col)
 
@@ -286,7 +287,7 @@ def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
 
 
 def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
-  """Applies a change to the environments where the condition holds.
+  """The tree with a change in the environments where the condition holds.
 
   The change is computed only if the condition holds in any environment. Even if it always does, this
   is faster: the change is compiled as a unit, and its inputs and outputs are computed once. Otherwise

@@ -83,7 +83,7 @@ class Settings(NamedTuple):
 
 
 def train_command(run: SuiteRun, settings: Settings) -> list[str]:
-  """Arguments of `hephaestus` that start a run, or resume it if its folder exists."""
+  """Command line, after `hephaestus`, that starts a run, or resumes it if its folder exists."""
   limit = [] if settings.max_minutes is None else [f'max_minutes={settings.max_minutes:g}']
   options = [f'environment.{key}={value}' for key, value in run.task.options.items()]
   measuring = (*MEASURING, *suite.SETTINGS.get(run.agent, ()))
@@ -97,7 +97,7 @@ def train_command(run: SuiteRun, settings: Settings) -> list[str]:
 
 
 def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
-  """Arguments of `hephaestus` that evaluate the last checkpoint of a run."""
+  """Command line, after `hephaestus`, that evaluates the newest checkpoint of a run by all EVALUATIONS."""
   return [
     'evaluate', str(settings.folder(run)), '--actions', *EVALUATIONS,
     '--episodes', str(run.task.episodes), '--seed', str(run.seed), '--json',
@@ -105,7 +105,7 @@ def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
 
 
 def read_rows(out: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the rows of a folder of results; only the newest where a run has several."""
+  """Reads the rows of a folder of results; of several rows of one run and label, only the newest."""
   found = {_key(row): row for row in metrics.read(out / ROWS)}
   return list(found.values())
 

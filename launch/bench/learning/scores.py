@@ -20,8 +20,8 @@ class Ended(NamedTuple):
   """Episodes that ended between two rows of metrics of one process.
 
   Attributes:
-    begin: environment steps of the run at the row before.
-    end: environment steps of the run at this row, above `begin`.
+    begin: environment steps of the run at the first of the two rows.
+    end: environment steps of the run at the second row, above `begin`.
     episodes: number of episodes that ended.
     mean: mean return of these episodes.
   """
@@ -122,7 +122,7 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
 
   `best` is the highest mean of two neighbouring tenths, and the last fifth is one of these, so the
   result is at most 1; it is negative where the end is worse than the random policy. It is 1 where
-  nothing was learned: best - base is below a tenth of the largest of |base|, |best| and |target|.
+  nothing was learned: best - base is at most a tenth of the largest of |base|, |best| and |target|.
 
   Args:
     points: mean episode return of each tenth, at least one.
@@ -151,7 +151,8 @@ def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> b
   Args:
     task: task of the run.
     points: curve of the run.
-    sampled: mean episode return of its evaluation with sampled actions; None if unknown.
+    sampled: mean episode return of its evaluation with sampled actions; None if unknown, which does
+      not reach a target of that evaluation.
   """
   if task.target is None:
     return None
@@ -160,7 +161,7 @@ def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> b
 
 
 def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool | None:
-  """Whether a curve is above `times_ppo` times PPO's at equal steps.
+  """Whether a curve is above PPO's times `task.times_ppo` at equal steps.
 
   Args:
     task: task of the runs.
@@ -168,7 +169,8 @@ def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool |
     ppo: curves of PPO's runs, whose median counts.
 
   Returns:
-    Whether it is above at all of the task's steps; None if there is nothing to compare.
+    Whether it is above in all tenths that the task compares; None if the task has no comparison, or if the
+    curve or all of PPO's lack a value in one.
   """
   if task.times_ppo is None:
     return None
@@ -191,6 +193,10 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
     folder: folder of the run.
     evaluations: mean episode returns after the last step: 'greedy' and 'sampled' actions of the agent,
       and those of the 'random' policy.
+
+  Returns:
+    {'steps', 'updates', 'episodes': numbers of each while training, the fields of `Summary`, those of
+    `evaluations`, 'target': required score, 'reached': see `reaches_target`}
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)

@@ -150,7 +150,7 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
 def _grouped(
   rows: Iterable[Row],
 ) -> list[tuple[suite.Task, dict[tuple[str, str], list[Row]]]]:
-  """Rows of each task by (agent, label), in the suite's order, without rows of other step budgets."""
+  """Pairs of a task, in the suite's order, and its rows by (agent, label), without other step budgets."""
   rows = list(rows)
   found = []
   for task in suite.SUITE:
@@ -171,7 +171,7 @@ def _ppo(groups: Mapping[tuple[str, str], list[Row]], label: str) -> list[Row]:
 def _targets(
   task: suite.Task, agent: str, group: Sequence[Row], ppo: Sequence[Row]
 ) -> tuple[str, str]:
-  """Texts of the cells with a task's target scores, and with how many seeds reach each."""
+  """Texts of two cells: the task's target scores, and how many seeds of the group reach each."""
   targets, reached = [], []
   count = lambda flags: f'{sum(flag is True for flag in flags)}/{len(group)}'
   if task.target is not None:
@@ -201,7 +201,7 @@ def _median(values: Iterable[float | None], *, extremes: bool = True) -> str:
 
 
 def _number(value: float) -> str:
-  """About three digits."""
+  """Formats a number with about three digits."""
   digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
   text = f'{value:,.{digits}f}'
   return text if float(text.replace(',', '')) else text.lstrip('-')  # no -0.00

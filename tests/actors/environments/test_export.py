@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
-from dm_env import test_utils
+from dm_env import specs, test_utils
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import export, rooms, wrappers
+from hephaestus.actors.environments import catch, export, rooms, wrappers
 
 OURS = ['catch', 'grid_world', 'hackmatrix', 'noisy_corridor']
 
@@ -105,8 +105,7 @@ def test_gymnax_environment_runs_in_a_scan_like_that_of_purejaxrl(environment):
 
 
 def test_gymnax_step_resets_at_the_end_and_shows_the_last_observation():
-  catch = environments.make('catch')
-  exported, params = export.as_gymnax(catch)
+  exported, params = export.as_gymnax(catch.Catch())
   observation, state = exported.reset(jax.random.key(0), params)
   step = jax.jit(exported.step)
   dones = []
@@ -116,7 +115,7 @@ def test_gymnax_step_resets_at_the_end_and_shows_the_last_observation():
   assert dones == [False] * 8 + [True]
   assert not info['truncated'] and info['discount'] == 0.0
   assert not np.array_equal(observation, info['terminal_observation'])
-  truncated, _ = export.as_gymnax(wrappers.TimeLimit(catch, 2))
+  truncated, _ = export.as_gymnax(wrappers.TimeLimit(catch.Catch(), 2))
   _, state = truncated.reset(jax.random.key(0))
   for index in range(2):
     *_, done, info = truncated.step(jax.random.key(index), state, 1)
@@ -136,6 +135,16 @@ def test_gymnax_spaces_are_those_of_the_specs(environment):
   else:
     assert space.shape == observation.shape
   assert exported.action_space(params).n == environment.action_spec.num_values
+
+
+def test_vector_of_one_choice_is_no_scalar():
+  pytest.importorskip('gymnax')
+
+  class Vector(catch.Catch):
+    action_spec = specs.BoundedArray((1,), np.int32, 0, 2)
+
+  space = export.as_gymnax(Vector())[0].action_space()
+  assert space.sample(jax.random.key(0)).shape == (1,)
 
 
 def test_environment_of_a_library_is_refused():

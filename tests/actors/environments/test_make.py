@@ -340,3 +340,17 @@ def test_making_an_environment_initialises_no_device():
     check=False,
   )
   assert made.stdout == 'made\n', made.stderr
+
+
+def test_instance_gets_a_name_that_no_other_has():
+  """Also after a resumed run has given one a later name."""
+
+  class Mine(catch.Catch):
+    pass
+
+  instances = [Mine(), Mine(), Mine()]
+  known = environments.register(instances[0], 'instance:Mine-1')
+  assert known == 'instance:Mine-1'
+  for instance in instances[1:]:
+    environments.register(instance)
+  assert all(environments.make(environments.register(each)) is each for each in instances)

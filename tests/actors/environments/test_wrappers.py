@@ -108,6 +108,7 @@ def test_resets_in_groups_match_resets_of_all(num_over):
     played.append(step(jax.random.split(step_key, 10), state._replace(is_over=is_over), 1))
   assert (played[0][1].first() == is_over).all()
   assert jax.tree.all(jax.tree.map(lambda *leaves: (leaves[0] == leaves[1]).all(), *played))
+  assert wrappers.TimeLimit(Costly()).has_costly_reset
 
 
 def test_reference_returns_of_catch_are_exact():

@@ -227,6 +227,9 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   shown = imageio.mimread(folder / 'videos' / '64-dream.gif')[0]
   assert shown.shape[0] == heights[1] > heights[0]
 
+  (tmp_path / 'page').mkdir()
+  page = dashboard.Dashboard([folder], tmp_path / 'page')
+  assert page.replay(0)['report']['learner_step'] == 64
   assert train('--steps', 300) == 0
   assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
   learned = rows(folder, 'learner')
@@ -269,8 +272,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   scores = {row['learner_step']: row['episode_return'] for row in rows(other, 'evaluator')}
   # The checkpoint at or before the best evaluation: of the beginning, or of the end.
   assert best == (64 if scores[64] == max(scores.values()) else 0)
-  (tmp_path / 'page').mkdir()
-  answer = dashboard.Dashboard([folder], tmp_path / 'page').replay(0)
+  answer = page.replay(0)
   assert answer['report']['learner_step'] == 104 and answer['cells'][0]['size'] == '60'
   assert answer['numbers']['environment steps'] == '300'
   assert (
