@@ -130,10 +130,11 @@ def check_replay_memory(
   if available is None or memory.replay < rest or rest + memory.replay < 0.9 * available:
     return
   fits = int(max(0.0, 0.9 * available - rest) / memory.replay * stored)
+  remedy = f'{2 ** (fits.bit_length() - 1)} would fit' if fits else 'the rest takes all of it'
   raise ValueError(
     f'replay.strata.{stratum.name}.max_size={stratum.max_size}: {stored} sequences need about '
-    f'{memory.replay / 2**30:.1f} GiB on each device, where {available / 2**30:.1f} GiB are available; '
-    f'{2 ** (max(1, fits).bit_length() - 1)} would fit'
+    f'{memory.replay / 2**30:.1f} GiB on each device, where {available / 2**30:.1f} GiB are '
+    f'available; {remedy}'
   )
 
 
@@ -483,8 +484,7 @@ class _interrupts:  # noqa: N801  it reads as a function
     self.number = 0
     self._before: dict[int, Any] = {}
 
-    def on_signal(number: int, frame: Any) -> None:
-      del frame
+    def on_signal(number: int, _: Any) -> None:
       self.number = number
       signal.signal(number, self._before[number])
       with contextlib.suppress(OSError):  # not print, which the signal may have interrupted

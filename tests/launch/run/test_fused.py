@@ -304,6 +304,8 @@ def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
     '4.0 GiB are available; 16384 would fit'
   )):  # fmt: skip
     check(2**33, 2**32)
+  with pytest.raises(ValueError, match='available; the rest takes all of it'):
+    check(2**33, 2**28)
 
 
 def test_too_many_environments_are_refused_with_a_number_that_fits():
