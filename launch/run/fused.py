@@ -470,7 +470,7 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
 
 
 class _interrupts:  # noqa: N801  it reads as a function
-  """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second of its kind ends the process.
+  """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second one ends the process.
 
   Attributes:
     number: number of the last signal; 0 before.
@@ -486,7 +486,7 @@ class _interrupts:  # noqa: N801  it reads as a function
 
     def on_signal(number: int, _: Any) -> None:
       self.number = number
-      signal.signal(number, self._before[number])
+      self.__exit__()
       with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
         os.write(1, f'\n{folder_lib.STOPPING}\n'.encode())
 

@@ -419,3 +419,13 @@ def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
   assert '\nstopping: saving the last checkpoint' in out
   assert 'Traceback' not in error
   assert list((folder / 'checkpoints').iterdir())
+
+
+def test_signal_after_the_first_ends_the_process_whatever_its_kind(capfd):
+  before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+  with fused._interrupts() as interrupts:
+    assert not interrupts.is_set()
+    signal.raise_signal(signal.SIGINT)
+    assert interrupts.number == signal.SIGINT
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+  assert folder_lib.STOPPING in capfd.readouterr().out
