@@ -121,7 +121,7 @@ class Steps(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """Policy and value of one environment; every method is a pure function of `params`.
+  """Policy and value of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
     config: sizes and constants.

@@ -100,7 +100,7 @@ class Counted(NamedTuple):
 
 
 def counts(directory: str) -> Counted | None:
-  """Reads the counters of the newest checkpoint whose tables can be read, without its sequences.
+  """Reads the counters, and no sequence, of the newest checkpoint whose tables can be read.
 
   Args:
     directory: folder of the run's replay, as given to `checkpoint.checkpointer`.

@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Option -> default: the numeric parameters of an environment of craftax, and `max_steps`."""
+  """Option -> default: numbers and bools of a craftax environment's parameters, and `max_steps`."""
   values = dataclasses.asdict(_construct(name).default_params)
   max_steps = values.pop('max_timesteps')
   return {

@@ -170,7 +170,7 @@ def update_scales(
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic:
-  """Policy and value of one environment; every method is a pure function of `params`.
+  """Policy and value of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
     config: sizes and constants.

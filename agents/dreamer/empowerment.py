@@ -31,7 +31,7 @@ SHARE = 4
 
 @dataclasses.dataclass(frozen=True)
 class Empowerment:
-  """Empowerment in one environment; every method is a pure function of `params`.
+  """Empowerment in one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
     rssm: the world model's RSSM, which imagines.

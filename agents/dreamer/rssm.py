@@ -152,7 +152,7 @@ class Observed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RSSM:
-  """The recurrent state-space model; every method is a pure function of `params`.
+  """The recurrent state-space model; it holds no arrays, and its methods are pure.
 
   Attributes:
     networks: the networks of the world model. Below, E is their `embedding_size`, C their `previous_size`.

@@ -26,7 +26,7 @@ LAST = int(dm_env.StepType.LAST)
 
 @dataclasses.dataclass(frozen=True)
 class WorldModel:
-  """The world model of one environment; every method is a pure function of `params`.
+  """The world model of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
     config: sizes and constants.

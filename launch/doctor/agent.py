@@ -261,7 +261,8 @@ def of_metrics(
     random_return: mean return of the random policy and its standard error; None where unknown.
 
   Returns:
-    A check for each trend, and one for each warning of `advice`.
+    A check of the newest return against the random policy's, if both are known; those of `of_rows`; and
+    one for each warning of `advice`.
 
   Raises:
     ValueError: a line of the metrics is damaged.

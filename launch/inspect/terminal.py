@@ -222,7 +222,7 @@ def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def numbers(report: dict[str, Any]) -> dict[str, str]:
-  """Formats the numbers of a report that are not in its tables: {NAME: TEXT}, with units."""
+  """Formats what the printed tables leave out of a report of `live.Inspection`, as {NAME: TEXT}."""
   ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
   named = {} if report['running'] else {'state': _stopped(report)}
   named |= {

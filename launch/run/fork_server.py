@@ -111,10 +111,10 @@ class ForkServer:
 
 
 def accept_interrupts() -> None:
-  """Has SIGINT raise KeyboardInterrupt again where it is ignored; in the main thread only.
+  """Makes SIGINT raise KeyboardInterrupt again if it is ignored; call it from the main thread.
 
-  A shell without job control has programs that it starts in the background ignore SIGINT, and
-  their children inherit that.
+  A shell without job control starts background programs with SIGINT ignored, and their children
+  inherit that.
   """
   if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -137,10 +137,10 @@ class _Reach(NamedTuple):
 
 
 def missed_resources(state: State) -> jax.Array:
-  """Credits and energy that a siphon from a better cell would have reached.
+  """Surplus of credits and energy that a siphon from a better cell would reach, before a siphon.
 
   A cell is better than the player's if it reaches the same points and programs, no fewer credits
-  and energy, and more of one of the two. The largest surplus of credits and the largest of energy are
+  and energy, and more of at least one of the two. The largest surplus of credits and the largest of energy are
   added, even if they are of different cells.
 
   Returns:
