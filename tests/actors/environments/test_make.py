@@ -349,8 +349,7 @@ def test_instance_gets_a_name_that_no_other_has():
     pass
 
   instances = [Mine(), Mine(), Mine()]
-  known = environments.register(instances[0], 'instance:Mine-1')
-  assert known == 'instance:Mine-1'
-  for instance in instances[1:]:
-    environments.register(instance)
-  assert all(environments.make(environments.register(each)) is each for each in instances)
+  names = [environments.register(instances[0], 'instance:Mine-1')]
+  names += [environments.register(each) for each in instances[1:]]
+  assert names[0] == 'instance:Mine-1'
+  assert all(environments.make(name) is each for name, each in zip(names, instances, strict=True))
