@@ -39,7 +39,6 @@ _EPISODE_STEPS = 32  # mean length of an episode in a random batch
 _MATMUL_SECONDS = 1e-3  # least duration of a product, so that the overhead of calling it is small
 _DIGITS = {
   's': 3, 'us': 1, '%': 1, 'cores': 2, 'updates/s': 2, 'updates': 1, 'replayed/step': 1,
-  'with/without': 4, 's of CPU': 2, 's of CPU/min': 2,
 }  # fmt: skip
 
 
@@ -51,16 +50,17 @@ class Figure(NamedTuple):
     value: the measured value; for times and rates from the median over rounds.
     unit: unit of value and limit.
     limit: largest value that the machine allows; None where nothing sets one.
-    ratio: value / limit; None without a limit.
-    machine: description of the machine that it was measured on, see `machine`.
   """
 
   name: str
   value: float
   unit: str
-  limit: float | None
-  ratio: float | None
-  machine: str
+  limit: float | None = None
+
+  @property
+  def ratio(self) -> float | None:
+    """The value as a share of its limit; None without a limit."""
+    return None if self.limit is None else self.value / self.limit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,14 +221,13 @@ def update(
   compile_seconds = time.perf_counter() - began
   always, *by_loop = matmul_flops(traced.jaxpr.jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
-  figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   name = f'learner/{work.name}'
   size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
   figures = [
-    figure(f'{name}/compile', compile_seconds, 's'),
-    figure(f'{name}/parameters', size(program.init_state.params), ''),
-    figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
-    figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
+    Figure(f'{name}/compile', compile_seconds, 's'),
+    Figure(f'{name}/parameters', size(program.init_state.params), ''),
+    Figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
+    Figure(f'matmul/{agent_config.compute_dtype}', limit, 'FLOP/s'),
   ]
   for each in boredom:
     state, metrics = compiled(at_boredom(each), sequence)
@@ -239,14 +238,12 @@ def update(
     what = f'{name}/boredom_{each:g}'
     figures += [
       *_speeds(work, what, horizon, duration),
-      figure(
-        f'{what}/matmul', flops / duration, 'FLOP/s', limit=limit, ratio=flops / duration / limit
-      ),
+      Figure(f'{what}/matmul', flops / duration, 'FLOP/s', limit),
     ]
     if phases:
       parts = _phases(program, int(horizon), seconds)
       parts['rest'] = duration - sum(parts.values())
-      figures += [figure(f'{what}/phase/{part}', value, 's') for part, value in parts.items()]
+      figures += [Figure(f'{what}/phase/{part}', value, 's') for part, value in parts.items()]
   return figures
 
 
@@ -259,17 +256,16 @@ def _check(boredom: Sequence[float], seconds: float) -> None:
 
 def _speeds(work: Work, name: str, horizon: float, duration: float) -> list[Figure]:
   """Figures of an update that imagines `horizon` steps and takes `duration` seconds."""
-  figure = functools.partial(Figure, limit=None, ratio=None, machine=machine())
   batch = work.learner.batch_size
   num_starts = batch * min(
     work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
   )
   return [
-    figure(f'{name}/horizon', horizon, 'steps'),
-    figure(name, duration, 's'),
-    figure(f'{name}/updates', 1 / duration, 'updates/s'),
-    figure(f'{name}/replayed', batch * (work.sequence_length - 1) / duration, 'steps/s'),
-    figure(f'{name}/imagined', num_starts * horizon / duration, 'steps/s'),
+    Figure(f'{name}/horizon', horizon, 'steps'),
+    Figure(name, duration, 's'),
+    Figure(f'{name}/updates', 1 / duration, 'updates/s'),
+    Figure(f'{name}/replayed', batch * (work.sequence_length - 1) / duration, 'steps/s'),
+    Figure(f'{name}/imagined', num_starts * horizon / duration, 'steps/s'),
   ]
 
 
@@ -446,12 +442,19 @@ def num_cores() -> int:
 
 def show(figures: list[Figure]) -> None:
   """Prints figures as a table to stdout."""
-  print(f'on {figures[0].machine}')
+  print(f'on {machine()}')
   width = max(len(figure.name) for figure in figures)
-  for name, value, unit, limit, ratio, _ in figures:
-    bound = '' if limit is None else f'  {ratio:.1%} of {limit:,.0f} {unit}'
+  for figure in figures:
+    name, value, unit, limit = figure
+    bound = '' if limit is None else f'  {figure.ratio:.1%} of {limit:,.0f} {unit}'
     digits = _DIGITS.get(unit, 0)
     print(f'{name:<{width}}  {value:>18,.{digits}f} {unit:<9}{bound}'.rstrip())
+
+
+def to_rows(figures: list[Figure]) -> list[dict[str, Any]]:
+  """Converts figures to dicts for JSON: their fields, `ratio`, and `machine`, see `machine`."""
+  here = machine()
+  return [each._asdict() | {'ratio': each.ratio, 'machine': here} for each in figures]
 
 
 def main(arguments: list[str]) -> int:
@@ -478,7 +481,7 @@ def main(arguments: list[str]) -> int:
     print(f'learner.bench: {error}', file=sys.stderr)
     return 2
   if as_json:
-    print(json.dumps([figure._asdict() for figure in figures]))
+    print(json.dumps(to_rows(figures)))
   else:
     show(figures)
   return 0

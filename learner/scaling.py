@@ -74,18 +74,17 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
   here = jax.local_device_count()
   if not num_devices or not 1 <= min(num_devices) <= max(num_devices) <= here:
     raise ValueError(f'--devices {" ".join(map(str, num_devices))}: each must lie in 1 to {here}')
-  figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
   name = f'scaling/{work.name}'
   _, state, _ = _shapes(work, 1)
   gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-  figures = [figure(f'{name}/gradients', gradients, 'bytes')]
+  figures = [bench.Figure(f'{name}/gradients', gradients, 'bytes')]
   for count in num_devices:
     program = compile_for(work, count)
     what = f'{name}/{count}_devices'
     figures += [
-      figure(f'{what}/reduced', program.reduced, 'bytes'),
-      figure(f'{what}/gathered', program.gathered, 'bytes'),
-      figure(f'{what}/instructions', program.instructions, ''),
+      bench.Figure(f'{what}/reduced', program.reduced, 'bytes'),
+      bench.Figure(f'{what}/gathered', program.gathered, 'bytes'),
+      bench.Figure(f'{what}/instructions', program.instructions, ''),
     ]
   return figures
 

@@ -26,6 +26,7 @@ FULL_FOLDERS = {
   'launch': 'until it is reduced',
   'launch/run': 'until launch/ is reduced',
   'learner': 'the measurements of an update stand beside it',
+  'replay': 'the measurements of its servers stand beside it',
 }
 FOLDER_CIRCLES = {
   'hephaestus.launch.flags <-> hephaestus.launch.run': 'until launch/ is reduced',

@@ -1,11 +1,13 @@
 """Model error of imagination: imagined rollouts compared with real steps after the same states."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
 import dm_env
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -204,3 +206,63 @@ def _foresee(
 def _shifted(x: jax.Array, steps: int) -> jax.Array:
   """Shifts [T, ...] so that index t holds step t + `steps`; beyond the end, values are never counted."""
   return jnp.roll(x, -steps, axis=0)
+
+
+class Row(NamedTuple):
+  """Means over dreams after a number of steps, see `Fidelity`; None where nothing was counted.
+
+  Attributes:
+    steps: number of imagined steps.
+    imagined: mean sum of the imagined rewards until then.
+    real: mean sum of the environment's rewards, of the same policy from the same states.
+    wrong: share of dreams in which a binary or discrete number of the observation is wrong.
+    error: mean absolute error of real-valued numbers, in standard deviations.
+    continues: predicted probability that the episode continues, at real terminations; 0 is right.
+    lasts: the same probability at other steps; 1 is right.
+    reward: predicted reward as a share of the real one, at steps with a reward; 1 is right.
+    missed: absolute predicted reward at steps without a reward; 0 is right.
+  """
+
+  steps: int
+  imagined: float | None
+  real: float | None
+  wrong: float | None
+  error: float | None
+  continues: float | None
+  lasts: float | None
+  reward: float | None
+  missed: float | None
+
+
+class Summary(NamedTuple):
+  """Means over all dreams.
+
+  Attributes:
+    value: mean value, by the critic, of the states where dreams begin; None if unknown.
+    end: as `Row.continues`, but read from the posterior of the step, without imagination.
+    paid: as `Row.reward`, but read from the posterior of the step, without imagination.
+    rows: results after 1, 2, 4, ... imagined steps.
+  """
+
+  value: float | None
+  end: float | None
+  paid: float | None
+  rows: Sequence[Row]
+
+
+def summary(total: Fidelity, num_steps: int) -> Summary:
+  """Summarises tallies, host arrays, of dreams of `num_steps` steps."""
+  means = {name: _mean(tally) for name, tally in total._asdict().items()}
+  steps = [2**power for power in range(num_steps.bit_length())]
+  names = [name for name in Row._fields if name != 'steps']
+  rows = [Row(step, **{name: _number(means[name][step - 1]) for name in names}) for step in steps]
+  return Summary(**{name: _number(means[name]) for name in ('value', 'end', 'paid')}, rows=rows)
+
+
+def _mean(tally: Tally) -> np.ndarray:
+  number = np.asarray(tally.number)
+  return np.where(number > 0, tally.total / np.where(number > 0, number, 1.0), np.nan)
+
+
+def _number(value: Any) -> float | None:
+  return None if np.isnan(value) else float(value)

@@ -17,90 +17,89 @@ def add(commands: Any) -> None:
   )
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
-    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_watching,
-    _add_scaling, _add_accelerator,
+    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_scaling,
+    _add_accelerator,
   ):  # fmt: skip
     add_one(targets)
   bench.set_defaults(call=_bench)
 
 
+def _add_measured(parser: argparse.ArgumentParser, seconds: float = 5.0) -> None:
+  """Adds --seconds and --json."""
+  parser.add_argument('--seconds', type=float, default=seconds, help='of each measurement')
+  parser.add_argument('--json', action='store_true')
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+  """Adds --preset, --env and --set, for `flags.preset_config`."""
+  parser.add_argument('--preset', help='as of train (default: laptop)')
+  parser.add_argument('--env', help='as of train (default: catch)')
+  parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+  """Adds --size, and the flags CHANGES that change a named size."""
+  parser.add_argument('--size', help='laptop, 1m or full, without an environment')
+  parser.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
+  parser.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
+  parser.add_argument('--batch', type=int, metavar='B', help='sequences of a device')
+  parser.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
+  parser.add_argument('--dtype', help='float32 or bfloat16')
+
+
 def _add_env(targets: Any) -> None:
-  bench_env = targets.add_parser('env', allow_abbrev=False, help='steps of environments per second')
-  bench_env.add_argument(
+  env = targets.add_parser('env', allow_abbrev=False, help='steps of environments per second')
+  env.add_argument(
     '--env', nargs='+', default=['catch'], help='environments, each as of train (default: catch)'
   )
-  bench_env.add_argument(
-    '--num-envs',
-    type=int,
-    nargs='+',
-    default=[256, 2048],
-    metavar='N',
+  env.add_argument(
+    '--num-envs', type=int, nargs='+', default=[256, 2048], metavar='N',
     help='parallel environments (default: 256 2048)',
-  )
-  bench_env.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
-  bench_env.add_argument(
-    '--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE'
-  )
-  bench_env.add_argument('--json', action='store_true')
+  )  # fmt: skip
+  env.add_argument('--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE')
+  _add_measured(env)
 
 
 def _add_replay(targets: Any) -> None:
-  bench_replay = targets.add_parser(
+  replay = targets.add_parser(
     'replay', allow_abbrev=False, help='sequences and parameters through replay servers'
   )
-  bench_replay.add_argument(
+  replay.add_argument(
     '--env', default='catch', help='environment of the sequences (default: catch)'
   )
-  bench_replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
-  bench_replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
-  bench_replay.add_argument(
+  replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
+  replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
+  replay.add_argument(
     '--parameters', type=float, nargs='+', default=[5.0, 40.0, 140.0], metavar='MB'
   )
-  bench_replay.add_argument('--batch', type=int, default=256, metavar='B', help='sequences')
-  bench_replay.add_argument(
-    '--length', type=int, default=50, metavar='T', help='steps of a sequence'
-  )
-  bench_replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
-  bench_replay.add_argument(
+  replay.add_argument('--batch', type=int, default=256, metavar='B', help='sequences')
+  replay.add_argument('--length', type=int, default=50, metavar='T', help='steps of a sequence')
+  replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
+  replay.add_argument(
     '--sizes', type=int, nargs='+', metavar='N',
     help="sequences stored, one size after the other: measures small sequences only, in Reverb and in a fused run's replay",
   )  # fmt: skip
-  bench_replay.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
-  bench_replay.add_argument('--json', action='store_true')
+  _add_measured(replay)
 
 
 def _add_learner(targets: Any) -> None:
-  bench_learner = targets.add_parser(
-    'learner', allow_abbrev=False, help="the dreamer's update alone, beside its limit"
-  )
-  bench_learner.add_argument(
-    '--size', help='laptop, 1m or full, without an environment; in place of --preset'
-  )
-  bench_learner.add_argument('--preset', help='as of train (default: laptop)')
-  bench_learner.add_argument('--env', help='as of train (default: catch)')
-  bench_learner.add_argument(
-    '--ensemble', type=int, metavar='K', help='prior heads of the ensemble'
-  )
-  bench_learner.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
-  bench_learner.add_argument('--batch', type=int, metavar='B', help='sequences')
-  bench_learner.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
-  bench_learner.add_argument('--dtype', help='float32 or bfloat16')
-  bench_learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
-  bench_learner.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
-  bench_learner.add_argument('--phases', action='store_true', help='also measure its phases alone')
-  bench_learner.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
-  bench_learner.add_argument('--json', action='store_true')
+  learner = targets.add_parser(
+    'learner', allow_abbrev=False, help="the dreamer's update alone, beside its limit",
+    description='Measures the update of --size, or that of --preset with --env and --set.',
+  )  # fmt: skip
+  _add_sizes(learner)
+  _add_config(learner)
+  learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
+  learner.add_argument('--phases', action='store_true', help='also measure its phases alone')
+  _add_measured(learner)
 
 
 def _add_end_to_end(targets: Any) -> None:
   end_to_end = targets.add_parser(
     'end-to-end', allow_abbrev=False, help='a whole run of the dreamer beside its parts alone'
   )
-  end_to_end.add_argument('--preset', help='as of train (default: laptop)')
-  end_to_end.add_argument('--env', help='as of train (default: catch)')
-  end_to_end.add_argument('--seconds', type=float, default=180.0, help='after the warm-up')
-  end_to_end.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
-  end_to_end.add_argument('--json', action='store_true')
+  _add_config(end_to_end)
+  _add_measured(end_to_end, 180.0)
 
 
 def _add_learning(targets: Any) -> None:
@@ -116,31 +115,22 @@ def _add_learning(targets: Any) -> None:
     '--environments', nargs='+', metavar='NAME', help='of the suite (default: all of it)'
   )
   learning.add_argument(
-    '--agents',
-    nargs='+',
-    choices=list(records.AGENTS),
-    default=['dreamer', 'ppo'],
+    '--agents', nargs='+', choices=list(records.AGENTS), default=['dreamer', 'ppo'],
     help='default: dreamer ppo',
-  )
+  )  # fmt: skip
   learning.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2], metavar='N')
   learning.add_argument('--preset', default='laptop', help='as of train (default: laptop)')
   learning.add_argument(
-    '--set',
-    nargs='+',
-    action='extend',
-    default=[],
-    metavar='KEY=VALUE',
+    '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE',
     help='override the config of all runs, as an ablation; give it a --label',
-  )
+  )  # fmt: skip
   learning.add_argument(
     '--label', default='default', help='name of these settings in rows and tables'
   )
   learning.add_argument(
-    '--out',
-    type=pathlib.Path,
-    default=pathlib.Path('runs/bench-learning'),
+    '--out', type=pathlib.Path, default=pathlib.Path('runs/bench-learning'),
     help='folder of rows, runs, table and pictures (default: runs/bench-learning)',
-  )
+  )  # fmt: skip
   learning.add_argument(
     '--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)'
   )
@@ -175,37 +165,6 @@ def _add_dreams(targets: Any) -> None:
   dreams.add_argument('--json', action='store_true')
 
 
-def _add_watching(targets: Any) -> None:
-  watching = targets.add_parser(
-    'watching', allow_abbrev=False, help='overhead of a dashboard and of inspect --watch'
-  )
-  watching.add_argument('--preset', help='as of train (default: laptop)')
-  watching.add_argument('--env', help='as of train (default: catch)')
-  watching.add_argument(
-    '--pairs',
-    type=int,
-    default=30,
-    metavar='N',
-    help='pairs of windows, a watched and an unwatched one',
-  )
-  watching.add_argument(
-    '--window',
-    type=float,
-    default=20.0,
-    metavar='SECONDS',
-    help='length of a window, whose first fifth is left out',
-  )
-  watching.add_argument(
-    '--period',
-    type=float,
-    default=5.0,
-    metavar='SECONDS',
-    help='between two requests; a shorter period makes the overhead easier to measure',
-  )
-  watching.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
-  watching.add_argument('--json', action='store_true')
-
-
 def _add_scaling(targets: Any) -> None:
   scaling = targets.add_parser(
     'scaling',
@@ -223,15 +182,10 @@ def _add_scaling(targets: Any) -> None:
   scaling.add_argument('--preset', help='with --tpu (default: tpu-v4-8)')
   scaling.add_argument('--env', help='with --tpu (default: catch)')
   scaling.add_argument('--set', nargs='+', action='extend', metavar='KEY=VALUE', help='with --tpu')
-  scaling.add_argument('--size', help='laptop, 1m or full (default: laptop)')
   scaling.add_argument(
     '--devices', type=int, nargs='+', metavar='D', help='simulated (default: 1 2 4 8)'
   )
-  scaling.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
-  scaling.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
-  scaling.add_argument('--batch', type=int, metavar='B', help='sequences per device')
-  scaling.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
-  scaling.add_argument('--dtype', help='float32 or bfloat16')
+  _add_sizes(scaling)
   scaling.add_argument('--json', action='store_true')
 
 
@@ -281,19 +235,18 @@ def _bench(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.run import metrics, preflight
   from hephaestus.learner import bench as learner_bench
 
-  if arguments.target in ('end-to-end', 'watching', 'replay'):
+  if arguments.target in ('end-to-end', 'replay'):
     preflight.check_distributed(f'bench {arguments.target}', ALONE)
   measure = {
     'learner': _learner_figures,
     'end-to-end': _end_to_end_figures,
-    'watching': _watching_figures,
     'scaling': _scaling_figures,
     'replay': _replay_figures,
     'env': _environment_figures,
   }
   figures = measure[arguments.target](arguments)
   if arguments.json:
-    print(metrics.to_json([figure._asdict() for figure in figures]))
+    print(metrics.to_json(learner_bench.to_rows(figures)))
   else:
     learner_bench.show(figures)
     if any(figure.limit is not None for figure in figures):
@@ -348,8 +301,9 @@ def _dreams(arguments: argparse.Namespace) -> int:
     arguments.run, checkpoint=arguments.checkpoint, num_steps=arguments.steps, seed=arguments.seed
   )
   if arguments.json:
-    rows = [row._asdict() for row in result.rows]
-    print(metrics.to_json({**result._asdict(), 'rows': rows}))
+    rows = [row._asdict() for row in result.summary.rows]
+    content = {**result.summary._asdict(), 'learner_step': result.learner_step, 'rows': rows}
+    print(metrics.to_json(content))
   else:
     print(dreams.table(result))
   return 0
@@ -399,13 +353,6 @@ def _end_to_end_figures(arguments: argparse.Namespace) -> Any:
   return end_to_end.end_to_end(flags.preset_config(arguments), arguments.seconds)
 
 
-def _watching_figures(arguments: argparse.Namespace) -> Any:
-  from hephaestus.launch.bench import watching
-
-  config = flags.preset_config(arguments)
-  return watching.watching(config, arguments.pairs, arguments.window, arguments.period)
-
-
 def _scaling_figures(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch.bench import tpu
   from hephaestus.learner import bench as learner_bench
@@ -452,23 +399,25 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
   """Measures replay with sequences like those that an actor of the laptop preset writes."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
-  from hephaestus.launch.bench import replay
   from hephaestus.launch.run import parts as parts_lib
+  from hephaestus.learner import bench as learner_bench
+  from hephaestus.replay import bench as replay_bench
 
+  given = {'batch_size': arguments.batch, 'seconds': arguments.seconds}
   if arguments.sizes:
-    return replay.by_size(arguments.sizes, batch_size=arguments.batch, seconds=arguments.seconds)
-  config = launch_config.override(
-    presets.laptop(arguments.env), [f'actor.sequence_length={arguments.length}']
-  )
-  return replay.replay(
-    parts_lib.make_parts(config).sequence_schema,
-    shards=arguments.shards,
-    writers=arguments.writers,
-    megabytes=arguments.parameters,
-    batch_size=arguments.batch,
-    stored=arguments.stored,
-    seconds=arguments.seconds,
-  )
+    rows = replay_bench.by_size(arguments.sizes, **given)
+  else:
+    length = f'actor.sequence_length={arguments.length}'
+    config = launch_config.override(presets.laptop(arguments.env), [length])
+    rows = replay_bench.measure(
+      parts_lib.make_parts(config).sequence_schema,
+      shards=arguments.shards,
+      writers=arguments.writers,
+      megabytes=arguments.parameters,
+      stored=arguments.stored,
+      **given,
+    )
+  return [learner_bench.Figure(*row) for row in rows]
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:

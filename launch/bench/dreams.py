@@ -1,7 +1,6 @@
 """Compares imagination rollouts (dreams) with the environment, for `hephaestus bench dreams`."""
 
 import pathlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,48 +17,11 @@ MOST_STEPS = 16  # longest dream
 NUM_ENVS = 64
 
 
-class Row(NamedTuple):
-  """Means over dreams after a number of steps, see `fidelity.Fidelity`; None where nothing was counted.
-
-  Attributes:
-    steps: number of imagined steps.
-    imagined: mean sum of the imagined rewards until then.
-    real: mean sum of the environment's rewards, of the same policy from the same states.
-    wrong: share of dreams in which a binary or discrete number of the observation is wrong.
-    error: mean absolute error of real-valued numbers, in standard deviations.
-    continues: predicted probability that the episode continues, at real terminations; 0 is right.
-    lasts: the same probability at other steps; 1 is right.
-    reward: predicted reward as a share of the real one, at steps with a reward; 1 is right.
-    missed: absolute predicted reward at steps without a reward; 0 is right.
-  """
-
-  steps: int
-  imagined: float | None
-  real: float | None
-  wrong: float | None
-  error: float | None
-  continues: float | None
-  lasts: float | None
-  reward: float | None
-  missed: float | None
-
-
 class Result(NamedTuple):
-  """The comparison for one checkpoint.
-
-  Attributes:
-    learner_step: learner step of the checkpoint.
-    value: mean value, by the critic, of the states where dreams begin; None if unknown.
-    end: as `Row.continues`, but read from the posterior of the step, without imagination.
-    paid: as `Row.reward`, but read from the posterior of the step, without imagination.
-    rows: results after 1, 2, 4, ... imagined steps.
-  """
+  """The comparison for one checkpoint: its learner step, and its errors."""
 
   learner_step: int
-  value: float | None
-  end: float | None
-  paid: float | None
-  rows: Sequence[Row]
+  summary: fidelity.Summary
 
 
 def dreams(
@@ -105,35 +67,17 @@ def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result
     state, sequence, _ = unroll.unroll(policy.params, act_key, state, zero, zero)
     found = jax.device_get(measure(policy.all_params, dream_key, sequence))
     total = found if total is None else jax.tree.map(np.add, total, found)
-  return _result(policy.learner_step, total, length)
-
-
-def _result(learner_step: int, total: fidelity.Fidelity, length: int) -> Result:
-  means = {name: _mean(tally) for name, tally in total._asdict().items()}
-  steps = [2**power for power in range(length.bit_length())]
-  names = [name for name in Row._fields if name != 'steps']
-  rows = [Row(step, **{name: _number(means[name][step - 1]) for name in names}) for step in steps]
-  ends = {name: _number(means[name]) for name in ('value', 'end', 'paid')}
-  return Result(learner_step, rows=rows, **ends)
-
-
-def _mean(tally: fidelity.Tally) -> np.ndarray:
-  number = np.asarray(tally.number)
-  return np.where(number > 0, tally.total / np.where(number > 0, number, 1.0), np.nan)
-
-
-def _number(value: Any) -> float | None:
-  return None if np.isnan(value) else float(value)
+  return Result(policy.learner_step, fidelity.summary(total, length))
 
 
 def table(result: Result) -> str:
   """Formats a result for a terminal: a sentence, and a table with a line for each row."""
-  shown = lambda value: '-' if value is None else f'{value:,.3g}'
+  found, shown = result.summary, lambda value: '-' if value is None else f'{value:,.3g}'
   lines = [
-    f'update {result.learner_step}: value {shown(result.value)}; from the observation, probability to '
-    f'continue at ends {shown(result.end)}, share of a reward predicted {shown(result.paid)}',
-    '  '.join(f'{name:>9}' for name in Row._fields),
+    f'update {result.learner_step}: value {shown(found.value)}; from the observation, probability to '
+    f'continue at ends {shown(found.end)}, share of a reward predicted {shown(found.paid)}',
+    '  '.join(f'{name:>9}' for name in fidelity.Row._fields),
   ]
-  for row in result.rows:
+  for row in found.rows:
     lines.append('  '.join(f'{shown(value):>9}' for value in row))
   return '\n'.join(lines)

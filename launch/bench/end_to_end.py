@@ -1,7 +1,6 @@
 """Throughput of a whole run beside that of its parts alone, with waiting and CPU times by process."""
 
 import contextlib
-import functools
 import itertools
 import pathlib
 import shutil
@@ -184,17 +183,15 @@ def _figures(
   ]
   waits = [_mean(rows, 'throttled_fraction') for rows in actors]
   updates, unrolled = _alone(config, _mean(learner, 'intrinsic/boredom'), seconds)
-  figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
-  beside: Any = lambda value, limit: {'value': value, 'limit': limit, 'ratio': value / limit}
   name = f'run/{config.environment["name"]}'
   return [
-    figure(f'{name}/updates', unit='updates/s', **beside(rate('learner_step'), updates)),
-    figure(f'{name}/steps', unit='steps/s', **beside(rate('environment_step'), unrolled)),
-    figure(f'{name}/learner_waits', 100 * _mean(learner, 'starved_fraction'), '%'),
-    figure(f'{name}/actors_wait', 100 * sum(waits) / len(waits), '%'),
-    figure(f'{name}/replay_ratio', learner[-1]['replay_ratio'], 'replayed/step'),
-    figure(f'{name}/staleness', sum(ages) / len(ages), 'updates'),
-    *(figure(f'{name}/{node}/cpu', value, 'cores') for node, value in sorted(cores.items())),
+    bench.Figure(f'{name}/updates', rate('learner_step'), 'updates/s', updates),
+    bench.Figure(f'{name}/steps', rate('environment_step'), 'steps/s', unrolled),
+    bench.Figure(f'{name}/learner_waits', 100 * _mean(learner, 'starved_fraction'), '%'),
+    bench.Figure(f'{name}/actors_wait', 100 * sum(waits) / len(waits), '%'),
+    bench.Figure(f'{name}/replay_ratio', learner[-1]['replay_ratio'], 'replayed/step'),
+    bench.Figure(f'{name}/staleness', sum(ages) / len(ages), 'updates'),
+    *(bench.Figure(f'{name}/{node}/cpu', value, 'cores') for node, value in sorted(cores.items())),
   ]
 
 

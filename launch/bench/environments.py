@@ -60,7 +60,6 @@ def environments(
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
   made = {name: make() for name, make in makers.items()}
-  figure = functools.partial(bench.Figure, machine=bench.machine())
   figures = []
   with contextlib.ExitStack() as stack:
     processes = _processes(stack, max(num_envs), of_actors)
@@ -79,11 +78,11 @@ def environments(
         rate = sum(_together(processes, _step_rate, [(seconds,)] * count))
         label = f'env/{name}/{n}_envs'
         figures += [
-          figure(label, rate, 'steps/s', limit, rate / limit),
-          figure(f'{label}/processes', count, '', None, None),
-          figure(f'{label}/compile', compile_seconds, 's', None, None),
+          bench.Figure(label, rate, 'steps/s', limit),
+          bench.Figure(f'{label}/processes', count, ''),
+          bench.Figure(f'{label}/compile', compile_seconds, 's'),
         ]
-  return [*figures, figure('copy', bandwidth, 'bytes/s', None, None)]
+  return [*figures, bench.Figure('copy', bandwidth, 'bytes/s')]
 
 
 def _processes(

@@ -4,7 +4,6 @@ libtpu, of the extra `tpu`, compiles for a topology on any Linux machine with an
 """
 
 import collections
-import functools
 import importlib.util
 import itertools
 import os
@@ -177,7 +176,6 @@ def _figures(
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(f'{name}: XLA refuses the program: {_first_line(error)}') from None
   compile_seconds = time.perf_counter() - began - lower_seconds
-  figure = functools.partial(bench.Figure, limit=None, ratio=None, machine=bench.machine())
   text = compiled.as_text()
   program = scaling.read_program(text, len(devices))
   counts = {
@@ -186,14 +184,14 @@ def _figures(
     **{f'losses/{dtype}': count for dtype, count in losses(text, lowered.out_tree).items()},
   }
   return [
-    figure(f'{name}/devices', len(devices), ''),
-    figure(f'{name}/lower', lower_seconds, 's'),
-    figure(f'{name}/compile', compile_seconds, 's'),
+    bench.Figure(f'{name}/devices', len(devices), ''),
+    bench.Figure(f'{name}/lower', lower_seconds, 's'),
+    bench.Figure(f'{name}/compile', compile_seconds, 's'),
     *_memory(name, compiled.memory_analysis(), gibibytes),
-    figure(f'{name}/reduced', program.reduced, 'bytes'),
-    figure(f'{name}/gathered', program.gathered, 'bytes'),
-    figure(f'{name}/other_collectives', program.other_collectives, ''),
-    *(figure(f'{name}/{what}', count, '') for what, count in sorted(counts.items())),
+    bench.Figure(f'{name}/reduced', program.reduced, 'bytes'),
+    bench.Figure(f'{name}/gathered', program.gathered, 'bytes'),
+    bench.Figure(f'{name}/other_collectives', program.other_collectives, ''),
+    *(bench.Figure(f'{name}/{what}', count, '') for what, count in sorted(counts.items())),
   ]
 
 
@@ -207,7 +205,7 @@ def _memory(name: str, memory: Any, gibibytes: int) -> list[bench.Figure]:
   }
   limit = gibibytes * 2**30
   return [
-    bench.Figure(f'{name}/{part}', value, 'bytes', limit, value / limit, bench.machine())
+    bench.Figure(f'{name}/{part}', value, 'bytes', limit)
     for part, value in {**parts, 'memory': sum(parts.values())}.items()
   ]
 

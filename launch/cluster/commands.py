@@ -212,7 +212,7 @@ def _node(arguments: argparse.Namespace) -> int:
     if host.learner:
       machine.check(config, machine.find())
     remarks = preflight.check_environment(config)
-    memory = preflight.check_memory(config, shards=1 if host.replay else 0, learns=host.learner)
+    memory = preflight.check_memory(config, shards=1 if host.replay else 0, learns=bool(host.learner))
     folder = arguments.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)

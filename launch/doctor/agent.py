@@ -8,13 +8,12 @@ import dm_env
 import jax
 import numpy as np
 
+from hephaestus.actors import streams
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import examination
+from hephaestus.agents.dreamer import examination, fidelity
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.bench import dreams
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
-from hephaestus.launch.doctor import play
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import metrics
 from hephaestus.learner import advice
@@ -69,7 +68,7 @@ def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predicti
   dreamer = config.record.make(
     config.agent, policy.environment.observation_spec, policy.environment.action_spec
   )
-  played = play.play(
+  played = streams.play(
     policy.environment, policy.agent, policy.params, num_steps=num_steps, seed=seed
   )
 
@@ -122,7 +121,7 @@ def _returns(
 
 
 def of_predictions(
-  found: Predictions, explained: environment_checks.Explained | None
+  found: Predictions, explained: streams.Explained | None
 ) -> list[check_lib.Check]:
   """Checks the dynamics, the reward head, the continue head, novelty and the critic.
 
@@ -176,9 +175,7 @@ def of_predictions(
   ]  # fmt: skip
 
 
-def _of_rewards(
-  found: Predictions, explained: environment_checks.Explained | None
-) -> list[check_lib.Check]:
+def _of_rewards(found: Predictions, explained: streams.Explained | None) -> list[check_lib.Check]:
   """Checks that rewards are predicted; if not, the probes decide which cause is likely."""
   usual = np.median(found.reward)
   higher, lower = found.reward > usual, found.reward < usual
@@ -220,9 +217,9 @@ def _area(score: np.ndarray, positive: np.ndarray) -> float:
   return float((ranks[positive].mean() - (number + 1) / 2) / (len(score) - number))
 
 
-def of_dreams(result: dreams.Result) -> list[check_lib.Check]:
+def of_dreams(found: fidelity.Summary) -> list[check_lib.Check]:
   """Checks imagination rollouts against the environment, by the result of `bench dreams`."""
-  first, last = result.rows[0], result.rows[-1]
+  first, last = found.rows[0], found.rows[-1]
   ratio = None
   if last.imagined is not None and last.real is not None and abs(last.real) > 0.02:
     ratio = last.imagined / last.real

@@ -73,7 +73,9 @@ def of_run(
   if isinstance(config.record, dreamer_record.Dreamer):
     found = agent_checks.predict(policy, num_steps=num_steps, seed=seed)
     checks += agent_checks.of_predictions(found, explained)
-    checks += agent_checks.of_dreams(dreams.of_policy(policy, num_steps=num_steps, seed=seed))
+    checks += agent_checks.of_dreams(
+      dreams.of_policy(policy, num_steps=num_steps, seed=seed).summary
+    )
     checks += replay_checks.of_states(policy, folder, seed=seed)
   if not config.record.on_policy:
     checks += replay_checks.check(folder, config)

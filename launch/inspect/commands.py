@@ -147,8 +147,8 @@ def _environments(arguments: argparse.Namespace) -> int:
     'JAX_PLATFORMS', 'cpu'
   )  # JAX reads it at import; a run may use the accelerators
   warnings.simplefilter('ignore')  # of the packages of environments
-  from hephaestus.launch.inspect import environments
+  from hephaestus.actors.environments import catalogue
 
-  report = environments.look_up(arguments.name)
-  print(json.dumps(report)) if arguments.json else environments.show(report)
+  report = catalogue.look_up(arguments.name)
+  print(json.dumps(report)) if arguments.json else catalogue.show(report)
   return 0

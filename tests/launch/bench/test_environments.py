@@ -222,7 +222,7 @@ def test_unknown_arguments_end_with_code_two(arguments, capsys):
 
 
 def test_bench_prints_what_its_limit_is(monkeypatch, capsys):
-  made = lambda limit: learner_bench.Figure('env/catch', 1.0, 'steps/s', limit, limit and 0.5, 'M')
+  made = lambda limit: learner_bench.Figure('env/catch', 1.0, 'steps/s', limit)
   measured = [made(None)]
   monkeypatch.setattr(commands, '_environment_figures', lambda arguments: measured)
   assert run('env') == 0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.launch.inspect import environments as catalogue
+from hephaestus.actors.environments import catalogue
 
 
 @pytest.fixture

@@ -4,21 +4,22 @@ import contextlib
 import multiprocessing
 import os
 import time
+import timeit
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import psutil
 
-from hephaestus.learner import bench
 from hephaestus.replay import buffer, parameters, reader, tables, writer
 from hephaestus.replay import columns as columns_lib
 
 _GROUP = 16  # sequences of one write, as by an actor of 16 environments
 _LEAVES = 100  # arrays of the parameters
 _COPIED_BYTES = 1 << 27  # more than caches hold
+_COPIES = 50
 _PATIENCE = 120.0  # seconds for a process to start, or a batch to arrive
 _UNLIMITED = 10**9  # sequences that may be inserted or sampled ahead, so the limiter blocks nothing
 _LEAST_ROUNDS = 5
@@ -28,8 +29,11 @@ _SMALL = {
 }  # 260 bytes, so that many fit into memory
 _LOOP = 100  # samples or inserts of one call, as a fused program makes many updates in one
 
+Row = tuple[str, float, str, float | None]
+"""Name, value, unit, and largest value that the machine allows (None: unknown) of a measurement."""
 
-def replay(
+
+def measure(
   schema: Any,
   *,
   shards: Sequence[int],
@@ -38,7 +42,7 @@ def replay(
   batch_size: int,
   stored: int,
   seconds: float,
-) -> list[bench.Figure]:
+) -> list[Row]:
   """Measures Reverb servers in child processes, with the same clients as actors and learner use.
 
   The limit is the bandwidth of one thread that copies memory, measured here, too. Sequences are
@@ -67,9 +71,9 @@ def replay(
   # has run nothing.
   processes = multiprocessing.get_context('forkserver')
   processes.set_forkserver_preload([__name__, 'reverb'])
-  bandwidth = _copy_bandwidth(seconds)
+  bandwidth = _copy_bandwidth()
   nbytes = columns_lib.Columns(schema).nbytes
-  figures = [_Figure('replay/sequence', nbytes, 'bytes')]
+  figures: list[Row] = [('replay/sequence', nbytes, 'bytes', None)]
   for count in shards:
     per_second, used = _sampled(processes, schema, count, batch_size, stored, seconds)
     name = f'replay/sample/{count}_shards'
@@ -82,12 +86,10 @@ def replay(
     for way, latencies in _parameter_latencies(processes, size, seconds).items():
       name = f'replay/parameters/{size:g}_MB/{way}'
       figures += _latency_figures(name, size, latencies, bandwidth)
-  figures.append(_Figure('copy', bandwidth, 'bytes/s'))
-  machine = bench.machine()
-  return [bench.Figure(*figure, machine=machine) for figure in figures]
+  return [*figures, ('copy', bandwidth, 'bytes/s', None)]
 
 
-def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[bench.Figure]:
+def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[Row]:
   """Measures sampling and inserting small sequences while many are stored, in two kinds of replay.
 
   These are a Reverb server in a child process, and the ring buffer of a fused run, updated in place
@@ -111,7 +113,8 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[be
   _check([1], [1], [1.0], batch_size, stored=2, seconds=seconds)
   processes = multiprocessing.get_context('forkserver')
   processes.set_forkserver_preload([__name__, 'reverb'])
-  figures = [_Figure('replay/sequence', columns_lib.Columns(_SMALL).nbytes, 'bytes')]
+  nbytes = columns_lib.Columns(_SMALL).nbytes
+  figures: list[Row] = [('replay/sequence', nbytes, 'bytes', None)]
   for size in sizes:
     measured = {
       'fused': _fused_while_stored(size, batch_size, seconds),
@@ -120,10 +123,9 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[be
     for way, rates in measured.items():
       for what, (per_second, used) in rates.items():
         name = f'replay/{size}_stored/{way}/{what}'
-        figures.append(_Figure(name, per_second, 'sequences/s'))
-        figures.append(_Figure(f'{name}/cpu', 1e9 * used, 'ns of CPU/sequence'))
-  machine = bench.machine()
-  return [bench.Figure(*figure, machine=machine) for figure in figures]
+        figures.append((name, per_second, 'sequences/s', None))
+        figures.append((f'{name}/cpu', 1e9 * used, 'ns of CPU/sequence', None))
+  return figures
 
 
 def _fused_while_stored(
@@ -183,16 +185,6 @@ def _reverb_while_stored(
     return {'sample': (per_second, sum(used.values())), 'insert': inserted}
 
 
-class _Figure(NamedTuple):
-  """A `bench.Figure` without its machine."""
-
-  name: str
-  value: float
-  unit: str
-  limit: float | None = None
-  ratio: float | None = None
-
-
 def _check(
   shards: Sequence[int],
   writers: Sequence[int],
@@ -217,7 +209,7 @@ def _check(
 
 def _throughput_figures(
   name: str, per_second: float, used: dict[str, float], nbytes: int, bandwidth: float
-) -> list[_Figure]:
+) -> list[Row]:
   """Sequences and bytes per second beside their limit, and CPU time per sequence on each side.
 
   Args:
@@ -227,24 +219,22 @@ def _throughput_figures(
     nbytes: bytes of a sequence.
     bandwidth: bytes per second of copying, the limit.
   """
-  rate = per_second * nbytes
   return [
-    _Figure(name, per_second, 'sequences/s', bandwidth / nbytes, rate / bandwidth),
-    _Figure(f'{name}/bytes', rate, 'bytes/s', bandwidth, rate / bandwidth),
-    *(_Figure(f'{name}/{side}', 1e6 * each, 'us of CPU/sequence') for side, each in used.items()),
+    (name, per_second, 'sequences/s', bandwidth / nbytes),
+    (f'{name}/bytes', per_second * nbytes, 'bytes/s', bandwidth),
+    *((f'{name}/{side}', 1e6 * each, 'us of CPU/sequence', None) for side, each in used.items()),
   ]
 
 
 def _latency_figures(
   name: str, megabytes: float, seconds: Sequence[float], bandwidth: float
-) -> list[_Figure]:
+) -> list[Row]:
   """Median and 99th percentile of the latency of parameters, and the bytes per second at the median."""
   median = float(np.median(seconds))
-  rate = 1e6 * megabytes / median
   return [
-    _Figure(name, rate, 'bytes/s', bandwidth, rate / bandwidth),
-    _Figure(f'{name}/median', median, 's'),
-    _Figure(f'{name}/p99', float(np.quantile(seconds, 0.99)), 's'),
+    (name, 1e6 * megabytes / median, 'bytes/s', bandwidth),
+    (f'{name}/median', median, 's', None),
+    (f'{name}/p99', float(np.quantile(seconds, 0.99)), 's', None),
   ]
 
 
@@ -460,12 +450,8 @@ def _write(
   entry.close()
 
 
-def _copy_bandwidth(seconds: float) -> float:
+def _copy_bandwidth() -> float:
   """Bytes per second that one thread copies within memory."""
   source, target = (np.full(_COPIED_BYTES // 8, value) for value in (1.0, 2.0))
-
-  def copy(state: np.ndarray) -> np.ndarray:
-    np.copyto(state, source)
-    return state
-
-  return _COPIED_BYTES / bench.median_duration(copy, target, min(seconds, 2.0))
+  durations = timeit.repeat(lambda: np.copyto(target, source), number=1, repeat=_COPIES)
+  return _COPIED_BYTES / float(np.median(durations))
