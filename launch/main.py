@@ -17,9 +17,9 @@ from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.doctor import commands as doctor_commands
 from hephaestus.launch.inspect import commands as inspect_commands
 from hephaestus.launch.interface import commands as interface_commands
+from hephaestus.launch.processes import fork_server
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import fork_server
 from hephaestus.launch.sweep import commands as sweep_commands
 
 COMMANDS = (

@@ -35,7 +35,7 @@ import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 import tiny  # noqa: E402
 
-from hephaestus.launch.run import metrics  # noqa: E402
+from hephaestus.launch.files import metrics  # noqa: E402
 from hephaestus.launch.run import parts as parts_lib  # noqa: E402
 from hephaestus.replay import connection, contents  # noqa: E402
 

@@ -13,7 +13,7 @@ import polling
 import psutil
 import pytest
 
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 TESTS = pathlib.Path(__file__).parent

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hephaestus.launch.agents import machine
 from hephaestus.launch.bench.learning import runs, scores
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.launch.sweep import jobs
 
 _TRAINING = 60.0  # least seconds of training of a run; with less time left it is not started

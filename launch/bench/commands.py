@@ -7,7 +7,8 @@ import re
 import sys
 from typing import Any
 
-from hephaestus.launch import flags, records
+from hephaestus.launch import records
+from hephaestus.launch.run import flags
 
 
 def add(commands: Any) -> None:
@@ -232,7 +233,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     os.environ['JAX_PLATFORMS'] = 'cpu'
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices or [8])}'
     os.environ.setdefault('XLA_FLAGS', simulated)
-  from hephaestus.launch.run import metrics, preflight
+  from hephaestus.launch.files import metrics
+  from hephaestus.launch.run import preflight
   from hephaestus.learner import bench as learner_bench
 
   if arguments.target in ('end-to-end', 'replay'):
@@ -258,7 +260,7 @@ def _learning(arguments: argparse.Namespace) -> int:
   """Trains the runs that have no row of results yet, then shows all rows that were asked for."""
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.bench.learning import suite, table
-  from hephaestus.launch.run import metrics
+  from hephaestus.launch.files import metrics
   from hephaestus.launch.sweep import jobs
 
   tasks = suite.chosen(arguments.environments)
@@ -293,7 +295,7 @@ def _learning(arguments: argparse.Namespace) -> int:
 def _dreams(arguments: argparse.Namespace) -> int:
   """Prints a comparison of imagination rollouts of a checkpoint with the environment."""
   from hephaestus.launch.bench import dreams
-  from hephaestus.launch.run import metrics
+  from hephaestus.launch.files import metrics
 
   if arguments.steps < 1:
     raise ValueError(f'--steps {arguments.steps}: must be at least 1')

@@ -10,8 +10,8 @@ from hephaestus.actors import rollout
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import fidelity
 from hephaestus.launch.agents import dreamer as dreamer_record
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import policy as policy_lib
-from hephaestus.launch.run import folder as folder_lib
 
 MOST_STEPS = 16  # longest dream
 NUM_ENVS = 64

@@ -18,8 +18,8 @@ import psutil
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.agents import dreamer
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import bench
 

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hephaestus.launch import flags
 from hephaestus.launch.run import commands as run_commands
+from hephaestus.launch.run import flags
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
@@ -104,7 +104,7 @@ def _make_shared_config(
   """Makes the config of a run on several hosts from the flags; ValueError if the hosts do not fit it."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
 
   given = getattr(arguments, 'config', None)
   known = arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists()
@@ -126,7 +126,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import handshake, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import preflight
   from hephaestus.learner import profile as profile_lib
 
@@ -191,7 +191,7 @@ def _node(arguments: argparse.Namespace) -> int:
   preflight.check_distributed('several hosts', ONE_PROCESS)
   from hephaestus.launch.cluster import handshake, node
   from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
 
   with run_commands.fork_server() as forks:
     attached = arguments.hosts == '-'
@@ -212,7 +212,9 @@ def _node(arguments: argparse.Namespace) -> int:
     if host.learner:
       machine.check(config, machine.find())
     remarks = preflight.check_environment(config)
-    memory = preflight.check_memory(config, shards=1 if host.replay else 0, learns=bool(host.learner))
+    memory = preflight.check_memory(
+      config, shards=1 if host.replay else 0, learns=bool(host.learner)
+    )
     folder = arguments.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)

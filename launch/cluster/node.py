@@ -9,7 +9,8 @@ from typing import NamedTuple
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
-from hephaestus.launch.run import fork_server, local, preflight
+from hephaestus.launch.processes import fork_server
+from hephaestus.launch.run import local, preflight
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 

@@ -14,8 +14,8 @@ from hephaestus.agents.dreamer import examination, fidelity
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
+from hephaestus.launch.files import metrics
 from hephaestus.launch.interface import policy as policy_lib
-from hephaestus.launch.run import metrics
 from hephaestus.learner import advice
 
 MODEL, POLICY, DREAMS, RUN = 'world model', 'actor and critic', 'dreams', 'run'

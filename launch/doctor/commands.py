@@ -43,7 +43,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
   if arguments.seed < 0:
     raise ValueError(f'--seed {arguments.seed}: must be at least 0')
   from hephaestus.launch.doctor import check, diagnosis
-  from hephaestus.launch.run import folder, metrics
+  from hephaestus.launch.files import folder, metrics
 
   if (pathlib.Path(arguments.target) / folder.CONFIG).exists():
     checks = diagnosis.of_run(

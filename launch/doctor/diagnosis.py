@@ -13,9 +13,9 @@ from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
 from hephaestus.launch.doctor import replay as replay_checks
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 from hephaestus.launch.interface import policy as policy_lib
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
 
 
 def of_environment(name: str, *, num_steps: int, seed: int) -> list[check_lib.Check]:

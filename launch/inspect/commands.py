@@ -77,8 +77,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
+  from hephaestus.launch.files import metrics
   from hephaestus.launch.inspect import device_replay, live, prometheus, terminal
-  from hephaestus.launch.run import metrics
 
   if device_replay.is_kept_by(arguments.target):
     if watching or serving or sampling or arguments.check:
@@ -114,8 +114,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _inspect_stored(arguments: argparse.Namespace) -> int:
   """Reports on the newest checkpoint; returns 1 if `--check` finds a fault."""
+  from hephaestus.launch.files import metrics
   from hephaestus.launch.inspect import live, stored
-  from hephaestus.launch.run import metrics
 
   found = stored.read(arguments.target, arguments.sample or 0)
   if arguments.json:

@@ -10,8 +10,8 @@ import rich.table
 
 from hephaestus.agents import experience
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.inspect import live
-from hephaestus.launch.run import folder as folder_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import buffer as buffer_lib

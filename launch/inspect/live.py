@@ -11,11 +11,11 @@ import numpy as np
 import psutil
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import last_known
-from hephaestus.launch.report import history
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics, preflight
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import preflight
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 

@@ -18,8 +18,8 @@ import rich.table
 from hephaestus.actors import videos
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
+from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import live, terminal
-from hephaestus.launch.run import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import contents as contents_lib

@@ -16,8 +16,8 @@ import rich.markup
 import rich.table
 import rich.text
 
+from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import live
-from hephaestus.launch.run import metrics
 from hephaestus.replay import tables
 
 WIDE = 130  # columns of a terminal from which curves are to the right of the numbers

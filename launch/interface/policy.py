@@ -13,8 +13,8 @@ import numpy as np
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
-from hephaestus.launch.run import folder as folder_lib
 
 
 class State(NamedTuple):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from hephaestus.launch import flags
 from hephaestus.launch.run import commands as run_commands
+from hephaestus.launch.run import flags
 
 if TYPE_CHECKING:
   from typing_extensions import Unpack
@@ -63,7 +63,7 @@ class Run:
     Raises:
       ValueError: it is not the folder of a run, or its config is broken.
     """
-    from hephaestus.launch.run import folder as folder_lib
+    from hephaestus.launch.files import folder as folder_lib
 
     self.folder = pathlib.Path(folder)
     folder_lib.load_config(self.folder)
@@ -97,7 +97,7 @@ class Run:
       ValueError: no process of this name has reported, and it is neither the learner nor the
         evaluator; or a line of its metrics is damaged.
     """
-    from hephaestus.launch.run import metrics
+    from hephaestus.launch.files import metrics
 
     files = {path.stem: path for path in (self.folder / 'metrics').glob('*.jsonl')}
     known = sorted(files.keys() - {'events'} | {'learner', 'evaluator'})
@@ -181,7 +181,7 @@ def train(
       "several; give an import path, 'package.module:Class'"
     )
   if arguments.run is None:
-    from hephaestus.launch.run import folder as folder_lib
+    from hephaestus.launch.files import folder as folder_lib
 
     arguments.run = folder_lib.new(config)
   exit_code = run_commands.begin(arguments, config) if config.fused else _beside(arguments)
@@ -215,7 +215,7 @@ def _assignments(overrides: Overrides) -> list[str]:
 def _register(env: Any, run: pathlib.Path | None) -> str:
   """Registers an instance, by the name that a resumed run has for it or a new one; returns the name."""
   from hephaestus.actors import environments
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
 
   known = None
   if run is not None and (run / folder_lib.CONFIG).exists():
@@ -227,7 +227,7 @@ def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   """Whether this is a new run that can be fused, and no argument asks for several processes."""
   from hephaestus.actors import environments
   from hephaestus.launch import config_file, records
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
 
   file = config_file.read(arguments.config, arguments.agent)
   is_new = arguments.run is None or not (arguments.run / folder_lib.CONFIG).exists()

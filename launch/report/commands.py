@@ -131,8 +131,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
   os.environ.setdefault(
     'JAX_PLATFORMS', 'cpu'
   )  # JAX reads it at import; a run may use the accelerators
+  from hephaestus.launch.files import metrics
   from hephaestus.launch.report import evaluate
-  from hephaestus.launch.run import metrics
 
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')

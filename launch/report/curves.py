@@ -1,36 +1,19 @@
 """Learning curves of runs with confidence intervals over seeds, and a table for each environment."""
 
-import collections
-import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from hephaestus.launch import config as launch_config
-from hephaestus.launch.report import history
-
-Numbers = TypeVar('Numbers')
+from hephaestus.launch.files import history
+from hephaestus.launch.report import groups as groups_lib
 
 Y_AXES = {
   'normalised_score': 'score (0: random policy, 1: scripted policy)',
   'episode_return': 'mean episode return',
 }
-# Config keys that may differ between the runs of one curve. They do not change learning, but only when
-# and where metrics are written.
-INDIFFERENT = (
-  'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
-  'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
-  'actor.log_period', 'evaluator.period', 'evaluator.period_steps', 'evaluator.video_period',
-)  # fmt: skip
-INDIFFERENT_OF_FUSED = (
-  'learner.max_staleness', 'learner.publish_period', 'replay.max_in_flight', 'replay.num_shards',
-)  # fmt: skip
-INDIFFERENT_OF_FUSED_ON_POLICY = (*INDIFFERENT_OF_FUSED, 'replay')
-MAX_KEYS = 3  # most config keys in a label that is not the user's
 CURVE_POINTS = 101
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -260,7 +243,7 @@ def _make_figure(
   ]
   curves: list[Curve] = []
   colours: list[int] = []
-  for colour, (label, group) in enumerate(grouped(found)):
+  for colour, (label, group) in enumerate(groups_lib.grouped(found)):
     known = [(run, numbers) for run, numbers in group if numbers is not None]
     if not known:
       continue
@@ -276,7 +259,9 @@ def _make_figure(
     raise ValueError(f'{runs[0].environment}: has no curve')
   firsts = [curve.runs[0] for curve in curves]
   notes = [
-    _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
+    _notes(
+      curve, x, groups_lib.differing(groups_lib.of_agent(firsts, curve.runs[0].config.agent_name))
+    )
     for curve in curves
   ]
   return Comparison(runs[0].environment, metric, node, x, curves, colours, notes)
@@ -307,106 +292,6 @@ def _choose(
   )
 
 
-def _is_indifferent(key: str, run: history.History) -> bool:
-  """Whether a run's curve does not depend on the config key at this path."""
-  names = [*INDIFFERENT, *run.config.record.indifferent_keys]
-  if run.config.fused:
-    on_policy = run.config.record.on_policy
-    names += INDIFFERENT_OF_FUSED_ON_POLICY if on_policy else INDIFFERENT_OF_FUSED
-  return any(key == name or key.startswith(f'{name}.') for name in names)
-
-
-def _values(run: history.History) -> dict[str, Any]:
-  """Config values that a run's curve depends on, by path."""
-  values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
-  return {key: value for key, value in values.items() if not _is_indifferent(key, run)}
-
-
-def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-  """Number of different configs, compared by `keys` alone."""
-  return len({tuple(str(each.get(key)) for key in keys) for each in values})
-
-
-def _differing(runs: Sequence[history.History]) -> list[str]:
-  """Paths of the config keys that differ between runs and change their curves."""
-  values = [_values(run) for run in runs]
-  known = dict.fromkeys(key for each in values for key in each)
-  keys = [key for key in known if _kinds(values, [key]) > 1]
-  # A key that one run does not use is no difference, unless it is needed to tell runs apart.
-  of_all = [key for key in keys if not any(_is_indifferent(key, run) for run in runs)]
-  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
-
-
-def grouped(
-  found: Sequence[tuple[str | None, history.History, Numbers]],
-) -> list[tuple[str, list[tuple[history.History, Numbers]]]]:
-  """Groups the runs of one environment into curves.
-
-  Runs with the same label from the user form a group, and so do runs without a label that differ in
-  their seed alone.
-
-  Args:
-    found: each run with the user's label or None, and any data of it.
-
-  Returns:
-    The label of each group, with its runs and their data, in the order of their first runs.
-
-  Raises:
-    ValueError: two curves have the same label.
-  """
-  groups: dict[Any, list[tuple[history.History, Numbers]]] = collections.defaultdict(list)
-  for label, run, numbers in found:
-    key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
-    groups[key].append((run, numbers))
-  unlabelled = {key: group[0][0] for key, group in groups.items() if not isinstance(key, str)}
-  made = _labels(list(unlabelled.values()))
-  labels = {key: key if isinstance(key, str) else '' for key in groups}
-  labels.update(zip(unlabelled, made, strict=True))
-  for label in labels.values():
-    if list(labels.values()).count(label) > 1:
-      raise ValueError(f'--label {label}: is the name of another curve, too; give another')
-  return [(labels[key], group) for key, group in groups.items()]
-
-
-def _labels(runs: Sequence[history.History]) -> list[str]:
-  """A label for each run that tells it apart: the agent, and a few `key=value`."""
-  labels = []
-  for run in runs:
-    rivals = _of_agent(runs, run.config.agent_name)
-    keys = _differing(rivals)
-    shown = (
-      keys if len(keys) <= MAX_KEYS else _separating_keys([_values(each) for each in rivals], keys)
-    )
-    parts = [f'{_short(key, keys)}={_plain(_values(run).get(key))}' for key in shown]
-    if len(shown) < len(keys):
-      parts.append('…')
-    words = [run.config.agent_name] if len(rivals) < len(runs) or not parts else []
-    labels.append(' '.join([*words, ', '.join(parts)]).strip())
-  return labels
-
-
-def _of_agent(runs: Sequence[history.History], name: str) -> list[history.History]:
-  return [run for run in runs if run.config.agent_name == name]
-
-
-def _separating_keys(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
-  """A few keys that tell all configs apart, chosen greedily by the number of different ones."""
-  chosen: list[str] = []
-  while _kinds(values, chosen) < _kinds(values, keys):
-    chosen.append(max(keys, key=lambda key: _kinds(values, [*chosen, key])))
-  return chosen
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
-  """The last part of a path, or the whole path if another one ends with the same part."""
-  last = key.rsplit('.', 1)[-1]
-  return key if [other.rsplit('.', 1)[-1] for other in keys].count(last) > 1 else last
-
-
-def _plain(value: Any) -> str:
-  return value if isinstance(value, str) else json.dumps(value)
-
-
 def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   """Lists the runs of a curve, and warns of mixed configs, repeated seeds and short runs.
 
@@ -417,10 +302,10 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
   text = [f'`{curve.label}`: {runs}']
-  if len(keys) > MAX_KEYS:  # the label has a few of them
-    own = _values(curve.runs[0])
-    text.append('with ' + ', '.join(f'{key}={_plain(own.get(key))}' for key in keys))
-  mixed = _differing(curve.runs)
+  if len(keys) > groups_lib.MAX_KEYS:  # the label has a few of them
+    own = groups_lib.config_values(curve.runs[0])
+    text.append('with ' + ', '.join(f'{key}={groups_lib.plain(own.get(key))}' for key in keys))
+  mixed = groups_lib.differing(curve.runs)
   if len({run.config.agent_name for run in curve.runs}) > 1:
     text.append('its runs have different agents')
   elif mixed:

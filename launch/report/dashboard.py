@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import device_replay, live, terminal
-from hephaestus.launch.report import history, panels
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.report import panels
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown

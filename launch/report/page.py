@@ -1,30 +1,23 @@
 """Writes a report: pictures as PNG, tables as Markdown, and everything in one HTML file."""
 
-import base64
 import datetime
 import functools
 import html
-import io
 import json
 import pathlib
 import re
 import tempfile
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import imageio.v2 as imageio
-import numpy as np
-from PIL import Image
 
-from hephaestus.launch.report import curves, history, panels
+from hephaestus.launch.files import history
+from hephaestus.launch.report import curves, panels
+from hephaestus.launch.report import pictures as pictures_lib
 
-COLOURS = 7  # colours of curves; further curves reuse them with dashed lines
-LINES = ('-', '--', ':')
 MOST_VIDEO_BYTES = 4_000_000  # largest video in the page; a larger one is left out and named
 MOST_VIDEOS_BYTES = 32_000_000  # of all videos together, after which no more are added
-DOTS_PER_INCH = 200
-TONES = 64  # colours of a PNG, which has a quarter of the size of one in full colour
 # Added to the style of the dashboard's page.
 STYLE = """
 header { position: static; }
@@ -43,28 +36,6 @@ img { display: block; width: 100%; }
 .curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 370px), 1fr)); }
 .left .g, td.wrap { white-space: normal; min-width: 180px; }
 """
-
-
-class Line(NamedTuple):
-  """A curve with its band, to be drawn in a picture.
-
-  Attributes:
-    label: its name in the legend.
-    colour: index of its colour, which is its index among the groups of its environment.
-    x: [N] f64, increasing positions.
-    point: [N] f64, values of the curve.
-    low: [N] f64, lower end of the band.
-    high: [N] f64, upper end of the band.
-    seeds: curves of single runs, drawn as thin lines.
-  """
-
-  label: str
-  colour: int
-  x: np.ndarray
-  point: np.ndarray
-  low: np.ndarray
-  high: np.ndarray
-  seeds: Sequence[history.Series]
 
 
 def write(
@@ -91,7 +62,7 @@ def write(
   try:
     out.mkdir(parents=True, exist_ok=True)
     (out / 'report.md').write_text(made.markdown)
-    pictures = _Pictures(out)
+    pictures = pictures_lib.Pictures(out)
     videos = _Videos()
     histories = [run for run, _ in made.runs] if all_panels else []
     body = _body(made, histories, pictures, videos, x)
@@ -134,7 +105,7 @@ def _page(made: curves.Report, body: str) -> str:
 def _body(
   made: curves.Report,
   histories: Sequence[history.History],
-  pictures: '_Pictures',
+  pictures: pictures_lib.Pictures,
   videos: '_Videos',
   x: str,
 ) -> str:
@@ -188,7 +159,7 @@ def _sections(
   table: tuple[curves.Comparison, str] | None,
   groups: Sequence[panels.Group],
   histories: Sequence[history.History],
-  pictures: '_Pictures',
+  pictures: pictures_lib.Pictures,
   x: str,
 ) -> list[str]:
   """HTML of the sections of one environment, one for each of panels.SECTIONS with content."""
@@ -216,9 +187,9 @@ def _sections(
     if all(not curve.low.any() and not curve.high.any() for _, _, curve in found):
       zeros.setdefault(chart.section, []).append(chart.title)
       continue
-    lines = [Line(label, colour, *curve) for colour, label, curve in found]
+    lines = [pictures_lib.Line(label, colour, *curve) for colour, label, curve in found]
     stem = f'{curves.file_name(name)}-{chart.key.replace("/", "-")}'
-    draw = functools.partial(draw_lines, chart.title, history.X_AXES[x], '', lines)
+    draw = functools.partial(pictures_lib.draw_lines, chart.title, history.X_AXES[x], '', lines)
     picture = pictures.add(stem, chart.title, draw)
     sections.setdefault(chart.section, []).append(f'<figure class="card">{picture}</figure>')
   labels = list(enumerate(group.label for group in groups))
@@ -242,7 +213,7 @@ def _sections(
   return made
 
 
-def _main_picture(figure: curves.Comparison, pictures: '_Pictures') -> str:
+def _main_picture(figure: curves.Comparison, pictures: pictures_lib.Pictures) -> str:
   """HTML of the large picture of learning curves with confidence intervals."""
   lines = []
   for colour, curve in zip(figure.colours, figure.curves, strict=True):
@@ -250,11 +221,19 @@ def _main_picture(figure: curves.Comparison, pictures: '_Pictures') -> str:
     seeds = f'{len(curve.runs)} seed{"s" * (len(curve.runs) > 1)}'
     thin = curve.series if len(curve.runs) > 1 else []
     estimate = curves.estimate(curve.at(places), 'iqm')
-    lines.append(Line(f'{curve.label} ({seeds})', colour, places, *estimate, seeds=thin))
+    lines.append(
+      pictures_lib.Line(f'{curve.label} ({seeds})', colour, places, *estimate, seeds=thin)
+    )
   y_label = curves.Y_AXES.get(figure.metric, f'{figure.metric} ({figure.node})')
   levels = (0, 1) if figure.metric == 'normalised_score' else ()
   draw = functools.partial(
-    draw_lines, figure.name, history.X_AXES[figure.x], y_label, lines, large=True, levels=levels
+    pictures_lib.draw_lines,
+    figure.name,
+    history.X_AXES[figure.x],
+    y_label,
+    lines,
+    large=True,
+    levels=levels,
   )
   picture = pictures.add(curves.file_name(figure.name), f'Curves of {figure.name}', draw, wide=True)
   return f'<figure class="card large">{picture}</figure>'
@@ -270,166 +249,6 @@ def _tables(markdown: str) -> str:
   body = body.replace('<table>', '<div class="scroll"><table>')
   body = body.replace('</table>', '</table></div>').replace('<ul>', '<ul class="list">')
   return f'<div class="card">{body}</div>'
-
-
-def draw_lines(
-  title: str,
-  x_label: str,
-  y_label: str,
-  lines: Sequence[Line],
-  *,
-  large: bool = False,
-  narrow: bool = True,
-  levels: Sequence[float] = (),
-  dark: bool = False,
-) -> bytes:
-  """Draws curves with their bands, and seeds as thin lines, in the page's colours.
-
-  Args:
-    title: title above the picture.
-    x_label: label of the x-axis.
-    y_label: label of the y-axis; '' if the title is enough.
-    lines: the curves, at least one.
-    large: whether it is the main picture, with step curves and always a legend.
-    narrow: whether the picture is for a narrow column.
-    levels: y positions of dashed horizontal lines.
-    dark: whether the picture is for a dark page.
-
-  Returns:
-    The content of a PNG file.
-  """
-  from matplotlib import figure as figures
-
-  palette = _palettes()[dark]
-  size, points = ((4.2, 3.4 if large else 2.35), 9.5) if narrow else ((6.4, 3.9), 10.5)
-  wrapped = textwrap.wrap(title, 46 if narrow else 60)
-  figure = figures.Figure(figsize=size, dpi=DOTS_PER_INCH, facecolor=palette['card'])
-  axes = figure.add_subplot(facecolor=palette['card'])
-  # Matplotlib's own layouts draw twice. These margins put the axes of all pictures at one place.
-  left = 0.135 + 0.06 * (narrow and bool(y_label))
-  em = points / 72 / size[1]  # of text, as a share of the height
-  figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - 1.5 * em * len(wrapped))
-  for line in lines:
-    _draw_line(axes, line, palette, large=large)
-  for level in levels:
-    axes.axhline(level, color=palette['faint'], linewidth=0.9, linestyle=(0, (4, 4)), zorder=1)
-  axes.set_title(
-    '\n'.join(wrapped),
-    loc='left',
-    fontsize=points + 1.5 * large,
-    fontweight='bold' if large else 'normal',
-    color=palette['text'],
-  )
-  axes.set_xlabel(x_label, fontsize=points if large else points - 1, color=palette['faint'])
-  if y_label:
-    axes.set_ylabel(y_label, fontsize=points, color=palette['faint'])
-  _draw_grid(axes, palette, points, marks=(5 if narrow else 7, 7 if large else 5))
-  if large or len(lines) > 1:
-    axes.legend(
-      fontsize=points - (2 if narrow else 1), frameon=True, framealpha=0.8, edgecolor='none',
-      facecolor=palette['card'], labelcolor=palette['text'], handlelength=1.4,
-    )  # fmt: skip
-  return _to_png(figure)
-
-
-def _draw_line(axes: Any, line: Line, palette: dict[str, str], *, large: bool) -> None:
-  """Draws a curve, its band, a dot at its end, and its seeds as thin lines."""
-  drawstyle = 'steps-post' if large else 'default'
-  colour = palette[f'c{line.colour % COLOURS}']
-  style = LINES[line.colour // COLOURS % len(LINES)]
-  for seed in line.seeds:
-    axes.plot(seed.x, seed.value, color=colour, linewidth=0.7, alpha=0.4, drawstyle=drawstyle)
-  axes.fill_between(
-    line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0,
-    step='post' if large else None,
-  )  # fmt: skip
-  width = 2.0 if large else 1.6
-  axes.plot(
-    line.x, line.point, style, color=colour, linewidth=width, drawstyle=drawstyle,
-    label=line.label,
-  )  # fmt: skip
-  axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=2.2 * width)
-
-
-def _draw_grid(axes: Any, palette: dict[str, str], points: float, marks: tuple[int, int]) -> None:
-  """Draws the grid and ticks at round numbers, at most `marks` of them along x and y."""
-  from matplotlib import ticker
-
-  axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
-  for axis, most in zip((axes.xaxis, axes.yaxis), marks, strict=True):
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
-    axis.set_major_locator(ticker.MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
-  axes.grid(color=palette['grid'], linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.spines[['left', 'bottom']].set_color(palette['line'])
-
-
-def _to_png(figure: Any) -> bytes:
-  """Content of a PNG file with TONES colours."""
-  drawn, content = io.BytesIO(), io.BytesIO()
-  figure.savefig(drawn, format='png')
-  few = Image.open(drawn).convert('RGB').quantize(TONES, Image.Quantize.MEDIANCUT)
-  few.save(content, 'PNG', optimize=True)
-  return content.getvalue()
-
-
-@functools.cache
-def _palettes() -> tuple[dict[str, str], dict[str, str]]:
-  """The page's colours by name, light and dark."""
-  style = (panels.PAGE / 'page.css').read_text()
-  light, dark = re.findall(r':root \{(.*?)\}', style, re.DOTALL)
-  read = lambda text: dict(re.findall(r'--(\w+): (#\w+);', text))
-  return read(light), read(dark)
-
-
-def _short(value: float) -> str:
-  """Formats a number for an axis, such as 1.5k."""
-  size = abs(value)
-  for unit, letter in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
-    if size >= unit:
-      return f'{value / unit:.4g}{letter}'
-  return f'{value:.4g}'
-
-
-class _Pictures:
-  """Writes the pictures of a report as files, and embeds them in the page.
-
-  Attributes:
-    count: number of pictures so far.
-  """
-
-  def __init__(self, out: pathlib.Path):
-    self._out = out
-    self.count = 0
-
-  def add(self, stem: str, text: str, draw: Any, *, wide: bool = False) -> str:
-    """Writes OUT/STEM.png; returns HTML with a light and a dark version of the picture.
-
-    Args:
-      stem: name of the file, without its suffix.
-      text: alternative text.
-      draw: function of `narrow` and `dark` that returns a PNG, see `draw_lines`.
-      wide: whether the picture is larger on a wide page.
-    """
-    self.count += 1
-    light = draw(narrow=not wide)
-    (self._out / f'{stem}.png').write_bytes(light)
-    dark, little = '(prefers-color-scheme: dark)', '(max-width: 600px)'
-    sources = {dark: draw(narrow=not wide, dark=True)}
-    if wide:
-      small = {f'{little} and {dark}': draw(narrow=True, dark=True), little: draw(narrow=True)}
-      sources = small | sources
-    listed = ''.join(
-      f'<source media="{media}" srcset="{_data("image/png", content)}">'
-      for media, content in sources.items()
-    )
-    shown = f'<img alt="{html.escape(text)}" src="{_data("image/png", light)}">'
-    return f'<picture>{listed}{shown}</picture>'
-
-
-def _data(media_type: str, content: bytes) -> str:
-  return f'data:{media_type};base64,{base64.b64encode(content).decode()}'
 
 
 class _Videos:
@@ -470,7 +289,7 @@ class _Videos:
     style = f'aspect-ratio: {width} / {room:g}; width: min(100%, {400 * width / room:.0f}px)'
     return (
       f'<video style="{style}" controls muted loop autoplay playsinline '
-      f'src="{_data(media_type, content)}"></video>'
+      f'src="{pictures_lib.data(media_type, content)}"></video>'
     )
 
   def _leave_out(self, path: pathlib.Path, reason: str) -> str:
@@ -526,7 +345,7 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _dot(colour: int) -> str:
-  return f'<span class="dot g{colour % COLOURS}"></span>'
+  return f'<span class="dot g{colour % pictures_lib.COLOURS}"></span>'
 
 
 def _legend(labels: Sequence[tuple[int, str]]) -> str:
@@ -578,7 +397,7 @@ def _times(runs: Sequence[_Named]) -> str:
       shown = [(at, activity, share) for at, (activity, share) in enumerate(node['shares'].items())]
       shown = [each for each in shown if each[2] >= 0.005]
       bar = ''.join(
-        f'<span class="g{at % COLOURS}" style="flex-grow: {share:.3f}"></span>'
+        f'<span class="g{at % pictures_lib.COLOURS}" style="flex-grow: {share:.3f}"></span>'
         for at, _, share in shown
       )
       words = ''.join(

@@ -11,8 +11,10 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.report import curves, history
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history
+from hephaestus.launch.report import curves
+from hephaestus.launch.report import groups as groups_lib
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 VIDEOS = ('.gif', '.mp4', '.webm')
@@ -134,7 +136,7 @@ class GroupCurve(NamedTuple):
 def groups(
   histories: Sequence[history.History], labels: Sequence[str | None] | None = None
 ) -> list[Group]:
-  """Groups runs into curves, see `curves.grouped`.
+  """Groups runs into curves, see `groups.grouped`.
 
   Args:
     histories: the runs.
@@ -151,7 +153,7 @@ def groups(
   found_groups = []
   for environment in dict.fromkeys(run.environment for run in runs):
     found = [(given[at], run, at) for at, run in enumerate(runs) if run.environment == environment]
-    for label, members in curves.grouped(found):
+    for label, members in groups_lib.grouped(found):
       words = label or runs[members[0][1]].config.agent_name
       found_groups.append(Group(words, environment, [index for _, index in members]))
   return found_groups

@@ -1,1 +1,1 @@
-"""One run on this machine: its folder, its processes and who keeps them alive."""
+"""One run on this machine: its flags, checks, nodes and progress."""

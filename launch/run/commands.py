@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from hephaestus.launch import flags
+from hephaestus.launch.run import flags
 
 
 def add(commands: Any) -> None:
@@ -106,7 +106,7 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
     ValueError: a flag or key is invalid, or this machine or the folder cannot run it; names it.
   """
   from hephaestus.launch.agents import machine
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import fused, preflight
   from hephaestus.launch.run import origin as origin_lib
   from hephaestus.learner import profile as profile_lib
@@ -156,7 +156,7 @@ def fork_server() -> Iterator[Any]:
   The server ends with the context.
   """
   gc.disable()  # modules stay: to scan them again and again takes a fifth of the time of their import
-  from hephaestus.launch.run import fork_server as fork_server_lib
+  from hephaestus.launch.processes import fork_server as fork_server_lib
   from hephaestus.launch.run import program  # noqa: F401, so that forked nodes have it imported
 
   gc.freeze()  # nor do the nodes scan them

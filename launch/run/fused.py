@@ -18,12 +18,12 @@ from hephaestus.actors import episodes, evaluator, rollout
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics, variables
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
-from hephaestus.learner import advice as advice_lib
-from hephaestus.learner import allocator
+from hephaestus.launch.run import variables
+from hephaestus.learner import advice, allocator
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import unrolled
@@ -415,9 +415,9 @@ class _Scores:
 class _Advised:
   """A logger that also hands its values to the agent's advice."""
 
-  def __init__(self, logger: Any, advice: advice_lib.Advice):
+  def __init__(self, logger: Any, judge: advice.Advice):
     self._logger = logger
-    self._advice = advice
+    self._advice = judge
     self.close = logger.close
 
   def write(self, values: Mapping[str, Any]) -> None:

@@ -16,9 +16,11 @@ import psutil
 from hephaestus.actors.environments import host
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import user_errors
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import fork_server, metrics, preflight, supervisor, variables
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
+from hephaestus.launch.processes import fork_server, rules, supervisor
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import preflight, variables
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import process_group
 from hephaestus.learner import profile as profile_lib
@@ -82,13 +84,13 @@ def train(
         _processes(nodes, config, commands),
         until=nodes.ends(commands),
         is_over=watcher.is_over,
-        restarts=supervisor.Restarts(
+        restarts=rules.Restarts(
           # A node that fails three times in a row, each in its first minute, will go on failing.
           max_fast_failures=3,
           healthy_seconds=60.0,
           together=[[name for name in commands if name in nodes.learners]],
         ),
-        stopping=supervisor.Stopping(
+        stopping=rules.Stopping(
           # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
           order=[
             [name for name in commands if name not in (*nodes.learners, *nodes.replay)],

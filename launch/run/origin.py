@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import fused as fused_run
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import checkpoint

@@ -11,7 +11,7 @@ import jax
 from hephaestus.actors import rollout
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 

@@ -11,8 +11,9 @@ import psutil
 
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import metrics, variables
+from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import variables
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import loopback, tables
 

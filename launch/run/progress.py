@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live

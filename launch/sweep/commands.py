@@ -61,7 +61,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
   """Raises ValueError for flags that only a single run has."""
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
 
   if arguments.seeds is not None and arguments.seed is not None:
     raise ValueError(f'--seed {arguments.seed}: is one of --seeds; give one of the two options')

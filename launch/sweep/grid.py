@@ -16,10 +16,10 @@ import yaml
 from absl import logging as absl_logging
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch import flags
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
+from hephaestus.launch.run import flags
 from hephaestus.launch.sweep import jobs
 
 BY_FLAG = {

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from hephaestus.launch import config, config_file, flags, main, records
+from hephaestus.launch import config, config_file, main, records
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.run import flags
 
 MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
 

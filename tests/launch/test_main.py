@@ -12,9 +12,10 @@ import sys
 import numpy as np
 import pytest
 
-from hephaestus.launch import config, flags, main, user_errors
+from hephaestus.launch import config, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.run import flags
 from hephaestus.learner import checkpoint
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'

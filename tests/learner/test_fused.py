@@ -12,7 +12,7 @@ from dm_env import specs
 from hephaestus.actors import environments, rollout
 from hephaestus.actors.environments import environment
 from hephaestus.agents import masked_ppo
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import unrolled

@@ -10,7 +10,8 @@ import tiny
 
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import fused, metrics
+from hephaestus.launch.files import metrics
+from hephaestus.launch.run import fused
 from hephaestus.learner import checkpoint, loop
 from hephaestus.learner.sources import staleness, unrolled
 

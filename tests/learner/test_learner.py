@@ -14,7 +14,7 @@ import tiny
 from hephaestus.actors import actor, environments, rollout
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint, dreamer_update, loop
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import collected, replayed, sampled

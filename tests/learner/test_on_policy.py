@@ -8,7 +8,7 @@ import reverb
 
 from hephaestus.actors import environments, rollout
 from hephaestus.agents import masked_ppo
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import on_policy, sampled, stale_filter

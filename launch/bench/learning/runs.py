@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from hephaestus.launch import records
 from hephaestus.launch.bench.learning import scores, suite
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 from hephaestus.launch.sweep import jobs
 
 ROWS = 'rows.jsonl'

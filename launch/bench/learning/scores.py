@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hephaestus.launch.bench.learning import suite
-from hephaestus.launch.report import history
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import history, metrics
 
 Points = list[float | None]
 """Mean episode return in each tenth of the steps; None for a tenth without data."""

@@ -114,7 +114,8 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
   Raises:
     ValueError: a package of the extra `report` is not installed.
   """
-  from hephaestus.launch.report import curves, history, page
+  from hephaestus.launch.files import history
+  from hephaestus.launch.report import curves, pictures
 
   curves.check_packages()
   files = {}
@@ -130,7 +131,7 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
       estimate = curves.estimate(points[:, known], 'median')
       seeds = f'{len(group)} seed{"s" * (len(group) > 1)}'
       each = [history.Series(edges[known], seed[known]) for seed in points]
-      line = page.Line(
+      line = pictures.Line(
         f'{_name(agent, label)} ({seeds})', colour, edges[known], *estimate,
         seeds=each if len(group) > 1 else [],
       )  # fmt: skip
@@ -139,7 +140,7 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
       files[task.name] = f'{task.name}.png'
       levels = () if task.target is None else (task.target,)
       y_label = 'mean episode return while acting'
-      picture = page.draw_lines(
+      picture = pictures.draw_lines(
         task.name, history.X_AXES['environment_step'], y_label, lines,
         large=True, narrow=False, levels=levels,
       )  # fmt: skip

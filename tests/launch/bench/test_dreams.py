@@ -7,7 +7,7 @@ import tiny
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import fused
 
 pytestmark = pytest.mark.usefixtures('little_optimization')

@@ -15,7 +15,7 @@ import pytest
 from hephaestus.actors import environments
 from hephaestus.launch import main, records
 from hephaestus.launch.bench.learning import runs, scores, suite, table
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 from hephaestus.launch.sweep import jobs
 
 TINY = [

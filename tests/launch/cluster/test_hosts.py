@@ -19,7 +19,7 @@ import pytest
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import machine, presets
 from hephaestus.launch.cluster import handshake, hosts, node, remote
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 SLICE = """
@@ -556,7 +556,7 @@ def test_host_behind_ssh_ends_with_its_connection_and_is_restarted(tmp_path, lau
 SHARE = """
 import pathlib, sys
 from hephaestus.launch.cluster import handshake
-from hephaestus.launch.run import supervisor
+from hephaestus.launch.processes import supervisor
 handshake.TIMEOUT_SECONDS = float(sys.argv[2])
 heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno())
 sleeper = supervisor.Process('actor', ['sleep', '987654'], {}, pathlib.Path(sys.argv[1]))

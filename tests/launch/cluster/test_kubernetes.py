@@ -15,9 +15,10 @@ import yaml
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
-from hephaestus.launch.cluster import hosts, kubernetes
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics, preflight
+from hephaestus.launch.cluster import hosts, kubernetes, pods
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
+from hephaestus.launch.run import preflight
 
 PATIENCE = 600  # seconds
 OLDEST = '1.29'
@@ -50,7 +51,7 @@ def make(text, *overrides, preset=presets.laptop, **options):
   placed = hosts.parse(text, 'hosts.yaml')
   overrides = [f'actor.num_actors={placed.num_actors}', *overrides]
   made = config.override(preset('catch'), overrides)
-  written = kubernetes.to_yaml(kubernetes.make(placed, made, kubernetes.Options(**options)))
+  written = kubernetes.to_yaml(kubernetes.make(placed, made, pods.Options(**options)))
   return list(yaml.safe_load_all(written))
 
 
@@ -289,7 +290,7 @@ def test_only_learner_pods_get_accelerators(cases):
 
 
 def test_resources_override_estimates():
-  given = kubernetes.parse_resources(['actors.cpu=500m', 'replay.storage=2Ti', 'learner.memory=9G'])
+  given = pods.parse_resources(['actors.cpu=500m', 'replay.storage=2Ti', 'learner.memory=9G'])
   objects = make(ONE, resources=given)
   requests = {
     name: container(template)['resources']['requests']
@@ -385,11 +386,11 @@ def test_node_refuses_invalid_config_and_stay(tmp_path, capsys, arguments, words
 # replay, as one deletes its StatefulSet.
 CLUSTER = """
 import json, os, signal, socket, sys, time
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import preflight
 from hephaestus.launch import main
 from hephaestus.launch.cluster import node
-from hephaestus.launch.run import fork_server
+from hephaestus.launch.processes import fork_server
 told = json.load(sys.stdin)
 pods = {}
 for name, pod in told['pods'].items():

@@ -12,7 +12,8 @@ from hephaestus.launch import main
 from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import replay as replay_checks
-from hephaestus.launch.report import history, panels
+from hephaestus.launch.files import history
+from hephaestus.launch.report import panels
 from hephaestus.launch.run import fused
 
 pytestmark = pytest.mark.usefixtures('little_optimization')

@@ -18,8 +18,8 @@ import rich.console
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.inspect import live, prometheus, terminal
-from hephaestus.launch.run import folder as folder_lib
 from hephaestus.replay import checkpoint, inspector, tables, writer
 
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB

@@ -16,8 +16,8 @@ import tiny
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.inspect import stored
-from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import checkpoint, contents, tables, writer
 

@@ -20,9 +20,9 @@ from hephaestus.agents import masked_ppo
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import training
-from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
 
 pytestmark = pytest.mark.usefixtures('little_optimization')

@@ -11,10 +11,10 @@ import pytest
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
-from hephaestus.launch.report import curves, history
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
+from hephaestus.launch.report import curves
 from hephaestus.launch.report import page as report_page
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
 
 HOUR = 3600.0
 

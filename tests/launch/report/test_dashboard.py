@@ -24,11 +24,11 @@ from playwright import sync_api
 from rliable import metrics as aggregates
 
 from hephaestus.launch import config, main
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import live as inspection
 from hephaestus.launch.inspect import terminal
-from hephaestus.launch.report import dashboard, evaluate, history
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.report import dashboard, evaluate
 from hephaestus.replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'

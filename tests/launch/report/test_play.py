@@ -11,9 +11,9 @@ import rich.console
 from hephaestus.actors import episodes
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import policy
 from hephaestus.launch.report import play
-from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused
 from hephaestus.learner import checkpoint
 

@@ -13,7 +13,7 @@ from hypothesis import strategies
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import handshake, hosts
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 
 EXAMPLES = hypothesis.settings(
   max_examples=25, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]

@@ -20,8 +20,8 @@ from hephaestus.actors import videos
 from hephaestus.actors.environments import catch
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.report import dashboard
-from hephaestus.launch.run import folder as folder_lib
 from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import tables

@@ -12,7 +12,9 @@ import pytest
 
 from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import local, metrics, preflight, supervisor, variables
+from hephaestus.launch.files import metrics
+from hephaestus.launch.processes import supervisor
+from hephaestus.launch.run import local, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.replay import columns, loopback

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hephaestus.launch import main, records
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 
 PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'agents.md'
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'

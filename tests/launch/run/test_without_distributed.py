@@ -11,7 +11,7 @@ import tiny
 
 from hephaestus.launch import main
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import folder as folder_lib
+from hephaestus.launch.files import folder as folder_lib
 
 ABSENT = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tensorflow_probability')
 EXTRA = (

@@ -6,8 +6,8 @@ import io
 import pytest
 
 from hephaestus.launch import config, main
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 from hephaestus.launch.sweep import grid, jobs
 
 TINY = [

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 
 POINTS = 240  # most points of a thinned curve; more cannot be distinguished on a screen
 CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing

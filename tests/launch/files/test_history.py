@@ -8,9 +8,8 @@ import pytest
 
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
-from hephaestus.launch.report import history
-from hephaestus.launch.run import folder as folder_lib
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import preflight
 
   file = _file(arguments)
@@ -211,7 +211,7 @@ def _config_to_resume(arguments: argparse.Namespace) -> Any:
     ValueError: --agent or --env is another than that of the folder, or there is no such preset.
   """
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
 
   config = launch_config.load(arguments.run / folder_lib.CONFIG)
   has = {'agent': config.agent_name, 'env': config.environment['name']}
@@ -245,7 +245,7 @@ def _config_of_origin(arguments: argparse.Namespace) -> Any:
   Raises:
     ValueError: a flag does not go with --from, or there is no such run; names the flag or the folder.
   """
-  from hephaestus.launch.run import folder as folder_lib
+  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import origin as origin_lib
 
   if arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists():

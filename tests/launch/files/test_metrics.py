@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import metrics
+from hephaestus.launch.files import metrics
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_rows_without_the_step_survive_a_resume(path):
 
 def test_kill_leaves_complete_lines(path):
   program = f"""
-    from hephaestus.launch.run import metrics
+    from hephaestus.launch.files import metrics
     logger = metrics.JsonLines({str(path)!r})
     step = 0
     while True:
@@ -252,7 +252,7 @@ def test_metrics_and_views_load_neither_tensorflow_nor_reverb(tmp_path):
     from hephaestus.launch.report import dashboard
     from hephaestus.launch.run import fused
     from hephaestus.launch.inspect import live as inspection
-    from hephaestus.launch.run import metrics
+    from hephaestus.launch.files import metrics
     from hephaestus.launch.report import curves as report
     from hephaestus.launch.report import play as watch
     run = pathlib.Path({str(tmp_path)!r})

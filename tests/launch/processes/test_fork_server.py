@@ -20,8 +20,8 @@ DEADLINE_SECONDS = 30.0
 LAUNCHER = """
 import pathlib, sys
 import imported_before
-from hephaestus.launch.run import supervisor
-from hephaestus.launch.run import fork_server
+from hephaestus.launch.processes import rules, supervisor
+from hephaestus.launch.processes import fork_server
 forks = fork_server.ForkServer()
 imported_before.value = 'of the launcher, later'
 if 'without' in sys.argv:
@@ -33,7 +33,7 @@ outcome = supervisor.Supervisor(
     'actor-0', [sys.executable, str(script), '--some', 'flag'], {'OWN': 'variable'}, folder / 'log',
   )],
   until=['actor-0'],
-  restarts=supervisor.Restarts(backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2), forks=forks,
+  restarts=rules.Restarts(backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2), forks=forks,
   on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
 ).run()
 forks.close()
@@ -154,7 +154,7 @@ def test_programs_start_without_the_fork_server(launch, tmp_path):
 def test_forked_program_applies_variables_to_jax_and_the_allocator(tmp_path):
   program = """
 import os, sys, jax
-from hephaestus.launch.run import fork_server
+from hephaestus.launch.processes import fork_server
 forks = fork_server.ForkServer()
 node = forks.start('node', [sys.executable, sys.argv[1]], {
   'JAX_PLATFORMS': 'cpu', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.25',

@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 WATCHED = """
-from hephaestus.launch.run import watchdog
+from hephaestus.launch.processes import watchdog
 
 ask = watchdog.watched(lambda: False, stuck_seconds=0.5)
 """
