@@ -241,9 +241,10 @@ def _manifests(arguments: argparse.Namespace) -> int:
     raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.cluster import kubernetes as manifests
+  from hephaestus.launch.cluster import pods
   from hephaestus.launch.run import preflight
 
-  options = manifests.Options(
+  options = pods.Options(
     name=arguments.name,
     namespace=arguments.namespace,
     **({} if arguments.image is None else {'image': arguments.image}),
@@ -251,7 +252,7 @@ def _manifests(arguments: argparse.Namespace) -> int:
     tpu=arguments.tpu,
     topology=arguments.topology,
     storage_class=arguments.storage_class,
-    resources=manifests.parse_resources(arguments.resources),
+    resources=pods.parse_resources(arguments.resources),
     launch_id=arguments.launch_id,
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))

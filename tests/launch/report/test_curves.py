@@ -13,7 +13,7 @@ from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.report import curves
+from hephaestus.launch.report import curves, pictures
 from hephaestus.launch.report import page as report_page
 
 HOUR = 3600.0
@@ -355,7 +355,7 @@ def test_report_of_one_metric_has_its_picture_alone(tmp_path):
 
 
 def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(report_page, 'DOTS_PER_INCH', 40)  # small pictures draw faster
+  monkeypatch.setattr(pictures, 'DOTS_PER_INCH', 40)  # small pictures draw faster
   points = [(0, 0.0), (80, 0.5)]
   dreamer = write_run(tmp_path / 'dreamer', points, agent='dreamer')
   steps = {'learner_step': 8, 'environment_step': 80}
