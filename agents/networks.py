@@ -202,14 +202,15 @@ class TwoTowers(nn.Module):
 
 
 class Encoder(nn.Module):
-  """An MLP for the numbers of an observation, and a CNN for each of its images.
+  """Encodes an observation as one vector: an MLP for its numbers, and a CNN for each of its images.
 
-  A stage of a CNN is a convolution of stride 2 that doubles the channels, a layer norm and a silu; a
-  dense layer of the MLP's width follows the last. Takes any leading axes.
+  The outputs are concatenated; each has the MLP's width. A stage of a CNN is a convolution of stride 2
+  that doubles the channels, a layer norm and a silu; the size of an image sets the number of stages. A
+  dense layer follows the last. Takes any leading axes.
 
   Attributes:
     mlp: an MLP for the numbers, without an output layer.
-    channels: channels of the last stage, whatever the number of stages.
+    channels: channels of the last stage; each stage before it has half of those of the next.
   """
 
   mlp: Any

@@ -158,7 +158,7 @@ def explained_variance(
     return_: [...] float32, returns G.
     value: [...] float32, values v of the critic.
     weight: [...] float32, weight of each step; the scale does not matter.
-    total: see `Total`.
+    total: sums an array over its elements and over devices, see `Total`.
 
   Returns:
     [] float32.

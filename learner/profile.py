@@ -95,7 +95,9 @@ class Profiler:
     return step + 1 if self._first is None else self._span.stop
 
   def reach(self, step: int) -> None:
-    """Begins or ends the trace; call it while the device is idle, before the work of this step.
+    """Begins the trace at the first step of the span, and ends it after the last; else does nothing.
+
+    To be called before the work of each step, while the device is idle.
 
     Args:
       step: learner step, or the version of the parameters that will act.

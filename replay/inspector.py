@@ -86,7 +86,11 @@ class _Server:
       return None
 
   def report(self, *, alive: bool) -> dict[str, Any]:
-    """This server's entry in 'shards' of `Inspector.poll`."""
+    """This server's address and newest tables, an entry of 'shards' of `Inspector.poll`.
+
+    Args:
+      alive: whether the server answered the last poll.
+    """
     return {'address': self.connection.address, 'alive': alive, 'tables': self.tables}
 
 

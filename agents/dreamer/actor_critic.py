@@ -202,7 +202,7 @@ class ActorCritic:
 
   @property
   def critic_context(self) -> context_lib.Context:
-    """The critic's context module; with a workspace none, since the critic then reads all features."""
+    """The critic's context module; `NoContext` with a workspace, as the critic then reads all features."""
     return context_lib.NoContext() if self.workspace else self.context
 
   def context_inputs(

@@ -84,7 +84,7 @@ class Context(Protocol):
     """
 
   def cut(self, history: Tree, first: jax.Array | int, count: int) -> Tree:
-    """The part of a history that `count` steps from step `first` on need."""
+    """The history of the `count` steps from step `first` on, with the earlier steps that they pool."""
 
   def pool(self, params: Tree, history: Tree, features: jax.Array) -> jax.Array:
     """The contexts [R, B, C] of the R steps of a history, whose features are [R, B, F]."""
@@ -227,7 +227,7 @@ class Salience:
     return jnp.einsum('rwb,wbf->rbf', weights.astype(history.features.dtype), history.features)
 
   def scores(self, params: Tree, history: Window) -> jax.Array:
-    """Scores of the steps of a history before the softmax, [W - 1 + R, B] float32."""
+    """Attention logits of the W - 1 + R steps of a history of R steps, [W - 1 + R, B] float32."""
     novelty = jnp.log1p(history.novelty)[..., None].astype(history.features.dtype)
     module, _ = self.modules()['salience']
     scores = networks.apply(module, params['salience'], history.features, novelty)

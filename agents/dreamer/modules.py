@@ -97,7 +97,7 @@ class Networks:
 
   @property
   def embedding_size(self) -> int:
-    """E, width of the embedded numbers; 0 without numbers."""
+    """E, width of the embedding of an observation's numbers; 0 if it has only images."""
     return self.config.hidden_size if self.numbers.size else 0
 
   @property

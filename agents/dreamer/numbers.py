@@ -370,9 +370,10 @@ class Numbers:
     return product(change.mean, back), product(change.variance, np.square(back))
 
   def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
-    """The most likely numbers, [..., F] float32.
+    """The predicted numbers, without noise, [..., F] float32: modes of discrete ones, means of real ones.
 
-    Binary numbers that have always been 0 or 1 are rounded; others are means, such as grey pixels.
+    Numbers in [0, 1] are rounded where nearly all observed ones were 0 or 1; others, such as grey
+    pixels, are means. `statistics`: see `initial_statistics`.
     """
     _, bits = predicted.bits
     if bits.shape[-1]:

@@ -79,7 +79,7 @@ class History(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-  """The workspace of one environment, a context module: see `context.Context`.
+  """The workspace as a context module (see `context.Context`), for the specs of one environment.
 
   Attributes:
     networks: the networks of the world model, with the config.

@@ -19,7 +19,7 @@ from hephaestus.replay import inspector
 
 
 def is_kept_by(target: str) -> bool:
-  """Whether a target, as of `inspect`, is the folder of a fused run with replay."""
+  """Whether the target of `hephaestus inspect` is the folder of a fused run with replay."""
   path = pathlib.Path(target) / folder_lib.CONFIG
   if not path.exists():
     return False

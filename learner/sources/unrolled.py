@@ -69,9 +69,9 @@ class FusedState(NamedTuple):
   Attributes:
     train: the agent's train state, equal on all devices.
     key: [2] uint32, `key_data` of the PRNG key of unrolls and samples, equal on all devices.
-    `worlds`: states of this device's environments, under their name in checkpoints.
-    replay: a ReplayState; () for an on-policy agent. On the host its buffer has only the slots that
-      hold sequences.
+    `worlds`: states of this device's environments; checkpoints have this name.
+    replay: a ReplayState; () for an on-policy agent. In a copy on the host, as in checkpoints, its
+      buffer has only the slots that hold sequences.
   """
 
   train: Any

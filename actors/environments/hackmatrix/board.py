@@ -54,7 +54,7 @@ def of_cell(row: chex.Numeric, col: chex.Numeric, included: chex.Numeric = True)
 
 
 def of_slots(active: jax.Array, row: jax.Array, col: jax.Array) -> Board:
-  """The set of cells of the active slots; all arguments are [n, ...]."""
+  """The set of the cells (row, col) of the active ones of n slots; all arguments are [n, ...]."""
   cells = of_cell(row, col, active)
   return Board(*(jnp.bitwise_or.reduce(half, axis=0) for half in cells))
 
