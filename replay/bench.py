@@ -55,7 +55,7 @@ def measure(
     megabytes: sizes of parameters to publish, in 1e6 bytes.
     batch_size: sequences of a batch, half of each of two strata.
     stored: sequences in all servers together during sampling.
-    seconds: length of each measurement.
+    seconds: length of each measurement but that of copying.
 
   Returns:
     Sequences and bytes per second of sampling and inserting, with the CPU time per sequence on each
@@ -73,20 +73,20 @@ def measure(
   processes.set_forkserver_preload([__name__, 'reverb'])
   bandwidth = _copy_bandwidth()
   nbytes = columns_lib.Columns(schema).nbytes
-  figures: list[Row] = [('replay/sequence', nbytes, 'bytes', None)]
+  rows: list[Row] = [('replay/sequence', nbytes, 'bytes', None)]
   for count in shards:
     per_second, used = _sampled(processes, schema, count, batch_size, stored, seconds)
     name = f'replay/sample/{count}_shards'
-    figures += _throughput_figures(name, per_second, used, nbytes, bandwidth)
+    rows += _throughput_rows(name, per_second, used, nbytes, bandwidth)
   for count in writers:
     per_second, used = _inserted(processes, schema, count, stored, seconds)
     name = f'replay/insert/{count}_writers'
-    figures += _throughput_figures(name, per_second, used, nbytes, bandwidth)
+    rows += _throughput_rows(name, per_second, used, nbytes, bandwidth)
   for size in megabytes:
     for way, latencies in _parameter_latencies(processes, size, seconds).items():
       name = f'replay/parameters/{size:g}_MB/{way}'
-      figures += _latency_figures(name, size, latencies, bandwidth)
-  return [*figures, ('copy', bandwidth, 'bytes/s', None)]
+      rows += _latency_rows(name, size, latencies, bandwidth)
+  return [*rows, ('copy', bandwidth, 'bytes/s', None)]
 
 
 def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[Row]:
@@ -114,7 +114,7 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[Ro
   processes = multiprocessing.get_context('forkserver')
   processes.set_forkserver_preload([__name__, 'reverb'])
   nbytes = columns_lib.Columns(_SMALL).nbytes
-  figures: list[Row] = [('replay/sequence', nbytes, 'bytes', None)]
+  rows: list[Row] = [('replay/sequence', nbytes, 'bytes', None)]
   for size in sizes:
     measured = {
       'fused': _fused_while_stored(size, batch_size, seconds),
@@ -123,9 +123,9 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[Ro
     for way, rates in measured.items():
       for what, (per_second, used) in rates.items():
         name = f'replay/{size}_stored/{way}/{what}'
-        figures.append((name, per_second, 'sequences/s', None))
-        figures.append((f'{name}/cpu', 1e9 * used, 'ns of CPU/sequence', None))
-  return figures
+        rows.append((name, per_second, 'sequences/s', None))
+        rows.append((f'{name}/cpu', 1e9 * used, 'ns of CPU/sequence', None))
+  return rows
 
 
 def _fused_while_stored(
@@ -207,13 +207,13 @@ def _check(
     raise ValueError(f'--seconds {seconds}: must be positive')
 
 
-def _throughput_figures(
+def _throughput_rows(
   name: str, per_second: float, used: dict[str, float], nbytes: int, bandwidth: float
 ) -> list[Row]:
   """Sequences and bytes per second beside their limit, and CPU time per sequence on each side.
 
   Args:
-    name: name of the figures.
+    name: name of the rows.
     per_second: sequences per second.
     used: seconds of CPU time per sequence, by side: 'reader' or 'writers', and 'servers'.
     nbytes: bytes of a sequence.
@@ -226,7 +226,7 @@ def _throughput_figures(
   ]
 
 
-def _latency_figures(
+def _latency_rows(
   name: str, megabytes: float, seconds: Sequence[float], bandwidth: float
 ) -> list[Row]:
   """Median and 99th percentile of the latency of parameters, and the bytes per second at the median."""

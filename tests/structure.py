@@ -37,7 +37,7 @@ class Function(NamedTuple):
 
 
 class Class(NamedTuple):
-  """A class, named like `launch/report/page.py:Figure`, and the number of its own methods."""
+  """A class, named like `agents/agent.py:Agent`, and the number of its own methods."""
 
   name: str
   methods: int
@@ -193,8 +193,8 @@ def _imports(trees: dict[pathlib.Path, ast.Module]) -> dict[str, set[str]]:
 def _entry_imports(imports: dict[str, set[str]]) -> dict[str, set[str]]:
   """Maps each entry of a folder to the entries beside it that it imports from.
 
-  An import from `launch.run.commands` to `launch.flags` is one from the entry `launch.run` to the
-  entry `launch.flags`. Imports between a package's `__init__.py` and its own modules do not count.
+  An import from `launch.run.commands` to `launch.records` is one from the entry `launch.run` to the
+  entry `launch.records`. Imports between a package's `__init__.py` and its own modules do not count.
   """
   graph: dict[str, set[str]] = collections.defaultdict(set)
   for importer, targets in imports.items():

@@ -17,7 +17,7 @@ FULL_FOLDERS = {
   '.': 'also shows the files that tools read at the root of a repository',
   'actors/environments': 'one file for each environment and library of environments',
   'agents/dreamer': 'each part of the agent is a module, also those that are off by default',
-  'launch': 'each group of commands has a folder',
+  'launch': 'each group of commands has a folder, and so do the files and processes that they share',
   'learner': 'the measurements of an update stand beside it',
   'replay': 'the measurements of its servers stand beside it',
 }

@@ -25,9 +25,13 @@ def add(commands: Any) -> None:
   bench.set_defaults(call=_bench)
 
 
-def _add_measured(parser: argparse.ArgumentParser, seconds: float = 5.0) -> None:
+def _add_measured(
+  parser: argparse.ArgumentParser, seconds: float = 5.0, what: str = 'of each measurement'
+) -> None:
   """Adds --seconds and --json."""
-  parser.add_argument('--seconds', type=float, default=seconds, help='of each measurement')
+  parser.add_argument(
+    '--seconds', type=float, default=seconds, help=f'{what} (default: {seconds:g})'
+  )
   parser.add_argument('--json', action='store_true')
 
 
@@ -38,12 +42,12 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
 
 
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
-  """Adds --size, and the flags CHANGES that change a named size."""
-  parser.add_argument('--size', help='laptop, 1m or full, without an environment')
+def _add_sizes(parser: argparse.ArgumentParser, size: str) -> None:
+  """Adds --size, of which `size` is the help, and the flags CHANGES that change a named size."""
+  parser.add_argument('--size', help=size)
   parser.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
   parser.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
-  parser.add_argument('--batch', type=int, metavar='B', help='sequences of a device')
+  parser.add_argument('--batch', type=int, metavar='B', help='sequences per device')
   parser.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
   parser.add_argument('--dtype', help='float32 or bfloat16')
 
@@ -88,7 +92,7 @@ def _add_learner(targets: Any) -> None:
     'learner', allow_abbrev=False, help="the dreamer's update alone, beside its limit",
     description='Measures the update of --size, or that of --preset with --env and --set.',
   )  # fmt: skip
-  _add_sizes(learner)
+  _add_sizes(learner, 'laptop, 1m or full, without an environment')
   _add_config(learner)
   learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
   learner.add_argument('--phases', action='store_true', help='also measure its phases alone')
@@ -100,7 +104,7 @@ def _add_end_to_end(targets: Any) -> None:
     'end-to-end', allow_abbrev=False, help='a whole run of the dreamer beside its parts alone'
   )
   _add_config(end_to_end)
-  _add_measured(end_to_end, 180.0)
+  _add_measured(end_to_end, 180.0, 'after the warm-up')
 
 
 def _add_learning(targets: Any) -> None:
@@ -186,7 +190,7 @@ def _add_scaling(targets: Any) -> None:
   scaling.add_argument(
     '--devices', type=int, nargs='+', metavar='D', help='simulated (default: 1 2 4 8)'
   )
-  _add_sizes(scaling)
+  _add_sizes(scaling, 'laptop, 1m or full (default: laptop)')
   scaling.add_argument('--json', action='store_true')
 
 
@@ -304,8 +308,8 @@ def _dreams(arguments: argparse.Namespace) -> int:
   )
   if arguments.json:
     rows = [row._asdict() for row in result.summary.rows]
-    content = {**result.summary._asdict(), 'learner_step': result.learner_step, 'rows': rows}
-    print(metrics.to_json(content))
+    found = result.summary._asdict() | {'rows': rows}
+    print(metrics.to_json({'learner_step': result.learner_step, **found}))
   else:
     print(dreams.table(result))
   return 0

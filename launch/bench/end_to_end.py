@@ -52,7 +52,7 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   """
   if not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
-  with started(config) as run:
+  with _started(config) as run:
     began, ended, cores = _observe(run, seconds)
   rows = [
     [row for row in metrics.since(path, began) if row['time'] <= ended] for path in run.files()
@@ -61,7 +61,7 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   return _figures(config, seconds, cores, rows[0], rows[1:])
 
 
-class Started:
+class _Started:
   """A running run of the dreamer.
 
   Attributes:
@@ -89,7 +89,7 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
+def _started(config: launch_config.ExperimentConfig) -> Iterator[_Started]:
   """Context of a run in a new folder: starts it, waits for the end of its warm-up, and stops it at exit.
 
   The folder is not deleted.
@@ -110,7 +110,7 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(folder)]
   with (folder / _OUTPUT).open('w') as file:
     launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-  run = Started(folder, launcher)
+  run = _Started(folder, launcher)
   try:
     deadline = time.monotonic() + _PATIENCE
     warm_up = agent_config.warm_up_updates
@@ -136,13 +136,13 @@ def started(config: launch_config.ExperimentConfig) -> Iterator[Started]:
       launcher.wait()
 
 
-def _observe(run: Started, seconds: float) -> tuple[float, float, dict[str, float]]:
+def _observe(run: _Started, seconds: float) -> tuple[float, float, dict[str, float]]:
   """Measures a run; returns begin and end (unix seconds), and the mean number of cores by process.
 
   Raises:
     ValueError: the run ended, or a process wrote no metrics.
   """
-  used = {name: -cpu_seconds(node) for name, node in run.nodes.items()}
+  used = {name: -_cpu_seconds(node) for name, node in run.nodes.items()}
   began, clock = time.time(), time.monotonic()
   while time.monotonic() - clock < seconds or not _have_reported(run, began):
     run.check()
@@ -150,16 +150,16 @@ def _observe(run: Started, seconds: float) -> tuple[float, float, dict[str, floa
       raise ValueError(f'{run.folder}: learner or actors write no metrics')
     time.sleep(0.1)
   elapsed, ended = time.monotonic() - clock, time.time()
-  cores = {name: (used[name] + cpu_seconds(node)) / elapsed for name, node in run.nodes.items()}
+  cores = {name: (used[name] + _cpu_seconds(node)) / elapsed for name, node in run.nodes.items()}
   return began, ended, cores
 
 
-def _have_reported(run: Started, began: float) -> bool:
+def _have_reported(run: _Started, began: float) -> bool:
   """Whether the learner and each actor have written two rows of metrics since unix second `began`."""
   return all(len(metrics.since(path, began)) >= 2 for path in run.files())
 
 
-def cpu_seconds(process: psutil.Process) -> float:
+def _cpu_seconds(process: psutil.Process) -> float:
   """Seconds of CPU time of a process, in user and system mode."""
   times = process.cpu_times()
   return float(times.user + times.system)

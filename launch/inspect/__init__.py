@@ -1,1 +1,1 @@
-"""Replay tables and environments, inspected from outside."""
+"""Replay tables, inspected from outside, and the command that lists environments."""

@@ -148,7 +148,8 @@ def _environments(arguments: argparse.Namespace) -> int:
   )  # JAX reads it at import; a run may use the accelerators
   warnings.simplefilter('ignore')  # of the packages of environments
   from hephaestus.actors.environments import catalogue
+  from hephaestus.launch.inspect import environments
 
   report = catalogue.look_up(arguments.name)
-  print(json.dumps(report)) if arguments.json else catalogue.show(report)
+  print(json.dumps(report)) if arguments.json else environments.show(report)
   return 0

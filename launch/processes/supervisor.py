@@ -24,7 +24,6 @@ LAST_LINES = 20
 GROUP_SECONDS = 1.0  # longest wait until the children of a killed process are gone
 CANNOT_START = 127  # as a shell reports a command that it cannot run
 
-
 # Receives every process group, and outlives the supervisor by the moment it takes to kill them:
 # the kernel's death signal reaches a child, but not the child's own children.
 GUARD = """
@@ -50,7 +49,7 @@ class Process(NamedTuple):
     environment: environment variables added to the supervisor's own.
     log: file to which stdout and stderr are appended.
     external_exit_codes: exit codes by which the process says that it ended because of another one,
-      such as a peer on another host; they count like a SIGKILL, see `Restarts`.
+      such as a peer on another host; they count like a SIGKILL, see `rules.Restarts`.
   """
 
   name: str
@@ -125,7 +124,7 @@ class Supervisor:
   A process that exits 0 is finished. Any other exit leads to a restart after
   `backoff_seconds · 2^n`, where n counts the failures in a row before, each within `healthy_seconds`.
   Ends by SIGKILL, or with one of the `external_exit_codes` of the process, have a maximum of their own,
-  because they are rarely its fault. A signal (see `Interrupts`) stops all processes in order; a second
+  because they are rarely its fault. A signal (see `rules.Interrupts`) stops all processes in order; a second
   one kills them. If the supervisor itself is killed, so are its processes and their process groups.
   """
 

@@ -106,6 +106,7 @@ def _labels(runs: Sequence[history.History]) -> list[str]:
 
 
 def of_agent(runs: Sequence[history.History], name: str) -> list[history.History]:
+  """The runs of the agent of this name."""
   return [run for run in runs if run.config.agent_name == name]
 
 
@@ -124,4 +125,5 @@ def _short(key: str, keys: Sequence[str]) -> str:
 
 
 def plain(value: Any) -> str:
+  """A config value as text: JSON, but text without quotes."""
   return value if isinstance(value, str) else json.dumps(value)

@@ -289,7 +289,7 @@ class _Videos:
     style = f'aspect-ratio: {width} / {room:g}; width: min(100%, {400 * width / room:.0f}px)'
     return (
       f'<video style="{style}" controls muted loop autoplay playsinline '
-      f'src="{pictures_lib.data(media_type, content)}"></video>'
+      f'src="{pictures_lib.data_url(media_type, content)}"></video>'
     )
 
   def _leave_out(self, path: pathlib.Path, reason: str) -> str:

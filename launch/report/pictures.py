@@ -193,12 +193,13 @@ class Pictures:
       small = {f'{little} and {dark}': draw(narrow=True, dark=True), little: draw(narrow=True)}
       sources = small | sources
     listed = ''.join(
-      f'<source media="{media}" srcset="{data("image/png", content)}">'
+      f'<source media="{media}" srcset="{data_url("image/png", content)}">'
       for media, content in sources.items()
     )
-    shown = f'<img alt="{html.escape(text)}" src="{data("image/png", light)}">'
+    shown = f'<img alt="{html.escape(text)}" src="{data_url("image/png", light)}">'
     return f'<picture>{listed}{shown}</picture>'
 
 
-def data(media_type: str, content: bytes) -> str:
+def data_url(media_type: str, content: bytes) -> str:
+  """A file as a URL that contains it; `media_type` is such as image/png."""
   return f'data:{media_type};base64,{base64.b64encode(content).decode()}'

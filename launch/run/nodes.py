@@ -159,7 +159,7 @@ def build_learner(
   Args:
     config: config of the run.
     run: folder of the run.
-    launch_id: number of this launch, see `make_program`.
+    launch_id: number of this launch, see `program.make_program`.
     shards_here: shards of replay on this host, whose checkpoints are written into `run`.
     place: rank of this process in a learner of several; None for a learner of one process.
     profile: learner updates to trace; None for none.
@@ -309,7 +309,7 @@ def build_actor(
     config: config of the run.
     run: folder of the run.
     actor_id: index of the actor, from 0, unique among all hosts.
-    launch_id: number of this launch, see `make_program`.
+    launch_id: number of this launch, see `program.make_program`.
     profile: learner updates; actor 0 is traced at about the same time. None for no trace.
     replay: clients of all shards of replay.
   """

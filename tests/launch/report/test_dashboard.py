@@ -28,7 +28,7 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import live as inspection
 from hephaestus.launch.inspect import terminal
-from hephaestus.launch.report import dashboard, evaluate
+from hephaestus.launch.report import dashboard, evaluate, panels
 from hephaestus.replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -44,6 +44,11 @@ def make_run(folder, *overrides, agent='dreamer'):
 def write(folder, node, *rows):
   with (folder / 'metrics' / f'{node}.jsonl').open('a') as file:
     file.writelines(json.dumps({'time': time.time(), **row}) + '\n' for row in rows)
+
+
+def test_page_asks_as_often_as_inspect():
+  period = main.parse(['hephaestus', 'inspect', 'run', '--watch']).watch
+  assert f'PERIOD = {1000 * period:g};' in (panels.PAGE / 'page.js').read_text()
 
 
 class Served:

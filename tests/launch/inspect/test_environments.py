@@ -6,6 +6,7 @@ import pytest
 
 from hephaestus.actors import environments
 from hephaestus.actors.environments import catalogue
+from hephaestus.launch.inspect import environments as shown_by
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_list_has_environments_and_families(only_gymnax, capsys):
   assert report['families']['gymnax']['installed']
   assert 'CartPole-v1' in report['families']['gymnax']['worlds']
   json.dumps(report)
-  catalogue.show(report)
+  shown_by.show(report)
   shown = capsys.readouterr().out
   assert (
     'hackmatrix' in shown and 'CartPole-v1' in shown and 'uv sync --inexact --extra envs' in shown
@@ -36,7 +37,7 @@ def test_list_has_environments_and_families(only_gymnax, capsys):
 def test_environment_is_shown_with_its_options(capsys):
   report = catalogue.look_up('grid_world')
   assert report['worlds']['grid_world']['options']['num_resources'] == 24
-  catalogue.show(report)
+  shown_by.show(report)
   assert 'num_resources' in capsys.readouterr().out
 
 
@@ -47,7 +48,7 @@ def test_unsupported_environment_of_a_family_names_its_reason(monkeypatch, capsy
   found = catalogue.look_up('jumanji')['worlds']
   assert found['jumanji/Game2048-v1']['mask']
   assert 'several agents' in found['jumanji/Cleaner-v0']['refused']
-  catalogue.show({'worlds': found})
+  shown_by.show({'worlds': found})
   assert 'not supported: ' in capsys.readouterr().out
 
 

@@ -1,0 +1,46 @@
+"""Prints environments as tables, for `hephaestus environments`."""
+
+from typing import Any
+
+import rich
+import rich.table
+
+HEADINGS = ('environment', 'observation', 'actions', 'mask', 'longest episode')
+
+
+def show(report: dict[str, Any]) -> None:
+  """Prints a report of `catalogue.look_up` as tables."""
+  view = rich.table.Table()
+  for heading in HEADINGS:
+    view.add_column(heading, justify='right' if heading == HEADINGS[-1] else 'left')
+  for name, each in report['worlds'].items():
+    if 'refused' not in each:
+      observation = '\n'.join(f'{key} {spec}'.strip() for key, spec in each['observation'].items())
+      mask = 'yes' if each['mask'] else 'no'
+      view.add_row(name, observation, each['actions'], mask, f'{each["max_steps"]:,}')
+  rich.print(view)
+  for name, each in report['worlds'].items():
+    if 'refused' in each:
+      print(f'not supported: {each["refused"]}')
+    elif len(report['worlds']) == 1:
+      print('options, set by `--set environment.NAME=VALUE`:')
+      for option, default in each['options'].items():
+        print(f'  {option:<24} {default}')
+      print(f'hephaestus train --env {name}')
+  if 'families' in report:
+    _show_families(report['families'])
+
+
+def _show_families(families: dict[str, Any]) -> None:
+  view = rich.table.Table()
+  for heading in ('family', 'installed', 'environments'):
+    view.add_column(heading)
+  for name, family in families.items():
+    names = ', '.join(family['worlds'] or ['(uv sync --inexact --extra envs)'])
+    view.add_row(name, 'yes' if family['installed'] else 'no', names)
+  rich.print(view)
+  print(
+    'An environment of a family is FAMILY/NAME, such as gymnax/CartPole-v1. For details:\n'
+    '  hephaestus environments FAMILY\n'
+    '  hephaestus environments FAMILY/NAME'
+  )
