@@ -61,11 +61,11 @@ def write(
   """
   try:
     out.mkdir(parents=True, exist_ok=True)
-    (out / 'report.md').write_text(made.markdown)
     pictures = pictures_lib.Pictures(out)
     videos = _Videos()
     histories = [run for run, _ in made.runs] if all_panels else []
     body = _body(made, histories, pictures, videos, x)
+    (out / 'report.md').write_text(made.markdown)
     (out / 'report.html').write_text(_page(made, body))
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
