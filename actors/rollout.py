@@ -278,10 +278,10 @@ class _HostUnroll:
   def unroll(
     self, params: Tree, key: chex.PRNGKey, state: UnrollState, version: Any, actor_id: Any
   ) -> tuple[UnrollState, experience.Sequence, Episodes]:
-    """As `Unroll.unroll`.
+    """Steps the instances with the policy; arguments and results as of `Unroll.unroll`.
 
     Raises:
-      ValueError: the state is not the newest, or an observation contradicts its spec.
+      ValueError: `state` is not what the last call returned (an instance cannot go back), or an observation contradicts its spec.
     """
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')

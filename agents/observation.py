@@ -362,11 +362,12 @@ class Codec:
     return unit_range(self.flat_spec)
 
   def compact(self, observation: Any) -> tuple[jax.Array, ...]:
-    """First half of `encode`, in few bytes: computed once for a batch and stored for all epochs.
+    """The part of `encode` that is computed once for a batch and stored for all epochs, in few bytes.
 
     Returns:
-      [..., F] numbers, bool if all are, else float32 and encoded; then the images, [..., H, W, C] in
-      their own dtypes, or else the boards, [..., cells, features] float32.
+      A tuple of arrays. The flat numbers, [..., F]: bool and not yet encoded if the specs of all are
+      bool, else float32 and encoded as by `numbers`. Then each image, [..., H, W, C] in its own dtype;
+      without images each board, [..., cells, features] float32.
     """
     flat = join(observation, self.flat_spec)
     if flat.dtype != bool:

@@ -127,7 +127,7 @@ class Source(abc.ABC):
     """Number of environment steps collected in the whole run, as far as known."""
 
   def is_over(self, step: int, max_environment_steps: int) -> bool:
-    """Whether a run is over.
+    """Whether the run has collected `max_environment_steps`; a fused source also counts updates.
 
     Args:
       step: number of updates done.

@@ -214,7 +214,11 @@ class Field:
     self._one_hot = np.eye(given.num_values, dtype=spec.dtype) if is_choice else None
 
   def read(self, value: Any) -> np.ndarray:
-    """Converts a value of the library to `spec`; raises ValueError if its shape differs from `given`."""
+    """Converts a value that the library returned to the dtype and, if it is one-hot, shape of `spec`.
+
+    Raises:
+      ValueError: its shape is not that of `given`, the spec that the library declares.
+    """
     if np.shape(value) != self._shape:
       raise ValueError(
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '

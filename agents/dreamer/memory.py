@@ -128,7 +128,11 @@ class Memory:
     return 2 * self.actions.size + 1 if self.actions.discrete else self.actions.size + 3
 
   def num_bytes(self, num_steps: int) -> int:
-    """Total bytes of the ring before an update, the ring after it, and reads at `num_steps` steps."""
+    """Bytes that an update needs for the memory.
+
+    These are the ring before and after the update, and the similarities of all entries to the keys of
+    the `num_steps` steps that read it.
+    """
     entry = KEY_SIZE + self.actions.size + 3
     return 4 * self.size * (2 * entry + 2 * num_steps)
 

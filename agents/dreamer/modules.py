@@ -68,7 +68,7 @@ class Networks:
     return self.memory.recalled_size if self.memory else 0
 
   def warnings(self) -> list[str]:
-    """One line for each threshold of the module `observation` that this environment exceeds."""
+    """A line for each limit of `observation`, such as MAX_CELLS, that this environment's observation exceeds."""
     flat = observation_lib.MAX_CELLS
     return self.numbers.warnings() + [
       f'an image of {math.prod(spec.shape):,} numbers, more than {flat:,}: read by a CNN, and no part of '
@@ -122,12 +122,15 @@ class Networks:
 
   @property
   def feature_size(self) -> int:
-    """Width of the features, input of all heads."""
+    """Width of the features, of which each head reads a part; see `split`."""
     return self.memory_size + self.numbers.input_size + self.transition_size
 
   @property
   def transition_size(self) -> int:
-    """Width of the features' last part, inputs of the transition; actor and critic do not read it."""
+    """Width of the features' last part: embedded numbers and action of the step before, and its recall.
+
+    The reward and continue heads read it; actor and critic do not.
+    """
     return self.previous_size + self.recalled_size
 
   def split(self, features: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -187,7 +190,10 @@ class Networks:
     return inputs.get(name, ((zeros(self.memory_size + self.previous_size),), (numbers,)))
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters by network, float32, and STATISTICS; those of MEMBERS have a leading axis K."""
+    """Initial parameters by network, float32; those of MEMBERS, the ensemble, have a leading axis K.
+
+    Under the key STATISTICS: `numbers.initial_statistics`.
+    """
     names = ('recurrence', 'posterior', *self.modules)
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])

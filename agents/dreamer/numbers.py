@@ -437,7 +437,7 @@ class Numbers:
     return jnp.where(places >= self.size - self.num_reals, networks.symexp(picked), picked)
 
   def warnings(self) -> list[str]:
-    """One line for each threshold of the module `observation` that this observation exceeds."""
+    """A line for each limit of `observation`, such as MAX_REAL_READ, that this observation exceeds."""
     _, discrete, real = map(len, self._kinds)
     fractions = sum(
       math.prod(leaf.shape)
