@@ -3,7 +3,7 @@
 #   docker build -t hephaestus:0.2.0 .
 #   docker build -t hephaestus:0.2.0 --build-arg EXTRAS='cuda envs' .     extras of pyproject.toml
 #
-# Worlds of your own go into /work of an image that is made FROM this one.
+# Environments of your own go into /work of an image that is made FROM this one.
 
 FROM python:3.10.19-slim-bookworm AS build
 ARG EXTRAS=''

@@ -1,7 +1,8 @@
 # The commands of this project, on a machine with python3, make and a C library.
 #
 #   make train [ARGS='--env catch']    trains; see `hephaestus train --help`
-#   make test [PYTEST_ARGS='-k dream'] runs the tests, then those of the core
+#   make test                          runs the tests, then those of the core
+#   make test PYTEST_ARGS='-k dream'   runs some of the tests
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
 #   make docs [ARGS=serve]             builds the site of docs/ into build/site, or serves it
 #   make lint                          checks style, formatting, terms and types

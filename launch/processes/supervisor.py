@@ -69,7 +69,7 @@ class Event(NamedTuple):
     name: name of the process.
     pid: process ID since its last start; 0 if it could not be started.
     exit_code: exit code of its last end, negative for a signal; None before.
-    restarts: number of its restarts so far.
+    restarts: number of its restarts so far, without the one that `restarting` announces.
     delay_seconds: time until it is restarted, for `restarting`; else 0.
   """
 

@@ -315,7 +315,7 @@ def _events(run: history.History) -> list[dict[str, Any]]:
   for row in run.events:
     name, code = row.get('name'), row.get('exit_code')
     if row.get('kind') == 'restarting':
-      text = f'{name} exited with code {code}; restart {row.get("restarts")}'
+      text = f'{name} exited with code {code}; restart {row.get("restarts", 0) + 1}'
     elif row.get('kind') == 'gave_up':
       text = f'{name} failed again and again, the last time with code {code}'
     elif row.get('kind') == 'warning':

@@ -293,7 +293,7 @@ class _Watcher:
       reason = user_errors.logged(self._nodes.log(event.name))
       self.progress.say(
         f'{event.name} exited with code {event.exit_code}{"" if reason is None else f": {reason}"}; '
-        f'restart {event.restarts} in {event.delay_seconds:.1f} s'
+        f'restart {event.restarts + 1} in {event.delay_seconds:.1f} s'
       )
     failed = event.kind in ('exited', 'killed') and event.exit_code
     if failed and event.name in self._nodes.learners:

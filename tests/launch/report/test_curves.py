@@ -362,8 +362,11 @@ def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch):
   losses = {'world_model/loss': 2.0, 'intrinsic/boredom': 0.0, 'replay_ratio': 32.0}
   ages = {'replay/frontier/age/median': 9.0, 'replay/frontier/age/high': 20.0}
   write_rows(dreamer, 'learner', [{**steps, **losses, **ages, 'starved_fraction': 0.25}])
-  node = {'name': 'learner', 'pid': 7, 'restarts': 1, 'exit_code': -9}
-  write_rows(dreamer, 'events', [{'kind': kind, **node} for kind in ('restarting', 'started')])
+  node = {'name': 'learner', 'pid': 7, 'exit_code': -9}
+  kinds = {'restarting': 0, 'started': 1}  # the number of restarts so far
+  write_rows(
+    dreamer, 'events', [{'kind': kind, 'restarts': n, **node} for kind, n in kinds.items()]
+  )
   videos = dreamer / 'videos'
   frames = [np.full((32, 48, 3), shade, np.uint8) for shade in (0, 200)]
   for name in ('7.gif', '8.gif', '8-dream.gif'):

@@ -339,7 +339,7 @@ def test_run_shows_states_and_events_of_its_nodes(folder, serve):
   write(
     folder, 'events', event('started', 'learner', restarts=0), event('started', 'actor-0', restarts=0),
     event('exited', 'actor-0', exit_code=-9, restarts=0),
-    event('restarting', 'actor-0', exit_code=-9, restarts=1), {'kind': 'warning', 'text': 'KL is large'},
+    event('restarting', 'actor-0', exit_code=-9, restarts=0), {'kind': 'warning', 'text': 'KL is large'},
     event('started', 'actor-0', restarts=1),
   )  # fmt: skip
   write(folder, 'learner', {'learner_step': 1, 'starved_fraction': 0.25})
