@@ -283,7 +283,10 @@ class Gaussian(NamedTuple):
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, classes: int, unimix: float) -> 'Gaussian':
-    """The distribution from a network's [..., 2 Z] outputs; standard deviations lie above 0.1."""
+    """The distribution from a network's [..., 2 Z] outputs: Z means, then what gives the deviations.
+
+    Standard deviations lie above 0.1. `classes` and `unimix` are for `Categorical`, and ignored here.
+    """
     del classes, unimix
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     # The shift makes an untrained standard deviation about 1.

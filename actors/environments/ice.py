@@ -88,7 +88,7 @@ class Ice(environment.Environment):
   observation is.
 
   The observation is [10] float32: row and column of agent, pit on ice and pit on firm ground,
-  divided by 8; and the side of the ice (up, down, left, right), one-hot. The view is `around`.
+  divided by 8; and the side of the ice (up, down, left, right), one-hot. Agents also read the view `around`.
 
   Attributes:
     slip: probability that an action in a cell of ice is replaced.

@@ -208,13 +208,15 @@ class ActorCritic:
   def context_inputs(
     self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
   ) -> Any:
-    """Inputs of the context module beside features: novelty, or with a workspace `workspace.Terms`.
+    """What the context module reads beside features: `novelty`; with a workspace its `Terms` instead.
+
+    The other arguments are for these terms of the candidates' scores.
 
     Args:
       params: parameters of the actor-critic.
       features: [..., F].
       novelty: [...] float32.
-      numbers: [..., F'] float32, numbers of the model's state.
+      numbers: [..., F'] float32, numbers of the observation, as the model's state has them.
       priors: `rssm.Prior` of all members, [K, ...].
     """
     if self.workspace is None:

@@ -261,8 +261,8 @@ class Memory:
 
     Returns:
       By name, [] float32: `filled`, the share of entries in use; `written`, entries that the update wrote;
-      `evidence` and `similarity`, means over the reads, the evidence over all actions together; `age`, the
-      mean age of entries in updates.
+      means over the reads of `evidence`, a read's weights summed over actions, at most 1, and of
+      `similarity`, that of the nearest entry; `age`, the mean age of entries in updates.
     """
     now = update + 1
     filled = ring['written'] > 0

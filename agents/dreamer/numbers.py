@@ -232,7 +232,10 @@ class Numbers:
     return jnp.concatenate([2 * bits - 1, 2 * discrete - 1, reals], axis=-1)
 
   def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
-    """Inputs of a network, [..., input_size], from numbers [..., F], in their dtype."""
+    """Inputs of a network, [..., input_size], from numbers [..., F], in their dtype.
+
+    Some numbers are also read by level, real ones after scaling by `statistics`; views are added.
+    """
     parts = [self._without_views(numbers, statistics)]
     if observation_lib.view_size(self.spec):
       flat = self.to_flat(numbers.astype(jnp.float32))
@@ -463,7 +466,7 @@ class Numbers:
     return found
 
   def to_flat(self, numbers: jax.Array) -> jax.Array:
-    """The inverse of `read`: a flat observation [..., F] in its units and order, see `join`."""
+    """Converts numbers [..., F] of the model back to a flat observation [..., F], the inverse of `read`."""
     bits, discrete, reals = self._split(numbers)
     values = jnp.concatenate([bits, discrete, networks.symexp(reals)], axis=-1)
     return values[..., np.argsort(np.concatenate(self._kinds))]

@@ -225,9 +225,9 @@ class Workspace:
     return jax.lax.stop_gradient(bonus)
 
   def gate(self, scores: jax.Array) -> jax.Array:
-    """Gates [..., N] float32 from scores: 1 where open, else 0; of equal scores the first are open.
+    """Gates [..., N] float32 from scores [..., N]: 1 for the k best above `workspace_cost`, else 0.
 
-    The gradient is straight-through, see the module's docstring.
+    Among equal scores the first are open. The gradient is straight-through, see the module's docstring.
     """
     config, place = self.networks.config, np.arange(scores.shape[-1])
     one, other = scores[..., :, None], scores[..., None, :]

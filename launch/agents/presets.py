@@ -121,12 +121,12 @@ def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
 
 
 def on_policy_queue(num_envs: int) -> tables.ReplayConfig:
-  """Replay config of PPO: a queue of half a batch, from which each sequence is read once.
+  """Replay config of PPO: a queue of `num_envs` / 2 sequences, from which each is read once.
 
-  A fused run has no queue.
+  That is half of what one actor writes after an unroll. A fused run has no queue.
 
   Args:
-    num_envs: parallel environments of an actor; each gives one sequence of a batch.
+    num_envs: parallel environments of an actor.
   """
   queue = tables.Stratum(name='on_policy', max_size=num_envs // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)

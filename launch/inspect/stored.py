@@ -55,10 +55,11 @@ class Stored(NamedTuple):
        'strata': {NAME: {'sequences', 'episodes', 'version', 'age_updates', 'age_steps',
                          'episode_return', 'shared'}}}
 
-      'version' and the three after it are distributions, {'lowest', 'low' (5 %), 'median', 'high'
-      (95 %), 'highest'} or None. Ages are in updates before the newest acting version, and in
-      environment steps collected since. 'shared' is the share of sequences that every other stratum
-      holds, too.
+      A stratum is a table of sequences. 'sequences' and 'episodes' are counts, 'version' is that of
+      the parameters that acted. It and the three after it are distributions, {'lowest', 'low' (5 %),
+      'median', 'high' (95 %), 'highest'} or None. Ages are in updates before the newest acting
+      version, and in environment steps collected since. 'shared' is the share of sequences that all
+      other strata hold, too.
     samples: sequences of each stratum, evenly spaced from the oldest to the newest.
     draw: how the run's environment draws an observation; see `Environment.draw`.
   """

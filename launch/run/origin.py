@@ -71,14 +71,14 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 
 
 def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
-  """Loads the origin of a run --from another that was stopped before its first checkpoint.
+  """Loads the checkpoint that a run --from another begins with, if the run has no checkpoint of its own yet.
 
   Args:
     folder: folder of the run, which may be new.
     config: config of the run.
 
   Returns:
-    The origin, with which the run begins again; None for any other run.
+    The origin, with which a stopped run begins again; None for any other run.
 
   Raises:
     ValueError: the origin cannot be restored any more, see `load`.

@@ -18,7 +18,7 @@ class Progress:
   """One line with the progress of a run, on stdout; subclasses show other numbers.
 
   In a terminal the line is rewritten. Elsewhere a new one is printed every `QUIET_PERIOD` seconds;
-  before the first update the line "starting" grows instead, by the time so far.
+  until the learner's first update the time so far is appended to one line, "starting", instead.
   """
 
   def __init__(

@@ -388,7 +388,7 @@ class Unrolled(loop.Source):
   """Source that makes its own batches by unrolls on the devices, in calls of about a second.
 
   Args:
-    program: the program, compiled.
+    program: the compiled program of unrolls and updates.
     max_environment_steps: environment steps of the run; the last update is the first to reach them.
     resume: how the run may differ from its checkpoint; None for the defaults of `Resume`.
 
