@@ -208,7 +208,7 @@ class ActorCritic:
   def context_inputs(
     self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
   ) -> Any:
-    """What the context module reads beside features: `novelty`; with a workspace its `Terms` instead.
+    """Inputs of the context module beside features: `novelty`; with a workspace its `Terms` instead.
 
     The other arguments are for these terms of the candidates' scores.
 
