@@ -72,14 +72,15 @@ class CognitionAdvice:
 
 
 class Advice:
-  """Warns about PPO's high KL, high clip fraction, entropy collapse and oscillation, once each.
+  """Warns once of PPO's high KL, high clip fraction, collapse of entropy, and longer episodes without gain.
 
   Args:
     say: called with the text of each warning.
     entropy_scale: the agent's `entropy_scale`, which warnings quote.
 
   Attributes:
-    score: the newest normalised score, set by the caller; None where the environment gives none.
+    score: the newest normalised score (1: the scripted policy), set by the caller; a good one stops
+      warnings. None where the environment gives none.
   """
 
   MOST_KL, MOST_CLIPPED = 0.08, 0.35

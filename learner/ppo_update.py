@@ -141,7 +141,7 @@ class TrainState(NamedTuple):
 
 
 def environment_step(state: TrainState) -> int:
-  """Number of environment steps that all devices have learned from; `state` is one replica."""
+  """Number of environment steps learned from, on all devices together; `state` is one replica."""
   low, high = (int(half) for half in jax.device_get(state.environment_step))
   return (high << 32) + low
 

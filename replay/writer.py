@@ -181,7 +181,7 @@ class _Shard:
     return self._writer is not None and not self._is_unreachable
 
   def hand_over(self, steps: list[dict[str, np.ndarray]]) -> None:
-    """Sends sequences, each as arrays by column; all before must be confirmed."""
+    """Sends sequences, each a dict of arrays by column; only once all sent before are confirmed."""
     assert not self._unconfirmed
     self._unconfirmed = steps
     self._sent = self._sent_again = False

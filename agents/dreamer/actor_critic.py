@@ -351,7 +351,7 @@ class ActorCritic:
     return total(actor + critic), metrics
 
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
-    """The critic's loss on replayed experience, which model errors do not bias.
+    """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
 
     Args:
       params: parameters of context module and critic.

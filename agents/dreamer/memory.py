@@ -209,7 +209,11 @@ class Memory:
     return Nearest(weight, similarity, ring['action'][index], ring['return_'][index])
 
   def recalled(self, recall: Recall) -> jax.Array:
-    """Inputs of networks, [..., R] float32: [symlog q, n, similarity], and the mean continuous action."""
+    """Inputs of networks, [..., R] float32, from what was read.
+
+    For each choice the symlog of its value and its evidence; then the similarity of the nearest entry;
+    for continuous actions also the mean action.
+    """
     parts = [networks.symlog(recall.value), recall.evidence, recall.similarity[..., None]]
     return jnp.concatenate(parts if self.actions.discrete else [*parts, recall.action], axis=-1)
 
@@ -229,7 +233,9 @@ class Memory:
     return jnp.any(recall.weight.reshape(-1, self.size) > LEAST_WEIGHT, axis=0)
 
   def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
-    """The ring after an update: without what expired, and with the best offers.
+    """The ring after an update, with the most surprising offers in place of the least recently used.
+
+    An entry that no step has read for more than `ttl` updates has expired, and is empty.
 
     Args:
       ring: the entries before the update.

@@ -170,11 +170,11 @@ class Numbers:
     return 2 * binary + (1 + observation_lib.DISCRETE_LEVELS) * discrete + real
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """Running statistics before any observation: arrays by name, those of width 0 left out.
+    """Initial values of the running statistics, arrays by name; those of width 0 are left out.
 
     `mean`, `square`, `error` [R]: moments of real numbers in symlog, and their squared prediction error,
-    see `loss`; `between` [N]: largest 4 x (1 - x) in a batch of each binary number x, 0 if it only is 0
-    or 1; `change` [C]: mean square of the result of `change`; `count` []: number of batches.
+    see `loss`; `between` [N]: of each binary number x the largest 4 x (1 - x) in a batch, 0 if it only is
+    0 or 1; `change` [C]: mean square of what the method `change` returns; `count` []: number of batches.
     """
     reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
     between = jnp.ones(len(self._kinds[0]))

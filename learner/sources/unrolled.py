@@ -326,7 +326,7 @@ class Program:
     )
 
   def place(self, whole: FusedState) -> FusedState:
-    """Puts a whole run's state on the devices."""
+    """Puts the state of a whole run on the devices: train state and key on each, all else divided."""
     train, key = devices_lib.replicate((whole.train, whole.key), self.devices)
     worlds = jax.jit(self._shared)(whole.worlds)
     state = FusedState(train, key, devices_lib.put(worlds, self.devices))

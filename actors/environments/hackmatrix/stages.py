@@ -67,9 +67,9 @@ class Layout(NamedTuple):
 
 
 def sample_layout(state: State, chance: Chance) -> Layout:
-  """Samples the positions of the next stage.
+  """Samples where exit, blocks, transmissions and the like of the next stage are, see `Layout`.
 
-  They are not sampled in `advance`, because XLA would then repeat the computation for every cell.
+  Positions are not sampled in `advance`, because XLA would then repeat the computation for every cell.
 
   Args:
     state: state at the end of the stage before.
