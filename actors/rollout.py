@@ -281,7 +281,8 @@ class _HostUnroll:
     """Steps the instances with the policy; arguments and results as of `Unroll.unroll`.
 
     Raises:
-      ValueError: `state` is not what the last call returned (an instance cannot go back), or an observation contradicts its spec.
+      ValueError: `state` is not what the last call returned (an instance cannot go back), or an
+        observation contradicts its spec.
     """
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')

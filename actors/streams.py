@@ -1,4 +1,4 @@
-"""Collects steps of parallel environments, and measures how much actions and observations explain in them."""
+"""Collects steps of parallel environments, played by an agent or by the random policy."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,12 +11,10 @@ from hephaestus.actors import rollout
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host
 from hephaestus.agents import agent as agent_lib
-from hephaestus.agents import experience, probe
+from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 
 NUM_ENVS, LENGTH = 16, 65
-FEW_TO_LEARN = 200  # least number of steps with a reward to train a probe on
-MOST_TARGETS = 64  # numbers whose changes are probed: those that vary most
 Played = tuple[experience.Sequence, rollout.Episodes]
 """A sequence [N, LENGTH, ...] of N environments and the episodes that ended in it, host arrays."""
 
@@ -120,66 +118,3 @@ def _encoded(action: np.ndarray, spec: Any) -> np.ndarray:
   return np.concatenate(
     [np.eye(size, dtype=np.float32)[choices[..., at]] for at, size in enumerate(sizes)], axis=-1
   )
-
-
-class Explained(NamedTuple):
-  """Shares of variance that a small network (a probe) explains, on steps it was not trained on.
-
-  Changes of D numbers of the observation in one step, those that vary most, are predicted from the
-  observation before and the input that each attribute names. Rewards are predicted from the
-  observations before and after the step and that input; their shares are None if too few steps have
-  a reward.
-
-  Attributes:
-    change: [D] shares for the changes, with the action taken as an input.
-    change_late: [D] shares with the action of the step before instead.
-    change_without: [D] shares without an action.
-    reward: share for the reward, with the action taken as an input.
-    reward_early: share with the action and the first observation of the episode.
-    reward_without: share with that first observation, without an action.
-  """
-
-  change: np.ndarray
-  change_late: np.ndarray
-  change_without: np.ndarray
-  reward: float | None
-  reward_early: float | None
-  reward_without: float | None
-
-
-def explain(streams: Streams) -> Explained:
-  """Trains the probes on steps of the random policy; see `Explained`."""
-  steps = np.argwhere(~streams.first[1:])
-  steps = steps[np.argsort(steps[:, 1], kind='stable')]  # other environments in the other half
-  at, env = steps[:, 0] + 1, steps[:, 1]
-  x, action = streams.observation, streams.action
-  before, after, taken = x[at - 1, env], x[at, env], action[at - 1, env]
-  # An episode's first action has none before it; the stream begins with one.
-  late = np.where(streams.first[at - 1, env][:, None], 0, action[at - 2, env])
-  change = after - before
-  varied = np.argsort(-change.std(0))[:MOST_TARGETS]
-  share = lambda target, *inputs: probe.explained(np.concatenate(inputs, axis=-1), target)
-  by_action, by_late, by_none = (
-    share(change[:, varied], before, *other) for other in ((taken,), (late,), ())
-  )
-  reward = streams.reward[at, env][:, None]
-  # Counts the rewards that cause the variance; a constant cost of each step does not.
-  if np.sum(np.abs(reward - reward.mean()) > reward.std()) < FEW_TO_LEARN:
-    return Explained(by_action, by_late, by_none, None, None, None)
-  begin = _begins(streams.first)[at, env]
-  early = x[np.maximum(begin, 0), env]
-  of_reward = lambda *inputs: float(share(reward, before, after, *inputs)[0])
-  return Explained(
-    by_action,
-    by_late,
-    by_none,
-    of_reward(taken),
-    of_reward(taken, early),
-    of_reward(early),
-  )
-
-
-def _begins(first: np.ndarray) -> np.ndarray:
-  """[T, N] the step at which the episode of each step began; -1 before the first."""
-  steps = np.where(first, np.arange(len(first))[:, None], -1)
-  return np.maximum.accumulate(steps, axis=0)

@@ -24,8 +24,8 @@ _PATIENCE = 120.0  # seconds for a process to start, or a batch to arrive
 _UNLIMITED = 10**9  # sequences that may be inserted or sampled ahead, so the limiter blocks nothing
 _LEAST_ROUNDS = 5
 _SMALL = {
-  'observation': jax.ShapeDtypeStruct((16, 4), np.float32),
-  'identity': jax.ShapeDtypeStruct((), np.uint32),
+  'numbers': jax.ShapeDtypeStruct((16, 4), np.float32),
+  'number': jax.ShapeDtypeStruct((), np.uint32),
 }  # 260 bytes, so that many fit into memory
 _LOOP = 100  # samples or inserts of one call, as a fused program makes many updates in one
 
@@ -143,7 +143,7 @@ def _fused_while_stored(
 
     def add(index: jax.Array, total: jax.Array) -> jax.Array:
       batch = buffer.sample(ring, jax.random.fold_in(jax.random.key(0), index), sizes)
-      return total + batch['observation'].sum() + batch['identity'].sum()
+      return total + batch['numbers'].sum() + batch['number'].sum()
 
     return ring, jax.lax.fori_loop(0, _LOOP, add, total)
 

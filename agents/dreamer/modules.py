@@ -68,7 +68,7 @@ class Networks:
     return self.memory.recalled_size if self.memory else 0
 
   def warnings(self) -> list[str]:
-    """A line for each limit of `observation`, such as MAX_CELLS, that this environment's observation exceeds."""
+    """A line for each limit of `observation`, such as MAX_CELLS, that an observation exceeds."""
     flat = observation_lib.MAX_CELLS
     return self.numbers.warnings() + [
       f'an image of {math.prod(spec.shape):,} numbers, more than {flat:,}: read by a CNN, and no part of '

@@ -44,7 +44,7 @@ def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
 
 
 def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
-  """Raises ValueError if `host` has other nodes than replay: only these may go on after the run, by --stay."""
+  """Raises ValueError if `host` has other nodes than replay, which alone may stay by --stay."""
   if parts_lib.ENDING not in names(hosts, host):
     raise ValueError(
       f'--stay: is for a host with replay alone, and {host.name} has more; leave it out'

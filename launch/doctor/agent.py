@@ -121,7 +121,7 @@ def _returns(
 
 
 def of_predictions(
-  found: Predictions, explained: streams.Explained | None
+  found: Predictions, explained: environment_checks.Explained | None
 ) -> list[check_lib.Check]:
   """Checks the dynamics, the reward head, the continue head, novelty and the critic.
 
@@ -175,7 +175,9 @@ def of_predictions(
   ]  # fmt: skip
 
 
-def _of_rewards(found: Predictions, explained: streams.Explained | None) -> list[check_lib.Check]:
+def _of_rewards(
+  found: Predictions, explained: environment_checks.Explained | None
+) -> list[check_lib.Check]:
   """Checks that rewards are predicted; if not, the probes decide which cause is likely."""
   usual = np.median(found.reward)
   higher, lower = found.reward > usual, found.reward < usual

@@ -1,5 +1,7 @@
 """Checks of an environment from steps of the random policy, without a world model."""
 
+from typing import NamedTuple
+
 import jax
 import numpy as np
 
@@ -11,10 +13,38 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import preflight
+from hephaestus.learner import probe
 
 PART = 'environment'
 FEW = 20  # least number of steps with a reward that permits a statement about rewards
+FEW_TO_LEARN = 200  # least number of steps with a reward to train a probe on
 MOST_LATE = 0.05  # share of variance that the previous action may explain beyond the action
+MOST_TARGETS = 64  # numbers whose changes are probed: those that vary most
+
+
+class Explained(NamedTuple):
+  """Shares of variance that a small network (a probe) explains, on steps it was not trained on.
+
+  Changes of D numbers of the observation in one step, those that vary most, are predicted from the
+  observation before and the input that each attribute names. Rewards are predicted from the
+  observations before and after the step and that input; their shares are None if too few steps have
+  a reward.
+
+  Attributes:
+    change: [D] shares for the changes, with the action taken as an input.
+    change_late: [D] shares with the action of the step before instead.
+    change_without: [D] shares without an action.
+    reward: share for the reward, with the action taken as an input.
+    reward_early: share with the action and the first observation of the episode.
+    reward_without: share with that first observation, without an action.
+  """
+
+  change: np.ndarray
+  change_late: np.ndarray
+  change_without: np.ndarray
+  reward: float | None
+  reward_early: float | None
+  reward_without: float | None
 
 
 def check(
@@ -23,7 +53,7 @@ def check(
   *,
   num_steps: int,
   seed: int,
-) -> tuple[list[check_lib.Check], streams_lib.Streams | None, streams_lib.Explained | None]:
+) -> tuple[list[check_lib.Check], streams_lib.Streams | None, Explained | None]:
   """Checks an environment with steps of the random policy.
 
   Args:
@@ -54,7 +84,7 @@ def check(
   agent = rollout.random_agent(environment.action_spec)
   played = streams_lib.play(environment, agent, (), num_steps=num_steps, seed=seed)
   streams = streams_lib.join(played, environment.action_spec)
-  explained = streams_lib.explain(streams)
+  explained = explain(streams)
   checks += of_streams(streams, environment.max_steps) + of_probes(explained)
   if config is not None:
     checks += of_config(config, streams)
@@ -93,7 +123,45 @@ def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.C
   ]  # fmt: skip
 
 
-def of_probes(explained: streams_lib.Explained) -> list[check_lib.Check]:
+def explain(streams: streams_lib.Streams) -> Explained:
+  """Trains the probes on steps of the random policy; see `Explained`."""
+  steps = np.argwhere(~streams.first[1:])
+  steps = steps[np.argsort(steps[:, 1], kind='stable')]  # other environments in the other half
+  at, env = steps[:, 0] + 1, steps[:, 1]
+  x, action = streams.observation, streams.action
+  before, after, taken = x[at - 1, env], x[at, env], action[at - 1, env]
+  # An episode's first action has none before it; the stream begins with one.
+  late = np.where(streams.first[at - 1, env][:, None], 0, action[at - 2, env])
+  change = after - before
+  varied = np.argsort(-change.std(0))[:MOST_TARGETS]
+  share = lambda target, *inputs: probe.explained(np.concatenate(inputs, axis=-1), target)
+  by_action, by_late, by_none = (
+    share(change[:, varied], before, *other) for other in ((taken,), (late,), ())
+  )
+  reward = streams.reward[at, env][:, None]
+  # Counts the rewards that cause the variance; a constant cost of each step does not.
+  if np.sum(np.abs(reward - reward.mean()) > reward.std()) < FEW_TO_LEARN:
+    return Explained(by_action, by_late, by_none, None, None, None)
+  begin = _begins(streams.first)[at, env]
+  early = x[np.maximum(begin, 0), env]
+  of_reward = lambda *inputs: float(share(reward, before, after, *inputs)[0])
+  return Explained(
+    by_action,
+    by_late,
+    by_none,
+    of_reward(taken),
+    of_reward(taken, early),
+    of_reward(early),
+  )
+
+
+def _begins(first: np.ndarray) -> np.ndarray:
+  """[T, N] the step at which the episode of each step began; -1 before the first."""
+  steps = np.where(first, np.arange(len(first))[:, None], -1)
+  return np.maximum.accumulate(steps, axis=0)
+
+
+def of_probes(explained: Explained) -> list[check_lib.Check]:
   """Checks that actions have an effect, at their own step, and that observations predict rewards."""
   # The best number of the observation counts, since most do not depend on the action.
   gains = [float(np.max(explained.change - explained.change_without))]

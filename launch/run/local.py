@@ -315,7 +315,7 @@ class _Watcher:
         replay_checkpoint.keep(folders[shard])
 
   def is_over(self, finished: Set[str]) -> bool:
-    """Whether the nodes that end the run are among the finished ones, and nobody needs replay; see `Drain`."""
+    """Whether the nodes that end the run have finished, and nobody needs replay; see `Drain`."""
     # On a host with actors alone, the first one that finishes ends the share.
     is_finished = finished >= self._ends if self._ends else bool(finished)
     return is_finished and self._is_drained()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tiny
 
-from hephaestus.actors import streams
 from hephaestus.agents.dreamer import examination
 from hephaestus.launch import main
 from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
+from hephaestus.launch.doctor import environment as environment_checks
 from hephaestus.launch.doctor import replay as replay_checks
 from hephaestus.launch.files import history
 from hephaestus.launch.report import panels
@@ -18,7 +18,9 @@ from hephaestus.launch.run import fused
 
 pytestmark = pytest.mark.usefixtures('little_optimization')
 
-EXPLAINED = streams.Explained(np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2)
+EXPLAINED = environment_checks.Explained(
+  np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
+)
 HEALTHY = {
   'actor_critic/task_advantage': 0.2,
   'actor_critic/novelty_advantage': 0.02,
