@@ -216,10 +216,11 @@ def update(
   program = _prepare(work)
   agent_config, at_boredom, sequence = program.dreamer.config, program.at_boredom, program.sequence
   began = time.perf_counter()
-  traced = program.update.trace(at_boredom(0.0), sequence)
-  compiled = traced.lower().compile()
+  # The result of `pmap` has `lower` in every version of JAX, and no `trace` from JAX 0.11 on.
+  compiled = program.update.lower(at_boredom(0.0), sequence).compile()
   compile_seconds = time.perf_counter() - began
-  always, *by_loop = matmul_flops(traced.jaxpr.jaxpr)
+  traced = jax.make_jaxpr(program.update)(at_boredom(0.0), sequence)
+  always, *by_loop = matmul_flops(traced.jaxpr)
   limit = _matmul_rate(agent_config.dtype, seconds)
   name = f'learner/{work.name}'
   size = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
