@@ -20,7 +20,8 @@ from hephaestus.learner import allocator
 
 Tree = Any
 STATE, REST, DIGEST = 'state', 'rest', 'digest'
-_BYTES, _INDEX = 'bytes', 'arrays'
+_BYTES, _INDEX, _VERSION = 'bytes', 'arrays', 'version'
+VERSION = 2  # of what a checkpoint holds: since 2, the dreamer's optimizers keep one vector each
 WHOLE = 3  # newest checkpoints that a run can resume from; older ones lose what only that needs
 _ONLY_TO_RESUME = ('.worlds', '.replay')  # fields of a fused run's state: environments and replay
 BEST = 'best'
@@ -246,7 +247,7 @@ class Checkpointer:
     rest = {name: array for name, array in arrays.items() if _is_rest(name)}
     arrays = {name: array for name, array in arrays.items() if not _is_rest(name)}
     content, index = _pack(arrays)
-    record: dict[str, Any] = {'sha256': _digest(arrays), _INDEX: index}
+    record: dict[str, Any] = {'sha256': _digest(arrays), _INDEX: index, _VERSION: VERSION}
     items = {STATE: ocp.args.StandardSave({_BYTES: content})}
     if rest:
       rest_content, rest_index = _pack(rest)
@@ -335,7 +336,7 @@ class Checkpointer:
     steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
     for step in steps:
       try:
-        arrays = self._read(step, with_rest)
+        arrays, version = self._read(step, with_rest)
       except _Thinned:
         continue
       except Exception as error:  # a broken file may raise any error
@@ -352,15 +353,18 @@ class Checkpointer:
       misfits = _misfits(arrays, like, any_length)
       if misfits:
         name, (needed, found) = next(iter(misfits.items()))
+        why = 'with another configuration, or by a version whose network differs'
+        if version < VERSION:
+          why = f'by an older version of hephaestus (format {version}; now {VERSION}), which can resume it'
         raise ValueError(
           f'checkpoint {self._directory / str(step)}: {name} should be {needed} and is {found}; '
-          'it was saved with another configuration, or by a version whose network differs; choose '
-          'another run folder'
+          f'it was saved {why}; choose another run folder'
         )
       return Restored(_rebuild(arrays, like), step)
     return None
 
-  def _read(self, step: int, with_rest: bool) -> dict[str, np.ndarray]:
+  def _read(self, step: int, with_rest: bool) -> tuple[dict[str, np.ndarray], int]:
+    """The arrays of a checkpoint, and the version of its content."""
     restore = lambda **items: self._manager.restore(step, args=ocp.args.Composite(**items))
     record = restore(digest=ocp.args.JsonRestore())[DIGEST]
     arrays = _checked(restore(state=ocp.args.StandardRestore())[STATE], record)
@@ -368,7 +372,7 @@ class Checkpointer:
       if not (self._directory / str(step) / REST).exists():
         raise _Thinned
       arrays |= _checked(restore(rest=ocp.args.StandardRestore())[REST], record[REST])
-    return arrays
+    return arrays, record.get(_VERSION, 1)
 
   def _set_aside(self, step: int) -> None:
     place = self._directory / str(step)

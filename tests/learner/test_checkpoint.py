@@ -154,6 +154,14 @@ def test_checkpoint_of_another_configuration_is_refused_by_name(tmp_path):
     checkpoint.Checkpointer(tmp_path).restore(other)
 
 
+def test_other_arrays_of_an_older_version_are_refused_by_its_number(tmp_path, monkeypatch):
+  save(tmp_path, 1)
+  monkeypatch.setattr(checkpoint, 'VERSION', checkpoint.VERSION + 1)
+  wider = {**like(), 'params': {'kernel': jnp.zeros((5, 3)), 'count': jnp.int32(0)}}
+  with pytest.raises(ValueError, match=r'an older version of hephaestus \(format 2; now 3\)'):
+    checkpoint.Checkpointer(tmp_path).restore(wider)
+
+
 def test_reading_a_running_run_changes_nothing(tmp_path):
   save(tmp_path, 3, 8)
   for path in files_of(tmp_path, 8):
