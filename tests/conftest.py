@@ -11,9 +11,14 @@ import sys
 import pytest
 import tiny as tiny_sizes
 
+TESTS = pathlib.Path(__file__).parent
+
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# Programs of tests run a few times on tiny arrays, so their time is the compiler's: an update of the
+# dreamer compiles in a third of the CPU time. The processes that tests start inherit it.
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 
 # Tracing makes millions of objects that live: with Python's threshold of 700, collections take a tenth
 # of the time of tests that compile. `survivors_not_scanned` collects after each module.
@@ -37,25 +42,42 @@ def pytest_configure(config):
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
 
 
-# Longest first, so that no worker is left alone with one of them; real runs, which mostly wait,
-# beside programs that compile.
+# Files that share the fixtures of a session, such as compiled programs and finished runs: one worker
+# takes a whole group. A file belongs to the first group that has a beginning of its path.
+GROUPS = {
+  'agents': ('agents/',),
+}
+
+# The order in which workers take groups and files: longest first, so that no worker is left with one
+# of them; real runs, which mostly wait, next to programs that compile.
 ORDER = (
-  'launch/run/test_topology.py', 'learner/test_dreamer_update.py',
-  'launch/run/test_several_learners.py', 'launch/run/test_ppo_with_actors.py',
-  'launch/cluster/test_hosts.py', 'learner/', 'launch/', 'agents/', 'replay/', 'actors/',
+  'launch/run/test_topology.py', 'agents/', 'learner/', 'launch/', 'replay/', 'actors/',
 )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
   """Sorts the files, which workers take in this order."""
-  tests = pathlib.Path(__file__).parent
 
   def rank(item):
-    path = item.path.relative_to(tests).as_posix()
+    path = item.path.relative_to(TESTS).as_posix()
     return next((at for at, start in enumerate(ORDER) if path.startswith(start)), len(ORDER))
 
   items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+  """Gives a whole file or group to one worker (`--dist loadgroup` fails with pytest 9.2)."""
+  from xdist import scheduler
+
+  class Scheduling(scheduler.LoadScopeScheduling):
+    def _split_scope(self, nodeid):
+      file = nodeid.partition('::')[0]
+      path = file.removeprefix('tests/')
+      return next((name for name, starts in GROUPS.items() if path.startswith(starts)), file)
+
+  return Scheduling(config, log)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -66,19 +88,15 @@ def survivors_not_scanned():
   gc.freeze()
 
 
-@pytest.fixture(scope='module')
-def little_optimization():
-  """For programs that run a few times on tiny arrays: their time is the compiler's.
-
-  It holds for processes that are started meanwhile, too.
-  """
+@pytest.fixture
+def full_optimization(monkeypatch):
+  """For programs that run for minutes, or whose text is read; also in processes started meanwhile."""
   import jax
 
   before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
-    yield
+  jax.config.update('jax_disable_most_optimizations', False)
+  monkeypatch.delenv('JAX_DISABLE_MOST_OPTIMIZATIONS')
+  yield
   jax.config.update('jax_disable_most_optimizations', before)
 
 

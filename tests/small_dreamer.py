@@ -19,6 +19,12 @@ RATES = learner_config.LearnerConfig(
 )
 
 
+COGNITION = {
+  'memory_size': 64, 'workspace_size': 2, 'survival_scale': 0.5, 'empowerment_scale': 0.5
+}  # fmt: skip
+"""Changes that switch on all parts of cognition."""
+
+
 def make_dreamer(**changes):
   """A Dreamer of numbers between 0 and 1, real numbers and three actions; without warm-up."""
   config = dreamer_config.DreamerConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)

@@ -29,6 +29,7 @@ class Trainer:
       return made.update(state, sequence)
 
     self._update = jax.pmap(update, axis_name=devices_lib.DEVICES, devices=self.devices)
+    self._program = None
     self.begin()
 
   def begin(self):
@@ -39,8 +40,15 @@ class Trainer:
   def step(self, batch):
     """Takes one update on a batch [B, ...], which is split over the devices; returns its metrics."""
     shard = lambda x: x.reshape(len(self.devices), -1, *x.shape[1:])
-    self.state, metrics = self._update(self.state, jax.tree.map(shard, batch))
+    sequence = jax.tree.map(shard, batch)
+    if self._program is None:
+      self._program = self._update.lower(self.state, sequence).compile()
+    self.state, metrics = self._program(self.state, sequence)
     return {name: float(np.asarray(value)[0]) for name, value in metrics.items()}
+
+  def text(self):
+    """The compiled program; there is one after the first step."""
+    return self._program.as_text()
 
   def arrays(self, device=0):
     """One replica as host arrays; keys as their data."""

@@ -87,11 +87,6 @@ DISCOUNT = np.ones(STEP_TYPE.shape, np.float32)
 DISCOUNT[3, 0] = 0.0
 
 
-@pytest.fixture(scope='module', autouse=True)
-def compiled_quickly(little_optimization):
-  """Compiles all tests of agents with little optimization."""
-
-
 @pytest.fixture(scope='session')
 def make_dreamer(tiny_dreamer):
   """(env, **changes of the config) -> Dreamer, cached; by default without context."""

@@ -23,7 +23,6 @@ class Processes:
     environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-      'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
       'TF_CPP_MIN_LOG_LEVEL': '3',
       'PYTHONPATH': str(program.parents[2]),
     }

@@ -46,7 +46,6 @@ def test_named_sizes_have_their_documented_numbers():
   assert bench.Work.of_size('full').changed(horizon=13).agent.steps_per_chunk == 1
 
 
-@pytest.mark.usefixtures('little_optimization')
 def test_bench_measures_an_update_and_its_phases():
   laptop = bench.Work.of_size('laptop').changed(batch=2, length=4)
   sizes = tiny.DREAMER | {'starts_per_sequence': None}

@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_dreamer import BATCH, NUM_STEPS, RATES, make_batch, make_dreamer
-from trainer import Trainer, assert_same_step
+from trainer import Trainer
 
 from hephaestus.agents import experience, returns
-from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, modules, rssm, world_model
+from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.learner import checkpoint, devices, dreamer_update
-
-pytestmark = pytest.mark.usefixtures('little_optimization')
+from hephaestus.learner import devices, dreamer_update
 
 TASK, NOVELTY = actor_critic.TASK, actor_critic.NOVELTY
 WARM_UP = 2
@@ -82,11 +80,6 @@ def one_device():
   return Counted()
 
 
-@pytest.fixture(scope='module')
-def eight_devices(dreamer):
-  return Trainer(dreamer_update.make_update(dreamer, RATES), 8)
-
-
 def test_one_update_changes_every_module(dreamer, one_device):
   before = one_device.begin().arrays()
   metrics = one_device.step(make_batch(dreamer))
@@ -96,37 +89,6 @@ def test_one_update_changes_every_module(dreamer, one_device):
     for module, params in before.params[part].items():
       moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, after.params[part][module])
       assert max(jax.tree.leaves(moved)) > 1e-5, f'{part}/{module} did not learn'
-
-
-def test_replicas_stay_bitwise_equal_on_eight_devices(dreamer, eight_devices):
-  eight_devices.begin()
-  for seed in range(3):
-    eight_devices.step(make_batch(dreamer, seed))
-  first = eight_devices.arrays(0)
-  for device in range(1, 8):
-    jax.tree.map(np.testing.assert_array_equal, first, eight_devices.arrays(device))
-
-
-def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
-  assert_same_step(one_device, eight_devices, make_batch(dreamer))
-
-
-@pytest.mark.timeout(600)
-def test_two_processes_of_four_devices_take_the_steps_of_one_of_eight(
-  dreamer, eight_devices, processes
-):
-  both = processes('dreamer', 1, 'starve')
-  eight_devices.begin().step(make_batch(dreamer))
-  both.wait_for(both.saved, 'an update')
-  ours = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
-  state, step = ours.restore(checkpoint.replica(eight_devices.state))
-  assert step == 1
-  moments = lambda state: jax.tree.leaves((state.model_opt_state, state.policy_opt_state))
-  for found, expected in zip(moments(state), moments(eight_devices.arrays()), strict=True):
-    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-6)
-  # Waiting for something to learn from, both are there; one does not outlive the other.
-  both.running[1].kill()
-  assert both.end(0, seconds=30) != 0
 
 
 def test_update_fits_a_tiny_batch(dreamer, one_device):
@@ -302,20 +264,6 @@ def test_constant_survival_keeps_its_sign_in_returns():
   expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 2))
   np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL], expected, rtol=1e-4)
   assert expected.max() < -0.1
-
-
-def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):
-  eight_devices.begin()
-  batches = [make_batch(dreamer, seed) for seed in range(3)]
-  for batch in batches:
-    eight_devices.step(batch)
-  real = np.concatenate([batch.observation['real'].reshape(-1, 2) for batch in batches])
-  symlog = np.sign(real) * np.log1p(np.abs(real))
-  for device in range(8):
-    found = eight_devices.arrays(device).params['world_model'][modules.STATISTICS]
-    assert found['count'] == 3
-    np.testing.assert_allclose(found['mean'], symlog.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(found['square'], np.square(symlog).mean(0), rtol=1e-4)
 
 
 def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device):

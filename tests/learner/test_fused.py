@@ -17,8 +17,6 @@ from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import unrolled
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 NUM_WORLDS, NUM_STEPS = 16, 8
 END = 10**6  # where the rate is 0
 CONFIG = learner_config.PPOLearnerConfig(
@@ -62,12 +60,12 @@ def make_fused(
 
 
 @pytest.fixture(scope='module')
-def program(little_optimization):
+def program():
   return make_fused(recurrent_size=4)
 
 
 @pytest.fixture(scope='module')
-def on_eight_devices(little_optimization):
+def on_eight_devices():
   return make_fused(8, recurrent_size=4)
 
 

@@ -21,8 +21,6 @@ from hephaestus.learner.sources import collected, replayed, sampled
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 NUM_WORLDS, NUM_ROWS, BATCH = 4, 6, 8
 REPLAY = tables.ReplayConfig(
   strata=(
@@ -59,7 +57,7 @@ class Parts:
 
 
 @pytest.fixture(scope='module')
-def parts(little_optimization):
+def parts():
   return Parts()
 
 

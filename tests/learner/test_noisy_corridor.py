@@ -101,6 +101,7 @@ def walk_by_chance(dreamer, world, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize('seed', [0, 1, 2])
 @pytest.mark.parametrize('pixels', ['binary', 'normal'])
@@ -140,6 +141,7 @@ def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(pixels, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize('seed', [0, 1, 2])
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import on_policy, sampled, stale_filter
 from hephaestus.replay import parameters, reader, tables, writer
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 NUM_WORLDS, NUM_ROWS = 4, 5
 STEPS = NUM_WORLDS * (NUM_ROWS - 1)
 REPLAY = tables.ReplayConfig(

@@ -16,8 +16,6 @@ from hephaestus.learner import checkpoint, devices, ppo_update
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import stale_filter
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 
 def make_trainer(ppo, num_devices=1, max_environment_steps=None, **changes):
   return trainer_lib.Trainer(

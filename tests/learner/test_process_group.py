@@ -5,8 +5,10 @@ import signal
 import jax
 import numpy as np
 import pytest
+import small_dreamer
+import trainer
 
-from hephaestus.learner import process_group
+from hephaestus.learner import checkpoint, dreamer_update, process_group
 
 BOUND = 30  # seconds in which the others end once a process is dead or stuck
 
@@ -40,6 +42,25 @@ def test_process_stopped_while_compiling_saves_replay_and_exits(processes):
   assert [run.end(rank) for rank in (0, 1)] == [0, 0], run.words(0, 1)
   assert [run.words(rank).count('replay is saved') for rank in (0, 1)] == [1, 0]
   assert run.saved() == []
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_two_processes_of_the_dreamer_take_the_step_of_one_of_eight_devices(processes):
+  both = processes('dreamer', 1, 'starve')
+  dreamer = small_dreamer.make_dreamer()
+  alone = trainer.Trainer(dreamer_update.make_update(dreamer, small_dreamer.RATES), 8)
+  alone.step(small_dreamer.make_batch(dreamer))
+  both.wait_for(both.saved, 'an update')
+  ours = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
+  state, step = ours.restore(checkpoint.replica(alone.state))
+  assert step == 1
+  moments = lambda state: jax.tree.leaves((state.model_opt_state, state.policy_opt_state))
+  for found, expected in zip(moments(state), moments(alone.arrays()), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-6)
+  # Waiting for something to learn from, both are there; one does not outlive the other.
+  both.running[1].kill()
+  assert both.end(0, seconds=30) != 0
 
 
 NCCL = 'INTERNAL: NCCL operation ncclGroupEnd() failed: {}. Last NCCL warning(error) log entry {}.'

@@ -11,14 +11,13 @@ from dm_env import specs
 
 from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment
-from hephaestus.agents import masked_ppo
+from hephaestus.agents import experience, masked_ppo
+from hephaestus.agents.dreamer import actor_critic
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import dreamer_update, ppo_update
-
-pytestmark = pytest.mark.usefixtures('little_optimization')
 
 NUM_WORLDS, NUM_ROWS = 4, 6
 
@@ -48,47 +47,34 @@ class Dials(environment.Environment):
     return {'sum': jnp.full(1, total, jnp.float32), 'action_mask': mask}
 
 
-@pytest.fixture(scope='module', params=['dreamer', 'ppo'])
-def trained(request):
-  """(parameters before, after, a Sequence [N, T, ...], metrics) of one unroll and one update."""
-  world = Dials()
-  environment.check(world)
-  if request.param == 'dreamer':
-    sizes = tiny.DREAMER | {'horizon_max': 2}
-    config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
-    made = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
-    rates = learner_config.LearnerConfig(batch_size=NUM_WORLDS, rate_warm_up=1)
-    learner = dreamer_update.make_update(made, rates)
-    devices = devices_lib.DEVICES
-  else:
-    made = masked_ppo.make_ppo(
-      masked_ppo.PPOConfig(hidden_size=8), world.observation_spec, world.action_spec
-    )
-    rates = learner_config.PPOLearnerConfig(num_minibatches=2, num_epochs=1, learning_rate=1e-2)
-    scale = ppo_update.auto_scale(
-      rates, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1, num_devices=1, recurrent=False
-    )
-    learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
-    devices = devices_lib.DEVICES
-  state = jax.jit(learner.init)(jax.random.key(0))
+@pytest.fixture(scope='module')
+def world():
+  made = Dials()
+  environment.check(made)
+  return made
+
+
+def make_dreamer(world):
+  sizes = tiny.DREAMER | {'horizon_max': 2}
+  config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
+  return dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
+
+
+def make_ppo(world):
+  config = masked_ppo.PPOConfig(hidden_size=8)
+  return masked_ppo.make_ppo(config, world.observation_spec, world.action_spec)
+
+
+def unrolled(world, made, params):
+  """A Sequence [N, T, ...] of one unroll."""
   unroll = rollout.make_unroll(world, made.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS)
-  zero = np.int32(0)
-  _, sequence, _ = unroll.unroll(
-    made.agent.acting_params(state.params),
-    jax.random.key(1),
-    unroll.init(jax.random.key(2)),
-    zero,
-    zero,
-  )
-  one = jax.tree.map(lambda x: x[None], (state, sequence))
-  after, metrics = jax.pmap(learner.update, axis_name=devices, devices=jax.local_devices()[:1])(
-    *one
-  )
-  return state.params, jax.tree.map(lambda x: x[0], after.params), sequence, metrics
+  zero, state = np.int32(0), unroll.init(jax.random.key(2))
+  params = made.agent.acting_params(params)
+  _, sequence, _ = unroll.unroll(params, jax.random.key(1), state, zero, zero)
+  return sequence
 
 
-def test_only_legal_choices_are_sampled(trained):
-  _, _, sequence, _ = trained
+def assert_legal(sequence):
   assert sequence.action.shape == (NUM_WORLDS, NUM_ROWS, 2)
   assert sequence.action.dtype == jnp.int32
   action, mask = (
@@ -99,12 +85,54 @@ def test_only_legal_choices_are_sampled(trained):
   assert (sequence.extras['log_prob'][:, :-1] < -0.1).all()
 
 
-def test_one_update_changes_the_actor_by_finite_numbers(trained):
-  before, after, _, metrics = trained
+def test_ppo_samples_legal_choices_and_learns_from_them(world):
+  made = make_ppo(world)
+  rates = learner_config.PPOLearnerConfig(num_minibatches=2, num_epochs=1, learning_rate=1e-2)
+  scale = ppo_update.auto_scale(
+    rates, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1, num_devices=1, recurrent=False
+  )
+  learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
+  state = jax.jit(learner.init)(jax.random.key(0))
+  sequence = unrolled(world, made, state.params)
+  assert_legal(sequence)
+  one = jax.tree.map(lambda x: x[None], (state, sequence))
+  update = jax.pmap(learner.update, axis_name=devices_lib.DEVICES, devices=jax.local_devices()[:1])
+  after, metrics = update(*one)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, metrics)))
-  find = lambda params: params.get('actor_critic', params)['actor']
-  for old, new in zip(*(jax.tree.leaves(find(params)) for params in (before, after)), strict=True):
-    assert np.abs(old - new).max() > 0
+  moved = jax.tree.map(lambda a, b: np.abs(a - b[0]).max(), state.params, after.params)
+  assert all(x > 0 for x in jax.tree.leaves(moved['actor']))
+
+
+def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
+  """Imagined choices are those of the policy, so the update itself is only traced."""
+  made = make_dreamer(world)
+  learner = dreamer_update.make_update(made, learner_config.LearnerConfig(batch_size=NUM_WORLDS))
+  state = jax.jit(learner.init)(jax.random.key(0))
+  sequence = unrolled(world, made, state.params)
+  assert_legal(sequence)
+  one = jax.tree.map(lambda x: x[None], (state, sequence))
+  after, _ = jax.eval_shape(jax.vmap(learner.update, axis_name=devices_lib.DEVICES), *one)
+  shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert shapes(after) == shapes(one[0])
+
+  policy, num_steps = made.actor_critic, NUM_ROWS - 1
+  features = np.random.default_rng(0).normal(size=(num_steps, NUM_WORLDS, policy.feature_size))
+  time_major = experience.time_major(sequence)
+  steps = actor_critic.Steps(
+    features=jnp.asarray(features, jnp.float32),
+    history=(),
+    choice=time_major.action[:-1],
+    mask=time_major.observation['action_mask'][:-1],
+  )
+  zeros = {name: jnp.zeros((num_steps, NUM_WORLDS)) for name in policy.heads}
+  ones = jnp.ones((num_steps, NUM_WORLDS))
+  targets = actor_critic.Targets(
+    returns=zeros, slow_values=zeros, advantage=ones, weight=0.1 * ones
+  )
+  params = state.params['actor_critic']
+  grads, _ = jax.jit(jax.grad(policy.loss, has_aux=True))(params, steps, targets)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
+  assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(grads['actor']))
 
 
 def test_explained_policy_lists_every_choice():

@@ -135,7 +135,6 @@ def test_interrupt_ends_the_section_and_keeps_the_file(tmp_path):
 @pytest.mark.timeout(1800)
 def test_rehearsal_measures_every_section(tmp_path, monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', '')
-  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   out = tmp_path / 'results.json'
   code = call('--rehearse', '--out', out, '--minutes', '25')
   found = json.loads(out.read_text())['sections']

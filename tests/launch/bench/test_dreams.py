@@ -10,8 +10,6 @@ from hephaestus.launch import main
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import fused
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 
 @pytest.fixture(scope='module')
 def in_process():

@@ -138,7 +138,7 @@ def test_bad_input_for_learner_is_named(capsys, arguments, words):
   assert words in capsys.readouterr().err
 
 
-def test_update_is_measured_by_boredom(capsys, little_optimization):
+def test_update_is_measured_by_boredom(capsys):
   small = [
     'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2', 'agent.classes=2',
     'agent.ensemble_size=2', 'agent.policy_layers=1', 'agent.starts_per_sequence=2',
@@ -177,10 +177,9 @@ def test_bad_input_for_replay_is_named(capsys, arguments, words):
 
 
 @pytest.mark.slow
-def test_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny, little_optimization):
+def test_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny):
   assert jax.devices()  # devices of this process, before XLA_FLAGS is removed
   monkeypatch.delenv('XLA_FLAGS', raising=False)
-  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
   assert run('end-to-end', '--seconds', 0.5, '--json', '--set', *tiny) == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
   value = lambda name: figures[f'run/catch/{name}']['value']

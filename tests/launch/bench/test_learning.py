@@ -41,7 +41,7 @@ def start(arguments):
   kept = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
   return subprocess.Popen(
     [sys.executable, '-m', 'hephaestus.launch.main', *arguments],
-    env=kept | {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'},
+    env=kept,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
@@ -242,7 +242,7 @@ def test_bad_input_is_named(capsys, tmp_path, arguments, expected):
 
 
 @pytest.fixture(scope='module')
-def one_device(little_optimization):
+def one_device():
   """For the runs that a bench of this process starts."""
   with pytest.MonkeyPatch.context() as patch:
     patch.delenv('XLA_FLAGS', raising=False)

@@ -66,6 +66,7 @@ def test_losses_are_found_among_the_outputs_of_a_program():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
 def test_all_programs_that_a_topology_refuses_are_named_in_one_line():
   command = ['bench', 'scaling', '--tpu', 'v4:2x2x4', '--programs', 'dreamer-fused', 'ppo']
@@ -78,6 +79,7 @@ def test_all_programs_that_a_topology_refuses_are_named_in_one_line():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
 @pytest.mark.timeout(600)
 def test_dreamer_compiles_for_four_chips_in_bfloat16_with_losses_in_float32():

@@ -401,10 +401,7 @@ def launch(tmp_path):
 def test_two_hosts_train_one_run(tmp_path, launch, tiny):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')
   made = config.override(presets.laptop('catch'), ['max_environment_steps=400', *tiny])
-  # Little time is spent in these programs, and much in making them.
-  launched = launch(
-    text, HEPHAESTUS, made=config.to_yaml(made), profile=['6:8'], JAX_DISABLE_MOST_OPTIMIZATIONS='1'
-  )
+  launched = launch(text, HEPHAESTUS, made=config.to_yaml(made), profile=['6:8'])
   # A preempted machine sends SIGTERM to its processes.
   launched.wait_for('cpu/run/logs/actor-0.log')
   launched.node('cpu').terminate()

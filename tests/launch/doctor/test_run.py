@@ -16,8 +16,6 @@ from hephaestus.launch.files import history
 from hephaestus.launch.report import panels
 from hephaestus.launch.run import fused
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 EXPLAINED = environment_checks.Explained(
   np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
 )

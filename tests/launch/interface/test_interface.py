@@ -25,8 +25,6 @@ from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import training
 from hephaestus.launch.run import fused
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 # All sizes divide over the eight devices of the tests.
 SMALL = [*tiny.RUN, 'actor.num_envs=8', 'learner.checkpoint_updates=20']
 PPO = {

@@ -14,8 +14,6 @@ from hephaestus.launch.interface import exported, shipping
 from hephaestus.launch.report import evaluate
 from hephaestus.launch.run import fused
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 # Below what the policies reach: 1.0, 500 and 6.8; a random policy has -0.6, 23 and 1.0.
 LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0}
 EPISODES = 32

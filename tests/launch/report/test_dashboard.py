@@ -403,7 +403,6 @@ class Live:
   def __init__(self, root, stack, overrides):
     self.folder = root / 'run'
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
-    environment['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # little time is spent in these programs
     output = stack.enter_context((root / 'output.txt').open('w'))
     start = lambda *words, **options: subprocess.Popen(
       [HEPHAESTUS, *words], stderr=output, env=environment, cwd=root, text=True, **options
@@ -458,7 +457,7 @@ class Live:
 
 
 @pytest.fixture(scope='module')
-def live(tmp_path_factory, tiny, little_optimization):
+def live(tmp_path_factory, tiny):
   if CHROMIUM is None:
     pytest.skip('needs a browser: install the Debian package chromium')
   with contextlib.ExitStack() as stack:
@@ -532,7 +531,7 @@ def test_replay_panel_agrees_with_inspect(live):
 
 
 @pytest.mark.timeout(600)
-def test_page_plays_new_video(live, little_optimization):
+def test_page_plays_new_video(live):
   assert 'No video yet' in live.page.inner_text('#videos')
   polling.until(lambda: any((live.folder / 'checkpoints').glob('[0-9]*')), 'a checkpoint')
   live.freeze()

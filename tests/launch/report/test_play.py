@@ -17,8 +17,6 @@ from hephaestus.launch.report import play
 from hephaestus.launch.run import fused
 from hephaestus.learner import checkpoint
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 TINY = [
   'environment.rows=5', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
   'actor.num_envs=16', 'actor.sequence_length=9', 'learner.num_minibatches=2',
@@ -45,7 +43,7 @@ def save(folder, environment='catch'):
 
 
 @pytest.fixture(scope='module')
-def folder(little_optimization, tmp_path_factory):
+def folder(tmp_path_factory):
   return save(tmp_path_factory.mktemp('watch') / 'run')
 
 

@@ -26,8 +26,6 @@ from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import tables
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 ROOT = pathlib.Path(__file__).parents[3]
 # Without annealing a run's program does not depend on its length, and is compiled once.
 TINY = [

@@ -12,6 +12,7 @@ HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize('seed', [0, 1, 2])
 def test_ppo_learns_catch(tmp_path, seed):
@@ -26,6 +27,7 @@ def test_ppo_learns_catch(tmp_path, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
   ('environment', 'options', 'seed', 'least'),
@@ -53,6 +55,7 @@ def test_dreamer_learns_environment(tmp_path, environment, options, seed, least)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(2400)
 def test_full_model_learns_catch(tmp_path):
   """All sizes of the networks of preset `gpu`, on one device; its batch and rollouts suit a CPU."""

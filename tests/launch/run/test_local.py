@@ -171,6 +171,7 @@ def test_node_that_fails_again_and_again_shows_the_error_of_own_code_alone(run, 
   )
 
 
+@pytest.mark.usefixtures('full_optimization')
 def test_program_of_actor_is_not_divided_over_cores():
   program = """
 import jax

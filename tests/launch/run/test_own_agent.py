@@ -20,9 +20,6 @@ TINY = (
 )  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
-
 @pytest.fixture
 def run_in(monkeypatch, capsys):
   """Runs a command in a folder, as a new process would: returns exit code, output and errors."""
@@ -40,7 +37,7 @@ def run_in(monkeypatch, capsys):
 
 
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory, little_optimization):
+def trained(tmp_path_factory):
   """The folder of the module `reinforce` and of its finished run."""
   folder = tmp_path_factory.mktemp('own')
   (code,) = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)

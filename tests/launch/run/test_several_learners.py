@@ -8,8 +8,6 @@ import polling
 import pytest
 import runs
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 
 @pytest.mark.timeout(600)
 def test_learner_processes_restart_together_and_are_killed_with_their_launcher(folder, tiny):

@@ -12,8 +12,6 @@ from hephaestus.launch import main
 from hephaestus.launch.inspect import live
 from hephaestus.replay import loopback
 
-pytestmark = pytest.mark.usefixtures('little_optimization')
-
 
 @pytest.fixture
 def hephaestus(capsys):
@@ -36,7 +34,7 @@ def newest_checkpoint(folder):
 
 
 @pytest.fixture(scope='module')
-def running(tmp_path_factory, little_optimization, tiny):
+def running(tmp_path_factory, tiny):
   """A run with two shards of replay that has evaluated and has checkpoints of both shards.
 
   Its tests kill its nodes in turn; `stopped` stops it, and `finished` resumes it.

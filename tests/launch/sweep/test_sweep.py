@@ -168,7 +168,7 @@ def test_run_whose_folder_cannot_be_used_is_named(capsys, tmp_path):
 
 
 @pytest.fixture(scope='module')
-def sweep(tmp_path_factory, little_optimization):
+def sweep(tmp_path_factory):
   """Real runs of two seeds: their folder, and the output of the command."""
   parent = tmp_path_factory.mktemp('sweep') / 'runs'
   with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:

@@ -1,0 +1,252 @@
+"""Updates of an agent with all of cognition, on one and on eight devices.
+
+It has every part that an update may have, so it is also the one whose updates on several devices are
+compared: memory, survival, empowerment and a workspace besides what all agents have.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer
+from trainer import Trainer, assert_same_step
+
+from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import modules, rssm
+from hephaestus.learner import dreamer_update, scaling
+
+SIZE = COGNITION['memory_size']
+
+
+@pytest.fixture(scope='module')
+def dreamer():
+  return make_dreamer(**COGNITION)
+
+
+@pytest.fixture(scope='module')
+def one_device(dreamer):
+  return Trainer(dreamer_update.make_update(dreamer, RATES))
+
+
+@pytest.fixture(scope='module')
+def eight_devices(dreamer):
+  return Trainer(dreamer_update.make_update(dreamer, RATES), 8)
+
+
+def batch_of(dreamer, version, seed=0):
+  return make_batch(dreamer, seed)._replace(version=np.full(BATCH, version, np.int32))
+
+
+# Several devices.
+
+
+def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
+  assert_same_step(one_device, eight_devices, make_batch(dreamer))
+
+
+def test_eight_devices_stay_bitwise_equal_and_follow_all_batches(dreamer, eight_devices):
+  """The running statistics of real numbers are those of the batches on all devices."""
+  eight_devices.begin()
+  batches = [batch_of(dreamer, version, seed=version) for version in range(3)]
+  for batch in batches:
+    eight_devices.step(batch)
+  first = eight_devices.arrays(0)
+  for device in range(1, 8):
+    jax.tree.map(np.testing.assert_array_equal, first, eight_devices.arrays(device))
+  real = np.concatenate([batch.observation['real'].reshape(-1, 2) for batch in batches])
+  symlog = np.sign(real) * np.log1p(np.abs(real))
+  found = first.params['world_model'][modules.STATISTICS]
+  assert found['count'] == 3
+  np.testing.assert_allclose(found['mean'], symlog.mean(0), rtol=1e-4)
+  np.testing.assert_allclose(found['square'], np.square(symlog).mean(0), rtol=1e-4)
+
+
+def test_eight_devices_write_the_ring_of_one(dreamer, one_device, eight_devices):
+  for trainer in (one_device, eight_devices):
+    trainer.begin().step(batch_of(dreamer, 0))
+  one, found = one_device.arrays().params['memory'], eight_devices.arrays().params['memory']
+  for name in ('key', 'action', 'written', 'used'):
+    np.testing.assert_array_equal(found[name], one[name], err_msg=name)
+  np.testing.assert_allclose(found['return_'], one['return_'], rtol=1e-4, atol=1e-5)
+
+
+def test_eight_devices_exchange_gradients_returns_and_written_entries(dreamer, eight_devices):
+  """The bytes do not depend on the number of devices; see test_scaling for two of them."""
+  eight_devices.begin().step(make_batch(dreamer))
+  program = scaling.read_program(eight_devices.text(), 8)
+  params = eight_devices.arrays().params
+  num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
+  trained = num_bytes(params) - num_bytes(params[memory_lib.NAME])
+  # Numbers that metrics are means of, and which entries of the memory are renewed.
+  assert 0 < program.reduced - trained <= 4 * 128 + 4 * SIZE
+  assert program.other_collectives == 0
+  num_starts = BATCH * dreamer.config.starts_per_sequence
+  returns = 4 * num_starts * len(dreamer.actor_critic.heads)
+  assert 0 < program.gathered - returns < 8 * memory_lib.MOST_WRITTEN * 4 * 64
+
+
+# The episodic memory.
+
+
+def test_update_writes_what_later_versions_recall(dreamer, one_device):
+  first = one_device.begin().step(batch_of(dreamer, 0))
+  assert first['memory/written'] == memory_lib.MOST_WRITTEN
+  assert first['memory/filled'] == memory_lib.MOST_WRITTEN / SIZE
+  assert first['memory/evidence'] == first['memory/similarity'] == 0
+  older = one_device.step(batch_of(dreamer, 0))  # acted before the first update
+  assert older['memory/evidence'] == 0
+  newer = one_device.step(batch_of(dreamer, 1))
+  # 8 of its 48 steps are remembered, and no step of a sequence that knows it by now is written again.
+  assert newer['memory/evidence'] >= 0.9 * 8 / 48
+  assert newer['memory/age'] > 0
+  ring = one_device.arrays().params['memory']
+  keys = ring['key'][ring['written'] > 0]
+  similar = keys @ keys.T > 1 - 1e-5
+  assert len(keys) == 24 and similar.sum() == len(keys)
+
+
+def test_optimizer_has_no_part_of_the_memory(dreamer, one_device):
+  count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+  state = one_device.begin().arrays()
+  moments = count(state.model_opt_state) + count(state.policy_opt_state)
+  trained = count(state.params) - count(state.params['memory'])
+  assert 2 * trained <= moments < 2 * trained + 20
+
+
+def explained(dreamer, params, observation):
+  """Results of `explain` as if each step of a batch were FIRST, [B T, ...], and predicted rewards [T, B]."""
+  batch = batch_of(dreamer, 10**6)
+  count = BATCH * NUM_STEPS
+  timestep = batch._replace(
+    observation=jax.tree.map(lambda x: x.reshape(count, -1), observation),
+    step_type=np.zeros(count, np.int32),
+  )
+  state = dreamer.agent.initial_policy_state(count)
+  _, decision = dreamer.agent.explain(
+    dreamer.agent.acting_params(params), jax.random.key(0), state, timestep, greedy=True
+  )
+  sequence = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, batch)
+  sequence = sequence._replace(initial_state=batch.initial_state)
+  recalled, _ = dreamer.model.recall(
+    params, sequence.observation, jnp.broadcast_to(batch.version, sequence.reward.shape)
+  )
+  keys = jax.random.split(jax.random.key(1), BATCH)
+  posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence, recalled)
+  reward = dreamer.model.reward(params['world_model'], posterior.features).mean()
+  return decision.extras, reward
+
+
+def test_zeroing_the_memory_changes_trained_rewards_and_policy(dreamer, one_device):
+  """Rewards are predicted by the model: if only the policy read the memory, it would earn nothing."""
+  one_device.begin()
+  for update in range(12):
+    one_device.step(batch_of(dreamer, update))
+  params = one_device.arrays().params
+  without = params | {'memory': jax.tree.map(np.zeros_like, params['memory'])}
+  observation = batch_of(dreamer, 0).observation
+  explain = jax.jit(lambda params, observation: explained(dreamer, params, observation))
+  (extras, reward), (empty, reward_without) = jax.device_get(
+    [explain(each, observation) for each in (params, without)]
+  )
+  assert np.abs(extras['log_probs'] - empty['log_probs']).max() > 1e-4
+  changed = np.abs(reward - reward_without)
+  assert changed[1:].max() > 1e-3  # of the step after a recall
+  assert extras['recalled_evidence'].max() > 0.9
+  assert not empty['recalled_value'].any()
+  weight, similarity = extras['nearest_weight'], extras['nearest_similarity']
+  assert (np.diff(weight, axis=-1) <= 0).all() and weight[:, 0].max() > 0.9
+  np.testing.assert_allclose(
+    np.exp(50 * (similarity - 1))[weight > 1e-6], weight[weight > 1e-6], rtol=1e-3
+  )
+  assert not empty['nearest_weight'].any()
+
+
+def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
+  """The reward of an imagined step is that of the action before, whose step recalled it."""
+  params = one_device.begin().arrays().params['world_model']
+  model = dreamer.model.rssm
+  size, end = model.networks.recalled_size, model.networks.memory_size
+  recalled = np.arange(4.0 * size, dtype=np.float32).reshape(4, -1)
+
+  @jax.jit
+  def imagine(params):
+    initial = model.initial(4)
+    before = initial.latent._replace(recalled=jnp.asarray(recalled))
+    noise = jax.vmap(model.imagined_noise)(jax.random.split(jax.random.key(0), 4))
+    recurrent = rssm.Recurrent(before, initial.action)
+    latent, previous, _ = model.imagine(
+      params, model.matrices(params), recurrent, jnp.zeros(4, jnp.int32), noise
+    )
+    features = model.features(params, latent, previous, before.recalled)
+    now = features.at[:, end - size : end].add(1.0)
+    then = features.at[:, -size:].add(jax.random.normal(jax.random.key(1), (4, size)))
+    continues = [dreamer.model.discount(params, each) for each in (features, now, then)]
+    return latent.recalled, features, continues
+
+  carried, features, (continues, after_now, after_then) = jax.device_get(imagine(params))
+  np.testing.assert_array_equal(carried, recalled)
+  assert features.shape[-1] == model.networks.feature_size
+  np.testing.assert_array_equal(features[:, end - size : end], recalled)
+  np.testing.assert_array_equal(features[:, -size:], recalled)
+  # The model's heads read the last, actor and critic the first of the two.
+  np.testing.assert_array_equal(after_now, continues)
+  assert np.abs(after_then - continues).max() > 1e-4
+
+
+def test_nothing_of_it_is_there_without_a_memory(dreamer):
+  without = make_dreamer()
+  shapes = lambda made: jax.eval_shape(made.agent.init_params, jax.random.key(0))
+  assert set(shapes(without)) == {'world_model', 'actor_critic'}
+  assert set(shapes(dreamer)) == {'world_model', 'actor_critic', 'memory'}
+  published = dreamer.agent.acting_params(shapes(dreamer))['memory']
+  assert set(published) == set(memory_lib.ACTED)
+  stored = [
+    jax.tree.map(lambda x: (x.shape, x.dtype), made.agent.stored_state(state))
+    for made in (without, dreamer)
+    for state in [made.agent.initial_policy_state(2)]
+  ]
+  assert stored[0] == stored[1]
+  assert stored[0].latent.recalled is None
+
+
+# Survival, empowerment and the workspace.
+
+
+def test_metrics_of_survival_are_those_of_the_batch(dreamer, one_device):
+  """Steps at which an episode begins have no reward; at a death the lack of everything counts."""
+  batch = make_batch(dreamer)
+  metrics = one_device.begin().step(batch)
+  vitals = batch.observation['bounded'][..., [0, 2]]
+  lack = np.cbrt(np.sum((1 - vitals) ** 4, axis=-1))
+  reached = np.where(batch.discount == 0, np.cbrt(2), lack)
+  reward = np.zeros_like(lack)
+  reward[:, 1:] = lack[:, :-1] - reached[:, 1:]
+  reward[batch.step_type == 0] = 0
+  assert metrics['intrinsic/survival'] == pytest.approx(reward.mean(), rel=1e-4)
+  assert metrics['intrinsic/vital_food'] == pytest.approx(vitals[..., 0].mean(), rel=1e-5)
+  assert metrics['intrinsic/vital_heat'] == pytest.approx(vitals[..., 1].mean(), rel=1e-5)
+  assert 0.05 < metrics['intrinsic/vital_error'] < 0.6  # of a model that has learned nothing
+  assert metrics['actor_critic/survival_advantage'] > 0
+
+
+def test_empowerment_is_paid_as_a_share_and_scaled(dreamer, one_device):
+  """Its head has had one update by random inputs, so the share is small."""
+  metrics = one_device.begin().step(make_batch(dreamer))
+  assert 0 < abs(metrics['intrinsic/empowerment']) < 0.2
+  assert metrics['actor_critic/empowerment_advantage'] > 0
+  assert 0.5 * np.log(3) < metrics['world_model/inverse'] < 2 * np.log(3)
+
+
+def test_update_trains_the_gates_and_reports_them(dreamer, one_device):
+  """The actor's last layer begins with small weights, not with zeros."""
+  before = one_device.begin().arrays().params['actor_critic']
+  metrics = one_device.step(make_batch(dreamer))
+  after = one_device.arrays().params['actor_critic']
+  assert set(before) == {'query', 'key', 'actor', 'critic'}
+  for name in before:
+    same = jax.tree.map(np.array_equal, before[name], after[name])
+    assert not all(jax.tree.leaves(same)), name
+  shares = [metrics[f'workspace/share_{name}'] for name in ('bounded', 'real', 'recall')]
+  assert sum(shares) == pytest.approx(metrics['workspace/open'], rel=1e-5)
+  assert 0 < metrics['workspace/open'] <= COGNITION['workspace_size']
+  assert 0 <= metrics['workspace/entropy'] <= np.log(3)
