@@ -4,6 +4,7 @@
 #   make test                          runs the tests, then those of the core
 #   make test PYTEST_ARGS='-k dream'   runs some of the tests
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
+#   make test-faults                   kills real runs, which must resume; takes some minutes
 #   make docs [ARGS=serve]             builds the site of docs/ into build/site, or serves it
 #   make lint                          checks style, formatting, terms and types
 #   make clean                         removes what make put here; runs stay
@@ -22,7 +23,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help train test test-core docs lint clean
+.PHONY: help train test test-core test-faults docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,11 +39,15 @@ ACCELERATOR ?= $(if $(wildcard $(DEVICES)/accel[0-9]*),tpu,$(if $(wildcard $(DEV
 train: $(patsubst %,$(VENV)/.synced-%,$(EXTRAS) $(ACCELERATOR)) $(VENV)/.synced-base
 	$(VENV)/bin/hephaestus train $(ARGS)
 
-# One more than there are cores, because many tests wait for processes; at most 4.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
+# One more than there are cores, because many tests wait for processes; each takes up to 3 GB of memory.
+WORKERS ?= $(shell cores=$$(nproc); \
+  kilobytes=$$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo); \
+  most=$$(($${kilobytes:-12000000} / 3000000)); \
+  echo $$((cores < most ? cores + 1 : most > 1 ? most : 1)))
+PYTEST := -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.synced-dev
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) $(PYTEST_ARGS)
 ifndef PYTEST_ARGS
 	@if $(WITH_CORE) $(UV) python find -q $(CORE_PYTHON) >/dev/null 2>&1 \
 	    || $(UV) python install -q $(CORE_PYTHON); \
@@ -55,12 +60,17 @@ CORE := .venv-core
 CORE_PYTHON ?= 3.12
 # Else pyenv, where there is one, hides all versions but that of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
-CORE_TESTS := $(addprefix tests/,agents/test_agent.py actors/environments/test_catch.py \
-  actors/environments/test_wrappers.py \
-  launch/run/test_without_distributed.py learner/test_dreamer_options.py learner/test_fused_replay.py replay/test_buffer.py)
+# What is different there: no Reverb, replay in device memory, and another JAX, by which an update of
+# the dreamer is compiled in a fused run, and in the first section of `bench accelerator`.
+CORE_TESTS := $(addprefix tests/,learner/test_bench.py launch/run/test_without_distributed.py \
+  learner/test_fused.py actors/environments/test_catch.py actors/environments/test_wrappers.py \
+  replay/test_buffer.py)
 
 test-core: $(CORE)/.synced
-	$(CORE)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(CORE_TESTS)
+	$(CORE)/bin/python $(PYTEST) $(CORE_TESTS)
+
+test-faults: $(VENV)/.synced-dev
+	$(VENV)/bin/python $(PYTEST) -m faults
 
 docs: ARGS = build --strict
 docs: $(VENV)/.synced-docs
