@@ -45,6 +45,12 @@ def pytest_configure(config):
 # Files that share the fixtures of a session, such as compiled programs and finished runs: one worker
 # takes a whole group. A file belongs to the first group that has a beginning of its path.
 GROUPS = {
+  'a run of the dreamer': (
+    'launch/run/test_without_distributed.py',
+    'launch/doctor/',
+    'launch/bench/test_dreams.py',
+    'launch/interface/',
+  ),
   'agents': ('agents/',),
 }
 

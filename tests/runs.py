@@ -18,6 +18,8 @@ from hephaestus.launch.files import metrics
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 TESTS = pathlib.Path(__file__).parent
 ENVIRONMENT = 'slow_catch:SlowCatch'
+DISTRIBUTED = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tensorflow_probability')
+"""Packages that runs of one process must not need."""
 
 
 class Launch:

@@ -1,40 +1,24 @@
 """`hephaestus bench dreams`: a run's imagination beside its environment."""
 
+import functools
 import json
 
 import pytest
-import tiny
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
+from hephaestus.launch.bench import dreams
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import fused
-
-
-@pytest.fixture(scope='module')
-def in_process():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fused, '_prepare_process', lambda config: None)
-    yield
 
 
 def call(*words):
   return main.run(main.parse(['hephaestus', *map(str, words)]))
 
 
-def train(folder, *words):
-  return call('train', '--fused', '--preset', 'laptop', '--run', folder, *words)
-
-
-@pytest.fixture(scope='module')
-def run(in_process, tmp_path_factory):
-  folder = tmp_path_factory.mktemp('dreams') / 'run'
-  changes = [*tiny.RUN, 'actor.num_envs=8', 'learner.checkpoint_updates=20']
-  assert train(folder, '--steps', 300, '--set', *changes) == 0
-  return folder
-
-
-def test_rows_are_after_1_2_and_4_steps_of_the_longest_dream(run, capsys):
+def test_rows_are_after_1_2_and_4_steps_of_the_longest_dream(dreamer, monkeypatch, capsys):
+  # Both commands show one result, so that it is computed once.
+  monkeypatch.setattr(dreams, 'dreams', functools.cache(dreams.dreams))
+  run = dreamer.folder
   assert call('bench', 'dreams', run, '--steps', 1000, '--json') == 0
   result = json.loads(capsys.readouterr().out)
   assert [row['steps'] for row in result['rows']] == [1, 2, 4]
@@ -55,8 +39,8 @@ def test_rows_are_after_1_2_and_4_steps_of_the_longest_dream(run, capsys):
     (['--checkpoint', '7'], '7'),
   ],
 )
-def test_bad_input_is_named(run, capsys, words, error):
-  assert call('bench', 'dreams', run, *words) == 2
+def test_bad_input_is_named(dreamer, capsys, words, error):
+  assert call('bench', 'dreams', dreamer.folder, *words) == 2
   assert error in capsys.readouterr().err
 
 

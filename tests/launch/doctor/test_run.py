@@ -1,10 +1,10 @@
 """`hephaestus doctor` on runs: rules by their numbers, and the command on a real run."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
-import tiny
 
 from hephaestus.agents.dreamer import examination
 from hephaestus.launch import main
@@ -14,7 +14,6 @@ from hephaestus.launch.doctor import environment as environment_checks
 from hephaestus.launch.doctor import replay as replay_checks
 from hephaestus.launch.files import history
 from hephaestus.launch.report import panels
-from hephaestus.launch.run import fused
 
 EXPLAINED = environment_checks.Explained(
   np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
@@ -111,18 +110,8 @@ def call(*words):
   return main.run(main.parse(['hephaestus', *map(str, words)]))
 
 
-@pytest.fixture(scope='module')
-def run(tmp_path_factory):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fused, '_prepare_process', lambda config: None)
-    folder = tmp_path_factory.mktemp('doctor') / 'run'
-    changes = [*tiny.RUN, 'actor.num_envs=8', 'learner.checkpoint_updates=20']
-    words = ['train', '--fused', '--preset', 'laptop', '--run', folder, '--steps', 300]
-    assert call(*words, '--set', *changes) == 0
-    yield folder
-
-
-def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(run, capsys):
+def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(dreamer, tmp_path, capsys):
+  run = shutil.copytree(dreamer.folder, tmp_path / 'run')
   code = call('doctor', run, '--steps', 2048, '--json')
   checks = [check_lib.Check(**each) for each in json.loads(capsys.readouterr().out)]
   parts = {check.part for check in checks}

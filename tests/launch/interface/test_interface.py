@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 import tiny
 
 import hephaestus
@@ -23,41 +24,28 @@ from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import training
-from hephaestus.launch.run import fused
 
 # All sizes divide over the eight devices of the tests.
-SMALL = [*tiny.RUN, 'actor.num_envs=8', 'learner.checkpoint_updates=20']
 PPO = {
-  'environment': tiny.CATCH,
   'agent': {'hidden_size': 16, 'num_layers': 1},
   'actor': {'num_envs': 16, 'sequence_length': 9},
   'learner.num_minibatches': 2, 'evaluator.num_episodes': 8, 'evaluator.final_episodes': 8,
   'tensorboard': False,
 }  # fmt: skip
-ABSENT = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tensorflow_probability')
 
 
 @pytest.fixture(scope='module')
-def in_process():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fused, '_prepare_process', lambda config: None)
-    yield
-
-
-@pytest.fixture(scope='module')
-def run(in_process, tmp_path_factory):
+def run(dreamer):
   """A run of the dreamer in one process."""
-  folder = tmp_path_factory.mktemp('interface') / 'run'
-  return hephaestus.train('catch', steps=500, seed=3, preset='laptop', run=folder, set=SMALL)
+  return hephaestus.Run(dreamer.folder)
 
 
 @pytest.fixture(scope='module')
 def ppo(in_process, tmp_path_factory):
   """A run of PPO, of an environment that is an instance."""
   folder = tmp_path_factory.mktemp('interface') / 'ppo'
-  changed = {key: value for key, value in PPO.items() if key != 'environment'}
   return hephaestus.train(
-    catch.Catch(**tiny.CATCH), steps=300, preset='laptop', agent='ppo', run=folder, set=changed
+    catch.Catch(**tiny.CATCH), steps=300, seed=3, preset='laptop', agent='ppo', run=folder, set=PPO
   )
 
 
@@ -71,15 +59,15 @@ def observations(count):
   return np.random.default_rng(0).random((count, 12)) < 0.3
 
 
-def test_run_is_that_of_the_command(run):
-  config = launch_config.load(run.folder / 'config.yaml')
-  assert config.fused and config.seed == 3 and config.max_environment_steps == 500
-  assert config.environment == {'name': 'catch', **tiny.CATCH}
+def test_run_is_that_of_the_command(ppo):
+  config = launch_config.load(ppo.folder / 'config.yaml')
+  assert config.fused and config.seed == 3 and config.max_environment_steps == 300
+  assert config.agent_name == 'ppo' and config.actor.num_envs == 16
 
 
 def test_scores_and_curves_are_arrays_by_name(run):
   scores, curves = run.scores(), run.curves()
-  assert scores['environment_step'][-1] >= 500 and scores['final'].tolist()[-1] is True
+  assert scores['environment_step'][-1] >= 300 and scores['final'].tolist()[-1] is True
   assert np.isfinite(scores['episode_return']).all()
   assert len({len(values) for values in curves.values()}) == 1
   assert (np.diff(curves['learner_step']) > 0).all()
@@ -335,7 +323,7 @@ def test_acting_needs_no_process_and_no_instance_of_the_environment(run, ppo, tm
   hephaestus.export(run, tmp_path / 'policy')
   text = f"""
     import sys
-    for name in {ABSENT!r}:
+    for name in {runs.DISTRIBUTED!r}:
       sys.modules[name] = None
     import numpy as np
     import hephaestus
@@ -358,22 +346,17 @@ def test_acting_needs_no_process_and_no_instance_of_the_environment(run, ppo, tm
 
 def test_instance_resumes_its_run(ppo, tmp_path):
   before = ppo.scores()['environment_step'][-1]
-  changed = {key: value for key, value in PPO.items() if key != 'environment'}
   again = hephaestus.train(
     catch.Catch(**tiny.CATCH), steps=int(before) + 200, preset='laptop', agent='ppo', run=ppo,
-    set=changed,
+    set=PPO,
   )  # fmt: skip
   assert again.scores()['environment_step'][-1] > before
 
 
-def test_acts_in_a_loop_of_gymnasium(in_process, tmp_path):
+def test_acts_in_a_loop_of_gymnasium(monkeypatch, tmp_path):
   gymnasium = pytest.importorskip('gymnasium')
-  pytest.importorskip('gymnax')
-  changed = {key: value for key, value in PPO.items() if key != 'environment'}
-  run = hephaestus.train(
-    'gymnax/CartPole-v1', agent='ppo', preset='laptop', steps=300, run=tmp_path / 'run', set=changed
-  )
-  policy = run.policy()
+  monkeypatch.chdir(tmp_path)  # where no folder has the name of the shipped agent
+  policy = hephaestus.load('gymnax/CartPole-v1')
   env = gymnasium.make('CartPole-v1')
   observation, _ = env.reset(seed=0)
   state, episode_return, over = policy.initial_state(), 0.0, False

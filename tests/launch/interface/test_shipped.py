@@ -1,18 +1,17 @@
 """Agents that come with the package: loaded by name, what they reach, and where names are looked up."""
 
 import re
+import shutil
 import sys
 
 import jax
 import numpy as np
 import pytest
-import tiny
 
 import hephaestus
 from hephaestus.launch import main
-from hephaestus.launch.interface import exported, shipping
+from hephaestus.launch.interface import exported, shipping, training
 from hephaestus.launch.report import evaluate
-from hephaestus.launch.run import fused
 
 # Below what the policies reach: 1.0, 500 and 6.8; a random policy has -0.6, 23 and 1.0.
 LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0}
@@ -90,17 +89,23 @@ def test_agent_whose_environment_is_not_installed_is_refused(empty, monkeypatch,
   assert "the package 'gymnax', which is not installed; `pip install gymnax`" in printed.err
 
 
-def test_maintainers_command_trains_and_writes_an_agent(empty, monkeypatch, capsys):
-  monkeypatch.setattr(fused, '_prepare_process', lambda config: None)
+def test_maintainers_command_trains_and_writes_an_agent(dreamer, empty, monkeypatch, capsys):
+  begun = []
+
+  def begin(arguments, config):
+    """Stands in for a training of some minutes."""
+    begun.append(config)
+    shutil.copytree(dreamer.folder, arguments.run)
+    return 0
+
+  monkeypatch.setattr(training.run_commands, 'begin', begin)
   monkeypatch.setattr(exported, 'SHIPPED', empty / 'shipped')
-  small = dict(assignment.split('=') for assignment in tiny.RUN)
-  small |= {
-    'actor.num_envs': 8,
-    'learner.checkpoint_updates': 20,
-  }  # which divide over eight devices
-  monkeypatch.setattr(shipping, 'AGENTS', {'catch': shipping.Recipe(400, small)})
   monkeypatch.setattr(sys, 'argv', ['shipping', '--runs', 'runs', 'catch'])
   assert shipping.main() == 0
+  (config,) = begun
+  assert config.fused and config.agent_name == 'dreamer' and config.environment['name'] == 'catch'
+  assert config.max_environment_steps == shipping.AGENTS['catch'].steps
+  assert config.evaluator.period_steps == 992
   printed = capsys.readouterr().out.splitlines()[-1]
   assert printed.startswith(f'{empty}/shipped/catch: Policy(dreamer for catch, update ')
   best = hephaestus.load('runs/catch', 'best').learner_step

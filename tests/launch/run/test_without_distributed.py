@@ -1,19 +1,15 @@
 """Without the packages of several processes, runs of one process work, and others are refused."""
 
 import json
-import os
-import subprocess
 import sys
-import textwrap
 
 import pytest
-import tiny
+import runs
 
 from hephaestus.launch import main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 
-ABSENT = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tensorflow_probability')
 EXTRA = (
   "needs the extra `distributed` (pip install 'hephaestus[distributed]', "
   'for Python 3.10 on Linux x86-64 alone)'
@@ -23,33 +19,15 @@ EXTRA = (
 @pytest.fixture
 def without(monkeypatch):
   """As if they were not installed, in this process."""
-  for name in ABSENT:
+  for name in runs.DISTRIBUTED:
     monkeypatch.setitem(sys.modules, name, None)
 
 
-def test_dreamer_trains_in_one_process_by_default(tmp_path):
-  program = f"""
-    import sys
-    for name in {ABSENT}:
-      sys.modules[name] = None
-    from hephaestus.launch import main
-    for command in {(
-      ['train', '--run', 'run', '--preset', 'laptop', '--steps', '450', '--set', *tiny.RUN, 'tensorboard=true'],
-      ['evaluate', 'run', '--episodes', '8', '--json'],
-      ['inspect', 'run', '--json'],
-    )!r}:
-      assert main.run(main.parse(['hephaestus', *command])) == 0
-  """  # fmt: skip
-  variables = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
-  ran = subprocess.run(
-    [sys.executable, '-c', textwrap.dedent(program)],
-    cwd=tmp_path, env=variables, capture_output=True, text=True,
-  )  # fmt: skip
-  assert ran.returncode == 0, ran.stderr
-  first, *_, score, replay = ran.stdout.splitlines()
+def test_dreamer_trains_in_one_process_by_default(dreamer):
+  first, *_, score, replay = dreamer.lines
   assert first.startswith('one process, as with --fused: several need the extra `distributed`')
   assert json.loads(score)['learner_step'] == json.loads(replay)['learner_step'] > 0
-  assert {path.name for path in (tmp_path / 'run' / 'tensorboard').iterdir()} == {
+  assert {path.name for path in (dreamer.folder / 'tensorboard').iterdir()} == {
     'evaluator',
     'learner',
   }

@@ -1,0 +1,94 @@
+"""Finished runs that tests of several files read, and training in this process."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import pytest
+import runs
+import tiny
+
+from hephaestus.actors import episodes
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.run import fused
+from hephaestus.learner.sources import unrolled
+
+
+class Finished(NamedTuple):
+  """A finished run: its folder, and the lines that the commands on it have printed."""
+
+  folder: pathlib.Path
+  lines: list[str]
+
+
+@pytest.fixture(scope='session')
+def dreamer(tmp_path_factory):
+  """A run of the default agent, trained, evaluated and inspected where one process is possible.
+
+  It has several checkpoints. Tests that change its folder copy it.
+  """
+  folder = tmp_path_factory.mktemp('dreamer')
+  options = [*tiny.RUN, 'learner.checkpoint_updates=20', 'tensorboard=true']
+  program = f"""
+    import sys
+    for name in {runs.DISTRIBUTED}:
+      sys.modules[name] = None
+    from hephaestus.launch import main
+    for command in {(
+      ['train', '--run', 'run', '--preset', 'laptop', '--steps', '300', '--set', *options],
+      ['evaluate', 'run', '--episodes', '8', '--json'],
+      ['inspect', 'run', '--json'],
+    )!r}:
+      assert main.run(main.parse(['hephaestus', *command])) == 0
+  """  # fmt: skip
+  variables = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+  ran = subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(program)],
+    cwd=folder, env=variables, capture_output=True, text=True,
+  )  # fmt: skip
+  assert ran.returncode == 0, ran.stderr
+  return Finished(folder / 'run', ran.stdout.splitlines())
+
+
+@pytest.fixture(scope='module')
+def in_process():
+  """Lets runs train in this process, where runs with the same programs trace and compile them once."""
+
+  def once(function, key):
+    made = {}
+
+    def call(*arguments, **options):
+      at = key(*arguments, **options)
+      if at not in made:
+        # With its arguments, so that no other object gets their identity.
+        made[at] = arguments, function(*arguments, **options)
+      return made[at][1]
+
+    return call
+
+  def text(config):
+    """The config as text, without seed and length, on which programs do not depend."""
+    same = dataclasses.replace(config, seed=0)
+    if not getattr(config.learner, 'anneal', False):
+      same = dataclasses.replace(same, max_environment_steps=10**9)
+    return launch_config.to_yaml(same)
+
+  def program(config, environment, trained, devices):
+    # The capacity of a replay depends on the length of the run.
+    replay = None if config.record.on_policy else fused.make_replay(config, len(devices))
+    return text(config), str(replay), len(devices)
+
+  def play(environment, agent, num_envs, **options):
+    return id(environment), id(agent), num_envs, *options.items()
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(fused, '_prepare_process', lambda config: None)
+    patch.setattr(fused, 'make', once(fused.make, text))
+    patch.setattr(fused, 'build', once(fused.build, program))
+    patch.setattr(unrolled.Program, 'compile', once(unrolled.Program.compile, id))
+    patch.setattr(episodes, 'Play', once(episodes.Play, play))
+    yield
