@@ -262,6 +262,7 @@ def bench(tmp_path_factory, one_device):
   return out, stdout.getvalue(), stderr.getvalue()
 
 
+@pytest.mark.faults
 def test_run_has_one_row_with_scores_cost_and_versions(bench):
   out, _, _ = bench
   (found,) = metrics.read(out / runs.ROWS)
@@ -279,6 +280,7 @@ def test_run_has_one_row_with_scores_cost_and_versions(bench):
   assert found['reached'] is False and found['target'] == 0.95
 
 
+@pytest.mark.faults
 def test_progress_table_and_picture_are_shown(bench):
   out, stdout, stderr = bench
   assert '[1/1] catch ppo seed 0: ' in stderr
@@ -287,6 +289,7 @@ def test_progress_table_and_picture_are_shown(bench):
   assert (out / 'catch.png').stat().st_size > 1000
 
 
+@pytest.mark.faults
 def test_same_command_again_shows_the_table_and_trains_nothing(bench, capsys):
   out, stdout, _ = bench
   assert call(*words(out)) == 0
@@ -296,6 +299,7 @@ def test_same_command_again_shows_the_table_and_trains_nothing(bench, capsys):
   assert json.loads(capsys.readouterr().out) == metrics.read(out / runs.ROWS)
 
 
+@pytest.mark.faults
 def test_row_that_is_lost_is_made_again_from_the_finished_run(bench, one_device, tmp_path):
   out, _, _ = bench
   (before,) = metrics.read(out / runs.ROWS)

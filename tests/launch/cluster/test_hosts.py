@@ -397,6 +397,7 @@ def launch(tmp_path):
     each.process.wait()
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_two_hosts_train_one_run(tmp_path, launch, tiny):
   text = TWO.replace('22001', str(portpicker.pick_unused_port())).replace('actors: 2', 'actors: 1')

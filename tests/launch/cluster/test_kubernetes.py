@@ -469,6 +469,7 @@ def run_pods(tmp_path, tiny):
   return run
 
 
+@pytest.mark.faults
 def test_replay_pod_serves_until_stopped(run_pods):
   exit_codes, printed, folders = run_pods('replay-0')
   assert exit_codes == {'replay-0': 0}, printed

@@ -7,6 +7,8 @@ import runs
 
 from hephaestus.launch.inspect import live
 
+pytestmark = pytest.mark.faults
+
 PPO = (
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
   'actor.num_envs=8', 'actor.sequence_length=9', 'replay.strata[0].max_size=4',

@@ -9,6 +9,7 @@ import pytest
 import runs
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_learner_processes_restart_together_and_are_killed_with_their_launcher(folder, tiny):
   run = runs.Launch(folder, *tiny, 'learner.num_processes=2', 'max_environment_steps=100000000')
