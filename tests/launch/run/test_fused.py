@@ -1,11 +1,13 @@
 """Fused runs from the command: a run ends, is evaluated, resumes, and stops when asked."""
 
+import contextlib
+import io
 import json
-import pathlib
+import os
 import re
+import shutil
 import signal
-import subprocess
-import sys
+import threading
 
 import imageio.v2 as imageio
 import jax
@@ -26,7 +28,6 @@ from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import tables
 
-ROOT = pathlib.Path(__file__).parents[3]
 # Without annealing a run's program does not depend on its length, and is compiled once.
 TINY = [
   'environment.rows=4', 'environment.columns=3', 'agent.hidden_size=16', 'agent.num_layers=1',
@@ -41,14 +42,23 @@ def run(*arguments):
 
 
 @pytest.fixture
-def train(monkeypatch, tmp_path):
+def train(in_process, tmp_path):
   """Trains in this process, on one folder."""
-  monkeypatch.setattr(fused, '_prepare_process', lambda config: None)
 
   def train(*arguments):
     return run('train', '--run', tmp_path / 'run', *arguments)
 
   return train
+
+
+@pytest.fixture(scope='module')
+def finished(in_process, tmp_path_factory):
+  """A finished run of PPO: its folder, and what the command has printed."""
+  folder = tmp_path_factory.mktemp('finished') / 'run'
+  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    assert run('train', '--run', folder, *begin) == 0
+  return folder, printed.getvalue()
 
 
 def rows(folder, name):
@@ -64,11 +74,9 @@ def test_scale_of_a_run_follows_its_environments(num_envs, expected):
   assert fused.build(made, *fused.make(made), devices).update.scale == expected
 
 
-def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
-  folder = tmp_path / 'run'
-  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
-  assert train(*begin) == 0
-  out = capsys.readouterr().out
+def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
+  done, out = finished
+  folder = shutil.copytree(done, tmp_path / 'run')
   assert '16 environments x 8 steps: 2 minibatches of 64, 3 epochs' in out
   assert out.index('estimated on each device') < out.index('16 environments x 8 steps')
   assert out.splitlines()[-1].startswith(
@@ -78,11 +86,11 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert config.load(folder / 'config.yaml').agent_name == 'ppo'
 
   # Agent and environment come from the folder.
-  assert train('--steps', 900, '--profile', '6:8') == 0
+  assert train('--steps', 900, '--profile', '6:7') == 0
   out = capsys.readouterr().out
   assert 'learner_step=8' in out.splitlines()[-1]
-  assert 'learner, updates 6 to 8: ' in out
-  assert (folder / 'profile' / '6-8' / 'learner' / 'perfetto.json.gz').exists()
+  assert 'learner, updates 6 to 7: ' in out
+  assert (folder / 'profile' / '6-7' / 'learner' / 'perfetto.json.gz').exists()
   steps = [row['learner_step'] for row in rows(folder, 'learner')]
   assert steps == [2, 4, 5, 6, 8]
   scored = rows(folder, 'evaluator')
@@ -134,10 +142,8 @@ def test_run_ends_resumes_and_is_evaluated(train, tmp_path, capsys):
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
 
-def test_run_begins_with_the_agent_of_another(train, tmp_path, capsys):
-  folder, other = tmp_path / 'run', tmp_path / 'other'
-  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY]
-  assert train(*begin) == 0
+def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
+  folder, other = finished[0], tmp_path / 'other'
   assert run('train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7) == 0
   out = capsys.readouterr().out
   assert f'begins with the parameters of {folder}@best, update 5' in out
@@ -170,10 +176,9 @@ def test_run_begins_with_the_agent_of_another(train, tmp_path, capsys):
 
 
 def test_run_stopped_before_its_first_checkpoint_takes_its_origin_when_resumed(
-  train, tmp_path, monkeypatch, capsys
+  finished, tmp_path, monkeypatch, capsys
 ):
-  folder, other = tmp_path / 'run', tmp_path / 'other'
-  assert train('--agent', 'ppo', '--preset', 'laptop', '--steps', 600, '--set', *TINY) == 0
+  folder, other = shutil.copytree(finished[0], tmp_path / 'run'), tmp_path / 'other'
 
   def crash(*unused):
     raise MemoryError('before the first checkpoint')
@@ -361,6 +366,7 @@ def test_non_finite_metrics_end_the_run(train, capsys):
   assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_killed_dreamer_resumes_bitwise(tmp_path):
   options = (*tiny.RUN, 'max_environment_steps=2000', 'learner.checkpoint_updates=50')
@@ -394,25 +400,21 @@ def test_killed_dreamer_resumes_bitwise(tmp_path):
   assert score(resumed) == score(whole)
 
 
-def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path):
+def test_ctrl_c_saves_and_prints_how_to_resume(train, tmp_path, capfd):
   folder = tmp_path / 'run'
-  process = subprocess.Popen(
-    [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--agent', 'ppo', '--preset', 'laptop', '--run', folder,
-     '--steps', '1000000000', '--set', *TINY],
-    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    cwd=ROOT,
-  )  # fmt: skip
-  try:
-    polling.until(
-      lambda: (folder / 'metrics' / 'learner.jsonl').exists() and rows(folder, 'learner'),
-      'a row of the learner',
-      alive=lambda: process.poll() is None,
-    )
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-  finally:
-    process.kill()
-  assert process.returncode == 130, error
+
+  def interrupt():
+    saved = lambda: (folder / 'metrics' / 'learner.jsonl').exists() and rows(folder, 'learner')
+    polling.until(saved, 'a row of the learner')
+    os.kill(os.getpid(), signal.SIGINT)
+
+  user = threading.Thread(target=interrupt)
+  user.start()
+  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 1_000_000_000]
+  code = train(*begin, '--set', *TINY)
+  user.join()
+  out, error = capfd.readouterr()
+  assert code == 130, error
   assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
   assert '\nstopping: saving the last checkpoint' in out
   assert 'Traceback' not in error

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_cores_are_shared_by_the_processes_of_a_run(tmp_path, monkeypatch):
   monkeypatch.setattr(grid.presets, 'default_preset', lambda: 'laptop')
   fused = plan(tmp_path, '--seeds', *range(3))
   assert [len(part) for part in grid.shares(fused, None)] == [3, 3, 2]
-  assert grid.shares(fused, 1) == [list(range(8))]
+  assert grid.shares(fused, 1) == grid.shares(fused[:1], None) == [list(range(8))]
   distributed = ['learner.fused=false', 'replay.strata[0].max_size=16']
   apart = [run._replace(config=config.override(run.config, distributed)) for run in fused]
   assert [len(part) for part in grid.shares(apart, None)] == [4, 4]
@@ -169,36 +170,38 @@ def test_run_whose_folder_cannot_be_used_is_named(capsys, tmp_path):
 
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory):
-  """Real runs of two seeds: their folder, and the output of the command."""
+  """Runs of three seeds, of which one had finished before: their folder, and the command's output."""
   parent = tmp_path_factory.mktemp('sweep') / 'runs'
+  (before,) = plan(parent, '--seeds', 2, '--grid', 'agent.entropy_scale=0.02')
+  finish(before)
   with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
     patch.delenv('XLA_FLAGS', raising=False)
-    code = call(*words(parent, '--seeds', 0, 1, '--grid', 'agent.entropy_scale=0.02'))
+    code = call(*words(parent, '--seeds', 0, 1, 2, '--grid', 'agent.entropy_scale=0.02'))
     assert code == 0, stdout.getvalue()
     yield parent, stdout.getvalue()
 
 
 def test_seeds_of_a_setting_become_one_curve(sweep):
   parent, stdout = sweep
-  assert '2 runs of 2 to do, ' in stdout
+  assert '2 runs of 3 to do, ' in stdout
   assert '[2/2] entropy_scale=0.02,seed=1: return ' in stdout
   (row,) = [line for line in stdout.splitlines() if line.startswith('| entropy_scale=0.02 |')]
-  assert row.startswith('| entropy_scale=0.02 | 2 | ') and '(range ' in row
+  assert row.startswith('| entropy_scale=0.02 | 3 | ')
+  assert re.search(r'\(-?\d\.\d\d to -?\d\.\d\d\)', row)  # the interval of several seeds
   log = (parent / 'entropy_scale=0.02,seed=0' / 'logs' / 'train.log').read_text()
   assert 'done: environment_step=2048' in log
 
 
-def test_same_command_trains_only_the_runs_that_are_missing(sweep, capsys):
-  parent, _ = sweep
-  updates = parent / 'entropy_scale=0.02,seed=0' / 'metrics' / 'learner.jsonl'
-  before = updates.read_text()
+def test_only_the_runs_that_are_missing_are_trained(sweep, capsys):
+  parent, stdout = sweep
+  assert 'seed=2: return ' not in stdout
+  metrics_of = lambda seed: parent / f'entropy_scale=0.02,seed={seed}' / 'metrics'
+  assert not (metrics_of(2) / 'learner.jsonl').exists()
+  before = [(metrics_of(seed) / 'learner.jsonl').read_text() for seed in (0, 1)]
   assert call(*words(parent, '--seeds', 0, 1, 2, '--grid', 'agent.entropy_scale=0.02')) == 0
   stdout = capsys.readouterr().out
-  assert '1 runs of 3 to do, 1 at a time' in stdout
-  assert '| entropy_scale=0.02 | 3 | ' in stdout
-  assert updates.read_text() == before
-  assert call(*words(parent, '--seeds', 0, 1, 2, '--grid', 'agent.entropy_scale=0.02')) == 0
-  assert 'to do' not in capsys.readouterr().out
+  assert 'to do' not in stdout and '| entropy_scale=0.02 | 3 | ' in stdout
+  assert [(metrics_of(seed) / 'learner.jsonl').read_text() for seed in (0, 1)] == before
 
 
 def test_runs_of_a_sweep_are_ordinary_run_folders(sweep, capsys):
