@@ -1,6 +1,13 @@
-"""Tiny environments, with agents, parameters and sequences for them."""
+"""Tiny environments, with agents, parameters and sequences for them.
+
+Tracing and compiling takes almost all of the time here, so the large programs are fixtures of the
+session, and their inputs and outputs are NumPy arrays: each operation on arrays of JAX outside of
+`jax.jit` is compiled by itself.
+"""
 
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import dm_env
 import jax
@@ -9,7 +16,6 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from hephaestus.actors.environments import environment
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -19,7 +25,6 @@ from hephaestus.agents.dreamer import rssm
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
 ENVIRONMENTS = {
-  'plain': (specs.Array((5,), np.float32), specs.DiscreteArray(3)),
   'masked': (
     {
       'board': specs.BoundedArray((2, 2), np.float32, 0, 1),
@@ -32,42 +37,18 @@ ENVIRONMENTS = {
     specs.Array((5,), np.float32),
     specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4]),
   ),
-  # Pixels of odd sizes, planes of bits, and numbers beside them.
+  # Pixels of odd sizes, planes of bits, and numbers next to them; features have the stochastic state.
   'pictures': (
     {
       'pixels': specs.BoundedArray((9, 11, 21), np.uint8, 0, 255),
       'planes': specs.BoundedArray((8, 8, 33), bool, False, True),  # enough for an image
       'purse': specs.Array((2,), np.float32),
+      'action_mask': specs.BoundedArray((3,), bool, False, True),
     },
     specs.DiscreteArray(3),
-  ),
-  # Graded and binary numbers, none of them real.
-  'grid': (
-    {
-      'alive': specs.Array((2,), bool),
-      'cells': specs.BoundedArray((2, 3), np.float32, 0, 1),
-    },
-    specs.DiscreteArray(3),
-  ),
-  # A vector with a view of it.
-  'view': (
-    environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:])),
-    specs.DiscreteArray(3),
-  ),
-  # As 'masked', beside an image, so that features have the stochastic state.
-  'masked_frames': (
-    {
-      'board': specs.BoundedArray((2, 2), np.float32, 0, 1),
-      'frame': specs.BoundedArray((8, 8, 33), np.uint8, 0, 255),
-      'purse': specs.Array((), np.int32),
-      'action_mask': specs.BoundedArray((4,), bool, False, True),
-    },
-    specs.DiscreteArray(4),
   ),
   # An image alone, without numbers.
   'frames': (specs.BoundedArray((9, 8, 29), np.uint8, 0, 255), specs.DiscreteArray(3)),
-  # An image that is small enough to be numbers.
-  'small_frames': (specs.BoundedArray((9, 8, 3), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }
 
 # Three streams, [T, B]. The first terminates at step 3, the second is truncated at step 2, and the
@@ -87,13 +68,31 @@ DISCOUNT = np.ones(STEP_TYPE.shape, np.float32)
 DISCOUNT[3, 0] = 0.0
 
 
+def once(function: Callable) -> Callable:
+  """Caches the results of a function of one argument, which need not be hashable."""
+  made: dict[int, Any] = {}
+
+  def cached(argument):
+    if id(argument) not in made:
+      made[id(argument)] = argument, function(argument)
+    return made[id(argument)][1]
+
+  return cached
+
+
 @pytest.fixture(scope='session')
 def make_dreamer(tiny_dreamer):
   """(env, **changes of the config) -> Dreamer, cached; by default without context."""
 
   @functools.cache
   def make(env='masked', **changes):
-    several = {'ensemble_size': 3, 'horizon_max': 6, 'image_channels': 4, 'free_nats': 0.0}
+    several = {
+      'ensemble_size': 3,
+      'horizon_max': 6,
+      'image_channels': 4,
+      'free_nats': 0.0,
+      'reward_scale': 3.0,
+    }
     config = dreamer_config.DreamerConfig(**tiny_dreamer | several | changes)
     return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[env])
 
@@ -101,7 +100,7 @@ def make_dreamer(tiny_dreamer):
 
 
 @pytest.fixture(scope='session')
-def make_params():
+def make_params(param_shapes):
   """Parameters as after some updates: no bias and no output layer is zero, no scale is 1."""
 
   def make(dreamer, seed=0):
@@ -116,31 +115,30 @@ def make_params():
         'change',
         'count',
       ):  # statistics
-        return jnp.asarray(1 + np.abs(x), jnp.float32)
+        return np.asarray(1 + np.abs(x), np.float32)
       if path[-1].key in ('kernel', 'output'):
         fan_in = np.prod(
           leaf.shape[-4 if leaf.ndim == 4 else -2 : -1]
         )  # of a convolution or a dense layer
-        return jnp.asarray(x / np.sqrt(fan_in), jnp.float32)
-      return jnp.asarray(0.2 * x + (path[-1].key == 'scale'), jnp.float32)
+        return np.asarray(x / np.sqrt(fan_in), np.float32)
+      return np.asarray(0.2 * x + (path[-1].key == 'scale'), np.float32)
 
-    shapes = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    return jax.tree_util.tree_map_with_path(draw, param_shapes(dreamer))
 
   return make
 
 
 @pytest.fixture(scope='session')
-def fresh_params():
-  """(dreamer, seed) -> initial parameters; compiled once for each agent."""
-  compiled = {}
+def param_shapes():
+  """(dreamer) -> shapes and dtypes of its parameters; traced once for each."""
+  return once(lambda dreamer: jax.eval_shape(dreamer.agent.init_params, jax.random.key(0)))
 
-  def make(dreamer, seed=0):
-    if id(dreamer) not in compiled:
-      compiled[id(dreamer)] = jax.jit(dreamer.agent.init_params)
-    return compiled[id(dreamer)](jax.random.key(seed))
 
-  return make
+@pytest.fixture(scope='session')
+def fresh_params(make_dreamer):
+  """(seed) -> initial parameters of the dreamer of 'masked'."""
+  init = jax.jit(make_dreamer('masked').agent.init_params)
+  return functools.cache(lambda seed=0: jax.device_get(init(jax.random.key(seed))))
 
 
 @pytest.fixture(scope='session')
@@ -166,11 +164,11 @@ def make_observation():
 def make_sequence(make_observation):
   """(dreamer) -> a Sequence [T, B, ...] along the streams above, with a random initial state."""
 
-  def make(dreamer, seed=0):
-    rng = np.random.default_rng(seed)
+  @once
+  def make(dreamer):
+    rng = np.random.default_rng(0)
     model = dreamer.model
     num_steps, batch = STEP_TYPE.shape
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     if dreamer.actor_critic.discrete:
       action = np.ones((num_steps, batch), np.int32)
       if not model.networks.has_mask:
@@ -179,9 +177,10 @@ def make_sequence(make_observation):
       action = rng.uniform(
         model.action_spec.minimum, model.action_spec.maximum, (num_steps, batch, 2)
       ).astype(np.float32)
-    initial = jax.tree.map(lambda x: normal(*x.shape).astype(x.dtype), model.rssm.initial(batch))
-    numbers = model.networks.numbers.read(make_observation(dreamer, rng, batch))
-    initial = initial._replace(latent=initial.latent._replace(numbers=numbers))
+    initial = jax.eval_shape(lambda: model.rssm.initial(batch))
+    initial = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), initial)
+    numbers = jax.jit(model.networks.numbers.read)(make_observation(dreamer, rng, batch))
+    initial = initial._replace(latent=initial.latent._replace(numbers=np.asarray(numbers)))
     sequence = experience.Sequence(
       observation=make_observation(dreamer, rng, num_steps, batch),
       action=action,
@@ -194,20 +193,71 @@ def make_sequence(make_observation):
       version=np.zeros(batch, np.int32),
       actor_id=np.zeros(batch, np.int32),
     )
-    return jax.tree.map(jnp.asarray, sequence)
+    for leaf in jax.tree.leaves(sequence):
+      leaf.setflags(write=False)
+    return sequence
 
   return make
 
 
-@pytest.fixture(scope='session')
-def infer():
-  """(model, params, keys, sequence) -> Posterior; compiled once for each model."""
-  compiled = {}
+class Judged(NamedTuple):
+  """The result of `judge`.
 
-  def run(model, params, keys, sequence):
-    if id(model) not in compiled:
-      compiled[id(model)] = jax.jit(model.rssm.infer)
-    return compiled[id(model)](params, keys, sequence)
+  Attributes:
+    loss: the world model's loss.
+    posterior: latents and beliefs of all steps.
+    rewards: predicted rewards.
+    moments: moments that statistics of numbers follow.
+    metrics: metrics of the loss.
+    grads: gradient of the loss by the parameters.
+  """
+
+  loss: Any
+  posterior: rssm.Posterior
+  rewards: Any
+  moments: Any
+  metrics: Any
+  grads: Any
+
+
+@pytest.fixture(scope='session')
+def judge():
+  """(model, params, keys, sequence, ...) -> Judged; compiled once for each model.
+
+  With `value`, the loss of the critic is `value` times the sum of the memory in the features. With
+  `change_alone`, the gradient is that of the metric 'change' alone.
+  """
+
+  @once
+  def compiled(model):
+    def objective(params, keys, sequence, value, change_alone):
+      remembered = lambda features: features[..., : model.networks.memory_size]
+      value_loss = lambda features: value * jnp.sum(remembered(features))
+      loss, aux = model.loss(params, keys, sequence, value_loss)
+      return jnp.where(change_alone, aux[-1]['change'], loss), (loss, *aux)
+
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))
+
+  def run(model, params, keys, sequence, *, value=0.0, change_alone=False):
+    (_, aux), grads = compiled(model)(params, keys, sequence, np.float32(value), change_alone)
+    return Judged(*jax.device_get((*aux, grads)))
+
+  return run
+
+
+@pytest.fixture(scope='session')
+def act():
+  """(dreamer, params, key, state, timestep, greedy) -> as `Agent.act`; compiled once for each."""
+
+  @once
+  def compiled(agent):
+    return jax.jit(
+      lambda *arguments: agent.act(*arguments[:-1], greedy=arguments[-1]), static_argnums=4
+    )
+
+  def run(dreamer, params, key, state, timestep, greedy=False):
+    timestep = dm_env.TimeStep(timestep.step_type, None, None, timestep.observation)
+    return jax.device_get(compiled(dreamer.agent)(params, key, state, timestep, greedy))
 
   return run
 
@@ -219,8 +269,10 @@ def numbered_posterior():
   The number is 100 b + t, for t from 1. Two episodes begin: stream 0 at step 0, stream 1 at step 3.
   """
   num_steps, batch = STEP_TYPE.shape
-  number = 100.0 * jnp.arange(batch) + jnp.arange(1, num_steps + 1)[:, None]
-  first = jnp.zeros((num_steps, batch), bool).at[0, 0].set(True).at[3, 1].set(True)
-  latent = rssm.Latent(*(scale * number[..., None] for scale in (1, -1, 2)))
-  features = jnp.stack([number, -number], axis=-1)
+  number = 100.0 * np.arange(batch, dtype=np.float32) + np.arange(1, num_steps + 1)[:, None]
+  number = number.astype(np.float32)
+  first = np.zeros((num_steps, batch), bool)
+  first[[0, 3], [0, 1]] = True
+  latent = rssm.Latent(*(np.float32(scale) * number[..., None] for scale in (1, -1, 2)))
+  features = np.stack([number, -number], axis=-1)
   return rssm.Posterior(latent, features, (), (), (), first), number

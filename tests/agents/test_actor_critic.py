@@ -12,7 +12,7 @@ from hephaestus.agents.dreamer import actor_critic as ac
 
 @pytest.fixture(scope='module')
 def dreamer(make_dreamer):
-  return make_dreamer('plain')
+  return make_dreamer('masked')
 
 
 @pytest.fixture(scope='module')
@@ -30,15 +30,17 @@ def params(dreamer, make_params):
 
 @pytest.fixture(scope='module')
 def steps(policy):
-  """Four random steps; action 2 is illegal in the first two, and not taken there."""
+  """Four random steps; actions 2 and 3 are illegal in the first two, and not taken there."""
   rng = np.random.default_rng(0)
-  choice = rng.integers(0, 3, (4, 3))
+  choice = rng.integers(0, 4, (4, 3), np.int32)
   choice[:2] %= 2
+  mask = np.ones((4, 3, 4), bool)
+  mask[:2, :, 2:] = False
   return ac.Steps(
-    features=jnp.asarray(rng.normal(size=(4, 3, policy.feature_size)), jnp.float32),
+    features=rng.normal(size=(4, 3, policy.feature_size)).astype(np.float32),
     history=(),
-    choice=jnp.asarray(choice, jnp.int32),
-    mask=jnp.ones((4, 3, 3), bool).at[:2, :, 2].set(False),
+    choice=choice,
+    mask=mask,
   )
 
 
@@ -48,7 +50,9 @@ def no_context(features):
 
 @pytest.fixture(scope='module')
 def gradient(policy):
-  return jax.jit(jax.grad(policy.loss, has_aux=True))
+  """(params, steps, targets) -> (loss, metrics), and the gradient."""
+  compiled = jax.jit(jax.value_and_grad(policy.loss, has_aux=True))
+  return lambda *arguments: jax.device_get(compiled(*arguments))
 
 
 @pytest.fixture(scope='module')
@@ -74,11 +78,11 @@ def judge(policy, steps):
       },
     )
 
-  return judge
+  return lambda params: jax.device_get(judge(params))
 
 
 def targets(advantage=0.0, weight=1 / 12):
-  fill = lambda x: jnp.full((4, 3), x, jnp.float32)
+  fill = lambda x: np.full((4, 3), x, np.float32)
   return ac.Targets(
     returns={ac.TASK: fill(3.0), ac.NOVELTY: fill(2.0)},
     advantage=fill(advantage),
@@ -88,7 +92,7 @@ def targets(advantage=0.0, weight=1 / 12):
 
 
 def descend(params, grads, names, rate=0.02):
-  step = lambda x, grad: x - rate * grad
+  step = lambda x, grad: x - np.float32(rate) * grad
   return params | {name: jax.tree.map(step, params[name], grads[name]) for name in names}
 
 
@@ -96,21 +100,21 @@ def descend(params, grads, names, rate=0.02):
 def test_actor_raises_the_likelihood_of_advantageous_actions(
   params, steps, gradient, judge, advantage
 ):
-  grads, _ = gradient(params, steps, targets(advantage))
+  _, grads = gradient(params, steps, targets(advantage))
   before, after = judge(params)[0], judge(descend(params, grads, ['actor']))[0]
   assert np.sign(after.mean() - before.mean()) == advantage
 
 
 def test_actor_without_advantage_seeks_entropy(params, steps, gradient, judge):
-  grads, _ = gradient(params, steps, targets(0.0))
-  largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads['actor']))
+  _, grads = gradient(params, steps, targets(0.0))
+  largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads['actor']))
   assert 0 < largest < 1e-3  # entropy_scale is 3e-4
   before, after = judge(params)[1], judge(descend(params, grads, ['actor'], rate=100.0))[1]
   assert after.mean() > before.mean()
 
 
 def test_critic_learns_its_returns_and_stays_near_the_slow_critic(params, steps, gradient, judge):
-  grads, _ = gradient(params, steps, targets())
+  _, grads = gradient(params, steps, targets())
   log_prob, _, before = judge(params)
   same_log_prob, _, after = judge(descend(params, grads, ['critic']))
   for name in (ac.TASK, ac.NOVELTY):
@@ -119,53 +123,59 @@ def test_critic_learns_its_returns_and_stays_near_the_slow_critic(params, steps,
   np.testing.assert_array_equal(same_log_prob, log_prob)
 
 
-def test_loss_is_the_weighted_sum_of_its_formula(policy, params, steps, judge):
-  log_prob, entropy, critics = jax.tree.map(np.asarray, judge(params))
+def test_loss_is_the_weighted_sum_of_its_formula(params, steps, gradient, judge):
+  log_prob, entropy, critics = judge(params)
   likelihoods = sum(critics[ac.TASK]) + sum(critics[ac.NOVELTY])
   rng = np.random.default_rng(0)
   advantage, weight = rng.normal(size=(4, 3)), rng.uniform(size=(4, 3))
   expected = np.sum(weight * (-advantage * log_prob - 3e-4 * entropy - likelihoods))
   given = targets()._replace(
-    advantage=jnp.asarray(advantage, jnp.float32), weight=jnp.asarray(weight, jnp.float32)
+    advantage=advantage.astype(np.float32), weight=weight.astype(np.float32)
   )
-  loss, metrics = jax.jit(policy.loss)(params, steps, given)
+  (loss, metrics), _ = gradient(params, steps, given)
   np.testing.assert_allclose(loss, expected, rtol=1e-4)
   np.testing.assert_allclose(metrics['entropy'], np.sum(weight * entropy), rtol=1e-4)
   np.testing.assert_allclose(metrics['return'], 3 * weight.sum(), rtol=1e-4)
 
 
-def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(policy, params):
-  features = jax.random.normal(jax.random.key(0), (5, policy.feature_size))
-  context = no_context(features)
+@pytest.fixture(scope='module')
+def read(policy, steps):
+  """(params, features, mask) -> log probabilities, and mean values of the critic's heads."""
 
   @jax.jit
-  def read(features):
-    chosen = policy.policy(params, features, context, None).log_probs
-    return chosen, policy.values(params, features, context)['task'].mean()
+  def read(params, features, mask):
+    context = no_context(features)
+    chosen = policy.policy(params, features, context, mask).log_probs
+    values = policy.values(params, features, context)
+    return chosen, {name: value.mean() for name, value in values.items()}
 
-  led = features.at[:, policy.state_size :].add(1.0)
-  state = features.at[:, : policy.state_size].add(1.0)
-  jax.tree.map(np.testing.assert_array_equal, read(led), read(features))
-  assert all(np.abs(x - y).max() > 1e-3 for x, y in zip(read(state), read(features), strict=True))
+  return lambda params, features, mask: jax.device_get(read(params, features, mask))
 
 
-def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(make_dreamer, fresh_params):
-  dreamer = make_dreamer('masked')
-  params, policy = fresh_params(dreamer)['actor_critic'], dreamer.actor_critic
-  features = 3 * jax.random.normal(jax.random.key(0), (3, 4, policy.feature_size))
-  distribution = policy.policy(params, features, no_context(features), jnp.ones((3, 4, 4), bool))
-  np.testing.assert_allclose(jnp.exp(distribution.log_probs), np.full((3, 4, 4), 1 / 4), atol=0.15)
-  values = policy.values(params, features, no_context(features))
-  assert list(values) == [ac.TASK, ac.NOVELTY]
+def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(policy, params, steps, read):
+  features, mask = steps.features, np.ones_like(steps.mask)
+  led, state = np.array(features), np.array(features)
+  led[..., policy.state_size :] += 1
+  state[..., : policy.state_size] += 1
+  before = read(params, features, mask)
+  jax.tree.map(np.testing.assert_array_equal, read(params, led, mask), before)
+  moved = jax.tree.map(lambda x, y: np.abs(x - y).max() > 1e-3, read(params, state, mask), before)
+  assert all(jax.tree.leaves(moved))
+
+
+def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(fresh_params, steps, read):
+  mask = np.ones_like(steps.mask)
+  log_probs, values = read(fresh_params()['actor_critic'], 3 * steps.features, mask)
+  np.testing.assert_allclose(np.exp(log_probs), np.full((4, 3, 4), 1 / 4), atol=0.15)
+  assert list(values) == sorted([ac.TASK, ac.NOVELTY])
   for value in values.values():
-    np.testing.assert_array_equal(value.mean(), np.zeros((3, 4)))
+    np.testing.assert_array_equal(value, np.zeros((4, 3)))
 
 
-def test_policy_mixes_one_per_cent_over_legal_actions(policy, params, steps):
+def test_policy_mixes_one_per_cent_over_legal_actions(params, steps, read):
   sure = params | {'actor': jax.tree.map(lambda x: 100 * x, params['actor'])}
-  features = steps.features
-  probs = np.exp(policy.policy(sure, features, no_context(features), steps.mask).log_probs)
-  legal = np.asarray(steps.mask)
+  probs = np.exp(read(sure, steps.features, steps.mask)[0])
+  legal = steps.mask
   assert (probs[~legal] == 0).all()
   assert (probs >= 0.99 * 0.01 / legal.sum(-1, keepdims=True))[legal].all()
 
@@ -175,29 +185,38 @@ def test_policy_mixes_one_per_cent_over_legal_actions(policy, params, steps):
 
 @pytest.fixture(scope='module')
 def replayed(policy, params, make_sequence, dreamer, make_params):
-  """Gradients of the replayed loss by (params, features, reward), along the streams of conftest."""
+  """The replayed loss and its gradients, along the streams of conftest.
+
+  Arguments are those of the gradient, (params, features, reward), then discounts, and the names of heads
+  with rewards.
+  """
   sequence = make_sequence(dreamer)
   rng = np.random.default_rng(3)
   size = (6, 3)
-  first, last = sequence.step_type == 0, sequence.step_type == 2
-  features = jnp.asarray(rng.normal(size=(*size, policy.feature_size)), jnp.float32)
-  novelty = jnp.asarray(rng.uniform(size=size), jnp.float32)
+  features = rng.normal(size=(*size, policy.feature_size)).astype(np.float32)
+  novelty = rng.uniform(size=size).astype(np.float32)
   slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
 
-  def loss(params, features, reward, discount):
+  def loss(params, features, reward, discount, names):
+    first, last = (jnp.asarray(sequence.step_type == kind) for kind in (0, 2))
     history = policy.context.replayed(features, novelty, first)
-    rewards = {ac.TASK: reward, ac.NOVELTY: novelty}
+    rewards = {ac.TASK: reward, ac.NOVELTY: jnp.asarray(novelty)}
+    rewards = {name: rewards[name] for name in names}
     replayed = ac.Replayed(features, history, rewards, discount, last)
     return policy.replayed_value_loss(params, slow_critic, replayed)
 
-  gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+  compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=4)
+
+  def gradient(*arguments, names=(ac.TASK, ac.NOVELTY)):
+    return jax.device_get(compiled(*arguments, names))
+
   return sequence, gradient, (params, features, sequence.reward)
 
 
 def test_replayed_loss_trains_the_critic_and_not_the_actor(replayed):
   sequence, gradient, arguments = replayed
   _, (grads, *_) = gradient(*arguments, sequence.discount)
-  size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+  size = lambda grads: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
   assert size(grads['critic']) > 1e-3
   assert size(grads['actor']) == 0
 
@@ -217,12 +236,14 @@ def test_last_step_bootstraps_only_if_truncated(replayed):
 
   def reads(step, stream, discount):
     """Whether the loss depends on the features of the step."""
-    changed = features.at[step, stream].multiply(-3)
+    changed = np.array(features)
+    changed[step, stream] *= -3
     losses = {float(gradient(params, x, reward, discount)[0]) for x in (features, changed)}
     return len(losses) == 2
 
   assert not reads(3, 0, sequence.discount) and reads(2, 1, sequence.discount)
-  swapped = sequence.discount.at[3, 0].set(1).at[2, 1].set(0)
+  swapped = np.array(sequence.discount)
+  swapped[[3, 2], [0, 1]] = 1, 0
   assert reads(3, 0, swapped) and not reads(2, 1, swapped)
 
 
@@ -235,25 +256,15 @@ def test_targets_of_replayed_steps_have_no_gradient(replayed):
   assert (np.abs(by_features).max(-1)[:-1][~last[:-1]] > 0).all()
 
 
-def test_replayed_loss_trains_only_heads_with_rewards(policy, params, make_dreamer, make_sequence):
+def test_replayed_loss_trains_only_heads_with_rewards(replayed):
   """Rewards of one head add its own loss alone."""
-  sequence = make_sequence(make_dreamer('plain'))
-  features = jax.random.normal(jax.random.key(0), (6, 3, policy.feature_size))
-  history = policy.context.replayed(features, jnp.zeros((6, 3)), sequence.step_type == 0)
-
-  @functools.partial(jax.jit, static_argnums=1)
-  def gradient(params, names):
-    rewards = {name: sequence.reward for name in names}
-    last = sequence.step_type == 2
-    replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
-    loss = jax.value_and_grad(policy.replayed_value_loss)
-    return loss(params, params['critic'], replayed)
-
-  (task, grads), (novelty, _), (both, _) = (
-    gradient(params, names) for names in ((ac.TASK,), (ac.NOVELTY,), (ac.TASK, ac.NOVELTY))
+  sequence, gradient, arguments = replayed
+  (task, (grads, *_)), (novelty, _), (both, _) = (
+    gradient(*arguments, sequence.discount, names=names)
+    for names in ((ac.TASK,), (ac.NOVELTY,), (ac.TASK, ac.NOVELTY))
   )
   np.testing.assert_allclose(both, task + novelty, rtol=1e-5)
-  of_task, of_novelty = jnp.split(grads['critic']['rest']['Dense_0']['bias'], 2)
+  of_task, of_novelty = np.split(grads['critic']['rest']['Dense_0']['bias'], 2)
   assert (of_novelty == 0).all() and (of_task != 0).any()
 
 
@@ -262,7 +273,7 @@ def test_replayed_loss_trains_only_heads_with_rewards(policy, params, make_dream
 
 @pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
 def test_without_novelty_the_loss_is_that_of_the_task(make_dreamer, make_params, steps, changes):
-  dreamer = make_dreamer('plain', **changes)
+  dreamer = make_dreamer('masked', **changes)
   policy, params = dreamer.actor_critic, make_params(dreamer)['actor_critic']
   assert policy.heads == (ac.TASK,)
   assert set(params) == {'actor', 'critic'}
@@ -270,8 +281,8 @@ def test_without_novelty_the_loss_is_that_of_the_task(make_dreamer, make_params,
   alone = given._replace(
     returns={ac.TASK: given.returns[ac.TASK]}, slow_values={ac.TASK: given.slow_values[ac.TASK]}
   )
-  loss, _ = policy.loss(params, steps, alone)
-  assert np.isfinite(loss)
+  loss, _ = jax.eval_shape(policy.loss, params, steps, alone)
+  assert loss.shape == ()
 
 
 # Scales of the advantages.
@@ -285,11 +296,8 @@ def follow(dreamer):
   def follow(*batches, scales=None, size=0.0):
     scales = scales or ac.initial_scales((ac.TASK, ac.NOVELTY))
     for task, novelty in batches:
-      first = {
-        ac.TASK: jnp.asarray(task, jnp.float32),
-        ac.NOVELTY: jnp.asarray(novelty, jnp.float32),
-      }
-      scales, divisors = update(scales, first, jnp.float32(size))
+      first = {ac.TASK: np.float32(task), ac.NOVELTY: np.float32(novelty)}
+      scales, divisors = update(scales, first, np.float32(size))
     return jax.tree.map(np.asarray, (scales, divisors))
 
   return follow

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,203 +16,21 @@ from hephaestus.agents.dreamer import rssm
 
 FIRST, MID = 0, 1
 NUM_ENVS = 3
-ENVS = ['plain', 'masked', 'continuous']
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrival:
-  """The fields of a timestep that `act` reads."""
-
-  step_type: jax.Array
-  observation: object
-
-
-jax.tree_util.register_dataclass(Arrival, ['step_type', 'observation'], [])
-
-
-@pytest.fixture(scope='module')
-def act():
-  """(dreamer, params, key, policy state, arrival, greedy) -> as `Agent.act`, jitted once."""
-  compiled = {}
-
-  def run(dreamer, params, key, state, arrival, greedy=False):
-    if id(dreamer) not in compiled:
-      compiled[id(dreamer)] = jax.jit(dreamer.agent.act, static_argnames='greedy')
-    return compiled[id(dreamer)](params, key, state, arrival, greedy=greedy)
-
-  return run
+def arrival_of(step_type, observation):
+  return dm_env.TimeStep(step_type, None, None, observation)
 
 
 @pytest.fixture(scope='module')
 def arrive(make_observation):
-  """(dreamer, step type, seed) -> an Arrival of N environments."""
+  """(dreamer, step type, seed) -> the fields of time steps of N environments that `act` reads."""
 
   def make(dreamer, step_type=FIRST, seed=0):
     observation = make_observation(dreamer, np.random.default_rng(seed), NUM_ENVS)
-    step_type = jnp.broadcast_to(jnp.int32(step_type), NUM_ENVS)
-    return Arrival(step_type, jax.tree.map(jnp.asarray, observation))
+    return arrival_of(np.full(NUM_ENVS, step_type, np.int32), observation)
 
   return make
-
-
-@pytest.fixture(scope='module')
-def episode(make_params, make_sequence, act):
-  """(dreamer, greedy) -> acting along the streams of conftest, each begun by FIRST."""
-
-  def play(dreamer, greedy):
-    params, sequence = make_params(dreamer), make_sequence(dreamer)
-    sequence = sequence._replace(step_type=sequence.step_type.at[0].set(FIRST))
-    acting, state = dreamer.agent.acting_params(params), dreamer.agent.initial_policy_state(3)
-    states, decisions = [state], []
-    for t in range(6):
-      arrival = Arrival(
-        sequence.step_type[t], jax.tree.map(lambda x, t=t: x[t], sequence.observation)
-      )
-      state, decision = act(dreamer, acting, jax.random.key(t), state, arrival, greedy)
-      states.append(state)
-      decisions.append(decision)
-    stack = lambda *x: jnp.stack(x)
-    decisions = jax.tree.map(stack, *decisions)
-    sequence = sequence._replace(action=decisions.action)
-    return params, sequence, jax.tree.map(stack, *states), decisions
-
-  return play
-
-
-@pytest.mark.parametrize('env', ENVS)
-def test_actions_are_valid_given_acting_params_alone(make_dreamer, make_params, act, arrive, env):
-  dreamer = make_dreamer(env)
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  state, decision = act(
-    dreamer, acting, jax.random.key(0), dreamer.agent.initial_policy_state(3), arrive(dreamer)
-  )
-  spec = dreamer.model.action_spec
-  assert decision.action.shape == (NUM_ENVS, *spec.shape)
-  assert decision.action.dtype == spec.dtype
-  for action in np.asarray(decision.action):
-    spec.validate(action)
-  assert decision.extras['log_prob'].shape == (NUM_ENVS,)
-  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, decision)))
-
-
-def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_params):
-  dreamer = make_dreamer('masked')
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  assert sorted(acting['world_model']) == [
-    'change', 'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
-  ]  # fmt: skip
-  assert sorted(acting['actor_critic']) == ['actor']
-
-
-@pytest.mark.parametrize('env', ENVS)
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_policy_state_keeps_its_shapes_and_dtypes(make_dreamer, env, dtype, arrive):
-  """A scan requires it."""
-  dreamer = make_dreamer(env, compute_dtype=dtype)
-  agent = dreamer.agent
-
-  def step(key):
-    params = agent.acting_params(agent.init_params(key))
-    state = agent.initial_policy_state(NUM_ENVS)
-    return state, agent.act(params, jax.random.key(1), state, arrive(dreamer), greedy=False)[0]
-
-  before, after = jax.eval_shape(step, jax.random.key(0))
-  assert jax.tree.structure(before) == jax.tree.structure(after)
-  assert jax.tree.leaves(before) == jax.tree.leaves(after)
-
-
-def test_illegal_action_is_never_taken(make_dreamer, make_params, act, arrive):
-  dreamer = make_dreamer('masked')
-  params = make_params(dreamer)
-  # The largest logit is that of action 3, which is legal in no environment.
-  output = params['actor_critic']['actor']['rest']['Dense_0']
-  output['bias'] = jnp.array([0.0, 0, 0, 1e6])
-  acting, arrival = dreamer.agent.acting_params(params), arrive(dreamer)
-  legal = np.array(
-    [[True, True, False, False], [False, True, True, False], [False, True] + 2 * [False]]
-  )
-  arrival = dataclasses.replace(
-    arrival, observation=arrival.observation | {'action_mask': jnp.asarray(legal)}
-  )
-  state = dreamer.agent.initial_policy_state(3)
-  for seed in range(20):
-    for greedy in (False, True):
-      _, decision = act(dreamer, acting, jax.random.key(seed), state, arrival, greedy)
-      assert legal[np.arange(3), decision.action].all()
-      np.testing.assert_allclose(decision.extras['log_prob'][2], 0, atol=1e-5)
-
-
-@pytest.mark.parametrize('env', ['masked', 'continuous'])
-def test_greedy_action_depends_on_the_key_only_by_the_latent(
-  quiet_dreamer, make_dreamer, make_params, act, arrive, env
-):
-  def play(dreamer, seed, greedy):
-    acting = dreamer.agent.acting_params(make_params(dreamer))
-    fresh, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
-    return act(dreamer, acting, jax.random.key(seed), fresh, arrival, greedy)
-
-  quiet, sampled = quiet_dreamer(env), make_dreamer(env)
-  jax.tree.map(np.testing.assert_array_equal, play(quiet, 0, True), play(quiet, 1, True))
-  assert len({np.asarray(play(quiet, seed, False)[1].action).tobytes() for seed in range(8)}) > 1
-  states = [play(sampled, seed, True)[0] for seed in range(4)]
-  assert len({state.recurrent.latent.stochastic.tobytes() for state in states}) == 4
-
-
-def test_first_step_clears_the_policy_state(make_dreamer, make_params, act, arrive):
-  dreamer = make_dreamer('plain')
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  state = fresh = dreamer.agent.initial_policy_state(NUM_ENVS)
-  for t in range(4):
-    arrival = arrive(dreamer, MID if t else FIRST, seed=t)
-    state, _ = act(dreamer, acting, jax.random.key(t), state, arrival)
-  key, first, mid = jax.random.key(9), arrive(dreamer, FIRST, 9), arrive(dreamer, MID, 9)
-  from_fresh, expected = act(dreamer, acting, key, fresh, first)
-  from_old, decision = act(dreamer, acting, key, state, first)
-  jax.tree.map(np.testing.assert_array_equal, decision, expected)
-  jax.tree.map(np.testing.assert_array_equal, from_old.recurrent, from_fresh.recurrent)
-  # A MID step keeps the state.
-  from_mid, remembered = act(dreamer, acting, key, state, mid)
-  latents = from_mid.recurrent.latent.deterministic, from_fresh.recurrent.latent.deterministic
-  assert (latents[0] != latents[1]).any(-1).all()
-  assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
-
-
-def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, make_params, act, arrive):
-  dreamer = make_dreamer('masked')
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  state, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
-  explain = jax.jit(functools.partial(dreamer.agent.explain, greedy=False))
-  _, explained = explain(acting, jax.random.key(0), state, arrival)
-  _, decision = act(dreamer, acting, jax.random.key(0), state, arrival, False)
-  np.testing.assert_array_equal(explained.action, decision.action)
-  log_probs = np.asarray(explained.extras['log_probs'])
-  chosen = log_probs[np.arange(3), explained.action]
-  np.testing.assert_allclose(chosen, explained.extras['log_prob'], rtol=1e-6)
-  np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-5)
-  assert make_dreamer('continuous').agent.explain is None
-
-
-def test_explain_gives_the_empowerment_of_the_step(make_dreamer, arrive):
-  """By parameters that acting needs for nothing else; the action stays the same."""
-  dreamer = make_dreamer('masked', empowerment_scale=1.0)
-  params = dreamer.agent.init_params(jax.random.key(0))
-  params['world_model']['empowerment']['rest']['Dense_0']['bias'] += 1.25  # its kernel is 0
-  acting, state = dreamer.agent.acting_params(params), dreamer.agent.initial_policy_state(3)
-  _, explained = dreamer.agent.explain(
-    acting, jax.random.key(0), state, arrive(dreamer), greedy=False
-  )
-  np.testing.assert_allclose(explained.extras['empowerment'], np.full(3, 1.25), rtol=1e-6)
-
-
-def test_parallel_environments_are_independent(make_dreamer, make_params, act, arrive):
-  dreamer = make_dreamer('plain')
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  state, key = dreamer.agent.initial_policy_state(NUM_ENVS), jax.random.key(0)
-  one, other = arrive(dreamer, seed=0), arrive(dreamer, seed=1)
-  mixed = jax.tree.map(lambda x, y: x.at[1:].set(y[1:]), one, other)
-  (_, expected), (_, decision) = (act(dreamer, acting, key, state, x) for x in (one, mixed))
-  np.testing.assert_array_equal(decision.extras['log_prob'][0], expected.extras['log_prob'][0])
-  assert (decision.extras['log_prob'][1:] != expected.extras['log_prob'][1:]).all()
 
 
 @pytest.fixture(scope='module')
@@ -235,49 +54,215 @@ def quiet_dreamer(make_dreamer):
   return make
 
 
+@pytest.fixture(scope='module')
+def episode(make_params, make_sequence, act):
+  """(dreamer, greedy) -> acting along the streams of conftest, each begun by FIRST."""
+
+  def play(dreamer, greedy):
+    params, sequence = make_params(dreamer), make_sequence(dreamer)
+    step_type = np.array(sequence.step_type)
+    step_type[0] = FIRST
+    acting = dreamer.agent.acting_params(params)
+    state = jax.device_get(dreamer.agent.initial_policy_state(3))
+    states, decisions = [state], []
+    for t in range(6):
+      observation = jax.tree.map(lambda x, t=t: x[t], sequence.observation)
+      arrival = arrival_of(step_type[t], observation)
+      state, decision = act(dreamer, acting, jax.random.key(t), state, arrival, greedy)
+      states.append(state)
+      decisions.append(decision)
+    stack = lambda *x: np.stack(x)
+    decisions = jax.tree.map(stack, *decisions)
+    sequence = sequence._replace(step_type=step_type, action=decisions.action)
+    return params, sequence, jax.tree.map(stack, *states), decisions
+
+  return play
+
+
 @pytest.mark.parametrize('env', ['masked', 'continuous'])
-@pytest.mark.parametrize('begin', [0, 2])
-def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episode, env, begin):
+def test_actions_are_valid_given_acting_params_alone(quiet_dreamer, make_params, act, arrive, env):
+  dreamer = quiet_dreamer(env)
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state, decision = act(
+    dreamer, acting, jax.random.key(0), dreamer.agent.initial_policy_state(3), arrive(dreamer)
+  )
+  spec = dreamer.model.action_spec
+  assert decision.action.shape == (NUM_ENVS, *spec.shape)
+  assert decision.action.dtype == spec.dtype
+  for action in decision.action:
+    spec.validate(action)
+  assert decision.extras['log_prob'].shape == (NUM_ENVS,)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, decision)))
+
+
+def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_params):
+  dreamer = make_dreamer('masked')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  assert sorted(acting['world_model']) == [
+    'change', 'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
+  ]  # fmt: skip
+  assert sorted(acting['actor_critic']) == ['actor']
+
+
+@pytest.mark.parametrize('env, dtype', [('masked', 'bfloat16'), ('continuous', 'float32')])
+def test_policy_state_keeps_its_shapes_and_dtypes(make_dreamer, param_shapes, env, dtype, arrive):
+  """A scan requires it."""
+  dreamer = make_dreamer(env, compute_dtype=dtype)
+  agent = dreamer.agent
+  params = agent.acting_params(param_shapes(dreamer))
+  before = jax.eval_shape(lambda: agent.initial_policy_state(NUM_ENVS))
+  after, _ = jax.eval_shape(
+    functools.partial(agent.act, greedy=False), params, jax.random.key(1), before, arrive(dreamer)
+  )
+  assert jax.tree.structure(before) == jax.tree.structure(after)
+  assert jax.tree.leaves(before) == jax.tree.leaves(after)
+
+
+def test_illegal_action_is_never_taken(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('masked')
+  params = make_params(dreamer)
+  # The largest logit is that of action 3, which is legal in no environment.
+  output = params['actor_critic']['actor']['rest']['Dense_0']
+  output['bias'] = np.float32([0, 0, 0, 1e6])
+  acting, arrival = dreamer.agent.acting_params(params), arrive(dreamer)
+  legal = np.array(
+    [[True, True, False, False], [False, True, True, False], [False, True] + 2 * [False]]
+  )
+  arrival = arrival._replace(observation=arrival.observation | {'action_mask': legal})
+  state = dreamer.agent.initial_policy_state(3)
+  for seed in range(20):
+    for greedy in (False, True):
+      _, decision = act(dreamer, acting, jax.random.key(seed), state, arrival, greedy)
+      assert legal[np.arange(3), decision.action].all()
+      np.testing.assert_allclose(decision.extras['log_prob'][2], 0, atol=1e-5)
+
+
+@pytest.mark.parametrize('env', ['masked', 'continuous'])
+def test_greedy_action_depends_on_the_key_only_by_the_latent(
+  quiet_dreamer, make_dreamer, make_params, act, arrive, env
+):
+  def play(dreamer, seed, greedy):
+    acting = dreamer.agent.acting_params(make_params(dreamer))
+    fresh, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
+    return act(dreamer, acting, jax.random.key(seed), fresh, arrival, greedy)
+
+  quiet = quiet_dreamer(env)
+  jax.tree.map(np.testing.assert_array_equal, play(quiet, 0, True), play(quiet, 1, True))
+  assert len({play(quiet, seed, False)[1].action.tobytes() for seed in range(8)}) > 1
+  if env == 'masked':
+    states = [play(make_dreamer(env), seed, True)[0] for seed in range(4)]
+    assert len({state.recurrent.latent.stochastic.tobytes() for state in states}) == 4
+
+
+def test_first_step_clears_the_policy_state(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('masked')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state = fresh = dreamer.agent.initial_policy_state(NUM_ENVS)
+  for t in range(4):
+    arrival = arrive(dreamer, MID if t else FIRST, seed=t)
+    state, _ = act(dreamer, acting, jax.random.key(t), state, arrival)
+  key, first = jax.random.key(9), arrive(dreamer, FIRST, 9)
+  first.observation['action_mask'][:] = True
+  mid = arrival_of(np.full_like(first.step_type, MID), first.observation)
+  from_fresh, expected = act(dreamer, acting, key, fresh, first)
+  from_old, decision = act(dreamer, acting, key, state, first)
+  jax.tree.map(np.testing.assert_array_equal, decision, expected)
+  jax.tree.map(np.testing.assert_array_equal, from_old.recurrent, from_fresh.recurrent)
+  # A MID step keeps the state.
+  from_mid, remembered = act(dreamer, acting, key, state, mid)
+  latents = from_mid.recurrent.latent.deterministic, from_fresh.recurrent.latent.deterministic
+  assert (latents[0] != latents[1]).any(-1).all()
+  assert (remembered.extras['log_prob'] != expected.extras['log_prob']).all()
+
+
+@pytest.fixture(scope='module')
+def explained(make_dreamer, make_params, act, arrive):
+  """Explained decision of a dreamer with empowerment, and the decision of one without."""
+  dreamer, plain = make_dreamer('masked', empowerment_scale=1.0), make_dreamer('masked')
+  params = make_params(dreamer)
+  params['world_model']['empowerment']['rest']['Dense_0']['kernel'][:] = 0
+  params['world_model']['empowerment']['rest']['Dense_0']['bias'][:] = 1.25
+  acting, state = dreamer.agent.acting_params(params), dreamer.agent.initial_policy_state(3)
+  key, arrival = jax.random.key(0), arrive(dreamer)
+  explain = jax.jit(functools.partial(dreamer.agent.explain, greedy=False))
+  _, explained = explain(acting, key, state, arrival)
+  model_params = {name: x for name, x in params['world_model'].items() if name != 'empowerment'}
+  acting = plain.agent.acting_params(params | {'world_model': model_params})
+  _, decision = act(plain, acting, key, state, arrival, False)
+  return jax.device_get(explained), decision
+
+
+def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, explained):
+  explained, decision = explained
+  np.testing.assert_array_equal(explained.action, decision.action)
+  log_probs = explained.extras['log_probs']
+  chosen = log_probs[np.arange(3), explained.action]
+  np.testing.assert_allclose(chosen, explained.extras['log_prob'], rtol=1e-6)
+  np.testing.assert_allclose(chosen, decision.extras['log_prob'], rtol=1e-5)
+  np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-5)
+  assert make_dreamer('continuous').agent.explain is None
+
+
+def test_explain_gives_the_empowerment_of_the_step(explained):
+  """By parameters that acting needs for nothing else; the action stays the same."""
+  np.testing.assert_allclose(explained[0].extras['empowerment'], np.full(3, 1.25), rtol=1e-6)
+
+
+def test_parallel_environments_are_independent(make_dreamer, make_params, act, arrive):
+  dreamer = make_dreamer('masked')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state, key = dreamer.agent.initial_policy_state(NUM_ENVS), jax.random.key(0)
+  one, other = arrive(dreamer, seed=0), arrive(dreamer, seed=1)
+  mixed = jax.tree.map(lambda x, y: np.concatenate([x[:1], y[1:]]), one, other)
+  (_, expected), (_, decision) = (act(dreamer, acting, key, state, x) for x in (one, mixed))
+  np.testing.assert_array_equal(decision.extras['log_prob'][0], expected.extras['log_prob'][0])
+  assert (decision.extras['log_prob'][1:] != expected.extras['log_prob'][1:]).all()
+
+
+@pytest.mark.parametrize('env', ['masked', 'continuous'])
+def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episode, env):
   """From a stored state, also within an episode, without noise in either."""
   dreamer = quiet_dreamer(env)
   params, sequence, states, decisions = episode(dreamer, True)
-  cut = lambda tree: jax.tree.map(lambda x: x[begin:], tree)
-  stored = dreamer.agent.stored_state(jax.tree.map(lambda x: x[begin], states))
-  sequence = sequence._replace(
-    observation=cut(sequence.observation),
-    action=sequence.action[begin:],
-    reward=sequence.reward[begin:],
-    step_type=sequence.step_type[begin:],
-    initial_state=stored,
-  )
   keys = jax.random.split(jax.random.key(0), 3)
-  posterior = jax.jit(dreamer.model.rssm.infer)(params['world_model'], keys, sequence)
-  acted = jax.tree.map(lambda x: x[1 + begin :], states.recurrent.latent)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), posterior.latent, acted
-  )
 
   @jax.jit
-  def train(params, features):
+  def train(params, sequence):
+    posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence)
     mask = sequence.observation['action_mask'] if env == 'masked' else None
-    distribution = dreamer.actor_critic.policy(params, features, features[..., :0], mask)
+    features = posterior.features
+    distribution = dreamer.actor_critic.policy(
+      params['actor_critic'], features, features[..., :0], mask
+    )
     choice = distribution.mean if env == 'continuous' else sequence.action
-    return distribution.log_prob(choice), distribution.mode()
+    return posterior.latent, distribution.log_prob(choice), distribution.mode()
 
-  log_prob, mode = train(params['actor_critic'], posterior.features)
-  close = {'rtol': 1e-3, 'atol': 1e-4}
-  np.testing.assert_allclose(cut(decisions.extras['log_prob']), log_prob, **close)
-  np.testing.assert_allclose(sequence.action, mode, **close)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+  for begin in (0, 2):
+    cut = lambda tree, begin=begin: jax.tree.map(lambda x: x[begin : begin + 4], tree)
+    stored = dreamer.agent.stored_state(jax.tree.map(lambda x, t=begin: x[t], states))
+    part = sequence._replace(
+      observation=cut(sequence.observation),
+      action=cut(sequence.action),
+      reward=cut(sequence.reward),
+      discount=cut(sequence.discount),
+      step_type=cut(sequence.step_type),
+      initial_state=stored,
+    )
+    latent, log_prob, mode = jax.device_get(train(params, part))
+    acted = jax.tree.map(lambda x, t=begin: x[t + 1 : t + 5], states.recurrent.latent)
+    jax.tree.map(close, latent, acted)
+    close(cut(decisions.extras['log_prob']), log_prob)
+    close(part.action, mode)
 
 
-def test_fresh_params_are_float32_and_depend_on_the_key(make_dreamer, fresh_params):
-  dreamer = make_dreamer('masked')
-  params = fresh_params(dreamer)
-  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
-  other, same = fresh_params(dreamer, seed=1), fresh_params(dreamer)
+def test_fresh_params_are_float32_and_depend_on_the_key(fresh_params):
+  params = fresh_params()
+  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype('float32')}
   kernel = lambda params: params['world_model']['encoder']['Dense_0']['kernel']
-  assert (kernel(params) != kernel(other)).any()
-  assert (kernel(params) == kernel(same)).all()
+  assert (kernel(params) != kernel(fresh_params(1))).any()
+  fresh_params.cache_clear()
+  assert (kernel(params) == kernel(fresh_params())).all()
 
 
 # Keys.
@@ -301,13 +286,18 @@ def test_acting_uses_no_key_twice(make_dreamer, make_params, arrive):
     jax.eval_shape(act, jax.random.key(1))
 
 
-def test_acting_with_gaussian_latents_and_clean_novelty(make_dreamer, make_params, act, arrive):
+def test_acting_with_gaussian_latents_and_clean_novelty(make_dreamer, make_params, arrive):
   dreamer = make_dreamer('masked', latent='gaussian', novelty='clean')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   state = dreamer.agent.initial_policy_state(3)
-  state, decision = act(dreamer, acting, jax.random.key(0), state, arrive(dreamer), True)
-  stochastic = state.recurrent.latent.stochastic
+
+  @jax.jit
+  def stochastic_of(acting, state, arrival):
+    state, decision = dreamer.agent.act(acting, jax.random.key(0), state, arrival, greedy=True)
+    return state.recurrent.latent.stochastic, decision.extras['log_prob']
+
+  stochastic, log_prob = stochastic_of(acting, state, arrive(dreamer))
   assert stochastic.shape == (3, 4) and len(np.unique(stochastic)) == 12
-  assert np.isfinite(decision.extras['log_prob']).all()
+  assert np.isfinite(log_prob).all()
   assert isinstance(dreamer.model.action_spec, specs.DiscreteArray)
   assert dreamer.model.networks.latent_type is distributions.Gaussian

@@ -44,64 +44,63 @@ class Scored(context.Salience):
     return history.novelty
 
 
-@pytest.fixture
-def scored():
-  return Scored(WINDOW, FEATURES, 8, jnp.float32)
-
-
 def window_of(features, scores, episode):
   return context.Window(
-    jnp.asarray(features, jnp.float32)[:, None],
-    jnp.asarray(scores, jnp.float32)[:, None],
-    jnp.asarray(episode, jnp.int32)[:, None],
+    np.asarray(features, np.float32)[:, None],
+    np.asarray(scores, np.float32)[:, None],
+    np.asarray(episode, np.int32)[:, None],
   )
 
 
-def pool(scored, window):
-  return scored.pool({}, window, window.features[WINDOW - 1 :])[0]
+@pytest.fixture(scope='module')
+def pool():
+  """(window) -> the context of its last step, and the gradient of its sum."""
+  scored = Scored(WINDOW, FEATURES, 8, jnp.float32)
+
+  @jax.jit
+  def pool(window):
+    pooled = lambda window: scored.pool({}, window, window.features[WINDOW - 1 :])[0]
+    total = lambda window: (pooled(window).sum(), pooled(window))
+    (_, context), grads = jax.value_and_grad(total, has_aux=True, allow_int=True)(window)
+    return context, grads
+
+  return pool
 
 
-def random_history(num_steps, batch, size):
-  """R steps with random episode boundaries, and the window before them."""
-  rng = np.random.default_rng(0)
-  total = WINDOW - 1 + num_steps
-  array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  return context.Window(
-    features=array(total, batch, size),
-    novelty=jnp.abs(array(total, batch)),
-    episode=jnp.asarray(np.cumsum(rng.uniform(size=(total, batch)) < 0.3, axis=0), jnp.int32),
-  )
-
-
-def test_context_is_the_mean_of_the_window_weighted_by_salience(scored):
+def test_context_is_the_mean_of_the_window_weighted_by_salience(pool):
   window = window_of([[8, 0], [0, 8], [8, 8]], np.log([1, 2, 5]), [4, 4, 4])
-  np.testing.assert_allclose(pool(scored, window), [[1 + 5, 2 + 5]], rtol=1e-6)
+  np.testing.assert_allclose(pool(window)[0], [[1 + 5, 2 + 5]], rtol=1e-6)
 
 
-def test_steps_of_another_episode_are_left_out(scored):
+def test_steps_of_another_episode_are_left_out(pool):
   pooled = lambda first: pool(
-    scored, window_of([[first, 0], [0, 3], [3, 3]], [50.0, np.log(1), np.log(2)], [6, 7, 7])
-  )
+    window_of([[first, 0], [0, 3], [3, 3]], [50.0, np.log(1), np.log(2)], [6, 7, 7])
+  )[0]
   np.testing.assert_allclose(pooled(1.0), [[2, 3]], rtol=1e-6)
   np.testing.assert_array_equal(pooled(1.0), pooled(1e6))
 
 
-def test_steps_that_are_left_out_get_no_gradient(scored):
+def test_steps_that_are_left_out_get_no_gradient(pool):
   window = window_of([[1, 0], [0, 3], [3, 3]], [5.0, 1.0, 2.0], [6, 7, 7])
-  grads = jax.grad(lambda window: pool(scored, window).sum(), allow_int=True)(window)
+  _, grads = pool(window)
   np.testing.assert_array_equal(grads.features[0], np.zeros((1, 2)))
-  assert float(grads.novelty[0, 0]) == 0
-  assert np.isfinite(grads.novelty).all() and np.abs(grads.novelty[1:]).min() > 0
+  novelty = np.asarray(grads.novelty)
+  assert novelty[0, 0] == 0
+  assert np.isfinite(novelty).all() and np.abs(novelty[1:]).min() > 0
 
 
 def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
-  history = random_history(1, 1, policy.feature_size)
-  history = history._replace(episode=jnp.zeros((WINDOW, 1), jnp.int32))
-  pooled = jax.jit(lambda history: policy.context.pool(params, history, history.features[-1:]))
+  rng = np.random.default_rng(0)
+  features = rng.normal(size=(WINDOW, 1, policy.feature_size)).astype(np.float32)
+  novelty = np.abs(rng.normal(size=(WINDOW, 1))).astype(np.float32)
+  history = context.Window(features, novelty, np.zeros((WINDOW, 1), np.int32))
+  pool = jax.jit(lambda history: policy.context.pool(params, history, history.features[-1:]))
+  pooled = lambda history: np.asarray(pool(history))
   before = pooled(history)
   for step in range(WINDOW):
-    by_features = pooled(history._replace(features=history.features.at[step].add(1)))
-    by_novelty = pooled(history._replace(novelty=history.novelty.at[step].add(10)))
+    later = (np.arange(WINDOW) == step)[:, None].astype(np.float32)
+    by_features = pooled(history._replace(features=features + later[..., None]))
+    by_novelty = pooled(history._replace(novelty=novelty + 10 * later))
     assert np.abs(by_features - before).max() > 1e-3
     assert np.abs(by_novelty - before).max() > 1e-3
 
@@ -109,16 +108,23 @@ def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
 def test_advancing_step_by_step_pools_as_a_whole_sequence(policy, params):
   """Also across the beginnings of episodes, from a memory without any step."""
   rng = np.random.default_rng(0)
-  features = jnp.asarray(rng.normal(size=(7, 4, policy.feature_size)), jnp.float32)
-  novelty = jnp.asarray(rng.uniform(size=(7, 4)), jnp.float32)
-  begins = jnp.asarray(rng.uniform(size=(7, 4)) < 0.3).at[0].set(True)
+  features = rng.normal(size=(7, 4, policy.feature_size)).astype(np.float32)
+  novelty = rng.uniform(size=(7, 4)).astype(np.float32)
+  begins = rng.uniform(size=(7, 4)) < 0.3
+  begins[0] = True
   assert begins[1:].any()
-  history = policy.context.replayed(features, novelty, begins)
-  together = policy.context.pool(params, history, features)
+
+  @jax.jit
+  def along_history(features, novelty, begins):
+    history = policy.context.replayed(features, novelty, begins)
+    memory_at = lambda step: policy.context.memory_at(history, jnp.full(4, step), jnp.arange(4))
+    return policy.context.pool(params, history, features), jax.vmap(memory_at)(jnp.arange(7))
+
+  together, memories = jax.device_get(along_history(features, novelty, begins))
   assert together.shape == (7, 4, policy.feature_size)
   memory, advance = policy.context.initial(4), jax.jit(policy.context.advance)
   for step in range(7):
-    at = policy.context.memory_at(history, jnp.full(4, step), jnp.arange(4))
+    at = jax.tree.map(lambda x, step=step: x[step], memories)
     arguments = features[step], novelty[step], begins[step]
     _, again = advance(params, at, *arguments)
     memory, alone = advance(params, memory, *arguments)
@@ -128,10 +134,15 @@ def test_advancing_step_by_step_pools_as_a_whole_sequence(policy, params):
 
 def test_steps_before_a_sequence_are_not_read(policy, params):
   """Zeros in their place would pull a context towards zero."""
-  features = jnp.ones((2, 1, policy.feature_size))
-  history = policy.context.replayed(features, jnp.ones((2, 1)), jnp.zeros((2, 1), bool))
-  pooled = policy.context.pool(params, history, features)
-  np.testing.assert_allclose(pooled, np.ones_like(pooled), rtol=1e-5)
+
+  @jax.jit
+  def pool(features, novelty, begins):
+    history = policy.context.replayed(features, novelty, begins)
+    return policy.context.pool(params, history, features)
+
+  ones = np.ones((2, 1, policy.feature_size), np.float32)
+  pooled = pool(ones, ones[..., 0], np.zeros((2, 1), bool))
+  np.testing.assert_allclose(pooled, ones, rtol=1e-5)
 
 
 # Replayed steps.
@@ -141,9 +152,10 @@ def test_steps_before_a_sequence_are_not_read(policy, params):
 def test_start_remembers_the_steps_before_it(policy, numbered_posterior, count):
   posterior, number = numbered_posterior
   keys = jax.random.split(jax.random.key(6), 3)
-  last = jnp.zeros(number.shape, bool)
+  last = np.zeros(number.shape, bool)
   starts = jax.jit(functools.partial(dream.starts, policy, num_steps=count))
   start, _ = starts({}, posterior, last, number / 2, keys)
+  start = jax.device_get(start._replace(keys=()))
   for i in range(3 * (count or 6)):
     stream, step = divmod(int(start.latent.deterministic[i, 0]), 100)
     step -= 1
@@ -159,7 +171,7 @@ def test_start_remembers_the_steps_before_it(policy, numbered_posterior, count):
 
 def test_history_of_a_sequence_leaves_out_the_steps_before_it(policy, numbered_posterior):
   posterior, number = numbered_posterior
-  history = policy.context.replayed(posterior.features, number, posterior.first)
+  history = jax.jit(policy.context.replayed)(posterior.features, number, posterior.first)
   np.testing.assert_array_equal(
     history.episode[:, :2].T, [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
   )
@@ -170,62 +182,60 @@ def test_history_of_a_sequence_leaves_out_the_steps_before_it(policy, numbered_p
 # An agent with salience.
 
 
-@pytest.fixture(scope='module')
-def act(dreamer):
-  return jax.jit(dreamer.agent.act, static_argnames='greedy')
-
-
-@pytest.mark.parametrize('greedy', [False, True])
-def test_acting_and_training_pool_the_same_windows(
-  dreamer, policy, all_params, make_sequence, act, greedy
-):
+def test_acting_and_training_pool_the_same_windows(dreamer, policy, all_params, make_sequence, act):
   """So both compute the same likelihood, along the streams of conftest."""
   sequence = make_sequence(dreamer)
-  first = jnp.asarray(sequence.step_type == 0).at[0].set(True)
+  first = sequence.step_type == 0
+  first[0] = True
   acting, state = dreamer.agent.acting_params(all_params), dreamer.agent.initial_policy_state(3)
   memories, decisions = [], []
   for t in range(6):
     observation = jax.tree.map(lambda x, t=t: x[t], sequence.observation)
-    arrival = dm_env.TimeStep(jnp.where(first[t], 0, 1), None, None, observation)
-    state, decision = act(acting, jax.random.key(t), state, arrival, greedy=greedy)
+    arrival = dm_env.TimeStep(np.where(first[t], 0, 1).astype(np.int32), None, None, observation)
+    state, decision = act(dreamer, acting, jax.random.key(t), state, arrival)
     memories.append(state.memory)
     decisions.append(decision)
-  memories, decisions = (jax.tree.map(lambda *x: jnp.stack(x), *x) for x in (memories, decisions))
+  memories, decisions = (jax.tree.map(lambda *x: np.stack(x), *x) for x in (memories, decisions))
 
   @jax.jit
-  def train(params, features, novelty):
+  def train(params, features, novelty, first, action, mask):
     history = policy.context.replayed(features, novelty, first)
-    mask = sequence.observation['action_mask']
-    read = lambda context: policy.policy(params, features, context, mask).log_prob(decisions.action)
+    read = lambda context: policy.policy(params, features, context, mask).log_prob(action)
     return read(policy.context.pool(params, history, features)), read(features)
 
   log_prob, without_context = train(
-    all_params['actor_critic'], memories.features[:, -1], memories.novelty[:, -1]
+    all_params['actor_critic'],
+    memories.features[:, -1],
+    memories.novelty[:, -1],
+    first,
+    decisions.action,
+    sequence.observation['action_mask'],
   )
   np.testing.assert_allclose(decisions.extras['log_prob'], log_prob, rtol=1e-3, atol=1e-4)
   assert np.abs(without_context - log_prob).max() > 0.01
 
 
 @pytest.fixture(scope='module')
-def imagined(dreamer, policy, all_params, make_sequence, infer):
+def imagined(make_dreamer, dreamer, policy, all_params, make_sequence, judge):
   """Imagination from all steps of the streams of conftest."""
   keys = jax.random.split(jax.random.key(5), 3)
-  sequence = make_sequence(dreamer)
-  posterior = infer(dreamer.model, all_params['world_model'], keys, sequence)
-  novelty = jnp.ones(sequence.reward.shape)
+  sequence, model = make_sequence(dreamer), make_dreamer('masked').model
+  posterior = judge(model, all_params['world_model'], keys, sequence).posterior
 
   @jax.jit
-  def imagine(params):
-    last = sequence.step_type == 2
+  def imagine(params, posterior, last):
+    novelty = jnp.ones(last.shape)
     start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
     critic = params['actor_critic']['critic']
-    return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(HORIZON))
+    imagined = dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(HORIZON))
+    return imagined._replace(start=start._replace(keys=()))
 
-  return imagine(all_params)
+  return jax.device_get(imagine(all_params, posterior, sequence.step_type == 2))
 
 
 def test_history_of_a_dream_is_its_memory_and_then_its_steps(policy, imagined):
-  history, start = dream.history(policy, imagined), imagined.start
+  start = imagined.start
+  history = jax.device_get(jax.jit(functools.partial(dream.history, policy))(imagined))
   before = jax.tree.map(lambda x: x[: WINDOW - 1], history)
   jax.tree.map(np.testing.assert_array_equal, before, start.memory)
   np.testing.assert_array_equal(history.features[WINDOW - 1 :], imagined.features)
@@ -236,12 +246,12 @@ def test_history_of_a_dream_is_its_memory_and_then_its_steps(policy, imagined):
 
 def test_imagined_values_read_the_context_of_their_step(policy, params, imagined):
   @jax.jit
-  def values(params):
+  def values(params, imagined):
     history, features = dream.history(policy, imagined), imagined.features
     context = policy.context.pool(params, history, features)
     return [policy.values(params, features, x)[ac.TASK].mean() for x in (context, features)]
 
-  expected, without_context = values(params)
+  expected, without_context = jax.device_get(values(params, imagined))
   found = imagined.values[ac.TASK]
   np.testing.assert_allclose(found[1:HORIZON], expected[1:HORIZON], rtol=1e-3, atol=1e-4)
   assert np.abs(without_context - expected)[1:HORIZON].max() > 0.01
@@ -251,8 +261,8 @@ def test_imagined_values_read_the_context_of_their_step(policy, params, imagined
 def gradient(policy, imagined):
   """(params, advantage, first, count) -> gradient of the loss of some imagined steps."""
 
-  @functools.partial(jax.jit, static_argnums=3)
-  def gradient(params, advantage, first, count):
+  @functools.partial(jax.jit, static_argnums=4)
+  def compiled(params, imagined, advantage, first, count):
     steps = dream.steps(policy, imagined, dream.history(policy, imagined), first, count)
     fill = lambda x: jnp.full((count, 18), x)
     heads = dict.fromkeys(policy.heads, fill(1.0))
@@ -260,15 +270,17 @@ def gradient(policy, imagined):
     targets = ac.Targets(heads, fill(1.0) * advantage, heads, weight)
     return jax.grad(policy.loss, has_aux=True)(params, steps, targets)[0]
 
-  return gradient
+  return lambda params, advantage, first, count: jax.device_get(
+    compiled(params, imagined, advantage, first, count)
+  )
 
 
 def test_salience_learns_from_actor_and_critic(params, gradient):
   """Its gradient is not zero without the critic's part, nor without the actor's."""
-  size = lambda grads: max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+  size = lambda grads: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
   both, critic = (gradient(params, advantage, 0, 6)['salience'] for advantage in (1.0, 0.0))
   assert size(critic) > 1e-3
-  assert size(jax.tree.map(jnp.subtract, both, critic)) > 1e-3
+  assert size(jax.tree.map(np.subtract, both, critic)) > 1e-3
 
 
 def test_chunks_each_with_the_window_before_it_add_up_to_the_whole(params, gradient):
@@ -280,17 +292,17 @@ def test_chunks_each_with_the_window_before_it_add_up_to_the_whole(params, gradi
 
 def test_replayed_loss_trains_salience(policy, params, make_sequence, dreamer):
   sequence = make_sequence(dreamer)
-  features = jax.random.normal(jax.random.key(0), (6, 3, policy.feature_size))
+  features = np.random.default_rng(0).normal(size=(6, 3, policy.feature_size)).astype(np.float32)
 
   @jax.jit
-  def gradient(params):
+  def gradient(params, features, sequence):
     history = policy.context.replayed(features, jnp.ones((6, 3)), sequence.step_type == 0)
     rewards = {ac.TASK: sequence.reward}
     replayed = ac.Replayed(features, history, rewards, sequence.discount, sequence.step_type == 2)
-    return jax.grad(policy.replayed_value_loss)(params, params['critic'], replayed)
+    return jax.grad(policy.replayed_value_loss)(params, params['critic'], replayed)['salience']
 
-  largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient(params)['salience']))
-  assert largest > 1e-4
+  grads = jax.device_get(gradient(params, features, sequence))
+  assert max(np.abs(x).max() for x in jax.tree.leaves(grads)) > 1e-4
 
 
 def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
@@ -298,8 +310,8 @@ def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
 ):
   sequence = make_sequence(dreamer)
   stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
-  foresee = jax.jit(dreamer.agent.foresee)
-  salience = np.asarray(foresee(all_params, jax.random.key(0), *stream, jnp.int32(3)).salience)
+  foresee = jax.jit(lambda *arguments: dreamer.agent.foresee(*arguments).salience)
+  salience = np.asarray(foresee(all_params, jax.random.key(0), *stream, np.int32(3)))
   assert salience.shape == (6, WINDOW)
   np.testing.assert_allclose(salience.sum(1), 1, rtol=1e-5)
   for step in range(WINDOW):
@@ -311,15 +323,19 @@ def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
 # No context.
 
 
-def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, fresh_params):
-  dreamer = make_dreamer('plain')
+def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, param_shapes):
+  dreamer = make_dreamer('masked')
   policy = dreamer.actor_critic
   assert isinstance(policy.context, context.NoContext)
-  params = fresh_params(dreamer)['actor_critic']
+  params = param_shapes(dreamer)['actor_critic']
   assert set(params) == {'actor', 'critic'}
-  features = jax.random.normal(jax.random.key(0), (2, 5, policy.feature_size))
-  history = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))
-  assert history == policy.context.initial(5) == ()
-  pooled = policy.context.pool(params, history, features)
-  assert pooled.shape == (2, 5, 0)
-  assert policy.values(params, features, pooled)[ac.TASK].mean().shape == (2, 5)
+  features = jax.ShapeDtypeStruct((2, 5, policy.feature_size), jnp.float32)
+
+  def read(params, features):
+    history = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))
+    assert history == policy.context.initial(5) == ()
+    pooled = policy.context.pool(params, history, features)
+    return pooled, policy.values(params, features, pooled)[ac.TASK].mean()
+
+  pooled, value = jax.eval_shape(read, params, features)
+  assert pooled.shape == (2, 5, 0) and value.shape == (2, 5)

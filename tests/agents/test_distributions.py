@@ -1,6 +1,7 @@
 """Distributions: against arithmetic in float64, in their limits, and at the edges of float32."""
 
 import functools
+from typing import Any, NamedTuple
 
 import hypothesis
 import jax
@@ -23,9 +24,27 @@ any_logits = st.lists(extremes, min_size=ACTIONS, max_size=ACTIONS)
 any_mask = st.lists(st.booleans(), min_size=ACTIONS, max_size=ACTIONS)
 
 
+class Masked(NamedTuple):
+  """A masked categorical over [..., A] logits, with 256 samples and their log probabilities."""
+
+  log_probs: Any
+  entropy: Any
+  mode: Any
+  samples: Any
+  log_prob: Any
+
+
 @functools.partial(jax.jit, static_argnames='unimix')
+def compiled_masked(logits, mask, unimix):
+  policy = distributions.MaskedCategorical.from_logits(logits, mask, unimix)
+  gumbel = jax.random.gumbel(jax.random.key(0), (256, *logits.shape))
+  samples = jax.vmap(policy.sample)(gumbel)
+  log_prob = jax.vmap(policy.log_prob)(samples)
+  return Masked(policy.log_probs, policy.entropy(), policy.mode(), samples, log_prob)
+
+
 def masked(logits, mask, unimix=0.0):
-  return distributions.MaskedCategorical.from_logits(logits, mask, unimix)
+  return jax.device_get(compiled_masked(logits, mask, unimix))
 
 
 def legal_among(mask):
@@ -33,25 +52,17 @@ def legal_among(mask):
 
 
 @few_examples
-@hypothesis.given(any_logits, any_mask, st.sampled_from([jnp.float32, jnp.bfloat16]), st.booleans())
-def test_illegal_action_is_never_chosen(logits, mask, dtype, mixed):
-  policy = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
-  gumbel = jax.random.gumbel(jax.random.key(0), (256, ACTIONS))
-  legal = legal_among(mask)
-  assert legal[jax.vmap(policy.sample)(gumbel)].all()
-  assert legal[policy.mode()]
-
-
-@few_examples
-@hypothesis.given(any_logits, any_mask, st.sampled_from([jnp.float32, jnp.bfloat16]), st.booleans())
+@hypothesis.given(any_logits, any_mask, st.sampled_from([np.float32, jnp.bfloat16]), st.booleans())
 def test_legal_actions_share_all_probability(logits, mask, dtype, mixed):
-  policy = masked(jnp.array(logits, dtype), jnp.array(mask), 0.01 if mixed else 0.0)
+  policy = masked(np.float32(logits).astype(dtype), np.array(mask), 0.01 if mixed else 0.0)
   legal = legal_among(mask)
+  assert legal[policy.samples].all()
+  assert legal[policy.mode]
   probs = np.exp(np.asarray(policy.log_probs, np.float64))
-  assert policy.log_probs.dtype == jnp.float32
+  assert policy.log_probs.dtype == np.float32
   np.testing.assert_allclose(probs.sum(), 1, rtol=1e-5)
   assert (probs[~legal] == 0).all() and (probs[legal] > 0).all()
-  assert 0 <= float(policy.entropy()) <= np.log(legal.sum()) + 1e-5
+  assert 0 <= float(policy.entropy) <= np.log(legal.sum()) + 1e-5
   if mixed:
     assert (probs[legal] >= 0.01 / legal.sum() * 0.999).all()
 
@@ -59,68 +70,85 @@ def test_legal_actions_share_all_probability(logits, mask, dtype, mixed):
 @jax.jit
 @jax.grad
 def gradient_of_log_prob_and_entropy(logits, mask, action):
-  policy = masked(logits, mask, 0.01)
+  policy = distributions.MaskedCategorical.from_logits(logits, mask, 0.01)
   return policy.log_prob(jnp.asarray(action)) + policy.entropy()
 
 
 @few_examples
 @hypothesis.given(any_logits, any_mask, st.integers(0, ACTIONS - 1))
 def test_gradients_of_a_masked_categorical_are_finite(logits, mask, action):
-  gradient = gradient_of_log_prob_and_entropy(
-    jnp.array(logits, jnp.float32), jnp.array(mask), action
-  )
+  gradient = gradient_of_log_prob_and_entropy(np.float32(logits), np.array(mask), action)
   assert np.isfinite(gradient).all()
 
 
+def five(*numbers):
+  """Numbers as five logits, the last of which are 0."""
+  return np.float32([*numbers, *[0] * (ACTIONS - len(numbers))])
+
+
 def test_probabilities_by_hand():
-  logits, mask = jnp.log(jnp.array([1.0, 2.0, 7.0])), jnp.array([True, True, False])
-  probs = jnp.exp(masked(logits, mask).log_probs)
-  np.testing.assert_allclose(probs, [1 / 3, 2 / 3, 0], rtol=1e-6)
-  np.testing.assert_allclose(masked(logits, mask).log_prob(jnp.array(1)), np.log(2 / 3), rtol=1e-6)
-  # Unimix is shared by the legal two, not by all three.
-  mixed = jnp.exp(masked(jnp.array([100.0, 0, 100]), mask, 0.1).log_probs)
-  np.testing.assert_allclose(mixed, [0.95, 0.05, 0], rtol=1e-5)
+  logits, mask = five(*np.log([1.0, 2.0, 7.0])), five(1, 1) > 0
+  policy = masked(logits, mask)
+  np.testing.assert_allclose(np.exp(policy.log_probs), [1 / 3, 2 / 3, 0, 0, 0], rtol=1e-6)
+  assert set(policy.samples) == {0, 1}
+  np.testing.assert_array_equal(policy.log_prob, policy.log_probs[policy.samples])
+  # Unimix is shared by the legal two, not by all five.
+  mixed = np.exp(masked(five(100.0, 0, 100), mask, 0.01).log_probs)
+  np.testing.assert_allclose(mixed, [0.995, 0.005, 0, 0, 0], rtol=1e-5)
 
 
 def test_no_mask_means_all_legal():
-  policy = masked(jnp.zeros((2, 3)), None)
-  np.testing.assert_allclose(jnp.exp(policy.log_probs), np.full((2, 3), 1 / 3), rtol=1e-6)
+  policy = masked(np.zeros((2, 3), np.float32), None)
+  np.testing.assert_allclose(np.exp(policy.log_probs), np.full((2, 3), 1 / 3), rtol=1e-6)
 
 
 def test_without_legal_actions_the_distribution_is_uniform_without_gradient():
-  nothing = jnp.zeros(ACTIONS, bool)
-  logits = jnp.array([9.0, -9.0, 0.0, jnp.inf, jnp.nan])
-  probs = jnp.exp(masked(logits, nothing).log_probs)
+  nothing = np.zeros(ACTIONS, bool)
+  probs = np.exp(masked(np.float32([9.0, -9.0, 0.0, np.inf, np.nan]), nothing).log_probs)
   np.testing.assert_allclose(probs, np.full(ACTIONS, 1 / ACTIONS), rtol=1e-6)
-  gradient = gradient_of_log_prob_and_entropy(jnp.array([9.0, -9, 0, 1, 2]), nothing, 0)
+  gradient = gradient_of_log_prob_and_entropy(five(9, -9, 0, 1, 2), nothing, 0)
   assert not np.any(gradient)
 
 
 @pytest.mark.parametrize('num_legal', [1, 2, 5])
 def test_entropy_of_a_uniform_distribution_is_log_n(num_legal):
-  mask = jnp.arange(ACTIONS) < num_legal
-  policy = masked(jnp.where(mask, 3.0, 50.0), mask, 0.01)
-  np.testing.assert_allclose(policy.entropy(), np.log(num_legal), atol=1e-6)
+  mask = np.arange(ACTIONS) < num_legal
+  policy = masked(np.where(mask, np.float32(3), np.float32(50)), mask, 0.01)
+  np.testing.assert_allclose(policy.entropy, np.log(num_legal), atol=1e-6)
 
 
 def test_entropy_of_a_deterministic_distribution_is_zero():
-  np.testing.assert_allclose(masked(jnp.array([500.0, 0, 0, 0, 0]), None).entropy(), 0, atol=1e-6)
+  everything = np.ones(ACTIONS, bool)
+  np.testing.assert_allclose(masked(five(500), everything).entropy, 0, atol=1e-6)
 
 
 def test_sample_frequencies_equal_probabilities():
-  policy = masked(jnp.log(jnp.array([1.0, 3.0, 6.0, 9.0])), jnp.array([True, True, True, False]))
-  gumbel = jax.random.gumbel(jax.random.key(0), (20_000, 4))
-  counts = np.bincount(jax.vmap(policy.sample)(gumbel), minlength=4)
+  logits = np.log(np.float32([1, 3, 6, 9]))
+  mask = np.array([True, True, True, False])
+  samples = masked(np.tile(logits, (80, 1)), np.tile(mask, (80, 1))).samples
+  counts = np.bincount(samples.ravel(), minlength=4)
   # Three standard deviations of a count are at most 0.011 of all.
-  np.testing.assert_allclose(counts / 20_000, [0.1, 0.3, 0.6, 0], atol=0.011)
+  np.testing.assert_allclose(counts / samples.size, [0.1, 0.3, 0.6, 0], atol=0.011)
 
 
 LOW, HIGH = np.array([-1.0, 0.0], np.float32), np.array([1.0, 4.0], np.float32)
 
 
-def tanh_normal(mean, scale, low=LOW, high=HIGH):
-  array = lambda x: jnp.asarray(x, jnp.float32)
-  return distributions.TanhNormal(array(mean), array(scale), array(low), array(high))
+def tanh_normal(mean, scale, low, high):
+  return distributions.TanhNormal(mean, scale, jnp.asarray(low), jnp.asarray(high))
+
+
+@jax.jit
+def compiled_density(mean, scale, low, high, raw):
+  log_prob = lambda mean, scale, raw: tanh_normal(mean, scale, low, high).log_prob(raw)
+  gradient = jax.vmap(jax.value_and_grad(log_prob, argnums=(0, 1)), in_axes=(None, None, 0))
+  return *gradient(mean, scale, raw), tanh_normal(mean, scale, low, high).entropy()
+
+
+def density(mean, scale, raw, low=LOW, high=HIGH):
+  """Log densities at N values before tanh [N, 2], their gradients, and the entropy."""
+  arguments = map(np.float32, (mean, scale, low, high, raw))
+  return jax.device_get(compiled_density(*arguments))
 
 
 @few_examples
@@ -130,21 +158,20 @@ def tanh_normal(mean, scale, low=LOW, high=HIGH):
   st.tuples(st.floats(-12, 12, width=32), st.floats(-12, 12, width=32)),
 )
 def test_squashed_density_is_the_change_of_variables(mean, scale, raw):
-  result = tanh_normal(mean, scale).log_prob(jnp.array(raw))
+  result = density(mean, scale, [raw])[0][0]
   mean, scale, raw, low, high = (np.array(x, np.float64) for x in (mean, scale, raw, LOW, HIGH))
   normal = -0.5 * ((raw - mean) / scale) ** 2 - np.log(scale * np.sqrt(2 * np.pi))
   slope = (high - low) / 2 / np.cosh(raw) ** 2  # of the action by its value before tanh
   np.testing.assert_allclose(result, np.sum(normal - np.log(slope)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('raw', [-1e4, -50.0, -20.0, 9.1, 20.0, 50.0, 1e4])
-def test_squashed_density_is_finite_and_exact_where_tanh_is_flat(raw):
+def test_squashed_density_is_finite_and_exact_where_tanh_is_flat():
   # In float32 tanh(9.1) is 1, so arctanh of the action would be infinite, or wrong if clipped.
-  log_prob = lambda mean, scale: tanh_normal(mean, scale).log_prob(jnp.full(2, raw))
-  value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(jnp.zeros(2), jnp.ones(2))
+  raw = np.array([-1e4, -50.0, -20.0, 9.1, 20.0, 50.0, 1e4])[:, None] * np.ones(2)
+  values, grads, _ = density(np.zeros(2), np.ones(2), raw)
   slope = 2 * (np.log(2) - abs(raw) - np.log1p(np.exp(-2 * abs(raw)))) + np.log((HIGH - LOW) / 2)
-  exact = np.sum(-0.5 * raw**2 - 0.5 * np.log(2 * np.pi) - slope)
-  np.testing.assert_allclose(value, exact, rtol=1e-5)
+  exact = np.sum(-0.5 * raw**2 - 0.5 * np.log(2 * np.pi) - slope, axis=-1)
+  np.testing.assert_allclose(values, exact, rtol=1e-5)
   assert all(np.isfinite(grad).all() for grad in grads)
 
 
@@ -152,37 +179,45 @@ def test_squashed_density_is_finite_and_exact_where_tanh_is_flat(raw):
 def test_squashed_density_integrates_to_one(mean, scale):
   raw = np.linspace(-9, 9, 40_001)
   action = -3 + (np.tanh(raw) + 1) / 2 * 5
-  one = tanh_normal([mean], [scale], [-3.0], [2.0])
-  density = np.exp(one.log_prob(jnp.asarray(raw, jnp.float32)[:, None]))
-  np.testing.assert_allclose(np.trapz(density, action), 1, rtol=1e-3)
+  values, *_ = density([mean], [scale], raw[:, None], [-3.0], [2.0])
+  np.testing.assert_allclose(np.trapz(np.exp(values), action), 1, rtol=1e-3)
+
+
+@jax.jit
+def squashed(outputs, low, high, noise):
+  """The policy of network outputs: itself, samples, modes, log densities and entropies."""
+  policy = distributions.TanhNormal.from_outputs(outputs, low, high)
+  action, raw = policy.sample(noise)
+  without_noise, _ = policy.sample(jnp.zeros_like(noise))
+  return policy, action, raw, policy.mode(), without_noise, policy.log_prob(raw), policy.entropy()
 
 
 def test_squashed_sample_lies_within_bounds_and_matches_its_value_before_tanh():
-  outputs = jax.random.normal(jax.random.key(0), (500, 4)) * 10
-  policy = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
-  action, raw = policy.sample(jax.random.normal(jax.random.key(1), (500, 2)))
+  rng = np.random.default_rng(0)
+  outputs, noise = (rng.normal(size=(500, size)).astype(np.float32) for size in (4, 2))
+  _, action, raw, mode, without_noise, *_ = jax.device_get(squashed(10 * outputs, LOW, HIGH, noise))
   assert (action >= LOW).all() and (action <= HIGH).all()
   np.testing.assert_allclose(action, LOW + (np.tanh(raw) + 1) / 2 * (HIGH - LOW), atol=1e-5)
-  np.testing.assert_array_equal(policy.mode(), policy.sample(jnp.zeros((500, 2)))[0])
-  assert np.std(np.asarray(action), axis=0).min() > 0.1
+  np.testing.assert_array_equal(mode, without_noise)
+  assert np.std(action, axis=0).min() > 0.1
 
 
 def test_scalar_bounds_apply_to_every_axis():
-  outputs, raw = jnp.array([[0.3, -0.2, 0.1, 0.4]]), jnp.array([[0.5, -1.0]])
+  outputs, noise = np.float32([[0.3, -0.2, 0.1, 0.4]]), np.float32([[0.5, -1.0]])
   bounds = [(np.float32(-2), np.float32(2)), (np.full(2, -2, 'f'), np.full(2, 2, 'f'))]
-  one, each = (distributions.TanhNormal.from_outputs(outputs, *pair) for pair in bounds)
-  np.testing.assert_allclose(one.log_prob(raw), each.log_prob(raw), rtol=1e-6)
-  np.testing.assert_allclose(one.entropy(), each.entropy(), rtol=1e-6)
+  one, each = (squashed(outputs, *pair, noise)[1:] for pair in bounds)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), one, each)
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('dtype', [np.float32, jnp.bfloat16])
 def test_extreme_outputs_give_a_finite_squashed_policy(dtype):
-  outputs = jnp.array([[1e30, -1e30, 1e30, -1e30]], dtype)
-  policy = distributions.TanhNormal.from_outputs(outputs, LOW, HIGH)
-  action, raw = policy.sample(jnp.ones((1, 2)))
-  assert (jnp.abs(policy.mean) <= 5).all() and (policy.scale >= 0.1).all()
-  assert action.dtype == jnp.float32 and np.isfinite(action).all()
-  assert np.isfinite(policy.log_prob(raw)).all() and np.isfinite(policy.entropy()).all()
+  outputs = np.array([[1e30, -1e30, 1e30, -1e30]], dtype)
+  policy, action, *others = jax.device_get(
+    squashed(outputs, LOW, HIGH, np.ones((1, 2), np.float32))
+  )
+  assert (np.abs(policy.mean) <= 5).all() and (policy.scale >= 0.1).all()
+  assert action.dtype == np.float32 and np.isfinite(action).all()
+  assert all(np.isfinite(x).all() for x in others)
 
 
 @pytest.mark.parametrize('mean', [-2.0, 0.0, 0.8])
@@ -192,7 +227,7 @@ def test_squashed_entropy_is_exact_if_narrow_and_an_upper_bound_if_wide(mean):
     normal = np.exp(-0.5 * ((raw - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
     slope = 2 / np.cosh(raw) ** 2  # bounds 0 and 4
     exact = np.trapz(normal * (np.log(slope) - np.log(np.maximum(normal, 1e-300))), raw)
-    return float(tanh_normal([mean], [scale], [0.0], [4.0]).entropy()), exact
+    return density([mean], [scale], np.zeros((40_001, 1)), [0.0], [4.0])[-1], exact
 
   estimate, exact = entropies(0.01)
   np.testing.assert_allclose(estimate, exact, atol=2e-4)
@@ -212,48 +247,53 @@ def test_squashed_entropy_is_exact_if_narrow_and_an_upper_bound_if_wide(mean):
   ids=['gaussian', 'categorical', 'two_hot', 'masked', 'tanh_normal'],
 )
 def test_bfloat16_outputs_give_float32_distributions(make):
-  outputs = (3 * jax.random.normal(jax.random.key(0), (16, 8))).astype(jnp.bfloat16)
-  exact = jax.tree.leaves(make(outputs.astype(jnp.float32)))
-  for found, expected in zip(jax.tree.leaves(make(outputs)), exact, strict=True):
+  outputs = 3 * np.random.default_rng(0).normal(size=(16, 8))
+  low = outputs.astype(jnp.bfloat16)
+  both = jax.jit(lambda *outputs: tuple(map(make, outputs)))(low, low.astype(np.float32))
+  for found, expected in zip(*map(jax.tree.leaves, both), strict=True):
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
 
 
 def gaussian(rng, *shape):
-  return distributions.Gaussian(
-    jnp.asarray(rng.normal(size=shape), jnp.float32),
-    jnp.asarray(np.exp(rng.normal(size=shape)), jnp.float32),
-  )
+  mean, scale = rng.normal(size=(2, *shape)).astype(np.float32)
+  return distributions.Gaussian(mean, np.exp(scale))
 
 
 def categorical(rng, *shape):
-  outputs = jnp.asarray(rng.normal(size=(*shape[:-2], shape[-2] * shape[-1])), jnp.float32)
-  return distributions.Categorical.from_outputs(outputs, shape[-1], 0.01)
+  logits = rng.normal(size=shape).astype(np.float32)
+  probs = 0.99 * np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) + 0.01 / shape[-1]
+  return distributions.Categorical(np.log(probs))
+
+
+divergence = jax.jit(lambda one, other: one.kl(other))
 
 
 def test_gaussian_divergence_by_hand():
-  normal = lambda mean, variance: distributions.Gaussian(jnp.array([mean]), jnp.array([variance]))
-  np.testing.assert_allclose(normal(0.0, 1.0).kl(normal(1.0, 1.0)), 0.5, rtol=1e-6)
+  normal = lambda mean, variance: distributions.Gaussian(np.float32([mean]), np.float32([variance]))
+  np.testing.assert_allclose(divergence(normal(0.0, 1.0), normal(1.0, 1.0)), 0.5, rtol=1e-6)
   np.testing.assert_allclose(
-    normal(0.0, 4.0).kl(normal(0.0, 1.0)), 0.5 * (4 - 1 - np.log(4)), rtol=1e-6
+    divergence(normal(0.0, 4.0), normal(0.0, 1.0)), 0.5 * (4 - 1 - np.log(4)), rtol=1e-6
   )
 
 
 def test_gaussian_divergence_is_the_mean_log_ratio_of_samples():
   rng = np.random.default_rng(0)
   p, q = gaussian(rng, 3), gaussian(rng, 3)
-  x = np.asarray(p.sample(jnp.asarray(rng.normal(size=(200_000, 3)), jnp.float32)), np.float64)
+  noise = rng.normal(size=(200_000, 3)).astype(np.float32)
+  x = np.asarray(jax.jit(lambda p, noise: p.sample(noise))(p, noise), np.float64)
   log_density = lambda d: np.sum(
     -0.5 * (x - d.mean) ** 2 / d.variance - 0.5 * np.log(2 * np.pi * d.variance), axis=-1
   )
   ratio = log_density(p) - log_density(q)
-  np.testing.assert_allclose(p.kl(q), ratio.mean(), atol=5 * ratio.std() / np.sqrt(200_000))
+  bound = 5 * ratio.std() / np.sqrt(200_000)
+  np.testing.assert_allclose(divergence(p, q), ratio.mean(), atol=bound)
 
 
 def test_categorical_divergence_by_hand():
-  log_probs = lambda *probs: distributions.Categorical(jnp.log(jnp.array(probs)))
+  log_probs = lambda *probs: distributions.Categorical(np.log(np.float32(probs)))
   p, q = log_probs([0.5, 0.5], [0.2, 0.8]), log_probs([0.25, 0.75], [0.2, 0.8])
-  np.testing.assert_allclose(p.kl(q), 0.5 * np.log(2) + 0.5 * np.log(2 / 3), rtol=1e-5)
+  np.testing.assert_allclose(divergence(p, q), 0.5 * np.log(2) + 0.5 * np.log(2 / 3), rtol=1e-5)
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
@@ -261,8 +301,9 @@ def test_categorical_divergence_by_hand():
 def test_divergence_is_zero_from_itself_and_positive_from_another(seed, make):
   rng = np.random.default_rng(seed)
   p, q = make(rng, 4, 3), make(rng, 4, 3)
-  np.testing.assert_allclose(p.kl(p), np.zeros_like(p.kl(p)), atol=1e-6)
-  assert (p.kl(q) > 0).all()
+  itself = divergence(p, p)
+  np.testing.assert_allclose(itself, np.zeros_like(itself), atol=1e-6)
+  assert (np.asarray(divergence(p, q)) > 0).all()
 
 
 @pytest.mark.parametrize('make', [gaussian, categorical])
@@ -270,44 +311,57 @@ def test_divergence_broadcasts_over_members(make):
   rng = np.random.default_rng(0)
   shape = (4, 3) if make is gaussian else (4, 2, 3)
   posterior, priors = make(rng, *shape), make(rng, 5, *shape)
-  assert posterior.kl(priors).shape == (5, 4)
-  one = jax.tree.map(lambda x: x[2], priors)
-  np.testing.assert_allclose(posterior.kl(priors)[2], posterior.kl(one), rtol=1e-6)
-  np.testing.assert_allclose(priors.kl(posterior)[2], one.kl(posterior), rtol=1e-6)
+
+  @jax.jit
+  def divergences(posterior, priors):
+    one = jax.tree.map(lambda x: x[2], priors)
+    return (posterior.kl(priors), posterior.kl(one)), (priors.kl(posterior), one.kl(posterior))
+
+  for of_all, of_one in divergences(posterior, priors):
+    assert of_all.shape == (5, 4)
+    np.testing.assert_allclose(of_all[2], of_one, rtol=1e-6)
 
 
 def test_untrained_gaussian_is_about_standard():
-  belief = distributions.Gaussian.from_outputs(jnp.zeros(6, jnp.bfloat16), 1, 0.0)
-  assert belief.mean.dtype == belief.variance.dtype == jnp.float32
+  read = jax.jit(lambda outputs: distributions.Gaussian.from_outputs(outputs, 1, 0.0))
+  belief = jax.device_get(read(np.zeros(6, jnp.bfloat16)))
+  assert belief.mean.dtype == belief.variance.dtype == np.float32
   np.testing.assert_allclose(belief.mean, np.zeros(3))
-  np.testing.assert_allclose(jnp.sqrt(belief.variance), np.ones(3), atol=0.15)
-  narrow = distributions.Gaussian.from_outputs(jnp.full(6, -1e4), 1, 0.0)
-  np.testing.assert_allclose(jnp.sqrt(narrow.variance), np.full(3, 0.1), rtol=1e-5)
+  np.testing.assert_allclose(np.sqrt(belief.variance), np.ones(3), atol=0.15)
+  narrow = jax.device_get(read(np.full(6, -1e4, np.float32)))
+  np.testing.assert_allclose(np.sqrt(narrow.variance), np.full(3, 0.1), rtol=1e-5)
 
 
 def test_gaussian_sample_has_gradients_by_mean_and_variance():
-  belief = distributions.Gaussian(jnp.array([1.0]), jnp.array([4.0]))
-  grads = jax.grad(lambda belief: belief.sample(jnp.array([3.0]))[0])(belief)
-  np.testing.assert_allclose(belief.sample(jnp.array([3.0])), [7.0])
+  belief = distributions.Gaussian(np.float32([1.0]), np.float32([4.0]))
+  sample = lambda belief: belief.sample(np.float32([3.0]))[0]
+  value, grads = jax.jit(jax.value_and_grad(sample))(belief)
+  np.testing.assert_allclose(value, 7.0)
   np.testing.assert_allclose([grads.mean[0], grads.variance[0]], [1.0, 3 / (2 * 2)])
 
 
 def test_categorical_samples_are_one_hot_with_their_probabilities():
-  probs = jnp.array([[0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
-  belief = distributions.Categorical(jnp.log(probs))
-  noise = jax.random.uniform(jax.random.key(0), (20_000, 2))
-  sample = np.asarray(jax.vmap(belief.sample)(noise)).reshape(-1, 2, 3)
+  probs = np.float32([[0.2, 0.8, 0.0], [0.1, 0.3, 0.6]])
+
+  @jax.jit
+  def draw(log_probs):
+    belief = distributions.Categorical(log_probs)
+    noise = jax.random.uniform(jax.random.key(0), (20_000, 2))
+    return jax.vmap(belief.sample)(noise), belief.moments()
+
+  with np.errstate(divide='ignore'):
+    sample, (means, variances) = jax.device_get(draw(np.log(probs)))
+  sample = sample.reshape(-1, 2, 3)
   np.testing.assert_allclose(np.sort(sample, axis=-1)[..., -1], 1, atol=1e-6)
   np.testing.assert_allclose(sample.sum(-1), 1, atol=1e-6)
   np.testing.assert_allclose(sample.mean(0), probs, atol=0.011)
-  means, variances = belief.moments()
   np.testing.assert_allclose(means, probs.reshape(6), rtol=1e-5)
   np.testing.assert_allclose(variances, sample.var(0).reshape(6), atol=0.011)
 
 
 def test_categorical_sample_has_the_straight_through_gradient():
-  outputs, noise = jnp.array([0.3, -0.2, 0.1]), jnp.zeros(1)
-  scores = jnp.array([1.0, 2.0, 4.0])
+  outputs, noise = np.float32([0.3, -0.2, 0.1]), np.zeros(1, np.float32)
+  scores = np.float32([1.0, 2.0, 4.0])
 
   def sampled(outputs):
     return distributions.Categorical.from_outputs(outputs, 3, 0.01).sample(noise) @ scores
@@ -315,86 +369,103 @@ def test_categorical_sample_has_the_straight_through_gradient():
   def expected(outputs):
     return (0.99 * jax.nn.softmax(outputs) + 0.01 / 3) @ scores
 
-  np.testing.assert_allclose(sampled(outputs), 1.0, rtol=1e-6)
-  gradient = jax.grad(sampled)(outputs)
+  value, gradient = jax.jit(jax.value_and_grad(sampled))(outputs)
+  np.testing.assert_allclose(value, 1.0, rtol=1e-6)
   assert np.abs(gradient).min() > 0.01
-  np.testing.assert_allclose(gradient, jax.grad(expected)(outputs), rtol=1e-4)
+  np.testing.assert_allclose(gradient, jax.jit(jax.grad(expected))(outputs), rtol=1e-4)
 
 
 def test_unimix_keeps_every_class_possible():
-  belief = distributions.Categorical.from_outputs(jnp.array([1e4, 0, 0, 0.0]), 2, 0.02)
-  np.testing.assert_allclose(jnp.exp(belief.log_probs), [[0.99, 0.01], [0.5, 0.5]], rtol=1e-5)
+  read = jax.jit(lambda outputs: distributions.Categorical.from_outputs(outputs, 2, 0.02))
+  belief = read(np.float32([1e4, 0, 0, 0]))
+  np.testing.assert_allclose(np.exp(belief.log_probs), [[0.99, 0.01], [0.5, 0.5]], rtol=1e-5)
 
 
 def test_deterministic_categoricals_without_unimix_have_a_finite_divergence():
-  p, q = (
-    distributions.Categorical.from_outputs(jnp.array(outputs), 2, 0.0)
-    for outputs in ([500.0, 0.0], [0.0, 500.0])
-  )
-  assert np.isfinite(p.kl(q)) and p.kl(q) > 10
-  np.testing.assert_allclose(p.kl(p), 0, atol=1e-6)
+  @jax.jit
+  def divergences(*outputs):
+    p, q = (distributions.Categorical.from_outputs(each, 2, 0.0) for each in outputs)
+    return p.kl(q), p.kl(p)
+
+  from_other, from_itself = divergences(np.float32([500, 0]), np.float32([0, 500]))
+  assert np.isfinite(from_other) and from_other > 10
+  np.testing.assert_allclose(from_itself, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', sorted(distributions.LATENTS))
 def test_latents_have_their_declared_sizes(name):
   latent = distributions.LATENTS[name]
-  belief = latent.from_outputs(jnp.ones((2, latent.num_outputs(4, 3))), 3, 0.01)
-  noise = jax.vmap(lambda key: latent.noise(key, 4, 3))(jax.random.split(jax.random.key(0)))
-  assert belief.sample(noise).shape == belief.mode().shape == (2, latent.size(4, 3))
-  assert all(moment.shape == (2, latent.size(4, 3)) for moment in belief.moments())
+
+  def shapes(outputs, keys):
+    belief = latent.from_outputs(outputs, 3, 0.01)
+    noise = jax.vmap(lambda key: latent.noise(key, 4, 3))(keys)
+    return belief.sample(noise), belief.mode(), belief.moments()
+
+  outputs = np.ones((2, latent.num_outputs(4, 3)), np.float32)
+  found = jax.eval_shape(shapes, outputs, jax.random.split(jax.random.key(0)))
+  assert {x.shape for x in jax.tree.leaves(found)} == {(2, latent.size(4, 3))}
 
 
 def two_hot(logits, limit=20.0):
   return distributions.TwoHot.from_logits(logits, limit)
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(('bins', 'limit'), [(255, 20.0), (41, 6.0), (3, 1.0)])
+@functools.partial(jax.jit, static_argnames='limit')
+def judge_two_hot(logits, targets, limit):
+  """Mean and positions of the bins, and log likelihoods of N targets."""
+  belief = two_hot(logits, limit)
+  return belief.mean(), belief.bins, jax.vmap(belief.log_prob)(targets)
+
+
+NOTHING = np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize(
+  ('bins', 'limit', 'dtype'),
+  [(255, 20.0, np.float32), (41, 6.0, jnp.bfloat16), (3, 1.0, np.float32)],
+)
 def test_mean_of_equal_probabilities_is_exactly_zero(bins, limit, dtype):
-  assert float(two_hot(jnp.zeros(bins, dtype), limit).mean()) == 0.0
+  assert float(judge_two_hot(np.zeros(bins, dtype), NOTHING, limit)[0]) == 0.0
 
 
 @pytest.mark.parametrize('index', [0, 10, 20, 27, 40])
 def test_mean_of_one_bin_is_its_position(index):
-  belief = two_hot(jnp.where(jnp.arange(41) == index, 0.0, -200.0), 5.0)
+  logits = np.where(np.arange(41) == index, np.float32(0), np.float32(-200))
   position = -5 + index * 10 / 40
   expected = np.sign(position) * (np.exp(abs(position)) - 1)
-  np.testing.assert_allclose(belief.mean(), expected, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(belief.log_prob(jnp.array(expected, jnp.float32)), 0, atol=2e-3)
+  mean, _, (log_prob,) = judge_two_hot(logits, np.float32([expected]), 5.0)
+  np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(log_prob, 0, atol=2e-3)
 
 
 def test_bins_are_fine_near_zero_and_antisymmetric():
-  bins = np.asarray(two_hot(jnp.zeros(255)).bins, np.float64)
+  _, bins, _ = judge_two_hot(np.zeros(255, np.float32), NOTHING, 20.0)
+  bins = np.asarray(bins, np.float64)
   np.testing.assert_allclose(bins, -bins[::-1], rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(bins[-1], np.exp(20.0) - 1, rtol=1e-5)
   assert np.diff(bins).argmin() in (126, 127) and np.diff(bins).min() < 0.2
 
 
 def test_target_between_two_bins_is_two_hot():
-  logits = jnp.array([0.0, 0.1, 0.2, 0.3, 0.4])
-  belief = two_hot(logits, 2.0)  # bins at 0, +-1.718, +-6.389
-  log_probs = np.asarray(jax.nn.log_softmax(logits))
-  target = 0.25 * (np.e - 1)
-  np.testing.assert_allclose(
-    belief.log_prob(jnp.array(target, jnp.float32)),
-    0.75 * log_probs[2] + 0.25 * log_probs[3],
-    rtol=1e-5,
-  )
-  # Beyond the last bin, the last bin.
-  beyond = jax.vmap(belief.log_prob)(jnp.array([-1e9, 1e9]))
-  np.testing.assert_allclose(beyond, log_probs[[0, 4]], rtol=1e-5)
+  logits = np.float32([0.0, 0.1, 0.2, 0.3, 0.4])
+  log_probs = logits - np.log(np.exp(logits).sum())
+  # Bins are at 0, +-1.718, +-6.389. Beyond the last bin, the last bin counts.
+  targets = np.float32([0.25 * (np.e - 1), -1e9, 1e9])
+  expected = [0.75 * log_probs[2] + 0.25 * log_probs[3], *log_probs[[0, 4]]]
+  _, _, found = judge_two_hot(logits, targets, 2.0)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize('bins', [5, 101])
 def test_two_hot_gradients_equal_those_of_the_formula(bins):
   """By logits and by target; the maximum of many bins is computed in overlapping pieces."""
   rng = np.random.default_rng(0)
-  logits = jnp.asarray(5 * rng.normal(size=(7, bins)), jnp.float32)
-  target = jnp.asarray(rng.uniform(-6, 6, 7), jnp.float32)
-  weight = jnp.asarray(rng.normal(size=7), jnp.float32)
-  edges = two_hot(logits, 2.0).bins
+  logits = (5 * rng.normal(size=(7, bins))).astype(np.float32)
+  target = rng.uniform(-6, 6, 7).astype(np.float32)
+  weight = rng.normal(size=7).astype(np.float32)
 
   def by_formula(logits, target):
+    edges = two_hot(logits, 2.0).bins
     upper = jnp.searchsorted(edges, target)
     share = (target - edges[upper - 1]) / (edges[upper] - edges[upper - 1])
     log_probs = jax.nn.log_softmax(logits)
@@ -403,20 +474,23 @@ def test_two_hot_gradients_equal_those_of_the_formula(bins):
     return jnp.sum(weight * log_prob)
 
   given = lambda logits, target: jnp.sum(weight * two_hot(logits, 2.0).log_prob(target))
-  results = [jax.value_and_grad(f, argnums=(0, 1))(logits, target) for f in (given, by_formula)]
+  results = [
+    jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(logits, target) for f in (given, by_formula)
+  ]
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
   jax.tree.map(close, *results)
 
 
 def test_likelihood_is_largest_at_the_target():
-  target = jnp.array([-0.01, 0.09, 3.0, -700.0])
+  target = np.float32([-0.01, 0.09, 3.0, -700.0])
 
   @jax.jit
   def fit(logits):
     likelihood = lambda logits: two_hot(logits).log_prob(target).sum()
-    return jax.lax.fori_loop(0, 3000, lambda _, x: x + jax.grad(likelihood)(x), logits)
+    ascend = lambda _, x: x + jax.grad(likelihood)(x)
+    return two_hot(jax.lax.fori_loop(0, 3000, ascend, logits)).mean()
 
-  fitted = two_hot(fit(jnp.zeros((4, 255)))).mean()
+  fitted = fit(np.zeros((4, 255), np.float32))
   np.testing.assert_allclose(fitted, target, rtol=0.02, atol=0.002)
 
 
@@ -440,7 +514,7 @@ def several(logits, mask, unimix):
 )
 def test_multi_categorical_equals_the_product_of_its_parts(logits, mask, unimix):
   """Against all combinations, by arithmetic in float64; a part without legal choices is uniform."""
-  log_probs, entropy, mode = several(jnp.array(logits, jnp.float32), jnp.array(mask), unimix)
+  log_probs, entropy, mode = several(np.float32(logits), np.array(mask), unimix)
   cuts, probs = np.cumsum(CHOICES)[:-1], []
   for part, given in zip(*(np.split(np.array(x), cuts) for x in (logits, mask)), strict=True):
     legal = legal_among(given)
@@ -450,15 +524,20 @@ def test_multi_categorical_equals_the_product_of_its_parts(logits, mask, unimix)
   np.testing.assert_allclose(np.exp(log_probs), expected, rtol=1e-4, atol=1e-8)
   likely = expected[expected > 0]
   np.testing.assert_allclose(entropy, -np.sum(likely * np.log(likely)), rtol=1e-4, atol=1e-5)
-  assert expected[(mode == COMBINATIONS).all(-1)] >= expected.max() * (1 - 1e-5)
+  assert expected[(np.asarray(mode) == COMBINATIONS).all(-1)] >= expected.max() * (1 - 1e-5)
 
 
 def test_multi_categorical_samples_parts_independently_by_their_probabilities():
-  logits = jnp.log(jnp.array([0.5, 0.3, 0.2, 1.0, 0.9, 0.1]))
-  policy = distributions.MultiCategorical.from_logits(logits, CHOICES)
+  logits = np.log(np.float32([0.5, 0.3, 0.2, 1.0, 0.9, 0.1]))
   actions = distributions.Actions(specs.BoundedArray((3,), np.int32, 0, [2, 0, 1]))
-  draw = jax.vmap(lambda key: policy.sample(actions.noise(key)))
-  drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
+
+  @jax.jit
+  def draw(key):
+    policy = distributions.MultiCategorical.from_logits(logits, CHOICES)
+    keys = jax.random.split(key, 4000)
+    return jax.vmap(lambda key: policy.sample(actions.noise(key)))(keys)
+
+  drawn = np.asarray(draw(jax.random.key(0)))
   assert drawn.shape == (4000, 3) and (drawn[:, 1] == 0).all()
   found = np.histogram2d(drawn[:, 0], drawn[:, 2], bins=(range(4), range(3)))[0] / 4000
   np.testing.assert_allclose(found, np.outer([0.5, 0.3, 0.2], [0.9, 0.1]), atol=0.04)
@@ -467,7 +546,7 @@ def test_multi_categorical_samples_parts_independently_by_their_probabilities():
 def test_action_of_several_choices_is_encoded_as_one_hots():
   actions = distributions.Actions(specs.BoundedArray((3,), np.int32, 0, [2, 0, 1]))
   assert (actions.size, actions.num_choices) == (6, CHOICES)
-  encoded = actions.encode(jnp.array([[2, 0, 1], [0, 0, 0]]))
+  encoded = jax.jit(actions.encode)(np.array([[2, 0, 1], [0, 0, 0]], np.int32))
   np.testing.assert_array_equal(encoded, [[0, 0, 1, 1, 0, 1], [1, 0, 0, 1, 1, 0]])
 
 

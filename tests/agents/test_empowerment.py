@@ -1,6 +1,8 @@
 """Empowerment: its estimate beside exact values, its gradients, and the input that is refused."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,10 @@ from dm_env import specs
 from hephaestus.actors.environments import oasis
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import empowerment, rssm
+from hephaestus.agents.dreamer import empowerment, modules, rssm
 
 SIDE = 5
+ALL = [True] * 5
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]], np.float32)
 SPECS = (
   specs.BoundedArray((2,), np.float32, 0.0, 1.0),
@@ -29,36 +32,32 @@ def make(observation_spec, action_spec, **changes):
   return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
 
 
+@dataclasses.dataclass(frozen=True)
 class Grid(rssm.RSSM):
-  """A model that knows the rules of a square of 5 x 5 cells, of which `dead` counts for nothing."""
+  """A model that knows the rules of a square of 5 x 5 cells; moves are multiplied by `reach`."""
 
-  dead = False
+  reach: Any = 1.0
 
   def imagine(self, params, matrices, recurrent, member, noise):
-    action = recurrent.action * (0.0 if self.dead else 1.0)
-    place = recurrent.latent.numbers * 8 + action @ MOVES
+    place = recurrent.latent.numbers * 8 + self.reach * recurrent.action @ MOVES
     moved = jnp.clip(place, 0, SIDE - 1) / 8
     # As in any recurrence, the action is read from the state that follows.
     state = recurrent.latent.deterministic.at[:, : len(MOVES)].set(recurrent.action)
     return recurrent.latent._replace(deterministic=state, numbers=moved), None, None
 
 
-class DeadGrid(Grid):
-  """The same, where no action has an effect."""
+@pytest.fixture(scope='module')
+def train():
+  """(updates, reach, legal actions) -> [5, 5] nats of the head after so many updates.
 
-  dead = True
-
-
-def trained(model, *, updates=1500, legal=None):
-  """[5, 5] nats of the head after updates from uniformly sampled places."""
+  Trains from uniformly sampled places. Only classifier and head learn.
+  """
   dreamer = make(*SPECS)
-  measured = empowerment.Empowerment(model(dreamer.model.networks))
-  params = dreamer.model.init(jax.random.key(0))
   optimizer = optax.adam(3e-3)
   num_steps, batch = 8, 32
-  legal = np.ones(len(MOVES), bool) if legal is None else np.array(legal)
+  own = (modules.INVERSE, modules.EMPOWERMENT)
 
-  def posterior(places):
+  def posterior(params, places):
     state = dreamer.model.rssm.initial(places.shape[0] * places.shape[1]).latent
     state = jax.tree.map(lambda x: x.reshape(*places.shape[:2], *x.shape[1:]), state)
     latent = state._replace(numbers=places / 8)
@@ -67,24 +66,34 @@ def trained(model, *, updates=1500, legal=None):
     return rssm.Posterior(latent, features, previous, None, None, None)
 
   @jax.jit
-  def update(params, opt_state, key):
-    places, keys = jax.random.split(key)
-    places = jax.random.randint(places, (num_steps, batch, 2), 0, SIDE).astype(jnp.float32)
+  def train(updates, reach, legal):
+    measured = empowerment.Empowerment(Grid(dreamer.model.networks, reach))
+    whole = dreamer.model.init(jax.random.key(0))
 
-    def loss(params):
-      last = jnp.zeros((num_steps, batch), bool)
-      allowed = jnp.broadcast_to(legal, (num_steps, batch, len(MOVES)))
-      return measured.loss(params, jax.random.split(keys, batch), posterior(places), last, allowed)
+    def update(i, carry):
+      params, opt_state = carry
+      places, keys = jax.random.split(jax.random.fold_in(jax.random.key(1), i))
+      places = jax.random.randint(places, (num_steps, batch, 2), 0, SIDE).astype(jnp.float32)
 
-    grads, _ = jax.grad(loss, has_aux=True)(params)
-    updates, opt_state = optimizer.update(grads, opt_state)
-    return optax.apply_updates(params, updates), opt_state
+      def loss(params):
+        last = jnp.zeros((num_steps, batch), bool)
+        allowed = jnp.broadcast_to(legal, (num_steps, batch, len(MOVES)))
+        seen, keys_ = posterior(whole, places), jax.random.split(keys, batch)
+        return measured.loss(whole | params, keys_, seen, last, allowed)
 
-  opt_state = optimizer.init(params)
-  for key in jax.random.split(jax.random.key(1), updates):
-    params, opt_state = update(params, opt_state, key)
-  cells = np.stack(np.indices((SIDE, SIDE)), axis=-1).astype(np.float32)
-  return np.asarray(measured.nats(params, posterior(jnp.asarray(cells)).features))
+      grads, _ = jax.grad(loss, has_aux=True)(params)
+      changes, opt_state = optimizer.update(grads, opt_state)
+      return optax.apply_updates(params, changes), opt_state
+
+    params = {name: whole[name] for name in own}
+    params, _ = jax.lax.fori_loop(0, updates, update, (params, optimizer.init(params)))
+    cells = jnp.asarray(np.stack(np.indices((SIDE, SIDE)), axis=-1), jnp.float32)
+    return measured.nats(whole | params, posterior(whole, cells).features)
+
+  def run(updates, reach=1.0, legal=ALL):
+    return np.asarray(train(updates, np.float32(reach), np.array(legal)))
+
+  return run
 
 
 def exact(legal=None):
@@ -103,42 +112,53 @@ def test_exact_values_by_hand():
   assert exact()[0, 0] == pytest.approx(-0.6 * np.log(0.6) - 0.4 * np.log(0.2))
 
 
-def test_head_learns_the_exact_information_of_a_grid():
-  np.testing.assert_allclose(trained(Grid), exact(), atol=0.1)
+def test_head_learns_the_exact_information_of_a_grid(train):
+  np.testing.assert_allclose(train(1500), exact(), atol=0.1)
 
 
-def test_actions_without_effect_give_no_empowerment():
+def test_actions_without_effect_give_no_empowerment(train):
   """Neither the action nor a state that is a function of it may reach the classifier."""
-  assert np.abs(trained(DeadGrid, updates=600)).max() < 0.05
+  assert np.abs(train(600, reach=0.0)).max() < 0.05
 
 
-def test_illegal_actions_do_not_count():
+def test_illegal_actions_do_not_count(train):
   legal = [True, True, False, False, False]  # up, down
-  np.testing.assert_allclose(trained(Grid, legal=legal, updates=1000), exact(legal), atol=0.1)
+  np.testing.assert_allclose(train(1000, legal=legal), exact(legal), atol=0.1)
   assert exact(legal)[2, 2] == pytest.approx(np.log(2))
 
 
-def test_world_model_learns_nothing_for_it(make_dreamer, make_sequence):
-  """Its networks change no gradient of others; a state that gave the action away would pay."""
-  dreamer = make_dreamer('plain', empowerment_scale=1.0)
-  model, sequence = dreamer.model, make_sequence(dreamer)
-  own = ('inverse', 'empowerment')
+def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_sequence, judge):
+  """No other network nor a latent gets a gradient; a state that gave the action away would pay."""
+  dreamer = make_dreamer('masked', empowerment_scale=1.0)
+  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  without = make_dreamer('masked').model
+  own = (modules.INVERSE, modules.EMPOWERMENT)
   keys = jax.random.split(jax.random.key(2), 3)
-  gradient = jax.jit(lambda params: jax.grad(model.loss, has_aux=True)(params, keys, sequence)[0])
-  params = model.init(jax.random.key(0))
-  changed = params | {name: jax.tree.map(lambda x: x + 0.5, params[name]) for name in own}
-  one, other = gradient(params), gradient(changed)
-  rest = lambda grads: {name: x for name, x in grads.items() if name not in own}
-  jax.tree.map(np.testing.assert_array_equal, rest(one), rest(other))
-  assert any(np.any(x) for x in jax.tree.leaves(one['inverse']))
+  rest = {name: x for name, x in params.items() if name not in own}
+  posterior = judge(without, rest, keys, sequence).posterior
+
+  @jax.jit
+  def gradient(params, latent, features, sequence):
+    def loss(params, latent, features):
+      seen = posterior._replace(latent=latent, features=features)
+      return dreamer.model._empowerment_loss(params, keys, seen, sequence)[0]
+
+    return jax.grad(loss, argnums=(0, 1, 2))(params, latent, features)
+
+  grads, *others = jax.device_get(gradient(params, posterior.latent, posterior.features, sequence))
+  size = lambda tree: sum(np.abs(x).sum() for x in jax.tree.leaves(tree))
+  assert {name for name in params if size(grads[name])} == set(own)
+  assert size(others) == 0
 
 
-def test_reward_is_a_share_of_the_largest():
-  dreamer = make(*SPECS)
-  params = dreamer.model.init(jax.random.key(0))
-  features = jax.random.normal(jax.random.key(1), (7, dreamer.model.networks.feature_size))
-  params['empowerment']['rest']['Dense_0']['bias'] += np.log(5)  # its kernel is 0
-  np.testing.assert_allclose(dreamer.model.empowered(params, features), np.ones(7), rtol=1e-5)
+def test_reward_is_a_share_of_the_largest(make_dreamer, make_params):
+  dreamer = make_dreamer('masked', empowerment_scale=1.0)
+  params = make_params(dreamer)['world_model']
+  output = params[modules.EMPOWERMENT]['rest']['Dense_0']
+  output['kernel'][:], output['bias'][:] = 0, np.log(4)
+  features = np.ones((7, dreamer.model.networks.feature_size), np.float32)
+  empowered = jax.jit(dreamer.model.empowered)(params, features)
+  np.testing.assert_allclose(empowered, np.ones(7), rtol=1e-5)
 
 
 def test_empowerment_is_an_intrinsic_reward_with_a_head_of_its_own():

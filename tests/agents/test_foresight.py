@@ -9,7 +9,8 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import modules, rssm
 
 NUM_STEPS, CONTEXT = 6, 3
-ENVS = ['plain', 'masked', 'continuous', 'pictures', 'grid', 'view', 'frames']
+KEY = jax.random.key(0)
+ENVS = ['masked', 'continuous', 'pictures']
 
 
 @pytest.fixture(scope='module')
@@ -23,7 +24,7 @@ def foresee(make_dreamer, make_params, make_sequence):
     sequence = jax.tree.map(np.array, make_sequence(dreamer))
     stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
     function = compiled.setdefault(env, jax.jit(dreamer.agent.foresee))
-    return function(params, jax.random.key(0), *change(*stream), jnp.int32(context))
+    return jax.device_get(function(params, KEY, *change(*stream), np.int32(context)))
 
   return run
 
@@ -73,59 +74,79 @@ def test_prediction_of_an_observed_episode_reads_every_step(foresee):
     observation[-1] -= 100  # enough for another class of a latent
     return observation, action
 
-  plain = foresee('plain', NUM_STEPS).observation
-  changed = foresee('plain', NUM_STEPS, change).observation
+  plain = foresee('continuous', NUM_STEPS).observation
+  changed = foresee('continuous', NUM_STEPS, change).observation
   assert differs(plain, changed).tolist() == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize('env', ENVS)
-def test_predictions_have_the_shapes_of_an_observation(foresee, make_dreamer, env):
-  spec = observation_lib.without_mask(make_dreamer(env).model.observation_spec)
-  decoded = foresee(env).observation
+@pytest.mark.parametrize('env', [*ENVS, 'frames'])
+def test_predictions_have_the_shapes_of_an_observation(
+  make_dreamer, make_sequence, param_shapes, foresee, env
+):
+  dreamer = make_dreamer(env)
+  if env in ENVS:
+    decoded = foresee(env).observation
+  else:  # not compiled
+    sequence = make_sequence(dreamer)
+    stream = sequence.observation[:, 0], sequence.action[:, 0]
+    params = param_shapes(dreamer)
+    decoded = jax.eval_shape(dreamer.agent.foresee, params, KEY, *stream, CONTEXT).observation
+  spec = observation_lib.without_mask(dreamer.model.observation_spec)
   shapes = jax.tree.map(lambda leaf: (NUM_STEPS, *leaf.shape), spec)
   assert jax.tree.map(lambda x: x.shape, decoded) == shapes
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(decoded))
 
 
-@pytest.mark.parametrize('env', ['plain', 'masked', 'grid', 'pictures'])
+@pytest.mark.parametrize('env', ['masked', 'pictures'])
 def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, make_sequence, env):
   dreamer = make_dreamer(env)
   model, sizes = dreamer.model, dreamer.model.networks
-  params = make_params(dreamer)['world_model']
   numbers = sizes.numbers
-  before = numbers.read(make_sequence(dreamer).observation)[:, 0]
-  normal = lambda seed, size: jax.random.normal(jax.random.key(seed), (NUM_STEPS, size))
-  latent = rssm.Latent(
-    normal(1, sizes.config.deterministic_size), normal(2, sizes.latent_size), before
-  )
-  previous, first = normal(3, sizes.previous_size), jnp.arange(NUM_STEPS) == 0
+  rng = np.random.default_rng(1)
+  normal = lambda size: rng.normal(size=(NUM_STEPS, size)).astype(np.float32)
+  states = normal(sizes.config.deterministic_size), normal(sizes.latent_size)
+  previous = normal(sizes.previous_size)
 
-  def loss(observation):
-    outputs, decoded = model.rssm.decoder(params, latent, previous)
+  @jax.jit
+  def losses(params, observation):
+    before, first = numbers.read(observation), jnp.arange(NUM_STEPS) == 0
+    latent = rssm.Latent(*states, before)
     statistics = params[modules.STATISTICS]
-    predicted = numbers.predict(outputs, before, ~first, statistics)
-    loss, _ = numbers.loss(predicted, numbers.read(observation), statistics)
-    return loss + sizes.codec.image_loss(decoded, sizes.codec.encode(observation)[1:])
 
-  likeliest = jax.jit(model.decode)(params, latent, previous, before, first)
-  other = jax.tree.map(lambda x: x + 0.2, likeliest)
-  assert (loss(other) > loss(likeliest) + 1e-3).all()
+    def loss(observation):
+      outputs, decoded = model.rssm.decoder(params, latent, previous)
+      predicted = numbers.predict(outputs, before, ~first, statistics)
+      loss, _ = numbers.loss(predicted, numbers.read(observation), statistics)
+      return loss + sizes.codec.image_loss(decoded, sizes.codec.encode(observation)[1:])
+
+    likeliest = model.decode(params, latent, previous, before, first)
+    other = jax.tree.map(lambda x: x + 0.2, likeliest)
+    return loss(likeliest), loss(other)
+
+  observation = jax.tree.map(lambda x: x[:, 0], make_sequence(dreamer).observation)
+  least, other = jax.device_get(losses(make_params(dreamer)['world_model'], observation))
+  assert (other > least + 1e-3).all()
 
 
 def test_imagination_carries_numbers_sampled_from_what_is_decoded(make_dreamer, make_params):
   dreamer = make_dreamer('masked')
   model, params = dreamer.model, make_params(dreamer)['world_model']
-  before = model.rssm.initial(NUM_STEPS)
-  numbers = jax.random.uniform(jax.random.key(2), before.latent.numbers.shape)
-  before = before._replace(latent=before.latent._replace(numbers=numbers))
-  noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(jax.random.key(1), NUM_STEPS))
-  member = jnp.zeros(NUM_STEPS, jnp.int32)
-  matrices = model.rssm.matrices(params)
-  latent, previous, _ = model.rssm.imagine(params, matrices, before, member, noise)
   sizes, statistics = model.networks.numbers, params[modules.STATISTICS]
-  outputs, _ = model.rssm.decoder(params, latent, previous)
-  follows = jnp.ones(NUM_STEPS, bool)
-  predicted = sizes.predict(outputs, numbers, follows, statistics, max_copy=1.0)
-  sampled = sizes.sample(predicted, numbers, statistics, noise.numbers)
-  np.testing.assert_allclose(sampled, latent.numbers, rtol=1e-5, atol=1e-6)
-  assert np.abs(sampled - sizes.expected(predicted, statistics)).max() > 0.05
+
+  @jax.jit
+  def imagine(params, numbers):
+    before = model.rssm.initial(NUM_STEPS)
+    before = before._replace(latent=before.latent._replace(numbers=numbers))
+    noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(jax.random.key(1), NUM_STEPS))
+    member, matrices = jnp.zeros(NUM_STEPS, jnp.int32), model.rssm.matrices(params)
+    latent, previous, _ = model.rssm.imagine(params, matrices, before, member, noise)
+    outputs, _ = model.rssm.decoder(params, latent, previous)
+    follows = jnp.ones(NUM_STEPS, bool)
+    predicted = sizes.predict(outputs, numbers, follows, statistics, max_copy=1.0)
+    sampled = sizes.sample(predicted, numbers, statistics, noise.numbers)
+    return latent.numbers, sampled, sizes.expected(predicted, statistics)
+
+  numbers = np.random.default_rng(2).uniform(size=(NUM_STEPS, sizes.size)).astype(np.float32)
+  imagined, sampled, expected = jax.device_get(imagine(params, numbers))
+  np.testing.assert_allclose(sampled, imagined, rtol=1e-5, atol=1e-6)
+  assert np.abs(sampled - expected).max() > 0.05

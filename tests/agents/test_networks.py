@@ -14,16 +14,26 @@ from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
 
 
+@jax.jit
+def there_and_back(x):
+  return networks.symexp(networks.symlog(x)), networks.symlog(x), networks.symlog(-x)
+
+
 @hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4))
 def test_symexp_inverts_symlog(values):
-  x = jnp.asarray(values, jnp.float32)
-  np.testing.assert_allclose(networks.symexp(networks.symlog(x)), x, rtol=1e-5, atol=1e-30)
-  np.testing.assert_array_equal(networks.symlog(-x), -networks.symlog(x))
+  back, of_x, of_opposite = jax.device_get(there_and_back(np.float32(values)))
+  np.testing.assert_allclose(back, np.float32(values), rtol=1e-5, atol=1e-30)
+  np.testing.assert_array_equal(of_opposite, -of_x)
 
 
 def test_symlog_by_hand():
-  np.testing.assert_allclose(networks.symlog(jnp.array([0.0, np.e - 1, 1 - np.e])), [0, 1, -1])
+  _, found, _ = there_and_back(np.float32([0.0, np.e - 1, 1 - np.e, 0.0]))
+  np.testing.assert_allclose(found, [0, 1, -1, 0], rtol=1e-6)
+
+
+def normal(*shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
@@ -38,29 +48,32 @@ def test_mlp_computes_in_its_dtype_with_float32_parameters(dtype):
 def test_towers_normalise_their_inputs_separately():
   """Features 1000 times as large do not drown the numbers: the output stays about the same."""
   towers = networks.TwoTowers(8, 1, 3, 1.0)
-  features, numbers, changed = jax.random.normal(jax.random.key(1), (3, 4, 5))
-  params = towers.init(jax.random.key(0), (features,), (numbers,))
-  small, large = (
-    towers.apply(params, (x,), (numbers,)) - towers.apply(params, (x,), (changed,))
-    for x in (features, 1000 * features)
-  )
-  assert jnp.abs(small).max() > 0.1
+
+  @jax.jit
+  def differences(features, numbers, changed):
+    params = towers.init(jax.random.key(0), (features,), (numbers,))
+    return [
+      towers.apply(params, (x,), (numbers,)) - towers.apply(params, (x,), (changed,))
+      for x in (features, 1000 * features)
+    ]
+
+  small, large = jax.device_get(differences(*normal(3, 4, 5)))
+  assert np.abs(small).max() > 0.1
   np.testing.assert_allclose(large, small, rtol=1e-3, atol=1e-4)
 
 
 def test_numbers_differ_from_their_multiple():
   """As the position of a cart does, of which a layer norm alone would leave the sign."""
   towers = networks.TwoTowers(8, 1, 3, 1.0)
-  features, numbers = jnp.ones((2, 4)), jnp.array([[0.2], [2.0]])
-  params = towers.init(jax.random.key(0), (features,), (numbers,))
-  one, ten_times = towers.apply(params, (features,), (numbers,))
-  assert jnp.abs(one - ten_times).max() > 0.1
+  inputs = (np.ones((2, 4), np.float32),), (np.float32([[0.2], [2.0]]),)
+  one, ten_times = jax.jit(towers.init_with_output)(jax.random.key(0), *inputs)[0]
+  assert np.abs(one - ten_times).max() > 0.1
 
 
 def test_input_of_no_width_has_no_tower():
   towers = networks.TwoTowers(8, 2, 3, 1.0)
-  inputs = (jnp.ones((2, 4)), jnp.ones((2, 3))), (jnp.ones((2, 0)),)
-  output, variables = towers.init_with_output(jax.random.key(0), *inputs)
+  inputs = (np.ones((2, 4)), np.ones((2, 3))), (np.ones((2, 0)),)
+  output, variables = jax.eval_shape(towers.init_with_output, jax.random.key(0), *inputs)
   params = variables['params']
   assert output.shape == (2, 3) and set(params) == {'features', 'rest'}
   assert params['features']['Dense_0']['kernel'].shape == (4 + 3, 8)
@@ -89,14 +102,19 @@ def test_number_in_a_cell_changes_the_features_of_that_cell_only():
     *observation_lib.boards(observation, spec),
   )
   empty = jax.tree.map(lambda leaf: np.zeros((7, *leaf.shape), np.float32), spec)
-  params = encoder.init(jax.random.key(0), *read(empty))['params']
+
+  @jax.jit
+  def encode(observation):
+    params = encoder.init(jax.random.key(0), *read(empty))['params']
+    return networks.apply(encoder, params, *read(observation))
+
+  before = np.asarray(encode(empty))
 
   def moved(**numbers):
     observation = jax.tree.map(np.copy, empty)
     for name, (place, value) in numbers.items():
       observation[name][..., place] = value
-    out = networks.apply(encoder, params, *read(observation))
-    return np.asarray(out - networks.apply(encoder, params, *read(empty)))[3]
+    return (np.asarray(encode(observation)) - before)[3]
 
   places = [np.flatnonzero(moved(board=(2 + 4 * cell + 1, 0.5))) for cell in range(6)]
   np.testing.assert_array_equal(places, np.arange(30).reshape(6, 5))
@@ -105,12 +123,13 @@ def test_number_in_a_cell_changes_the_features_of_that_cell_only():
   np.testing.assert_array_equal(np.flatnonzero(moved(board=(1, 0.5), purse=(0, 3.0))), [31, 32])
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('sizes', [(5,), (2, 0, 3)])
+@pytest.mark.parametrize(
+  'sizes, dtype', [((5,), np.float32), ((2, 0, 3), np.float32), ((2, 0, 3), jnp.bfloat16)]
+)
 def test_dense_layer_of_parts_equals_that_of_their_concatenation(sizes, dtype):
   """Compares values and all gradients."""
   rng = np.random.default_rng(0)
-  array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  array = lambda *shape: rng.normal(size=shape).astype(np.float32)
   parts, weight = [array(3, 4, size).astype(dtype) for size in sizes], array(3, 4, 6)
   dense = networks.Dense(6, dtype=dtype)
   params = {'kernel': array(5, 6), 'bias': array(6)}
@@ -122,8 +141,11 @@ def test_dense_layer_of_parts_equals_that_of_their_concatenation(sizes, dtype):
     x = jnp.concatenate(parts, axis=-1).astype(jnp.float32)
     return jnp.sum(weight * (x @ params['kernel'] + params['bias']))
 
-  value, grads = jax.value_and_grad(apart, argnums=(0, 1))(params, parts)
-  expected, expected_grads = jax.value_and_grad(joined, argnums=(0, 1))(params, parts)
+  (value, grads), (expected, expected_grads) = jax.jit(
+    lambda *arguments: [
+      jax.value_and_grad(loss, argnums=(0, 1))(*arguments) for loss in (apart, joined)
+    ]
+  )(params, parts)
   close = {'rtol': 1e-5, 'atol': 1e-5} if dtype == jnp.float32 else {'rtol': 0.05, 'atol': 0.1}
   np.testing.assert_allclose(value, expected, **close)
   compare = lambda x, y: np.testing.assert_allclose(*map(np.float32, (x, y)), **close)
@@ -133,19 +155,23 @@ def test_dense_layer_of_parts_equals_that_of_their_concatenation(sizes, dtype):
 
 def test_mlp_takes_any_leading_axes():
   mlp = networks.MLP(8, 1, 3)
-  x = jax.random.normal(jax.random.key(0), (2, 3, 5))
-  variables = mlp.init(jax.random.key(1), x[0, 0])
-  flat = mlp.apply(variables, x.reshape(6, 5))
-  np.testing.assert_allclose(mlp.apply(variables, x), flat.reshape(2, 3, 3), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(mlp.apply(variables, x[0, 0]), flat[0], rtol=1e-5, atol=1e-6)
+
+  @jax.jit
+  def apply(x):
+    variables = mlp.init(jax.random.key(1), x[0, 0])
+    return [mlp.apply(variables, each) for each in (x, x.reshape(6, 5), x[0, 0])]
+
+  nested, flat, alone = apply(normal(2, 3, 5))
+  np.testing.assert_allclose(nested, np.reshape(flat, (2, 3, 3)), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(alone, flat[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('raw', [True, False])
 def test_only_a_raw_mlp_distinguishes_an_input_from_its_multiple(raw):
   mlp = networks.MLP(16, 1, raw=raw)
-  x = jnp.array([[3.0, 0.0], [30.0, 0.0]])
-  once, ten_times = mlp.init_with_output(jax.random.key(0), x)[0]
-  assert bool(jnp.max(jnp.abs(once - ten_times)) > 0.1) == raw
+  x = np.float32([[3.0, 0.0], [30.0, 0.0]])
+  once, ten_times = jax.jit(mlp.init_with_output)(jax.random.key(0), x)[0]
+  assert bool(np.max(np.abs(once - ten_times)) > 0.1) == raw
 
 
 def test_mlp_without_output_ends_at_its_last_hidden_layer():
@@ -156,12 +182,12 @@ def test_mlp_without_output_ends_at_its_last_hidden_layer():
 
 
 def test_initial_output_has_its_output_scale():
-  x = jax.random.normal(jax.random.key(0), (50, 5))
-  spread = []
-  for scale in (0.0, 0.01, 1.0):
-    mlp = networks.MLP(64, 1, 16, output_scale=scale)
-    output, _ = jax.jit(mlp.init_with_output)(jax.random.key(1), x)
-    spread.append(float(jnp.std(output)))
+  @jax.jit
+  def spreads(x):
+    mlps = [networks.MLP(64, 1, 16, output_scale=scale) for scale in (0.0, 0.01, 1.0)]
+    return [jnp.std(mlp.init_with_output(jax.random.key(1), x)[0]) for mlp in mlps]
+
+  spread = spreads(normal(50, 5))
   assert spread[0] == 0
   # The scale is a variance.
   np.testing.assert_allclose(spread[1] / spread[2], 0.1, rtol=1e-3)

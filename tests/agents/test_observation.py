@@ -27,26 +27,27 @@ def observe(*axes):
   }
 
 
-@pytest.mark.parametrize('axes', [(), (4,), (4, 5)])
+@pytest.mark.parametrize('axes', [(), (4, 5)])
 def test_flatten_joins_leaves_under_any_leading_axes(axes):
-  flat = observation_lib.flatten(jax.tree.map(jnp.asarray, observe(*axes)), SPEC)
+  flat = jax.jit(lambda observation: observation_lib.flatten(observation, SPEC))(observe(*axes))
   assert flat.shape == (*axes, 7) and flat.dtype == jnp.float32
   # Leaves in the order of their names: map, self/alive, self/position; no mask.
-  expected = networks.symlog(jnp.array([1, 2, 3, 4, 1, 5, -6.0]))
-  np.testing.assert_allclose(flat, np.broadcast_to(expected, flat.shape))
+  expected = np.array([*np.log1p([1, 2, 3, 4, 1, 5]), -np.log1p(6)])
+  np.testing.assert_allclose(flat, np.broadcast_to(expected, flat.shape), rtol=1e-6)
 
 
 def test_flatten_keeps_the_batch_apart():
   spec = {'a': specs.Array((2,), np.float32), 'b': specs.Array((), np.float32)}
-  observation = {'a': jnp.arange(6.0).reshape(3, 2), 'b': 10 * jnp.arange(3.0)}
-  expected = networks.symlog(jnp.array([[0, 1, 0], [2, 3, 10], [4, 5, 20.0]]))
-  np.testing.assert_allclose(observation_lib.flatten(observation, spec), expected)
+  observation = {'a': np.arange(6, dtype=np.float32).reshape(3, 2), 'b': np.float32([0, 10, 20])}
+  expected = np.log1p([[0, 1, 0], [2, 3, 10], [4, 5, 20.0]])
+  flat = jax.jit(lambda observation: observation_lib.flatten(observation, spec))(observation)
+  np.testing.assert_allclose(flat, expected, rtol=1e-6)
 
 
 def test_flatten_takes_a_bare_array():
   spec = specs.Array((2, 3), np.uint8)
-  observation = jnp.full((4, 2, 3), 255, jnp.uint8)
-  flat = observation_lib.flatten(observation, spec)
+  observation = np.full((4, 2, 3), 255, np.uint8)
+  flat = jax.jit(lambda observation: observation_lib.flatten(observation, spec))(observation)
   np.testing.assert_allclose(flat, np.full((4, 6), np.log(256.0)), rtol=1e-6)
   assert observation_lib.action_mask(observation) is None
 
@@ -82,15 +83,20 @@ def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
     'action_mask': 1,
   }
   observation = {
-    name: jnp.full((2, *PICTURES[name].shape), value, PICTURES[name].dtype)
+    name: np.full((2, *PICTURES[name].shape), value, PICTURES[name].dtype)
     for name, value in values.items()
   }
-  grey, heights, pixels = observation_lib.images(observation, PICTURES)
+  spec = observation_lib.without_images(PICTURES)
+
+  @jax.jit
+  def encode(observation):
+    flat = observation_lib.flatten(observation, spec)
+    return observation_lib.images(observation, PICTURES), flat
+
+  (grey, heights, pixels), flat = encode(observation)
   np.testing.assert_allclose(grey, np.full((2, 32, 65, 1), 0.25))
   np.testing.assert_allclose(heights, np.full((2, 8, 8, 1), -np.log(4)), rtol=1e-6)
   np.testing.assert_allclose(pixels, np.full((2, 9, 8, 29), 0.2 - 0.5), rtol=1e-6)
-  spec = observation_lib.without_images(PICTURES)
-  flat = observation_lib.flatten(observation, spec)
   expected = np.concatenate(
     [
       np.full(8 * 8 * 2, np.log(2)),
@@ -105,24 +111,27 @@ def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
 
 
 def test_to_observation_inverts_flatten_and_images(make_dreamer, make_observation):
-  for name in ('masked', 'pictures', 'plain', 'grid'):
+  for name in ('masked', 'pictures', 'continuous'):
     dreamer = make_dreamer(name)
     spec = dreamer.model.observation_spec
     observation = make_observation(dreamer, np.random.default_rng(0), 2, 3)
-    flat = networks.symexp(
-      observation_lib.flatten(observation, observation_lib.without_images(spec))
-    )
-    again = observation_lib.to_observation(flat, observation_lib.images(observation, spec), spec)
+
+    @jax.jit
+    def through(observation, spec=spec):
+      numbers = observation_lib.without_images(spec)
+      flat = networks.symexp(observation_lib.flatten(observation, numbers))
+      return observation_lib.to_observation(flat, observation_lib.images(observation, spec), spec)
+
     jax.tree.map(
       lambda x, y: np.testing.assert_allclose(x, np.asarray(y, np.float32), rtol=1e-3, atol=1e-3),
-      again,
+      through(observation),
       observation_lib.without_mask(observation),
     )
 
 
 def test_number_between_two_levels_is_two_hot():
   codec = observation_lib.Codec(specs.BoundedArray((2,), np.float32, 0, 1), levels=5)
-  (inputs,) = codec.encode(jnp.array([[0.25, 0.875]], jnp.float32))
+  (inputs,) = jax.jit(codec.encode)(np.float32([[0.25, 0.875]]))
   expected = [np.log1p(0.25), np.log1p(0.875), 0, 1, 0, 0, 0, 0, 0, 0, 0.5, 0.5]
   np.testing.assert_allclose(inputs[0], expected, atol=1e-6)
 
@@ -140,11 +149,11 @@ VIEW_SPEC = {
 }
 
 
-@pytest.mark.parametrize('axes', [(), (2,), (2, 3)])
+@pytest.mark.parametrize('axes', [(), (2, 3)])
 def test_view_is_a_function_of_its_leaf(axes):
-  vector = jnp.broadcast_to(jnp.array([1.0, 2, -3]), (*axes, 3))
-  observation = {'alive': jnp.ones(axes, bool), 'vector': vector}
-  found = observation_lib.views(observation, VIEW_SPEC)
+  vector = np.broadcast_to(np.float32([1.0, 2, -3]), (*axes, 3))
+  observation = {'alive': np.ones(axes, bool), 'vector': vector}
+  found = jax.jit(lambda observation: observation_lib.views(observation, VIEW_SPEC))(observation)
   np.testing.assert_allclose(found, np.broadcast_to([4.0, 9], (*axes, 2)))
   assert found.dtype == jnp.float32 and observation_lib.view_size(VIEW_SPEC) == 2
   assert observation_lib.views(observe(*axes), SPEC).shape == (*axes, 0)
