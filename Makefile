@@ -60,11 +60,11 @@ CORE := .venv-core
 CORE_PYTHON ?= 3.12
 # Else pyenv, where there is one, hides all versions but that of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
-# What is different there: no Reverb, replay in device memory, and another JAX, by which an update of
-# the dreamer is compiled in a fused run, and in the first section of `bench accelerator`.
-CORE_TESTS := $(addprefix tests/,learner/test_bench.py launch/run/test_without_distributed.py \
-  learner/test_fused.py actors/environments/test_catch.py actors/environments/test_wrappers.py \
-  replay/test_buffer.py)
+# Those of what is different there: no Reverb, replay in device memory, and another JAX, which compiles
+# fused runs of both agents, and the first section of `bench accelerator`.
+CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py learner/test_bench.py \
+  learner/test_fused.py::test_stopped_run_resumes_bitwise actors/environments/test_catch.py \
+  actors/environments/test_wrappers.py replay/test_buffer.py)
 
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python $(PYTEST) $(CORE_TESTS)

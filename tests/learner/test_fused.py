@@ -70,7 +70,7 @@ def on_eight_devices():
 
 
 def begin(made, seed=0):
-  return made.place(jax.jit(made.init)(jax.random.key(seed)))
+  return made.place(made.init(jax.random.key(seed)))
 
 
 def plain(state):
@@ -123,7 +123,7 @@ def test_eight_devices_split_environments_and_keep_replicas_equal(on_eight_devic
 
 def test_memory_is_estimated_from_shapes_and_split_over_devices(program, on_eight_devices):
   whole, share = program.memory(), on_eight_devices.memory()
-  state = jax.eval_shape(program.init, jax.random.key(0))
+  state = program.shapes()
   assert whole.state == ppo_update.num_bytes((state.train, state.worlds))
   parts = ppo_update.num_bytes(state.train.params), ppo_update.num_bytes(state.worlds)
   assert whole.state == pytest.approx(3 * parts[0] + parts[1], rel=0.01)  # two moments

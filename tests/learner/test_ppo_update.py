@@ -63,7 +63,9 @@ def test_eight_devices_take_the_step_of_one(memory):
 
 # Two numbers have one sum in any order; of eight, gloo adds in another order than one process.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(('each', 'tolerance'), [(1, 0.0), (4, 1e-6)])
+@pytest.mark.parametrize(
+  ('each', 'tolerance'), [(1, 0.0), pytest.param(4, 1e-6, marks=pytest.mark.faults)]
+)
 def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes, each, tolerance):
   both = processes('ppo', 3, 'starve', devices=each)
   alone = make_trainer(ppo, 2 * each)
