@@ -15,7 +15,7 @@ import pytest
 from hephaestus.launch import config, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import flags, parts, preflight
 from hephaestus.learner import checkpoint
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -28,6 +28,27 @@ def run(*arguments):
 @pytest.fixture
 def folder(tmp_path):
   return tmp_path / 'run'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def once():
+  """Computes the shapes of a config, and checks its environment, once: each takes most of a second."""
+
+  def remembered(function):
+    made = {}
+
+    def call(given):
+      text = config.to_yaml(given)
+      if text not in made:
+        made[text] = function(given)
+      return made[text]
+
+    return call
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(parts, 'make_parts', remembered(parts.make_parts))
+    patch.setattr(preflight, 'check_environment', remembered(preflight.check_environment))
+    yield
 
 
 @pytest.mark.parametrize(

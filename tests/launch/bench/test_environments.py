@@ -6,6 +6,7 @@ import multiprocessing
 import jax
 import psutil
 import pytest
+import tiny as tiny_sizes
 
 from hephaestus.actors import environments
 from hephaestus.launch import main
@@ -139,17 +140,13 @@ def test_bad_input_for_learner_is_named(capsys, arguments, words):
 
 
 def test_update_is_measured_by_boredom(capsys):
-  small = [
-    'agent.deterministic_size=8', 'agent.hidden_size=8', 'agent.stochastic_size=2', 'agent.classes=2',
-    'agent.ensemble_size=2', 'agent.policy_layers=1', 'agent.starts_per_sequence=2',
-    'learner.batch_size=2', 'actor.sequence_length=4',
-  ]  # fmt: skip
+  small = [*tiny_sizes.SHAPES, 'learner.batch_size=2', 'actor.sequence_length=4']
   arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--set', *small)
   assert run('learner', *arguments) == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
   assert all(figure['value'] > 0 for figure in figures.values())
   horizons = [figures[f'learner/catch/boredom_{b}/horizon']['value'] for b in ('0', '0.5', '1')]
-  assert horizons == [16, 12, 8]  # from the longest of the preset to its shortest
+  assert horizons == [4, 3, 2]  # from the longest to the shortest
   seconds = figures['learner/catch/boredom_1']
   assert seconds['unit'] == 's'
   replayed = figures['learner/catch/boredom_1/replayed']
