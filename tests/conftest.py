@@ -39,7 +39,8 @@ def pytest_configure(config):
     # Runs that tests start have their cache here, too.
     home = os.environ.setdefault('XDG_CACHE_HOME', str(cache.mkdir('home')))
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', os.path.join(home, 'hephaestus', 'jax'))
-    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+    # Small programs too: each worker runs the same primitives outside of a jitted function.
+    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
 # Files that share the fixtures of a session, such as compiled programs and finished runs: one worker
