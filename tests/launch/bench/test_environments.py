@@ -6,7 +6,6 @@ import multiprocessing
 import jax
 import psutil
 import pytest
-import tiny as tiny_sizes
 
 from hephaestus.actors import environments
 from hephaestus.launch import main
@@ -21,14 +20,11 @@ def run(*arguments):
 # The first of this file: what its processes import is imported once, by the fork server of this
 # process, if nobody has started that before.
 def test_replay_figures_have_limit_and_ratio(capsys):
-  arguments = ('--shards', 1, 2, '--writers', 1, 2, '--parameters', 0.1, '--batch', 8)
+  arguments = ('--shards', 2, '--writers', 2, '--parameters', 0.1, '--batch', 8)
   arguments += ('--length', 8, '--stored', 32, '--seconds', 0.05)
   assert run('replay', *arguments, '--json') == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
-  moved = [
-    *(f'replay/sample/{count}_shards' for count in (1, 2)),
-    *(f'replay/insert/{count}_writers' for count in (1, 2)),
-  ]
+  moved = ['replay/sample/2_shards', 'replay/insert/2_writers']
   size, copied = figures['replay/sequence']['value'], figures['copy']['value']
   for name in moved:
     rate, moved_bytes = figures[name], figures[f'{name}/bytes']
@@ -139,18 +135,24 @@ def test_bad_input_for_learner_is_named(capsys, arguments, words):
   assert words in capsys.readouterr().err
 
 
-def test_update_is_measured_by_boredom(capsys):
-  small = [*tiny_sizes.SHAPES, 'learner.batch_size=2', 'actor.sequence_length=4']
-  arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--set', *small)
-  assert run('learner', *arguments) == 0
-  figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
-  assert all(figure['value'] > 0 for figure in figures.values())
-  horizons = [figures[f'learner/catch/boredom_{b}/horizon']['value'] for b in ('0', '0.5', '1')]
-  assert horizons == [4, 3, 2]  # from the longest to the shortest
-  seconds = figures['learner/catch/boredom_1']
-  assert seconds['unit'] == 's'
-  replayed = figures['learner/catch/boredom_1/replayed']
-  assert replayed['value'] == pytest.approx(2 * 3 / seconds['value'])
+def test_update_of_a_config_is_measured_by_boredom(capsys, monkeypatch):
+  """tests/learner/test_bench.py measures a real update."""
+  asked = {}
+
+  def update(work, boredom, **options):
+    asked.update(options, work=work, boredom=boredom)
+    return [learner_bench.Figure(f'learner/{work.name}', 2.0, 's')]
+
+  monkeypatch.setattr(learner_bench, 'update', update)
+  arguments = ('--boredom', 0, 0.5, 1, '--seconds', 1e-3, '--json', '--env', 'catch')
+  overrides = ('agent.horizon_max=24', 'learner.batch_size=2', 'environment.columns=7')
+  assert run('learner', *arguments, '--length', 4, '--set', *overrides) == 0
+  (figure,) = json.loads(capsys.readouterr().out)
+  assert (figure['name'], figure['value'], figure['unit']) == ('learner/catch', 2.0, 's')
+  work = asked.pop('work')
+  assert asked == {'boredom': [0.0, 0.5, 1.0], 'seconds': 1e-3, 'phases': False}
+  assert (work.agent.horizon_max, work.learner.batch_size, work.sequence_length) == (24, 2, 4)
+  assert work.observation_spec.shape == (10 * 7,) and work.action_spec.num_values == 3
 
 
 @pytest.mark.parametrize(
