@@ -52,6 +52,13 @@ GROUPS = {
     'launch/bench/test_dreams.py',
     'launch/interface/',
   ),
+  'environments of other packages': (
+    'launch/bench/test_learning.py',
+    'launch/inspect/test_environments.py',
+    'actors/environments/test_export.py',
+    'actors/environments/test_host.py',
+    'actors/environments/test_make.py',
+  ),
   'agents': ('agents/',),
 }
 

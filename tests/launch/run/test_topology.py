@@ -89,8 +89,7 @@ def test_inspect_reports_running_run(running, hephaestus):
 
 @pytest.mark.timeout(600)
 def test_killed_actor_and_evaluator_restart(running):
-  running.kill('evaluator')
-  running.kill('actor-0')
+  running.kill('evaluator', 'actor-0')
   acted = running.step('actor-0', 'environment_step')
   running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
 
