@@ -158,6 +158,10 @@ class DmEnv(dm_env.Environment):
     self._reset = jax.jit(environment.reset)
     self._next_episode = jax.jit(environment.next_episode)
     self._step = jax.jit(environment.step)
+    self.restart(seed)
+
+  def restart(self, seed: int) -> None:
+    """Restarts with the episodes of a seed, and compiles nothing again."""
     self._key = jax.random.key(seed)
     self._state: EnvState = None
     self._is_over = True
@@ -247,9 +251,9 @@ def as_gymnasium(environment: Environment, *, render_mode: str | None = None) ->
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
       super().reset(seed=seed)
       if seed is not None:
-        self._stepper = DmEnv(environment, seed)
+        self._stepper.restart(seed)
       elif self._stepper._state is None:
-        self._stepper = DmEnv(environment, int(self.np_random.integers(2**31)))
+        self._stepper.restart(int(self.np_random.integers(2**31)))
       return _gymnasium_observation(self._stepper.reset().observation)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
