@@ -18,15 +18,38 @@ FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 TINY = dreamer_config.DreamerConfig(**tiny.DREAMER)
 
 
+class Traced:
+  """An agent that counts traces of `act`, and random parameters for it."""
+
+  def __init__(self, environment):
+    agent = dreamer_agent.make_dreamer(
+      TINY, environment.observation_spec, environment.action_spec
+    ).agent
+    self.traces = 0
+
+    def act(*arguments, **options):
+      self.traces += 1
+      return agent.act(*arguments, **options)
+
+    self.agent = agent._replace(act=act)
+    rng = np.random.default_rng(0)
+    shapes = agent.acting_params(jax.eval_shape(agent.init_params, jax.random.key(0)))
+    draw = lambda x: rng.uniform(0.1, 0.5, x.shape).astype(x.dtype)
+    self.params = jax.tree.map(draw, shapes)
+
+
 @pytest.fixture(scope='module')
-def parts():
+def traced():
+  return Traced(environments.make('catch', **tiny.CATCH))
+
+
+@pytest.fixture(scope='module')
+def parts(traced):
   environment = environments.make('catch', **tiny.CATCH)
-  agent = dreamer_agent.make_dreamer(
-    TINY, environment.observation_spec, environment.action_spec
-  ).agent
-  unroll = rollout.make_unroll(environment, agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS)
-  params = agent.acting_params(agent.init_params(jax.random.key(0)))
-  return environment, agent, unroll, params
+  unroll = rollout.make_unroll(
+    environment, traced.agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS
+  )
+  return environment, traced.agent, unroll, traced.params
 
 
 def play(unroll, params, count):
@@ -117,23 +140,12 @@ def test_schema_matches_a_stored_sequence(parts):
   )
 
 
-def test_unroll_is_traced_once(parts):
-  _, agent, _, params = parts
-  traces = 0
-
-  def act(*arguments, **options):
-    nonlocal traces
-    traces += 1
-    return agent.act(*arguments, **options)
-
-  environment = environments.make('catch', **tiny.CATCH)
-  unroll = rollout.make_unroll(
-    environment, agent._replace(act=act), num_envs=NUM_ENVS, sequence_length=NUM_STEPS
-  )
+def test_unroll_is_traced_once(parts, traced):
+  _, _, unroll, params = parts
   play(unroll, params, 1)
-  after_one = traces
-  play(unroll, jax.tree.map(lambda x: jnp.copy(x) + 1, params), 3)
-  assert traces == after_one
+  after_one = traced.traces
+  play(unroll, jax.tree.map(lambda x: x + 1, params), 3)
+  assert traced.traces == after_one > 0
 
 
 @pytest.mark.parametrize('env', ['catch', 'grid_world'])
@@ -149,22 +161,6 @@ def test_no_key_is_used_twice(env):
     params = jax.eval_shape(init, jax.random.key(0))  # tracing detects it
     state = jax.eval_shape(unroll.init, jax.random.key(1))
     jax.eval_shape(unroll.unroll, params, jax.random.key(2), state, np.int32(0), np.int32(0))
-
-
-def test_greedy_unroll_reaches_the_end_of_every_episode():
-  environment = environments.make('catch', **tiny.CATCH)
-  agent = dreamer_agent.make_dreamer(
-    TINY, environment.observation_spec, environment.action_spec
-  ).agent
-  unroll = rollout.make_unroll(
-    environment, agent, num_envs=4, sequence_length=environment.max_steps + 1, greedy=True
-  )
-  params = agent.acting_params(agent.init_params(jax.random.key(0)))
-  _, _, episodes = unroll.unroll(
-    params, jax.random.key(1), unroll.init(jax.random.key(2)), np.int32(0), np.int32(0)
-  )
-  assert np.asarray(episodes.ended).any(axis=0).all()
-  assert wrappers.reference_returns(environment).scripted == 1.0
 
 
 def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts, monkeypatch):
@@ -189,21 +185,25 @@ class Endless(catch.Catch):
     return state, environment_lib.transition(1.0, observation)
 
 
-def test_endless_episodes_count_as_they_stand_after_a_limit(parts, monkeypatch):
-  monkeypatch.setattr(episodes, 'UNROLL_LENGTH', 5)
-  monkeypatch.setattr(episodes, 'MOST_STEPS', 6)
-  monkeypatch.setattr(wrappers, '_MOST_STEPS', 6)
-  _, agent, _, params = parts
-  play = episodes.Play(Endless(**tiny.CATCH), agent, 2)
-  assert play.evaluate(params, jax.random.key(0), 4) == episodes.Evaluation(8.0, 8.0, None)
-  assert len(play.record(params, jax.random.key(0)).frames) == 6
+@pytest.fixture(scope='module')
+def endless(traced):
+  """Plays in two endless environments, unrolled by five steps and for six at most."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(episodes, 'UNROLL_LENGTH', 5)
+    patch.setattr(episodes, 'MOST_STEPS', 6)
+    patch.setattr(wrappers, '_MOST_STEPS', 6)
+    yield episodes.Play(Endless(**tiny.CATCH), traced.agent, 2)
 
 
-def test_evaluation_of_endless_episodes_stops_at_a_signal(parts):
-  _, agent, _, params = parts
-  play = episodes.Play(Endless(**tiny.CATCH), agent, 2)
+def test_endless_episodes_count_as_they_stand_after_a_limit(endless, traced):
+  evaluated = endless.evaluate(traced.params, jax.random.key(0), 4)
+  assert evaluated == episodes.Evaluation(8.0, 8.0, None)
+  assert len(endless.record(traced.params, jax.random.key(0)).frames) == 6
+
+
+def test_evaluation_of_endless_episodes_stops_at_a_signal(endless, traced):
   asked = iter([False, True])
-  assert play.evaluate(params, jax.random.key(0), 2, lambda: next(asked)) is None
+  assert endless.evaluate(traced.params, jax.random.key(0), 2, lambda: next(asked)) is None
   assert next(asked, 'asked twice') == 'asked twice'
 
 

@@ -73,7 +73,7 @@ def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
   ],
 )
 def test_fully_observed_environments_draw_the_rendered_frame(env):
-  state, timestep = env.reset(jax.random.key(3))
+  state, timestep = jax.device_get(jax.jit(env.reset)(jax.random.key(3)))
   np.testing.assert_array_equal(env.draw(timestep.observation), env.render(state))
 
 
@@ -101,7 +101,9 @@ def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
   env = catch.Catch(**tiny.CATCH)
   config = dreamer_config.DreamerConfig(**tiny.DREAMER)
   agent = dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec).agent
-  params = jax.jit(agent.init_params)(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(agent.init_params, jax.random.key(0))
+  params = jax.tree.map(lambda x: rng.uniform(0.1, 0.5, x.shape).astype(x.dtype), shapes)
   acting = agent.acting_params(params)
   play = episodes.Play(env, agent, 2)
   camera = evaluator.Camera(play, tmp_path, period=3600, newest=lambda: (6, params))

@@ -1,5 +1,6 @@
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -8,15 +9,20 @@ from hephaestus.actors.environments import catch
 LEFT, STAY, RIGHT = range(3)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def compiled_step(env, state, action):
+  return env.step(jax.random.key(0), state, action)
+
+
 def step(env, state, action):
-  return env.step(jax.random.key(0), state, jnp.int32(action))
+  return jax.device_get(compiled_step(env, state, action))
 
 
 def state_of(ball_row, ball_column, paddle_column):
   return catch.State(
-    ball_row=jnp.int32(ball_row),
-    ball_column=jnp.int32(ball_column),
-    paddle_column=jnp.int32(paddle_column),
+    ball_row=np.int32(ball_row),
+    ball_column=np.int32(ball_column),
+    paddle_column=np.int32(paddle_column),
   )
 
 
@@ -29,7 +35,7 @@ def test_observation_has_ball_and_paddle():
 
 def test_reset_puts_paddle_in_the_middle_and_ball_anywhere_on_top():
   env = catch.Catch()
-  states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64))
+  states, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 64))
   assert set(states.paddle_column.tolist()) == {2}
   assert set(states.ball_row.tolist()) == {0}
   assert set(states.ball_column.tolist()) == {0, 1, 2, 3, 4}

@@ -248,6 +248,8 @@ def test_scripted_policy_beats_the_random_policy(case, environment):
     pytest.skip('only our own environments have a scripted policy')
   if case.name in ('ice', 'noisy_corridor'):
     pytest.skip('all rewards are 0')
+  if case.name in ('catch', 'errands', 'grid_world', 'oasis', 'sprites'):
+    pytest.skip('its own tests, or those of wrappers, compare both scores with exact ones')
   # Without auto-reset, which would compile the reset once more.
   reference = wrappers.reference_returns(environment.environment, num_episodes=64)
   assert reference is not None

@@ -13,25 +13,30 @@ from hephaestus.actors.environments.ice import DOWN, LEFT, RIGHT, STAY, UP
 ENV = ice.Ice()
 PITS = ((1, 1), (7, 7))  # on ice, on firm ground, where the ice is LEFT or UP
 step = jax.jit(ENV.step)
+scripted_action = jax.jit(ENV.scripted_action)
 
 
 def state_of(agent, pits=PITS, side=LEFT, step_count=0):
-  return ice.State(jnp.array([agent, *pits], jnp.int32), jnp.int32(side), jnp.int32(step_count))
+  return ice.State(np.array([agent, *pits], np.int32), np.int32(side), np.int32(step_count))
+
+
+observe = jax.jit(ENV._observe)
+NUM_KEYS = 4096
 
 
 def observation_of(*arguments, **options):
-  return ENV._observe(state_of(*arguments, **options))
+  return np.asarray(observe(state_of(*arguments, **options)))
 
 
-@functools.partial(jax.jit, static_argnames=('num_keys', 'env'))
-def outcomes(state, action, num_keys, env):
-  keys = jax.random.split(jax.random.key(0), num_keys)
+@functools.partial(jax.jit, static_argnames='env')
+def outcomes(state, action, env):
+  keys = jax.random.split(jax.random.key(0), NUM_KEYS)
   return jax.vmap(env.step, (0, None, None))(keys, state, action)
 
 
-def next_cells(state, action, num_keys, env=ENV):
-  """How often the agent is then in which cell."""
-  states, _ = outcomes(state, action, num_keys, env)
+def next_cells(state, action, env=ENV):
+  """How often, of NUM_KEYS times, the agent is then in which cell."""
+  states, _ = outcomes(state, np.int32(action), env)
   return collections.Counter(map(tuple, np.asarray(states.places[:, ice.AGENT]).tolist()))
 
 
@@ -41,28 +46,28 @@ def next_cells(state, action, num_keys, env=ENV):
    ((4, 6), STAY, (4, 6)), ((0, 6), UP, (0, 6)), ((4, 8), RIGHT, (4, 8)), ((4, 4), LEFT, (4, 3))],
 )  # fmt: skip
 def test_actions_on_firm_ground_do_as_they_say(agent, action, place):
-  assert next_cells(state_of(agent), action, 64) == {place: 64}
+  assert next_cells(state_of(agent), action) == {place: NUM_KEYS}
 
 
 def test_nine_of_ten_actions_on_ice_are_random():
-  cells = next_cells(state_of((4, 2)), UP, 8192)
+  cells = next_cells(state_of((4, 2)), UP)
   assert cells.keys() == {(3, 2), (5, 2), (4, 1), (4, 3), (4, 2)}
-  assert cells[3, 2] / 8192 == pytest.approx(0.1 + 0.9 / 5, abs=0.02)
+  assert cells[3, 2] / NUM_KEYS == pytest.approx(0.1 + 0.9 / 5, abs=0.02)
   for cell in cells.keys() - {(3, 2)}:
-    assert cells[cell] / 8192 == pytest.approx(0.9 / 5, abs=0.02)
+    assert cells[cell] / NUM_KEYS == pytest.approx(0.9 / 5, abs=0.02)
 
 
 def test_slip_sets_the_probability():
   state = state_of((4, 2))
-  assert next_cells(state, UP, 256, ice.Ice(slip=0.0)) == {(3, 2): 256}
-  always = next_cells(state, UP, 4096, ice.Ice(slip=1.0))
-  assert always[3, 2] / 4096 == pytest.approx(0.2, abs=0.03)
+  assert next_cells(state, UP, ice.Ice(slip=0.0)) == {(3, 2): NUM_KEYS}
+  always = next_cells(state, UP, ice.Ice(slip=1.0))
+  assert always[3, 2] / NUM_KEYS == pytest.approx(0.2, abs=0.03)
 
 
 @pytest.mark.parametrize('pit', PITS)
 @pytest.mark.parametrize('action', range(5))
 def test_a_pit_holds_the_agent(pit, action):
-  assert next_cells(state_of(pit), action, 64) == {pit: 64}
+  assert next_cells(state_of(pit), action) == {pit: NUM_KEYS}
 
 
 def test_time_limit_truncates_without_reward():
@@ -74,19 +79,23 @@ def test_time_limit_truncates_without_reward():
 
 
 def test_layouts_have_a_pit_on_each_ground_and_begin_on_both():
-  states, timesteps = jax.vmap(ENV.reset)(jax.random.split(jax.random.key(0), 4096))
+  reset = jax.jit(lambda key: jax.vmap(ENV.reset)(jax.random.split(key, 4096)))
+  states, timesteps = jax.device_get(reset(jax.random.key(0)))
   places, side = np.asarray(states.places), np.asarray(states.side)
   assert set(side.tolist()) == {UP, DOWN, LEFT, RIGHT}
   row, column = np.moveaxis(places, -1, 0)
   by_side = np.stack([row <= 3, row >= 5, column <= 3, column >= 5], axis=-1)
   on_ice = by_side[np.arange(len(side)), :, side]
   assert on_ice[:, ice.ICE_PIT].all() and not on_ice[:, ice.FIRM_PIT].any()
-  assert not np.asarray(ice.is_in_pit(timesteps.observation)).any()
+  assert not np.asarray(jax.jit(ice.is_in_pit)(timesteps.observation)).any()
   assert on_ice[:, ice.AGENT].mean() == pytest.approx(35 / 79, abs=0.03)
   agents, ice_pits, firm_pits = (set(cells.tolist()) for cells in (places @ [9, 1]).T)
   everywhere = set(range(81))
   assert agents == firm_pits == everywhere
   assert ice_pits == everywhere - {40}  # the centre is always firm
+
+
+ground_of = jax.jit(lambda observation: (ice.is_firm(observation), ice.is_in_pit(observation)))
 
 
 @pytest.mark.parametrize(
@@ -98,10 +107,10 @@ def test_layouts_have_a_pit_on_each_ground_and_begin_on_both():
 )  # fmt: skip
 def test_observations_say_whether_the_ground_is_firm(agent, side, firm, in_pit):
   observation = observation_of(agent, side=side)
-  assert ice.is_firm(observation) == firm and ice.is_in_pit(observation) == in_pit
-  batch = jnp.broadcast_to(observation, (3, 2, 10))
-  assert (ice.is_firm(batch) == firm).all() and ice.is_firm(batch).shape == (3, 2)
-  assert (ice.is_in_pit(batch) == in_pit).all() and ice.is_in_pit(batch).shape == (3, 2)
+  for x in (observation, np.broadcast_to(observation, (3, 2, 10))):
+    found_firm, found_in_pit = ground_of(x)
+    assert (found_firm == firm).all() and (found_in_pit == in_pit).all()
+    assert found_firm.shape == found_in_pit.shape == x.shape[:-1]
 
 
 def entropy(*probabilities):
@@ -109,8 +118,11 @@ def entropy(*probabilities):
   return -sum(p * np.log(p) for p in probabilities)
 
 
+empowerment = jax.jit(ENV.empowerment)
+
+
 def test_empowerment_equals_values_by_hand():
-  found = np.asarray(jax.jit(ENV.empowerment)(state_of((0, 0))))
+  found = np.asarray(empowerment(state_of((0, 0))))
   assert found.shape == (9, 9)
   expect = lambda *cell, value: np.testing.assert_allclose(found[cell], value, atol=1e-6)
   expect(4, 6, value=np.log(5))
@@ -131,27 +143,30 @@ def test_empowerment_equals_values_by_hand():
 
 def test_empowerment_depends_on_the_layout_alone():
   here, there = state_of((0, 0)), state_of((8, 8), step_count=50)
-  np.testing.assert_array_equal(ENV.empowerment(here), ENV.empowerment(there))
+  np.testing.assert_array_equal(empowerment(here), empowerment(there))
   turned = state_of((0, 0), side=UP)
-  np.testing.assert_allclose(ENV.empowerment(turned), ENV.empowerment(here).T, atol=1e-6)
+  np.testing.assert_allclose(empowerment(turned), np.transpose(empowerment(here)), atol=1e-6)
 
 
 @pytest.mark.parametrize('slip, inner', [(0.0, np.log(5)), (1.0, 0.0)])
 def test_empowerment_on_ice_depends_on_slip(slip, inner):
-  found = ice.Ice(slip=slip).empowerment(state_of((0, 0)))
+  found = np.asarray(jax.jit(ice.Ice(slip=slip).empowerment)(state_of((0, 0))))
   assert found[4, 2] == pytest.approx(inner, abs=1e-6)
   assert found[4, 6] == pytest.approx(np.log(5), abs=1e-6)
+
+
+transition_probabilities = jax.jit(ENV.transition_probabilities)
 
 
 @pytest.mark.parametrize('agent', [(4, 2), (0, 0), (1, 2), (4, 4), (8, 8), PITS[1]])
 @pytest.mark.parametrize('action', [LEFT, DOWN])
 def test_steps_follow_the_transition_probabilities(agent, action):
   state = state_of(agent)
-  probabilities = np.asarray(ENV.transition_probabilities(state))
+  probabilities = np.asarray(transition_probabilities(state))
   np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-6)
   sampled = np.zeros((9, 9))
-  for cell, count in next_cells(state, action, 4096).items():
-    sampled[cell] = count / 4096
+  for cell, count in next_cells(state, action).items():
+    sampled[cell] = count / NUM_KEYS
   row, column = agent
   expected = probabilities[9 * row + column, action].reshape(9, 9)
   np.testing.assert_allclose(sampled, expected, atol=0.03)
@@ -159,12 +174,13 @@ def test_steps_follow_the_transition_probabilities(agent, action):
 
 
 def test_view_shows_offsets_of_pits_and_the_ground_at_hand():
-  view = np.asarray(ice.around(observation_of((4, 4))))
+  around = jax.jit(ice.around)
+  view = np.asarray(around(observation_of((4, 4))))
   offsets, ground = view[:68].reshape(2, 2, 17), view[68:]
   np.testing.assert_allclose(offsets.sum(-1), 1, atol=1e-5)
   np.testing.assert_array_equal(offsets.argmax(-1) - 8, [[-3, -3], [3, 3]])
   np.testing.assert_array_equal(ground, [0, 0, 1, 0, 0])  # ice is to the left
-  assert ice.around(observation_of((4, 4), side=DOWN))[68:].tolist() == [0, 1, 0, 0, 0]
+  assert around(observation_of((4, 4), side=DOWN))[68:].tolist() == [0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -172,21 +188,25 @@ def test_view_shows_offsets_of_pits_and_the_ground_at_hand():
   [((4, 6), STAY), ((7, 6), STAY), ((5, 1), RIGHT), ((5, 3), RIGHT), ((1, 0), UP), ((8, 0), RIGHT)],
 )
 def test_script_goes_around_pits_to_firm_ground_and_stays(agent, action):
-  assert ENV.scripted_action(state_of(agent)) == action
+  assert scripted_action(state_of(agent)) == action
 
 
 def test_script_leaves_a_wall_where_a_pit_is_ahead():
-  assert ENV.scripted_action(state_of((0, 1), ((0, 2), PITS[1]))) == DOWN
+  assert scripted_action(state_of((0, 1), ((0, 2), PITS[1]))) == DOWN
+
+
+@jax.jit
+def step_on_rough_ice(state, action):
+  return ice.Ice(slip=0.0).step(jax.random.key(0), state, action)
 
 
 @pytest.mark.parametrize('side', [UP, DOWN, LEFT, RIGHT])
 def test_script_avoids_a_pit_across_the_edge_of_the_ice(side):
   ice_cell = {UP: (3, 4), DOWN: (5, 4), LEFT: (4, 3), RIGHT: (4, 5)}[side]
   state = state_of(ice_cell, ((0, 0), (4, 4)), side)
-  env = ice.Ice(slip=0.0)
   for _ in range(2):
-    state, timestep = env.step(jax.random.key(0), state, env.scripted_action(state))
-  assert ice.is_firm(timestep.observation)
+    state, timestep = step_on_rough_ice(state, scripted_action(state))
+  assert ground_of(timestep.observation)[0]
 
 
 def shares(choose, num_episodes=512):

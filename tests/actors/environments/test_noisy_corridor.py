@@ -16,7 +16,14 @@ step = jax.jit(WORLD.step)
 
 
 def state_of(place, step_count=0):
-  return noisy_corridor.State(jnp.int32(place), jnp.zeros(4), jnp.int32(step_count))
+  pixels = np.zeros(4, np.float32)
+  return noisy_corridor.State(np.int32(place), pixels, np.int32(step_count))
+
+
+@jax.jit
+def stay_64_times(state):
+  keys = jax.random.split(jax.random.key(0), 64)
+  return jax.vmap(WORLD.step, (0, None, None))(keys, state, jnp.int32(STAY))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +43,7 @@ def test_closed_cells_are_not_entered():
 
 @pytest.mark.parametrize('place, noisy', [(1, False), (2, True), (3, True), (4, False)])
 def test_pixels_are_random_in_noisy_cells_and_zero_elsewhere(place, noisy):
-  keys = jax.random.split(jax.random.key(0), 64)
-  state, timestep = jax.vmap(WORLD.step, (0, None, None))(keys, state_of(place), jnp.int32(STAY))
+  state, timestep = jax.device_get(stay_64_times(state_of(place)))
   np.testing.assert_array_equal(timestep.observation[:, 6:], state.pixels)
   assert set(np.unique(state.pixels)) == ({0, 1} if noisy else {0})
   assert len(np.unique(state.pixels, axis=0)) == (16 if noisy else 1)
@@ -46,13 +52,14 @@ def test_pixels_are_random_in_noisy_cells_and_zero_elsewhere(place, noisy):
 def test_pixels_may_be_real_numbers():
   world = dataclasses.replace(WORLD, pixels='normal')
   keys = jax.random.split(jax.random.key(0), 256)
-  pixels = jax.vmap(lambda key: world.step(key, state_of(2), STAY)[0].pixels)(keys)
+  pixels = jax.jit(jax.vmap(lambda key: world.step(key, state_of(2), STAY)[0].pixels))(keys)
   np.testing.assert_allclose([pixels.mean(), pixels.std()], [0, 1], atol=0.1)
   assert not hasattr(world.observation_spec, 'maximum')
 
 
 def test_reset_is_uniform_over_open_cells():
-  states, timesteps = jax.vmap(WORLD.reset)(jax.random.split(jax.random.key(0), 64))
+  reset = jax.jit(jax.vmap(WORLD.reset))
+  states, timesteps = jax.device_get(reset(jax.random.split(jax.random.key(0), 64)))
   assert set(states.place.tolist()) == {0, 1, 2, 3, 4}
   shows_pixels = timesteps.observation[:, 6:].any(axis=1)
   assert set(states.place[shows_pixels].tolist()) == {2, 3}
@@ -66,7 +73,7 @@ def test_time_limit_truncates():
 
 
 def test_frame_shows_place_and_pixels():
-  state = state_of(2).replace(pixels=jnp.array([0.0, 1.0, 0.0, 1.0]))
+  state = state_of(2).replace(pixels=np.array([0.0, 1.0, 0.0, 1.0]))
   frame = WORLD.render(state)
   assert frame.shape == (32, 96, 3)
   assert np.argwhere(frame[8::16, 8::16, 0]).tolist() == [[0, 2], [1, 1], [1, 3]]

@@ -18,19 +18,32 @@ def stream(env, num_choices, seed=0):
     last, _ = env_.step(keys[0], state, jnp.int32(0))
     return env_.step(keys[1], last, jnp.int32(0)), (name, visit)
 
-  reset_key, steps_key = jax.random.split(jax.random.key(seed))
-  _, (names, visits) = jax.lax.scan(
-    choose, env_.reset(reset_key), jax.random.split(steps_key, num_choices)
-  )
-  return np.asarray(names), np.asarray(visits)
+  @jax.jit
+  def play(key):
+    reset_key, steps_key = jax.random.split(key)
+    keys = jax.random.split(steps_key, num_choices)
+    return jax.lax.scan(choose, env_.reset(reset_key), keys)[1]
+
+  return tuple(jax.device_get(play(jax.random.key(seed))))
 
 
-def test_right_door_pays_and_ends_the_episode():
+@pytest.fixture(scope='module')
+def opened():
+  """The first state and observation, the right door, and the results of the right and a wrong door."""
   env = rooms.Rooms()
-  state, first = env.reset(jax.random.key(0))
-  door = rooms.right_door(state.name)
-  _, right = env.step(jax.random.key(1), state, door)
-  _, wrong = env.step(jax.random.key(1), state, (door + 1) % 4)
+
+  @jax.jit
+  def play(key):
+    state, first = env.reset(key)
+    door = rooms.right_door(state.name)
+    step = lambda action: env.step(key, state, action)
+    return (state, first), door, step(door), step((door + 1) % 4)
+
+  return jax.device_get(play(jax.random.key(0)))
+
+
+def test_right_door_pays_and_ends_the_episode(opened):
+  (_, first), door, (_, right), (_, wrong) = opened
   assert (right.reward, wrong.reward) == (1.0, 0.0)
   assert right.last() and wrong.last() and right.discount == 0.0
   np.testing.assert_array_equal(right.observation[:24], first.observation[:24])
@@ -39,11 +52,12 @@ def test_right_door_pays_and_ends_the_episode():
 
 
 def test_names_differ_and_each_door_is_right_as_often():
-  names = rooms.scramble(jnp.arange(1024)) >> 8
+  scrambled = jax.jit(lambda: rooms.scramble(jnp.arange(1024)) >> 8)
+  names = np.asarray(scrambled())
   assert len(set(names.tolist())) == 1024
-  counts = np.bincount(rooms.right_door(names), minlength=4)
+  counts = np.bincount(jax.jit(rooms.right_door)(names), minlength=4)
   assert counts.min() > 200
-  bits = (names[:, None] >> jnp.arange(24)) & 1
+  bits = (names[:, None].astype(np.int64) >> np.arange(24)) & 1
   assert bits.mean(axis=0).min() > 0.4 and bits.mean(axis=0).max() < 0.6
 
 
@@ -65,14 +79,11 @@ def test_fresh_rooms_are_visited_four_times_in_turn_and_then_replaced():
   assert not set(other[5:].tolist()) & set(names.tolist())
 
 
-def test_frame_shows_whether_the_opened_door_was_right():
-  env = rooms.Rooms()
-  state, _ = env.reset(jax.random.key(0))
-  door = rooms.right_door(state.name)
+def test_frame_shows_whether_the_opened_door_was_right(opened):
+  env, ((state, _), door, *results) = rooms.Rooms(), opened
   colours = []
-  for action in (door, (door + 1) % 4):
-    opened, _ = env.step(jax.random.key(1), state, action)
-    frame = env.render(opened)
+  for action, (after, _) in zip((door, (door + 1) % 4), results, strict=True):
+    frame = env.render(after)
     colours.append(frame[80, 24 * int(action) + 12].tolist())
   assert colours == [[0, 255, 0], [255, 0, 0]]
   assert env.render(state).shape == (96, 96, 3)

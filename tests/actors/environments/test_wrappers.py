@@ -52,11 +52,10 @@ class ScriptedCorridor(Corridor):
 
 def test_last_observation_is_a_step_and_first_follows():
   env = wrappers.AutoReset(Corridor())
-  reset_key, *step_keys = jax.random.split(jax.random.key(0), 6)
-  state, timestep = env.reset(reset_key)
-  timesteps = [timestep]
-  for step_key in step_keys:
-    state, timestep = env.step(step_key, state, jnp.int32(2))
+  state, timestep = jax.jit(env.reset)(jax.random.key(0))
+  timesteps, step = [timestep], jax.jit(env.step)
+  for seed in range(5):
+    state, timestep = step(jax.random.key(seed), state, 2)
     timesteps.append(timestep)
   assert [int(timestep.step_type) for timestep in timesteps] == [FIRST, MID, MID, LAST, FIRST, MID]
   assert [float(timestep.observation['count']) for timestep in timesteps] == [0, 1, 2, 3, 0, 1]
@@ -69,10 +68,10 @@ def test_time_limit_truncates_and_does_not_terminate(limit, discount):
   """At a limit of three steps the episode terminates, because that is its end."""
   env = wrappers.TimeLimit(Corridor(), limit)
   key = jax.random.key(0)
-  state, timestep = env.reset(key)
-  timesteps = [timestep]
+  state, timestep = jax.jit(env.reset)(key)
+  timesteps, step = [timestep], jax.jit(env.step)
   while not timesteps[-1].last():
-    state, timestep = env.step(key, state, jnp.int32(1))
+    state, timestep = jax.device_get(step(key, state, 1))
     timesteps.append(timestep)
   assert len(timesteps) - 1 == min(limit, 3)
   assert [float(timestep.discount) for timestep in timesteps] == [1.0] * (len(timesteps) - 1) + [
@@ -82,33 +81,48 @@ def test_time_limit_truncates_and_does_not_terminate(limit, discount):
 
 def test_new_episode_differs_from_the_old_one():
   env = wrappers.AutoReset(catch.Catch())
-  reset_key, step_key = jax.random.split(jax.random.key(0))
-  state, _ = env.reset(reset_key)
-  over = state._replace(is_over=jnp.array(True))
-  states, _ = jax.vmap(env.step, in_axes=(0, None, None))(
-    jax.random.split(step_key, 64), over, jnp.int32(0)
-  )
+
+  @jax.jit
+  def begin_anew(key):
+    state, _ = env.reset(key)
+    over, keys = state._replace(is_over=jnp.array(True)), jax.random.split(key, 64)
+    return jax.vmap(env.step, in_axes=(0, None, None))(keys, over, jnp.int32(0))
+
+  states, _ = begin_anew(jax.random.key(0))
   assert set(states.env_state.ball_column.tolist()) == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize('num_over', [0, 1, 10])
-def test_resets_in_groups_match_resets_of_all(num_over):
-  """Ten environments, which are no multiple of the group size, with different keys."""
+@pytest.fixture(scope='module')
+def played():
+  """(which of ten environments are over) -> a step with resets of all, and one with resets in groups."""
 
   class Costly(catch.Catch):
     has_costly_reset = True
 
-  reset_key, step_key, order_key = jax.random.split(jax.random.key(0), 3)
-  is_over = jax.random.permutation(order_key, jnp.arange(10) < num_over)
-  played = []
-  for env in (catch.Catch(), Costly()):
-    env = wrappers.AutoReset(env)
-    state, _ = jax.vmap(env.reset)(jax.random.split(reset_key, 10))
-    step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, None)))
-    played.append(step(jax.random.split(step_key, 10), state._replace(is_over=is_over), 1))
-  assert (played[0][1].first() == is_over).all()
-  assert jax.tree.all(jax.tree.map(lambda *leaves: (leaves[0] == leaves[1]).all(), *played))
   assert wrappers.TimeLimit(Costly()).has_costly_reset
+
+  @jax.jit
+  def play(is_over):
+    reset_key, step_key = jax.random.split(jax.random.key(0))
+    results = []
+    for env in (catch.Catch(), Costly()):
+      env = wrappers.AutoReset(env)
+      state, _ = jax.vmap(env.reset)(jax.random.split(reset_key, 10))
+      step = jax.vmap(env.step, in_axes=(0, 0, None))
+      keys, state = jax.random.split(step_key, 10), state._replace(is_over=is_over)
+      results.append(step(keys, state, 1))
+    return results
+
+  return lambda is_over: jax.device_get(play(is_over))
+
+
+@pytest.mark.parametrize('num_over', [0, 1, 10])
+def test_resets_in_groups_match_resets_of_all(played, num_over):
+  """Ten environments, which are no multiple of the group size, with different keys."""
+  is_over = np.random.default_rng(0).permutation(np.arange(10) < num_over)
+  one, other = played(is_over)
+  assert (one[1].first() == is_over).all()
+  jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_reference_returns_of_catch_are_exact():
@@ -155,7 +169,7 @@ def test_normalised_score_is_0_for_random_and_1_for_scripted():
 def test_continuous_random_actions_fill_their_bounds():
   low, high = np.array([-1.0, 2.0]), np.array([1.0, 4.0])
   spec = specs.BoundedArray((2,), np.float32, low, high)
-  draw = jax.vmap(lambda key: wrappers.random_action(key, spec, jnp.zeros(())))
+  draw = jax.jit(jax.vmap(lambda key: wrappers.random_action(key, spec, jnp.zeros(()))))
   actions = np.asarray(draw(jax.random.split(jax.random.key(0), 256)))
   assert actions.dtype == np.float32
   np.testing.assert_allclose(actions.min(axis=0), low, atol=0.1)
@@ -164,13 +178,11 @@ def test_continuous_random_actions_fill_their_bounds():
 
 def test_several_random_choices_are_uniform_among_the_legal():
   spec = specs.BoundedArray((2,), np.int32, 0, [2, 1])
-  mask = jnp.array([True, False, True, False, False])  # of the second, none is legal
+  mask = np.array([True, False, True, False, False])  # of the second, none is legal
   keys = jax.random.split(jax.random.key(0), 512)
-  for observation, first in ((jnp.zeros(()), [0, 1, 2]), ({'action_mask': mask}, [0, 2])):
-    draw = jax.vmap(
-      lambda key, observation=observation: wrappers.random_action(key, spec, observation)
-    )
-    actions = np.asarray(draw(keys))
+  for observation, first in ((np.zeros(()), [0, 1, 2]), ({'action_mask': mask}, [0, 2])):
+    draw = jax.jit(jax.vmap(lambda key, seen: wrappers.random_action(key, spec, seen), (0, None)))
+    actions = np.asarray(draw(keys, observation))
     assert actions.dtype == np.int32 and actions.shape == (512, 2)
     assert sorted(set(actions[:, 0])) == first
     for choice in first:
