@@ -367,7 +367,7 @@ def test_non_finite_metrics_end_the_run(train, capsys):
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_killed_dreamer_resumes_bitwise(tmp_path):
   options = (*tiny.RUN, 'max_environment_steps=2000', 'learner.checkpoint_updates=50')
   launch = lambda name: runs.Launch(tmp_path / name / 'run', *options, fused=True)

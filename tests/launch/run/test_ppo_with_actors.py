@@ -33,7 +33,7 @@ def test_node_that_keeps_failing_ends_the_run(folder):
   assert runs.living(folder) == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   # max_minutes restarts with the learner, so the run cannot end before the kill unnoticed.
   options = ('max_environment_steps=100000000', 'max_minutes=0.2')
@@ -64,7 +64,7 @@ def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   assert {row['kind'] for row in run.rows('events')} >= {'restarting', 'finished'}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_processes_of_ppo_end_with_the_first_batch_that_reaches_the_steps(folder):
   options = ('learner.num_processes=2', 'max_environment_steps=3000', 'learner.max_staleness=1000')
   run = runs.Launch(folder, *PPO, *options, agent='ppo')
