@@ -15,6 +15,7 @@ def call(*words):
   return main.run(main.parse(['hephaestus', *map(str, words)]))
 
 
+@pytest.mark.timeout(600)
 def test_rows_are_after_1_2_and_4_steps_of_the_longest_dream(dreamer, monkeypatch, capsys):
   # Both commands show one result, so that it is computed once.
   monkeypatch.setattr(dreams, 'dreams', functools.cache(dreams.dreams))

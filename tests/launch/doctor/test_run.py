@@ -110,6 +110,7 @@ def call(*words):
   return main.run(main.parse(['hephaestus', *map(str, words)]))
 
 
+@pytest.mark.timeout(600)
 def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(dreamer, tmp_path, capsys):
   run = shutil.copytree(dreamer.folder, tmp_path / 'run')
   code = call('doctor', run, '--steps', 2048, '--json')

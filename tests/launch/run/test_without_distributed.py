@@ -23,6 +23,7 @@ def without(monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
 
 
+@pytest.mark.timeout(600)
 def test_dreamer_trains_in_one_process_by_default(dreamer):
   first, *_, score, replay = dreamer.lines
   assert first.startswith('one process, as with --fused: several need the extra `distributed`')
