@@ -50,10 +50,10 @@ class Grid(rssm.RSSM):
 def train():
   """(updates, reach, legal actions) -> [5, 5] nats of the head after so many updates.
 
-  Trains from uniformly sampled places. Only classifier and head learn.
+  Trains from uniformly sampled places, with a rate that falls to 0. Only classifier and head learn.
   """
   dreamer = make(*SPECS)
-  optimizer = optax.adam(3e-3)
+  optimizer = optax.scale_by_adam()
   num_steps, batch = 8, 32
   own = (modules.INVERSE, modules.EMPOWERMENT)
 
@@ -83,7 +83,8 @@ def train():
 
       grads, _ = jax.grad(loss, has_aux=True)(params)
       changes, opt_state = optimizer.update(grads, opt_state)
-      return optax.apply_updates(params, changes), opt_state
+      rate = 3e-3 * (1 - i / updates)
+      return jax.tree.map(lambda x, change: x - rate * change, params, changes), opt_state
 
     params = {name: whole[name] for name in own}
     params, _ = jax.lax.fori_loop(0, updates, update, (params, optimizer.init(params)))
@@ -113,17 +114,17 @@ def test_exact_values_by_hand():
 
 
 def test_head_learns_the_exact_information_of_a_grid(train):
-  np.testing.assert_allclose(train(1500), exact(), atol=0.1)
+  np.testing.assert_allclose(train(700), exact(), atol=0.1)
 
 
 def test_actions_without_effect_give_no_empowerment(train):
   """Neither the action nor a state that is a function of it may reach the classifier."""
-  assert np.abs(train(600, reach=0.0)).max() < 0.05
+  assert np.abs(train(400, reach=0.0)).max() < 0.05
 
 
 def test_illegal_actions_do_not_count(train):
   legal = [True, True, False, False, False]  # up, down
-  np.testing.assert_allclose(train(1000, legal=legal), exact(legal), atol=0.1)
+  np.testing.assert_allclose(train(400, legal=legal), exact(legal), atol=0.1)
   assert exact(legal)[2, 2] == pytest.approx(np.log(2))
 
 
