@@ -185,7 +185,7 @@ def _for_perfetto(folder: pathlib.Path) -> None:
     trace = json.load(file)
   trace.pop('metadata', None)
   with contextlib.suppress(OSError), gzip.open(folder / _PERFETTO, 'wt') as file:
-    json.dump(trace, file)
+    file.write(json.dumps(trace))  # `json.dump` encodes in Python, ten times as slowly
 
 
 def _describe(node: str, done: dict[str, Any]) -> str:
