@@ -19,6 +19,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 # Programs of tests run a few times on tiny arrays, so their time is the compiler's: an update of the
 # dreamer compiles in a third of the CPU time. The processes that tests start inherit it.
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
+# A twentieth of the time to trace and lower is for the Python frames of each instruction.
+os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 
 # Tracing makes millions of objects that live: with Python's threshold of 700, collections take a tenth
 # of the time of tests that compile. `survivors_not_scanned` collects after each module.

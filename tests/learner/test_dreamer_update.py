@@ -386,8 +386,3 @@ def test_without_novelty_the_critic_has_one_head(changes):
   state = initial(dreamer)
   assert list(state.scales.ranges) == [TASK]
   assert state.slow_critic['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
-
-
-def test_one_member_learns_without_novelty():
-  before, after, metrics = trace(make_dreamer(ensemble_size=1))
-  assert after == before and 'actor_critic/critic_loss' in metrics

@@ -55,7 +55,8 @@ def world():
 
 
 def make_dreamer(world):
-  sizes = tiny.DREAMER | {'horizon_max': 2}
+  """With one member, and so without novelty."""
+  sizes = tiny.DREAMER | {'horizon_max': 2, 'ensemble_size': 1}
   config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
   return dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
 
@@ -104,16 +105,16 @@ def test_ppo_samples_legal_choices_and_learns_from_them(world):
 
 
 def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
-  """Imagined choices are those of the policy, so the update itself is only traced."""
+  """Imagined choices are those of the policy, so the update itself, of one member, is only traced."""
   made = make_dreamer(world)
   learner = dreamer_update.make_update(made, learner_config.LearnerConfig(batch_size=NUM_WORLDS))
   state = jax.jit(learner.init)(jax.random.key(0))
   sequence = unrolled(world, made, state.params)
   assert_legal(sequence)
   one = jax.tree.map(lambda x: x[None], (state, sequence))
-  after, _ = jax.eval_shape(jax.vmap(learner.update, axis_name=devices_lib.DEVICES), *one)
+  after, metrics = jax.eval_shape(jax.vmap(learner.update, axis_name=devices_lib.DEVICES), *one)
   shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-  assert shapes(after) == shapes(one[0])
+  assert shapes(after) == shapes(one[0]) and 'actor_critic/critic_loss' in metrics
 
   policy, num_steps = made.actor_critic, NUM_ROWS - 1
   features = np.random.default_rng(0).normal(size=(num_steps, NUM_WORLDS, policy.feature_size))
