@@ -100,12 +100,12 @@ class _Imagined(NamedTuple):
   Attributes:
     dream: imagination rollouts from steps of the batch.
     replayed: the batch itself.
-    motivation: averages of novelty, which scale intrinsic rewards.
+    novelty_scale: [] float32, `Motivation.novelty_scale`.
   """
 
   dream: dream.Dream
   replayed: ac.Replayed
-  motivation: intrinsic.Motivation
+  novelty_scale: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,9 @@ class _Learner:
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon, motivation)
+    imagined = self._imagine(
+      state, posterior, felt, dream_keys, sequence, horizon, motivation.novelty_scale
+    )
     workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
@@ -221,7 +223,7 @@ class _Learner:
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, felt, keys, sequence, horizon, motivation) -> _Imagined:
+  def _imagine(self, state, posterior, felt, keys, sequence, horizon, novelty_scale) -> _Imagined:
     """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
@@ -237,9 +239,9 @@ class _Learner:
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
     )
-    rewards = self._rewards(sequence.reward, felt, motivation)
+    rewards = self._rewards(sequence.reward, felt, dreamt, novelty_scale)
     replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
-    return _Imagined(dreamt, replayed, motivation)
+    return _Imagined(dreamt, replayed, novelty_scale)
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
@@ -351,19 +353,22 @@ class _Learner:
     config, dreamt = self.dreamer.config, imagined.dream
     survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
     felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
-    rewards = self._rewards(dreamt.reward, felt, imagined.motivation)
-    weight = dream.weights(dreamt)
-    weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
+    rewards = self._rewards(dreamt.reward, felt, dreamt, imagined.novelty_scale)
+    weight = _normalised(dream.weights(dreamt))
     mean = lambda x: devices_lib.over_devices(jnp.sum(weight * x))
+    at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
+    weight_of_step = jnp.maximum(at_each_step(weight), 1e-8)
     all_returns, advantages, first = {}, {}, {}
     for name in self.dreamer.actor_critic.heads:
       value = dreamt.values[name]
       return_ = dream.returns_of(
         dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
       )
-      # A value that lags behind shifts all advantages alike, which is noise to the policy.
+      # A value that lags behind shifts all advantages at an imagined step alike, by more the more
+      # steps are left to the horizon, which is noise to the policy.
       error = return_ - value[:-1]
-      all_returns[name], advantages[name] = return_, error - mean(error)
+      centre = at_each_step(weight * error) / weight_of_step
+      all_returns[name], advantages[name] = return_, error - centre
       # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
       # members disagree most there, and their novelty would set the scale of all others.
       counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)
@@ -427,11 +432,13 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, felt: intrinsic.Felt, motivation: intrinsic.Motivation
+    self, reward: jax.Array, felt: intrinsic.Felt, dreamt: dream.Dream, novelty_scale: jax.Array
   ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name."""
+    """The reward of each head of the critic, by its name; novelty's has mean 0 over the dreams."""
     _, *names = self.dreamer.actor_critic.heads
-    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, motivation)}
+    weight = _normalised(dream.weights(dreamt))
+    mean = devices_lib.over_devices(jnp.sum(weight * dreamt.novelty[1:]))
+    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean, novelty_scale)}
 
   def _felt(
     self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
@@ -470,6 +477,11 @@ def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]
   return keys[:, 0], keys[:, 1]
 
 
+def _normalised(weight: jax.Array) -> jax.Array:
+  """Weights of imagined steps, [H, B'], whose sum over all devices is their number."""
+  return weight / jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
+
+
 def _intrinsic_metrics(
   posterior: Any, novelty: jax.Array, motivation: intrinsic.Motivation
 ) -> Metrics:
@@ -477,7 +489,7 @@ def _intrinsic_metrics(
   return {
     'intrinsic/novelty': novelty.mean(),
     'intrinsic/novelty_fast': motivation.novelty_fast,
-    'intrinsic/novelty_slow': motivation.novelty_mean,
+    'intrinsic/novelty_slow': motivation.novelty_slow,
     'intrinsic/clean_novelty': clean.mean(),
     'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
     'intrinsic/competence': motivation.competence,

@@ -86,14 +86,12 @@ class Scales(NamedTuple):
 
   Attributes:
     ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
-    largest_novelty_range: [] float32, running maximum of novelty's average range since warm-up.
     deviation: moving average of the standard deviation of the task's returns, times GAUSSIAN_RANGE.
     evidence: [] float32, decaying running maximum of `deviation` in units of the task's least divisor:
       how far the returns of the task have ever differed, which shows that rewards were found.
   """
 
   ranges: dict[str, returns.Average]
-  largest_novelty_range: jax.Array
   deviation: returns.Average
   evidence: jax.Array
 
@@ -112,8 +110,8 @@ class Divisors(NamedTuple):
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
   """Scales before any returns; `heads` are the names of the critic's heads."""
-  zero = jnp.zeros((), jnp.float32)
-  return Scales({name: returns.no_average() for name in heads}, zero, returns.no_average(), zero)
+  ranges = {name: returns.no_average() for name in heads}
+  return Scales(ranges, returns.no_average(), jnp.zeros((), jnp.float32))
 
 
 def update_scales(
@@ -125,10 +123,9 @@ def update_scales(
   """Updates the scales of advantages with the returns of one batch of imagination rollouts.
 
     task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
-    novelty_scale = largest range of the returns of novelty so far
     evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
     weight        = config.novelty_scale max(0.5, 1 - evidence), of novelty
-    scale         = max(range of its returns, INTRINSIC_FLOOR) of other intrinsic rewards
+    scale         = max(range of its returns, INTRINSIC_FLOOR), of an intrinsic reward
 
   where range and std are moving averages over batches, the range from the 5th to the 95th percentile.
   Returns that are all alike mean that no reward was found yet, or that the task is solved. So the
@@ -158,14 +155,10 @@ def update_scales(
     scales.deviation, GAUSSIAN_RANGE * jnp.nanstd(first[TASK]), rate=rate
   )
   evidence = jnp.maximum(dreamer_config.EVIDENCE_DECAY * scales.evidence, mean_deviation / floor)
-  largest = scales.largest_novelty_range
-  if NOVELTY in range_of:
-    largest = jnp.maximum(largest, jnp.maximum(range_of[NOVELTY], dreamer_config.NOVELTY_FLOOR))
-  scale = {TASK: jnp.maximum(range_of[TASK], floor), NOVELTY: largest}
-  for name in range_of.keys() - scale.keys():
-    scale[name] = jnp.maximum(range_of[name], dreamer_config.INTRINSIC_FLOOR)
+  floors = {TASK: floor} | dict.fromkeys(range_of.keys() - {TASK}, dreamer_config.INTRINSIC_FLOOR)
+  scale = {name: jnp.maximum(range_of[name], floors[name]) for name in range_of}
   weight = {name: entry.weight(config, evidence) for name, entry in intrinsic.INTRINSIC.items()}
-  return Scales(ranges, largest, deviation, evidence), Divisors(scale, {TASK: 1.0} | weight)
+  return Scales(ranges, deviation, evidence), Divisors(scale, {TASK: 1.0} | weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,9 @@ CRITIC_RATE = 3.0
 SLOW_CRITIC_RATE = 0.1  # of the moving average of its parameters; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
 RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
-NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
-INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
+# Least divisor of the advantages of an intrinsic reward: vitals of 0 cost at most 1.44, and novelty has
+# a mean of 1 at its maximum, so its advantages fade once returns differ by less than a tenth of that.
+INTRINSIC_FLOOR = 0.1
 LEAST_NOVELTY = 0.5  # share of novelty's weight that stays once rewards were found
 EVIDENCE_DECAY = 0.9997  # of `Scales.evidence`, by an update: it halves in 2,300
 SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines

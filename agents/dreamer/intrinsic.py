@@ -44,17 +44,17 @@ class Motivation(NamedTuple):
   Attributes:
     horizon: [] int32, imagination horizon in steps.
     novelty_fast: [] float32, fast moving average of novelty, bias-corrected.
-    novelty_mean: [] float32, slow moving average of novelty, bias-corrected.
+    novelty_slow: [] float32, slow moving average of novelty, bias-corrected.
     novelty_scale: [] float32, running maximum of the slow average, which divides novelty to give the
       intrinsic reward. Divided by the current average, the reward would stay when nothing is left to
       learn.
-    competence: [] float32, learning progress: relative fall of novelty, see `update`.
+    competence: [] float32 in [0, 1], learning progress: relative fall of novelty, see `update`.
     boredom: [] float32 in [0, 1].
   """
 
   horizon: jax.Array
   novelty_fast: jax.Array
-  novelty_mean: jax.Array
+  novelty_slow: jax.Array
   novelty_scale: jax.Array
   competence: jax.Array
   boredom: jax.Array
@@ -156,20 +156,21 @@ def update(
   """Updates competence, boredom and horizon with the novelty of one batch.
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
-    competence = relu( (C_slow - C_fast) / C_slow )
+    competence = clip( max(C_slow - C_fast, C_fast - max C_slow) / C_slow, 0, 1)
     boredom <- clip( boredom + rise if competence < threshold else boredom - fall, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
 
   C_fast and C_slow both follow the first line, with alpha = COMPETENCE_FAST and COMPETENCE_SLOW.
-  Without the correction the fast average would lead during the first updates, so that competence
-  would be 0 and boredom would saturate.
+  Without the correction the fast average would lead during the first updates. Novelty that falls
+  shows that the model learns, and so does novelty above its maximum: it rises at first, while the
+  members learn how far they err, and later where observations of a new kind are found.
 
   Args:
     state: the state before the batch.
     novelty: [] float32, mean over the batch, equal on all replicas.
     config: config of the agent, with threshold, rise, fall and horizons.
     trained: [] bool, whether warm-up is over. Before, the maximum stays 0, since the novelty of an
-      untrained model is large everywhere.
+      untrained model is large everywhere; so boredom does not rise either.
 
   Returns:
     The next state, and the averages with the horizon and scale that follow from them.
@@ -182,13 +183,14 @@ def update(
   correct = lambda value, rate: value / -jnp.expm1(num_updates * jnp.log1p(-jnp.float32(rate)))
   corrected_fast = correct(fast, dreamer_config.COMPETENCE_FAST)
   corrected_slow = correct(slow, dreamer_config.COMPETENCE_SLOW)
-  competence = jax.nn.relu((corrected_slow - corrected_fast) / (corrected_slow + 1e-8))
+  largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
+  progress = jnp.maximum(corrected_slow - corrected_fast, corrected_fast - largest)
+  competence = jnp.clip(progress / (corrected_slow + 1e-8), 0.0, 1.0)
   change = jnp.where(
     competence < config.boredom_threshold, config.boredom_rise, -config.boredom_fall
   )
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
-  largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
   return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
     horizon.astype(jnp.int32), corrected_fast, corrected_slow, largest, competence, boredom
   )
@@ -254,22 +256,23 @@ class Intrinsic(NamedTuple):
 
   Attributes:
     is_on: config -> whether the agent has this reward, with a head of the critic.
-    reward: (Felt, Motivation) -> the reward that arrives at the steps, [T, ...] float32.
+    reward: (Felt, mean novelty, scale of novelty) -> the reward that arrives at the steps, [T, ...]
+      float32; see `rewards`.
     weight: (config, evidence) -> [] float32, weight of its scaled advantage in the joint advantage;
       `evidence` is that of `actor_critic.Scales`, [] float32.
   """
 
   is_on: Callable[[dreamer_config.DreamerConfig], bool]
-  reward: Callable[[Felt, Motivation], Any]
+  reward: Callable[[Felt, jax.Array, jax.Array], Any]
   weight: Callable[[dreamer_config.DreamerConfig, jax.Array], jax.Array | float]
 
 
-def _novelty_reward(felt: Felt, motivation: Motivation) -> jax.Array:
-  """(novelty - mean) / scale, so that ending an episode forgoes nothing on average: see Motivation.
+def _novelty_reward(felt: Felt, mean: jax.Array, scale: jax.Array) -> jax.Array:
+  """(novelty - mean) / scale, so that ending an episode forgoes nothing on average.
 
   Otherwise an agent that is rewarded at every step learns not to finish.
   """
-  return (felt.novelty - motivation.novelty_mean) / (motivation.novelty_scale + 1e-8)
+  return (felt.novelty - mean) / (scale + 1e-8)
 
 
 INTRINSIC = {
@@ -284,13 +287,13 @@ INTRINSIC = {
   # Its mean is not subtracted: a cost at every step would be none.
   SURVIVAL: Intrinsic(
     is_on=lambda config: config.survival_scale > 0,
-    reward=lambda felt, motivation: felt.survival,
+    reward=lambda felt, *_: felt.survival,
     weight=lambda config, evidence: config.survival_scale,
   ),
   # Nor is its mean subtracted here: where an action decides nothing, ending costs nothing.
   EMPOWERMENT: Intrinsic(
     is_on=lambda config: config.empowerment_scale > 0,
-    reward=lambda felt, motivation: felt.empowerment,
+    reward=lambda felt, *_: felt.empowerment,
     weight=lambda config, evidence: config.empowerment_scale,
   ),
 }
@@ -302,6 +305,16 @@ def heads(config: dreamer_config.DreamerConfig) -> tuple[str, ...]:
   return tuple(name for name, entry in INTRINSIC.items() if entry.is_on(config))
 
 
-def rewards(names: tuple[str, ...], felt: Felt, motivation: Motivation) -> dict[str, jax.Array]:
-  """The intrinsic rewards of these names, [T, ...] float32 each, by name."""
-  return {name: INTRINSIC[name].reward(felt, motivation) for name in names}
+def rewards(
+  names: tuple[str, ...], felt: Felt, mean: jax.Array, scale: jax.Array
+) -> dict[str, jax.Array]:
+  """The intrinsic rewards of these names, [T, ...] float32 each, by name.
+
+  Args:
+    names: names of intrinsic rewards.
+    felt: quantities along the steps.
+    mean: [] float32, mean novelty of imagined steps. Imagination visits steps that look newer than
+      replayed ones; less the mean of those, each of its steps would be rewarded.
+    scale: [] float32, `Motivation.novelty_scale`.
+  """
+  return {name: INTRINSIC[name].reward(felt, mean, scale) for name in names}

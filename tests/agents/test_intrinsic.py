@@ -110,13 +110,13 @@ def test_novelty_of_bfloat16_moments_is_computed_in_float32(name):
 
 def test_many_equal_bfloat16_updates_do_not_drift():
   motivation = run(np.full(LONGEST, jnp.bfloat16(0.7), np.float32))
-  assert motivation.novelty_mean.dtype == jnp.float32
-  np.testing.assert_allclose(motivation.novelty_mean, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
+  assert motivation.novelty_slow.dtype == jnp.float32
+  np.testing.assert_allclose(motivation.novelty_slow, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
 
 
 def test_constant_novelty_has_no_competence_from_the_first_update_on():
   motivation = run(np.full(LONGEST, 3.0))
-  np.testing.assert_allclose(motivation.novelty_mean, 3.0, rtol=1e-4)
+  np.testing.assert_allclose(motivation.novelty_slow, 3.0, rtol=1e-4)
   np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-4)
   np.testing.assert_allclose(motivation.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
 
@@ -124,7 +124,7 @@ def test_constant_novelty_has_no_competence_from_the_first_update_on():
 def test_both_averages_agree_after_the_first_update():
   # Uncorrected, the fast one would be twenty times the slow one.
   state, motivation = intrinsic.update(intrinsic.initial(), jnp.float32(5.0), CONFIG)
-  np.testing.assert_allclose(motivation.novelty_mean, 5.0, rtol=1e-5)
+  np.testing.assert_allclose(motivation.novelty_slow, 5.0, rtol=1e-5)
   np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-6)
   np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
   assert int(state.num_updates) == 1
@@ -139,10 +139,24 @@ def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
   assert (motivation.horizon[10:] == CONFIG.horizon_max).all()
 
 
-def test_rising_novelty_gives_no_competence():
+def test_novelty_above_its_maximum_is_not_boring():
+  """It rises while the members learn how far they err, when the model learns fastest."""
   motivation = run(1.05 ** np.arange(50))
-  np.testing.assert_allclose(motivation.competence, np.zeros(50), atol=1e-6)
-  assert motivation.boredom[-1] == 1
+  assert (motivation.competence[1:] > CONFIG.boredom_threshold).all()
+  assert (motivation.boredom[1:] == 0).all()
+
+
+def test_novelty_that_rises_below_its_maximum_gives_no_competence():
+  motivation = run([*np.full(10, 9.0), *np.full(100, 1.0), *np.linspace(1.0, 3.0, 190)])
+  assert motivation.novelty_fast[-1] > motivation.novelty_slow[-1]
+  assert motivation.competence[-1] == 0 and motivation.boredom[-1] == 1
+
+
+def test_boredom_does_not_rise_during_warm_up():
+  state = intrinsic.initial()
+  for _ in range(20):
+    state, motivation = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=False)
+  assert motivation.boredom == 0
 
 
 def test_competence_by_hand():
@@ -150,14 +164,14 @@ def test_competence_by_hand():
   fast = (0.9 * 0.1 * 2 + 0.1 * 1) / (1 - 0.9**2)
   slow = (0.995 * 0.005 * 2 + 0.005 * 1) / (1 - 0.995**2)
   np.testing.assert_allclose(motivation.competence[1], (slow - fast) / slow, rtol=1e-3)
-  np.testing.assert_allclose(motivation.novelty_mean[1], slow, rtol=1e-4)
+  np.testing.assert_allclose(motivation.novelty_slow[1], slow, rtol=1e-4)
 
 
 def test_novelty_scale_is_the_largest_slow_average():
   motivation = run([1.0] * 5 + [3.0] * 95 + [0.1] * 200)
   np.testing.assert_allclose(motivation.novelty_scale[4], 1.0, rtol=1e-5)
-  assert motivation.novelty_scale[99] == motivation.novelty_mean[99] > 2.8
-  assert motivation.novelty_mean[-1] < 1.5
+  assert motivation.novelty_scale[99] == motivation.novelty_slow[99] > 2.8
+  assert motivation.novelty_slow[-1] < 1.5
   assert motivation.novelty_scale[-1] == motivation.novelty_scale.max()
 
 
