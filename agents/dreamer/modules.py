@@ -180,7 +180,7 @@ class Networks:
     inputs = {
       'encoder': (numbers,),
       'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.codec.image_specs)),
-      'prior': (zeros(state),),
+      'prior': (zeros(state + self.previous_size),),
       'change': (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),

@@ -3,7 +3,7 @@
     encoder          e_t, images_t = encoder(x_t, images)
     sequence model   h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e_{t-1}])
     posterior        z_t ~ q(z | h_t, e_t, images_t)
-    prior            z_t ~ p_k(z | h_t),  k = 1 .. K
+    prior            z_t ~ p_k(z | h_t, a_{t-1}, e_{t-1}),  k = 1 .. K
     decoder          x_t ~ p(x | h_t, z_t, a_{t-1}, e_{t-1}, x_{t-1})
 
 Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
@@ -13,6 +13,9 @@ as in Sekar et al. (2020), "Planning to explore via self-supervised world models
 The state also holds x_t, the numbers of the observation: along real sequences the observed ones, in
 imagination samples of the decoder, which may copy a number from the step before: see `numbers.Numbers`.
 So latents need not carry what stays as it is, and heads read observations as a model-free agent does.
+Prior and decoder both read the previous action and numbers, which h_t takes in only by parts, as units
+with long time constants change slowly: what follows from them for certain is then certain to the prior,
+too, and latents carry the rest.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
 sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
@@ -199,7 +202,7 @@ class RSSM:
   def prior(
     self, params: Tree, deterministic: jax.Array, previous: jax.Array, first: jax.Array
   ) -> Prior:
-    """p_k(z | h_t) of all members, and the changes of the numbers that they predict.
+    """p_k(z | h_t, a_{t-1}, e_{t-1}) of all members, and the changes of the numbers that they predict.
 
     Changes have no gradient into the state: they serve novelty alone.
 
@@ -209,8 +212,8 @@ class RSSM:
       previous: [..., previous_size], inputs of the transition to the step.
       first: [...] bool, FIRST steps, whose predicted changes are 0.
     """
-    outputs = self._member_outputs('prior', params, deterministic)
-    priors = self._prior(params, outputs, deterministic, previous)
+    known = jnp.concatenate([deterministic, previous], axis=-1)
+    priors = self._prior(params, self._member_outputs('prior', params, known), known)
     mean = jnp.where(first[..., None], 0.0, priors.change.mean)
     return priors._replace(change=priors.change._replace(mean=mean))
 
@@ -345,13 +348,14 @@ class RSSM:
     deterministic = self.sequence_model(
       params, self._cast(matrices), recurrent, self._embedded(params, previous)
     )
-    outputs = self._member_outputs('prior', params, deterministic)
+    known = jnp.concatenate([deterministic, previous], axis=-1)
+    outputs = self._member_outputs('prior', params, known)
     followed = self._belief(outputs[member, jnp.arange(len(member))])
     stochastic = followed.sample(noise.latent).astype(self.dtype)
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
     latent = latent._replace(numbers=imagined)
-    return latent, previous, self._prior(params, outputs, deterministic, previous)
+    return latent, previous, self._prior(params, outputs, known)
 
   def infer(
     self,
@@ -462,15 +466,18 @@ class RSSM:
     apply = lambda params: networks.apply(self.networks.modules[name], params, inputs)
     return jax.vmap(apply)(params[name])
 
-  def _prior(
-    self, params: Tree, outputs: jax.Array, deterministic: jax.Array, previous: jax.Array
-  ) -> Prior:
-    """Predictions of all members; `outputs` [K, ..., outputs] are those of the networks 'prior'."""
+  def _prior(self, params: Tree, outputs: jax.Array, known: jax.Array) -> Prior:
+    """Predictions of all members.
+
+    Args:
+      params: parameters of the world model.
+      outputs: [K, ..., outputs] of the networks 'prior'.
+      known: [..., H + C], their inputs: h_t and the inputs of the transition to the step.
+    """
     if not self.networks.numbers.num_changes:
       change = jnp.zeros((*outputs.shape[:-1], 0))
     else:
-      known = jax.lax.stop_gradient(jnp.concatenate([deterministic, previous], axis=-1))
-      change = self._member_outputs('change', params, known)
+      change = self._member_outputs('change', params, jax.lax.stop_gradient(known))
     return Prior(self._belief(outputs), numbers_lib.Change.from_outputs(change))
 
   def _imagined_numbers(

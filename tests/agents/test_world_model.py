@@ -116,8 +116,8 @@ def test_parameters_are_float32_and_only_members_are_stacked(model):
     'reward', 'statistics',
   ]  # fmt: skip
   assert params['posterior']['kernel'].shape == (8 + 16, 16)
-  assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
-  assert params['change']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8 + 4 + 16, 16)
+  for name in ('prior', 'change'):
+    assert params[name]['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8 + 4 + 16, 16)
   # A state of 8, an action of 4 and the embedding of the numbers, of 16.
   assert params['recurrence']['kernel'].shape == (8 + 4 + 16, 3 * 8)
 
@@ -664,6 +664,16 @@ def test_every_module_has_a_gradient_with_gaussian_latents_in_bfloat16(
   assert np.isfinite(loss)
   for name in trained(params):
     assert size(grads[name]) > 1e-4, name
+
+
+def test_prior_reads_the_previous_action_and_numbers(model, params):
+  """So what follows from them for certain is as certain to the prior as to the decoder."""
+  state = jnp.full((4, 8), 0.3)
+  previous = jnp.zeros((4, 4 + 16)).at[1, 0].set(1.0).at[2, 3].set(1.0).at[3, 4 + 7].set(1.0)
+  priors = jax.jit(model.rssm.prior)(params, state, previous, jnp.zeros(4, bool))
+  means, _ = priors.belief.moments()
+  for i in (1, 2, 3):
+    assert (jnp.abs(means[:, i] - means[:, 0]).max(-1) > 1e-2).all()
 
 
 def test_moments_equal_those_of_each_members_prior(model, params, sequence, infer):
