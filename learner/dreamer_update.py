@@ -34,8 +34,8 @@ class TrainState(NamedTuple):
   """All that an update changes; equal on all replicas, so one of them is the whole checkpoint.
 
   Attributes:
-    params: float32 parameters of 'world_model' and 'actor_critic'; with a memory also its ring buffer
-      'memory', which no optimizer changes.
+    params: float32 parameters of 'world_model' and 'actor_critic'; with novelty also 'exploring', see
+      `intrinsic.exploring`, and with a memory its ring buffer 'memory', which no optimizer changes.
     slow_critic: moving average of the critic's parameters.
     model_opt_state: state of the world model's optimizer.
     policy_opt_state: state of the actor-critic's optimizer.
@@ -158,6 +158,7 @@ class _Learner:
     workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
+    state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
 
     metrics = {
       **{f'world_model/{name}': x for name, x in model_metrics.items() if name != 'vital_error'},
@@ -167,6 +168,7 @@ class _Learner:
       **({} if felt.empowerment is None else {'intrinsic/empowerment': felt.empowerment.mean()}),
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
+      **exploring_metrics,
       **{f'memory/{name}': value for name, value in memory_metrics.items()},
       **{f'workspace/{name}': value for name, value in workspace_metrics.items()},
     }
@@ -235,11 +237,13 @@ class _Learner:
       felt.novelty,
       keys,
       num_steps=config.starts_per_sequence,
+      even=policy.explores,
     )
     dreamt = dream.rollout(
-      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
+      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
-    rewards = self._rewards(sequence.reward, felt, dreamt, novelty_scale)
+    mean = devices_lib.over_devices(felt.novelty.mean())
+    rewards = self._rewards(sequence.reward, felt, mean, novelty_scale)
     replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
     return _Imagined(dreamt, replayed, novelty_scale)
 
@@ -261,11 +265,12 @@ class _Learner:
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), **target_metrics}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
-    mean = lambda x: jnp.sum(targets.weight * x[1:])
+    own = lambda name: self.dreamer.actor_critic.dreams(name, targets.weight.shape[1])
+    mean = lambda x, name=ac.TASK: jnp.sum(targets.weight[:, own(name)] * x[1:, own(name)])
     dream_metrics = {
       'reward': mean(dreamt.reward),
       'value': mean(dreamt.values[ac.TASK]),
-      'novelty': mean(dreamt.novelty),
+      'novelty': mean(dreamt.novelty, ac.NOVELTY),
     }
     # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
@@ -338,6 +343,34 @@ class _Learner:
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
 
+  def _explore(
+    self, state: TrainState, sequence: experience.Sequence, follows: jax.Array
+  ) -> tuple[TrainState, Metrics]:
+    """Updates the share of environments that explore by the real rewards of a batch; adds its metric.
+
+    Without an explorer it changes nothing.
+
+    Args:
+      state: train state.
+      sequence: [T, B, ...].
+      follows: [T, B] bool, steps to which a transition leads.
+    """
+    config = self.dreamer.config
+    if not self.dreamer.actor_critic.explores:
+      return state, {}
+    mean = lambda x: devices_lib.over_devices(jnp.mean(jnp.where(follows, x, 0.0)))
+    count = jnp.maximum(mean(jnp.ones_like(sequence.reward)), 1e-8)
+    difference = intrinsic.return_difference(
+      sequence.reward,
+      sequence.discount,
+      (mean(sequence.reward) / count, mean(sequence.discount) / count),
+      gamma=config.gamma,
+    )
+    largest = devices_lib.over_devices(jnp.max(jnp.where(follows, difference, 0.0)), jax.lax.pmax)
+    share = intrinsic.exploring(state.params[intrinsic.EXPLORING], largest, config)
+    state = state._replace(params=state.params | {intrinsic.EXPLORING: share})
+    return state, {'intrinsic/exploring': share}
+
   def _workspace_metrics(self, state: TrainState, replayed: ac.Replayed) -> Metrics:
     """Metrics of the workspace's gates at replayed steps; {} without a workspace."""
     workspace = self.dreamer.actor_critic.workspace
@@ -350,47 +383,46 @@ class _Learner:
     self, scales: ac.Scales, imagined: _Imagined
   ) -> tuple[ac.Scales, ac.Targets, Metrics]:
     """The next scales; targets [H, B'] of H steps imagined from B' starts; metrics of their advantages."""
-    config, dreamt = self.dreamer.config, imagined.dream
+    config, dreamt, policy = self.dreamer.config, imagined.dream, self.dreamer.actor_critic
     survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
     felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
-    rewards = self._rewards(dreamt.reward, felt, dreamt, imagined.novelty_scale)
-    weight = _normalised(dream.weights(dreamt))
-    mean = lambda x: devices_lib.over_devices(jnp.sum(weight * x))
+    weight = self._weights(dreamt)
+    own = {name: policy.dreams(name, weight.shape[1]) for name in policy.heads}
+    novelty = (weight * dreamt.novelty[1:])[:, own.get(ac.NOVELTY, slice(None))]
+    mean = devices_lib.over_devices(novelty.sum())
+    rewards = self._rewards(dreamt.reward, felt, mean, imagined.novelty_scale)
     at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
-    weight_of_step = jnp.maximum(at_each_step(weight), 1e-8)
     all_returns, advantages, first = {}, {}, {}
-    for name in self.dreamer.actor_critic.heads:
+    for name in policy.heads:
       value = dreamt.values[name]
       return_ = dream.returns_of(
         dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
       )
       # A value that lags behind shifts all advantages at an imagined step alike, by more the more
       # steps are left to the horizon, which is noise to the policy.
-      error = return_ - value[:-1]
-      centre = at_each_step(weight * error) / weight_of_step
+      share = weight[:, own[name]]
+      error = (return_ - value[:-1])[:, own[name]]
+      centre = at_each_step(share * error) / jnp.maximum(at_each_step(share), 1e-8)
       all_returns[name], advantages[name] = return_, error - centre
       # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
       # members disagree most there, and their novelty would set the scale of all others.
-      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)
+      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
       first[name] = jax.lax.all_gather(counted, devices_lib.DEVICES)
-    size = mean(jnp.abs(all_returns[ac.TASK]))
-    scales, divisors = ac.update_scales(scales, first, size, config)
-    terms = {
-      name: divisors.weight[name] * (advantage / divisors.scale[name])
-      for name, advantage in advantages.items()
-    }
+    size = jnp.sum((weight * jnp.abs(all_returns[ac.TASK]))[:, own[ac.TASK]])
+    scales, divisors = ac.update_scales(scales, first, devices_lib.over_devices(size), config)
+    joint, magnitudes = jnp.zeros_like(weight), {}
+    for name, advantage in advantages.items():
+      head_weight = 1.0 if name == ac.TASK else intrinsic.INTRINSIC[name].weight(config)
+      term = head_weight * (advantage / divisors[name])
+      joint = joint.at[:, own[name]].add(term)
+      magnitudes[f'{name}_advantage'] = jnp.sum(weight[:, own[name]] * jnp.abs(term))
     targets = ac.Targets(
       returns=all_returns,
-      advantage=sum(terms.values()),
+      advantage=joint,
       slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
       weight=weight,
     )
-    magnitudes = {f'{name}_advantage': jnp.sum(weight * jnp.abs(x)) for name, x in terms.items()}
-    spread = {
-      'return_spread': divisors.scale[ac.TASK],
-      'novelty_weight': divisors.weight[ac.NOVELTY],
-    }
-    return scales, targets, magnitudes | spread
+    return scales, targets, magnitudes | {'return_spread': divisors[ac.TASK]}
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
@@ -432,13 +464,22 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, felt: intrinsic.Felt, dreamt: dream.Dream, novelty_scale: jax.Array
+    self, reward: jax.Array, felt: intrinsic.Felt, mean: jax.Array, novelty_scale: jax.Array
   ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name; novelty's has mean 0 over the dreams."""
+    """The reward of each head of the critic, by its name; see `intrinsic.rewards`."""
     _, *names = self.dreamer.actor_critic.heads
-    weight = _normalised(dream.weights(dreamt))
-    mean = devices_lib.over_devices(jnp.sum(weight * dreamt.novelty[1:]))
     return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean, novelty_scale)}
+
+  def _weights(self, dreamt: dream.Dream) -> jax.Array:
+    """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor on all devices.
+
+    The mean over devices of the sums is 1.
+    """
+    weight, policy = dream.weights(dreamt), self.dreamer.actor_critic
+    heads = (ac.TASK, ac.NOVELTY) if policy.explores else (ac.TASK,)
+    parts = [weight[:, policy.dreams(name, weight.shape[1])] for name in heads]
+    total = lambda part: jnp.maximum(devices_lib.over_devices(part.sum()), 1e-8)
+    return jnp.concatenate([part / total(part) for part in parts], axis=1)
 
   def _felt(
     self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
@@ -475,11 +516,6 @@ def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]
   sequence_keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(place)
   keys = jax.vmap(jax.random.split)(sequence_keys)
   return keys[:, 0], keys[:, 1]
-
-
-def _normalised(weight: jax.Array) -> jax.Array:
-  """Weights of imagined steps, [H, B'], whose sum over all devices is their number."""
-  return weight / jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
 
 
 def _intrinsic_metrics(

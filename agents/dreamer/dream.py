@@ -4,6 +4,7 @@ The number of imagined steps is data, and no shape depends on it.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ Tree = Any
 
 
 class Start(NamedTuple):
-  """The B' steps of real sequences at which imagination begins.
+  """The B' steps of real sequences at which imagination begins; see `starts` for their order.
 
   Attributes:
     latent: posterior latents, [B', ...].
@@ -85,6 +86,8 @@ def rollout(
   slow_critic: Tree,
   start: Start,
   horizon: jax.Array,
+  *,
+  explore: bool = False,
 ) -> Dream:
   """Imagines `horizon` steps from each start, each dream by the prior of one random ensemble member.
 
@@ -93,11 +96,12 @@ def rollout(
 
   Args:
     model: the world model.
-    actor_critic: the policy that acts, and the critic.
+    actor_critic: the policies that act, and the critic.
     params: parameters of the agent, of which 'world_model' and 'actor_critic' are read.
     slow_critic: parameters of the slow critic.
     start: the B' steps at which the dreams begin.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
+    explore: whether each dream is of its own actor, see `ActorCritic.dreams`; else of the task's.
   """
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
@@ -111,6 +115,7 @@ def rollout(
     slow_critic,
     member,
     step_keys,
+    actor_critic.dreamt_policy if explore else actor_critic.policy,
   )
   *_, outputs = jax.lax.fori_loop(0, horizon, imagination.step, imagination.begin(start))
   return Dream(start=start, horizon=horizon, **outputs)
@@ -122,13 +127,14 @@ class _Imagination:
 
   Attributes:
     model: the world model.
-    actor_critic: the policy that acts, and the critic.
+    actor_critic: the policies that act, and the critic.
     model_params: parameters of the world model.
     matrices: its matrices, see `RSSM.matrices`.
     policy_params: parameters of the actor-critic.
     slow_critic: parameters of the slow critic.
     member: [B'] int32, the member whose prior each dream samples.
     keys: [B'] PRNG keys, one for each dream.
+    policy: `ActorCritic.policy` or `ActorCritic.dreamt_policy`.
   """
 
   model: world_model.WorldModel
@@ -139,6 +145,7 @@ class _Imagination:
   slow_critic: Tree
   member: jax.Array
   keys: jax.Array
+  policy: Callable[..., Any]
 
   def begin(self, start: Start) -> tuple[Any, ...]:
     """The loop's carry at the starts: latent, memory, context, mask, and arrays of a Dream."""
@@ -169,7 +176,7 @@ class _Imagination:
     """Samples actions at imagined step t, and imagines step t + 1; returns the next carry."""
     before, features, memory, context, mask, outputs = carry
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(self.keys)
-    policy = self.actor_critic.policy(self.policy_params, features, context, mask)
+    policy = self.policy(self.policy_params, features, context, mask)
     action, choice = self.actor_critic.sample(
       policy, jax.vmap(self.actor_critic.noise)(noise_keys[:, 0])
     )
@@ -290,6 +297,7 @@ def starts(
   keys: jax.Array,
   *,
   num_steps: int | None,
+  even: bool = False,
 ) -> tuple[Start, Tree]:
   """Picks steps of real sequences at which imagination begins.
 
@@ -301,15 +309,23 @@ def starts(
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
     num_steps: number of steps to pick in each sequence, without replacement, at most T; None for all.
+    even: whether to pick an even number of steps in each sequence, at most `num_steps`, so that each half
+      of the starts has as many of each sequence.
 
   Returns:
-    B' = B x num_steps starts (B x T for None), and the context module's history of the sequences.
+    B' = B x num_steps starts (B x T for None), and the context module's history of the sequences. Starts
+    are ordered by their number within a sequence first, so that halves do not depend on the batching.
   """
   total, batch = last.shape
   count = total if num_steps is None else min(num_steps, total)
+  whole = count == total
+  count -= count % 2 if even else 0
   keys = jax.vmap(jax.random.split)(keys)
-  if count == total:
-    step = jnp.broadcast_to(jnp.arange(total), (batch, total))
+  if whole:
+    order = jnp.arange(count)
+    if even:  # steps in turn, so that either half is of the whole sequence
+      order = jnp.concatenate([order[::2], order[1::2]])
+    step = jnp.broadcast_to(order, (batch, count))
   else:
     step = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
   step = step.T  # [count, B]

@@ -19,6 +19,9 @@ Moments = tuple[tuple[jax.Array, jax.Array], ...]
 NOVELTY, SURVIVAL, EMPOWERMENT = 'novelty', 'survival', 'empowerment'
 """Names of the intrinsic rewards, and of their heads of the critic."""
 
+EXPLORING = 'exploring'
+"""Name of the share of environments that explore, among the parameters: see `exploring`; not trained."""
+
 
 class IntrinsicState(NamedTuple):
   """Running statistics of novelty; equal on all replicas.
@@ -196,6 +199,52 @@ def update(
   )
 
 
+def return_difference(
+  reward: jax.Array, discount: jax.Array, means: tuple[jax.Array, jax.Array], *, gamma: float
+) -> jax.Array:
+  """How far the return after each step differs from that of an average step.
+
+    |r - E[r] + gamma (d - E[d]) v|,    v = E[r] / (1 - gamma E[d])
+
+  This is the temporal-difference error of the best constant critic. Unlike that of the agent's critic
+  it is 0, also before training, where every step is rewarded alike and none terminates.
+
+  Args:
+    reward: [...] float32, r, rewards that arrived at real steps.
+    discount: [...] float32, d, discounts that arrived with them.
+    means: [] float32 each, E[r] and E[d] over these steps.
+    gamma: the agent's discount factor.
+  """
+  mean_reward, mean_discount = means
+  value = mean_reward / jnp.maximum(1.0 - gamma * mean_discount, 1e-3)
+  return jnp.abs(reward - mean_reward + gamma * (discount - mean_discount) * value)
+
+
+def exploring(
+  share: jax.Array, difference: jax.Array, config: dreamer_config.DreamerConfig
+) -> jax.Array:
+  """The next share of the environments in which the explorer acts, [] float32.
+
+    share <- min(share, max(LEAST_SHARE, 1 - LEAST_SHARE - difference / return_floor))
+
+  Most of them while real returns are all alike, since no reward was found yet. The actor of the task has
+  the rest: it learns little then, but finds what the explorer does not. The share never rises, because
+  returns of a solved task are alike again.
+
+  Args:
+    share: [] float32, the share so far, `initial_share` at first.
+    difference: [] float32, largest `return_difference` of a batch.
+    config: config of the agent, with the floor, below which differences are noise.
+  """
+  least = dreamer_config.LEAST_SHARE
+  return jnp.minimum(share, jnp.maximum(least, 1.0 - least - difference / config.return_floor))
+
+
+def initial_share() -> jax.Array:
+  """The share of the environments in which the explorer acts before any reward, [] float32."""
+  return jnp.float32(1.0 - dreamer_config.LEAST_SHARE)
+
+
 def lack(vitals: jax.Array, set_points: chex.Array) -> jax.Array:
   """The lack of vitals (in the paper, the drive D): how far they lie below their set-points.
 
@@ -258,13 +307,12 @@ class Intrinsic(NamedTuple):
     is_on: config -> whether the agent has this reward, with a head of the critic.
     reward: (Felt, mean novelty, scale of novelty) -> the reward that arrives at the steps, [T, ...]
       float32; see `rewards`.
-    weight: (config, evidence) -> [] float32, weight of its scaled advantage in the joint advantage;
-      `evidence` is that of `actor_critic.Scales`, [] float32.
+    weight: config -> weight of its scaled advantage, relative to the task's, which is 1.
   """
 
   is_on: Callable[[dreamer_config.DreamerConfig], bool]
   reward: Callable[[Felt, jax.Array, jax.Array], Any]
-  weight: Callable[[dreamer_config.DreamerConfig, jax.Array], jax.Array | float]
+  weight: Callable[[dreamer_config.DreamerConfig], float]
 
 
 def _novelty_reward(felt: Felt, mean: jax.Array, scale: jax.Array) -> jax.Array:
@@ -280,21 +328,19 @@ INTRINSIC = {
     # One member has no novelty.
     is_on=lambda config: config.ensemble_size > 1 and config.novelty_scale > 0,
     reward=_novelty_reward,
-    weight=lambda config, evidence: (
-      config.novelty_scale * jnp.maximum(dreamer_config.LEAST_NOVELTY, 1 - evidence)
-    ),
+    weight=lambda config: config.novelty_scale,
   ),
   # Its mean is not subtracted: a cost at every step would be none.
   SURVIVAL: Intrinsic(
     is_on=lambda config: config.survival_scale > 0,
     reward=lambda felt, *_: felt.survival,
-    weight=lambda config, evidence: config.survival_scale,
+    weight=lambda config: config.survival_scale,
   ),
   # Nor is its mean subtracted here: where an action decides nothing, ending costs nothing.
   EMPOWERMENT: Intrinsic(
     is_on=lambda config: config.empowerment_scale > 0,
     reward=lambda felt, *_: felt.empowerment,
-    weight=lambda config, evidence: config.empowerment_scale,
+    weight=lambda config: config.empowerment_scale,
   ),
 }
 """All intrinsic rewards by name, in the order of the critic's heads."""
@@ -313,8 +359,8 @@ def rewards(
   Args:
     names: names of intrinsic rewards.
     felt: quantities along the steps.
-    mean: [] float32, mean novelty of imagined steps. Imagination visits steps that look newer than
-      replayed ones; less the mean of those, each of its steps would be rewarded.
+    mean: [] float32, mean novelty of these steps. Imagined steps look newer than replayed ones, so each
+      has a mean of its own; less the replayed one, every imagined step would be rewarded.
     scale: [] float32, `Motivation.novelty_scale`.
   """
   return {name: INTRINSIC[name].reward(felt, mean, scale) for name in names}

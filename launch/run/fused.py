@@ -59,6 +59,7 @@ def build(
     trained.agent,
     num_envs=num_envs // len(devices),
     sequence_length=config.actor.sequence_length,
+    explore=True,
   )
   environments = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
   return unrolled.Program(update, trained.agent.acting_params, environments, devices, replay)

@@ -59,6 +59,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
     agent,
     num_envs=config.actor.num_envs,
     sequence_length=config.actor.sequence_length,
+    explore=True,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)

@@ -23,7 +23,7 @@ from hephaestus.replay import buffer as buffer_lib
 Tree = Any
 DEVICES = devices_lib.DEVICES
 SECONDS_PER_CALL = 1.0  # the run does not react for so long, unless one update takes longer
-_EPISODES = ('episodes', 'episode_return', 'episode_length')
+_EPISODES = ('episodes', 'episode_return', 'episode_length', 'explorer_episodes', 'explorer_return')
 
 _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
@@ -167,11 +167,16 @@ class Program:
     env_state, sequence, episodes = self.environments.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
-    ended = episodes.ended.astype(jnp.float32)
+    # Where the explorer acts in all, as in a single one, its episodes are all that there is to report.
+    counts = episodes.ended & (~episodes.explores | episodes.explores.all())
+    explored = episodes.ended & episodes.explores
+    total = lambda ended, x: jnp.sum(jnp.where(ended, x, 0.0))
     played = {
-      'episodes': ended.sum(),
-      'episode_return': jnp.sum(ended * episodes.episode_return),
-      'episode_length': jnp.sum(ended * episodes.episode_length),
+      'episodes': total(counts, 1.0),
+      'episode_return': total(counts, episodes.episode_return),
+      'episode_length': total(counts, episodes.episode_length),
+      'explorer_episodes': total(explored, 1.0),
+      'explorer_return': total(explored, episodes.episode_return),
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
@@ -469,8 +474,12 @@ class Unrolled(loop.Source):
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates."""
-    episodes = totals['episodes']
+    """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates.
+
+    Episodes are those in which the policy of the task acted, or the explorer while it acts in all
+    environments; `explorer_return` is the mean of all episodes of the explorer.
+    """
+    episodes, explored = totals['episodes'], totals['explorer_episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
     rest = {name: total for name, total in totals.items() if name not in _EPISODES}
     return {
@@ -479,6 +488,7 @@ class Unrolled(loop.Source):
       'episodes': int(episodes),
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
+      **({'explorer_return': totals['explorer_return'] / explored} if explored else {}),
       **loop.means(rest, span),
     }
 

@@ -316,7 +316,7 @@ def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, fre
   policy = dreamer.actor_critic
   assert isinstance(policy.context, context.NoContext)
   params = fresh_params(dreamer)['actor_critic']
-  assert set(params) == {'actor', 'critic'}
+  assert set(params) == {'actor', 'explorer', 'critic'}
   features = jax.random.normal(jax.random.key(0), (2, 5, policy.feature_size))
   history = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))
   assert history == policy.context.initial(5) == ()

@@ -136,6 +136,44 @@ def test_start_is_a_step_of_its_sequence(dreamer, numbered_posterior, count):
   assert start.memory == ()
 
 
+@pytest.mark.parametrize('count', [None, 5])
+def test_halves_of_even_starts_have_as_many_of_each_sequence(dreamer, numbered_posterior, count):
+  posterior, number = numbered_posterior
+  start, _ = dream.starts(
+    dreamer.actor_critic, {}, posterior, jnp.zeros(number.shape, bool), number, DREAM_KEYS,
+    num_steps=count, even=True,
+  )  # fmt: skip
+  stream, step = np.divmod(np.asarray(start.latent.deterministic[:, 0]).astype(int), 100)
+  each = (NUM_STEPS if count is None else 4) // 2
+  for half in np.split(stream, 2):
+    np.testing.assert_array_equal(np.bincount(half), [each] * BATCH)
+  assert len({*zip(stream, step, strict=True)}) == 2 * each * BATCH
+  if count is None:  # both halves are of the whole sequence
+    assert set(step[: each * BATCH]) == {1, 3, 5}
+
+
+def test_second_half_of_the_dreams_follows_the_explorer(dreamer, params, slow_critic, start):
+  actor_critic = dreamer.actor_critic
+  certain = jax.tree.map(jnp.copy, params)
+  for name, action in (('actor', 1), ('explorer', 2)):
+    output = certain['actor_critic'][name]['rest']['Dense_0']
+    output['bias'] = jnp.zeros(4).at[action].set(1e4)
+    output['kernel'] *= 0
+  mask = certain['world_model']['mask']['rest']['Dense_0']
+  mask['bias'] = mask['bias'] + 1e4  # all actions are legal
+
+  def choices(explore):
+    dreamt = dream.rollout(
+      dreamer.model, actor_critic, certain, slow_critic, start, jnp.int32(4), explore=explore
+    )
+    return np.asarray(dreamt.choice[:4])
+
+  half = len(start.weight) // 2
+  task, both = choices(False), choices(True)
+  assert (task == 1).mean() > 0.95
+  assert (both[:, :half] == 1).mean() > 0.95 and (both[:, half:] == 2).mean() > 0.95
+
+
 def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(dreamer, numbered_posterior):
   posterior, number = numbered_posterior
   last = jnp.zeros(number.shape, bool)

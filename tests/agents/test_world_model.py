@@ -163,7 +163,8 @@ def test_latents_after_first_do_not_depend_on_the_last_episode(sequence, latents
     )
     after = latents(changed)
     np.testing.assert_array_equal(after[first:, stream], before[first:, stream])
-    assert (after[:first, stream] != before[:first, stream]).any(-1).all()
+    # At step 0 only a sample can differ.
+    assert (after[1:first, stream] != before[1:first, stream]).any(-1).all()
 
 
 def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence, latents):
@@ -533,7 +534,7 @@ def test_reconstruction_distinguishes_two_images_after_some_updates(pictures):
   is_other = (jnp.arange(18).reshape(6, 3) // 2) % 2 == 1  # steps of one and of the other
   show = lambda x: jnp.where(is_other.reshape(6, 3, *[1] * (x.ndim - 2)), x[:1, :1], x[1:2, 1:2])
   sequence = sequence._replace(observation=jax.tree.map(show, sequence.observation))
-  for _ in range(100):
+  for _ in range(200):
     params, opt_state, metrics, _ = step(sequence, params, opt_state)
   # Loss of the best constant decoder: log 2 for each cell of a plane in which the images differ,
   # and the squared distance of the pixels from the mean of both.

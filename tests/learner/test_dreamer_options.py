@@ -33,7 +33,7 @@ def test_imagination_alone_trains_salience_actor_and_critic(dreamer, one_device)
   before = one_device.arrays().params['actor_critic']
   one_device.step(make_batch(dreamer, seed=1))
   after = one_device.arrays().params['actor_critic']
-  assert set(before) == {'salience', 'actor', 'critic'}
+  assert set(before) == {'salience', 'actor', 'explorer', 'critic'}
   for name in before:
     same = jax.tree.map(np.array_equal, before[name], after[name])
     assert not all(jax.tree.leaves(same)), name
@@ -135,7 +135,7 @@ def test_update_trains_the_gates_and_reports_them(attentive, attending):
   before = attending.begin().arrays().params['actor_critic']
   metrics = attending.step(make_batch(attentive))
   after = attending.arrays().params['actor_critic']
-  assert set(before) == {'query', 'key', 'actor', 'critic'}
+  assert set(before) == {'query', 'key', 'actor', 'explorer', 'critic'}
   for name in before:
     same = jax.tree.map(np.array_equal, before[name], after[name])
     assert not all(jax.tree.leaves(same)), name

@@ -171,41 +171,45 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.step(batch)
   before = one_device.arrays().scales
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
-  after = one_device.arrays().scales
-  assert before.ranges[TASK].value > 0 and before.deviation.value > 0
-  assert after._replace(evidence=before.evidence) == before
+  assert before[TASK].value > 0 and before[NOVELTY].value > 0
+  assert one_device.arrays().scales == before
 
 
 def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
-  seen = one_device.arrays().scales.ranges[TASK].value / rate
+  seen = one_device.arrays().scales[TASK].value / rate
   fresh = one_device.begin().state
-  old = fresh.scales.ranges[TASK]
+  old = fresh.scales[TASK]
   spread = returns.Average(old.value + rate * 5, old.num_updates + 1)
-  one_device.state = fresh._replace(
-    scales=fresh.scales._replace(ranges=fresh.scales.ranges | {TASK: spread})
-  )
+  one_device.state = fresh._replace(scales=fresh.scales | {TASK: spread})
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
   assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
 
 
-def targets_of(dreamer, rewards, values, **of_dream):
-  """Targets of imagined steps.
+def targets_of(dreamer, rewards, values, known=None, **of_dream):
+  """Targets of imagined steps, of which both actors dream the same, so that either half has all.
 
   Args:
     dreamer: with the constants.
     rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its largest mean.
     values: [H + 1, B'] of each head of the critic.
-    **of_dream: other fields of the dream.
+    known: [H + 1, B'], novelty in the dreams of the task's actor; None if it is the same there.
+    **of_dream: other fields of the dream, [H + 1, B', ...].
   """
   learner = dreamer_update._Learner(dreamer, None, None)
   scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
-  as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
-  rewards, values = as_arrays(rewards), as_arrays(values)
+  times = 2 if dreamer.actor_critic.explores else 1
+  as_arrays = lambda named: {
+    name: jnp.concatenate([jnp.asarray(x, jnp.float32)] * times, axis=1)
+    for name, x in named.items()
+  }
+  rewards, values, of_dream = as_arrays(rewards), as_arrays(values), as_arrays(of_dream)
+  if known is not None:
+    rewards[NOVELTY] = rewards[NOVELTY].at[:, : len(known[0])].set(jnp.float32(known))
   num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
   start = dream.Start(*[None] * 6, weight=jnp.ones(batch), keys=None)
   dreamt = dream.Dream(
@@ -238,12 +242,13 @@ def test_shift_of_the_critic_does_not_change_the_actors_gradient():
     np.testing.assert_allclose(found.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.weight, expected.weight)
   assert np.abs(expected.advantage).max() > 0.1
-  np.testing.assert_allclose(np.sum(expected.weight * expected.advantage, axis=1), 0, atol=1e-6)
+  for part in np.split(expected.weight * expected.advantage, 2, axis=1):  # of each actor
+    np.testing.assert_allclose(part.sum(axis=1), 0, atol=1e-6)
   np.testing.assert_allclose(found.returns[TASK], expected.returns[TASK] + 0.5 * shift[1:])
 
 
 def test_cost_of_every_step_gives_no_advantage():
-  """G - V of a critic that knows nothing yet is larger the more steps are left to the horizon."""
+  """G - V of an untrained critic is larger the more steps are left to the horizon."""
   zeros = np.zeros((4, 3))
   values = {TASK: zeros, NOVELTY: zeros}
   targets = targets_of(make_dreamer(), {TASK: zeros - 1, NOVELTY: zeros}, values)
@@ -256,9 +261,10 @@ def test_advantages_are_scaled_and_weighted():
   zeros = np.zeros((2, 2))
   rewards = {TASK: [[0, 0], [-0.02, 0.02]], NOVELTY: [[0, 0], [-1.0, 1.0]]}
   targets = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
-  weight = 0.5 * (1 - 3.29 * 0.02 / 0.3)
-  expected = np.array([-1, 1]) * (0.02 / 0.3 + weight * 1 / (0.9 * 2))
-  np.testing.assert_allclose(targets.advantage[0], expected, rtol=1e-4)
+  of_task, of_novelty = np.split(targets.advantage[0], 2)
+  np.testing.assert_allclose(of_task, np.array([-1, 1]) * 0.02 / 0.3, rtol=1e-4)
+  np.testing.assert_allclose(of_novelty, 0.5 * np.array([-1, 1]) / (0.9 * 2), rtol=1e-4)
+  np.testing.assert_allclose(targets.weight[0], 1 / 2)  # 1 for each actor
 
 
 def test_novelty_beyond_its_mean_over_dreams_is_the_reward_of_its_critic():
@@ -267,8 +273,19 @@ def test_novelty_beyond_its_mean_over_dreams_is_the_reward_of_its_critic():
   rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
   targets = targets_of(make_dreamer(), rewards, values)
-  np.testing.assert_allclose(targets.returns[NOVELTY][0], [-1, 1])
+  np.testing.assert_allclose(targets.returns[NOVELTY][0, 2:], [-1, 1])
   np.testing.assert_allclose(targets.returns[TASK], 0)
+
+
+def test_novelty_of_the_tasks_dreams_does_not_count():
+  zeros = np.zeros((2, 2))
+  rewards, values = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}, {TASK: zeros, NOVELTY: zeros}
+  new, known = (
+    targets_of(make_dreamer(), rewards, values, known=known)
+    for known in (None, [[0, 0], [0.0, 0.25]])
+  )
+  np.testing.assert_allclose(new.advantage, known.advantage)
+  assert np.abs(new.advantage[0, 2:]).min() > 0.05
 
 
 def test_imagined_survival_is_paid_and_scaled_and_death_costs():
@@ -279,7 +296,7 @@ def test_imagined_survival_is_paid_and_scaled_and_death_costs():
   vitals[1, :3, 0] = [1.0, 0.5, 0.25]
   discount = jnp.ones((2, 4)).at[1, 3].set(0.0)
   dreamer = make_dreamer(lambda_=0.0, survival_scale=0.5, novelty_scale=0.0)
-  targets = targets_of(dreamer, zeros, zeros, vitals=jnp.asarray(vitals), discount=discount)
+  targets = targets_of(dreamer, zeros, zeros, vitals=vitals, discount=discount)
   lack = lambda *h: sum((1 - x) ** 4 for x in h) ** (1 / 3)
   now = lack(0.5, 0.5)
   expected = now - np.array([lack(1, 0.5), now, lack(0.25, 0.5), lack(0, 0)])
@@ -295,11 +312,27 @@ def test_constant_survival_keeps_its_sign_in_returns():
   zeros = {name: np.zeros((3, 2)) for name in (TASK, NOVELTY, intrinsic.SURVIVAL)}
   vitals = np.broadcast_to(np.array([0.9, 0.7, 0.5])[:, None, None], (3, 2, 2))
   dreamer = make_dreamer(survival_scale=1.0, lambda_=0.0)
-  targets = targets_of(dreamer, zeros, zeros, vitals=jnp.float32(vitals))
+  targets = targets_of(dreamer, zeros, zeros, vitals=vitals)
   lack = np.cbrt(2 * np.array([0.1, 0.3, 0.5]) ** 4)
-  expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 2))
+  expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 4))
   np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL], expected, rtol=1e-4)
   assert expected.max() < -0.1
+
+
+def test_explorer_leaves_environments_once_real_returns_differ(dreamer, eight_devices):
+  batch = make_batch(dreamer)
+  alike = batch._replace(
+    reward=np.where(batch.step_type == dm_env.StepType.FIRST, 0, -1).astype(np.float32),
+    discount=np.ones_like(batch.discount),
+  )
+  eight_devices.begin()
+  assert [eight_devices.step(alike)['intrinsic/exploring'] for _ in range(2)] == [0.75, 0.75]
+  one_reward = alike._replace(reward=alike.reward.copy())
+  one_reward.reward[-1, -1] = 0.0  # on the last device
+  assert eight_devices.step(one_reward)['intrinsic/exploring'] < 0.5
+  shares = [eight_devices.arrays(device).params[intrinsic.EXPLORING] for device in range(8)]
+  assert len(set(map(float, shares))) == 1
+  assert eight_devices.step(alike)['intrinsic/exploring'] == pytest.approx(shares[0])
 
 
 def test_statistics_of_real_numbers_follow_the_batches_on_all_devices(dreamer, eight_devices):
@@ -343,7 +376,7 @@ def test_each_update_has_its_own_key(dreamer, one_device):
 
 
 def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
-  """The policy's optimizer, averages and ranges do not change either."""
+  """The policy's optimizer, averages and ranges do not change either; real returns are compared."""
 
   def parts():
     state = one_device.arrays()
@@ -364,7 +397,10 @@ def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
     one_device.step(make_batch(dreamer, seed))
     same = jax.tree.map(np.array_equal, before, parts())
     found.append({name for name, equal in same.items() if not all(jax.tree.leaves(equal))})
-  assert found == [{'world_model'}] * WARM_UP + [set(before)]
+  known = {intrinsic.EXPLORING}
+  assert [changed - known for changed in found] == [{'world_model'}] * WARM_UP + [
+    set(before) - known
+  ]
 
 
 @pytest.mark.parametrize(
@@ -434,7 +470,8 @@ def test_bfloat16_reaches_neither_losses_nor_state(traced_in_bfloat16):
 def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   state = initial(dreamer)
-  assert list(state.scales.ranges) == [TASK]
+  assert list(state.scales) == [TASK]
+  assert intrinsic.EXPLORING not in state.params
   assert state.slow_critic['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
 
 
