@@ -100,12 +100,10 @@ class _Imagined(NamedTuple):
   Attributes:
     dream: imagination rollouts from steps of the batch.
     replayed: the batch itself.
-    novelty_scale: [] float32, `Motivation.novelty_scale`.
   """
 
   dream: dream.Dream
   replayed: ac.Replayed
-  novelty_scale: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +150,7 @@ class _Learner:
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(
-      state, posterior, felt, dream_keys, sequence, horizon, motivation.novelty_scale
-    )
+    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon)
     workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
@@ -225,7 +221,7 @@ class _Learner:
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, felt, keys, sequence, horizon, novelty_scale) -> _Imagined:
+  def _imagine(self, state, posterior, felt, keys, sequence, horizon) -> _Imagined:
     """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
@@ -243,9 +239,9 @@ class _Learner:
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
     mean = devices_lib.over_devices(felt.novelty.mean())
-    rewards = self._rewards(sequence.reward, felt, mean, novelty_scale)
+    rewards = self._rewards(sequence.reward, felt, mean)
     replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
-    return _Imagined(dreamt, replayed, novelty_scale)
+    return _Imagined(dreamt, replayed)
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
@@ -366,8 +362,8 @@ class _Learner:
       (mean(sequence.reward) / count, mean(sequence.discount) / count),
       gamma=config.gamma,
     )
-    largest = devices_lib.over_devices(jnp.max(jnp.where(follows, difference, 0.0)), jax.lax.pmax)
-    share = intrinsic.exploring(state.params[intrinsic.EXPLORING], largest, config)
+    deviation = jnp.sqrt(mean(jnp.square(difference)) / count)
+    share = intrinsic.exploring(state.params[intrinsic.EXPLORING], deviation, config)
     state = state._replace(params=state.params | {intrinsic.EXPLORING: share})
     return state, {'intrinsic/exploring': share}
 
@@ -390,7 +386,7 @@ class _Learner:
     own = {name: policy.dreams(name, weight.shape[1]) for name in policy.heads}
     novelty = (weight * dreamt.novelty[1:])[:, own.get(ac.NOVELTY, slice(None))]
     mean = devices_lib.over_devices(novelty.sum())
-    rewards = self._rewards(dreamt.reward, felt, mean, imagined.novelty_scale)
+    rewards = self._rewards(dreamt.reward, felt, mean)
     at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
     all_returns, advantages, first = {}, {}, {}
     for name in policy.heads:
@@ -464,11 +460,11 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, felt: intrinsic.Felt, mean: jax.Array, novelty_scale: jax.Array
+    self, reward: jax.Array, felt: intrinsic.Felt, mean: jax.Array
   ) -> dict[str, jax.Array]:
     """The reward of each head of the critic, by its name; see `intrinsic.rewards`."""
     _, *names = self.dreamer.actor_critic.heads
-    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean, novelty_scale)}
+    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean)}
 
   def _weights(self, dreamt: dream.Dream) -> jax.Array:
     """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor on all devices.

@@ -88,14 +88,22 @@ class Targets(NamedTuple):
   weight: jax.Array
 
 
-Scales = dict[str, returns.Average]
-"""Moving average of `returns.percentile_range` of the imagined returns of each head of the critic, by its
-name; equal on all replicas."""
+class Scales(NamedTuple):
+  """Running statistics of imagined returns; equal on all replicas.
+
+  Attributes:
+    ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
+    largest_novelty_range: [] float32, running maximum of novelty's average range since warm-up.
+  """
+
+  ranges: dict[str, returns.Average]
+  largest_novelty_range: jax.Array
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
   """Scales before any returns; `heads` are the names of the critic's heads."""
-  return {name: returns.no_average() for name in heads}
+  ranges = {name: returns.no_average() for name in heads}
+  return Scales(ranges, jnp.zeros((), jnp.float32))
 
 
 def update_scales(
@@ -107,10 +115,13 @@ def update_scales(
   """Updates the scales of advantages with the returns of one batch of imagination rollouts.
 
     divisor = max(range of the task's returns, return_floor, 0.1 mean |G|)
-    divisor = max(range of its returns, INTRINSIC_FLOOR), of an intrinsic reward
+    divisor = max(largest range of novelty's returns so far, NOVELTY_FLOOR)
+    divisor = max(range of its returns, INTRINSIC_FLOOR), of another intrinsic reward
 
   where range is a moving average over batches of the range from the 5th to the 95th percentile. Below
-  the floors an advantage shrinks with the differences of returns.
+  the floors an advantage shrinks with the differences of returns, and so does novelty's as the model
+  learns: divided by the current range, it would stay when nothing is left to learn, and the explorer
+  would become deterministic.
 
   Args:
     scales: the scales so far.
@@ -124,13 +135,20 @@ def update_scales(
   """
   # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
   floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
+  largest = scales.largest_novelty_range
   averages, divisors = {}, {}
-  for name, average in scales.items():
+  for name, average in scales.ranges.items():
     averages[name], range_ = returns.update_average(
       average, returns.percentile_range(first[name]), rate=dreamer_config.RETURN_RATE
     )
-    divisors[name] = jnp.maximum(range_, floor if name == TASK else dreamer_config.INTRINSIC_FLOOR)
-  return averages, divisors
+    if name == NOVELTY:
+      divisors[name] = largest = jnp.maximum(
+        jnp.maximum(range_, largest), dreamer_config.NOVELTY_FLOOR
+      )
+    else:
+      least = floor if name == TASK else dreamer_config.INTRINSIC_FLOOR
+      divisors[name] = jnp.maximum(range_, least)
+  return Scales(averages, largest), divisors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ from hephaestus.agents import distributions
 CRITIC_RATE = 3.0
 SLOW_CRITIC_RATE = 0.1  # of the moving average of its parameters; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
+GAUSSIAN_RANGE = 3.29  # from the 5th to the 95th percentile of a Gaussian, in standard deviations
 RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
-# Least divisor of the advantages of an intrinsic reward: vitals of 0 cost at most 1.44, and novelty has
-# a mean of 1 at its maximum, so its advantages fade once returns differ by less than a tenth of that.
-INTRINSIC_FLOOR = 0.1
+NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
+INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
 LEAST_SHARE = 0.25  # of the environments, in which each actor acts: see `intrinsic.exploring`
 SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
 # Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.

@@ -42,15 +42,12 @@ class IntrinsicState(NamedTuple):
 
 
 class Motivation(NamedTuple):
-  """Averages of novelty, and the imagination horizon and reward scale that follow from them.
+  """Averages of novelty, and the imagination horizon that follows from them.
 
   Attributes:
     horizon: [] int32, imagination horizon in steps.
     novelty_fast: [] float32, fast moving average of novelty, bias-corrected.
     novelty_slow: [] float32, slow moving average of novelty, bias-corrected.
-    novelty_scale: [] float32, running maximum of the slow average, which divides novelty to give the
-      intrinsic reward. Divided by the current average, the reward would stay when nothing is left to
-      learn.
     competence: [] float32 in [0, 1], learning progress: relative fall of novelty, see `update`.
     boredom: [] float32 in [0, 1].
   """
@@ -58,7 +55,6 @@ class Motivation(NamedTuple):
   horizon: jax.Array
   novelty_fast: jax.Array
   novelty_slow: jax.Array
-  novelty_scale: jax.Array
   competence: jax.Array
   boredom: jax.Array
 
@@ -176,7 +172,7 @@ def update(
       untrained model is large everywhere; so boredom does not rise either.
 
   Returns:
-    The next state, and the averages with the horizon and scale that follow from them.
+    The next state, and the averages with the horizon that follows from them.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
@@ -195,7 +191,7 @@ def update(
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
   return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
-    horizon.astype(jnp.int32), corrected_fast, corrected_slow, largest, competence, boredom
+    horizon.astype(jnp.int32), corrected_fast, corrected_slow, competence, boredom
   )
 
 
@@ -221,23 +217,26 @@ def return_difference(
 
 
 def exploring(
-  share: jax.Array, difference: jax.Array, config: dreamer_config.DreamerConfig
+  share: jax.Array, deviation: jax.Array, config: dreamer_config.DreamerConfig
 ) -> jax.Array:
   """The next share of the environments in which the explorer acts, [] float32.
 
-    share <- min(share, max(LEAST_SHARE, 1 - LEAST_SHARE - difference / return_floor))
+    rest  = max(LEAST_SHARE, 1 - LEAST_SHARE - GAUSSIAN_RANGE deviation / return_floor)
+    share <- share - RETURN_RATE max(0, share - rest)
 
-  Most of them while real returns are all alike, since no reward was found yet. The actor of the task has
-  the rest: it learns little then, but finds what the explorer does not. The share never rises, because
-  returns of a solved task are alike again.
+  Most of them while real returns are all alike, and fewer as rewards are found again and again: one that
+  was found once is soon lost without the explorer. The actor of the task has the others: it learns little
+  at first, but finds what the explorer does not. The share never rises, because returns of a solved task
+  are alike again.
 
   Args:
     share: [] float32, the share so far, `initial_share` at first.
-    difference: [] float32, largest `return_difference` of a batch.
+    deviation: [] float32, root mean square of `return_difference` over a batch.
     config: config of the agent, with the floor, below which differences are noise.
   """
   least = dreamer_config.LEAST_SHARE
-  return jnp.minimum(share, jnp.maximum(least, 1.0 - least - difference / config.return_floor))
+  rest = 1.0 - least - dreamer_config.GAUSSIAN_RANGE * deviation / config.return_floor
+  return share - dreamer_config.RETURN_RATE * jax.nn.relu(share - jnp.maximum(least, rest))
 
 
 def initial_share() -> jax.Array:
@@ -305,22 +304,21 @@ class Intrinsic(NamedTuple):
 
   Attributes:
     is_on: config -> whether the agent has this reward, with a head of the critic.
-    reward: (Felt, mean novelty, scale of novelty) -> the reward that arrives at the steps, [T, ...]
-      float32; see `rewards`.
+    reward: (Felt, mean novelty) -> the reward that arrives at the steps, [T, ...] float32; see `rewards`.
     weight: config -> weight of its scaled advantage, relative to the task's, which is 1.
   """
 
   is_on: Callable[[dreamer_config.DreamerConfig], bool]
-  reward: Callable[[Felt, jax.Array, jax.Array], Any]
+  reward: Callable[[Felt, jax.Array], Any]
   weight: Callable[[dreamer_config.DreamerConfig], float]
 
 
-def _novelty_reward(felt: Felt, mean: jax.Array, scale: jax.Array) -> jax.Array:
-  """(novelty - mean) / scale, so that ending an episode forgoes nothing on average.
+def _novelty_reward(felt: Felt, mean: jax.Array) -> jax.Array:
+  """Novelty less its mean, so that ending an episode forgoes nothing on average.
 
   Otherwise an agent that is rewarded at every step learns not to finish.
   """
-  return (felt.novelty - mean) / (scale + 1e-8)
+  return felt.novelty - mean
 
 
 INTRINSIC = {
@@ -351,9 +349,7 @@ def heads(config: dreamer_config.DreamerConfig) -> tuple[str, ...]:
   return tuple(name for name, entry in INTRINSIC.items() if entry.is_on(config))
 
 
-def rewards(
-  names: tuple[str, ...], felt: Felt, mean: jax.Array, scale: jax.Array
-) -> dict[str, jax.Array]:
+def rewards(names: tuple[str, ...], felt: Felt, mean: jax.Array) -> dict[str, jax.Array]:
   """The intrinsic rewards of these names, [T, ...] float32 each, by name.
 
   Args:
@@ -361,6 +357,5 @@ def rewards(
     felt: quantities along the steps.
     mean: [] float32, mean novelty of these steps. Imagined steps look newer than replayed ones, so each
       has a mean of its own; less the replayed one, every imagined step would be rewarded.
-    scale: [] float32, `Motivation.novelty_scale`.
   """
-  return {name: INTRINSIC[name].reward(felt, mean, scale) for name in names}
+  return {name: INTRINSIC[name].reward(felt, mean) for name in names}

