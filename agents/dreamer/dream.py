@@ -50,7 +50,8 @@ class Dream(NamedTuple):
   Attributes:
     start: B' steps, the first of each dream.
     features: [H, B', F], features of the start and of all imagined steps but the last.
-    novelty: [H + 1, B'] float32, novelty of the transition to the step.
+    novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
+      which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
     mask: [H, B', A] bool, actions predicted to be legal.
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
@@ -101,8 +102,11 @@ def rollout(
     slow_critic: parameters of the slow critic.
     start: the B' steps at which the dreams begin.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
-    explore: whether each dream is of its own actor, see `ActorCritic.dreams`; else of the task's.
+    explore: whether each dream is of its own actor, see `ActorCritic.dreams`; else of the task's. Then
+      only the explorer's dreams have novelty, unless a context module reads it.
   """
+  reads_all = not explore or actor_critic.context.size > 0
+  novel = slice(None) if reads_all else actor_critic.dreams(ac.NOVELTY, len(start.weight))
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
   member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
@@ -116,6 +120,7 @@ def rollout(
     member,
     step_keys,
     actor_critic.dreamt_policy if explore else actor_critic.policy,
+    novel,
   )
   *_, outputs = jax.lax.fori_loop(0, horizon, imagination.step, imagination.begin(start))
   return Dream(start=start, horizon=horizon, **outputs)
@@ -135,6 +140,7 @@ class _Imagination:
     member: [B'] int32, the member whose prior each dream samples.
     keys: [B'] PRNG keys, one for each dream.
     policy: `ActorCritic.policy` or `ActorCritic.dreamt_policy`.
+    novel: dreams whose novelty is computed.
   """
 
   model: world_model.WorldModel
@@ -146,6 +152,7 @@ class _Imagination:
   member: jax.Array
   keys: jax.Array
   policy: Callable[..., Any]
+  novel: slice
 
   def begin(self, start: Start) -> tuple[Any, ...]:
     """The loop's carry at the starts: latent, memory, context, mask, and arrays of a Dream."""
@@ -184,10 +191,11 @@ class _Imagination:
     recurrent = rssm.Recurrent(before, self.model.networks.actions.encode(action))
     noise = jax.vmap(model.imagined_noise)(noise_keys[:, 1])
     latent, previous, priors = model.imagine(
-      self.model_params, self.matrices, recurrent, self.member, noise
+      self.model_params, self.matrices, recurrent, self.member, noise, self.novel
     )
     next_features = model.features(self.model_params, latent, previous, before.recalled)
-    novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    found = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
     inputs = self.actor_critic.context_inputs(
       self.policy_params, next_features, novelty, latent.numbers, priors
     )

@@ -328,6 +328,7 @@ class RSSM:
     recurrent: Recurrent,
     member: jax.Array,
     noise: Noise,
+    novel: slice = slice(None),
   ) -> tuple[Latent, jax.Array, Prior]:
     """Advances the state of B' rollouts by one imagined step.
 
@@ -337,10 +338,11 @@ class RSSM:
       recurrent: state after the previous step, [B', ...].
       member: [B'] int32, the member of the ensemble whose prior each rollout samples.
       noise: [B', ...] from `imagined_noise`.
+      novel: rollouts whose priors of all members are read.
 
     Returns:
       The latent [B', ...]; the inputs of the transition to it, [B', C]; and the priors of all K
-      members, [K, B', ...].
+      members, [K, B'', ...] for the B'' rollouts of `novel`.
     """
     before = recurrent.latent.numbers
     action = recurrent.action.astype(self.dtype)
@@ -355,7 +357,7 @@ class RSSM:
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
     latent = latent._replace(numbers=imagined)
-    return latent, previous, self._prior(params, outputs, known)
+    return latent, previous, self._prior(params, outputs[:, novel], known[novel])
 
   def infer(
     self,

@@ -166,12 +166,15 @@ def test_second_half_of_the_dreams_follows_the_explorer(dreamer, params, slow_cr
     dreamt = dream.rollout(
       dreamer.model, actor_critic, certain, slow_critic, start, jnp.int32(4), explore=explore
     )
-    return np.asarray(dreamt.choice[:4])
+    return np.asarray(dreamt.choice[:4]), np.asarray(dreamt.novelty[1:5])
 
   half = len(start.weight) // 2
-  task, both = choices(False), choices(True)
+  (task, novelty), (both, novelty_of_both) = choices(False), choices(True)
   assert (task == 1).mean() > 0.95
   assert (both[:, :half] == 1).mean() > 0.95 and (both[:, half:] == 2).mean() > 0.95
+  # Nothing reads the novelty of the task's dreams, so it is not computed.
+  assert (novelty > 0).all() and (novelty_of_both[:, half:] > 0).all()
+  assert (novelty_of_both[:, :half] == 0).all()
 
 
 def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(dreamer, numbered_posterior):
