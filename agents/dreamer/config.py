@@ -15,7 +15,7 @@ GAUSSIAN_RANGE = 3.29  # from the 5th to the 95th percentile of a Gaussian, in s
 RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
-LEAST_SHARE = 0.25  # of the environments, in which each actor acts: see `intrinsic.exploring`
+LEAST_SHARE = 0.0  # of the environments, in which each actor acts: see `intrinsic.exploring`
 SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
 # Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
