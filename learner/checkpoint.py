@@ -355,7 +355,7 @@ class Checkpointer:
         name, (needed, found) = next(iter(misfits.items()))
         why = 'with another configuration, or by a version whose network differs'
         if version < VERSION:
-          why = f'by an older version of hephaestus (format {version}; now {VERSION}), which can resume it'
+          why = f'by an older version of hephaestus (format {version}; now {VERSION}), or otherwise {why}'
         raise ValueError(
           f'checkpoint {self._directory / str(step)}: {name} should be {needed} and is {found}; '
           f'it was saved {why}; choose another run folder'

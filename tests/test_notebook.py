@@ -23,9 +23,8 @@ def test_notebook_trains_acts_and_shows_curves_and_video(tmp_path, monkeypatch):
     cell.pop('outputs', None)
     if cell.cell_type == 'code':
       cell.outputs = []
-      cell.source = cell.source.replace(
-        'steps=400_000', 'steps=40_000'
-      )  # training takes most of it
+      # Training takes most of the time.
+      cell.source = cell.source.replace('steps=400_000', 'steps=40_000')
   resources = {'metadata': {'path': str(tmp_path)}}
   nbclient.NotebookClient(notebook, timeout=280, resources=resources).execute()
   assert {'image/png', 'image/gif'} <= shown(notebook)

@@ -225,7 +225,7 @@ def judge():
   """(model, params, keys, sequence, ...) -> Judged; compiled once for each model.
 
   With `value`, the loss of the critic is `value` times the sum of the memory in the features. With
-  `change_alone`, the gradient is that of the metric 'change' alone.
+  `change_alone`, it differentiates the metric 'change' in place of the loss.
   """
 
   @once

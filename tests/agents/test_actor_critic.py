@@ -187,7 +187,7 @@ def test_policy_mixes_one_per_cent_over_legal_actions(params, steps, read):
 def replayed(policy, params, make_sequence, dreamer, make_params):
   """The replayed loss and its gradients, along the streams of conftest.
 
-  Arguments are those of the gradient, (params, features, reward), then discounts, and the names of heads
+  It takes the arguments of the gradient, (params, features, reward), then discounts, and names of heads
   with rewards.
   """
   sequence = make_sequence(dreamer)

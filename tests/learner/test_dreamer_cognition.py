@@ -45,7 +45,7 @@ def test_eight_devices_take_the_step_of_one(dreamer, one_device, eight_devices):
 
 
 def test_eight_devices_stay_bitwise_equal_and_follow_all_batches(dreamer, eight_devices):
-  """The running statistics of real numbers are those of the batches on all devices."""
+  """The running statistics of real numbers follow the batches on all devices."""
   eight_devices.begin()
   batches = [batch_of(dreamer, version, seed=version) for version in range(3)]
   for batch in batches:
