@@ -31,10 +31,15 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     **options: passed to the environment's constructor.
 
   Raises:
-    ValueError: there is no such environment, it does not take an option, a space is not supported,
+    ValueError: gymnasium is older than 1.0, there is no such environment, it does not take an option, a space is not supported,
       `max_steps` is invalid, or it is None and the registry has no limit.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
+  if int(gymnasium.__version__.partition('.')[0]) < 1:  # in 0.29 `max_episode_steps=-1` is a limit
+    raise ValueError(
+      f'{name}: needs gymnasium 1 or newer, {gymnasium.__version__} is installed; '
+      "`pip install 'gymnasium>=1'` updates it"
+    )
   limit = (
     {} if max_steps is None else {'max_episode_steps': -1}
   )  # `HostEnvironment` truncates instead

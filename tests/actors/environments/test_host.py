@@ -633,6 +633,12 @@ def test_missing_package_is_named_with_its_extra(monkeypatch):
     environments.make('gymnasium/CartPole-v1')
 
 
+def test_old_gymnasium_is_refused_with_its_version(monkeypatch):
+  monkeypatch.setattr(pytest.importorskip('gymnasium'), '__version__', '0.29.1')
+  with pytest.raises(ValueError, match=r'needs gymnasium 1 or newer, 0\.29\.1 is installed'):
+    environments.make('gymnasium/CartPole-v1', max_steps=30)
+
+
 def test_spaces_of_gymnasium_become_specs():
   gymnasium = pytest.importorskip('gymnasium')
   spaces = gymnasium.spaces
