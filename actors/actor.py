@@ -131,6 +131,16 @@ class Actor:
 
   def run(self) -> None:
     """Acts until the learner has published its final parameters, or the node is asked to stop."""
+    try:
+      self._act()
+    except rollout.StoppedError:
+      logging.info('Stopped within a sequence.')
+    finally:
+      self._unroll.close()
+    self._replay.writer.close()
+    self._logger.close()
+
+  def _act(self) -> None:
     snapshot = self._newest = wait_for_parameters(self._replay.source, self._should_stop)
     if snapshot is None:
       return
@@ -167,8 +177,6 @@ class Actor:
         window = _Window()
     if self._profiler is not None:
       self._profiler.close(snapshot.version)
-    self._replay.writer.close()
-    self._logger.close()
 
   def _is_over(self) -> bool:
     """Whether to stop.

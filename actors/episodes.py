@@ -115,6 +115,7 @@ class Play:
     agent: the agent; each method takes its parameters.
     num_envs: number of parallel environments of `evaluate`.
     greedy: take greedy actions; else sample actions.
+    should_stop: see `rollout.make_unroll`.
   """
 
   def __init__(
@@ -124,7 +125,9 @@ class Play:
     num_envs: int,
     *,
     greedy: bool = True,
+    should_stop: Callable[[], bool] = lambda: False,
   ):
+    self._should_stop = should_stop
     self._greedy = greedy
     self._environment = environment
     self._agent = agent
@@ -134,8 +137,15 @@ class Play:
     length = min(environment.max_steps + 1, most)
     self._num_unrolls = -(-min(environment.max_steps, MOST_STEPS) // (length - 1))
     self._unroll = rollout.make_unroll(
-      environment, agent, num_envs=num_envs, sequence_length=length, greedy=greedy
-    )
+      environment, agent, num_envs=num_envs, sequence_length=length, greedy=greedy,
+      should_stop=should_stop,
+    )  # fmt: skip
+
+  def close(self) -> None:
+    """Closes the instances of an environment that is stepped on the host; a later call makes new ones."""
+    self._unroll.close()
+    if '_single_unroll' in vars(self):
+      self._single_unroll.close()
 
   @functools.cached_property
   def reference(self) -> wrappers.ReferenceReturns | None:
@@ -209,8 +219,9 @@ class Play:
     if agent.explain is not None:
       agent = agent._replace(act=agent.explain)
     return rollout.make_unroll(
-      self._environment, agent, num_envs=1, sequence_length=2, greedy=self._greedy
-    )
+      self._environment, agent, num_envs=1, sequence_length=2, greedy=self._greedy,
+      should_stop=self._should_stop,
+    )  # fmt: skip
 
   @functools.cached_property
   def _choices(self) -> list[str]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from hephaestus.actors import actor, episodes, videos
+from hephaestus.actors import actor, episodes, rollout, videos
 from hephaestus.replay import parameters
 
 VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
@@ -201,6 +201,15 @@ class Evaluator:
 
   def run(self) -> None:
     """Evaluates until the learner's final parameters are scored, or the node is asked to stop."""
+    try:
+      self._evaluate()
+    except rollout.StoppedError:
+      logging.info('Stopped within an episode.')
+    finally:
+      self._play.close()
+    self._logger.close()
+
+  def _evaluate(self) -> None:
     schedule = Schedule(self._config)
     snapshot = actor.wait_for_parameters(self._source, self._should_stop)
     while snapshot is not None:
@@ -210,7 +219,6 @@ class Evaluator:
         if self._final(snapshot):
           break
       snapshot = self._newer(schedule)
-    self._logger.close()
 
   def _final(self, snapshot: parameters.Snapshot) -> bool:
     return snapshot.ended_launch == self._launch_id

@@ -4,9 +4,7 @@ For environments that are not written in JAX, only the policy is compiled, and t
 environments; the sequences have the same layout.
 """
 
-import os
 from collections.abc import Callable
-from concurrent import futures
 from typing import Any, NamedTuple
 
 import chex
@@ -14,7 +12,6 @@ import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from dm_env import specs
 
 from hephaestus.actors.environments import environment as environment_lib
@@ -66,11 +63,17 @@ class Unroll(NamedTuple):
       Sequence [N, T, ...], Episodes). The sequences store the version of the params and the actor's
       number. The state passed in is donated: do not use it again.
     shapes: acting params, or their shapes -> the Sequence of `unroll` as jax.ShapeDtypeStruct.
+    close: closes the instances of an environment that is stepped on the host.
   """
 
   init: Callable[[chex.PRNGKey], UnrollState]
   unroll: Callable[..., tuple[UnrollState, experience.Sequence, Episodes]]
   shapes: Callable[[Tree], experience.Sequence]
+  close: Callable[[], None] = lambda: None
+
+
+class StoppedError(Exception):
+  """An unroll on the host has ended within a sequence, because its node was asked to stop."""
 
 
 def make_unroll(
@@ -80,6 +83,7 @@ def make_unroll(
   num_envs: int,
   sequence_length: int,
   greedy: bool = False,
+  should_stop: Callable[[], bool] = lambda: False,
 ) -> Unroll:
   """Builds the unroll of one environment and one agent.
 
@@ -92,13 +96,15 @@ def make_unroll(
     num_envs: N, number of parallel environments.
     sequence_length: T, at least 2.
     greedy: take greedy actions; else sample actions.
+    should_stop: called after each step of an environment on the host, and so the heartbeat of a node
+      whose environments wait; True ends the unroll by `StoppedError`.
 
   Returns:
     The functions that reset and unroll N environments; none has been compiled or called yet.
   """
   if isinstance(environment, host.HostEnvironment):
-    on_host = _HostUnroll(environment, agent, num_envs, sequence_length, greedy)
-    return Unroll(on_host.init, on_host.unroll, on_host.shapes)
+    on_host = _HostUnroll(environment, agent, num_envs, sequence_length, greedy, should_stop)
+    return Unroll(on_host.init, on_host.unroll, on_host.shapes, on_host.close)
   traced = _TracedUnroll(environment, agent, num_envs, sequence_length, greedy)
   return Unroll(jax.jit(traced.init), traced.compiled, traced.shapes)
 
@@ -213,7 +219,7 @@ class _TracedUnroll:
 class _HostUnroll:
   """The unroll of environments that threads step, with the layout and resets of `_TracedUnroll`.
 
-  The N instances are made once, at the first `init`. Every `init` resets the same instances, which
+  The N instances are made once, at the first `init`, or at the first after `close`. Every `init` resets the same instances, which
   makes older states invalid. The `env_state` of a state is an array of these N objects.
   """
 
@@ -224,19 +230,16 @@ class _HostUnroll:
     num_envs: int,
     sequence_length: int,
     greedy: bool,
+    should_stop: Callable[[], bool],
   ):
     """Args: see `make_unroll`."""
+    self._should_stop = should_stop
     self._environment = environment
     self._agent = agent
     self._num_envs = num_envs
     self._sequence_length = sequence_length
     self._instances: list[host.Instance] = []
     self._env_state: Any = None  # of the newest state
-    has_affinity = hasattr(os, 'sched_getaffinity')  # on Linux
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    num_threads = min(num_envs, num_cores)
-    self._threads = futures.ThreadPoolExecutor(num_threads, thread_name_prefix='environments')
-    self._shares = np.array_split(np.arange(num_envs), num_threads)
 
     def start(key: chex.PRNGKey):
       identity_key, steps_key = jax.random.split(key)
@@ -258,11 +261,7 @@ class _HostUnroll:
     if isinstance(key, jax.core.Tracer):
       raise ValueError(host.REFUSAL)
     if not self._instances:
-      self._instances = [self._environment.make() for _ in range(self._num_envs)]
-      logging.info(
-        '%d environments are stepped outside the compiled program (threads: %d).',
-        self._num_envs, len(self._shares),
-      )  # fmt: skip
+      self._instances = self._environment.make(self._num_envs)
     seeds = np.asarray(jax.random.bits(key, (self._num_envs,), jnp.uint32)).tolist()
     timestep = self._empty(self._num_envs)
     self._for_each_env(lambda n: _write(timestep, n, self._instances[n].reset(seeds[n])))
@@ -339,6 +338,11 @@ class _HostUnroll:
       actor_id=shape((), jnp.int32),
     )
 
+  def close(self) -> None:
+    """Closes the instances."""
+    host.close(self._instances)
+    self._instances = []
+
   def _step(self, timesteps: environment_lib.TimeStep, t: int, action: np.ndarray) -> None:
     """Steps each environment by its action, [N, ...], and writes its new time step at index t."""
     self._for_each_env(lambda n: _write(timesteps, (n, t), self._instances[n].step(action[n])))
@@ -351,14 +355,12 @@ class _HostUnroll:
     return self._env_state
 
   def _for_each_env(self, function: Callable[[int], None]) -> None:
-    """Calls a function with the index of each environment, in the threads; raises an error of a call."""
+    """Calls a function with the index of each environment, in its thread; raises an error of a call."""
+    host.for_each(self._instances, function, self._beat)
 
-    def run(share: np.ndarray) -> None:
-      for n in share:
-        function(n)
-
-    for _ in self._threads.map(run, self._shares):
-      pass
+  def _beat(self) -> None:
+    if self._should_stop():
+      raise StoppedError
 
   def _timestep(self, make: Callable[[tuple[int, ...], Any], Any]) -> environment_lib.TimeStep:
     """A TimeStep with the leaves `make(shape, dtype)`."""

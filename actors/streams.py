@@ -1,5 +1,6 @@
 """Collects steps of parallel environments, played by an agent or by the random policy."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -68,11 +69,13 @@ def play(
   num_envs = NUM_ENVS // 4 if isinstance(environment, host.HostEnvironment) else NUM_ENVS
   unroll = rollout.make_unroll(environment, agent, num_envs=num_envs, sequence_length=LENGTH)
   init_key, key = jax.random.split(jax.random.key(seed))
-  state, zero, found = unroll.init(init_key), np.int32(0), []
-  for index in range(-(-num_steps // (num_envs * (LENGTH - 1)))):
-    act_key = jax.random.fold_in(key, index)
-    state, *played = unroll.unroll(params, act_key, state, zero, zero)
-    found.append(tuple(jax.device_get(played)))
+  zero, found = np.int32(0), []
+  with contextlib.closing(unroll):
+    state = unroll.init(init_key)
+    for index in range(-(-num_steps // (num_envs * (LENGTH - 1)))):
+      act_key = jax.random.fold_in(key, index)
+      state, *played = unroll.unroll(params, act_key, state, zero, zero)
+      found.append(tuple(jax.device_get(played)))
   return found
 
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
 from hephaestus.actors import actor, environments, evaluator
+from hephaestus.actors.environments import host
 from hephaestus.launch import records
 from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import tables
@@ -200,9 +201,20 @@ class ExperimentConfig:
     return self.actor.sequence_length - 1
 
   def make_environment(self):
-    """Makes the run's environment; ValueError for an unknown name or option, or an impossible value."""
+    """Makes the run's environment; ValueError for an unknown name or option, or an impossible value.
+
+    One that is stepped on the host is asked for its specs by the first call only, since an instance of
+    it may be a program that starts slowly; the answers travel to the nodes with this config.
+    """
+    known = vars(self).get('_on_host')
+    if known is not None:
+      return known
     options = dict(self.environment)
-    return environments.make(options.pop('name'), **options)
+    name = options.pop('name')
+    environment = environments.make(name, **options)
+    if isinstance(environment, host.HostEnvironment) and not name.startswith(environments.INSTANCE):
+      object.__setattr__(self, '_on_host', environment)
+    return environment
 
 
 # Keys that may change when a run resumes; others would not fit the checkpoints in its folder.

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 import warnings
 from importlib import metadata
@@ -99,6 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
 def main() -> None:
   """Runs the command of `sys.argv` and exits with its exit code, see `run`."""
   fork_server.accept_interrupts()
+  for number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
+      # The default action would leave the environments open that a command has made.
+      signal.signal(number, lambda number, frame: sys.exit(128 + number))
   app.run(run, flags_parser=parse)
 
 

@@ -35,6 +35,8 @@ def line(error: BaseException) -> str | None:
 
 def message(error: BaseException) -> str:
   """The message of a ValueError, or the first line of another error's: libraries write whole pages."""
+  if isinstance(error, SystemExit):
+    return repr(error)  # its message is a code
   return str(error) if isinstance(error, ValueError) else str(error).strip().split('\n')[0]
 
 

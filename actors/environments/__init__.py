@@ -132,11 +132,10 @@ def make(name: str, /, **chosen: Any) -> Environment:
     check_options(name, constructor, chosen)
     environment = constructor(**chosen)
     _check_library(name, environment)
+  if isinstance(environment, host.HostEnvironment):
+    return environment  # which has checked itself
   try:
-    if isinstance(environment, host.HostEnvironment):
-      host.check(environment)
-    else:
-      environment_lib.check(environment)
+    environment_lib.check(environment)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return environment

@@ -30,15 +30,19 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   name = f'dm_env/{path}'
   if ':' not in path:
     raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
-  make_one = names.resolve(name, {name: path}, field='environment.name', kind='environment')
+  make_one = _resolve(path)
   environments.check_options(
     name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )
   try:
-    env = functools.partial(_DmEnv, functools.partial(make_one, **options), 'seed' in options)
-    return host.HostEnvironment(env, max_steps)
+    return host.HostEnvironment(functools.partial(_DmEnv, path, options), max_steps)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
+
+
+def _resolve(path: str) -> Callable[..., Any]:
+  name = f'dm_env/{path}'
+  return names.resolve(name, {name: path}, field='environment.name', kind='environment')
 
 
 def _takes_seed(make_one: Callable[..., Any]) -> bool:
@@ -46,23 +50,27 @@ def _takes_seed(make_one: Callable[..., Any]) -> bool:
 
 
 class _DmEnv(host.LibraryEnv):
-  """One environment of dm_env. Its reset takes no seed, so a new seed makes a new instance."""
+  """One environment of dm_env, made by the first reset.
 
-  def __init__(self, make_one: Callable[..., dm_env.Environment], is_seeded: bool):
-    self._takes_seed = _takes_seed(make_one) and not is_seeded
-    self._make_one = make_one
-    self._environment = self._make(0)
-    given = self._environment.action_spec()
-    # A range of integers is a set of choices too, whatever its minimum.
-    self._are_choices = isinstance(given, specs.BoundedArray) and given.dtype.kind in 'iu'
-    self._first_choices = given.minimum if self._are_choices else 0
-    self._given_action = given
+  Its reset takes no seed, so if the callable takes one, a new seed makes a new environment.
+  """
 
-  def _make(self, seed: int) -> dm_env.Environment:
+  def __init__(self, path: str, options: dict[str, Any]):
+    make_one = _resolve(path)
+    self._takes_seed = _takes_seed(make_one) and 'seed' not in options
+    self._make_one = functools.partial(make_one, **options)
+    self._environment: Any = None
+
+  def _make(self, seed: int) -> None:
+    self.close()
     environment = self._make_one(seed=seed) if self._takes_seed else self._make_one()
     if not isinstance(environment, dm_env.Environment):
       raise ValueError(f'gives {environment!r}, a dm_env.Environment is needed')
-    return environment
+    self._environment = environment
+    self._given_action = given = environment.action_spec()
+    # A range of integers is a set of choices too, whatever its minimum.
+    self._are_choices = isinstance(given, specs.BoundedArray) and given.dtype.kind in 'iu'
+    self._first_choices = given.minimum if self._are_choices else 0
 
   @property
   def observation_spec(self) -> Any:
@@ -80,9 +88,8 @@ class _DmEnv(host.LibraryEnv):
     return specs.BoundedArray(given.shape, np.int32, 0, last, given.name)
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
-    if seed is not None:
-      self._environment.close()
-      self._environment = self._make(seed)
+    if self._environment is None or (seed is not None and self._takes_seed):
+      self._make(seed or 0)
     return self._environment.reset()
 
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
@@ -91,4 +98,6 @@ class _DmEnv(host.LibraryEnv):
     )
 
   def close(self) -> None:
-    self._environment.close()
+    environment, self._environment = self._environment, None
+    if environment is not None:
+      environment.close()

@@ -22,8 +22,8 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
   """Makes an environment of gymnasium.
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
-  one axis, or a Box with finite bounds. If reset returns `info['action_mask']`, it is added to the
-  observation. The discount is 0 at `terminated` and 1 at `truncated`.
+  one axis, or a Box with finite bounds. If reset and step return `info['action_mask']`, it is added to
+  the observation; for MultiDiscrete it may be a tuple with one mask for each choice. The discount is 0 at `terminated` and 1 at `truncated`.
 
   Args:
     id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
@@ -40,28 +40,10 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
       f'{name}: needs gymnasium 1 or newer, {gymnasium.__version__} is installed; '
       "`pip install 'gymnasium>=1'` updates it"
     )
-  limit = (
-    {} if max_steps is None else {'max_episode_steps': -1}
-  )  # `HostEnvironment` truncates instead
-  new = functools.partial(gymnasium.make, id, disable_env_checker=True, **limit, **options)
   try:
-    env = new()
-    # The render mode must be chosen at construction; frames are rendered only on request.
-    if 'rgb_array' in env.metadata.get('render_modes', ()) and 'render_mode' not in options:
-      new = functools.partial(new, render_mode='rgb_array')
-    if max_steps is None and env.spec is not None:
-      max_steps = env.spec.max_episode_steps
-    if max_steps is None:
-      raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
-    _, info = env.reset(seed=0)
-    env.close()
-    make_env = functools.partial(_GymnasiumEnv, new, host.ACTION_MASK in info)
-    return host.HostEnvironment(make_env, max_steps)
-  except gymnasium_error.UnregisteredEnv as error:
-    raise ValueError(f'{name}: no such environment; {_nearest(id)}') from error
-  except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'{name}: {first_line}') from error
+    return host.HostEnvironment(functools.partial(_GymnasiumEnv, id, options), max_steps)
+  except ValueError as error:
+    raise ValueError(f'{name}: {error}') from error
 
 
 def _nearest(id: str) -> str:
@@ -77,12 +59,26 @@ def _nearest(id: str) -> str:
 class _GymnasiumEnv(host.LibraryEnv):
   """One environment of gymnasium."""
 
-  def __init__(self, new: Any, has_mask: bool):
-    self._env = new()
+  def __init__(self, id: str, options: dict[str, Any]):
+    """Args: `id` and `options` for `gymnasium.make`; may add an option that later instances then have."""
+    try:
+      # `HostEnvironment` truncates, so the registry's limit is off.
+      self._env = gymnasium.make(id, disable_env_checker=True, max_episode_steps=-1, **options)
+    except gymnasium_error.UnregisteredEnv as error:
+      raise ValueError(f'no such environment; {_nearest(id)}') from error
+    except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
+      raise ValueError(str(error).split('\n')[0]) from error
+    # The render mode must be chosen at construction; frames are rendered only on request.
+    if 'rgb_array' in self._env.metadata.get('render_modes', ()):
+      options.setdefault('render_mode', 'rgb_array')
     space = self._env.observation_space
     self._spaces = space.spaces if isinstance(space, spaces.Dict) else None
-    # An observation may have the mask already.
-    self._adds_mask = has_mask and host.ACTION_MASK not in (self._spaces or {})
+    self._adds_mask: bool | None = None  # to each observation; the first reset tells
+
+  @property
+  def max_steps(self) -> int | None:
+    spec = self._env.unwrapped.spec
+    return None if spec is None else gymnasium.spec(spec.id).max_episode_steps
 
   @property
   def observation_spec(self) -> Any:
@@ -96,9 +92,15 @@ class _GymnasiumEnv(host.LibraryEnv):
     if not self._adds_mask:
       return spec
     action_space = self._env.action_space
-    if not isinstance(action_space, spaces.Discrete):
-      raise ValueError(f"info['{host.ACTION_MASK}']: needs Discrete actions, not {action_space}")
-    return tree | {host.ACTION_MASK: specs.BoundedArray((int(action_space.n),), bool, False, True)}
+    if isinstance(action_space, spaces.MultiDiscrete):
+      size = int(action_space.nvec.sum())
+    elif isinstance(action_space, spaces.Discrete):
+      size = int(action_space.n)
+    else:
+      raise ValueError(
+        f"info['{host.ACTION_MASK}']: needs Discrete or MultiDiscrete actions, not {action_space}"
+      )
+    return tree | {host.ACTION_MASK: specs.BoundedArray((size,), bool, False, True)}
 
   @property
   def action_spec(self) -> Any:
@@ -108,11 +110,13 @@ class _GymnasiumEnv(host.LibraryEnv):
     return _spec('action_space', space)
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
-    observation, info = self._env.reset(seed=seed)
+    observation, info = _parts(self._env.reset(seed=seed), 'reset', ('observation', 'info'))
+    if self._adds_mask is None:  # an observation may have the mask already
+      self._adds_mask = host.ACTION_MASK in info and host.ACTION_MASK not in (self._spaces or {})
     return dm_env.restart(self._observe(observation, info))
 
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    space = self._env.action_space
+    space: Any = self._env.action_space
     choice: Any
     if isinstance(space, spaces.Discrete):
       choice = int(action) + int(space.start)
@@ -120,7 +124,9 @@ class _GymnasiumEnv(host.LibraryEnv):
       choice = (action + space.start).astype(space.dtype)
     else:
       choice = np.clip(action, space.low, space.high).astype(space.dtype)
-    observation, reward, terminated, truncated, info = self._env.step(choice)
+    observation, reward, terminated, truncated, info = _parts(
+      self._env.step(choice), 'step', ('observation', 'reward', 'terminated', 'truncated', 'info')
+    )
     observation = self._observe(observation, info)
     if terminated:
       return dm_env.termination(reward, observation)
@@ -146,12 +152,30 @@ class _GymnasiumEnv(host.LibraryEnv):
       observation = _from_zero(self._env.observation_space, observation)
     else:
       observation = {n: _from_zero(space, observation[n]) for n, space in self._spaces.items()}
-    if not self._adds_mask:
+    has_mask = host.ACTION_MASK in info and host.ACTION_MASK not in (self._spaces or {})
+    if has_mask != self._adds_mask:
+      raise ValueError(
+        f"info['{host.ACTION_MASK}']: the first reset gave "
+        + ('one, so every reset and step has to' if self._adds_mask else 'none, so no step may')
+      )
+    if not has_mask:
       return observation
-    if host.ACTION_MASK not in info:
-      raise ValueError(f"info['{host.ACTION_MASK}']: reset gave one, so every step has to")
+    mask = info[host.ACTION_MASK]
+    if isinstance(self._env.action_space, spaces.MultiDiscrete):
+      mask = np.hstack(mask)  # flat already, or a tuple with the mask of each choice
     tree = {OBSERVATION: observation} if self._spaces is None else observation
-    return tree | {host.ACTION_MASK: info[host.ACTION_MASK]}
+    return tree | {host.ACTION_MASK: mask}
+
+
+def _parts(given: Any, function: str, names: tuple[str, ...]) -> tuple[Any, ...]:
+  """Returns what reset or step gave; ValueError if it is not a tuple of these values, as in old gym."""
+  if not isinstance(given, tuple) or len(given) != len(names):
+    count = f'{len(given)} values' if isinstance(given, tuple) else type(given).__name__
+    raise ValueError(
+      f'{function} must return {len(names)} values ({", ".join(names)}), it returns {count}; '
+      'the interface of old gym is not supported'
+    )
+  return given
 
 
 def _from_zero(space: Any, value: Any) -> Any:

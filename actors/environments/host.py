@@ -5,13 +5,19 @@ To support another library, implement `LibraryEnv`, and pass a function that mak
 """
 
 import abc
+import atexit
+import functools
+import os
+import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import dm_env
 import jax
 import numpy as np
+from absl import logging
 from dm_env import specs
 
 from hephaestus.actors.environments.environment import (
@@ -24,6 +30,9 @@ from hephaestus.actors.environments.environment import (
   remarks,
 )
 
+MAX_THREADS = 64  # of instances that are made together; more instances share these
+CLOSE_SECONDS = 10.0  # longest wait until instances have closed
+
 ACTION_MASK = 'action_mask'
 SINGLE = ''  # the field name of an observation that is one array
 REFUSAL = (
@@ -35,8 +44,14 @@ REFUSAL = (
 class LibraryEnv(abc.ABC):
   """Interface of one environment instance of another library, with that library's dtypes.
 
-  The caller resets it before the first step and after LAST, and uses it from one thread at a time.
+  One thread makes, resets, steps and closes it. It is reset before the first step and after LAST, and
+  its specs are read after a reset.
   """
+
+  @property
+  def max_steps(self) -> int | None:
+    """The library's own time limit, of at least 1; None without one."""
+    return None
 
   @property
   @abc.abstractmethod
@@ -87,24 +102,47 @@ class HostEnvironment(Environment):
     fields: name -> field of an observation; the name is SINGLE if an observation is one array.
   """
 
-  def __init__(self, make_env: Callable[[], LibraryEnv], max_steps: int):
-    """Makes one instance, reads its specs and closes it.
+  def __init__(self, make_env: Callable[[], LibraryEnv], max_steps: int | None):
+    """Makes one instance, checks one reset and one step of it against its specs, and closes it.
 
     Args:
       make_env: function that makes a new instance at every call.
-      max_steps: time limit of at least 1, which truncates.
+      max_steps: time limit of at least 1, which truncates; None for that of the library.
 
     Raises:
-      ValueError: a spec is not supported, or the time limit is invalid; the message names it.
+      ValueError: a spec is not supported; a step type, shape, dtype or value contradicts the specs or
+        `LibraryEnv`; or the time limit is invalid, or missing. The message names it.
     """
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-      raise ValueError(f'max_steps={max_steps!r}: a whole number of at least 1 is needed')
+    if max_steps is not None:
+      _check_limit(max_steps)
     self.make_env = make_env
-    self._max_steps = max_steps
-    env = make_env()
+    instance = Instance(self, _Thread())
+    try:
+      instance.call(lambda: self._ask(instance.env, max_steps))
+    finally:
+      instance.close()
+
+  def _ask(self, env: LibraryEnv, max_steps: int | None) -> None:
+    """Reads the specs and the time limit of an instance, and checks a reset and a step; see `__init__`."""
+    limit = env.max_steps if max_steps is None else max_steps
+    if limit is None:
+      raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
+    _check_limit(limit)
+    self._max_steps: int = limit
+    first = env.reset(0)
     self._action_spec = _action_spec(env.action_spec)
     self.fields = _fields(env.observation_spec, self._action_spec)
-    env.close()
+    _check_timestep(self, 'reset', first)
+    if not first.first():
+      raise ValueError(f'timestep.step_type: reset gives {first.step_type!r}, FIRST is needed')
+    following = env.step(_some_action(self._action_spec, first.observation))
+    _check_timestep(self, 'step', following)
+    if following.first():
+      raise ValueError('timestep.step_type: step gives FIRST, MID or LAST is needed')
+    for name in ('reward', 'discount'):
+      value = np.asarray(getattr(following, name))
+      if value.shape != () or value.dtype.kind not in 'biuf' or not np.isfinite(value):
+        raise ValueError(f'timestep.{name}: step gives {value!r}, one finite number is needed')
 
   @property
   def observation_spec(self) -> Any:
@@ -120,9 +158,13 @@ class HostEnvironment(Environment):
   def max_steps(self) -> int:
     return self._max_steps
 
-  def make(self) -> 'Instance':
-    """Makes a new instance, with auto-reset and the time limit; reset it before the first step."""
-    return Instance(self.make_env(), self.fields, self.max_steps)
+  def make(self, count: int) -> list['Instance']:
+    """Returns new instances with auto-reset and the time limit; reset each before its first step.
+
+    They have a thread each, or `MAX_THREADS` together.
+    """
+    threads = [_Thread() for _ in range(min(count, MAX_THREADS))]
+    return [Instance(self, threads[n % len(threads)]) for n in range(count)]
 
   def reset(self, key: Any) -> Any:
     """Raises ValueError; see `Instance.reset`."""
@@ -141,15 +183,39 @@ class Instance:
 
   The step after LAST ignores the action and returns FIRST of a new episode. Time steps are NumPy
   arrays with the specs of `HostEnvironment`.
+
+  One fixed thread makes the library's environment, at the first use, and resets, steps, renders and
+  closes it, since SQLite, asyncio and other libraries work in the thread that began with them only.
+  Instances that are open when the process ends are closed then.
   """
 
-  def __init__(self, env: LibraryEnv, fields: dict[str, 'Field'], max_steps: int):
-    """Args: `env` to step, `fields` of its observations by name, and the time limit `max_steps`."""
-    self._env = env
-    self._fields = fields
-    self._max_steps = max_steps
+  def __init__(self, environment: HostEnvironment, thread: '_Thread'):
+    """Args: `environment` to step, and the `thread` that steps it."""
+    self._environment = environment
+    self._thread = thread
+    self._env: LibraryEnv | None = None
     self._num_steps = 0
     self._is_over = False
+
+  @property
+  def env(self) -> LibraryEnv:
+    """The library's environment; read it in this instance's thread only, see `call`."""
+    if self._env is None:
+      self._env = self._environment.make_env()
+      _open.add(self)
+    return self._env
+
+  def call(self, function: Callable[[], Any]) -> Any:
+    """Calls a function in this instance's thread; returns its result, or raises its error."""
+    if threading.current_thread() is self._thread.thread:
+      return function()
+    results: _Results = queue.SimpleQueue()
+    self.send(function, results)
+    return _result(results)
+
+  def send(self, function: Callable[[], Any], results: '_Results') -> None:
+    """Has this instance's thread call a function later, and put its result or error into `results`."""
+    self._thread.calls.put((function, results))
 
   def reset(self, seed: int | None) -> TimeStep:
     """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset`.
@@ -157,9 +223,7 @@ class Instance:
     Raises:
       ValueError: see `step`.
     """
-    self._num_steps = 0
-    timestep = self._env.reset(seed)
-    return self._read(timestep._replace(reward=None, discount=None))
+    return self.call(lambda: self._reset(seed))
 
   def step(self, action: np.ndarray) -> TimeStep:
     """Takes one action, or begins the next episode after LAST; returns the new time step.
@@ -167,23 +231,38 @@ class Instance:
     Raises:
       ValueError: the shape of an observation differs from its spec; the message names the field.
     """
+    return self.call(lambda: self._step(action))
+
+  def render(self) -> np.ndarray | None:
+    """Renders the current state, [H, W, 3] uint8; None if there are no frames."""
+    return self.call(lambda: self.env.render())
+
+  def close(self) -> None:
+    """Frees its resources, see `close`; a later use makes a new environment."""
+    close([self])
+
+  def end(self) -> None:
+    """Closes the library's environment; in this instance's thread only."""
+    env, self._env = self._env, None
+    _open.discard(self)
+    if env is not None:
+      env.close()
+
+  def _reset(self, seed: int | None) -> TimeStep:
+    self._num_steps = 0
+    timestep = self.env.reset(seed)
+    return self._read(timestep._replace(reward=None, discount=None))
+
+  def _step(self, action: np.ndarray) -> TimeStep:
     if self._is_over:
-      return self.reset(None)
+      return self._reset(None)
     self._num_steps += 1
-    timestep = self._read(self._env.step(action))
-    if self._num_steps >= self._max_steps and not self._is_over:
+    timestep = self._read(self.env.step(action))
+    if self._num_steps >= self._environment.max_steps and not self._is_over:
       self._is_over = True
       last: Any = np.int32(dm_env.StepType.LAST)
       timestep = timestep._replace(step_type=last)
     return timestep
-
-  def render(self) -> np.ndarray | None:
-    """Renders the current state, [H, W, 3] uint8; None if there are no frames."""
-    return self._env.render()
-
-  def close(self) -> None:
-    """Frees its resources; no other call follows."""
-    self._env.close()
 
   def _read(self, timestep: dm_env.TimeStep) -> TimeStep:
     self._is_over = timestep.last()
@@ -193,9 +272,96 @@ class Instance:
     return TimeStep(step_type, reward, discount, self._observe(timestep.observation))
 
   def _observe(self, observation: Any) -> Observation:
-    if SINGLE in self._fields:
-      return self._fields[SINGLE].read(observation)
-    return {name: field.read(observation[name]) for name, field in self._fields.items()}
+    fields = self._environment.fields
+    if SINGLE in fields:
+      return fields[SINGLE].read(observation)
+    return {name: field.read(observation[name]) for name, field in fields.items()}
+
+
+_Results = queue.SimpleQueue[tuple[Any, Exception | None]]  # of calls: result and error
+_open: set[Instance] = set()  # instances with an environment that is not closed yet
+
+
+class _Thread:
+  """A thread that calls functions in turn; it ends with the last reference to this object.
+
+  Attributes:
+    calls: queue of functions and of where their results go.
+    thread: the thread. It is a daemon, so that a step that hangs does not keep the process from ending.
+  """
+
+  def __init__(self):
+    self.calls: queue.SimpleQueue = queue.SimpleQueue()
+    self.thread = threading.Thread(
+      target=_serve, args=(self.calls,), name='environment', daemon=True
+    )
+    self.thread.start()
+
+  def __del__(self):
+    self.calls.put(None)
+
+
+def _serve(calls: queue.SimpleQueue) -> None:
+  while (call := calls.get()) is not None:
+    function, results = call
+    try:
+      results.put((function(), None))
+    except Exception as error:
+      results.put((None, error))
+    except BaseException as error:  # a process whose environment calls sys.exit(0) has not finished
+      crash = RuntimeError(f'the environment raised {error!r}')
+      crash.__cause__ = error
+      results.put((None, crash))
+    del call, function, results  # which refer to the instance, while this thread waits
+
+
+def _result(results: _Results) -> Any:
+  value, error = results.get()
+  if error is not None:
+    raise error
+  return value
+
+
+def for_each(
+  instances: Sequence[Instance], function: Callable[[int], Any], heartbeat: Callable[[], Any]
+) -> None:
+  """Calls a function for each instance, in the instance's thread; those that wait do so concurrently.
+
+  Args:
+    instances: the instances.
+    function: called with the index of each instance.
+    heartbeat: called in the caller's thread after each of these calls has ended.
+
+  Raises:
+    Exception: what the first call that failed raised, or the heartbeat.
+  """
+  results: _Results = queue.SimpleQueue()
+  for n, instance in enumerate(instances):
+    instance.send(functools.partial(function, n), results)
+  for _ in instances:
+    _result(results)
+    heartbeat()
+
+
+def close(instances: Iterable[Instance]) -> None:
+  """Closes instances, each in its thread, and waits for all; logs errors, and what takes too long."""
+  results: _Results = queue.SimpleQueue()
+  instances = list(instances)
+  for instance in instances:
+    instance.send(instance.end, results)
+  deadline = time.monotonic() + CLOSE_SECONDS
+  for _ in instances:
+    try:
+      _, error = results.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+      logging.warning('Some environments have not closed within %g s.', CLOSE_SECONDS)
+      return
+    if error is not None:
+      logging.warning('An environment has not closed: %s', error)
+
+
+atexit.register(lambda: close(_open))
+os.register_at_fork(after_in_child=_open.clear)  # they belong to the parent, as their threads do
 
 
 class Field:
@@ -244,7 +410,9 @@ class Field:
         f'{name}: the spec says {wanted}{list(self._shape)}, '
         f'{function} gives {array.dtype}{list(array.shape)}'
       )
-    if array.dtype.kind == 'f' and not np.isfinite(array.astype(self._dtype)).all():
+    with np.errstate(over='ignore'):
+      is_finite = array.dtype.kind != 'f' or np.isfinite(array.astype(self._dtype)).all()
+    if not is_finite:
       raise ValueError(f'{name}: {function} gives a number that is not finite')
     if self._one_hot is not None and not 0 <= array < len(self._one_hot):
       raise ValueError(
@@ -314,29 +482,6 @@ def _action_spec(given: Any) -> specs.BoundedArray:
   return spec
 
 
-def check(environment: HostEnvironment) -> None:
-  """Checks an environment against its specs, by one reset and one step of an instance.
-
-  Raises:
-    ValueError: a step type, shape, dtype or value contradicts the specs or `LibraryEnv`; the message
-      names the field.
-  """
-  env = environment.make_env()
-  first = env.reset(0)
-  _check_timestep(environment, 'reset', first)
-  if not first.first():
-    raise ValueError(f'timestep.step_type: reset gives {first.step_type!r}, FIRST is needed')
-  following = env.step(_some_action(environment.action_spec, first.observation))
-  _check_timestep(environment, 'step', following)
-  if following.first():
-    raise ValueError('timestep.step_type: step gives FIRST, MID or LAST is needed')
-  env.close()
-  for name in ('reward', 'discount'):
-    value = np.asarray(getattr(following, name))
-    if value.shape != () or value.dtype.kind not in 'biuf' or not np.isfinite(value):
-      raise ValueError(f'timestep.{name}: step gives {value!r}, one finite number is needed')
-
-
 def check_values(
   environment: HostEnvironment, seed: int, *, num_steps: int = 1024, patience_seconds: float = 3.0
 ) -> list[str]:
@@ -356,8 +501,21 @@ def check_values(
       shape, a discount is outside [0, 1], or more than half of the steps have no legal action; the
       message names the field.
   """
+  (instance,) = environment.make(1)
+  try:
+    return _check_values(environment, instance, seed, num_steps, patience_seconds)
+  finally:
+    instance.close()
+
+
+def _check_values(
+  environment: HostEnvironment,
+  instance: Instance,
+  seed: int,
+  num_steps: int,
+  patience_seconds: float,
+) -> list[str]:
   generator = np.random.default_rng(seed)
-  instance = environment.make()
   timestep = instance.reset(seed)
   _check_played(environment, timestep)
   began, played, stuck, ended = time.monotonic(), 0, 0, False
@@ -368,7 +526,6 @@ def check_values(
     masks = _masks(environment.action_spec, timestep.observation)
     stuck += not (timestep.last() or all(mask.any() for mask in masks))
     played += 1
-  instance.close()
   return remarks(environment.max_steps, played, stuck, ended=ended)
 
 
@@ -411,6 +568,11 @@ def _random_action(
   legal = [np.flatnonzero(mask if mask.any() else ~mask) for mask in masks]
   drawn = [generator.choice(each) for each in legal]
   return np.asarray(drawn, spec.dtype).reshape(spec.shape)
+
+
+def _check_limit(max_steps: Any) -> None:
+  if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+    raise ValueError(f'max_steps={max_steps!r}: a whole number of at least 1 is needed')
 
 
 def _check_timestep(environment: HostEnvironment, function: str, timestep: Any) -> None:

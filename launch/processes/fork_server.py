@@ -189,9 +189,11 @@ def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid
   sys.argv = request['command'][1:]
   try:
     runpy.run_path(sys.argv[0], run_name='__main__')
-  except Exception as error:
-    traceback.print_exc()
+  except (Exception, SystemExit) as error:
     line = user_errors.line(error)
+    if isinstance(error, SystemExit) and line is None:
+      raise
+    traceback.print_exc()  # also of sys.exit in the user's code, by which no node finishes
     if line is not None:  # the last line of the log, which the launcher shows
       print(user_errors.PREFIX + ' '.join(line.split('\n')), file=sys.stderr)
     raise SystemExit(1) from None

@@ -1,5 +1,6 @@
 """Scores an agent, for `hephaestus evaluate`."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -50,11 +51,12 @@ def evaluate(
   greedy = config.evaluator.greedy if greedy is None else greedy
   play = episodes_lib.Play(environment, agent, min(episodes, 64), greedy=greedy)
   play_key, video_key = jax.random.split(jax.random.key(seed))
-  result = play.evaluate(params, play_key, episodes)
-  assert result is not None  # nothing stops it
-  if video is not None:
-    recording = play.record(params, video_key)
-    if recording.frames is None:
-      raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
-    videos.write(recording.frames, video)
+  with contextlib.closing(play):
+    result = play.evaluate(params, play_key, episodes)
+    assert result is not None  # nothing stops it
+    if video is not None:
+      recording = play.record(params, video_key)
+      if recording.frames is None:
+        raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
+      videos.write(recording.frames, video)
   return {'learner_step': step, **result._asdict()}

@@ -1,5 +1,6 @@
 """Shows episodes of an agent: live in a terminal, as lines of text, or as a video."""
 
+import contextlib
 import functools
 import pathlib
 import time
@@ -69,23 +70,24 @@ def watch(
   title = f'{policy.config.environment["name"]}, update {policy.learner_step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
   play = episodes_lib.Play(policy.environment, policy.agent, 1, greedy=greedy)
-  say(f'{policy.path}: {title}')
-  if dream:
-    _write(_dream(play, policy, seed), output, frames_per_second, say)
-    return
-  frames: list[np.ndarray] = []
-  endings: list[str] = []
-  steps = _steps(play, policy.params, jax.random.key(seed), episodes, endings)
-  try:
-    if output is None and console.is_terminal:
-      _show(console, steps, title, episodes, frames_per_second, endings)
-    for played in steps:
-      say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
-  except KeyboardInterrupt:
-    endings.append('stopped')
-  say('\n'.join(endings))
-  if frames:
-    _write(frames, output, frames_per_second, say)
+  with contextlib.closing(play):
+    say(f'{policy.path}: {title}')
+    if dream:
+      _write(_dream(play, policy, seed), output, frames_per_second, say)
+      return
+    frames: list[np.ndarray] = []
+    endings: list[str] = []
+    steps = _steps(play, policy.params, jax.random.key(seed), episodes, endings)
+    try:
+      if output is None and console.is_terminal:
+        _show(console, steps, title, episodes, frames_per_second, endings)
+      for played in steps:
+        say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
+    except KeyboardInterrupt:
+      endings.append('stopped')
+    say('\n'.join(endings))
+    if frames:
+      _write(frames, output, frames_per_second, say)
 
 
 def _dream(play: episodes_lib.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:

@@ -313,7 +313,8 @@ def build_actor(
     profile: learner updates; actor 0 is traced at about the same time. None for no trace.
     replay: clients of all shards of replay.
   """
-  parts = parts_lib.make_parts(config)
+  should_stop = _stop_signal(config)
+  parts = parts_lib.make_parts(config, should_stop)
   name = f'{parts_lib.ACTOR}-{actor_id}'
   profiler = None
   if profile is not None and actor_id == 0:
@@ -349,7 +350,7 @@ def build_actor(
     identity=actor.Identity(actor_id, config.seed, launch_id),
     config=config.actor,
     logger=_make_logger(config, run, name, steps_key='environment_step'),
-    should_stop=_stop_signal(config),
+    should_stop=should_stop,
     profiler=profiler,
   )
 
@@ -361,18 +362,20 @@ def build_evaluator(
   replay: Sequence['reverb.Client'],
 ) -> evaluator.Evaluator:
   """Makes the evaluator node; arguments as in `build_actor`."""
+  should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config)
   play = episodes.Play(
     parts.environment,
     parts.agent,
     config.evaluator.num_episodes,
     greedy=config.evaluator.greedy,
+    should_stop=should_stop,
   )
   return evaluator.Evaluator(
     play=play,
     source=_params_source(parts, run, replay, parts_lib.EVALUATOR),
     logger=_make_logger(config, run, parts_lib.EVALUATOR, steps_key='environment_step'),
-    should_stop=_stop_signal(config),
+    should_stop=should_stop,
     config=config.evaluator,
     camera=evaluator.Camera(
       play,

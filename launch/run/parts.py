@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,8 +49,18 @@ class Parts:
     return rollout.sequence_schema(self.unroll, self.params_schema)
 
 
-def make_parts(config: launch_config.ExperimentConfig) -> Parts:
-  """Makes the parts of a run, without any array; ValueError if environment and agent do not fit."""
+def make_parts(
+  config: launch_config.ExperimentConfig, should_stop: Callable[[], bool] = lambda: False
+) -> Parts:
+  """Makes the parts of a run, without any array.
+
+  Args:
+    config: config of the run.
+    should_stop: for the unroll, see `rollout.make_unroll`.
+
+  Raises:
+    ValueError: environment and agent do not fit.
+  """
   environment = config.make_environment()
   specs = environment.observation_spec, environment.action_spec
   trained = config.record.make(config.agent, *specs)
@@ -59,6 +70,7 @@ def make_parts(config: launch_config.ExperimentConfig) -> Parts:
     agent,
     num_envs=config.actor.num_envs,
     sequence_length=config.actor.sequence_length,
+    should_stop=should_stop,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)
