@@ -191,9 +191,10 @@ def _become(request: dict[str, Any], log: int, pipe: int, reply: int, parent_pid
     runpy.run_path(sys.argv[0], run_name='__main__')
   except (Exception, SystemExit) as error:
     line = user_errors.line(error)
-    if isinstance(error, SystemExit) and line is None:
+    # No node finishes by sys.exit(0) in the user's code; other codes are failures as they are.
+    if isinstance(error, SystemExit) and (line is None or error.code):
       raise
-    traceback.print_exc()  # also of sys.exit in the user's code, by which no node finishes
+    traceback.print_exc()
     if line is not None:  # the last line of the log, which the launcher shows
       print(user_errors.PREFIX + ' '.join(line.split('\n')), file=sys.stderr)
     raise SystemExit(1) from None
