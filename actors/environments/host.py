@@ -94,8 +94,9 @@ class HostEnvironment(Environment):
   It has specs, a time limit and frames like any `Environment`, but no pure functions: `reset` and `step`
   raise ValueError.
 
-  The specs describe the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, an observed
-  `DiscreteArray` becomes a one-hot vector, and an 'action_mask' becomes [A] bool.
+  The specs describe the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, and float32 for
+  integers beyond int32; an observed `DiscreteArray` becomes a one-hot vector, and an 'action_mask' [A]
+  bool.
 
   Attributes:
     make_env: function that makes a new instance of the library's environment.
@@ -204,6 +205,11 @@ class Instance:
       self._env = self._environment.make_env()
       _open.add(self)
     return self._env
+
+  @property
+  def fields(self) -> Iterable['Field']:
+    """The fields of its observations; none before the specs are known."""
+    return vars(self._environment).get('fields', {}).values()
 
   def call(self, function: Callable[[], Any]) -> Any:
     """Calls a function in this instance's thread; returns its result, or raises its error."""
@@ -358,6 +364,13 @@ def close(instances: Iterable[Instance]) -> None:
       return
     if error is not None:
       logging.warning('An environment has not closed: %s', error)
+  fields = {field for instance in instances for field in instance.fields}
+  for field in fields:
+    if field.num_outside > 1:
+      logging.warning(
+        'timestep.observation%s: %d observations had values outside the spec.',
+        field.path, field.num_outside,
+      )  # fmt: skip
 
 
 atexit.register(lambda: close(_open))
@@ -370,29 +383,69 @@ class Field:
   Attributes:
     path: the field in error messages, such as "['name']".
     spec: spec of the converted array; the argument `given` is the library's own spec.
+    num_outside: how many of the arrays that were read had values outside the bounds of `given`.
   """
 
   def __init__(self, path: str, given: specs.Array, spec: specs.Array):
     self.path = path
     self.spec = spec
+    self.num_outside = 0
     self._shape, self._dtype = given.shape, spec.dtype
     is_choice = isinstance(given, specs.DiscreteArray)
     self._one_hot = np.eye(given.num_values, dtype=spec.dtype) if is_choice else None
+    limits: Any = bounds_of(spec)
+    self._safe: tuple[Any, ...] = ()  # dtypes whose values cannot be outside
+    if spec.dtype.kind in 'iu':
+      ends = np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max
+      limits = ends if limits is None else limits
+      never = all(np.all(limit == end) for limit, end in zip(limits, ends, strict=True))
+      self._safe = (spec.dtype,) if never else ()
+    self._limits = None if limits is None or np.isinf(limits).all() else limits
 
   def read(self, value: Any) -> np.ndarray:
     """Converts a value that the library returned to the dtype and, if it is one-hot, shape of `spec`.
 
+    Values outside the bounds are counted, and the first is logged. Integers beyond the dtype of `spec`
+    become its nearest number.
+
     Raises:
-      ValueError: its shape is not that of `given`, the spec that the library declares.
+      ValueError: its shape is not that of `given`, the spec that the library declares, or it is none of
+        the choices.
     """
-    if np.shape(value) != self._shape:
+    array = np.asarray(value)
+    if array.shape != self._shape:
       raise ValueError(
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '
-        f'it is {list(np.shape(value))}'
+        f'it is {list(array.shape)}'
       )
     if self._one_hot is not None:
-      return self._one_hot[value]
-    return np.asarray(value, self._dtype)
+      if not 0 <= array < len(self._one_hot):
+        raise ValueError(
+          f'timestep.observation{self.path}: the spec has {len(self._one_hot)} values, it is {array}'
+        )
+      return self._one_hot[int(array)]
+    if self._limits is not None and array.dtype not in self._safe:
+      array = self._within(array, *self._limits)
+    return array.astype(self._dtype, copy=False)
+
+  def _within(self, array: np.ndarray, low: Any, high: Any) -> np.ndarray:
+    """Counts values outside the bounds, and moves integers into the range of the dtype."""
+    is_integer = self._dtype.kind in 'iu'
+    if not is_integer:
+      array = array.astype(self._dtype)
+    is_outside = ~((array >= low) & (array <= high))  # also true for NaN
+    if not is_outside.any():
+      return array
+    self.num_outside += 1
+    if self.num_outside == 1:
+      logging.warning(
+        'timestep.observation%s: the spec says %g to %g, it is %g; further ones are counted.',
+        self.path, np.min(low), np.max(high), array[is_outside][0],
+      )  # fmt: skip
+    if not is_integer:
+      return array
+    limits = np.iinfo(self._dtype)
+    return np.clip(array.astype(np.float64), limits.min, limits.max)
 
   def check(self, function: str, value: Any) -> None:
     """Raises ValueError if a value of the library contradicts the library's spec, or is not finite.
@@ -448,20 +501,23 @@ def _field(path: str, given: Any) -> Field:
   if isinstance(given, specs.DiscreteArray):
     spec = specs.BoundedArray((given.num_values,), np.float32, 0.0, 1.0, given.name)
   else:
-    bounds = (given.minimum, given.maximum) if isinstance(given, specs.BoundedArray) else None
-    spec = _bounded(given, bounds)
+    spec = _converted(given)
   return Field(path, given, spec)
 
 
-def _bounded(given: specs.Array, bounds: Any) -> specs.Array:
-  """The spec in JAX's dtype, with its bounds clipped to the range of that dtype."""
+def _converted(given: specs.Array) -> specs.Array:
+  """The spec in JAX's dtype; float32 for integers that may be beyond those of JAX."""
   dtype = jax.dtypes.canonicalize_dtype(given.dtype)
-  if bounds is None:
+  is_bounded = isinstance(given, specs.BoundedArray)
+  if given.dtype.kind in 'iu':
+    ends, limits = np.iinfo(given.dtype), np.iinfo(dtype)
+    low, high = (given.minimum, given.maximum) if is_bounded else (ends.min, ends.max)
+    if int(np.min(low)) < limits.min or int(np.max(high)) > limits.max:
+      dtype = np.dtype(np.float32)
+  if not is_bounded:
     return specs.Array(given.shape, dtype, given.name)
-  if dtype.kind in 'iu':
-    bounds = np.clip(np.broadcast_arrays(*bounds), np.iinfo(dtype).min, np.iinfo(dtype).max)
   with np.errstate(over='ignore'):
-    low, high = (np.asarray(bound).astype(dtype) for bound in bounds)
+    low, high = (np.asarray(bound).astype(dtype) for bound in (given.minimum, given.maximum))
   return specs.BoundedArray(given.shape, dtype, low, high, given.name)
 
 
@@ -472,11 +528,14 @@ def _action_spec(given: Any) -> specs.BoundedArray:
     raise ValueError(
       f'action_spec={given!r}: a DiscreteArray, or a BoundedArray of numbers is needed'
     )
-  spec = _bounded(given, (given.minimum, given.maximum))
   if given.dtype.kind in 'iu':
-    spec = specs.BoundedArray(spec.shape, np.int32, spec.minimum, spec.maximum, spec.name)
+    limits = np.iinfo(np.int32)
+    bounds = np.broadcast_arrays(given.minimum, given.maximum)
+    low, high = (np.clip(bound, limits.min, limits.max) for bound in bounds)
+    spec = specs.BoundedArray(given.shape, np.int32, low, high, given.name)
     num_choices(spec)  # raises ValueError for other ranks
     return spec
+  spec = _converted(given)
   if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
     raise ValueError(f'action_spec={given!r}: finite bounds are needed')
   return spec

@@ -485,6 +485,62 @@ def test_gymnasium_observation_beyond_its_box_is_refused(box):
       host.check_values(environment, 0, num_steps=9)
 
 
+@pytest.mark.parametrize(
+  'spec, value, dtype, read, num_outside',
+  [
+    (specs.Array((), np.int64), 2**40, np.float32, 2**40, 0),
+    (specs.BoundedArray((), np.uint64, 0, 2**40), 2**40, np.float32, 2**40, 0),
+    (specs.BoundedArray((), np.int64, 0, 9), 9, np.int32, 9, 0),
+    (specs.BoundedArray((), np.int64, 0, 9), 2**40, np.int32, 2**31 - 1, 2),
+    (specs.BoundedArray((), np.uint8, 0, 255), np.int64(-1), np.uint8, 0, 2),
+    (specs.BoundedArray((), np.uint8, 0, 255), np.uint8(255), np.uint8, 255, 0),
+    (specs.BoundedArray((), np.float64, 0, 1), 1.5, np.float32, 1.5, 2),
+    (specs.Array((), np.int32), np.int64(-(2**40)), np.int32, -(2**31), 2),
+  ],
+)
+def test_late_values_do_not_wrap_and_those_outside_are_counted_and_logged_once(
+  spec, value, dtype, read, num_outside, caplog
+):
+  class Late(Corridor):
+    def observation_spec(self):
+      return spec
+
+    def _observe(self):
+      return np.asarray(value if self.is_late else 0, np.result_type(value))
+
+    is_late = False
+
+  environment = wrap(Late)
+  (field,) = environment.fields.values()
+  (instance,) = environment.make(1)
+  Late.is_late = True
+  with caplog.at_level('WARNING'):
+    timesteps = [instance.reset(0), instance.step(np.int32(1))]
+    instance.close()
+  assert {(x.observation.dtype, float(x.observation)) for x in timesteps} == {
+    (np.dtype(dtype), float(read))
+  }
+  assert field.num_outside == num_outside
+  assert len(caplog.records) == num_outside  # the first one, and their number
+
+
+@pytest.mark.parametrize('value', [-1, 3])
+def test_late_choice_that_does_not_exist_is_an_error_with_its_field(value):
+  class Late(Corridor):
+    value = 0
+
+    def observation_spec(self):
+      return {'place': specs.DiscreteArray(3)}
+
+    def _observe(self):
+      return {'place': np.asarray(self.value)}
+
+  (instance,) = wrap(Late).make(1)
+  Late.value = value
+  with pytest.raises(ValueError, match=rf"\['place'\]: the spec has 3 values, it is {value}"):
+    instance.reset(0)
+
+
 class Dials(dm_env.Environment):
   """Observes the action, whose parts are from -1 to 1 and from 3 to 4."""
 
