@@ -7,6 +7,8 @@ To support another library, implement `LibraryEnv`, and pass a function that mak
 import abc
 import atexit
 import functools
+import itertools
+import math
 import os
 import queue
 import threading
@@ -32,6 +34,9 @@ from hephaestus.actors.environments.environment import (
 
 MAX_THREADS = 64  # of instances that are made together; more instances share these
 CLOSE_SECONDS = 10.0  # longest wait until instances have closed
+
+# Smaller leaves are no images for agents; see agents/observation.py.
+SMALLEST_IMAGE, MAX_CELLS = 8, 2048
 
 ACTION_MASK = 'action_mask'
 SINGLE = ''  # the field name of an observation that is one array
@@ -96,7 +101,7 @@ class HostEnvironment(Environment):
 
   The specs describe the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, and float32 for
   integers beyond int32; an observed `DiscreteArray` becomes a one-hot vector, and an 'action_mask' [A]
-  bool.
+  bool; images with channels first, stacks of frames and images without channels become [H, W, C].
 
   Attributes:
     make_env: function that makes a new instance of the library's environment.
@@ -274,6 +279,8 @@ class Instance:
     self._is_over = timestep.last()
     step_type: Any = np.int32(timestep.step_type)
     reward: Any = np.float32(0.0 if timestep.reward is None else timestep.reward)
+    if not np.isfinite(reward):
+      raise ValueError(f'timestep.reward: is {reward} after {self._num_steps} steps of an episode')
     discount: Any = np.float32(1.0 if timestep.discount is None else timestep.discount)
     return TimeStep(step_type, reward, discount, self._observe(timestep.observation))
 
@@ -386,8 +393,9 @@ class Field:
     num_outside: how many of the arrays that were read had values outside the bounds of `given`.
   """
 
-  def __init__(self, path: str, given: specs.Array, spec: specs.Array):
+  def __init__(self, path: str, given: specs.Array, spec: specs.Array, axis: int | None = None):
     self.path = path
+    self._axis = axis  # of the height, where images are rearranged
     self.spec = spec
     self.num_outside = 0
     self._shape, self._dtype = given.shape, spec.dtype
@@ -424,6 +432,8 @@ class Field:
           f'timestep.observation{self.path}: the spec has {len(self._one_hot)} values, it is {array}'
         )
       return self._one_hot[int(array)]
+    if self._axis is not None:
+      array = _image(array, self._axis)
     if self._limits is not None and array.dtype not in self._safe:
       array = self._within(array, *self._limits)
     return array.astype(self._dtype, copy=False)
@@ -502,7 +512,38 @@ def _field(path: str, given: Any) -> Field:
     spec = specs.BoundedArray((given.num_values,), np.float32, 0.0, 1.0, given.name)
   else:
     spec = _converted(given)
-  return Field(path, given, spec)
+  axis = _image_axis(spec)
+  if axis is not None and isinstance(spec, specs.BoundedArray):
+    low, high = (
+      _image(np.broadcast_to(bound, spec.shape), axis) for bound in (spec.minimum, spec.maximum)
+    )
+    spec = specs.BoundedArray(low.shape, spec.dtype, low, high, spec.name)
+  elif axis is not None:
+    spec = specs.Array(_image(np.empty(spec.shape, bool), axis).shape, spec.dtype, spec.name)
+  return Field(path, given, spec, axis)
+
+
+def _image_axis(spec: specs.Array) -> int | None:
+  """The axis of the height, next to the width, of an image that is not [H, W, C]; None for other arrays.
+
+  The two adjacent axes with the largest product are height and width. All others are channels: colours,
+  or the frames of a stack. An image without channels and a stack of coloured frames are known by bytes.
+  """
+  ranks = (2, 3, 4) if spec.dtype == np.uint8 else (3,) if spec.dtype.kind == 'f' else ()
+  if len(spec.shape) not in ranks or math.prod(spec.shape) <= MAX_CELLS:
+    return None
+  sizes = [
+    height * width if min(height, width) >= SMALLEST_IMAGE else 0
+    for height, width in itertools.pairwise(spec.shape)
+  ]
+  axis = sizes.index(max(sizes))
+  return None if not sizes[axis] or (axis == 0 and len(spec.shape) == 3) else axis
+
+
+def _image(array: np.ndarray, axis: int) -> np.ndarray:
+  """[H, W, C] of an image whose height and width are the given axis and the next one."""
+  moved = np.moveaxis(array, (axis, axis + 1), (0, 1))
+  return moved.reshape(*moved.shape[:2], -1)
 
 
 def _converted(given: specs.Array) -> specs.Array:

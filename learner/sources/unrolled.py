@@ -23,7 +23,7 @@ from hephaestus.replay import buffer as buffer_lib
 Tree = Any
 DEVICES = devices_lib.DEVICES
 SECONDS_PER_CALL = 1.0  # the run does not react for so long, unless one update takes longer
-_EPISODES = ('episodes', 'episode_return', 'episode_length')
+_EPISODES = ('episodes', 'episode_return', 'episode_length', 'broken_rewards')
 
 _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
@@ -172,6 +172,7 @@ class Program:
       'episodes': ended.sum(),
       'episode_return': jnp.sum(ended * episodes.episode_return),
       'episode_length': jnp.sum(ended * episodes.episode_length),
+      'broken_rewards': jnp.sum(~jnp.isfinite(sequence.reward[:, 1:]), dtype=jnp.float32),
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
@@ -463,7 +464,14 @@ class Unrolled(loop.Source):
     state, metrics = jax.block_until_ready(self._program.iterate(state, count))
     self._seconds_per_update = (time.monotonic() - began) / count
     self.seconds_left = (left - count) * self._seconds_per_update
-    self._environment_step = self._program.environment_step(state)
+    before, self._environment_step = (
+      self._environment_step, self._program.environment_step(state),
+    )  # fmt: skip
+    if broken := int(_part(metrics['broken_rewards'], 0)):
+      raise FloatingPointError(
+        f'environment steps {before + 1:,} to {self._environment_step:,}: {broken:,} rewards of the '
+        'environment are not finite; mend its reward, then the run resumes from its last checkpoint'
+      )
     if self._program.replay is not None:
       self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
     return state, loop.Done(count, metrics)

@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from hephaestus.actors import environments, rollout
-from hephaestus.actors.environments import environment
+from hephaestus.actors.environments import catch, environment
 from hephaestus.agents import masked_ppo
 from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint, loop, ppo_update
@@ -352,3 +352,18 @@ def test_small_environments_are_learned(world, changes, before, after):
   mean = lambda sums: float(sums['episode_return'][0] / sums['episodes'][0])
   assert mean(first) < before
   assert mean(last) > after
+
+
+def test_reward_that_is_not_finite_is_an_error_with_its_environment_steps():
+  class Broken(catch.Catch):
+    def step(self, key, state, action):
+      state, timestep = super().step(key, state, action)
+      return state, timestep._replace(reward=jnp.where(timestep.last(), jnp.nan, timestep.reward))
+
+  made = make_fused(world=Broken(rows=4, columns=3))
+  source = unrolled.Unrolled(made, max_environment_steps=END)
+  state = source.place(source.init(jax.random.key(0)), 0)
+  with pytest.raises(
+    FloatingPointError, match=r'^environment steps 1 to 128: 32 rewards of the env'
+  ):
+    source.update(state, 0, 1)

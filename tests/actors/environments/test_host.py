@@ -722,3 +722,117 @@ def test_spaces_of_gymnasium_become_specs():
   assert env.step(np.zeros(1, np.float32)).first()
   with pytest.raises(ValueError, match='action_space=MultiBinary'):
     environments.make('gymnasium/Tuned-v0', max_steps=3)
+
+
+@pytest.mark.parametrize(
+  'shape, dtype, axis, expected',
+  [
+    ((4, 84, 84), np.uint8, 1, (84, 84, 4)),
+    ((84, 84), np.uint8, 0, (84, 84, 1)),
+    ((4, 96, 96, 3), np.uint8, 1, (96, 96, 12)),
+    ((4, 3, 64, 48), np.uint8, 2, (64, 48, 12)),
+    ((12, 84, 84), np.uint8, 1, (84, 84, 12)),
+    ((3, 64, 64), np.float64, 1, (64, 64, 3)),
+    ((210, 160, 3), np.uint8, None, (210, 160, 3)),
+    ((64, 64, 64), np.uint8, None, (64, 64, 64)),
+    ((84, 84), np.float32, None, (84, 84)),
+    ((4, 20, 20), np.uint8, None, (4, 20, 20)),
+    ((5000,), np.uint8, None, (5000,)),
+  ],
+)
+def test_images_with_channels_first_and_stacks_of_frames_have_channels_last(
+  shape, dtype, axis, expected
+):
+  shown = np.random.default_rng(0).integers(0, 255, shape).astype(dtype)
+
+  class Shown(Corridor):
+    def observation_spec(self):
+      return {'image': specs.BoundedArray(shape, dtype, 0, 255)}
+
+    def _observe(self):
+      return {'image': shown}
+
+  environment = wrap(Shown)
+  (instance,) = environment.make(1)
+  read = instance.reset(0).observation['image']
+  instance.close()
+  assert read.shape == environment.observation_spec['image'].shape == expected
+  if axis is None:
+    np.testing.assert_array_equal(read, shown)
+  else:
+    channels = np.moveaxis(shown, (axis, axis + 1), (-2, -1)).reshape(-1, *expected[:2])
+    np.testing.assert_array_equal(read, np.stack(list(channels), -1))
+
+
+@pytest.mark.parametrize('form', ['flat', 'tuple'])
+def test_mask_of_several_choices_of_gymnasium_is_flat_or_a_tuple(form):
+  gymnasium = pytest.importorskip('gymnasium')
+  masks = np.array([0, 1, 1], np.int8), np.array([1, 0], np.int8)
+
+  class Several(gymnasium.Env):
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2])
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+      return np.zeros(2, np.float32), self._info()
+
+    def step(self, action):
+      assert tuple(action) in ((1, 0), (2, 0))
+      return np.zeros(2, np.float32), 0.0, False, False, self._info()
+
+    def _info(self):
+      return {'action_mask': masks if form == 'tuple' else np.concatenate(masks)}
+
+  gymnasium.register(f'Several{form}-v0', Several, max_episode_steps=MAX_STEPS)
+  environment = environments.make(f'gymnasium/Several{form}-v0')
+  host.check_values(environment, 0, num_steps=20)
+  assert environment.observation_spec['action_mask'].shape == (5,)
+  (instance,) = environment.make(1)
+  mask = instance.reset(0).observation['action_mask']
+  np.testing.assert_array_equal(mask, [False, True, True, True, False])
+
+
+@pytest.mark.parametrize(
+  'reset, step, words',
+  [
+    ((0, {}), (0, 0.0, False, {}), ['step must return 5 values', 'it returns 4 values']),
+    (0, (0, 0.0, False, False, {}), ['reset must return 2 values', 'it returns int']),
+    ((0, {}), (0, 0.0, False, False, {'action_mask': np.ones(2)}), ['first reset gave none']),
+    (
+      (0, {'action_mask': np.ones(2, bool)}),
+      (0, 0.0, False, False, {}),
+      ['every reset and step has to'],
+    ),
+  ],
+)
+def test_old_interface_and_mask_of_step_or_reset_only_are_refused(reset, step, words):
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Old(gymnasium.Env):
+    action_space = observation_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+      return reset
+
+    def step(self, action):
+      return step
+
+  gymnasium.registry.pop('Old-v0', None)
+  gymnasium.register('Old-v0', Old, max_episode_steps=MAX_STEPS)
+  with pytest.raises(ValueError) as error:
+    environments.make('gymnasium/Old-v0')
+  for word in ("environment.name='gymnasium/Old-v0'", *words):
+    assert word in str(error.value)
+
+
+def test_late_reward_that_is_not_finite_is_an_error_with_its_step():
+  class Late(Corridor):
+    def step(self, action):
+      self.count = getattr(self, 'count', 0) + 1
+      return super().step(action)._replace(reward=np.nan if self.count == 3 else 0.0)
+
+  (instance,) = wrap(Late).make(1)
+  instance.reset(0)
+  with pytest.raises(ValueError, match=r'timestep\.reward: is nan after 3 steps of an episode'):
+    for _ in range(3):
+      instance.step(np.int32(1))
