@@ -158,7 +158,9 @@ def _serve(requests: socket.socket, parent_pid: int) -> NoReturn:
       requests.close()
       os.close(reader)
       for number, handler in handlers.items():
-        signal.signal(number, handler)
+        # As a new program would: ignored signals stay so, and functions of the launcher go.
+        is_own = callable(handler) and handler is not signal.default_int_handler
+        signal.signal(number, signal.SIG_DFL if is_own else handler)
       _become(json.loads(message), files[0], files[1], writer, parent_pid)
     os.waitpid(child, 0)
     for file in (*files, writer):

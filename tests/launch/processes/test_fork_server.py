@@ -19,14 +19,15 @@ DEADLINE_SECONDS = 30.0
 
 # A launcher: makes its fork server, then supervises the script it is given until that has finished.
 LAUNCHER = """
-import pathlib, sys
+import pathlib, signal, sys
 import imported_before
 from hephaestus.launch.processes import rules, supervisor
 from hephaestus.launch.processes import fork_server
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # of the launcher only
 forks = fork_server.ForkServer()
 imported_before.value = 'of the launcher, later'
 if 'without' in sys.argv:
-  import os, signal
+  import os
   os.kill(forks._pid, signal.SIGKILL)
 folder, script = map(pathlib.Path, sys.argv[1:3])
 outcome = supervisor.Supervisor(
