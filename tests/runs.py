@@ -25,16 +25,18 @@ DISTRIBUTED = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tenso
 class Launch:
   """`hephaestus train` on one folder."""
 
-  def __init__(self, folder, *overrides, agent='dreamer', fused=False, flags=()):
+  def __init__(
+    self, folder, *overrides, agent='dreamer', environment=ENVIRONMENT, fused=False, flags=()
+  ):
     self.folder = folder
-    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
-    environment['PYTHONPATH'] = str(TESTS)
+    variables = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    variables['PYTHONPATH'] = str(TESTS)
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
       [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop',
-       '--env', 'catch' if fused else ENVIRONMENT,
+       '--env', 'catch' if fused else environment,
        '--agent', agent, '--fused' if fused else '--no-fused', *flags, '--set', *overrides],
-      stdout=self.output, stderr=subprocess.STDOUT, env=environment, cwd=folder.parent,
+      stdout=self.output, stderr=subprocess.STDOUT, env=variables, cwd=folder.parent,
     )  # fmt: skip
 
   def wait_for(self, predicate, what):
