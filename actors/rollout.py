@@ -219,8 +219,9 @@ class _TracedUnroll:
 class _HostUnroll:
   """The unroll of environments that threads step, with the layout and resets of `_TracedUnroll`.
 
-  The N instances are made once, at the first `init`, or at the first after `close`. Every `init` resets the same instances, which
-  makes older states invalid. The `env_state` of a state is an array of these N objects.
+  The N instances are made once, at the first `init`, or at the first after `close`. Every `init` resets
+  the same instances, which makes older states invalid. The `env_state` of a state is an array of these N
+  objects.
   """
 
   def __init__(

@@ -23,7 +23,8 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
   one axis, or a Box with finite bounds. If reset and step return `info['action_mask']`, it is added to
-  the observation; for MultiDiscrete it may be a tuple with one mask for each choice. The discount is 0 at `terminated` and 1 at `truncated`.
+  the observation; for MultiDiscrete it may be a tuple with one mask for each choice. The discount is 0
+  at `terminated` and 1 at `truncated`.
 
   Args:
     id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
@@ -31,8 +32,9 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
     **options: passed to the environment's constructor.
 
   Raises:
-    ValueError: gymnasium is older than 1.0, there is no such environment, it does not take an option, a space is not supported,
-      `max_steps` is invalid, or it is None and the registry has no limit.
+    ValueError: gymnasium is older than 1.0, there is no such environment, it does not take an option, a
+      space is not supported, `max_steps` is invalid, or it is None and the registry has no limit; or a
+      reset or a step contradicts the spaces.
   """
   name = f'environment.name={f"gymnasium/{id}"!r}'
   if int(gymnasium.__version__.partition('.')[0]) < 1:  # in 0.29 `max_episode_steps=-1` is a limit
