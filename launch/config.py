@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
 from hephaestus.actors import actor, environments, evaluator
+from hephaestus.actors.environments import names
 from hephaestus.launch import records
 from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import tables
@@ -383,7 +384,11 @@ def save(config: ExperimentConfig, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> ExperimentConfig:
-  """Reads a config.yaml; ValueError if it is missing, or no config of this version."""
+  """Reads a config.yaml; imports an agent of its own only if trusted, see `records.trusting`.
+
+  Raises:
+    ValueError: it is missing, no config of this version, or not trusted.
+  """
   return _load(path, str(path))
 
 
@@ -394,7 +399,13 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
 
 def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    return _from_tree(_plain(OmegaConf.load(file)))
+    content = _plain(OmegaConf.load(file))
+    environment = content.get('environment')
+    given = environment.get('name') if isinstance(environment, dict) else None
+    records.read_names((content.get(AGENT), given), name)
+    return _from_tree(content)
+  except names.UntrustedError:
+    raise
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None

@@ -11,7 +11,7 @@ from typing import Any
 from absl import app
 from absl.flags import argparse_flags
 
-from hephaestus.launch import user_errors
+from hephaestus.launch import records, user_errors
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.doctor import commands as doctor_commands
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
   try:
-    exit_code = arguments.call(arguments)
+    with records.trusting(getattr(arguments, 'trust', False)):
+      exit_code = arguments.call(arguments)
     sys.stdout.flush()
     return exit_code
   except BrokenPipeError:  # the reader of stdout has gone

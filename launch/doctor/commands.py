@@ -6,6 +6,8 @@ import pathlib
 import warnings
 from typing import Any
 
+from hephaestus.launch.run import flags
+
 
 def add(commands: Any) -> None:
   """Adds the command `doctor` to the parser."""
@@ -30,6 +32,7 @@ def add(commands: Any) -> None:
     help='of a run, by evaluation or by update (default: the newest)',
   )
   doctor.add_argument('--json', action='store_true')
+  flags.add_trust_flag(doctor)
   doctor.set_defaults(call=_doctor)
 
 

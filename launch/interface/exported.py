@@ -14,6 +14,7 @@ from dm_env import specs
 from safetensors import numpy as safetensors
 
 from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
 
 POLICY, PARAMS = 'policy.json', 'params.safetensors'
@@ -177,6 +178,8 @@ def read(folder: pathlib.Path) -> Exported:
         for key, array in safetensors.load_file(folder / PARAMS).items()
       },
     )
+  except names.UntrustedError:
+    raise
   except Exception as error:  # a broken file may raise any error
     first_line = str(error).split('\n')[0]
     raise ValueError(

@@ -411,7 +411,7 @@ def test_evaluate_leaves_out_a_score_that_there_is_not(folder, capsys, tmp_path,
   )
   monkeypatch.syspath_prepend(tmp_path)
   folder_lib.open_run(folder, presets.laptop('unscored:Unscored'))
-  assert run('evaluate', folder, '--random', '--episodes', 4) == 0
+  assert run('evaluate', folder, '--random', '--episodes', 4, '--trust') == 0
   printed = capsys.readouterr().out
   assert 'episode_return' in printed and 'normalised_score' not in printed
   assert run('evaluate', folder, '--random', '--greedy') == 2
