@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     141 if the reader of stdout has gone.
 
   Raises:
-    Exception: an error in this package, neither in the input nor in the user's own code.
+    Exception: an error in this package, neither in the input, nor in a file, nor in the user's own code.
   """
   sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -91,6 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 130  # 128 + SIGINT, as after a run
   except Exception as error:
     line = user_errors.line(error)
+    if (
+      isinstance(error, OSError) and error.filename is not None
+    ):  # a file of the user, or of a folder
+      line = line or f'{error.filename}: {error.strerror}'
     if line is None and not isinstance(error, (ValueError, ConnectionError)):
       raise  # an error of ours
     print(f'hephaestus {arguments.command}: {line or user_errors.message(error)}', file=sys.stderr)

@@ -9,7 +9,6 @@ import rich.console
 import rich.table
 
 from hephaestus.agents import experience
-from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.inspect import live
 from hephaestus.learner import checkpoint
@@ -20,10 +19,10 @@ from hephaestus.replay import inspector
 
 def is_kept_by(target: str) -> bool:
   """Whether the target of `hephaestus inspect` is the folder of a fused run with replay."""
-  path = pathlib.Path(target) / folder_lib.CONFIG
-  if not path.exists():
+  folder = pathlib.Path(target)
+  if not (folder / folder_lib.CONFIG).exists():
     return False
-  config = launch_config.load(path)
+  config = folder_lib.load_config(folder)
   return config.fused and not config.record.on_policy
 
 

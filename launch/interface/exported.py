@@ -16,6 +16,7 @@ from safetensors import numpy as safetensors
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.files import folder as folder_lib
 
 POLICY, PARAMS = 'policy.json', 'params.safetensors'
 FORMAT = 1  # version of policy.json; `read` rejects any other
@@ -161,6 +162,7 @@ def read(folder: pathlib.Path) -> Exported:
   Raises:
     ValueError: a file is missing, broken, or of another version; the message names the folder.
   """
+  folder_lib.check_entries(folder)
   file = folder / POLICY
   try:
     content = json.loads(file.read_text())

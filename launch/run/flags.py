@@ -226,7 +226,7 @@ def _config_to_resume(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.files import folder as folder_lib
 
-  config = launch_config.load(arguments.run / folder_lib.CONFIG)
+  config = folder_lib.load_config(arguments.run)
   has = {'agent': config.agent_name, 'env': config.environment['name']}
   is_same = {
     'agent': lambda given: records.find_record(given).name == config.agent_name,

@@ -1,15 +1,21 @@
 """Run folders of others: what they name is not imported, and nothing outside of them is touched."""
 
 import contextlib
+import io
+import json
+import os
+import struct
 import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 import hephaestus
 from hephaestus.actors import environments
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
+from hephaestus.launch.report import dashboard, panels
 
 
 def run(*arguments):
@@ -113,3 +119,89 @@ def test_class_is_checked_before_it_is_called(tmp_path, name):
   with pytest.raises(ValueError, match=r'environment.name=.*[eE]nvironment'):
     environments.make(name, args=['touch', str(tmp_path / 'touched')])
   assert not (tmp_path / 'touched').exists()
+
+
+LINKS = (
+  'replay/newest',
+  'checkpoints/7',
+  'metrics/learner.jsonl',
+  'lock',
+  'origin',
+  'doctor.json',
+  'nodes',
+)
+
+
+@pytest.mark.parametrize('entry', [*LINKS, 'videos/1.mp4'])
+def test_links_of_a_folder_are_refused_by_name(stranger, tmp_path, capsys, entry):
+  folder, outside = stranger('theirs'), tmp_path / 'outside'
+  (outside / 'thesis').mkdir(parents=True)
+  (outside / 'thesis' / 'text').write_text('text')
+  at = folder / entry
+  subprocess.run(['rm', '-rf', at], check=True)
+  at.symlink_to(
+    outside / 'thesis' / 'text' if at.suffix or entry in ('lock', 'origin') else outside
+  )
+  before = [(path, path.lstat().st_mtime_ns) for path in sorted(outside.rglob('*'))]
+  for command in (
+    ['train', '--run', folder, '--steps', 600], ['evaluate', folder], ['inspect', folder],
+    ['report', folder], ['dashboard', folder], ['doctor', folder],
+  ):  # fmt: skip
+    assert run(*command) == 2
+    error = capsys.readouterr().err
+    assert f'its entry {entry} is a symbolic link' in error and error.count('\n') == 1
+  assert [(path, path.lstat().st_mtime_ns) for path in sorted(outside.rglob('*'))] == before
+  assert (outside / 'thesis' / 'text').read_text() == 'text'
+
+
+def test_file_that_is_not_regular_is_refused_by_name(stranger, capsys):
+  folder = stranger('theirs')
+  os.mkfifo(folder / 'metrics' / 'actor-7.jsonl')
+  assert run('report', folder) == 2
+  assert 'its entry metrics/actor-7.jsonl is no regular file' in capsys.readouterr().err
+
+
+def test_entry_that_becomes_a_link_is_not_followed(stranger, tmp_path):
+  """A folder may change while a page shows it."""
+  folder, secret = stranger('theirs'), tmp_path / 'secret.mp4'
+  secret.write_text('secret')
+  shown = dashboard.Dashboard([folder], tmp_path / 'videos')
+  (folder / 'videos' / '9.mp4').symlink_to(secret)
+  (folder / 'metrics' / 'actor-9.jsonl').symlink_to(secret)
+  (described,) = shown.runs()['runs']
+  assert '9.mp4' not in [video['name'] for video in described['videos']]
+  assert shown.video(0, '9.mp4') is None
+  assert described['messages'] == ['1 line of its metrics is damaged and left out']
+
+
+def gif_of(side):
+  """A GIF of some hundred bytes, whose one frame has `side` * `side` pixels."""
+  image = io.BytesIO()
+  Image.new('P', (1, 1)).save(image, 'GIF')
+  content = bytearray(image.getvalue())
+  content[6:10] = struct.pack('<HH', side, side)
+  return bytes(content)
+
+
+def test_video_that_would_fill_the_memory_is_refused(tmp_path):
+  path = tmp_path / 'bomb.gif'
+  path.write_bytes(gif_of(9_000))
+  with pytest.raises(ValueError, match='81,000,000 pixels'):
+    panels.to_mp4(path, tmp_path / 'made.mp4')
+  assert not (tmp_path / 'made.mp4').exists()
+
+
+def test_broken_run_is_shown_beside_healthy_ones(stranger, tmp_path, monkeypatch):
+  healthy, broken = stranger('healthy'), stranger('broken')
+  (broken / 'doctor.json').write_text('[')
+  (broken / 'checkpoints' / '²').mkdir()
+  with open(broken / 'metrics' / 'events.jsonl', 'a') as file:
+    file.write('{"time": 1e400, "kind": "started"}\n{"time": 1, "kind": "started", "pid": "one"}\n')
+  shown = dashboard.Dashboard([broken, healthy], tmp_path / 'videos')
+  described = shown.runs()['runs']
+  assert '2 lines of its metrics are damaged and left out' in described[0]['messages']
+  assert any('doctor.json is damaged' in message for message in described[0]['messages'])
+  assert described[1]['state'] == 'finished'
+  assert json.loads(shown.curves('environment_step'))['groups']
+  monkeypatch.setattr(panels, '_nodes', lambda run, running: 1 // (run.folder != broken))
+  assert [each['state'] for each in shown.runs()['runs']] == ['broken', 'finished']
