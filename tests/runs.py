@@ -29,6 +29,9 @@ class Launch:
     self.folder = folder
     environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     environment['PYTHONPATH'] = str(TESTS)
+    environment['http_proxy'] = environment['grpc_proxy'] = (
+      'http://127.0.0.1:9'  # where nobody listens
+    )
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
       [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop',

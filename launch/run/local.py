@@ -25,6 +25,7 @@ from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import process_group
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
+from hephaestus.replay import connection
 
 STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
 DRAIN_SECONDS = 3.0  # without a connection after which replay stops: a restarting node reconnects
@@ -81,7 +82,7 @@ def train(
     with _commands(nodes, config, addresses, exposed, coordinator, profile) as commands:
       watcher = _Watcher(nodes, config, commands, addresses)
       outcome = supervisor.Supervisor(
-        _processes(nodes, config, commands),
+        _processes(nodes, config, commands, [*addresses, *filter(None, [coordinator])]),
         until=nodes.ends(commands),
         is_over=watcher.is_over,
         restarts=rules.Restarts(
@@ -237,14 +238,18 @@ def _commands(
 
 
 def _processes(
-  nodes: _Nodes, config: launch_config.ExperimentConfig, commands: Mapping[str, Sequence[str]]
+  nodes: _Nodes,
+  config: launch_config.ExperimentConfig,
+  commands: Mapping[str, Sequence[str]],
+  peers: Sequence[str],
 ) -> list[supervisor.Process]:
+  """Makes the supervisor's processes, which reach the `peers`, HOST:PORT each, without a proxy."""
   external_exit_codes = process_group.PEER_GONE if len(nodes.learners) > 1 else frozenset()
   return [
     supervisor.Process(
       name,
       command,
-      variables.of_node(name, config),
+      variables.of_node(name, config) | connection.without_proxy(peers),
       nodes.log(name),
       external_exit_codes=external_exit_codes if name in nodes.learners else frozenset(),
     )
