@@ -10,6 +10,7 @@ import rich.table
 
 from hephaestus.agents import experience
 from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
@@ -91,7 +92,7 @@ def show(target: str, report: dict[str, Any], console: rich.console.Console | No
     table.add_column(heading, justify='left' if heading == 'stratum' else 'right')
   for row in rows:
     table.add_row(*row.values())
-  console = console or rich.console.Console()
+  console = console or console_lib.make()
   console.print(table)
   console.print(
     f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '
