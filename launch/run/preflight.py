@@ -52,7 +52,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
   # Compilation takes most of the time, and is the same at every start.
-  jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
   name = config.environment['name']
