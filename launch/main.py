@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app
 from absl.flags import argparse_flags
@@ -51,13 +51,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse_flags.ArgumentParser):
-  """A parser whose help does not show --helpfull, which lists the flags of absl."""
+  """A parser whose errors are one line, and whose help does not show --helpfull, the flags of absl."""
 
   def __init__(self, **options: Any):
     super().__init__(**options)
     for action in self._actions:
       if '--helpfull' in action.option_strings:
         action.help = argparse.SUPPRESS
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f'{self.prog}: {message}; see {self.prog} --help\n')
 
 
 def run(arguments: argparse.Namespace) -> int:

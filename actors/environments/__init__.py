@@ -159,6 +159,15 @@ def _check_kind(name: str, kind: type) -> None:
     )
 
 
+def check_name(name: str) -> None:
+  """Raises ValueError for a name that is no built-in one, no import path, and of no family; imports nothing."""
+  family_name, slash, _ = name.partition('/')
+  if slash and family_name not in FAMILIES | HOST_FAMILIES:
+    _family(name)
+  elif not (slash or name.startswith(INSTANCE) or names.is_import_path(name)):
+    _constructor(name)
+
+
 def family(name: str) -> types.ModuleType:
   """Imports and returns the module of a family of environments.
 

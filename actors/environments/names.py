@@ -59,7 +59,7 @@ def resolve(
   """
   given = f'{field}={name!r}'
   module_name, colon, attribute = known.get(name, name).partition(':')
-  if not (module_name and colon and attribute):
+  if not is_import_path(f'{module_name}{colon}{attribute}'):
     raise ValueError(
       f'{given}: no such {kind}; {choices(name, known)}; {listing and f"{listing}; "}an {kind} of '
       "your own is named by its import path, 'package.module:Class'"
@@ -85,6 +85,12 @@ def resolve(
   if _is_pythons_own(getattr(found, '__module__', None) or ''):
     raise ValueError(f"{given}: {attribute} is Python's own and no {kind}")
   return found
+
+
+def is_import_path(name: str) -> bool:
+  """Whether a name has the form 'package.module:Class'."""
+  module_name, colon, attribute = name.partition(':')
+  return bool(colon) and all(part.isidentifier() for part in (*module_name.split('.'), attribute))
 
 
 def choices(given: str, known: Iterable[str]) -> str:

@@ -43,8 +43,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
   warnings.simplefilter('ignore')  # of the packages of environments
   if arguments.steps < 2_048:
     raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else chance decides')
-  if arguments.seed < 0:
-    raise ValueError(f'--seed {arguments.seed}: must be at least 0')
+  flags.check_seed(arguments.seed)
   from hephaestus.launch.doctor import check, diagnosis
   from hephaestus.launch.files import folder, metrics
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pathlib
 import stat
@@ -21,9 +22,37 @@ WANDB = 'wandb'  # the library's own folder, in which it makes links; we read it
 
 
 def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
-  """Returns the path of a new run folder, runs/ENVIRONMENT-TIME; does not make it."""
+  """Returns the path of a new run folder, runs/ENVIRONMENT-TIME with a suffix if taken; does not make it."""
   name = config.environment['name'].replace('/', '-').replace(':', '-')
-  return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  stem = f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  names = itertools.chain([stem], (f'{stem}-{number}' for number in itertools.count(2)))
+  return next(path for each in names if not (path := pathlib.Path('runs') / each).exists())
+
+
+def claim(config: launch_config.ExperimentConfig) -> pathlib.Path:
+  """Makes a new run folder, empty, so that no other run of the same second takes its name."""
+  while True:
+    folder = new(config)
+    try:
+      folder.mkdir(parents=True)
+      return folder
+    except FileExistsError:
+      continue
+    except OSError as error:
+      raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
+
+
+def check_place(folder: pathlib.Path) -> None:
+  """Raises ValueError, soon, where the folder of a run cannot be made or is not one of a run."""
+  try:
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+      reason = 'Permission denied' if parent.is_dir() else f'{parent} is no folder'
+      raise ValueError(f'--run {folder}: cannot be written to ({reason})')
+    if folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
+      raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
+  except OSError as error:
+    raise ValueError(f'--run {folder}: cannot be used ({error.strerror})') from None
 
 
 def check_entries(folder: pathlib.Path) -> None:
@@ -74,10 +103,9 @@ def open_run(
       its first checkpoint.
   """
   try:
-    if (folder / CONFIG).exists() or (folder / CONFIG).is_symlink():
+    check_place(folder)
+    if (folder / CONFIG).exists():
       check(folder, config)
-    elif folder.exists() and any(folder.iterdir()):
-      raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
     if origin is None and unfinished_origin(folder) is not None:
       raise ValueError(
         f'--run {folder}: was stopped before its first checkpoint; `hephaestus train --run {folder}` '

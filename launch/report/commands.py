@@ -144,7 +144,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
-  _check_seed(arguments.seed)
+  flags.check_seed(arguments.seed)
   if arguments.greedy is not None and (arguments.actions or arguments.random):
     raise ValueError('--greedy: is one of --actions; give one of the options alone')
   if arguments.actions and arguments.random:
@@ -172,16 +172,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _check_seed(seed: int) -> None:
-  if seed < 0:
-    raise ValueError(f'--seed {seed}: must be at least 0')
-
-
 def _watch(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
-  _check_seed(arguments.seed)
+  flags.check_seed(arguments.seed)
   if not arguments.fps > 0:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
   if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):

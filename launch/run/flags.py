@@ -79,6 +79,12 @@ def whole_number(text: str) -> int:
   return int(number)
 
 
+def check_seed(seed: int) -> None:
+  """Raises ValueError for a value of --seed that JAX does not take."""
+  if not 0 <= seed < 2**63:
+    raise ValueError(f'--seed {str(seed)[:24]}: must be at least 0, and below 2^63')
+
+
 def add_profile_flag(parser: argparse.ArgumentParser) -> None:
   """Adds --profile, the learner updates to trace."""
   parser.add_argument(
@@ -110,6 +116,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
   Raises:
     ValueError: a flag or key is invalid, or needs packages that are not installed; names it.
   """
+  from hephaestus.actors import environments
   from hephaestus.actors.environments import names
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
@@ -152,6 +159,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
     config = _in_one_process(arguments, config)
   if arguments.reset_moments and not (config.fused and config.record.on_policy):
     raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
+  environments.check_name(config.environment['name'])
   names.check_trust(config.environment['name'], 'environment.name')
   if config.fused and config.actor.num_actors > 1:
     raise ValueError(
