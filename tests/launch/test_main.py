@@ -303,7 +303,10 @@ def test_steps_are_read_as_people_write_them(capsys):
 @pytest.mark.parametrize('command', ['evaluate', 'watch'])
 def test_negative_seed_of_a_command_is_refused(tmp_path, capsys, command):
   assert run(command, tmp_path, '--seed', '-1') == 2
-  assert capsys.readouterr().err == f'hephaestus {command}: --seed -1: must be at least 0, and below 2^63\n'
+  assert (
+    capsys.readouterr().err
+    == f'hephaestus {command}: --seed -1: must be at least 0, and below 2^63\n'
+  )
 
 
 @pytest.mark.parametrize('command', [[], ['evaluate'], ['bench', 'env'], ['train']])
