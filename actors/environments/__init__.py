@@ -50,7 +50,7 @@ HOST_FAMILIES = {
 }
 
 
-INSTANCE = 'instance:'  # begins the names of environments that were given as instances
+INSTANCE = names.INSTANCE
 _instances: dict[str, Environment] = {}
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+INSTANCE = 'instance:'  # begins the names of environments that were given as instances
+
 _trusted: set[str] = set()
 _read: dict[str, str] = {}  # import path -> the file that it was read from
 
@@ -22,8 +24,14 @@ def trust(name: str) -> None:
 
 def read(name: str, file: str) -> None:
   """Notes that a file gives this name; if that imports a module, it takes `trust` to do so."""
-  if ':' in name or name.startswith('gymnasium/GymV'):  # which make what their options name
+  if needs_trust(name):
     _read.setdefault(name, file)
+
+
+def needs_trust(name: str) -> bool:
+  """Whether a name, or an option of the environment with that name, gives a module to import."""
+  is_instance = name.startswith(INSTANCE)
+  return (':' in name and not is_instance) or name.startswith('gymnasium/GymV')
 
 
 def check_trust(name: str, field: str) -> None:

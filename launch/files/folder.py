@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 
+from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 
@@ -25,8 +26,14 @@ def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
   """Returns the path of a new run folder, runs/ENVIRONMENT-TIME with a suffix if taken; does not make it."""
   name = config.environment['name'].replace('/', '-').replace(':', '-')
   stem = f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
-  names = itertools.chain([stem], (f'{stem}-{number}' for number in itertools.count(2)))
-  return next(path for each in names if not (path := pathlib.Path('runs') / each).exists())
+  free = itertools.chain([stem], (f'{stem}-{number}' for number in itertools.count(2)))
+  return next(path for each in free if not (path := pathlib.Path('runs') / each).exists())
+
+
+def resume_command(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
+  """The command that resumes a run, with --trust if its config names something to import."""
+  given = (config.agent_name, config.environment['name'])
+  return f'hephaestus train --run {folder}' + ' --trust' * any(map(names.needs_trust, given))
 
 
 def claim(config: launch_config.ExperimentConfig) -> pathlib.Path:

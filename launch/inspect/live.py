@@ -282,7 +282,9 @@ class Inspection:
       return ''
     if self._has_process(folder):
       return '; its process is running: it is still starting, or too busy to answer'
-    return f'; the run is not running, resume it with: hephaestus train --run {folder}'
+    assert self._target.config is not None
+    command = folder_lib.resume_command(folder, self._target.config)
+    return f'; the run is not running, resume it with: {command}'
 
   def _has_process(self, folder: pathlib.Path) -> bool:
     """Whether a process of the run's replay exists on this machine."""

@@ -275,7 +275,7 @@ def _state(run: history.History) -> dict[str, Any]:
     messages.append(
       'no metrics yet: nodes import and compile, about half a minute'
       if running
-      else f'no metrics; start the run with: hephaestus train --run {run.folder}'
+      else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )
   messages += _diagnosed(run.folder)
   if run.broken:

@@ -117,6 +117,7 @@ class _Nodes:
 
   Attributes:
     folder: folder of the run.
+    resume: the command that resumes the run.
     share: this host's share of the nodes; None for all.
     replay, learners: names of all nodes of replay and of the learner, also on other hosts.
     profiled: names of the nodes that trace updates with --profile.
@@ -127,6 +128,7 @@ class _Nodes:
     self, config: launch_config.ExperimentConfig, folder: pathlib.Path, share: Share | None
   ):
     self.folder = folder
+    self.resume = folder_lib.resume_command(folder, config)
     self.share = share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
     self.learners = parts_lib.learners(config.learner.num_processes)
@@ -342,7 +344,7 @@ def _report(
     print(f'the learner did not write its last checkpoint; see {nodes.log(failed_late[0])}')
     return 1
   if outcome.interrupted:
-    resume = '' if nodes.share else f'; resume with: hephaestus train --run {nodes.folder}'
+    resume = '' if nodes.share else f'; resume with: {nodes.resume}'
     print(f'stopped{resume}')
     if nodes.share:
       return STOPPED
