@@ -22,6 +22,13 @@ import urllib.request
 import zipfile
 
 OLDEST = (0, 5)
+PINNED = '0.13.9'  # the version that the standard library downloads, without pip's checks
+CHECKSUMS = frozenset((  # SHA-256 of its wheels for Linux on x86-64 and aarch64, with glibc and musl
+  'd7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19',
+  'ecb6028d79dc96fbeafffe5c8af62a7099487ebc05a701e76714eebcffd06375',
+  '5435c5ce14a56431208ca0996416d310f1598e8c2c8ba707688985a16bb82dbe',
+  '2c45530751517d6c3bbc69a19473f6effe47cce047bede01ffd8af7ea7b36b25',
+))  # fmt: skip
 TIMEOUT_SECONDS = 60
 INDEX_VARIABLES = ('UV_DEFAULT_INDEX', 'UV_INDEX_URL', 'PIP_INDEX_URL')
 PYPI = 'https://pypi.org/simple'
@@ -62,22 +69,22 @@ def install_by_pip(folder):
 
 
 def install_by_urllib(folder):
-  """Downloads the newest wheel of uv for this machine, and extracts the program `uv` from it.
+  """Downloads the pinned wheel of uv for this machine, and extracts the program `uv` from it.
 
   Raises:
-    LookupError: the package index has no wheel for this machine.
-    ValueError: the wheel does not match its checksum.
+    LookupError: the package index has no such wheel for this machine.
+    ValueError: the wheel is not one of CHECKSUMS.
   """
   page = index_url().rstrip('/') + '/uv/'
   links = Links()
   links.feed(download(page).decode())
-  _, link = max(wheels(links.addresses), default=(None, None))
+  link = next(wheels(links.addresses), None)
   if link is None:
-    raise LookupError(f'{page} has no wheel for {platform.machine()}')
-  address, _, checksum = urllib.parse.urljoin(page, link).partition('#sha256=')
+    raise LookupError(f'{page} has no wheel of uv {PINNED} for {platform.machine()}')
+  address = urllib.parse.urljoin(page, link).partition('#')[0]
   content = download(address)
-  if hashlib.sha256(content).hexdigest() != checksum:
-    raise ValueError(f'{address} does not match its sha256: {checksum or "none given"}')
+  if hashlib.sha256(content).hexdigest() not in CHECKSUMS:
+    raise ValueError(f'{address} is not the wheel of uv {PINNED} that is known here')
   with tempfile.TemporaryFile() as file:
     file.write(content)
     with zipfile.ZipFile(file) as wheel:
@@ -93,7 +100,7 @@ class Links(html.parser.HTMLParser):
   """Collects the links of a package index's page of one package, without those of yanked files.
 
   Attributes:
-    addresses: URLs, as the page has them: possibly relative, with the checksum at the end.
+    addresses: URLs, as the page has them: possibly relative.
   """
 
   def __init__(self):
@@ -106,13 +113,13 @@ class Links(html.parser.HTMLParser):
 
 
 def wheels(addresses):
-  """Yields (version, address) of each wheel of uv for this machine, without those of pre-releases."""
+  """Yields the address of each wheel of the pinned uv for this machine."""
   library = 'manylinux' if platform.libc_ver()[0] == 'glibc' else 'musllinux'
   for address in addresses:
     path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)
-    match = re.search(r'/uv-(\d+(?:\.\d+)*)-py3-none-([\w.]+)\.whl$', path)
-    if match and library in match.group(2) and match.group(2).endswith('_' + platform.machine()):
-      yield tuple(map(int, match.group(1).split('.'))), address
+    match = re.search(rf'/uv-{re.escape(PINNED)}-py3-none-([\w.]+)\.whl$', path)
+    if match and library in match.group(1) and match.group(1).endswith('_' + platform.machine()):
+      yield address
 
 
 def pip_install(python, *options):

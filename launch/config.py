@@ -14,10 +14,12 @@ from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
 from hephaestus.actors import actor, environments, evaluator
-from hephaestus.actors.environments import host
+from hephaestus.actors.environments import host, names
 from hephaestus.launch import records
 from hephaestus.learner.sources import stale_filter
-from hephaestus.replay import tables
+from hephaestus.replay import parameters, tables
+
+LARGEST = 2**63 - 1  # absolute value of a whole number
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
@@ -121,14 +123,24 @@ class ExperimentConfig:
     for key, value in flatten(dataclasses.asdict(self)).items():
       if isinstance(value, float) and math.isnan(value):  # which passes every comparison below
         raise ValueError(f'{key}={value}: must be a number')
+      if isinstance(value, int) and abs(value) > LARGEST:  # of which float or JAX may fail
+        raise ValueError(f'{key}={str(value)[:24]}...: must be at most {LARGEST}')
     if self.seed < 0:
       raise ValueError(f'seed={self.seed}: must be at least 0')
-    if self.max_environment_steps < 1:
-      raise ValueError(f'max_environment_steps={self.max_environment_steps}: must be at least 1')
+    if not 1 <= self.max_environment_steps <= parameters.MOST_STEPS:
+      raise ValueError(
+        f'max_environment_steps={self.max_environment_steps}: must be at least 1, and at most '
+        f'{parameters.MOST_STEPS}'
+      )
     if self.max_minutes is not None and self.max_minutes <= 0:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
     if 'name' not in self.environment:
       raise ValueError('environment.name: is missing; give the name of an environment')
+    name = self.environment['name']
+    if not isinstance(name, str) or not name:
+      raise ValueError(
+        f'environment.name={name}: must be the name of an environment, such as catch'
+      )
     record = self.record
     kinds = (self.agent, record.config_class), (self.learner, record.learner_class)
     if not all(isinstance(each, kind) for each, kind in kinds):
@@ -248,6 +260,16 @@ def override(
   Raises:
     ValueError: a key is unknown (the message has the nearest known ones), or a value is invalid.
   """
+  try:
+    return _override(config, assignments, content)
+  except omegaconf_errors.OmegaConfBaseException as error:  # some are ValueErrors, of several lines
+    first_line = str(error).split('\n')[0]
+    raise ValueError(f'{getattr(error, "full_key", None) or "the config"}: {first_line}') from None
+
+
+def _override(
+  config: ExperimentConfig, assignments: Sequence[str], content: Mapping[str, Any]
+) -> ExperimentConfig:
   changes = _Changes(config)
   for key, value in leaves(content):
     changes.assign(key, value)
@@ -338,7 +360,12 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
     ]
     hint = f'did you mean {" or ".join(near)}?' if near else '`hephaestus config` prints all keys'
     return f'{key}={value}: unknown key; {hint}'
-  known = OmegaConf.select(OmegaConf.create(_plain(OmegaConf.structured(config))), key)
+  try:
+    known = OmegaConf.select(OmegaConf.create(_plain(OmegaConf.structured(config))), key)
+  except omegaconf_errors.OmegaConfBaseException:  # such as strata[x]
+    return (
+      f'{key}={value}: no such key; an element of a list is written as replay.strata[0].max_size'
+    )
   if OmegaConf.is_dict(known) and known:
     return f'{key}={value}: is a section; give its values, such as {key}.{next(iter(known))}'
   return f'{key}={value}: {first_line}'
@@ -395,7 +422,11 @@ def save(config: ExperimentConfig, path: pathlib.Path) -> None:
 
 
 def load(path: pathlib.Path) -> ExperimentConfig:
-  """Reads a config.yaml; ValueError if it is missing, or no config of this version."""
+  """Reads a config.yaml; imports an agent of its own only if trusted, see `records.trusting`.
+
+  Raises:
+    ValueError: it is missing, no config of this version, or not trusted.
+  """
   return _load(path, str(path))
 
 
@@ -406,7 +437,13 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
 
 def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    return _from_tree(_plain(OmegaConf.load(file)))
+    content = _plain(OmegaConf.load(file))
+    environment = content.get('environment')
+    given = environment.get('name') if isinstance(environment, dict) else None
+    records.read_names((content.get(AGENT), given), name)
+    return _from_tree(content)
+  except names.UntrustedError:
+    raise
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None

@@ -14,6 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch import records
 
 PRESET = 'preset'
 
@@ -59,9 +60,10 @@ def read(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
   for key, name in names.items():
     if not isinstance(name, str | None):
       raise ValueError(f'--config {path}: {key}={name}: must be a name')
-  agent = agent or names[launch_config.AGENT]
   values = dict(launch_config.leaves(content))
   env = values.pop('environment.name', None)
+  records.read_names((names[launch_config.AGENT], env), f'--config {path}')
+  agent = agent or names[launch_config.AGENT]
   return ConfigFile(names[PRESET], agent, env, values)
 
 

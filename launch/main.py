@@ -7,12 +7,12 @@ import signal
 import sys
 import warnings
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app
 from absl.flags import argparse_flags
 
-from hephaestus.launch import user_errors
+from hephaestus.launch import records, user_errors
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.doctor import commands as doctor_commands
@@ -52,13 +52,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse_flags.ArgumentParser):
-  """A parser whose help does not show --helpfull, which lists the flags of absl."""
+  """A parser whose errors are one line, and whose help does not show --helpfull, the flags of absl."""
 
   def __init__(self, **options: Any):
     super().__init__(**options)
     for action in self._actions:
       if '--helpfull' in action.option_strings:
         action.help = argparse.SUPPRESS
+
+  def error(self, message: str) -> NoReturn:
+    self.exit(2, f'{self.prog}: {message}; see {self.prog} --help\n')
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     141 if the reader of stdout has gone.
 
   Raises:
-    Exception: an error in this package, neither in the input nor in the user's own code.
+    Exception: an error in this package, neither in the input, nor in a file, nor in the user's own code.
   """
   sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -80,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.
   warnings.filterwarnings('ignore', message='os.fork', category=RuntimeWarning)
   try:
-    exit_code = arguments.call(arguments)
+    with records.trusting(getattr(arguments, 'trust', False)):
+      exit_code = arguments.call(arguments)
     sys.stdout.flush()
     return exit_code
   except BrokenPipeError:  # the reader of stdout has gone
@@ -91,6 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 130  # 128 + SIGINT, as after a run
   except Exception as error:
     line = user_errors.line(error)
+    if (
+      isinstance(error, OSError) and error.filename is not None
+    ):  # a file of the user, or of a folder
+      line = line or f'{error.filename}: {error.strerror}'
     if line is None and not isinstance(error, (ValueError, ConnectionError)):
       raise  # an error of ours
     print(f'hephaestus {arguments.command}: {line or user_errors.message(error)}', file=sys.stderr)

@@ -1,10 +1,12 @@
 """AgentRecord, the interface between a run and its agent; the built-in agents; look-up by name."""
 
 import abc
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hephaestus.learner import config as learner_config
@@ -18,6 +20,36 @@ AGENTS = {
   'ppo': 'hephaestus.launch.agents.masked_ppo:MaskedPPO',
 }
 DREAMER = 'dreamer'  # the agent of a config.yaml without `agent_name`
+
+_trusts_files = contextvars.ContextVar('trusts_files', default=False)
+
+
+@contextlib.contextmanager
+def trusting(trust: bool) -> Iterator[None]:
+  """Within the context, import paths of agents and environments in files are trusted, if `trust` (--trust)."""
+  token = _trusts_files.set(trust or _trusts_files.get())
+  try:
+    yield
+  finally:
+    _trusts_files.reset(token)
+
+
+def read_names(names: Sequence[Any], file: str) -> None:
+  """Notes names of agents or environments that a file gives; see `trusting` for those that import a module."""
+  from hephaestus.actors.environments import names as names_lib  # whose package imports JAX
+
+  for name in names:
+    if isinstance(name, str):
+      names_lib.trust(name) if _trusts_files.get() else names_lib.read(name, file)
+
+
+def given_names(*names: str | None) -> None:
+  """Trusts names of agents or environments that the user gives, also where a file gives them, too."""
+  from hephaestus.actors.environments import names as names_lib
+
+  for name in names:
+    if name is not None:
+      names_lib.trust(name)
 
 
 class AgentRecord(abc.ABC):

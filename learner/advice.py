@@ -14,18 +14,24 @@ VITAL = 'intrinsic/vital_'  # metrics of vitals, and of the model's error of the
 def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Warns of parts of the dreamer that have no effect, judged by the newest reports of its learner.
 
-  These are a memory that is never read, and a vital (such as food) that stays the same.
+  These are replay that was not saved, a memory that is never read, and a vital (such as food) that stays
+  the same.
 
   Args:
-    rows: metrics of each report by name, the oldest first; fewer than WINDOW give no warning.
+    rows: metrics of each report by name, the oldest first; fewer than WINDOW warn of replay only.
 
   Returns:
     A text for each warning, with the setting to change.
   """
   rows = list(rows)[-WINDOW:]
-  if len(rows) < WINDOW:
-    return []
   found = []
+  if rows and rows[-1].get('replay/failed_saves'):
+    found.append(
+      'replay was not saved: a restart of its server would lose what it has collected since; the log '
+      'of the learner has the reason'
+    )
+  if len(rows) < WINDOW:
+    return found
   # Reports of older parts of a run may lack a metric.
   values = lambda name: [row[name] for row in rows if row.get(name) is not None]
   filled, evidence = values('memory/filled'), values('memory/evidence')
@@ -100,9 +106,10 @@ class Advice:
 
     Skips a report in which a number is None. Such a number was not finite, which ends the run.
     """
-    if any(row[f'ppo/{name}'] is None for name in ('approx_kl', 'clip_fraction', 'entropy')):
+    needed = ('approx_kl', 'clip_fraction', 'entropy', 'learning_rate')
+    if any(row.get(f'ppo/{name}') is None for name in needed):
       return
-    if row['episode_return'] is not None:  # else no episode ended
+    if None not in (row.get('episode_return'), row.get('episode_length')):  # else no episode ended
       self._rows.append(row)
     rate = f'learner.learning_rate (now {row["ppo/learning_rate"]:.2g})'
     if row['ppo/approx_kl'] > self.MOST_KL:

@@ -6,6 +6,7 @@ import logging as levels
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -279,7 +280,7 @@ class Checkpointer:
 
   def steps(self) -> list[int]:
     """Learner steps of the complete checkpoints, the newest last."""
-    return sorted(int(path.name) for path in self._directory.glob('*') if path.name.isdigit())
+    return saved_steps(self._directory)
 
   def find(self, which: str) -> int:
     """Finds a checkpoint by its name: BEST, or the digits of a learner step; returns its learner step.
@@ -294,7 +295,7 @@ class Checkpointer:
       if found is None:
         raise ValueError(f'best: no evaluation says which; {there}')
       return found
-    if not which.isdigit() or int(which) not in steps:
+    if which not in map(str, steps):
       raise ValueError(f'{which}: is not the update of a checkpoint, nor best; {there}')
     return int(which)
 
@@ -392,6 +393,12 @@ class Checkpointer:
       self._manager.wait_until_finished()
       self._prune()
     self._manager.close()
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+  """Learner steps of the complete checkpoints in a folder, by their names, the newest last."""
+  names = [path.name for path in directory.glob('*')]
+  return sorted(int(name) for name in names if re.fullmatch('0|[1-9][0-9]{0,17}', name))
 
 
 def replica(state: Tree) -> Tree:

@@ -6,13 +6,17 @@ Reverb deletes every older checkpoint once a new one is complete, and crashes on
     DIRECTORY/kept/       hard links to the last two complete ones
     DIRECTORY/corrupt/    broken ones, moved here for inspection
 
-All functions run on the server's machine. Each file of a checkpoint is one zlib stream, and its
+Reverb names a checkpoint by the clock, and deletes the one that it has just written if the clock was set
+back. So each one is renamed to a number, which sorts before any date: the number after the last one.
+
+All functions run on the server's machine. Folders with other names are left alone. Each file of a checkpoint is one zlib stream, and its
 checksum tells whether the file is whole. Reverb writes the empty file DONE last.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import zlib
 from typing import TYPE_CHECKING
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
   import reverb
 
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord', 'DONE')
+_NUMBER, _DATE = r'0\d{11}', r'\d{4}-\d\d-\d\dT[\d:.]+[+-][\d:]+'
 _KEPT = 2
 _BLOCK = 1 << 18  # bytes read at once
 
@@ -57,9 +62,12 @@ def save(client: reverb.Client, directory: str) -> str:
   except Exception as error:  # such as an IndexError for a full disk
     _remove_unfinished(os.path.join(directory, 'newest'))
     raise RuntimeError(str(error)) from error
-  newest = os.path.join(directory, 'newest', os.path.basename(path))
-  _keep(newest, directory)
-  return newest
+  _number(directory)
+  newest = _folders(os.path.join(directory, 'newest'))[:1]
+  if not newest:
+    raise FileNotFoundError(f'{path}: Reverb wrote its checkpoint to another directory')
+  _keep(newest[0], directory)
+  return newest[0]
 
 
 def keep(directory: str) -> None:
@@ -73,6 +81,7 @@ def keep(directory: str) -> None:
   Raises:
     OSError: the server meanwhile replaced the checkpoint by a newer one; the next call keeps that.
   """
+  _number(directory)
   for folder in _folders(os.path.join(directory, 'newest'))[:1]:
     kept = os.path.join(directory, 'kept', os.path.basename(folder))
     if os.path.exists(os.path.join(folder, 'DONE')) and not os.path.exists(kept):
@@ -91,6 +100,7 @@ def prepare(directory: str) -> str | None:
   os.makedirs(newest, exist_ok=True)
   for place in (newest, kept):
     _remove_unfinished(place)
+  _number(directory)
   broken = False
   for folder in sorted(_folders(newest) + _folders(kept), key=os.path.basename, reverse=True):
     fault = _fault(folder)
@@ -145,9 +155,22 @@ def complete(directory: str) -> list[str]:
   folders = [
     os.path.join(directory, place, name)
     for name, place in sorted(found, reverse=True)
-    if not name.endswith('.partial')
+    if re.fullmatch(f'{_NUMBER}|{_DATE}', name)
   ]
   return [folder for folder in folders if os.path.exists(os.path.join(folder, 'DONE'))]
+
+
+def _number(directory: str) -> None:
+  """Renames complete checkpoints with a date to the next numbers, the oldest first."""
+  places = [os.path.join(directory, place) for place in ('newest', 'kept')]
+  names = {os.path.basename(folder) for place in places for folder in _folders(place)}
+  last = max((int(name) for name in names if re.fullmatch(_NUMBER, name)), default=0)
+  dates = sorted(name for name in names if not re.fullmatch(_NUMBER, name))
+  for number, name in enumerate(dates, last + 1):
+    for place in places:
+      folder = os.path.join(place, name)
+      if os.path.exists(os.path.join(folder, 'DONE')):
+        os.rename(folder, os.path.join(place, f'{number:012d}'))
 
 
 def _keep(newest: str, directory: str) -> None:
@@ -223,13 +246,14 @@ def _remove_unfinished(place: str) -> None:
 
 def _folders(place: str) -> list[str]:
   """Paths of the checkpoints in a folder, newest first, by their names; deletes unfinished links."""
-  if not os.path.isdir(place):
+  if not os.path.isdir(place) or os.path.islink(place):
     return []
   for name in os.listdir(place):
-    if name.endswith('.partial'):
+    if re.fullmatch(rf'({_NUMBER}|{_DATE})\.partial', name):
       shutil.rmtree(os.path.join(place, name))
-  paths = [os.path.join(place, name) for name in sorted(os.listdir(place), reverse=True)]
-  return [path for path in paths if os.path.isdir(path)]
+  names = [name for name in os.listdir(place) if re.fullmatch(f'{_NUMBER}|{_DATE}', name)]
+  paths = [os.path.join(place, name) for name in sorted(names, reverse=True)]
+  return [path for path in paths if os.path.isdir(path) and not os.path.islink(path)]
 
 
 def _sync(path: str) -> None:

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
   import tensorflow as tf
 
 
+MOST_UPDATES = (
+  1 << 30
+)  # bound of counters of updates, whose dtype is int32, so that ages fit as well
+
+
 class Columns:
   """The flat columns of a tree of arrays, one per leaf, in the order of the tree's leaves.
 
@@ -55,6 +60,11 @@ class Columns:
     self.wire_dtypes = tuple(_wire_dtype(dtype) for dtype in self.dtypes)
     self._inexact = [
       index for index, dtype in enumerate(self.dtypes) if jax.dtypes.issubdtype(dtype, np.inexact)
+    ]
+    self._counters = [
+      index
+      for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
+      if not shape and dtype.kind == 'i'
     ]
     self.nbytes = sum(
       int(np.prod(shape)) * dtype.itemsize
@@ -113,13 +123,19 @@ class Columns:
         )
     return ''
 
-  def not_finite(self, arrays: Sequence[np.ndarray]) -> dict[int, str]:
-    """Finds infinities and NaNs in a batch of columns, [B, ...] each.
+  def out_of_range(self, arrays: Sequence[np.ndarray]) -> dict[int, str]:
+    """Finds infinities, NaNs and impossible counters in a batch of columns, [B, ...] each.
+
+    A counter is a signed integer without axes, such as the version of a sequence.
 
     Returns:
-      A message by index b in the batch, for each index with such a value; {} if all are finite.
+      A message by index b in the batch, for each index with such a value; {} if all are in range.
     """
     found = {}
+    for index in self._counters:
+      values = arrays[index]
+      for b in np.flatnonzero((values < 0) | (values >= MOST_UPDATES)).tolist():
+        found[b] = f'{self.paths[index]} is {values[b]}, out of the range of a counter'
     for index in self._inexact:
       array = arrays[index].view(self.dtypes[index])
       with np.errstate(over='ignore', invalid='ignore'):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from absl import logging
@@ -13,6 +14,7 @@ from absl import logging
 if TYPE_CHECKING:
   import reverb
 
+NO_PROXY = 'no_grpc_proxy'
 TableInfos = Mapping[str, 'reverb.reverb_types.TableInfo']
 
 
@@ -47,6 +49,23 @@ def connect(
     Connection(each, name, timeout_seconds=timeout_seconds, meanwhile=meanwhile)
     for each in addresses
   )
+
+
+def without_proxy(addresses: Iterable[str]) -> dict[str, str]:
+  """Environment variables by which gRPC reaches hosts directly, where `http_proxy` or `grpc_proxy` is set.
+
+  gRPC would ask the proxy for this machine's own 127.0.0.1, too. It reads them when it makes a client.
+
+  Args:
+    addresses: HOST:PORT of each host; this machine is always among them.
+
+  Returns:
+    The variable that only gRPC reads, with the hosts that it or `no_proxy` names already.
+  """
+  known = os.environ.get(NO_PROXY) or os.environ.get('no_proxy') or os.environ.get('NO_PROXY') or ''
+  hosts = [address.rpartition(':')[0].strip('[]') for address in addresses]
+  here = ('localhost', '127.0.0.1', '::1')
+  return {NO_PROXY: ','.join(dict.fromkeys(filter(None, [*known.split(','), *here, *hosts])))}
 
 
 def answers(address: str, *, timeout_seconds: float) -> bool:
@@ -86,6 +105,7 @@ class Connection:
     """
     import reverb
 
+    os.environ.update(without_proxy([address]))
     self.address = address
     self.client = reverb.Client(address)
     self._name = name

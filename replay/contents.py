@@ -25,7 +25,7 @@ import tensorflow as tf
 from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 
-from hephaestus.replay import checkpoint, tables
+from hephaestus.replay import checkpoint, connection, tables
 
 # Sequences that a writer may have inserted into one table and not yet into the other: those not yet
 # confirmed, and those inserted after one table is saved and before the next.
@@ -161,6 +161,7 @@ class Contents:
       self.items = _reset_items(folder)
       self.max_sizes = _make_queues(folder)
       self.items = {name: self.items.get(name, []) for name in self.max_sizes}
+      os.environ.update(connection.without_proxy([]))
       with _quiet():
         self._server = reverb.Server(
           [reverb.Table.queue(name, 1) for name in self.max_sizes],

@@ -22,7 +22,9 @@ _NUMBERS = '-numbers'
 _DIGEST = '-schema'
 _HEADERS = 2
 _NEWS_SECONDS = 5.0  # without a new snapshot, before the next shard is polled
-_MOST_UPDATES = 1 << 31  # the version of a sequence is int32
+MOST_STEPS = (
+  1 << 40
+)  # bound of environment steps, 10^12: a forged count would stay, as it never decreases
 
 
 class Snapshot(NamedTuple):
@@ -254,10 +256,12 @@ def fault(columns: columns_lib.Columns, arrays: list[np.ndarray]) -> str:
     return f'the numbers are {numbers.dtype.name}{list(numbers.shape)}'
   if not np.array_equal(digest, columns.digest[None]):
     return 'they belong to another schema'
-  if not (0 <= numbers[0, 0] < _MOST_UPDATES and numbers.min() >= 0):
+  version, environment_step, launch = numbers[0].tolist()
+  in_range = version < columns_lib.MOST_UPDATES and environment_step <= MOST_STEPS
+  if not in_range or min(version, environment_step, launch) < 0:
     return f'version, environment step and launch are {numbers[0].tolist()}'
   params = arrays[_HEADERS:]
-  return columns.mismatch(params) or columns.not_finite(params).get(0, '')
+  return columns.mismatch(params) or columns.out_of_range(params).get(0, '')
 
 
 class _Shard:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from hephaestus.replay import checkpoint, loopback
+from hephaestus.replay import checkpoint, connection, loopback
 from hephaestus.replay import columns as columns_lib
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ def make_server(
   """
   import reverb
 
+  os.environ.update(connection.without_proxy([]))
   wanted = {table.name: table.info for table in tables}
   checkpointer = None if directory is None else checkpoint.checkpointer(directory)
   server = reverb.Server(tables, port=port, checkpointer=checkpointer)

@@ -31,6 +31,7 @@ class Launch:
     self.folder = folder
     variables = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     variables['PYTHONPATH'] = str(TESTS)
+    variables['http_proxy'] = variables['grpc_proxy'] = 'http://127.0.0.1:9'  # where nobody listens
     self.output = (folder.parent / 'output.txt').open('a+')
     self.process = subprocess.Popen(
       [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop',

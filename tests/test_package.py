@@ -1,7 +1,9 @@
 """The wheel: its files, and running it beside other packages and modules of common names."""
 
+import hashlib
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from importlib import metadata
 import pytest
 import structure
 
-from hephaestus.launch import main
+from hephaestus.launch import bootstrap, main
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 UV = ROOT / '.tools' / 'uv' / 'bin' / 'uv'
@@ -64,6 +66,22 @@ def test_version_is_that_of_the_package(capsys):
     main.parse(['hephaestus', '--version'])
   assert ended.value.code == 0
   assert capsys.readouterr().out == f'hephaestus {metadata.version("hephaestus")}\n'
+
+
+def test_download_of_uv_is_pinned_by_its_checksum(tmp_path, monkeypatch):
+  """An index that gives another file with a checksum of its own is not believed."""
+  name = (
+    f'uv-{bootstrap.PINNED}-py3-none-manylinux_2_17_x86_64.musllinux_1_1_{platform.machine()}.whl'
+  )
+  digest = hashlib.sha256(b'another program').hexdigest()
+  page = f'<a href="/{name}#sha256={digest}">uv</a>'.encode()
+  monkeypatch.setenv('UV_DEFAULT_INDEX', 'https://index.example')
+  monkeypatch.setattr(
+    bootstrap, 'download', lambda address: b'another program' if address.endswith('whl') else page
+  )
+  with pytest.raises(ValueError, match='is not the wheel of uv'):
+    bootstrap.install_by_urllib(tmp_path / 'uv')
+  assert not (tmp_path / 'uv').exists()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ HOST_FAMILIES = {
 }
 
 
-INSTANCE = 'instance:'  # begins the names of environments that were given as instances
+INSTANCE = names.INSTANCE
 _instances: dict[str, Environment] = {}
 
 
@@ -121,6 +121,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
   if name.startswith(INSTANCE):
     environment = _instance(name, chosen)
   elif family_name in HOST_FAMILIES and slash:
+    names.check_trust(name, 'environment.name')
     environment = _family(name).make(env_name, **chosen)
   elif slash:
     known = options(name)
@@ -131,7 +132,7 @@ def make(name: str, /, **chosen: Any) -> Environment:
     constructor = _constructor(name)
     check_options(name, constructor, chosen)
     environment = constructor(**chosen)
-    _check_library(name, environment)
+    _check_kind(name, type(environment))
   if isinstance(environment, host.HostEnvironment):
     return environment  # which has checked itself
   try:
@@ -141,9 +142,9 @@ def make(name: str, /, **chosen: Any) -> Environment:
   return environment
 
 
-def _check_library(name: str, environment: Any) -> None:
-  """Raises ValueError for an instance of a class of gymnasium or dm_env, which have families."""
-  libraries = {base.__module__.partition('.')[0] for base in type(environment).__mro__}
+def _check_kind(name: str, kind: type) -> None:
+  """Raises ValueError for a class that is no environment; those of gymnasium and dm_env have families."""
+  libraries = {base.__module__.partition('.')[0] for base in kind.__mro__}
   remedies = {
     'gymnasium': 'register it by gymnasium.register and give gymnasium/'
     f'{name.partition(":")[0]}:ID, where ID is the name that was registered',
@@ -151,6 +152,19 @@ def _check_library(name: str, environment: Any) -> None:
   }
   for library in libraries & remedies.keys():
     raise ValueError(f'environment.name={name!r}: is of {library}; {remedies[library]}')
+  if not issubclass(kind, Environment):
+    raise ValueError(
+      f'environment.name={name!r}: is a {kind.__name__}, and no actors.environments.environment.Environment'
+    )
+
+
+def check_name(name: str) -> None:
+  """Raises ValueError for a name that is no built-in one, no import path, and of no family; imports nothing."""
+  family_name, slash, _ = name.partition('/')
+  if slash and family_name not in FAMILIES | HOST_FAMILIES:
+    _family(name)
+  elif not (slash or name.startswith(INSTANCE) or names.is_import_path(name)):
+    _constructor(name)
 
 
 def family(name: str) -> types.ModuleType:
@@ -221,9 +235,13 @@ def options(name: str) -> dict[str, Any]:
 
 
 def _constructor(name: str) -> Callable[..., Any]:
-  return names.resolve(
+  """The class or function that makes an environment, not called; a class is one of an `Environment`."""
+  found = names.resolve(
     name, ENVIRONMENTS, field='environment.name', kind='environment', listing=LISTING
   )
+  if inspect.isclass(found):
+    _check_kind(name, found)
+  return found
 
 
 def check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -31,6 +31,10 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   if ':' not in path:
     raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
   make_one = _resolve(path)
+  if inspect.isclass(make_one) and not issubclass(make_one, dm_env.Environment):
+    raise ValueError(
+      f'environment.name={name!r}: is a class {make_one.__name__}, a dm_env.Environment is needed'
+    )
   environments.check_options(
     name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )

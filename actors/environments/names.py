@@ -7,6 +7,42 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+INSTANCE = 'instance:'  # begins the names of environments that were given as instances
+
+_trusted: set[str] = set()
+_read: dict[str, str] = {}  # import path -> the file that it was read from
+
+
+class UntrustedError(ValueError):
+  """A name of a file would import a module, and nobody has said that the file is to be trusted."""
+
+
+def trust(name: str) -> None:
+  """Lets `resolve` import a name from now on, also if files give it: the user gave it, or trusts a file."""
+  _trusted.add(name)
+
+
+def read(name: str, file: str) -> None:
+  """Notes that a file gives this name; if that imports a module, it takes `trust` to do so."""
+  if needs_trust(name):
+    _read.setdefault(name, file)
+
+
+def needs_trust(name: str) -> bool:
+  """Whether a name, or an option of the environment with that name, gives a module to import."""
+  is_instance = name.startswith(INSTANCE)
+  return (':' in name and not is_instance) or name.startswith('gymnasium/GymV')
+
+
+def check_trust(name: str, field: str) -> None:
+  """Raises UntrustedError if the name was read from a file and is not trusted, see `resolve`."""
+  if name in _read and name not in _trusted:
+    module = name.rpartition('/')[2].partition(':')[0]
+    raise UntrustedError(
+      f'{_read[name]}: {field}={name!r} would import and run the module {module}; if you trust the author '
+      'of this file, add --trust (in Python: trust=True)'
+    )
+
 
 def resolve(
   name: str, known: Mapping[str, str], *, field: str, kind: str, listing: str = ''
@@ -26,17 +62,19 @@ def resolve(
   Raises:
     ValueError: there is no such name, module or class, or it is of Python's standard library, which
       a config file must not run. The message names the nearest known names.
+    UntrustedError: the name is an import path of a file that the user does not trust, see `trust`.
     ModuleNotFoundError: the user's module exists, but imports a module that does not.
   """
   given = f'{field}={name!r}'
   module_name, colon, attribute = known.get(name, name).partition(':')
-  if not (module_name and colon and attribute):
+  if not is_import_path(f'{module_name}{colon}{attribute}'):
     raise ValueError(
       f'{given}: no such {kind}; {choices(name, known)}; {listing and f"{listing}; "}an {kind} of '
       "your own is named by its import path, 'package.module:Class'"
     )
   if _is_pythons_own(module_name):
     raise ValueError(f"{given}: {module_name} is Python's own and has no {kind}")
+  check_trust(name, field)
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
@@ -55,6 +93,12 @@ def resolve(
   if _is_pythons_own(getattr(found, '__module__', None) or ''):
     raise ValueError(f"{given}: {attribute} is Python's own and no {kind}")
   return found
+
+
+def is_import_path(name: str) -> bool:
+  """Whether a name has the form 'package.module:Class'."""
+  module_name, colon, attribute = name.partition(':')
+  return bool(colon) and all(part.isidentifier() for part in (*module_name.split('.'), attribute))
 
 
 def choices(given: str, known: Iterable[str]) -> str:

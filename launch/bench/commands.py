@@ -167,6 +167,7 @@ def _add_dreams(targets: Any) -> None:
     '--steps', type=int, default=8_192, help='environment steps, at least (default: 8192)'
   )
   dreams.add_argument('--seed', type=int, default=0)
+  flags.add_trust_flag(dreams)
   dreams.add_argument('--json', action='store_true')
 
 

@@ -107,7 +107,15 @@ def _started(config: launch_config.ExperimentConfig) -> Iterator[_Started]:
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
   folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
   folder_lib.open_run(folder, config)
-  command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(folder)]
+  command = [
+    sys.executable,
+    '-m',
+    'hephaestus.launch.main',
+    'train',
+    '--trust',
+    '--run',
+    str(folder),
+  ]
   with (folder / _OUTPUT).open('w') as file:
     launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
   run = _Started(folder, launcher)

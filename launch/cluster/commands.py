@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags
 
@@ -172,7 +173,7 @@ def _print_commands(
       words = ['hephaestus', 'node', arguments.hosts, '--host', name, '--run', str(folder)]
       words += ['--launch-id', str(launch_id)]
       words += [] if arguments.profile is None else ['--profile', arguments.profile]
-      words += flags.given_config_flags(arguments)
+      words += flags.given_config_flags(arguments) + (['--trust'] if arguments.trust else [])
       print(f'# {name}: {nodes}; start it there by:', shlex.join(words), sep='\n')
     elif arguments.dry_run:
       print(f'# {name}: {nodes}', shlex.join(words), sep='\n')
@@ -200,7 +201,9 @@ def _node(arguments: argparse.Namespace) -> int:
       spec = handshake.receive(sys.stdin.fileno())
       profile = profile or spec.profile
       hosts = hosts_lib.parse(spec.hosts, 'HOSTS')
-      config, launch_id = launch_config.from_yaml(spec.config, folder_lib.CONFIG), spec.launch_id
+      with records.trusting(True):  # `launch` has read it, and may run any command here by ssh
+        config = launch_config.from_yaml(spec.config, folder_lib.CONFIG)
+      launch_id = spec.launch_id
       hosts_lib.check(hosts, config)
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))

@@ -381,7 +381,7 @@ class _Run:
     launch_id = self._options.launch_id
     config = f'{ETC}/{folder_lib.CONFIG}'
     command = ['node', f'{ETC}/hosts.yaml', '--host', host, '--config', config]
-    command += ['--run', f'{DATA}/{host}', *group.arguments]
+    command += ['--trust', '--run', f'{DATA}/{host}', *group.arguments]
     command += [] if launch_id is None else ['--launch-id', str(launch_id)]
     return {
       'name': 'hephaestus',

@@ -270,7 +270,7 @@ def of_metrics(
   evaluations = (
     metrics.read(folder / 'metrics' / 'evaluator.jsonl') if _has(folder, 'evaluator') else []
   )
-  newest = evaluations[-1]['episode_return'] if evaluations else None
+  newest = evaluations[-1].get('episode_return') if evaluations else None
   checks = []
   if newest is not None and random_return is not None:
     mean, error = random_return

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import rich.console
 import rich.table
 
+from hephaestus.launch.inspect import console as console_lib
+
 
 class Check(NamedTuple):
   """One number of a diagnosis.
@@ -82,7 +84,7 @@ def show(target: str, checks: Sequence[Check], console: rich.console.Console | N
     checks: all checks.
     console: where to print; stdout by default.
   """
-  console = console or rich.console.Console(width=100)
+  console = console or console_lib.make()
   table = rich.table.Table(box=None, header_style='bold')
   for heading, justify in (
     ('part', 'left'),

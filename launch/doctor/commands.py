@@ -6,6 +6,8 @@ import pathlib
 import warnings
 from typing import Any
 
+from hephaestus.launch.run import flags
+
 
 def add(commands: Any) -> None:
   """Adds the command `doctor` to the parser."""
@@ -30,6 +32,7 @@ def add(commands: Any) -> None:
     help='of a run, by evaluation or by update (default: the newest)',
   )
   doctor.add_argument('--json', action='store_true')
+  flags.add_trust_flag(doctor)
   doctor.set_defaults(call=_doctor)
 
 
@@ -40,8 +43,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
   warnings.simplefilter('ignore')  # of the packages of environments
   if arguments.steps < 2_048:
     raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else chance decides')
-  if arguments.seed < 0:
-    raise ValueError(f'--seed {arguments.seed}: must be at least 0')
+  flags.check_seed(arguments.seed)
   from hephaestus.launch.doctor import check, diagnosis
   from hephaestus.launch.files import folder, metrics
 

@@ -2,10 +2,14 @@
 
 import contextlib
 import fcntl
+import itertools
+import os
 import pathlib
+import stat
 import time
 from collections.abc import Iterator
 
+from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 
@@ -15,12 +19,74 @@ STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run a
 ORIGIN = 'origin'  # RUN@STEP whose parameters the run begins with
 DIAGNOSIS = 'doctor.json'  # newest report of `hephaestus doctor`
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
+WANDB = 'wandb'  # the library's own folder, in which it makes links; we read its *.id only
 
 
 def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
-  """Returns the path of a new run folder, runs/ENVIRONMENT-TIME; does not make it."""
+  """Returns the path of a new run folder, runs/ENVIRONMENT-TIME with a suffix if taken; does not make it."""
   name = config.environment['name'].replace('/', '-').replace(':', '-')
-  return pathlib.Path('runs') / f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  stem = f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  free = itertools.chain([stem], (f'{stem}-{number}' for number in itertools.count(2)))
+  return next(path for each in free if not (path := pathlib.Path('runs') / each).exists())
+
+
+def resume_command(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
+  """The command that resumes a run, with --trust if its config names something to import."""
+  given = (config.agent_name, config.environment['name'])
+  return f'hephaestus train --run {folder}' + ' --trust' * any(map(names.needs_trust, given))
+
+
+def claim(config: launch_config.ExperimentConfig) -> pathlib.Path:
+  """Makes a new run folder, empty, so that no other run of the same second takes its name."""
+  while True:
+    folder = new(config)
+    try:
+      folder.mkdir(parents=True)
+      return folder
+    except FileExistsError:
+      continue
+    except OSError as error:
+      raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
+
+
+def check_place(folder: pathlib.Path) -> None:
+  """Raises ValueError, soon, where the folder of a run cannot be made or is not one of a run."""
+  try:
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+      reason = 'Permission denied' if parent.is_dir() else f'{parent} is no folder'
+      raise ValueError(f'--run {folder}: cannot be written to ({reason})')
+    if folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
+      raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
+  except OSError as error:
+    raise ValueError(f'--run {folder}: cannot be used ({error.strerror})') from None
+
+
+def check_entries(folder: pathlib.Path) -> None:
+  """Refuses a folder with entries that are neither regular files nor folders, since it may be of somebody else.
+
+  A link may lead outside the folder, where commands then would read, write or delete; a FIFO would
+  never end. The folder itself may be a link.
+
+  Raises:
+    ValueError: an entry, at any depth, is a link or another kind of file; names it.
+  """
+  for root, folders, files in os.walk(folder):
+    in_wandb = pathlib.Path(root) == folder / WANDB
+    for name in [*folders, *files]:
+      if in_wandb and not name.endswith('.id'):
+        continue
+      path = pathlib.Path(root, name)
+      with contextlib.suppress(FileNotFoundError):  # a run may delete a checkpoint meanwhile
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+          kind = 'a symbolic link' if stat.S_ISLNK(mode) else 'no regular file'
+          raise ValueError(
+            f'{folder}: its entry {path.relative_to(folder)} is {kind}, which is not followed; put the '
+            'files themselves there, or delete it'
+          )
+    if in_wandb:
+      folders.clear()
 
 
 def open_run(
@@ -44,10 +110,9 @@ def open_run(
       its first checkpoint.
   """
   try:
+    check_place(folder)
     if (folder / CONFIG).exists():
       check(folder, config)
-    elif folder.exists() and any(folder.iterdir()):
-      raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
     if origin is None and unfinished_origin(folder) is not None:
       raise ValueError(
         f'--run {folder}: was stopped before its first checkpoint; `hephaestus train --run {folder}` '
@@ -66,13 +131,15 @@ def open_run(
 def unfinished_origin(folder: pathlib.Path) -> str | None:
   """Reads the origin, RUN@STEP, of a run that has one and no checkpoint yet; None for other runs."""
   file = folder / ORIGIN
-  is_saved = any(path.name.isdigit() for path in (folder / 'checkpoints').glob('*'))
+  from hephaestus.learner import checkpoint  # whose Orbax few commands need
+
+  is_saved = bool(checkpoint.saved_steps(folder / 'checkpoints'))
   return None if is_saved or not file.exists() else file.read_text().strip()
 
 
 def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
   """Raises ValueError if the run in a folder cannot resume with this config; names the keys."""
-  differences = launch_config.conflicts(launch_config.load(folder / CONFIG), config)
+  differences = launch_config.conflicts(load_config(folder), config)
   if differences:
     raise ValueError(
       f'--run {folder}: was made with another configuration. ' + '; '.join(differences)
@@ -83,7 +150,8 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
 @contextlib.contextmanager
 def only_one(folder: pathlib.Path) -> Iterator[None]:
   """Locks a run folder within the context; ValueError if another launcher has locked it."""
-  with open(folder / LOCK, 'w') as lock:
+  descriptor = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+  with os.fdopen(descriptor, 'w') as lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -106,15 +174,17 @@ def is_running(folder: pathlib.Path) -> bool:
 def has_finished(folder: pathlib.Path) -> bool:
   """Whether the run in a folder has reached its end: the evaluator's newest row of metrics is `final`."""
   last = metrics.last(folder / 'metrics' / 'evaluator.jsonl')
-  return last is not None and last['final']
+  return last is not None and bool(last.get('final'))
 
 
 def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:
   """Reads the config of the run in a folder.
 
   Raises:
-    ValueError: it is not the folder of a run, or its config is not one of this version.
+    ValueError: it is not the folder of a run, an entry is refused (see `check_entries`), or its config
+      is not one of this version, or not trusted (see `records.trusting`).
   """
+  check_entries(folder)
   if not (folder / CONFIG).exists():
     raise ValueError(f'{folder}: is not the folder of a run, it has no {CONFIG}')
   return launch_config.load(folder / CONFIG)

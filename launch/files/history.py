@@ -78,7 +78,7 @@ class _Tail:
   def lines(self) -> list[bytes]:
     """The next complete lines, up to CHUNK bytes; empty if there are none."""
     try:
-      with open(self.path, 'rb') as file:
+      with metrics.open_regular(self.path) as file:
         status = os.fstat(file.fileno())
         if status.st_ino != self._inode or status.st_size < self._offset:
           self._begin(status.st_ino)
@@ -105,7 +105,7 @@ class File:
 
   Attributes:
     rows: all rows in their written order; empty unless made with `keep_rows`.
-    broken: number of damaged lines, which are skipped.
+    broken: number of damaged lines, which are skipped; 1 if the file cannot be read.
   """
 
   def __init__(self, path: pathlib.Path, *, keep_rows: bool = False):
@@ -141,7 +141,11 @@ class File:
 
   def read(self) -> bool:
     """Reads up to CHUNK new bytes; returns whether there were any."""
-    lines = self.tail.lines()
+    try:
+      lines = self.tail.lines()
+    except OSError:  # a folder or a link, or nobody may read it
+      self.broken = max(1, self.broken)
+      return False
     if self.tail.generation != self._generation:
       self._generation = self.tail.generation
       self._count, self._columns, self.rows, self.broken = 0, {}, [], 0

@@ -1,14 +1,16 @@
 """Loggers of metrics (JSON lines always, TensorBoard and Weights & Biases on request), and readers."""
 
+import contextlib
 import errno
 import json
 import math
 import os
 import pathlib
 import re
+import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
 
 TAIL_BYTES = 1 << 16
+LARGEST = 1e100  # absolute value of a number of a row; float32 ends at 3.4e38
+LATEST = 1e11  # unix seconds, in the year 5138
+# Kinds of the fields of an event.
+EVENT_KINDS: dict[str, Callable[[], Any]] = {
+  'kind': str, 'name': str, 'text': str, 'pid': int, 'restarts': int, 'exit_code': int,
+}  # fmt: skip
+LARGEST_PID = 1 << 22  # of Linux
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Folder of a run, type of artifact, and names of complete files, by the node that uploads them.
 UPLOADED = {
@@ -44,13 +53,13 @@ class JsonLines:
         dropped, since the run will write them again; rows without the key stay. None keeps all.
 
     Raises:
-      ValueError: a line of the file is not a row, with `resume` only.
+      OSError: the file cannot be read or written.
     """
     self._path = pathlib.Path(path)
     self._path.parent.mkdir(parents=True, exist_ok=True)
     if self._path.exists():
       _mend(self._path, resume)
-    self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     self._dropped = 0
 
   def write(self, data: Mapping[str, Any]) -> None:
@@ -248,7 +257,7 @@ def make_logger(
     A logger with the methods `write`, which takes a row, and `close`.
 
   Raises:
-    ValueError: the package of Weights & Biases is needed and not installed; or see `JsonLines`.
+    ValueError: the package of Weights & Biases is needed and not installed.
   """
   run_directory = pathlib.Path(run_directory)
   to: list[JsonLines | TensorBoardLogger | WandbLogger] = [
@@ -264,16 +273,27 @@ def make_logger(
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Reads all rows of a file of metrics, oldest first; [] where there is no file.
 
-  A last line that is still being written is left out, here and in `last`, `newest` and `since`.
+  Lines that are no rows are left out, and a last line that is still being written, here and in
+  `last`, `newest` and `since`.
 
   Raises:
-    ValueError: a line of the file is not a row; also raised by `last`, `newest` and `since`.
+    OSError: the file cannot be read, see `open_regular`; also raised by `last`, `newest` and `since`.
   """
   try:
-    content = pathlib.Path(path).read_bytes()
+    with open_regular(path) as file:
+      content = file.read()
   except FileNotFoundError:
     return []
-  return [row(line, path) for line in _whole_lines(content)]
+  return _rows(_whole_lines(content), path)
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+  """Opens a file of a run's folder to read; OSError if it is missing, a link, or no regular file."""
+  descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+  if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, 'is no regular file', os.fspath(path))
+  return os.fdopen(descriptor, 'rb')
 
 
 def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -284,18 +304,19 @@ def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
   """Reads the newest rows of a file of metrics, at most `count`, oldest first; [] without a file."""
-  lines: list[bytes] = []
+  rows: list[dict[str, Any]] = []
   for lines in _tails(path):
-    if len(lines) >= count:
+    rows = _rows(lines, path)
+    if len(rows) >= count:
       break
-  return [row(line, path) for line in lines[-count:]]
+  return rows[-count:]
 
 
 def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
   """Reads the rows written after `start`, in unix seconds, oldest first; [] without a file."""
   rows: list[dict[str, Any]] = []
   for lines in _tails(path):
-    rows = [row(line, path) for line in lines]
+    rows = _rows(lines, path)
     if rows and rows[0]['time'] <= start:
       break
   return [row for row in rows if row['time'] > start]
@@ -304,20 +325,58 @@ def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
 def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
   """Parses a line of a file of metrics.
 
+  Values of a node's row that are neither numbers nor None are left out.
+
   Args:
     line: the line, a JSON object with a number `time`.
-    path: path of the file, for the error message.
+    path: path of the file, whose name tells of which kind its rows are.
 
   Raises:
-    ValueError: the line is not a row.
+    ValueError: the line is not a row: it is no JSON object, has no `time`, a number is infinite or too
+      large, or an event lacks its `kind` or has a field of another kind.
   """
+  kind = pathlib.Path(path).stem.partition('-')[0]
   try:
     found = json.loads(line)
-  except (ValueError, RecursionError):
-    found = None
-  if not isinstance(found, dict) or type(found.get('time')) not in (int, float):
-    raise ValueError(f'{path}: {line[:40]!r} is not a row of metrics; remove that line')
+    if not isinstance(found, dict) or not all(map(_is_small, found.values())):
+      raise ValueError
+    if kind in ('learner', 'actor', 'evaluator'):
+      found = {key: value for key, value in found.items() if value is None or _is_number(value)}
+    if not _is_number(found.get('time')) or not 0 <= found['time'] <= LATEST:
+      raise ValueError
+    if kind == 'events' and not _is_event(found):
+      raise ValueError
+  except (ValueError, TypeError, RecursionError):
+    raise ValueError(f'{path}: {line[:40]!r} is not a row of metrics; remove that line') from None
   return found
+
+
+def _is_event(row: Mapping[str, Any]) -> bool:
+  given = {key: value for key, value in row.items() if value is not None}
+  are_kinds = all(type(given.get(key, kind())) is kind for key, kind in EVENT_KINDS.items())
+  return are_kinds and 'kind' in given and 0 < given.get('pid', 1) <= LARGEST_PID
+
+
+def _rows(lines: Sequence[bytes], path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+  """Parses lines, without those that are no rows; `history.File` counts them."""
+  found = []
+  for line in lines:
+    with contextlib.suppress(ValueError):
+      found.append(row(line, path))
+  return found
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float)
+
+
+def _is_small(value: Any) -> bool:
+  """Whether a value is no number, or one within LARGEST; also the values of a list or mapping."""
+  if isinstance(value, dict):
+    return all(map(_is_small, value.values()))
+  if isinstance(value, list):
+    return all(map(_is_small, value))
+  return not _is_number(value) or -LARGEST <= value <= LARGEST
 
 
 def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
@@ -328,7 +387,7 @@ def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
   start = size
   while start:
     start = max(size - tail_bytes, 0)
-    with open(path, 'rb') as file:
+    with open_regular(path) as file:
       file.seek(start)
       lines = _whole_lines(file.read(size - start))
     yield lines[1:] if start else lines  # the first may be incomplete
@@ -358,11 +417,12 @@ def to_json(report: dict[str, Any] | list[dict[str, Any]]) -> str:
 
 def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
   """Drops a truncated last line, and rows that a resumed run will write again."""
-  content = path.read_bytes()
+  with open_regular(path) as file:
+    content = file.read()
   lines = _whole_lines(content)
   if resume is not None:
     key, step = resume
-    lines = [line for line in lines if (row(line, path).get(key) or 0) <= step]
+    lines = [line for line in lines if _step(line, path, key) <= step]
   mended = b''.join(lines)
   if mended != content:
     temporary = path.with_name(f'.{path.name}.tmp')
@@ -373,9 +433,15 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
       if error.errno not in NO_ROOM:
         raise
       temporary.unlink(missing_ok=True)
-      with open(path, 'r+b') as file:  # it only gets shorter
-        file.write(mended)
-        file.truncate()
+      with open(path, 'r+b') as written:  # it only gets shorter
+        written.write(mended)
+        written.truncate()
+
+
+def _step(line: bytes, path: pathlib.Path, key: str) -> float:
+  """The step of a row; 0 for a line without one, or that is no row, which stays in the file."""
+  rows = _rows([line], path)
+  return (rows[0].get(key) or 0) if rows else 0
 
 
 def _whole_lines(content: bytes) -> list[bytes]:

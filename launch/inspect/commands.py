@@ -9,6 +9,8 @@ import sys
 import warnings
 from typing import Any
 
+from hephaestus.launch.run import flags
+
 
 def add(commands: Any) -> None:
   """Adds the commands `inspect` and `environments` to the parser."""
@@ -54,6 +56,7 @@ def _add_inspect(commands: Any) -> None:
     metavar='PORT',
     help='serve metrics to Prometheus on the loopback interface; 0 for a free port',
   )
+  flags.add_trust_flag(inspect)
   inspect.set_defaults(call=_inspect)
 
 

@@ -9,8 +9,8 @@ import rich.console
 import rich.table
 
 from hephaestus.agents import experience
-from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
@@ -20,10 +20,10 @@ from hephaestus.replay import inspector
 
 def is_kept_by(target: str) -> bool:
   """Whether the target of `hephaestus inspect` is the folder of a fused run with replay."""
-  path = pathlib.Path(target) / folder_lib.CONFIG
-  if not path.exists():
+  folder = pathlib.Path(target)
+  if not (folder / folder_lib.CONFIG).exists():
     return False
-  config = launch_config.load(path)
+  config = folder_lib.load_config(folder)
   return config.fused and not config.record.on_policy
 
 
@@ -92,7 +92,7 @@ def show(target: str, report: dict[str, Any], console: rich.console.Console | No
     table.add_column(heading, justify='left' if heading == 'stratum' else 'right')
   for row in rows:
     table.add_row(*row.values())
-  console = console or rich.console.Console()
+  console = console or console_lib.make()
   console.print(table)
   console.print(
     f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-import rich
 import rich.table
+
+from hephaestus.launch.inspect import console
 
 HEADINGS = ('environment', 'observation', 'actions', 'mask', 'longest episode')
 
@@ -18,7 +19,7 @@ def show(report: dict[str, Any]) -> None:
       observation = '\n'.join(f'{key} {spec}'.strip() for key, spec in each['observation'].items())
       mask = 'yes' if each['mask'] else 'no'
       view.add_row(name, observation, each['actions'], mask, f'{each["max_steps"]:,}')
-  rich.print(view)
+  console.make().print(view)
   for name, each in report['worlds'].items():
     if 'refused' in each:
       print(f'not supported: {each["refused"]}')
@@ -38,7 +39,7 @@ def _show_families(families: dict[str, Any]) -> None:
   for name, family in families.items():
     names = ', '.join(family['worlds'] or ['(uv sync --inexact --extra envs)'])
     view.add_row(name, 'yes' if family['installed'] else 'no', names)
-  rich.print(view)
+  console.make().print(view)
   print(
     'An environment of a family is FAMILY/NAME, such as gymnax/CartPole-v1. For details:\n'
     '  hephaestus environments FAMILY\n'

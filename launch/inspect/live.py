@@ -215,10 +215,13 @@ class Inspection:
     strata = {}
     for name, size in sizes.items():
       ages = versions = steps = None
-      if size and learner is not None and f'replay/{name}/age/median' in learner:
-        ages = {quantile: learner[f'replay/{name}/age/{quantile}'] for quantile in names}
+      known: dict[str, Any] = {
+        quantile: (learner or {}).get(f'replay/{name}/age/{quantile}') for quantile in names
+      }
+      if size and learner is not None and None not in known.values():
+        ages = known
         versions = {  # the oldest sequence has the lowest version
-          quantile: learner['learner_step'] - ages[other]
+          quantile: (learner.get('learner_step') or 0) - ages[other]
           for quantile, other in zip(names, reversed(names), strict=True)
         }
       episodes, returns = 0, None
@@ -279,13 +282,15 @@ class Inspection:
       return ''
     if self._has_process(folder):
       return '; its process is running: it is still starting, or too busy to answer'
-    return f'; the run is not running, resume it with: hephaestus train --run {folder}'
+    assert self._target.config is not None
+    command = folder_lib.resume_command(folder, self._target.config)
+    return f'; the run is not running, resume it with: {command}'
 
   def _has_process(self, folder: pathlib.Path) -> bool:
     """Whether a process of the run's replay exists on this machine."""
     names = parts_lib.replay_names(len(self._addresses))
     started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
-    return any(psutil.pid_exists(row['pid']) for row in started)
+    return any(psutil.pid_exists(row['pid']) for row in started if 'pid' in row)
 
 
 def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
@@ -323,18 +328,18 @@ def _of_nodes(
   # A shard that is down counts with its last answer.
   known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
   step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
-  reached = 0 if learner is None else learner.get('environment_step', 0)
-  lost = 0 if learner is None else learner.get('lost_steps', 0)
+  reached = (learner or {}).get('environment_step') or 0
+  lost = (learner or {}).get('lost_steps') or 0
   if config.record.on_policy:  # the queue restarts its count with each launch
     step = reached
   else:
     step = reached if step is None else max(step + lost, reached)
-  versions = [row['parameter_version'] for row in actors]
+  versions = [v for row in actors if (v := row.get('parameter_version')) is not None]
   staleness = {}
-  if versions and learner is not None:
+  if versions and (updates := (learner or {}).get('learner_step')) is not None:
     staleness = {
-      'newest_updates': max(0, learner['learner_step'] - max(versions)),
-      'oldest_updates': max(0, learner['learner_step'] - min(versions)),
+      'newest_updates': max(0, updates - max(versions)),
+      'oldest_updates': max(0, updates - min(versions)),
     }
   return {
     'environment_step': step,
@@ -361,10 +366,10 @@ def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
   shares = []
   begin = time.time() - MINUTE
   for path in files:
-    rows = metrics.since(path, begin)
+    rows = [row for row in metrics.since(path, begin) if row.get(key) is not None]
     if not rows:
       newest = metrics.last(path)
-      shares += [] if newest is None else [newest[key]]
+      shares += [] if newest is None or newest.get(key) is None else [newest[key]]
       continue
     times = [begin, *(row['time'] for row in rows)]
     spans = [later - earlier for earlier, later in itertools.pairwise(times)]

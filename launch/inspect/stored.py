@@ -19,6 +19,7 @@ from hephaestus.actors import videos
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live, terminal
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import columns as columns_lib
@@ -308,7 +309,7 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
     stored: content of its checkpoint.
     console: where to print; stdout by default.
   """
-  console = console or rich.console.Console()
+  console = console or console_lib.make()
   moment = datetime.datetime.fromtimestamp(stored.summary['checkpoint']['saved'])
   say = lambda text: console.print(text, markup=False, highlight=False)
   say(

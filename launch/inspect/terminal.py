@@ -17,6 +17,7 @@ import rich.table
 import rich.text
 
 from hephaestus.launch.files import metrics
+from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live
 from hephaestus.replay import tables
 
@@ -42,7 +43,7 @@ _ACTIVITIES = {
 
 def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
   """Prints a report of `live.Inspection` as tables, by default to stdout."""
-  console = console or rich.console.Console()
+  console = console or console_lib.make()
   if report['tables']:
     console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
@@ -72,7 +73,7 @@ def watch(
   Raises:
     ValueError: the target is not valid, or the run's folder was deleted meanwhile.
   """
-  console = console or rich.console.Console()
+  console = console or console_lib.make()
   reports: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
   try:
     if console.is_terminal and not as_json:

@@ -4,6 +4,8 @@ import argparse
 import pathlib
 from typing import Any
 
+from hephaestus.launch.run import flags
+
 
 def add(commands: Any) -> None:
   """Adds the command `export` to the parser."""
@@ -15,6 +17,7 @@ def add(commands: Any) -> None:
   export.add_argument(
     '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
   )
+  flags.add_trust_flag(export)
   export.set_defaults(call=_export)
 
 

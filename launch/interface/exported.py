@@ -14,7 +14,9 @@ from dm_env import specs
 from safetensors import numpy as safetensors
 
 from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.files import folder as folder_lib
 
 POLICY, PARAMS = 'policy.json', 'params.safetensors'
 FORMAT = 1  # version of policy.json; `read` rejects any other
@@ -160,6 +162,8 @@ def read(folder: pathlib.Path) -> Exported:
   Raises:
     ValueError: a file is missing, broken, or of another version; the message names the folder.
   """
+  if not folder.is_relative_to(SHIPPED):  # an installer may have made links there
+    folder_lib.check_entries(folder)
   file = folder / POLICY
   try:
     content = json.loads(file.read_text())
@@ -177,6 +181,8 @@ def read(folder: pathlib.Path) -> Exported:
         for key, array in safetensors.load_file(folder / PARAMS).items()
       },
     )
+  except names.UntrustedError:
+    raise
   except Exception as error:  # a broken file may raise any error
     first_line = str(error).split('\n')[0]
     raise ValueError(

@@ -13,6 +13,7 @@ import numpy as np
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
+from hephaestus.launch import records
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
 
@@ -209,6 +210,7 @@ def load(
   checkpoint: str | int | None = None,
   *,
   environment: environment_lib.Environment | None = None,
+  trust: bool = False,
 ) -> Policy:
   """Loads a trained agent, without its replay and optimizer state.
 
@@ -218,12 +220,22 @@ def load(
     checkpoint: learner step of a checkpoint of the run, or 'best'; None for the newest.
     environment: environment with the specs of the run's own. Needed only if the run was trained in
       another process on an environment that was passed as an instance.
+    trust: whether to import the agent and the environment that the folder names by an import path.
 
   Raises:
     ValueError: `path` is none of these; its files are broken or of another version; there is no such
-      checkpoint, or one was given for an exported policy; or the environment is needed and cannot be
-      made.
+      checkpoint, or one was given for an exported policy; the environment is needed and cannot be
+      made; or something would have to be imported without `trust`.
   """
+  with records.trusting(trust):
+    return _load(path, checkpoint, environment)
+
+
+def _load(
+  path: str | os.PathLike[str],
+  checkpoint: str | int | None,
+  environment: environment_lib.Environment | None,
+) -> Policy:
   folder = exported_lib.find(path)
   if not (folder / exported_lib.POLICY).exists():
     return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
@@ -291,6 +303,8 @@ def export(
   path: str | os.PathLike[str],
   out: str | os.PathLike[str],
   checkpoint: str | int | None = None,
+  *,
+  trust: bool = False,
 ) -> Policy:
   """Exports the policy of a run to a folder that `load` can read.
 
@@ -298,6 +312,7 @@ def export(
     path: folder of the run.
     out: new or empty folder, for `params.safetensors` and `policy.json`.
     checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+    trust: as of `load`.
 
   Returns:
     The policy, as loaded from the run.
@@ -305,7 +320,7 @@ def export(
   Raises:
     ValueError: as `load`; or `out` is not empty, or cannot be written to.
   """
-  policy = load(path, checkpoint)
+  policy = load(path, checkpoint, trust=trust)
   arrays = exported_lib.named(jax.device_get(policy.params))
   exported_lib.write(
     exported_lib.Exported(

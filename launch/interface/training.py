@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags
 
@@ -39,6 +40,8 @@ class Options(TypedDict, total=False):
       environments.
     profile: 'START:STOP', range of updates to trace with the profiler.
     config: path of a configuration file, whose values the other options override.
+    trust: whether to import the agent and the environment that the folder of `run`, `origin` or
+      `config` names by an import path; otherwise such a name is refused unless it is `agent` or `env`.
   """
 
   preset: str
@@ -48,6 +51,7 @@ class Options(TypedDict, total=False):
   reset_moments: bool
   profile: str
   config: str | os.PathLike[str]
+  trust: bool
 
 
 class Run:
@@ -57,16 +61,22 @@ class Run:
     folder: path of the run's folder.
   """
 
-  def __init__(self, folder: str | os.PathLike[str]):
+  def __init__(self, folder: str | os.PathLike[str], *, trust: bool = False):
     """Opens the folder of a run.
 
+    Args:
+      folder: path of the run's folder.
+      trust: whether to import the agent and the environment that the folder names by an import path.
+
     Raises:
-      ValueError: it is not the folder of a run, or its config is broken.
+      ValueError: it is not the folder of a run, its config is broken, or its agent would have to be
+        imported without `trust`.
     """
     from hephaestus.launch.files import folder as folder_lib
 
     self.folder = pathlib.Path(folder)
-    folder_lib.load_config(self.folder)
+    with records.trusting(trust):
+      folder_lib.load_config(self.folder)
 
   def __fspath__(self) -> str:
     return str(self.folder)
@@ -168,6 +178,12 @@ def train(
       f'train() has no option {unknown[0]!r}; choose of {", ".join(Options.__annotations__)}'
     )
   vars(arguments).update(options, steps=steps, seed=seed, agent=agent, set=_assignments(set))
+  with records.trusting(arguments.trust):
+    return _train(arguments, env, run)
+
+
+def _train(arguments: argparse.Namespace, env: Any, run: str | os.PathLike[str] | None) -> Run:
+  """Trains with the options of `train`, given as parsed flags."""
   arguments.run = None if run is None else pathlib.Path(run)
   arguments.config = None if arguments.config is None else pathlib.Path(arguments.config)
   is_instance = not (env is None or isinstance(env, str))
@@ -226,7 +242,7 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
 def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   """Whether this is a new run that can be fused, and no argument asks for several processes."""
   from hephaestus.actors import environments
-  from hephaestus.launch import config_file, records
+  from hephaestus.launch import config_file
   from hephaestus.launch.files import folder as folder_lib
 
   file = config_file.read(arguments.config, arguments.agent)
@@ -245,7 +261,7 @@ def _beside(arguments: argparse.Namespace) -> int:
   command += flags.given_config_flags(arguments)
   if arguments.fused is not None:
     command.append('--fused' if arguments.fused else '--no-fused')
-  for flag in ('expose', 'reset_moments'):
+  for flag in ('expose', 'reset_moments', 'trust'):
     command += [f'--{flag.replace("_", "-")}'] if getattr(arguments, flag) else []
   files = (
     ('--config', arguments.config),

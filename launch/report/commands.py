@@ -8,6 +8,8 @@ from typing import Any
 
 from absl import logging as absl_logging
 
+from hephaestus.launch.run import flags
+
 
 def add(commands: Any) -> None:
   """Adds the commands that show results of runs to the parser."""
@@ -34,6 +36,7 @@ def _add_evaluate(commands: Any) -> None:
   )
   _add_greedy(evaluate)
   evaluate.add_argument('--json', action='store_true')
+  flags.add_trust_flag(evaluate)
   evaluate.set_defaults(call=_evaluate)
 
 
@@ -68,6 +71,7 @@ def _add_watch(commands: Any) -> None:
     '--dream', action='store_true', help='show the dream of the world model beside the episode'
   )
   _add_greedy(watch)
+  flags.add_trust_flag(watch)
   watch.set_defaults(call=_watch)
 
 
@@ -81,6 +85,7 @@ def _add_dashboard(commands: Any) -> None:
   dashboard.add_argument(
     '--port', type=int, default=0, help='port of 127.0.0.1 (default: a free one)'
   )
+  flags.add_trust_flag(dashboard)
   dashboard.set_defaults(call=_dashboard)
 
 
@@ -124,6 +129,7 @@ def _add_report(commands: Any) -> None:
     help='name a curve and its runs, which may differ in any key; may be repeated, as in --label small '
     'runs/small-* --label large runs/large-*',
   )
+  flags.add_trust_flag(report)
   report.set_defaults(call=_report)
 
 
@@ -138,7 +144,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
-  _check_seed(arguments.seed)
+  flags.check_seed(arguments.seed)
   if arguments.greedy is not None and (arguments.actions or arguments.random):
     raise ValueError('--greedy: is one of --actions; give one of the options alone')
   if arguments.actions and arguments.random:
@@ -166,16 +172,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
   return 0
 
 
-def _check_seed(seed: int) -> None:
-  if seed < 0:
-    raise ValueError(f'--seed {seed}: must be at least 0')
-
-
 def _watch(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
-  _check_seed(arguments.seed)
+  flags.check_seed(arguments.seed)
   if not arguments.fps > 0:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
   if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):

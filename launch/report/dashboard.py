@@ -216,7 +216,7 @@ class _Reports:
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
         )
       found = self._inspection.report()
-    except (ValueError, ConnectionError) as error:
+    except (ValueError, OSError) as error:  # of which ConnectionError is one
       return {'error': str(error)}
     return {
       'report': metrics.plain(found),
@@ -301,7 +301,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     )
 
   def place(request: requests.Request, value: str) -> int:
-    if not value.isdigit() or int(value) >= len(dashboard):
+    if value not in map(str, range(len(dashboard))):
       raise exceptions.HTTPException(404, f'run {value}: no such run')
     return int(value)
 

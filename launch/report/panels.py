@@ -9,16 +9,22 @@ from typing import Any, NamedTuple
 import imageio.v2 as imageio
 import numpy as np
 from omegaconf import OmegaConf
+from PIL import Image
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import history
+from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import curves
 from hephaestus.launch.report import groups as groups_lib
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 VIDEOS = ('.gif', '.mp4', '.webm')
 MOST_EVENTS = 12  # newest events of a run that are shown
+MOST_PIXELS, MOST_VIDEO_PIXELS = (
+  1 << 22,
+  1 << 29,
+)  # of a frame, and of all frames of a converted GIF
+MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
 FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
 LEARNING, REPLAY = 'Learning', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; a chart is in the first section with a matching prefix.
@@ -225,13 +231,32 @@ def state(run: history.History) -> dict[str, Any]:
 
   Returns:
     {'folder', `'world'`: name of the environment, 'agent', 'seed', 'fused', 'state': 'running',
-    'finished', 'stopped', 'not started' or 'gone', 'messages': a line for each remark,
+    'finished', 'stopped', 'not started', 'gone' or 'broken', 'messages': a line for each remark,
     'environment_step', 'max_environment_steps', 'learner_step', 'score': newest normalised score,
     'episode_return': that of the newest evaluation, 'written': unix seconds of its newest metrics,
     'nodes': [{'name', 'state': in words, 'restarts', 'since': unix seconds of its newest event,
     'wrote': unix seconds of its newest metrics}], 'events': [{'time': unix seconds, 'text'}]};
     unknown values are None.
   """
+  known = {
+    'folder': str(run.folder),
+    'world': str(run.config.environment['name']),
+    'agent': run.config.agent_name,
+    'seed': run.config.seed,
+    'fused': run.config.fused,
+    'max_environment_steps': run.config.max_environment_steps,
+  }
+  try:
+    return known | _state(run)
+  except Exception as error:  # whatever the folder contains, other runs are shown
+    unknown = ('environment_step', 'learner_step', 'score', 'episode_return', 'written')
+    message = f'cannot be shown: {type(error).__name__}: {str(error)[:200]}'
+    lists: dict[str, Any] = {'messages': [message], 'nodes': [], 'events': []}
+    return known | dict.fromkeys(unknown) | lists | {'state': 'broken'}
+
+
+def _state(run: history.History) -> dict[str, Any]:
+  """The entries of `state` that are read from files."""
   evaluator, learner = run.names('evaluator'), run.names('learner')
   newest = lambda names, key: max(
     (value for name in names if (value := run.last(name, key)) is not None), default=None
@@ -250,22 +275,16 @@ def state(run: history.History) -> dict[str, Any]:
     messages.append(
       'no metrics yet: nodes import and compile, about half a minute'
       if running
-      else f'no metrics; start the run with: hephaestus train --run {run.folder}'
+      else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )
   messages += _diagnosed(run.folder)
   if run.broken:
     lines = 'line of its metrics is' if run.broken == 1 else 'lines of its metrics are'
     messages.append(f'{run.broken} {lines} damaged and left out')
   return {
-    'folder': str(run.folder),
-    'world': str(run.config.environment['name']),
-    'agent': run.config.agent_name,
-    'seed': run.config.seed,
-    'fused': run.config.fused,
     'state': word,
     'messages': messages,
     'environment_step': newest(everyone, 'environment_step'),
-    'max_environment_steps': run.config.max_environment_steps,
     'learner_step': newest([*learner, *evaluator], 'learner_step'),
     'score': newest(evaluator, 'normalised_score'),
     'episode_return': newest(evaluator, 'episode_return'),
@@ -280,14 +299,18 @@ def _diagnosed(folder: pathlib.Path) -> list[str]:
   path = folder / folder_lib.DIAGNOSIS
   if not path.exists():
     return []
-  diagnosis = json.loads(path.read_text())
-  at = f'doctor at update {diagnosis["learner_step"]:,}'
-  return [f'{at}: {text}' for text in diagnosis['findings']] or [f'{at}: no findings']
+  try:
+    with metrics.open_regular(path) as file:
+      diagnosis = json.loads(file.read(MOST_DIAGNOSIS))
+    at = f'doctor at update {int(diagnosis["learner_step"]):,}'
+    return [f'{at}: {text}' for text in diagnosis['findings']] or [f'{at}: no findings']
+  except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    return [f'{folder_lib.DIAGNOSIS} is damaged; `hephaestus doctor {folder}` writes it again']
 
 
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
   """State of each node, the number of its restarts, and the time of its newest metrics."""
-  newest = {row['name']: row for row in run.events if 'pid' in row}
+  newest = {row['name']: row for row in run.events if 'pid' in row and 'name' in row}
   words = {
     'started': 'running' if running else 'killed with its launcher',
     'restarting': 'waits for its restart',
@@ -369,7 +392,7 @@ def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
   dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
-      if path.suffix in VIDEOS and path.is_file():
+      if path.suffix in VIDEOS and path.is_file() and not path.is_symlink():
         dated.append((path.stat().st_mtime_ns // 10**6, path))
   return sorted(dated, reverse=True)
 
@@ -381,7 +404,7 @@ def subject(video: pathlib.Path) -> dict[str, Any]:
     {'update': learner step of the agent, None if unknown, 'dream': whether it shows a dream, too}
   """
   number, _, dream = video.stem.partition('-')
-  known = number.isdigit() and dream in ('', 'dream')
+  known = number.isdecimal() and dream in ('', 'dream')
   return {'update': int(number) if known else None, 'dream': known and bool(dream)}
 
 
@@ -390,23 +413,31 @@ def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
 
   Args:
     video: path of the GIF.
-    made: path of the MP4 to write.
+    made: path of the MP4 to write; its length is bounded by MOST_VIDEO_PIXELS.
 
   Raises:
-    Exception: the GIF cannot be decoded; decoders raise errors of any type.
+    Exception: the GIF cannot be decoded, or its frames are too large; decoders raise errors of any type.
   """
-  reader: Any = imageio.get_reader(str(video))
-  with contextlib.closing(reader):
-    milliseconds = reader.get_meta_data().get('duration') or 1000 / FRAMES_PER_SECOND
-    frames = [np.asarray(frame)[..., :3] for frame in reader]
-  temporary = made.with_suffix('.part.mp4')
-  writer = imageio.get_writer(
-    str(temporary), fps=1000 / milliseconds, codec='libx264', macro_block_size=2,
-    output_params=['-movflags', 'faststart'],
-  )  # fmt: skip
-  with writer:
-    for frame in frames:
-      writer.append_data(frame)
+  with metrics.open_regular(video) as file, Image.open(file, formats=['GIF']) as image:
+    pixels = image.width * image.height
+    if pixels > MOST_PIXELS:
+      raise ValueError(f'its frames have {pixels:,} pixels; at most {MOST_PIXELS:,} are shown')
+    milliseconds = image.info.get('duration') or 1000 / FRAMES_PER_SECOND
+    temporary = made.with_suffix('.part.mp4')
+    writer: Any = imageio.get_writer(
+      str(temporary), fps=1000 / milliseconds, codec='libx264', macro_block_size=2,
+      output_params=['-movflags', 'faststart'],
+    )  # fmt: skip
+    with writer:
+      # A few bytes of a GIF may stand for gigabytes.
+      for index in range(max(1, MOST_VIDEO_PIXELS // pixels)):
+        try:
+          image.seek(index)
+        except EOFError:
+          break
+        if image.width * image.height > MOST_PIXELS:  # a later frame may be larger
+          raise ValueError(f'a frame has more than {MOST_PIXELS:,} pixels')
+        writer.append_data(np.asarray(image.convert('RGB')))
   temporary.replace(made)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import gc
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -105,6 +106,20 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
   Raises:
     ValueError: a flag or key is invalid, or this machine or the folder cannot run it; names it.
   """
+  from hephaestus.launch.files import folder as folder_lib
+
+  if arguments.run is not None:
+    folder_lib.check_place(arguments.run)  # before imports that take seconds
+    return _begin(arguments, config, arguments.run)
+  folder = folder_lib.claim(config)
+  try:
+    return _begin(arguments, config, folder)
+  finally:
+    with contextlib.suppress(OSError):  # it is not empty, once the run has begun
+      folder.rmdir()
+
+
+def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> int:
   from hephaestus.launch.agents import machine
   from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import fused, preflight
@@ -122,7 +137,6 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
-    folder = arguments.run or folder_lib.new(config)
     remarks = preflight.check_environment(config)
     origin = (
       origin_lib.load(arguments.origin, config)

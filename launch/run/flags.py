@@ -35,6 +35,16 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override the config'
   )
+  add_trust_flag(parser)
+
+
+def add_trust_flag(parser: argparse.ArgumentParser) -> None:
+  """Adds --trust, with which `main` lets a file name agents and environments to import."""
+  parser.add_argument(
+    '--trust',
+    action='store_true',
+    help='import the agent and the environment that a folder or file names by an import path',
+  )
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +79,12 @@ def whole_number(text: str) -> int:
   return int(number)
 
 
+def check_seed(seed: int) -> None:
+  """Raises ValueError for a value of --seed that JAX does not take."""
+  if not 0 <= seed < 2**63:
+    raise ValueError(f'--seed {str(seed)[:24]}: must be at least 0, and below 2^63')
+
+
 def add_profile_flag(parser: argparse.ArgumentParser) -> None:
   """Adds --profile, the learner updates to trace."""
   parser.add_argument(
@@ -100,11 +116,14 @@ def make_config(arguments: argparse.Namespace) -> Any:
   Raises:
     ValueError: a flag or key is invalid, or needs packages that are not installed; names it.
   """
+  from hephaestus.actors import environments
+  from hephaestus.actors.environments import names
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
   from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import preflight
 
+  records.given_names(arguments.agent, arguments.env)
   file = _file(arguments)
   given = {name: getattr(arguments, name) or getattr(file, name) for name in file._fields[:3]}
   arguments = argparse.Namespace(**vars(arguments) | given)
@@ -140,6 +159,8 @@ def make_config(arguments: argparse.Namespace) -> Any:
     config = _in_one_process(arguments, config)
   if arguments.reset_moments and not (config.fused and config.record.on_policy):
     raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
+  environments.check_name(config.environment['name'])
+  names.check_trust(config.environment['name'], 'environment.name')
   if config.fused and config.actor.num_actors > 1:
     raise ValueError(
       f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '
@@ -213,7 +234,7 @@ def _config_to_resume(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.files import folder as folder_lib
 
-  config = launch_config.load(arguments.run / folder_lib.CONFIG)
+  config = folder_lib.load_config(arguments.run)
   has = {'agent': config.agent_name, 'env': config.environment['name']}
   is_same = {
     'agent': lambda given: records.find_record(given).name == config.agent_name,

@@ -306,7 +306,7 @@ def train(
   terminal.end()
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
-  print(progress_lib.summary(folder) if finished else _farewell(folder), flush=True)
+  print(progress_lib.summary(folder) if finished else _farewell(folder, config), flush=True)
   return folder_lib.INTERRUPTED if not finished and stop.number == signal.SIGINT else 0
 
 
@@ -453,8 +453,8 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
   )
 
 
-def _farewell(folder: pathlib.Path) -> str:
-  return f'stopped; go on with: hephaestus train --run {folder}'
+def _farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
+  return f'stopped; go on with: {folder_lib.resume_command(folder, config)}'
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:
@@ -465,7 +465,7 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
     os.environ.setdefault(name, value)
   if not config.accelerator:
     jax.config.update('jax_platforms', 'cpu')
-  jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 
 

@@ -25,6 +25,7 @@ from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import process_group
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
+from hephaestus.replay import connection
 
 STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
 DRAIN_SECONDS = 3.0  # without a connection after which replay stops: a restarting node reconnects
@@ -81,7 +82,7 @@ def train(
     with _commands(nodes, config, addresses, exposed, coordinator, profile) as commands:
       watcher = _Watcher(nodes, config, commands, addresses)
       outcome = supervisor.Supervisor(
-        _processes(nodes, config, commands),
+        _processes(nodes, config, commands, [*addresses, *filter(None, [coordinator])]),
         until=nodes.ends(commands),
         is_over=watcher.is_over,
         restarts=rules.Restarts(
@@ -116,6 +117,7 @@ class _Nodes:
 
   Attributes:
     folder: folder of the run.
+    resume: the command that resumes the run.
     share: this host's share of the nodes; None for all.
     replay, learners: names of all nodes of replay and of the learner, also on other hosts.
     profiled: names of the nodes that trace updates with --profile.
@@ -126,6 +128,7 @@ class _Nodes:
     self, config: launch_config.ExperimentConfig, folder: pathlib.Path, share: Share | None
   ):
     self.folder = folder
+    self.resume = folder_lib.resume_command(folder, config)
     self.share = share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
     self.learners = parts_lib.learners(config.learner.num_processes)
@@ -237,14 +240,18 @@ def _commands(
 
 
 def _processes(
-  nodes: _Nodes, config: launch_config.ExperimentConfig, commands: Mapping[str, Sequence[str]]
+  nodes: _Nodes,
+  config: launch_config.ExperimentConfig,
+  commands: Mapping[str, Sequence[str]],
+  peers: Sequence[str],
 ) -> list[supervisor.Process]:
+  """Makes the supervisor's processes, which reach the `peers`, HOST:PORT each, without a proxy."""
   external_exit_codes = process_group.PEER_GONE if len(nodes.learners) > 1 else frozenset()
   return [
     supervisor.Process(
       name,
       command,
-      variables.of_node(name, config),
+      variables.of_node(name, config) | connection.without_proxy(peers),
       nodes.log(name),
       external_exit_codes=external_exit_codes if name in nodes.learners else frozenset(),
     )
@@ -337,7 +344,7 @@ def _report(
     print(f'the learner did not write its last checkpoint; see {nodes.log(failed_late[0])}')
     return 1
   if outcome.interrupted:
-    resume = '' if nodes.share else f'; resume with: hephaestus train --run {nodes.folder}'
+    resume = '' if nodes.share else f'; resume with: {nodes.resume}'
     print(f'stopped{resume}')
     if nodes.share:
       return STOPPED

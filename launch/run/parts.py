@@ -103,7 +103,7 @@ def checkpointer(
     rows = metrics.read(run / 'metrics' / f'{EVALUATOR}.jsonl')
     return [
       (row['learner_step'], row['episode_return'])
-      for row in rows if row.get('episode_return') is not None
+      for row in rows if None not in (row.get('episode_return'), row.get('learner_step'))
     ]  # fmt: skip
 
   return checkpoint.Checkpointer(run / 'checkpoints', read_only=read_only, keep=keep, scores=scores)

@@ -14,6 +14,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
+from hephaestus.learner import checkpoint
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import loopback, tables
 
@@ -51,7 +52,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
   # Compilation takes most of the time, and is the same at every start.
-  jax.config.update('jax_compilation_cache_dir', variables.COMMON['JAX_COMPILATION_CACHE_DIR'])
+  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
   name = config.environment['name']
@@ -163,16 +164,15 @@ def check_profile(
     ValueError: the run ends before the first of these updates, or resumes after it.
   """
   text = f'--profile {profile.start}:{profile.stop}'
-  checkpoints = (folder / 'checkpoints').glob('*')
-  done = max((int(path.name) for path in checkpoints if path.name.isdigit()), default=0)
+  done = max(checkpoint.saved_steps(folder / 'checkpoints'), default=0)
   if profile.start < done:
     raise ValueError(f'{text}: the run resumes from update {done:,}; begin there or later')
   newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
-  missing = max(0, config.max_environment_steps - newest.get('environment_step', 0))
+  missing = max(0, config.max_environment_steps - int(newest.get('environment_step') or 0))
   if not config.record.on_policy:
     warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
     missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
-  most = newest.get('learner_step', 0) - (
+  most = int(newest.get('learner_step', 0)) - (
     -missing // (config.batch_size * config.steps_per_sequence)
   )
   if profile.start >= most:

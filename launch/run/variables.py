@@ -1,18 +1,39 @@
 """Environment variables of each node, which JAX, TensorFlow and the allocator read at their start."""
 
+import contextlib
 import os
 import pathlib
+import tempfile
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import parts as parts_lib
 
-CACHE = pathlib.Path(os.environ.get('XDG_CACHE_HOME', '~/.cache')).expanduser() / 'hephaestus'
 
+def _cache() -> pathlib.Path | None:
+  """Folder of JAX's compiled programs; None where there is no place that other users cannot write to.
+
+  A container may run as a user without a home, or whose home is read-only; then it is below TMPDIR.
+  """
+  with contextlib.suppress(RuntimeError):  # there is no such user
+    home = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
+    parent = next(each for each in (home, *home.absolute().parents) if each.exists())
+    if os.access(parent, os.W_OK):
+      return home / 'hephaestus' / 'jax'
+  place = pathlib.Path(tempfile.gettempdir()) / f'hephaestus-{os.getuid()}'
+  with contextlib.suppress(OSError):
+    place.mkdir(mode=0o700, exist_ok=True)
+    status = place.lstat()  # it holds machine code, and somebody else may have made it
+    if status.st_uid == os.getuid() and not status.st_mode & 0o077 and not place.is_symlink():
+      return place / 'jax'
+  return None
+
+
+CACHE = _cache()
 COMMON = {
   'TF_CPP_MIN_LOG_LEVEL': '3',
   'GRPC_VERBOSITY': 'ERROR',
   'PYTHONUNBUFFERED': '1',
-  'JAX_COMPILATION_CACHE_DIR': str(CACHE / 'jax'),
+  **({} if CACHE is None else {'JAX_COMPILATION_CACHE_DIR': str(CACHE)}),
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
 }
 # Without these, Reverb keeps the memory that it frees; docs/design.md has the figures.

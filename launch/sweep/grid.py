@@ -176,7 +176,7 @@ class Training(jobs.Job):
       folder_lib.open_run(self.run.folder, self.run.config)  # so the command needs no other flag
     except ValueError as error:
       raise jobs.Failed(str(error)) from None
-    return jobs.Command('training', ['train', '--run', str(self.run.folder)])
+    return jobs.Command('training', ['train', '--trust', '--run', str(self.run.folder)])
 
   def after(self, ended: jobs.Ended) -> None:
     if ended.code:

@@ -61,6 +61,7 @@ class FromReplay(sampled.Sampled):
     self._publish_period = publish_period
     self._collected = collected_lib.Steps(taken=0, lost=0)
     self._asked: float | None = None
+    self._failed_saves = 0  # since the last one that did not fail
 
   @property
   def environment_step(self) -> int:
@@ -84,6 +85,7 @@ class FromReplay(sampled.Sampled):
       **self._waiting_report(span),
       **(staleness.report(span.step) if staleness is not None else {}),
       'lost_steps': self._collected.lost,
+      'replay/failed_saves': self._failed_saves,
       'replay_ratio': span.step * steps / collected,
       'replayed_steps_per_second': span.updates * steps / span.seconds,
       **loop.means(totals, span),
@@ -102,7 +104,9 @@ class FromReplay(sampled.Sampled):
       return
     try:
       self._experience.save()
+      self._failed_saves = 0
     except (RuntimeError, OSError) as error:
+      self._failed_saves += 1
       logging.warning('Replay was not saved: %s', error)
 
   def _make_batches(self) -> sampled.Batches:

@@ -136,6 +136,20 @@ def once():
     (['--agent', 'ppo', '--set', 'learner.max_staleness=0'], 'learner.max_staleness=0: must be'),
     (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),
+    (['--seed', '1' * 23], 'seed=11111111111111111111111...: must be at most 9223372036854775807'),
+    (['--steps', '9' * 400], 'max_environment_steps=999999999999999999999999...: must be at most'),
+    (['--env', '..:x'], "environment.name='..:x': no such environment; known are: catch"),
+    (['--agent', '..:x'], "agent_name='..:x': no such agent; known are: dreamer"),
+    (['--set', 'environment.name=[1]'], 'environment.name=[1]: must be the name of an environment'),
+    (
+      ['--set', 'environment.name=null'],
+      'environment.name=None: must be the name of an environment',
+    ),
+    (
+      ['--set', 'replay.strata[x].max_size=3'],
+      'replay.strata[x].max_size=3: no such key; an element of a list is written as replay.strata[0]',
+    ),
+    (['--set', 'seed=${seed}'], "seed=${seed}: Interpolation key 'seed' not found"),
   ],
 )
 def test_bad_input_is_named_and_writes_nothing(folder, capsys, arguments, words):
@@ -144,6 +158,40 @@ def test_bad_input_is_named_and_writes_nothing(folder, capsys, arguments, words)
   assert words in message
   assert message.count('\n') == 1
   assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+  'arguments',
+  [
+    ['config', '--env', 'nosuch'],
+    ['config', '--env', 'nosuch/Thing'],
+    ['config', '--set', 'environment.name.x=1'],
+    ['train', '--run', 'x' * 300],
+    ['train', '--run', '/dev/null/x'],
+    ['train', '--steps', '1e400'],
+    ['evaluate', 'catch', '--seed', '1' * 23],
+    ['evaluate', 'x' * 300],
+    ['doctor', 'catch', '--seed', '1' * 23],
+    ['config', '--config', 'interpolation.yaml'],
+  ],
+)
+def test_bad_input_ends_with_one_line(tmp_path, monkeypatch, capsys, arguments):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'interpolation.yaml').write_text('seed: ${seed}\n')
+  try:
+    code = run(*arguments)
+  except SystemExit as ended:  # of the parser
+    code = ended.code
+  printed = capsys.readouterr()
+  assert (code, printed.out, printed.err.count('\n')) == (2, '', 1)
+  assert [path.name for path in tmp_path.iterdir()] == ['interpolation.yaml']
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(folder_lib.time, 'strftime', lambda form: 'now')
+  names = [folder_lib.claim(presets.laptop('catch')).name for _ in range(3)]
+  assert names == ['catch-now', 'catch-now-2', 'catch-now-3']
 
 
 @pytest.mark.parametrize('agent', ['ppo', 'dreamer'])
@@ -255,7 +303,10 @@ def test_steps_are_read_as_people_write_them(capsys):
 @pytest.mark.parametrize('command', ['evaluate', 'watch'])
 def test_negative_seed_of_a_command_is_refused(tmp_path, capsys, command):
   assert run(command, tmp_path, '--seed', '-1') == 2
-  assert capsys.readouterr().err == f'hephaestus {command}: --seed -1: must be at least 0\n'
+  assert (
+    capsys.readouterr().err
+    == f'hephaestus {command}: --seed -1: must be at least 0, and below 2^63\n'
+  )
 
 
 @pytest.mark.parametrize('command', [[], ['evaluate'], ['bench', 'env'], ['train']])
@@ -411,7 +462,7 @@ def test_evaluate_leaves_out_a_score_that_there_is_not(folder, capsys, tmp_path,
   )
   monkeypatch.syspath_prepend(tmp_path)
   folder_lib.open_run(folder, presets.laptop('unscored:Unscored'))
-  assert run('evaluate', folder, '--random', '--episodes', 4) == 0
+  assert run('evaluate', folder, '--random', '--episodes', 4, '--trust') == 0
   printed = capsys.readouterr().out
   assert 'episode_return' in printed and 'normalised_score' not in printed
   assert run('evaluate', folder, '--random', '--greedy') == 2

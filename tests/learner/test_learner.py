@@ -1,5 +1,6 @@
 """The training loop on a real replay server: it stops anywhere, and resumes from there."""
 
+import dataclasses
 import json
 import pathlib
 import threading
@@ -15,7 +16,7 @@ from hephaestus.actors import actor, environments, rollout
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch.files import metrics
-from hephaestus.learner import checkpoint, dreamer_update, loop
+from hephaestus.learner import advice, checkpoint, dreamer_update, loop
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import collected, replayed, sampled
 from hephaestus.replay import checkpoint as replay_checkpoint
@@ -248,6 +249,23 @@ def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts)
   versions = [row['parameter_version'] for row in rows_of(tmp_path, 'actor-0')]
   assert versions == sorted(versions) and len(set(versions)) > 1
   run.stop_server()
+
+
+def test_failed_save_of_replay_is_a_warning_of_the_metrics(tmp_path, parts, monkeypatch):
+  def fail(client, directory):
+    raise OSError('the disk is gone')
+
+  monkeypatch.setattr(replay_checkpoint, 'save', fail)
+  monkeypatch.setitem(globals(), 'LEARNER', dataclasses.replace(LEARNER, checkpoint_updates=5))
+  run = Run(tmp_path, parts)
+  end_actor = run.act()
+  train(run, num_updates=20)
+  end_actor()
+  run.stop_server()
+  rows = rows_of(tmp_path)
+  assert rows[0]['replay/failed_saves'] == 0 < rows[-1]['replay/failed_saves']
+  assert advice.warnings(rows[:1]) == []
+  assert any('replay was not saved' in text for text in advice.warnings(rows))
 
 
 def test_loss_that_is_not_finite_raises_by_name():

@@ -46,14 +46,13 @@ def test_checkpoint_requested_by_another_machine_is_kept_once(
   _, address = serve(config, directory=directory)
   entry = writer.Writer(address, config.strata, schema)
   checkpoint.keep(directory)  # without a checkpoint
-  names = []
   for start in (0, 10, 20):
     entry.write(make_sequences(start, start + 10), lambda: False)
-    names.append(os.path.basename(reverb.Client(address).checkpoint()))
+    reverb.Client(address).checkpoint()
     checkpoint.keep(directory)
     checkpoint.keep(directory)
   entry.close()
-  assert sorted(os.listdir(os.path.join(directory, 'kept'))) == names[1:]
+  assert sorted(os.listdir(os.path.join(directory, 'kept'))) == ['000000000002', '000000000003']
 
 
 def test_full_disk_leaves_previous_checkpoint(
@@ -150,3 +149,32 @@ def test_empty_server_can_be_saved(serve, tmp_path):
   path = checkpoint.save(server.localhost_client(), str(tmp_path))
   server.stop()
   assert checkpoint.prepare(str(tmp_path)) == path
+
+
+def test_checkpoints_are_kept_in_order_after_the_clock_was_set_back(saved, serve, unlimited):
+  directory, paths = saved
+  ahead = os.path.join(directory, 'newest', '2999-01-01T00:00:00.123456789+00:00')
+  os.rename(paths[1], ahead)  # as a machine whose clock is ahead names it
+  server, _ = serve(unlimited(), directory=directory)
+  client = server.localhost_client()
+  made = [checkpoint.save(client, directory) for _ in range(3)]
+  assert made == sorted(set(made)) and os.listdir(os.path.dirname(ahead)) == [
+    os.path.basename(made[-1])
+  ]
+  server.stop()
+  assert checkpoint.prepare(directory) == made[-1]
+  kept = [os.path.basename(path) for path in made[-2:]]
+  assert sorted(os.listdir(os.path.join(directory, 'kept'))) == kept
+
+
+def test_folders_that_are_no_checkpoints_are_left_alone(saved):
+  directory, paths = saved
+  others = [
+    os.path.join(directory, place, name)
+    for place in ('newest', 'kept')
+    for name in ('thesis', 'thesis.partial')
+  ]
+  for path in others:
+    os.makedirs(path)
+  assert checkpoint.prepare(directory) == paths[1]
+  assert all(map(os.path.isdir, others))

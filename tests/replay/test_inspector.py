@@ -7,7 +7,7 @@ import psutil
 import pytest
 import reverb
 
-from hephaestus.replay import inspector, reader, tables, writer
+from hephaestus.replay import connection, inspector, reader, tables, writer
 
 SEQUENCE_BYTES = 4 * 4 + 4 * 8 * 4 + 4  # of the schema
 
@@ -135,3 +135,18 @@ def test_pooled_quantiles_weight_samples_by_their_size():
   assert many == pytest.approx(estimated, abs=0.2)
   assert inspector.pooled(np.zeros((0, 5)), np.zeros(0)) is None
   assert inspector.quantiles(np.zeros(0)) is None
+
+
+@pytest.mark.parametrize('variable', ['http_proxy', 'grpc_proxy'])
+def test_proxy_is_not_asked_for_servers(serve, unlimited, monkeypatch, variable):
+  for name in ('no_proxy', 'NO_PROXY', connection.NO_PROXY):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv(variable, 'http://127.0.0.1:9')  # where nobody listens
+  monkeypatch.setenv('no_proxy', 'intranet')
+  server, address = serve(unlimited())
+  (link,) = connection.connect(address, 'test')
+  assert link.info(2.0) is not None
+  assert server.localhost_client().server_info(timeout=2)
+  variables = connection.without_proxy(['10.0.0.7:22001', '[fd00::1]:22001', 'trainer:1'])
+  hosts = variables[connection.NO_PROXY].split(',')
+  assert {'intranet', '127.0.0.1', '10.0.0.7', 'fd00::1', 'trainer'} <= set(hosts)

@@ -109,7 +109,7 @@ def test_invalid_parameters_are_ignored_and_logged(address, caplog):
   forged.publish(snapshot)
   assert source.newest() is None and 'scale is float32[1, 1]' in caplog.text
 
-  for numbers in ((1 << 31, 0, 0), (-1, 0, 0), (1, -1, 0)):
+  for numbers in ((1 << 30, 0, 0), (-1, 0, 0), (1, -1, 0), (1, 1 << 62, 0), (1, (1 << 40) + 1, 0)):
     publisher.publish(make_snapshot(2)._replace(version=numbers[0], environment_step=numbers[1]))
     assert source.newest() is None and f'launch are {[*numbers]}' in caplog.text
 

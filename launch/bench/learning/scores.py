@@ -72,7 +72,7 @@ def read(folder: pathlib.Path) -> tuple[list[Ended], int]:
     kept = [row for row, is_held in zip(rows, held, strict=True) if is_held]
     steps = [0, *(row['environment_step'] for row in kept)]
     for row, (begin, end) in zip(kept, itertools.pairwise(steps), strict=True):
-      if row['episodes']:
+      if row.get('episodes') and row.get('episode_return') is not None:
         spans.append(Ended(min(begin, end - 1), end, row['episodes'], row['episode_return']))
     last = max(last, steps[-1])
   return spans, last

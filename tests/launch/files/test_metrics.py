@@ -20,7 +20,7 @@ from hephaestus.launch.files import metrics
 
 @pytest.fixture
 def path(tmp_path):
-  return tmp_path / 'metrics' / 'learner.jsonl'
+  return tmp_path / 'metrics' / 'rows.jsonl'
 
 
 def write_steps(path, steps, **options):

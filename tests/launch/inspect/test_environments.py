@@ -55,3 +55,11 @@ def test_unsupported_environment_of_a_family_names_its_reason(monkeypatch, capsy
 def test_unknown_environment_is_refused():
   with pytest.raises(ValueError, match='no such environment'):
     catalogue.look_up('gymna')
+
+
+def test_names_are_whole_where_stdout_is_no_terminal(capsys):
+  each = catalogue.look_up('catch')['worlds']['catch']
+  name = 'a_family/' + 'long_name_' * 20
+  shown_by.show({'worlds': {name: each}, 'families': {'x': {'installed': True, 'worlds': [name]}}})
+  rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith('│')]
+  assert len(rows) == 2 and all(name in row for row in rows)

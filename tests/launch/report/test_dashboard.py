@@ -203,7 +203,8 @@ def test_replay_answer_names_lost_server_and_fused_run(folder, tmp_path, serve):
     f'; the run is not running, resume it with: hephaestus train --run {folder}'
   )
   assert 'without a replay' in served.json('api/replay/1')['error']
-  assert served.ask('api/replay/2')[0] == served.ask('api/replay/x')[0] == 404
+  for number in ('2', 'x', '-1', '00', '%C2%B2', '9' * 5000):  # %C2%B2 is ², a digit to Python
+    assert served.ask(f'api/replay/{number}')[0] == 404
 
 
 def test_replay_answer_of_a_stopped_run_is_its_last_known(folder, serve):

@@ -135,7 +135,7 @@ def test_environment_without_renderer_shows_numbers(tmp_path, monkeypatch, capsy
   folder = save(tmp_path / 'run', 'unseen_environment:Unseen')
   screen = io.StringIO()
   console = rich.console.Console(file=screen, force_terminal=True, width=60, height=12)
-  play.watch(policy.load(folder), frames_per_second=1e6, console=console)
+  play.watch(policy.load(folder, trust=True), frames_per_second=1e6, console=console)
   assert 'reward' in screen.getvalue() and '▀' not in screen.getvalue()
   assert run(folder, '--output', tmp_path / 'video.gif') == 2
   assert 'has no renderer; leave it out to see the numbers' in capsys.readouterr().err

@@ -6,6 +6,7 @@ import os
 import sys
 
 import hypothesis
+import numpy as np
 import pytest
 import yaml
 from hypothesis import strategies
@@ -13,7 +14,12 @@ from hypothesis import strategies
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import handshake, hosts
-from hephaestus.launch.files import metrics
+from hephaestus.launch.doctor import agent as doctor_agent
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
+from hephaestus.launch.inspect import live
+from hephaestus.launch.report import dashboard
+from hephaestus.launch.run import progress
 
 EXAMPLES = hypothesis.settings(
   max_examples=25, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate]
@@ -193,3 +199,55 @@ def test_metrics_file_parses_or_raises_value_error(tmp_path_factory, lines):
       rows = look(path)
       rows = rows if isinstance(rows, list) else [rows] if rows is not None else []
       assert all(isinstance(row['time'], int | float) for row in rows)
+
+
+KEYS = (
+  'time', 'kind', 'name', 'text', 'pid', 'restarts', 'exit_code', 'environment_step', 'learner_step',
+  'parameter_version', 'final', 'episodes', 'episode_return', 'episode_length', 'normalised_score',
+  'lost_steps', 'starved_fraction', 'throttled_fraction', 'unrolled_fraction', 'replay_ratio',
+  'memory/filled', 'memory/evidence', 'intrinsic/vital_food', 'ppo/approx_kl', 'ppo/entropy',
+  'episode_return/median', 'replay/episodic/age/median', 'replay/failed_saves', 'learner/loss',
+)  # fmt: skip
+NUMBERS = strategies.sampled_from((0, 1, -1, 0.5, 1e400, -1e308, 1e99, 10**400, 2**62, 1e12, 10.0))
+VALUES = NUMBERS | LEAVES | strategies.sampled_from(('started', 'restarting', 'learner', 'warning'))
+ROWS = strategies.lists(
+  strategies.dictionaries(strategies.sampled_from(KEYS), VALUES, max_size=8).map(
+    lambda row: json.dumps({'time': 10.0, **row}).encode()
+  )
+  | strategies.binary(max_size=20),
+  max_size=6,
+)
+
+
+@EXAMPLES
+@hypothesis.given(
+  files=strategies.dictionaries(
+    strategies.sampled_from(('events', 'learner', 'evaluator', 'actor-0', 'actor-x')), ROWS
+  ),
+  diagnosis=trees(('learner_step', 'findings')),
+)
+def test_run_of_any_rows_is_shown(tmp_path_factory, files, diagnosis):
+  """Each reader of a run's folder skips what it cannot read; nothing but valid JSON comes out."""
+  folder = tmp_path_factory.mktemp('any') / 'run'
+  given = presets.laptop('catch')
+  folder_lib.open_run(folder, given)
+  for name, lines in files.items():
+    (folder / 'metrics' / f'{name}.jsonl').write_bytes(b''.join(line + b'\n' for line in lines))
+  (folder / folder_lib.DIAGNOSIS).write_text(json.dumps(diagnosis), errors='replace')
+  shown = dashboard.Dashboard([folder], folder / 'videos')
+  with np.errstate(over='ignore'):
+    (described,) = shown.runs()['runs']
+    assert described['state'] != 'broken', described['messages']
+    json.dumps(described, allow_nan=False)
+    for x in history.X_AXES:
+      json.loads(shown.curves(x), parse_constant=pytest.fail)
+  run = history.History(folder)
+  run.read()
+  for node, metric in run.metrics():
+    run.series(node, metric, 'environment_step')
+  live._of_nodes(folder, given, [])
+  progress.summary(folder)
+  folder_lib.has_finished(folder)
+  doctor_agent.of_metrics(folder, given, (0.0, 0.1))
+  rows = metrics.read(folder / 'metrics' / 'evaluator.jsonl')
+  assert all(0 <= row['time'] <= metrics.LATEST for row in rows)

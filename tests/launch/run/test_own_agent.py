@@ -64,19 +64,19 @@ def test_own_agent_learns_as_nodes(trained):
 
 def test_own_agent_is_found_again_by_its_run(trained, run_in):
   (step,) = [int(path.name) for path in (trained / 'run' / 'checkpoints').iterdir()]
-  code, output, errors = run_in(trained, 'evaluate', 'run', '--episodes', 64, '--json')
+  code, output, errors = run_in(trained, 'evaluate', 'run', '--trust', '--episodes', 64, '--json')
   assert code == 0, errors
   scored = json.loads(output.splitlines()[-1])
   assert scored['learner_step'] == step
   assert scored['episode_return'] > 0.9
-  other = ['--run', 'run', '--agent', 'dreamer', '--preset', 'laptop']
+  other = ['--trust', '--run', 'run', '--agent', 'dreamer', '--preset', 'laptop']
   code, _, errors = run_in(trained, 'train', *other)
   assert code == 2
   assert '--agent: the folder has reinforce:Reinforce, you gave dreamer' in errors
 
 
 def test_run_of_a_missing_module_is_refused_in_one_line(trained, run_in, tmp_path):
-  code, _, errors = run_in(tmp_path, 'evaluate', trained / 'run')
+  code, _, errors = run_in(tmp_path, 'evaluate', trained / 'run', '--trust')
   assert code == 2
   assert errors.count('\n') == 1
   assert "agent_name='reinforce:Reinforce': there is no module 'reinforce'" in errors

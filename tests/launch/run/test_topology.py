@@ -17,8 +17,14 @@ from hephaestus.replay import loopback
 def hephaestus(capsys):
   """Runs a command in this process, which has imported all already; returns its output."""
 
-  def run(*arguments):
-    assert main.run(main.parse(['hephaestus', *map(str, arguments)])) == 0, capsys.readouterr()
+  def run(command, *arguments):
+    words = [
+      'hephaestus',
+      command,
+      '--trust',
+      *map(str, arguments),
+    ]  # its environment is of the tests
+    assert main.run(main.parse(words)) == 0, capsys.readouterr()
     return capsys.readouterr().out
 
   return run

@@ -1,0 +1,282 @@
+"""Run folders of others: what they name is not imported, and nothing outside of them is touched."""
+
+import contextlib
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+import hephaestus
+from hephaestus.actors import environments
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import main
+from hephaestus.launch.report import dashboard, panels
+
+
+def run(*arguments):
+  return main.run(main.parse(['hephaestus', *map(str, arguments)]))
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+  """Path of a file that exists once the module `evil`, which is on the import path, was imported."""
+  mark = tmp_path / 'imported'
+  (tmp_path / 'evil.py').write_text(
+    f'open({str(mark)!r}, "w").close()\n'
+    'from hephaestus.actors.environments import catch\n'
+    'from hephaestus.launch.agents import dreamer\n'
+    'class Agent(dreamer.Dreamer):\n  name = "evil:Agent"\n'
+    'class Trap(catch.Catch):\n  pass\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(environments.names, '_trusted', set())
+  monkeypatch.setattr(environments.names, '_read', {})
+  yield mark
+  sys.modules.pop('evil', None)
+
+
+@pytest.fixture
+def stranger(dreamer, tmp_path):
+  """Copies a finished run and changes its config, as somebody else may have made it."""
+
+  def stranger(name, **changes):
+    folder = tmp_path / name
+    subprocess.run(['cp', '-r', dreamer.folder, folder], check=True)
+    path = folder / 'config.yaml'
+    content = launch_config.OmegaConf.load(path)
+    path.write_text(
+      launch_config.OmegaConf.to_yaml(launch_config.OmegaConf.merge(content, changes))
+    )
+    return folder
+
+  return stranger
+
+
+AGENT = {'agent_name': 'evil:Agent'}
+ENVIRONMENT = {'environment': {'name': 'evil:Trap'}}
+COMMANDS = {
+  'train': ['train', '--run'],
+  'config': ['config', '--run'],
+  'config of a file': ['config', '--config'],
+  'from': ['train', '--from'],
+  'evaluate': ['evaluate'],
+  'evaluate at random': ['evaluate', '--random'],
+  'watch': ['watch'],
+  'export': ['export', '--out', 'out'],
+  'doctor': ['doctor'],
+  'dreams': ['bench', 'dreams'],
+}
+READERS = {'inspect': ['inspect'], 'report': ['report'], 'dashboard': ['dashboard']}
+
+
+@pytest.mark.parametrize(
+  ('command', 'changes'),
+  [
+    *((each, AGENT) for each in (COMMANDS | READERS).values()),
+    *((each, ENVIRONMENT) for each in COMMANDS.values()),
+  ],
+  ids=[*(f'{name}, agent' for name in COMMANDS | READERS), *(f'{name}, env' for name in COMMANDS)],
+)
+def test_names_of_a_folder_are_not_imported_without_trust(evil, stranger, capsys, command, changes):
+  folder = stranger('theirs', **changes)
+  before = sorted(folder.rglob('*'))
+  target = folder / 'config.yaml' if '--config' in command else folder
+  assert run(*command, target) == 2
+  error = capsys.readouterr().err
+  assert 'would import and run the module evil' in error
+  assert '--trust' in error
+  assert error.count('\n') == 1
+  assert not evil.exists()
+  assert sorted(folder.rglob('*')) == before
+
+
+def test_trust_or_a_name_on_the_command_line_imports_it(evil, stranger, capsys):
+  folder = stranger('theirs', **ENVIRONMENT)
+  with contextlib.suppress(OSError):
+    evil.unlink()
+  assert run('config', '--run', folder, '--env', 'evil:Trap') == 0
+  assert run('evaluate', folder, '--episodes', 1, '--random', '--trust') == 0
+  assert evil.exists()
+  assert hephaestus.load(stranger('again', **ENVIRONMENT), trust=True).environment is not None
+  assert capsys.readouterr().err == ''
+
+
+def test_python_names_of_a_folder_are_not_imported_without_trust(evil, stranger):
+  folder = stranger('theirs', **ENVIRONMENT)
+  for read in (hephaestus.load, lambda path: hephaestus.train(run=path, steps=600)):
+    with pytest.raises(ValueError, match=r'module evil;.*trust=True'):
+      read(folder)
+  assert not evil.exists()
+
+
+@pytest.mark.parametrize('name', ['psutil:Popen', 'dm_env/psutil:Popen', 'jax.numpy:ndarray'])
+def test_class_is_checked_before_it_is_called(tmp_path, name):
+  with pytest.raises(ValueError, match=r'environment.name=.*[eE]nvironment'):
+    environments.make(name, args=['touch', str(tmp_path / 'touched')])
+  assert not (tmp_path / 'touched').exists()
+
+
+LINKS = (
+  'replay/newest',
+  'checkpoints/7',
+  'metrics/learner.jsonl',
+  'lock',
+  'origin',
+  'doctor.json',
+  'nodes',
+)
+
+
+@pytest.mark.parametrize('entry', [*LINKS, 'videos/1.mp4'])
+def test_links_of_a_folder_are_refused_by_name(stranger, tmp_path, capsys, entry):
+  folder, outside = stranger('theirs'), tmp_path / 'outside'
+  (outside / 'thesis').mkdir(parents=True)
+  (outside / 'thesis' / 'text').write_text('text')
+  at = folder / entry
+  subprocess.run(['rm', '-rf', at], check=True)
+  at.symlink_to(
+    outside / 'thesis' / 'text' if at.suffix or entry in ('lock', 'origin') else outside
+  )
+  before = [(path, path.lstat().st_mtime_ns) for path in sorted(outside.rglob('*'))]
+  for command in (
+    ['train', '--run', folder, '--steps', 600], ['evaluate', folder], ['inspect', folder],
+    ['report', folder], ['dashboard', folder], ['doctor', folder],
+  ):  # fmt: skip
+    assert run(*command) == 2
+    error = capsys.readouterr().err
+    assert f'its entry {entry} is a symbolic link' in error and error.count('\n') == 1
+  assert [(path, path.lstat().st_mtime_ns) for path in sorted(outside.rglob('*'))] == before
+  assert (outside / 'thesis' / 'text').read_text() == 'text'
+
+
+def test_file_that_is_not_regular_is_refused_by_name(stranger, capsys):
+  folder = stranger('theirs')
+  os.mkfifo(folder / 'metrics' / 'actor-7.jsonl')
+  assert run('report', folder) == 2
+  assert 'its entry metrics/actor-7.jsonl is no regular file' in capsys.readouterr().err
+
+
+def test_entry_that_becomes_a_link_is_not_followed(stranger, tmp_path):
+  """A folder may change while a page shows it."""
+  folder, secret = stranger('theirs'), tmp_path / 'secret.mp4'
+  secret.write_text('secret')
+  shown = dashboard.Dashboard([folder], tmp_path / 'videos')
+  (folder / 'videos' / '9.mp4').symlink_to(secret)
+  (folder / 'metrics' / 'actor-9.jsonl').symlink_to(secret)
+  (described,) = shown.runs()['runs']
+  assert '9.mp4' not in [video['name'] for video in described['videos']]
+  assert shown.video(0, '9.mp4') is None
+  assert described['messages'] == ['1 line of its metrics is damaged and left out']
+
+
+def gif_of(side):
+  """A GIF of some hundred bytes, whose one frame has `side` * `side` pixels."""
+  image = io.BytesIO()
+  Image.new('P', (1, 1)).save(image, 'GIF')
+  content = bytearray(image.getvalue())
+  content[6:10] = struct.pack('<HH', side, side)
+  return bytes(content)
+
+
+def test_video_that_would_fill_the_memory_is_refused(tmp_path):
+  path = tmp_path / 'bomb.gif'
+  path.write_bytes(gif_of(9_000))
+  with pytest.raises(ValueError, match='81,000,000 pixels'):
+    panels.to_mp4(path, tmp_path / 'made.mp4')
+  assert not (tmp_path / 'made.mp4').exists()
+
+
+def test_broken_run_is_shown_beside_healthy_ones(stranger, tmp_path, monkeypatch):
+  healthy, broken = stranger('healthy'), stranger('broken')
+  (broken / 'doctor.json').write_text('[')
+  (broken / 'checkpoints' / '²').mkdir()
+  with open(broken / 'metrics' / 'events.jsonl', 'a') as file:
+    file.write('{"time": 1e400, "kind": "started"}\n{"time": 1, "kind": "started", "pid": "one"}\n')
+  shown = dashboard.Dashboard([broken, healthy], tmp_path / 'videos')
+  described = shown.runs()['runs']
+  assert '2 lines of its metrics are damaged and left out' in described[0]['messages']
+  assert any('doctor.json is damaged' in message for message in described[0]['messages'])
+  assert described[1]['state'] == 'finished'
+  assert json.loads(shown.curves('environment_step'))['groups']
+  monkeypatch.setattr(panels, '_nodes', lambda run, running: 1 // (run.folder != broken))
+  assert [each['state'] for each in shown.runs()['runs']] == ['broken', 'finished']
+
+
+def set_ten_traps(folder, outside):
+  """Puts ten traps into a run's folder; returns those that are refused by the name of their entry."""
+  (outside / 'thesis').mkdir(parents=True)
+  (outside / 'thesis' / 'text').write_text('text')
+  content = launch_config.OmegaConf.load(folder / 'config.yaml')
+  popen = {'name': 'psutil:Popen', 'args': ['touch', str(outside / 'touched')]}
+  content = launch_config.OmegaConf.merge(content, {**AGENT, 'environment': popen})  # 1, 2
+  (folder / 'config.yaml').write_text(launch_config.OmegaConf.to_yaml(content))
+  links = {  # 3 to 6
+    'checkpoints/9': outside, 'lock': outside / 'thesis' / 'text', 'replay/newest': outside,
+    'videos/x.mp4': outside / 'thesis' / 'text',
+  }  # fmt: skip
+  for name, target in links.items():
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target)
+  os.mkfifo(folder / 'metrics' / 'actor-8.jsonl')  # 7
+  rows = {
+    'events': '{"time": 1, "kind": "started"}\n{"time": 1e400, "kind": "started", "name": "learner"}\n',
+    'evaluator': '{"time": 1, "episode_return": 9}\n{"time": 1, "learner_step": 1'
+    + '0' * 400
+    + '}\n',
+    'learner': '{"time": 1, "environment_step": 2}\n',
+  }
+  for name, text in rows.items():  # 8
+    with open(folder / 'metrics' / f'{name}.jsonl', 'a') as file:
+      file.write(text)
+  (folder / 'videos' / '5.gif').write_bytes(gif_of(9_000))  # 9
+  (folder / 'doctor.json').write_text('{"learner_step": "one"}')  # 10
+  (folder / 'checkpoints' / '²').mkdir()
+  return {*links, 'metrics/actor-8.jsonl'}
+
+
+def test_nothing_reacts_to_ten_traps(evil, dreamer, stranger, tmp_path, capsys):
+  folder, outside = stranger('theirs'), tmp_path / 'outside'
+  refused = set_ten_traps(folder, outside)
+  before = {path: path.lstat().st_mtime_ns for path in sorted(outside.rglob('*'))}
+  commands = (
+    ['evaluate', folder, '--checkpoint', 'best', '--episodes', 1], ['report', folder],
+    ['inspect', folder], ['export', folder, '--out', tmp_path / 'out'],
+    ['train', '--run', folder, '--steps', 600],
+  )  # fmt: skip
+
+  def refusals(*options):
+    errors = []
+    for command in commands:
+      assert run(*command, *options) == 2
+      errors.append(capsys.readouterr().err)
+      assert errors[-1].count('\n') == 1
+    return errors
+
+  while refused:  # one after the other, as a user removes what an error names
+    named = {
+      name for name in refused if all(f'its entry {name} is ' in each for each in refusals())
+    }
+    assert len(named) == 1
+    (folder / named.pop()).unlink()
+    refused = {name for name in refused if (folder / name).is_symlink() or (folder / name).exists()}
+  assert all('would import and run the module evil' in each for each in refusals())
+  text = (folder / 'config.yaml').read_text().replace('agent_name: evil:Agent\n', '')
+  (folder / 'config.yaml').write_text(text)
+  assert run(*commands[0]) == run(*commands[4]) == 2
+  assert 'would import and run the module psutil' in capsys.readouterr().err
+  assert run(*commands[0], '--trust') == 2
+  assert "environment.name='psutil:Popen': is a Popen" in capsys.readouterr().err
+  (folder / 'config.yaml').write_bytes((dreamer.folder / 'config.yaml').read_bytes())
+
+  assert [run(*command) for command in commands[:4]] == [0] * 4
+  (shown,) = dashboard.Dashboard([folder], tmp_path / 'shown').runs()['runs']
+  assert (
+    shown['state'] == 'stopped' and '2 lines of its metrics are damaged' in shown['messages'][1]
+  )
+  assert not evil.exists()
+  assert {path: path.lstat().st_mtime_ns for path in sorted(outside.rglob('*'))} == before
