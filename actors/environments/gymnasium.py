@@ -142,7 +142,7 @@ class _GymnasiumEnv(host.LibraryEnv):
     try:
       frame: Any = self._env.render()
     except Exception as error:  # of any library without a display or a driver
-      logging.warning('This environment renders no frames: %s', error)
+      logging.log_first_n(logging.WARNING, 'This environment renders no frames: %s', 1, error)
       return None
     return frame
 

@@ -146,20 +146,6 @@ def test_bad_input_is_named_and_writes_nothing(folder, capsys, arguments, words)
   assert not folder.exists()
 
 
-@pytest.mark.parametrize('agent', ['ppo', 'dreamer'])
-def test_fused_run_refuses_host_environment(folder, capsys, agent):
-  pytest.importorskip('gymnasium')
-  arguments = [
-    '--agent', agent, '--fused', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop'
-  ]  # fmt: skip
-  assert run('train', '--run', folder, *arguments) == 2
-  message = capsys.readouterr().err
-  assert "environment.name='gymnasium/CartPole-v1': this environment is stepped outside" in message
-  assert 'add --no-fused' in message
-  assert message.count('\n') == 1
-  assert not folder.exists()
-
-
 def test_environment_with_infinite_reward_is_refused_before_training(
   folder, capsys, tmp_path, monkeypatch
 ):
