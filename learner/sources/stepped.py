@@ -155,7 +155,8 @@ class Stepped(unrolled.Unrolled):
 
   _program: HostProgram
   _allowed = 0  # updates before the next unroll
-  _seconds_per_unroll = 0.0
+  _seconds_per_unroll: float | None = None
+  _has_unrolled = False  # the first unroll also compiles the policy
 
   def place(self, whole: unrolled.FusedState, step: int) -> unrolled.FusedState:
     state = super().place(whole, step)
@@ -170,7 +171,9 @@ class Stepped(unrolled.Unrolled):
     after = self._program.collect(state)
     if after is None:
       return state
-    self._seconds_per_unroll = time.monotonic() - began
+    if self._has_unrolled:
+      self._seconds_per_unroll = time.monotonic() - began
+    self._has_unrolled = True
     self._allowed = self._program.updates_allowed(after)
     if self._program.replay is not None:
       self._environment_step = self._program.environment_step(after)
@@ -185,9 +188,13 @@ class Stepped(unrolled.Unrolled):
   ) -> tuple[unrolled.FusedState, loop.Done]:
     state, done = super().update(state, step, min(most, self._allowed))
     self._allowed -= done.updates
-    steps_left = max(0, self._max_environment_steps - self._environment_step)
-    assert self.seconds_left is not None
-    self.seconds_left += steps_left / self._program.steps_per_unroll * self._seconds_per_unroll
+    unrolls = (
+      max(0, self._max_environment_steps - self._environment_step) / self._program.steps_per_unroll
+    )
+    if self._seconds_per_unroll is None:
+      self.seconds_left = None
+    elif self.seconds_left is not None:
+      self.seconds_left += unrolls * self._seconds_per_unroll
     return state, done
 
   def close(self) -> None:

@@ -9,9 +9,11 @@ import sys
 import numpy as np
 import pytest
 import runs
+import slow_program
 import tiny
 
 import hephaestus
+from hephaestus.actors import environments
 from hephaestus.launch import main
 
 # All sizes divide over the eight devices of the tests.
@@ -104,3 +106,20 @@ def test_interrupt_ends_an_unroll_and_the_run_resumes(train, tmp_path, capsys):
   assert noted['make'] == noted['close'] > 8
   assert train() == 0
   assert 'environment_step=320 learner_step=5 ' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.timeout(600)
+def test_class_is_trained_in_resumed_and_loaded_from_python(in_process, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(environments, '_instances', {})
+  options = [*PPO, 'environment.seconds=0.0']
+  train = lambda steps: hephaestus.train(
+    slow_program.SlowProgram, steps=steps, agent='ppo', preset='laptop', run='run', set=options
+  )
+  run = train(64)
+  environments._instances.clear()  # as in another process
+  with pytest.raises(ValueError, match="'instance:SlowProgram-0': was given as an instance"):
+    hephaestus.load(run)
+  policy = hephaestus.load(run, environment=slow_program.SlowProgram)
+  assert policy.learner_step == 1
+  assert train(128).policy().learner_step == 2
